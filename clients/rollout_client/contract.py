@@ -1,0 +1,195 @@
+"""The contract of `POST /rollout`: what travels between a trainer and the service.
+
+Requests are strict (an unknown field is an error, never ignored), except that a sample may carry further fields, which
+come back untouched. Lengths are in tokens, times in seconds, log-probabilities natural.
+"""
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
+
+Role = Literal["system", "user", "assistant", "tool", "environment"]
+SampleStatus = Literal["completed", "truncated", "max_turns", "error"]
+FailureKind = Literal["request", "generation", "environment", "timeout", "overload", "internal"]
+FinishReason = Literal["stop", "length"]
+ObservationFormat = Literal["chat", "raw"]
+TokenId = Annotated[int, Field(ge=0)]
+StopString = Annotated[str, Field(min_length=1)]
+Seed = Annotated[int, Field(ge=0, lt=2**63)]
+
+
+class Record(BaseModel):
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+
+class PromptMessage(Record):
+    role: Role
+    content: str
+
+
+class WeightVersionSpan(Record):
+    """Tokens `[start, end)` of the message were sampled by the weights called `version`."""
+
+    version: str
+    start: int
+    end: int
+
+
+class Message(PromptMessage):
+    """A message with its tokens. The concatenated `token_ids` of a log are exactly what the engine saw."""
+
+    token_ids: list[TokenId]
+    generation_logprobs: list[float] | None = None
+    """One per token of an assistant message, under the distribution that was sampled from."""
+    finish_reason: FinishReason | None = None
+    """`stop`: end token or stop string; `length`: `max_new_tokens` or `max_seq_len` was reached."""
+    weight_versions: list[WeightVersionSpan] | None = None
+    reward: float | None = None
+    """What the environment gave for this message."""
+
+
+class Sampling(Record):
+    """How tokens are drawn. What a sample says of itself (stop strings, seed) comes before this."""
+
+    temperature: float = Field(default=1.0, ge=0, le=100)
+    """0 is greedy."""
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    top_k: int = Field(default=0, ge=-1)
+    """0 or -1 keeps all tokens."""
+    min_p: float = Field(default=0.0, ge=0, le=1)
+    max_new_tokens: int | None = Field(default=None, ge=1)
+    """Per generation; without it only `max_seq_len` bounds a generation."""
+    stop_strings: list[StopString] = []
+    greedy: bool = False
+    """The most likely token each time, whatever `temperature` says."""
+    seed: Seed | None = None
+    """Makes the request repeatable: every generation draws from its own seed, derived from this one."""
+
+
+class SampleInput(BaseModel):
+    """One prompt with its task, as chat `messages` or as a `message_log` that already carries its tokens.
+
+    Fields beyond these come back untouched on every sample made from this one.
+    """
+
+    model_config = ConfigDict(extra="allow", allow_inf_nan=False)
+
+    id: str | None = None
+    idx: int | None = None
+    """Defaults to the sample's place in the request."""
+    task_name: str
+    messages: list[PromptMessage] | None = Field(default=None, min_length=1)
+    message_log: list[Message] | None = Field(default=None, min_length=1)
+    extra_env_info: dict[str, JsonValue] = {}
+    stop_strings: list[StopString] | None = None
+    seed: Seed | None = None
+
+    @model_validator(mode="after")
+    def has_one_prompt(self) -> Self:
+        if self.messages is not None and self.message_log is not None:
+            raise ValueError("messages and message_log are both given: send the one that is the prompt")
+        if self.messages is None and self.message_log is None:
+            raise ValueError("messages and message_log are both missing: send one of them as the prompt")
+        return self
+
+
+class RolloutRequest(Record):
+    samples: list[SampleInput] = Field(min_length=1)
+    num_generations: int = Field(default=1, ge=1, le=1024)
+    """Rollouts of each sample: one group."""
+    sampling: Sampling = Sampling()
+    max_seq_len: int | None = Field(default=None, ge=1)
+    """Prompt, generations and observations together; without it the model's own limit."""
+    max_rollout_turns: int = Field(default=16, ge=1)
+    observation_format: ObservationFormat | None = None
+    """How observations become tokens: as the chat template of the model frames them or `raw`. By default `chat` for a sample
+    that came as `messages` and `raw` for one that came as `message_log`."""
+
+
+class SampleError(Record):
+    """Why a sample has no result: which boundary broke, a sentence, and whether posting it again can help."""
+
+    kind: FailureKind
+    message: str
+    retryable: bool
+
+
+class SampleMetrics(Record):
+    turn_count: int
+    total_tokens: int
+    """Generated and environment tokens; the prompt's own are not counted."""
+    assistant_tokens: int
+    env_tokens: int
+    terminated: bool
+    truncated: bool
+    max_turns_reached: bool
+    total_reward: float
+    turn_gen_tokens: list[int]
+
+
+class SampleResult(BaseModel):
+    """One rollout of one sample. With `status: error` the log holds what was reached and `total_reward` means nothing."""
+
+    model_config = ConfigDict(extra="allow")
+
+    id: str | None = None
+    idx: int
+    generation_index: int
+    """Which rollout of its group, from 0."""
+    task_name: str
+    message_log: list[Message]
+    total_reward: float
+    rewards: dict[str, float]
+    status: SampleStatus
+    error: SampleError | None = None
+    terminated: bool
+    truncated: bool
+    max_turns_reached: bool
+    extra_env_info: dict[str, JsonValue]
+    metrics: SampleMetrics
+
+
+class PolicyVersions(Record):
+    """The oldest and newest weights that made a token of the response; none if no token was made."""
+
+    oldest: str | None = None
+    newest: str | None = None
+
+
+class RolloutSummary(Record):
+    request_id: str
+    metrics: dict[str, float]
+    policy: PolicyVersions
+
+
+class RolloutResponse(RolloutSummary):
+    """`samples` in input order, the rollouts of one sample next to each other."""
+
+    samples: list[SampleResult]
+
+
+class TaskInfo(Record):
+    task_name: str
+    description: str
+    fields: dict[str, JsonValue]
+    """JSON schema of the task's `extra_env_info`."""
+    example: SampleInput
+    """A sample that can be posted as it is."""
+
+
+class FieldProblem(Record):
+    field: str
+    message: str
+    value: JsonValue = None
+
+
+class Problem(BaseModel):
+    """An error of a whole request, as RFC 9457 has it (`application/problem+json`)."""
+
+    model_config = ConfigDict(extra="allow")
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    errors: list[FieldProblem] = []

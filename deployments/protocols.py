@@ -1,0 +1,115 @@
+"""What a rollout needs from the outside: something that generates and something that steps.
+
+The loop knows only these two protocols and the four records that travel through them. vLLM and the environment host
+implement them behind Ray Serve; tests implement them with scripts.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol, TypedDict
+
+
+class ChatMessage(TypedDict):
+    """A message as environments and chat templates see it: no tokens."""
+
+    role: str
+    content: str
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingOptions:
+    """How tokens are drawn. `temperature` 0 is greedy; `top_k` 0 keeps all tokens."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """One generation: the ids of the whole conversation in, at most `max_new_tokens` (>= 1) ids out."""
+
+    request_id: str
+    prompt_token_ids: list[int]
+    max_new_tokens: int
+    stop_strings: tuple[str, ...]
+    sampling: SamplingOptions
+
+
+@dataclass(frozen=True, slots=True)
+class WeightSpan:
+    """Tokens `[start, end)` of a generation were sampled by the weights called `version`."""
+
+    version: str
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """What came out: `logprobs[i]` is the natural log-probability of `token_ids[i]` in the sampled distribution."""
+
+    token_ids: list[int]
+    logprobs: list[float]
+    finish_reason: Literal["stop", "length"]
+    weight_versions: tuple[WeightSpan, ...] = ()
+
+
+class Generator(Protocol):
+    async def generate(self, request: GenerationRequest) -> Generation:
+        """Raises `GenerationRejected`, `GenerationLost`, `Overloaded`. Cancelling the call aborts the generation."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class StepRequest:
+    """One environment step: the conversation so far and what the environment asked to be handed back."""
+
+    message_log: list[ChatMessage]
+    extra_env_info: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutcome:
+    """The environment's answer to one step.
+
+    `reward` is one number or several by name; `metadata` is the next `extra_env_info` and `next_stop_strings` the stop
+    strings from the next turn on, `None` leaving either as it was; `answer` is what was read out of the response.
+    """
+
+    observation: ChatMessage
+    reward: float | dict[str, float]
+    terminated: bool
+    metadata: dict[str, Any] | None = None
+    next_stop_strings: list[str] | None = None
+    answer: str | None = None
+
+
+class Environment(Protocol):
+    async def step(self, request: StepRequest) -> StepOutcome:
+        """Raises `EnvironmentRejected`, `EnvironmentBroken`, `EnvironmentLost`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class TaskDescription:
+    """What `/tasks` says of an environment; `fields` is the JSON schema of its `extra_env_info`."""
+
+    task_name: str
+    description: str
+    fields: dict[str, Any]
+    example: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class GeneratorDescription:
+    """What the engine behind the generator can take: lengths in tokens."""
+
+    model: str
+    max_model_len: int
+    vocab_size: int
+
+
+StepAnswers = Sequence[StepOutcome | Exception]
