@@ -11,8 +11,8 @@ from deployments.protocols import ChatMessage, StepOutcome
 class TaskEnvironment(ABC):
     """A task: how a response is judged and what comes back.
 
-    Instances are shared by all samples of the task and keep no state of a sample: what an episode needs to go on travels
-    in `extra_env_info` and comes back as the outcome's `metadata`. Any replica can therefore take any turn.
+    Instances are shared by all samples of the task and keep no state of a sample: what an episode needs to go on
+    travels in `extra_env_info` and comes back as the outcome's `metadata`. Any replica can therefore take any turn.
     """
 
     description: ClassVar[str]
@@ -37,5 +37,5 @@ class TaskEnvironment(ABC):
     def example_samples(self, count: int, seed: int) -> list[dict[str, Any]]:
         """Makes `count` different samples (`task_name`, `messages`, `extra_env_info`), the same for the same `seed`."""
 
-    async def close(self) -> None:
+    async def close(self) -> None:  # noqa: B027 - most environments hold nothing
         """Gives back what the environment holds; called once, when its replica ends."""

@@ -6,7 +6,8 @@
 - *Surfaced* as the sample's `status: error` and its `error`; a failed sample never touches its siblings.
 
 `retryable` splits failures in two: those of the fleet (a dead replica, a lost connection, a full queue), where the
-same turn can succeed elsewhere, and those of the sample itself (too long, rejected by its environment), where it cannot.
+same turn can succeed elsewhere, and those of the sample itself (too long, rejected by its environment), where it
+cannot.
 """
 
 from typing import ClassVar

@@ -146,6 +146,9 @@ class SampleResult(BaseModel):
     truncated: bool
     max_turns_reached: bool
     extra_env_info: dict[str, JsonValue]
+    """As the last environment step left it."""
+    answer: str | None = None
+    """What the environment last read out of a response."""
     metrics: SampleMetrics
 
 

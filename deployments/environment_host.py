@@ -1,0 +1,76 @@
+"""The environment deployment: hosts one task and answers batches of its steps."""
+
+import asyncio
+import math
+from typing import Any
+
+from pydantic import ImportString, TypeAdapter, ValidationError
+
+from deployments.environment import TaskEnvironment
+from deployments.failures import EnvironmentBroken, EnvironmentRejected, RolloutFailure
+from deployments.protocols import StepOutcome, StepRequest, TaskDescription
+
+
+class EnvironmentHost:
+    """One replica of one task's environment; keeps nothing of a sample between its turns."""
+
+    def __init__(self, task_name: str, import_path: str, arguments: dict[str, Any]) -> None:
+        self._task_name = task_name
+        self._environment = load_environment(import_path, arguments)
+
+    async def step(self, requests: list[StepRequest]) -> list[StepOutcome | RolloutFailure]:
+        """Steps each sample on its own: one that fails is answered by its failure, beside its siblings' outcomes."""
+        return await asyncio.gather(*(step_or_failure(self._environment, request) for request in requests))
+
+    async def example_samples(self, count: int, seed: int) -> list[dict[str, Any]]:
+        return self._environment.example_samples(count, seed)
+
+    async def describe(self) -> TaskDescription:
+        return TaskDescription(
+            task_name=self._task_name,
+            description=self._environment.description,
+            fields=self._environment.ExtraEnvInfo.model_json_schema(),
+            example=self._environment.example_samples(1, 0)[0],
+        )
+
+    async def __del__(self) -> None:
+        if environment := getattr(self, "_environment", None):
+            await environment.close()
+
+
+def load_environment(import_path: str, arguments: dict[str, Any]) -> TaskEnvironment:
+    """Makes the environment at `package.module:Class`.
+
+    Raises:
+        ValidationError: nothing can be imported from there.
+        TypeError: it is no `TaskEnvironment`, or does not take the arguments.
+    """
+    environment_class = TypeAdapter(ImportString[Any]).validate_python(import_path)
+    if not (isinstance(environment_class, type) and issubclass(environment_class, TaskEnvironment)):
+        raise TypeError(f"{import_path} is not a TaskEnvironment.")
+    return environment_class(**arguments)
+
+
+async def step_or_failure(environment: TaskEnvironment, request: StepRequest) -> StepOutcome | RolloutFailure:
+    try:
+        extra_env_info = environment.ExtraEnvInfo.model_validate(request.extra_env_info)
+        return checked(await environment.step(request.message_log, extra_env_info))
+    except ValidationError as error:
+        return EnvironmentRejected(f"The environment cannot take this sample: {fields_in(error)}.")
+    except RolloutFailure as failure:
+        return failure
+    except Exception as error:  # noqa: BLE001 - whatever an environment raises is data of one sample
+        return EnvironmentBroken(f"The environment raised {type(error).__name__}: {error}")
+
+
+def checked(outcome: StepOutcome) -> StepOutcome:
+    rewards = outcome.reward.values() if isinstance(outcome.reward, dict) else (outcome.reward,)
+    if not all(math.isfinite(reward) for reward in rewards):
+        raise EnvironmentBroken(f"The environment gave the reward {outcome.reward}; rewards must be finite.")
+    return outcome
+
+
+def fields_in(error: ValidationError) -> str:
+    return "; ".join(
+        f"{'.'.join(('extra_env_info', *map(str, problem['loc'])))}: {problem['msg']}" for problem in error.errors()
+    )

@@ -1,0 +1,48 @@
+"""The app builder that a Serve config names: `import_path: service.app:build`."""
+
+from pathlib import Path
+
+from ray import serve
+from ray.serve import Application
+
+from deployments.environment_host import EnvironmentHost
+from deployments.generator import EngineSettings, Generator
+from service.ingress import Ingress
+from service.settings import ServiceSettings
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+ADMITTED_BY_THE_INGRESS = 100_000
+"""Past `max_ongoing_requests` Serve's callers back off exponentially: it must never be what limits."""
+HEALTH_CHECK_PERIOD_S = 5.0
+
+
+def build(settings: ServiceSettings) -> Application:
+    """Wires the deployments: `Ingress` calls `Generator` and one environment deployment named after each task."""
+    engine = with_absolute_model_path(settings.engine)
+    generator = deployment(Generator, "Generator", num_gpus=engine.gpus_per_replica).bind(engine)
+    environments = {
+        task_name: deployment(EnvironmentHost, task_name).bind(
+            task_name, environment.import_path, environment.arguments
+        )
+        for task_name, environment in settings.environments.items()
+    }
+    ingress = deployment(Ingress, "Ingress")
+    return ingress.bind(settings.model_copy(update={"engine": engine}), generator, environments)
+
+
+def deployment(replica: type, name: str, num_gpus: int = 0) -> serve.Deployment:
+    as_deployment = serve.deployment(
+        name=name,
+        max_ongoing_requests=ADMITTED_BY_THE_INGRESS,
+        health_check_period_s=HEALTH_CHECK_PERIOD_S,
+        ray_actor_options={"num_gpus": num_gpus},
+    )
+    return as_deployment(replica)
+
+
+def with_absolute_model_path(engine: EngineSettings) -> EngineSettings:
+    """Replicas run in folders of their own; a path relative to the repository must still be found."""
+    relative_to_repository = REPOSITORY / engine.model
+    if not relative_to_repository.is_dir():
+        return engine
+    return engine.model_copy(update={"model": str(relative_to_repository)})

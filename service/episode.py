@@ -1,0 +1,252 @@
+"""One rollout of one sample, as a state machine: it decides, others do the I/O.
+
+    next_generation -> (generate) -> add_generation -> step_request -> (step) -> add_outcome -> next_generation ...
+
+Guarantees: `token_ids` are only ever appended; the input of a generation is their concatenation; an episode ends in
+exactly one status; `add_generation` and `add_outcome` change nothing if they raise.
+"""
+
+import hashlib
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+from deployments.failures import PromptRejected
+from deployments.protocols import ChatMessage, Generation, GenerationRequest, SamplingOptions, StepOutcome, StepRequest
+from rollout_client.contract import (
+    Message,
+    ObservationFormat,
+    SampleError,
+    SampleMetrics,
+    SampleResult,
+    SampleStatus,
+    WeightVersionSpan,
+)
+
+UNNAMED_REWARD = "reward"
+
+
+class ConversationTokens(Protocol):
+    """What an episode asks of the tokenizer."""
+
+    def decode(self, token_ids: list[int]) -> str:
+        """The text of `token_ids`, special tokens skipped."""
+        ...
+
+    def observation(
+        self, observation: ChatMessage, after: list[int], observation_format: ObservationFormat, room: int
+    ) -> tuple[list[int], str, bool]:
+        """Tokenizes an observation that follows the generated ids `after`.
+
+        Returns:
+            its ids, at most `room` of them; the text that they cover; whether any were left out.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeLimits:
+    """Lengths in tokens; `max_new_tokens` bounds each generation, `max_seq_len` the whole log."""
+
+    max_seq_len: int
+    max_new_tokens: int | None
+    max_rollout_turns: int
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeIdentity:
+    """Which rollout of which sample this is, and what comes back untouched."""
+
+    request_id: str
+    position: int
+    generation_index: int
+    idx: int
+    task_name: str
+    id: str | None = None
+    further_fields: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeStart:
+    """What the first turn begins with."""
+
+    message_log: tuple[Message, ...]
+    extra_env_info: dict[str, Any]
+    stop_strings: tuple[str, ...]
+    sampling: SamplingOptions
+    observation_format: ObservationFormat
+
+
+class Episode:
+    """The sample's own record: all the state a rollout has."""
+
+    def __init__(
+        self, identity: EpisodeIdentity, start: EpisodeStart, limits: EpisodeLimits, tokens: ConversationTokens
+    ) -> None:
+        self.identity = identity
+        self.status: SampleStatus | None = None
+        self.error: SampleError | None = None
+        self._limits = limits
+        self._tokens = tokens
+        self._start = start
+        self._message_log = list(start.message_log)
+        self._token_ids = [token_id for message in start.message_log for token_id in message.token_ids]
+        self._extra_env_info = start.extra_env_info
+        self._stop_strings = start.stop_strings
+        self._rewards: dict[str, float] = {}
+        self._answer: str | None = None
+        self._turn_gen_tokens: list[int] = []
+        self._env_tokens = 0
+        self._steps = 0
+        self._terminated = False
+        self._truncated = False
+
+    @property
+    def over(self) -> bool:
+        return self.status is not None
+
+    def next_generation(self) -> GenerationRequest | None:
+        """The generation that is due, or None if there is no room for it, which truncates the sample.
+
+        Raises:
+            PromptRejected: the prompt alone is longer than `max_seq_len`.
+        """
+        room = self._limits.max_seq_len - len(self._token_ids)
+        turn = len(self._turn_gen_tokens)
+        if room < 0 and turn == 0:
+            raise PromptRejected(
+                f"The prompt has {len(self._token_ids)} tokens and max_seq_len is {self._limits.max_seq_len}: "
+                "shorten the prompt or raise max_seq_len."
+            )
+        if room <= 0:
+            self._truncate()
+            return None
+        identity = self.identity
+        return GenerationRequest(
+            request_id=f"{identity.request_id}-{identity.position}-{identity.generation_index}-{turn}",
+            prompt_token_ids=self._token_ids.copy(),
+            max_new_tokens=min(room, self._limits.max_new_tokens or room),
+            stop_strings=self._stop_strings,
+            sampling=sampling_of_turn(self._start.sampling, self._turns_in_log()),
+        )
+
+    def add_generation(self, generation: Generation) -> None:
+        """Appends the response; one that was cut by `max_seq_len` truncates the sample."""
+        self._message_log.append(
+            Message.model_construct(
+                role="assistant",
+                content=self._tokens.decode(generation.token_ids),
+                token_ids=generation.token_ids,
+                generation_logprobs=generation.logprobs,
+                finish_reason=generation.finish_reason,
+                weight_versions=[
+                    WeightVersionSpan.model_construct(version=span.version, start=span.start, end=span.end)
+                    for span in generation.weight_versions
+                ],
+            )
+        )
+        self._token_ids.extend(generation.token_ids)
+        self._turn_gen_tokens.append(len(generation.token_ids))
+        if generation.finish_reason == "length" and len(self._token_ids) >= self._limits.max_seq_len:
+            self._truncate()
+
+    def step_request(self) -> StepRequest:
+        return StepRequest(
+            message_log=[{"role": message.role, "content": message.content} for message in self._message_log],
+            extra_env_info=self._extra_env_info,
+        )
+
+    def add_outcome(self, outcome: StepOutcome) -> None:
+        """Takes the reward, appends the observation and decides whether another turn is due."""
+        response = self._message_log[-1]
+        room = self._limits.max_seq_len - len(self._token_ids)
+        token_ids, content, was_cut = self._tokens.observation(
+            outcome.observation, response.token_ids, self._start.observation_format, room
+        )
+        self._message_log[-1] = response.model_copy(update={"reward": self._take_reward(outcome.reward)})
+        self._message_log.append(
+            Message.model_construct(role=outcome.observation["role"], content=content, token_ids=token_ids)
+        )
+        self._token_ids.extend(token_ids)
+        self._env_tokens += len(token_ids)
+        self._steps += 1
+        self._answer = outcome.answer
+        if outcome.metadata is not None:
+            self._extra_env_info = outcome.metadata
+        if outcome.next_stop_strings is not None:
+            self._stop_strings = tuple(outcome.next_stop_strings)
+        self._terminated = outcome.terminated
+        self._truncated = was_cut or len(self._token_ids) >= self._limits.max_seq_len
+        self.status = self._status_after_step()
+
+    def fail(self, error: SampleError) -> None:
+        """Ends the episode with what broke it; what was reached stays in its log."""
+        self.status = "error"
+        self.error = error
+
+    def result(self) -> SampleResult:
+        identity = self.identity
+        total_reward = sum(self._rewards.values())
+        reported: dict[str, Any] = {
+            **identity.further_fields,
+            "idx": identity.idx,
+            "generation_index": identity.generation_index,
+            "task_name": identity.task_name,
+            "message_log": self._message_log,
+            "total_reward": total_reward,
+            "rewards": self._rewards,
+            "status": self.status,
+            "terminated": self._terminated,
+            "truncated": self._truncated,
+            "max_turns_reached": self.status == "max_turns",
+            "extra_env_info": self._extra_env_info,
+            "metrics": self._metrics(total_reward),
+        }
+        optional = {"id": identity.id, "answer": self._answer, "error": self.error}
+        reported.update({name: value for name, value in optional.items() if value is not None})
+        return SampleResult.model_construct(**reported)
+
+    def _turns_in_log(self) -> int:
+        return sum(message.generation_logprobs is not None for message in self._message_log)
+
+    def _take_reward(self, reward: float | dict[str, float]) -> float:
+        named = reward if isinstance(reward, dict) else {UNNAMED_REWARD: reward}
+        for name, value in named.items():
+            self._rewards[name] = self._rewards.get(name, 0.0) + value
+        return sum(named.values())
+
+    def _truncate(self) -> None:
+        self._truncated = True
+        self.status = "truncated"
+
+    def _status_after_step(self) -> SampleStatus | None:
+        if self._terminated:
+            return "completed"
+        if self._truncated:
+            return "truncated"
+        return "max_turns" if self._steps >= self._limits.max_rollout_turns else None
+
+    def _metrics(self, total_reward: float) -> SampleMetrics:
+        assistant_tokens = sum(self._turn_gen_tokens)
+        return SampleMetrics.model_construct(
+            turn_count=len(self._turn_gen_tokens),
+            total_tokens=assistant_tokens + self._env_tokens,
+            assistant_tokens=assistant_tokens,
+            env_tokens=self._env_tokens,
+            terminated=self._terminated,
+            truncated=self._truncated,
+            max_turns_reached=self.status == "max_turns",
+            total_reward=total_reward,
+            turn_gen_tokens=self._turn_gen_tokens,
+        )
+
+
+def sampling_of_turn(sampling: SamplingOptions, turn: int) -> SamplingOptions:
+    if sampling.seed is None:
+        return sampling
+    return replace(sampling, seed=derived_seed(sampling.seed, turn))
+
+
+def derived_seed(seed: int, *path: int) -> int:
+    """A seed in [0, 2^63) for the place `path` under `seed`: equal places get equal seeds, others unrelated ones."""
+    digest = hashlib.blake2b(repr((seed, *path)).encode(), digest_size=8).digest()
+    return int.from_bytes(digest) >> 1

@@ -1,0 +1,133 @@
+"""The HTTP face: routes, bodies, problem documents. What a rollout is stands elsewhere."""
+
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from typing import Annotated, Any
+
+from fastapi import FastAPI, Query, Request
+from fastapi.responses import Response, StreamingResponse
+from pydantic import ValidationError
+
+from deployments.failures import RolloutFailure
+from rollout_client.contract import (
+    FieldProblem,
+    Problem,
+    RolloutRequest,
+    RolloutResponse,
+    RolloutSummary,
+    SampleInput,
+    SampleResult,
+    TaskInfo,
+)
+from service.problems import (
+    PROBLEM_JSON,
+    install_problem_handlers,
+    invalid_request,
+    not_ready,
+    problem_of,
+    unreadable_body,
+)
+from service.rollouts import Rollouts, StartedRollout
+
+JSON = "application/json"
+NDJSON = "application/x-ndjson"
+PROBLEMS: dict[int | str, dict[str, Any]] = {
+    status: {"content": {PROBLEM_JSON: {"schema": Problem.model_json_schema()}}, "description": description}
+    for status, description in {400: "The body cannot be read", 422: "The request is not valid"}.items()
+}
+ROLLOUT_BODY = {
+    "requestBody": {"required": True, "content": {JSON: {"schema": {"$ref": "#/components/schemas/RolloutRequest"}}}}
+}
+
+
+def build_http_app(rollouts: Rollouts) -> FastAPI:
+    app = FastAPI(title="Rollouts", description="The current policy plays prompts against environments.")
+    install_problem_handlers(app)
+    describe_request_body(app)
+
+    @app.post("/rollout", response_model=RolloutResponse, responses=PROBLEMS, openapi_extra=ROLLOUT_BODY)
+    async def rollout(request: Request) -> Response:
+        """Plays every sample and answers in input order; `Accept: application/x-ndjson` streams each as it finishes."""
+        body = await read_body(request, rollouts.limits.max_body_bytes)
+        try:
+            rollout_request = RolloutRequest.model_validate_json(body)
+        except ValidationError as error:
+            raise problem_of(error) from error
+        started = rollouts.start(rollout_request)
+        if NDJSON in request.headers.get("accept", ""):
+            return StreamingResponse(ndjson_lines(rollouts, started), media_type=NDJSON)
+        response = await rollouts.response(started)
+        return Response(response.model_dump_json(exclude_unset=True), media_type=JSON)
+
+    @app.get("/tasks")
+    async def tasks() -> dict[str, list[TaskInfo]]:
+        """The environments, the fields they need, and a sample of each that can be posted as it is."""
+        return {"tasks": await rollouts.tasks()}
+
+    @app.get("/tasks/{task_name}/samples", responses=PROBLEMS)
+    async def example_samples(
+        task_name: str,
+        count: Annotated[int, Query(ge=1, le=10_000)] = 8,
+        seed: Annotated[int, Query(ge=0)] = 0,
+    ) -> dict[str, list[SampleInput]]:
+        """Samples of a task, ready to post; equal seeds give equal samples."""
+        if task_name not in rollouts.environments:
+            known = ", ".join(sorted(rollouts.environments))
+            message = f"there is no task {task_name!r}; the known ones are {known}"
+            raise invalid_request(FieldProblem(field="task_name", message=message, value=task_name))
+        return {"samples": await rollouts.example_samples(task_name, count, seed)}
+
+    @app.get("/healthz")
+    async def healthz() -> dict[str, str]:
+        """This process is alive."""
+        return {"status": "alive"}
+
+    @app.get("/readyz")
+    async def readyz() -> dict[str, str]:
+        """Rollouts can be served: generator and environments answer."""
+        try:
+            await rollouts.check_ready()
+        except RolloutFailure as failure:
+            raise not_ready(str(failure)) from failure
+        return {"status": "ready"}
+
+    return app
+
+
+async def read_body(request: Request, max_body_bytes: int) -> bytes:
+    """Raises `RequestProblem` as soon as the body is known to be larger than `max_body_bytes`."""
+    too_large = unreadable_body(f"larger than the limit of {max_body_bytes} bytes; split the request")
+    if int(request.headers.get("content-length", 0)) > max_body_bytes:
+        raise too_large
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > max_body_bytes:
+            raise too_large
+    return bytes(body)
+
+
+async def ndjson_lines(rollouts: Rollouts, started: StartedRollout) -> AsyncIterator[bytes]:
+    """One line `{"position", "sample"}` for each sample the moment it ends, then one `{"summary"}`."""
+    results: list[SampleResult] = []
+    async with aclosing(rollouts.play(started)) as finished:
+        async for position, result in finished:
+            results.append(result)
+            yield b'{"position":%d,"sample":%s}\n' % (position, result.model_dump_json(exclude_unset=True).encode())
+    summary: RolloutSummary = rollouts.summary(started, results)
+    yield b'{"summary":%s}\n' % summary.model_dump_json().encode()
+
+
+def describe_request_body(app: FastAPI) -> None:
+    """Puts the request's schema on the OpenAPI page: the route reads its body itself, so FastAPI does not know it."""
+    original = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        schema = original()
+        request_schema = RolloutRequest.model_json_schema(ref_template="#/components/schemas/{model}")
+        components = schema["components"]["schemas"]
+        components.update(request_schema.pop("$defs"))
+        components["RolloutRequest"] = request_schema
+        return schema
+
+    app.openapi = openapi  # type: ignore[method-assign]

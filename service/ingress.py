@@ -1,0 +1,32 @@
+"""The ingress deployment: HTTP in, rollouts over the other deployments, processors only."""
+
+from typing import Any
+
+from fastapi import FastAPI
+from ray import serve
+from ray.serve.handle import DeploymentHandle
+
+from service.hops import EnvironmentHop, GeneratorHop
+from service.http import build_http_app
+from service.rollouts import Rollouts
+from service.settings import ServiceSettings
+
+
+@serve.ingress()
+class Ingress:
+    """Ready when its generator is: a request that it takes can be played."""
+
+    async def __init__(  # type: ignore[misc]  # Serve awaits it
+        self,
+        settings: ServiceSettings,
+        generator: DeploymentHandle[Any],
+        environments: dict[str, DeploymentHandle[Any]],
+    ) -> None:
+        self._rollouts = await Rollouts.connect(
+            settings,
+            GeneratorHop(generator),
+            {task_name: EnvironmentHop(task_name, handle) for task_name, handle in environments.items()},
+        )
+
+    def __serve_build_asgi_app__(self) -> FastAPI:
+        return build_http_app(self._rollouts)

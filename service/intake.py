@@ -1,0 +1,143 @@
+"""From a request to its episodes: everything that can be wrong with it is found here, before anything starts."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from uuid import uuid4
+
+from deployments.failures import PromptRejected, failure_of
+from deployments.protocols import GeneratorDescription, SamplingOptions
+from rollout_client.contract import FieldProblem, Message, RolloutRequest, SampleInput, SampleResult, Sampling
+from service.episode import Episode, EpisodeIdentity, EpisodeLimits, EpisodeStart, derived_seed
+from service.problems import invalid_request
+from service.settings import Limits
+from service.tokens import ConversationTokenizer
+
+RESULT_FIELDS = SampleResult.model_fields.keys()
+
+
+@dataclass(frozen=True, slots=True)
+class Intake:
+    """What this service can play: its tasks, its model's limits, its own limits."""
+
+    task_names: frozenset[str]
+    generator: GeneratorDescription
+    tokens: ConversationTokenizer
+    limits: Limits
+
+    def episodes(self, request: RolloutRequest) -> tuple[str, list[Episode]]:
+        """Makes the request's id and its episodes, sample by sample, the rollouts of one sample next to each other.
+
+        A prompt that cannot be rendered is an episode that has failed already; its siblings play.
+
+        Raises:
+            RequestProblem: the request asks for what this service does not have.
+        """
+        if problems := list(self._problems(request)):
+            raise invalid_request(*problems)
+        request_id = uuid4().hex
+        return request_id, [
+            episode
+            for sample_position, sample in enumerate(request.samples)
+            for episode in self._group(request, request_id, sample_position, sample)
+        ]
+
+    def _problems(self, request: RolloutRequest) -> Iterator[FieldProblem]:
+        if len(request.samples) * request.num_generations > self.limits.max_rollouts_per_request:
+            yield FieldProblem(
+                field="samples",
+                message=f"{len(request.samples)} samples x {request.num_generations} generations is more than "
+                f"{self.limits.max_rollouts_per_request} rollouts; split the request",
+            )
+        if (request.max_seq_len or 0) > self.generator.max_model_len:
+            yield FieldProblem(
+                field="max_seq_len",
+                message=f"the model takes at most {self.generator.max_model_len} tokens; ask for no more",
+                value=request.max_seq_len,
+            )
+        for position, sample in enumerate(request.samples):
+            yield from self._sample_problems(f"samples[{position}]", sample)
+
+    def _sample_problems(self, field: str, sample: SampleInput) -> Iterator[FieldProblem]:
+        if sample.task_name not in self.task_names:
+            yield FieldProblem(
+                field=f"{field}.task_name",
+                message=f"there is no task {sample.task_name!r}; the known ones are "
+                f"{', '.join(sorted(self.task_names))}",
+                value=sample.task_name,
+            )
+        for name in RESULT_FIELDS & (sample.model_extra or {}).keys():
+            yield FieldProblem(
+                field=f"{field}.{name}", message="this is a field of the result; give the further field another name"
+            )
+        for index, message in enumerate(sample.message_log or ()):
+            yield from self._message_problems(f"{field}.message_log[{index}]", message)
+
+    def _message_problems(self, field: str, message: Message) -> Iterator[FieldProblem]:
+        highest = max(message.token_ids, default=0)
+        if highest >= self.generator.vocab_size:
+            yield FieldProblem(
+                field=f"{field}.token_ids[{message.token_ids.index(highest)}]",
+                message=f"{highest} is no token of the model; its ids are 0 to {self.generator.vocab_size - 1}",
+                value=highest,
+            )
+
+    def _group(
+        self, request: RolloutRequest, request_id: str, sample_position: int, sample: SampleInput
+    ) -> Iterator[Episode]:
+        failure: PromptRejected | None = None
+        try:
+            message_log = self._message_log(sample)
+        except PromptRejected as error:
+            message_log, failure = [], error
+        limits = EpisodeLimits(
+            max_seq_len=request.max_seq_len or self.generator.max_model_len,
+            max_new_tokens=request.sampling.max_new_tokens,
+            max_rollout_turns=request.max_rollout_turns,
+        )
+        stop_strings = request.sampling.stop_strings if sample.stop_strings is None else sample.stop_strings
+        for generation_index in range(request.num_generations):
+            episode = Episode(
+                EpisodeIdentity(
+                    request_id=request_id,
+                    position=sample_position * request.num_generations + generation_index,
+                    generation_index=generation_index,
+                    idx=sample_position if sample.idx is None else sample.idx,
+                    task_name=sample.task_name,
+                    id=sample.id,
+                    further_fields=sample.model_extra or {},
+                ),
+                EpisodeStart(
+                    message_log=tuple(message_log),
+                    extra_env_info=sample.extra_env_info,
+                    stop_strings=tuple(stop_strings),
+                    sampling=sampling_options(
+                        request.sampling, group_seed(request, sample_position, sample), generation_index
+                    ),
+                    observation_format=request.observation_format or ("chat" if sample.messages else "raw"),
+                ),
+                limits,
+                self.tokens,
+            )
+            if failure is not None:
+                episode.fail(failure_of(failure))
+            yield episode
+
+    def _message_log(self, sample: SampleInput) -> list[Message]:
+        return sample.message_log if sample.message_log is not None else self.tokens.prompt(sample.messages or [])
+
+
+def group_seed(request: RolloutRequest, sample_position: int, sample: SampleInput) -> int | None:
+    """A sample's own seed stands for itself, wherever the sample is; the request's is spread over its samples."""
+    if sample.seed is not None:
+        return sample.seed
+    return None if request.sampling.seed is None else derived_seed(request.sampling.seed, sample_position)
+
+
+def sampling_options(sampling: Sampling, seed: int | None, generation_index: int) -> SamplingOptions:
+    return SamplingOptions(
+        temperature=0.0 if sampling.greedy else sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=max(sampling.top_k, 0),
+        min_p=sampling.min_p,
+        seed=None if seed is None else derived_seed(seed, generation_index),
+    )

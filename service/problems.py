@@ -1,0 +1,101 @@
+"""Errors of a whole request, as RFC 9457 problem documents that name the field, the value and what to do."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import Response
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+from starlette.exceptions import HTTPException
+
+from rollout_client.contract import FieldProblem, Problem
+
+PROBLEM_JSON = "application/problem+json"
+LONGEST_SHOWN_VALUE = 200
+
+
+class RequestProblem(Exception):
+    """Ends a request with its problem document."""
+
+    def __init__(self, status: int, type_: str, title: str, errors: Sequence[FieldProblem]) -> None:
+        detail = " ".join(
+            f"{error.field}: {error.message}." if error.field else f"{error.message}." for error in errors
+        )
+        super().__init__(detail)
+        self.problem = Problem(
+            type=f"urn:rollout:problem:{type_}", title=title, status=status, detail=detail, errors=list(errors)
+        )
+
+
+def invalid_request(*errors: FieldProblem) -> RequestProblem:
+    return RequestProblem(422, "invalid-request", "The request is not valid; nothing was started", errors)
+
+
+def unreadable_body(message: str) -> RequestProblem:
+    return RequestProblem(
+        400,
+        "unreadable-body",
+        "The request body cannot be read; nothing was started",
+        [FieldProblem(field="body", message=message)],
+    )
+
+
+def not_ready(message: str) -> RequestProblem:
+    return RequestProblem(
+        503, "not-ready", "The service cannot serve rollouts now", [FieldProblem(field="", message=message)]
+    )
+
+
+def problem_of(error: ValidationError) -> RequestProblem:
+    """Turns pydantic's findings into a problem; a body that is no JSON is 400, everything else 422."""
+    findings = error.errors(include_url=False)
+    if findings[0]["type"] == "json_invalid":
+        return unreadable_body(f"{findings[0]['msg']}; send one JSON object")
+    return invalid_request(*(field_problem(finding) for finding in findings))
+
+
+def field_problem(finding: ErrorDetails) -> FieldProblem:
+    message = finding["msg"].removeprefix("Value error, ")
+    if finding["type"] == "extra_forbidden":
+        message = "this field is not known; remove it or check its spelling against /docs"
+    return FieldProblem(field=dotted(finding["loc"]), message=message, value=shown(finding["input"]))
+
+
+def dotted(location: Sequence[str | int]) -> str:
+    """`("samples", 0, "task_name")` as `samples[0].task_name`."""
+    path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location)
+    return path.removeprefix(".") or "body"
+
+
+def shown(value: Any) -> Any:
+    """The offending value, if it is short enough to help."""
+    text = str(value)
+    if len(text) > LONGEST_SHOWN_VALUE:
+        return f"{text[:LONGEST_SHOWN_VALUE]}..."
+    return value if isinstance(value, str | int | bool | None) else text
+
+
+def install_problem_handlers(app: FastAPI) -> None:
+    @app.exception_handler(RequestProblem)
+    async def on_request_problem(_request: Request, error: RequestProblem) -> Response:
+        return problem_response(error.problem)
+
+    @app.exception_handler(RequestValidationError)
+    async def on_invalid_parameters(_request: Request, error: RequestValidationError) -> Response:
+        return problem_response(invalid_request(*(field_problem(finding) for finding in error.errors())).problem)
+
+    @app.exception_handler(HTTPException)
+    async def on_http_exception(request: Request, error: HTTPException) -> Response:
+        problem = Problem(
+            type="about:blank",
+            title=str(error.detail),
+            status=error.status_code,
+            detail=f"{request.method} {request.url.path}: {error.detail}. The routes are listed at /docs.",
+        )
+        return problem_response(problem, headers=dict(error.headers or {}))
+
+
+def problem_response(problem: Problem, headers: dict[str, str] | None = None) -> Response:
+    return Response(problem.model_dump_json(), problem.status, headers, media_type=PROBLEM_JSON)

@@ -1,0 +1,100 @@
+"""What the service does, without HTTP: takes requests in, plays them, sums them up, knows its tasks."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass
+
+from deployments.failures import EnvironmentLost
+from rollout_client.contract import (
+    RolloutRequest,
+    RolloutResponse,
+    RolloutSummary,
+    SampleInput,
+    SampleResult,
+    TaskInfo,
+)
+from service.episode import Episode
+from service.hops import EnvironmentHop, GeneratorHop
+from service.intake import Intake
+from service.metrics import policy_versions, request_metrics
+from service.rollout import play_request
+from service.settings import Limits, ServiceSettings
+from service.tokens import ConversationTokenizer
+
+READY_WITHIN_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class StartedRollout:
+    request_id: str
+    episodes: list[Episode]
+
+
+class Rollouts:
+    """One ingress replica's rollouts."""
+
+    def __init__(
+        self, generator: GeneratorHop, environments: Mapping[str, EnvironmentHop], intake: Intake, limits: Limits
+    ) -> None:
+        self.environments = environments
+        self.limits = limits
+        self._generator = generator
+        self._intake = intake
+
+    @classmethod
+    async def connect(
+        cls, settings: ServiceSettings, generator: GeneratorHop, environments: Mapping[str, EnvironmentHop]
+    ) -> "Rollouts":
+        """Waits for the generator, whose model says what a request may ask for."""
+        tokens = ConversationTokenizer.load(settings.engine.tokenizer or settings.engine.model)
+        intake = Intake(frozenset(environments), await generator.describe(), tokens, settings.limits)
+        return cls(generator, environments, intake, settings.limits)
+
+    def start(self, request: RolloutRequest) -> StartedRollout:
+        """Raises `RequestProblem` if the request asks for what this service does not have."""
+        return StartedRollout(*self._intake.episodes(request))
+
+    async def play(self, started: StartedRollout) -> AsyncGenerator[tuple[int, SampleResult], None]:
+        """Yields each sample the moment it ends, with its position in the response; closing it cancels the rest."""
+        async with aclosing(play_request(started.episodes, self._generator, self.environments)) as finished:
+            async for episode in finished:
+                yield episode.identity.position, episode.result()
+
+    async def response(self, started: StartedRollout) -> RolloutResponse:
+        by_position: dict[int, SampleResult] = {}
+        async with aclosing(self.play(started)) as finished:
+            async for position, result in finished:
+                by_position[position] = result
+        samples = [by_position[position] for position in range(len(started.episodes))]
+        summary = self.summary(started, samples)
+        return RolloutResponse.model_construct(**dict(summary), samples=samples)
+
+    def summary(self, started: StartedRollout, results: list[SampleResult]) -> RolloutSummary:
+        return RolloutSummary(
+            request_id=started.request_id, metrics=request_metrics(results), policy=policy_versions(results)
+        )
+
+    async def tasks(self) -> list[TaskInfo]:
+        descriptions = await asyncio.gather(*(environment.describe() for environment in self.environments.values()))
+        return [
+            TaskInfo(
+                task_name=description.task_name,
+                description=description.description,
+                fields=description.fields,
+                example=SampleInput.model_validate(description.example),
+            )
+            for description in descriptions
+        ]
+
+    async def example_samples(self, task_name: str, count: int, seed: int) -> list[SampleInput]:
+        samples = await self.environments[task_name].example_samples(count, seed)
+        return [SampleInput.model_validate(sample) for sample in samples]
+
+    async def check_ready(self) -> None:
+        """Raises a `RolloutFailure` that says which deployment does not answer."""
+        try:
+            async with asyncio.timeout(READY_WITHIN_S):
+                await asyncio.gather(self._generator.describe(), self.tasks())
+        except TimeoutError as error:
+            raise EnvironmentLost(f"A deployment did not answer within {READY_WITHIN_S:g} s.") from error

@@ -1,0 +1,42 @@
+"""The one argument of the app builder: what runs. How it scales stands beside it in the Serve config."""
+
+from typing import Any, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from deployments.generator import EngineSettings
+
+MIB = 2**20
+
+
+class EnvironmentSettings(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    import_path: str
+    """`package.module:Class` of a `TaskEnvironment`."""
+    arguments: dict[str, Any] = {}
+    """Keyword arguments of the class."""
+
+
+class Limits(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    max_body_bytes: int = Field(default=256 * MIB, ge=1)
+    """A larger `POST /rollout` body is refused."""
+    max_rollouts_per_request: int = Field(default=65_536, ge=1)
+    """Samples times `num_generations`."""
+
+
+class ServiceSettings(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    engine: EngineSettings
+    environments: dict[str, EnvironmentSettings] = Field(min_length=1)
+    """By `task_name`."""
+    limits: Limits = Limits()
+
+    @model_validator(mode="after")
+    def task_names_are_no_other_deployment(self) -> Self:
+        if taken := {"Generator", "Ingress"} & self.environments.keys():
+            raise ValueError(f"environments: {', '.join(taken)} is the name of another deployment; choose another one")
+        return self
