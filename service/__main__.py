@@ -1,0 +1,34 @@
+"""`python -m service CONFIG`: runs the service on this machine until it is interrupted."""
+
+import threading
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from service.local import ServiceNotStarted, local_service, read_config
+
+
+def main(
+    config: Annotated[Path, typer.Argument(help="A Serve config, such as serve_config.cpu.yaml.")],
+    host: Annotated[str | None, typer.Option(help="Listen on this address instead of the config's.")] = None,
+    port: Annotated[
+        int | None, typer.Option(min=1, max=65535, help="Listen on this port instead of the config's.")
+    ] = None,
+) -> None:
+    console = Console(stderr=True)
+    stopping = threading.Event()
+    try:
+        with local_service(read_config(config, host, port), console) as url:
+            console.print(f"Routes and their fields: {url}/docs. Ctrl-C stops the service.")
+            stopping.wait()
+    except ServiceNotStarted as error:
+        console.print(str(error), style="red", markup=False)
+        raise typer.Exit(1) from error
+    except KeyboardInterrupt:
+        raise typer.Exit(0) from None
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,158 @@
+"""The whole service on this machine: a Ray of its own, the deployments of a Serve config, and an end to all of it."""
+
+import ctypes
+import logging
+import os
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import ray
+import yaml
+from ray import serve
+from ray.serve._private.api import serve_start
+from ray.serve.config import HTTPOptions
+from ray.serve.schema import ApplicationStatus, ServeDeploySchema
+from rich.console import Console
+
+OBJECT_STORE_BYTES = 2**30
+POLL_S = 0.5
+STOP_WITHIN_S = 5.0
+PR_SET_CHILD_SUBREAPER = 36
+
+
+class ServiceNotStarted(Exception):
+    """The service did not come up; the message says what refused."""
+
+
+def read_config(path: Path, host: str | None = None, port: int | None = None) -> ServeDeploySchema:
+    """Reads a Serve config, with `host` and `port` in place of its own where given.
+
+    Raises:
+        ServiceNotStarted: the file cannot be read as a Serve config.
+    """
+    try:
+        config = ServeDeploySchema.model_validate(yaml.safe_load(path.read_text()))
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise ServiceNotStarted(f"{path} is no Serve config: {error}") from error
+    config.http_options.host = host or config.http_options.host
+    config.http_options.port = port or config.http_options.port
+    return config
+
+
+@contextmanager
+def local_service(config: ServeDeploySchema, console: Console) -> Iterator[str]:
+    """Runs the service for the length of the block and yields its base URL once it is ready.
+
+    Every process that it started has ended when the block is left, however it is left.
+
+    Raises:
+        ServiceNotStarted: the port is taken, or a deployment refused to start.
+    """
+    host, port = config.http_options.host, config.http_options.port
+    refuse_taken_port(host, port)
+    adopt_orphans()
+    started_at = time.monotonic()
+    try:
+        with console.status("Starting Ray") as status:
+            start_ray()
+            with interruptible():
+                deploy(config)
+                for waiting_for in deployments_not_ready(config):
+                    status.update(f"Starting {waiting_for} ({time.monotonic() - started_at:.0f} s)")
+        console.print(f"Ready after {time.monotonic() - started_at:.0f} s: http://{host}:{port}")
+        with interruptible():
+            yield f"http://{host}:{port}"
+    finally:
+        with console.status("Stopping the service"):
+            stop_ray()
+        console.print("The service has stopped.")
+
+
+def refuse_taken_port(host: str, port: int) -> None:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise ServiceNotStarted(f"Port {port} on {host} is taken: stop what uses it or choose another.") from error
+
+
+def start_ray() -> None:
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    ray.init(
+        address="local",
+        namespace="serve",
+        include_dashboard=False,
+        log_to_driver=False,
+        logging_level=logging.ERROR,
+        object_store_memory=OBJECT_STORE_BYTES,
+    )
+
+
+def deploy(config: ServeDeploySchema) -> None:
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)
+    client = serve_start(
+        http_options=HTTPOptions(**config.http_options.model_dump()), proxy_location=config.proxy_location
+    )
+    client.deploy_apps(config)
+
+
+def deployments_not_ready(config: ServeDeploySchema) -> Iterator[str]:
+    """Yields what is still starting, twice a second, until every application runs.
+
+    Raises:
+        ServiceNotStarted: an application failed to deploy; the message is Serve's.
+    """
+    names = {application.name for application in config.applications}
+    while True:
+        applications = {name: app for name, app in serve.status().applications.items() if name in names}
+        for name, app in applications.items():
+            if app.status == ApplicationStatus.DEPLOY_FAILED:
+                reasons = [app.message, *(deployment.message for deployment in app.deployments.values())]
+                raise ServiceNotStarted(f"{name} failed to start: {' '.join(filter(None, reasons))}")
+        if len(applications) == len(names) and all(
+            app.status == ApplicationStatus.RUNNING for app in applications.values()
+        ):
+            return
+        starting = [
+            deployment_name
+            for app in applications.values()
+            for deployment_name, deployment in app.deployments.items()
+            if deployment.status != "HEALTHY"
+        ]
+        yield ", ".join(starting) or "the application"
+        time.sleep(POLL_S)
+
+
+def stop_ray() -> None:
+    """Ends the applications, then Ray, then whatever of their processes has not ended by itself."""
+    if ray.is_initialized():
+        for name in serve.status().applications:
+            serve.delete(name)
+        ray.shutdown()
+    _, alive = psutil.wait_procs(psutil.Process().children(recursive=True), timeout=STOP_WITHIN_S)
+    for process in alive:
+        process.kill()
+    psutil.wait_procs(alive, timeout=STOP_WITHIN_S)
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """Makes SIGTERM an interrupt like Ctrl-C, also where Ray or the parent process set either aside."""
+    previous = {number: signal.signal(number, signal.default_int_handler) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def adopt_orphans() -> None:
+    """Makes this process the parent of descendants whose own parent dies, so that none of them is lost from sight."""
+    if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER) failed")
