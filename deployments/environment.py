@@ -37,5 +37,5 @@ class TaskEnvironment(ABC):
     def example_samples(self, count: int, seed: int) -> list[dict[str, Any]]:
         """Makes `count` different samples (`task_name`, `messages`, `extra_env_info`), the same for the same `seed`."""
 
-    async def close(self) -> None:  # noqa: B027 - most environments hold nothing
+    def close(self) -> None:  # noqa: B027 - most environments hold nothing
         """Gives back what the environment holds; called once, when its replica ends."""

@@ -33,9 +33,9 @@ class EnvironmentHost:
             example=self._environment.example_samples(1, 0)[0],
         )
 
-    async def __del__(self) -> None:
+    def __del__(self) -> None:
         if environment := getattr(self, "_environment", None):
-            await environment.close()
+            environment.close()
 
 
 def load_environment(import_path: str, arguments: dict[str, Any]) -> TaskEnvironment:

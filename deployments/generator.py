@@ -58,6 +58,9 @@ class Generator:
     async def describe(self) -> GeneratorDescription:
         return self._engine.describe()
 
+    async def ongoing_generations(self) -> int:
+        return self._engine.ongoing_generations
+
     async def check_health(self) -> None:
         await self._engine.check_health()
 

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from service.local import ServiceNotStarted, local_service, read_config
+from service.local import local_service, read_config, sentences_for_the_user
 
 
 def main(
@@ -18,16 +18,9 @@ def main(
     ] = None,
 ) -> None:
     console = Console(stderr=True)
-    stopping = threading.Event()
-    try:
-        with local_service(read_config(config, host, port), console) as url:
-            console.print(f"Routes and their fields: {url}/docs. Ctrl-C stops the service.")
-            stopping.wait()
-    except ServiceNotStarted as error:
-        console.print(str(error), style="red", markup=False)
-        raise typer.Exit(1) from error
-    except KeyboardInterrupt:
-        raise typer.Exit(0) from None
+    with sentences_for_the_user(console), local_service(read_config(config, host, port), console) as url:
+        console.print(f"Routes and their fields: {url}/docs. Ctrl-C stops the service.")
+        threading.Event().wait()
 
 
 if __name__ == "__main__":

@@ -22,7 +22,8 @@ async def answer_of(response: Any, lost: type[RolloutFailure], who: str) -> Any:
     """Awaits a handle call and names what broke it; cancelling the wait cancels the call.
 
     Raises:
-        RolloutFailure: the replica's own, as it raised it; `lost` if the replica or the way to it broke.
+        RolloutFailure: `lost` if the replica or the way to it broke.
+        Exception: what the replica itself raised, as it raised it.
     """
     try:
         return await response
@@ -30,9 +31,7 @@ async def answer_of(response: Any, lost: type[RolloutFailure], who: str) -> Any:
         response.cancel()
         raise
     except RayTaskError as error:
-        if isinstance(error.cause, RolloutFailure):
-            raise error.cause from None
-        raise
+        raise error.cause from error
     except RayActorError as error:
         raise lost(f"{who} died during the call.") from error
     except (RayError, RayServeException) as error:

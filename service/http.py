@@ -59,12 +59,12 @@ def build_http_app(rollouts: Rollouts) -> FastAPI:
         response = await rollouts.response(started)
         return Response(response.model_dump_json(exclude_unset=True), media_type=JSON)
 
-    @app.get("/tasks")
+    @app.get("/tasks", response_model_exclude_unset=True)
     async def tasks() -> dict[str, list[TaskInfo]]:
         """The environments, the fields they need, and a sample of each that can be posted as it is."""
         return {"tasks": await rollouts.tasks()}
 
-    @app.get("/tasks/{task_name}/samples", responses=PROBLEMS)
+    @app.get("/tasks/{task_name}/samples", responses=PROBLEMS, response_model_exclude_unset=True)
     async def example_samples(
         task_name: str,
         count: Annotated[int, Query(ge=1, le=10_000)] = 8,

@@ -12,9 +12,11 @@ from pathlib import Path
 
 import psutil
 import ray
+import typer
 import yaml
 from ray import serve
 from ray.serve._private.api import serve_start
+from ray.serve._private.common import DeploymentStatus
 from ray.serve.config import HTTPOptions
 from ray.serve.schema import ApplicationStatus, ServeDeploySchema
 from rich.console import Console
@@ -23,10 +25,23 @@ OBJECT_STORE_BYTES = 2**30
 POLL_S = 0.5
 STOP_WITHIN_S = 5.0
 PR_SET_CHILD_SUBREAPER = 36
+SERVE_LOGS = "/tmp/ray/session_latest/logs/serve"
 
 
 class ServiceNotStarted(Exception):
     """The service did not come up; the message says what refused."""
+
+
+@contextmanager
+def sentences_for_the_user(console: Console) -> Iterator[None]:
+    """Ends a command with a sentence and exit code 1 when the service does not start, and quietly on Ctrl-C."""
+    try:
+        yield
+    except ServiceNotStarted as error:
+        console.print(str(error), style="red", markup=False)
+        raise typer.Exit(1) from error
+    except KeyboardInterrupt:
+        raise typer.Exit(130) from None
 
 
 def read_config(path: Path, host: str | None = None, port: int | None = None) -> ServeDeploySchema:
@@ -113,8 +128,15 @@ def deployments_not_ready(config: ServeDeploySchema) -> Iterator[str]:
         applications = {name: app for name, app in serve.status().applications.items() if name in names}
         for name, app in applications.items():
             if app.status == ApplicationStatus.DEPLOY_FAILED:
-                reasons = [app.message, *(deployment.message for deployment in app.deployments.values())]
-                raise ServiceNotStarted(f"{name} failed to start: {' '.join(filter(None, reasons))}")
+                reasons = [
+                    f"{deployment_name}: {last_words(deployment.message)}"
+                    for deployment_name, deployment in app.deployments.items()
+                    if deployment.status == DeploymentStatus.DEPLOY_FAILED
+                ]
+                raise ServiceNotStarted(
+                    f"{name} failed to start. {' '.join(reasons) or last_words(app.message)} "
+                    f"The whole story is in {SERVE_LOGS}."
+                )
         if len(applications) == len(names) and all(
             app.status == ApplicationStatus.RUNNING for app in applications.values()
         ):
@@ -123,10 +145,17 @@ def deployments_not_ready(config: ServeDeploySchema) -> Iterator[str]:
             deployment_name
             for app in applications.values()
             for deployment_name, deployment in app.deployments.items()
-            if deployment.status != "HEALTHY"
+            if deployment.status != DeploymentStatus.HEALTHY
         ]
         yield ", ".join(starting) or "the application"
         time.sleep(POLL_S)
+
+
+def last_words(message: str) -> str:
+    """What a traceback says at its end; a message without one as it is."""
+    lines = message.strip().splitlines()
+    indented = [number for number, line in enumerate(lines, start=1) if line.startswith((" ", "\t"))]
+    return " ".join(lines[indented[-1] if indented else 0 :])
 
 
 def stop_ray() -> None:

@@ -6,7 +6,7 @@ from statistics import fmean
 from rollout_client.contract import PolicyVersions, SampleResult
 
 
-def request_metrics(results: Sequence[SampleResult]) -> dict[str, float]:
+def request_metrics(results: Sequence[SampleResult]) -> dict[str, int | float]:
     """Computes the metrics over the samples without error; empty when there is none.
 
     Token counts leave the prompt's own tokens out. Rates are shares in [0, 1].
@@ -41,5 +41,5 @@ def policy_versions(results: Sequence[SampleResult]) -> PolicyVersions:
         span.version for result in results for message in result.message_log for span in message.weight_versions or ()
     }
     if not versions:
-        return PolicyVersions()
+        return PolicyVersions(oldest=None, newest=None)
     return PolicyVersions(oldest=min(versions, key=int), newest=max(versions, key=int))

@@ -94,7 +94,9 @@ class ConversationTokenizer:
         if len(ids) <= room:
             return ids, content, False
         covered_end = offsets[room - 1][1] if room > 0 else 0
-        return ids[: max(room, 0)], framed[content_start:covered_end], True
+        # A template may strip the content that it frames.
+        shown = content if framed.startswith(content, content_start) else content.strip()
+        return ids[: max(room, 0)], shown[: max(covered_end - content_start, 0)], True
 
     def _bridge(self, observation: ChatMessage) -> str:
         """What the template appends to an answer when an observation follows it, up to the next generation prompt."""

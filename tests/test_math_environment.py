@@ -31,7 +31,7 @@ def conversation(response: str) -> list[ChatMessage]:
 def environment() -> Iterator[MathEnvironment]:
     environment = MathEnvironment(check_timeout_s=1.0)
     yield environment
-    asyncio.run(environment.close())
+    environment.close()
 
 
 def judge(environment: MathEnvironment, response: str, ground_truth: str | int | float = "42") -> StepOutcome:
@@ -147,7 +147,7 @@ def test_a_worker_that_dies_between_checks_is_replaced(environment: MathEnvironm
 def test_closing_ends_the_worker() -> None:
     environment = MathEnvironment()
     worker = worker_of(environment)
-    asyncio.run(environment.close())
+    environment.close()
     assert is_gone(worker.pid)
 
 

@@ -4,7 +4,7 @@ Requests are strict (an unknown field is an error, never ignored), except that a
 come back untouched. Lengths are in tokens, times in seconds, log-probabilities natural.
 """
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
 
@@ -102,8 +102,8 @@ class RolloutRequest(Record):
     """Prompt, generations and observations together; without it the model's own limit."""
     max_rollout_turns: int = Field(default=16, ge=1)
     observation_format: ObservationFormat | None = None
-    """How observations become tokens: as the chat template of the model frames them or `raw`. By default `chat` for a sample
-    that came as `messages` and `raw` for one that came as `message_log`."""
+    """How observations become tokens: as the chat template of the model frames them or `raw`. By default `chat` for a
+    sample that came as `messages` and `raw` for one that came as `message_log`."""
 
 
 class SampleError(Record):
@@ -128,7 +128,7 @@ class SampleMetrics(Record):
 
 
 class SampleResult(BaseModel):
-    """One rollout of one sample. With `status: error` the log holds what was reached and `total_reward` means nothing."""
+    """One rollout of one sample. With `status: error` the log holds what was reached and `total_reward` is none."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -161,7 +161,7 @@ class PolicyVersions(Record):
 
 class RolloutSummary(Record):
     request_id: str
-    metrics: dict[str, float]
+    metrics: dict[str, int | float]
     policy: PolicyVersions
 
 

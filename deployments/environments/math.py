@@ -174,10 +174,10 @@ class MathEnvironment(TaskEnvironment):
         assert pool.active  # asking is what starts it
         return pool
 
-    async def close(self) -> None:
+    def close(self) -> None:
         """Ends the workers."""
         self.pool.stop()  # type: ignore[no-untyped-call]
-        await asyncio.to_thread(self.pool.join)
+        self.pool.join()
 
     def example_samples(self, count: int, seed: int) -> list[dict[str, Any]]:
         """Additions of two numbers from 0 to 99, no two alike as long as there are enough of them."""

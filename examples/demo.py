@@ -1,0 +1,58 @@
+"""Starts the service, plays a mixed batch of both tasks, shows transcripts and metrics, and stops everything."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from rollout_client import RolloutClient, Sampling
+from rollout_client.contract import RolloutResponse, SampleResult
+from rollout_client.transcript import metrics_table, transcript
+from service.local import local_service, read_config, sentences_for_the_user
+
+SAMPLES_PER_TASK = 16
+NUM_GENERATIONS = 4
+SHOWN_PER_TASK = 2
+
+
+def main(config: Annotated[Path, typer.Argument()] = Path("serve_config.cpu.yaml")) -> None:
+    console = Console()
+    with sentences_for_the_user(console), local_service(read_config(config), console) as url:
+        response = play(url, console)
+    show(response, console)
+
+
+def play(url: str, console: Console) -> RolloutResponse:
+    with RolloutClient(url) as client:
+        samples = [
+            *client.example_samples("math", SAMPLES_PER_TASK),
+            *client.example_samples("sliding_puzzle", SAMPLES_PER_TASK),
+        ]
+        console.print(f"Playing {len(samples)} samples of two tasks, {NUM_GENERATIONS} rollouts each")
+        sampling = Sampling(temperature=1.0, max_new_tokens=64, seed=0)
+        return client.rollout(samples, num_generations=NUM_GENERATIONS, sampling=sampling, progress=True)
+
+
+def show(response: RolloutResponse, console: Console) -> None:
+    for task_name in ("math", "sliding_puzzle"):
+        rollouts = [sample for sample in response.samples if sample.task_name == task_name]
+        for sample in best_and_worst(rollouts):
+            console.print(transcript(sample))
+        solved = sum(sample.total_reward > 0 for sample in rollouts)
+        console.print(f"{task_name}: {solved} of {len(rollouts)} rollouts rewarded\n")
+    console.print(metrics_table(response.metrics))
+
+
+def best_and_worst(rollouts: list[SampleResult]) -> list[SampleResult]:
+    """The first of the highest and the first of the lowest reward, short ones before long ones."""
+    by_length = sorted(rollouts, key=lambda sample: sample.metrics.turn_count)
+    chosen = [
+        max(by_length, key=lambda sample: sample.total_reward),
+        min(by_length, key=lambda sample: sample.total_reward),
+    ]
+    return chosen[:SHOWN_PER_TASK]
+
+
+if __name__ == "__main__":
+    typer.run(main)

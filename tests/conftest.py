@@ -1,0 +1,34 @@
+"""One running service for the whole suite: the embedded model on processors, on a free port of loopback."""
+
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from rollout_client.client import RolloutClient
+from service.local import local_service, read_config
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+TINY_MODEL = Path("/tmp/try/tiny")
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@pytest.fixture(scope="session")
+def service_url() -> Iterator[str]:
+    config = read_config(REPOSITORY / "serve_config.cpu.yaml", port=free_port())
+    with local_service(config, Console(stderr=True)) as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
+def client(service_url: str) -> Iterator[RolloutClient]:
+    with RolloutClient(service_url) as rollout_client:
+        yield rollout_client

@@ -1,0 +1,172 @@
+"""Bad input through the real HTTP face: a problem document that names the field, and nothing started."""
+
+import asyncio
+import json
+from typing import Any
+
+import httpx
+import pytest
+
+from deployments.protocols import GeneratorDescription
+from service.http import build_http_app
+from service.intake import Intake
+from service.rollouts import Rollouts
+from service.settings import Limits
+from service.tokens import ConversationTokenizer
+from tests.conftest import TINY_MODEL
+from tests.scripted import ScriptedEnvironment, ScriptedGenerator, outcome
+
+VOCAB_SIZE = 262
+GOOD = {"task_name": "math", "messages": [{"role": "user", "content": "What is 1 + 1?"}]}
+LOG = [{"role": "user", "content": "a", "token_ids": [64]}]
+LIMITS = Limits(max_body_bytes=4096, max_rollouts_per_request=100)
+tokens = ConversationTokenizer.load(str(TINY_MODEL))
+
+
+class Service:
+    """The HTTP face over scripted parts, which remember what reached them."""
+
+    def __init__(self) -> None:
+        self.generator = ScriptedGenerator(["A"])
+        self.environments = {
+            name: ScriptedEnvironment([outcome(terminated=True)]) for name in ("math", "sliding_puzzle")
+        }
+        description = GeneratorDescription("tiny", max_model_len=100, vocab_size=VOCAB_SIZE)
+        intake = Intake(frozenset(self.environments), description, tokens, LIMITS)
+        rollouts = Rollouts(self.generator, self.environments, intake, LIMITS)  # type: ignore[arg-type]
+        self._app = build_http_app(rollouts)
+
+    def request(self, method: str, path: str, **options: Any) -> httpx.Response:
+        async def send() -> httpx.Response:
+            transport = httpx.ASGITransport(self._app)
+            async with httpx.AsyncClient(transport=transport, base_url="http://service") as http:
+                return await http.request(method, path, **options)
+
+        return asyncio.run(send())
+
+    def post(self, body: dict[str, Any] | str) -> httpx.Response:
+        return self.request("POST", "/rollout", content=body if isinstance(body, str) else json.dumps(body))
+
+    @property
+    def has_started_something(self) -> bool:
+        return bool(self.generator.requests or any(environment.requests for environment in self.environments.values()))
+
+
+@pytest.mark.parametrize(
+    ("body", "field", "says"),
+    [
+        ({"samples": []}, "samples", "at least 1 item"),
+        ({}, "samples", "Field required"),
+        ({"samples": [{**GOOD, "task_name": "chess"}]}, "samples[0].task_name", "known ones are math, sliding_puzzle"),
+        ({"samples": [GOOD, {**GOOD, "message_log": LOG}]}, "samples[1]", "messages and message_log are both given"),
+        ({"samples": [{"task_name": "math"}]}, "samples[0]", "messages and message_log are both missing"),
+        ({"samples": [{**GOOD, "messages": []}]}, "samples[0].messages", "at least 1 item"),
+        (
+            {"samples": [{"task_name": "math", "message_log": [{**LOG[0], "token_ids": [64, VOCAB_SIZE]}]}]},
+            "samples[0].message_log[0].token_ids[1]",
+            "262 is no token of the model; its ids are 0 to 261",
+        ),
+        (
+            {"samples": [{"task_name": "math", "message_log": [{**LOG[0], "token_ids": [-1]}]}]},
+            "samples[0].message_log[0].token_ids[0]",
+            "greater than or equal to 0",
+        ),
+        ({"samples": [{**GOOD, "reward": 1}, {**GOOD, "status": 1}]}, "samples[1].status", "field of the result"),
+        ({"samples": [GOOD], "sampling": {"temperature": float("nan")}}, "sampling.temperature", "finite number"),
+        ({"samples": [GOOD], "sampling": {"temperature": float("inf")}}, "sampling.temperature", "finite number"),
+        ({"samples": [GOOD], "sampling": {"temperature": -0.1}}, "sampling.temperature", "greater than or equal to 0"),
+        ({"samples": [GOOD], "sampling": {"top_p": 0}}, "sampling.top_p", "greater than 0"),
+        ({"samples": [GOOD], "sampling": {"top_p": 1.5}}, "sampling.top_p", "less than or equal to 1"),
+        ({"samples": [GOOD], "sampling": {"top_k": -2}}, "sampling.top_k", "greater than or equal to -1"),
+        ({"samples": [GOOD], "sampling": {"min_p": float("-inf")}}, "sampling.min_p", "finite number"),
+        (
+            {"samples": [GOOD], "sampling": {"max_new_tokens": 0}},
+            "sampling.max_new_tokens",
+            "greater than or equal to 1",
+        ),
+        ({"samples": [GOOD], "sampling": {"stop_strings": [""]}}, "sampling.stop_strings[0]", "at least 1 character"),
+        ({"samples": [GOOD], "sampling": {"temprature": 1}}, "sampling.temprature", "not known"),
+        ({"samples": [GOOD], "num_generation": 4}, "num_generation", "not known"),
+        ({"samples": [GOOD], "num_generations": 0}, "num_generations", "greater than or equal to 1"),
+        ({"samples": [GOOD], "num_generations": 101}, "samples", "more than 100 rollouts"),
+        ({"samples": [GOOD], "max_seq_len": 101}, "max_seq_len", "at most 100 tokens"),
+        ({"samples": [GOOD], "max_rollout_turns": 0}, "max_rollout_turns", "greater than or equal to 1"),
+    ],
+)
+def test_an_invalid_request_names_its_field_and_starts_nothing(body: dict[str, Any], field: str, says: str) -> None:
+    service = Service()
+    response = service.post(body)
+    assert (response.status_code, response.headers["content-type"]) == (422, "application/problem+json")
+    problem = response.json()
+    assert [error["field"] for error in problem["errors"]] == [field]
+    assert says in problem["errors"][0]["message"]
+    assert field in problem["detail"]
+    assert not service.has_started_something
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        ('{"samples": ', "Invalid JSON"),
+        ("not json", "Invalid JSON"),
+        (json.dumps({"samples": [{**GOOD, "note": "x" * 5000}]}), "larger than the limit of 4096 bytes"),
+    ],
+)
+def test_an_unreadable_body_is_refused_and_starts_nothing(body: str, says: str) -> None:
+    service = Service()
+    response = service.post(body)
+    assert (response.status_code, response.headers["content-type"]) == (400, "application/problem+json")
+    assert response.json()["errors"][0]["field"] == "body"
+    assert says in response.json()["errors"][0]["message"]
+    assert not service.has_started_something
+
+
+def test_a_body_over_the_limit_is_refused_also_when_its_length_was_not_announced() -> None:
+    service = Service()
+
+    async def chunks() -> Any:
+        for _ in range(10):
+            yield b" " * 1000
+
+    response = service.request("POST", "/rollout", content=chunks())
+    assert (response.status_code, response.json()["errors"][0]["field"]) == (400, "body")
+
+
+def test_a_prompt_that_is_too_long_is_one_samples_error_and_the_others_run() -> None:
+    service = Service()
+    long = {"task_name": "math", "messages": [{"role": "user", "content": "x" * 200}]}
+    response = service.post({"samples": [GOOD, long, GOOD]})
+    assert response.status_code == 200
+    samples = response.json()["samples"]
+    assert [sample["status"] for sample in samples] == ["completed", "error", "completed"]
+    assert samples[1]["error"] == {
+        "kind": "request",
+        "message": "The prompt has 206 tokens and max_seq_len is 100: shorten the prompt or raise max_seq_len.",
+        "retryable": False,
+    }
+    assert len(service.generator.requests) == 2
+
+
+def test_several_mistakes_are_named_at_once() -> None:
+    response = Service().post({"samples": [GOOD], "sampling": {"top_p": 2, "min_p": 2}, "x": None})
+    assert {error["field"] for error in response.json()["errors"]} == {"sampling.top_p", "sampling.min_p", "x"}
+
+
+def test_an_unknown_route_and_an_unknown_task_are_problems_too() -> None:
+    service = Service()
+    unknown_route = service.request("GET", "/rollouts")
+    assert (unknown_route.status_code, unknown_route.headers["content-type"]) == (404, "application/problem+json")
+    wrong_method = service.request("GET", "/rollout")
+    assert (wrong_method.status_code, wrong_method.json()["status"]) == (405, 405)
+    unknown_task = service.request("GET", "/tasks/chess/samples")
+    assert (unknown_task.status_code, unknown_task.json()["errors"][0]["value"]) == (422, "chess")
+    too_many = service.request("GET", "/tasks/math/samples?count=0")
+    assert (too_many.status_code, too_many.json()["errors"][0]["field"]) == (422, "query.count")
+
+
+def test_the_openapi_page_shows_the_request_and_the_response() -> None:
+    schema = Service().request("GET", "/openapi.json").json()
+    schemas = schema["components"]["schemas"]
+    assert {"RolloutRequest", "SampleInput", "Sampling", "RolloutResponse", "SampleResult"} <= schemas.keys()
+    body = schema["paths"]["/rollout"]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    assert body == {"$ref": "#/components/schemas/RolloutRequest"}

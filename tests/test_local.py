@@ -1,0 +1,83 @@
+"""Starting and stopping the service as a user does: nothing is left behind, and what goes wrong is a sentence."""
+
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from service.local import ServiceNotStarted, read_config
+from tests.conftest import REPOSITORY, free_port
+
+CONFIG = REPOSITORY / "serve_config.cpu.yaml"
+
+
+@contextmanager
+def service_process(*arguments: str) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-m", "service", *arguments]
+    output = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    with subprocess.Popen(command, cwd=REPOSITORY, **output) as service:  # type: ignore[call-overload]
+        try:
+            yield service
+        finally:
+            service.kill()
+
+
+def family(service: subprocess.Popen[str], until: str) -> list[psutil.Process]:
+    """All descendants of the service, once there is one of the name `until`."""
+    deadline = time.monotonic() + 90
+    while time.monotonic() < deadline:
+        descendants = psutil.Process(service.pid).children(recursive=True)
+        if any(until in name_of(process) for process in descendants):
+            return descendants
+        time.sleep(0.1)
+    pytest.fail(f"no process {until} within 90 s")
+
+
+def name_of(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:
+        return ""
+
+
+def alive(processes: list[psutil.Process]) -> list[str]:
+    return [name_of(process) for process in processes if process.is_running()]
+
+
+@pytest.mark.parametrize(
+    ("stop_signal", "during"), [(signal.SIGINT, "ServeController"), (signal.SIGTERM, "VLLM::EngineCore")]
+)
+def test_a_service_that_is_stopped_while_it_starts_leaves_no_process(stop_signal: signal.Signals, during: str) -> None:
+    with service_process(str(CONFIG), "--port", str(free_port())) as service:
+        processes = family(service, until=during)
+        service.send_signal(stop_signal)
+        printed, _ = service.communicate(timeout=60)
+    assert service.returncode == 130
+    assert "The service has stopped." in printed
+    assert alive(processes) == []
+
+
+def test_a_taken_port_is_a_sentence_and_starts_nothing() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with service_process(str(CONFIG), "--port", str(port)) as service:
+            printed, _ = service.communicate(timeout=60)
+    assert printed.strip() == f"Port {port} on 127.0.0.1 is taken: stop what uses it or choose another."
+    assert service.returncode == 1
+
+
+def test_a_file_that_is_no_config_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ServiceNotStarted, match=r"missing\.yaml is no Serve config"):
+        read_config(tmp_path / "missing.yaml")
+    (tmp_path / "wrong.yaml").write_text("applications: 3")
+    with pytest.raises(ServiceNotStarted, match="applications"):
+        read_config(tmp_path / "wrong.yaml")

@@ -1,0 +1,288 @@
+"""The loop on scripted fakes: its laws and its edges."""
+
+import asyncio
+from contextlib import aclosing
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from deployments.failures import EnvironmentBroken, GenerationLost
+from deployments.protocols import StepOutcome
+from rollout_client.contract import Message, SampleResult
+from service.episode import Episode
+from service.rollout import play_request, play_sample
+from tests.scripted import (
+    EpisodeRecipe,
+    ScriptedEnvironment,
+    ScriptedGenerator,
+    ids_of,
+    outcome,
+    text_of,
+    user_message,
+)
+
+
+def play(recipe: EpisodeRecipe, generator: ScriptedGenerator, environment: ScriptedEnvironment) -> SampleResult:
+    return asyncio.run(play_sample(recipe.make(), generator, environment)).result()
+
+
+def texts(result: SampleResult) -> list[str]:
+    return [message.content for message in result.message_log]
+
+
+def concatenated(messages: list[Message]) -> list[int]:
+    return [token_id for message in messages for token_id in message.token_ids]
+
+
+def test_a_sample_plays_until_its_environment_terminates_it() -> None:
+    generator = ScriptedGenerator(["A1", "A2"])
+    environment = ScriptedEnvironment([outcome("O1", 0.5), outcome("O2", 1.0, terminated=True)])
+    result = play(EpisodeRecipe(), generator, environment)
+    assert texts(result) == ["Q", "A1", "O1", "A2", "O2"]
+    assert [message.reward for message in result.message_log] == [None, 0.5, None, 1.0, None]
+    assert (result.status, result.terminated, result.truncated, result.max_turns_reached) == (
+        "completed",
+        True,
+        False,
+        False,
+    )
+    assert result.total_reward == 1.5
+    assert result.metrics.model_dump() == {
+        "turn_count": 2,
+        "total_tokens": 8,
+        "assistant_tokens": 4,
+        "env_tokens": 4,
+        "terminated": True,
+        "truncated": False,
+        "max_turns_reached": False,
+        "total_reward": 1.5,
+        "turn_gen_tokens": [2, 2],
+    }
+
+
+def test_the_environment_sees_roles_and_contents_only() -> None:
+    environment = ScriptedEnvironment([outcome(terminated=True)])
+    play(EpisodeRecipe(), ScriptedGenerator(["A"]), environment)
+    assert environment.requests[0].message_log == [
+        {"role": "user", "content": "Q"},
+        {"role": "assistant", "content": "A"},
+    ]
+    assert environment.requests[0].extra_env_info == {"state": 0}
+
+
+def test_the_turn_limit_is_reported_only_when_it_is_what_stopped_the_sample() -> None:
+    going_on = ScriptedEnvironment([outcome("O")])
+    stopped = play(EpisodeRecipe(max_rollout_turns=3), ScriptedGenerator(["A"]), going_on)
+    assert (stopped.status, stopped.max_turns_reached, stopped.metrics.turn_count) == ("max_turns", True, 3)
+    terminating = ScriptedEnvironment([outcome("O"), outcome("O", terminated=True)])
+    completed = play(EpisodeRecipe(max_rollout_turns=2), ScriptedGenerator(["A"]), terminating)
+    assert (completed.status, completed.max_turns_reached) == ("completed", False)
+
+
+def test_metadata_and_stop_strings_are_taken_over_and_none_leaves_them_as_they_are() -> None:
+    first = replace(outcome("O"), metadata={"state": 1}, next_stop_strings=["b"], answer="x")
+    generator = ScriptedGenerator(["A"])
+    environment = ScriptedEnvironment([first, outcome("O"), outcome("O", terminated=True)])
+    result = play(EpisodeRecipe(stop_strings=("a",)), generator, environment)
+    assert [request.extra_env_info for request in environment.requests] == [{"state": 0}, {"state": 1}, {"state": 1}]
+    assert [request.stop_strings for request in generator.requests] == [("a",), ("b",), ("b",)]
+    assert result.extra_env_info == {"state": 1}
+
+
+def test_rewards_by_name_are_summed_by_name_and_in_total() -> None:
+    environment = ScriptedEnvironment(
+        [outcome(reward={"format": 0.25, "answer": 0.0}), outcome(reward={"answer": 1.0}, terminated=True)]
+    )
+    result = play(EpisodeRecipe(), ScriptedGenerator(["A"]), environment)
+    assert result.rewards == {"format": 0.25, "answer": 1.0}
+    assert result.total_reward == 1.25
+
+
+def test_a_prompt_longer_than_max_seq_len_is_the_samples_error_and_generates_nothing() -> None:
+    generator = ScriptedGenerator(["A"])
+    result = play(EpisodeRecipe(prompt="QQQQ", max_seq_len=3), generator, ScriptedEnvironment([outcome()]))
+    assert generator.requests == []
+    assert result.status == "error"
+    assert result.error is not None
+    assert (result.error.kind, result.error.retryable) == ("request", False)
+    assert result.error.message == (
+        "The prompt has 4 tokens and max_seq_len is 3: shorten the prompt or raise max_seq_len."
+    )
+
+
+def test_a_prompt_of_exactly_max_seq_len_is_truncated_before_generating() -> None:
+    generator = ScriptedGenerator(["A"])
+    result = play(EpisodeRecipe(prompt="QQQ", max_seq_len=3), generator, ScriptedEnvironment([outcome()]))
+    assert generator.requests == []
+    assert (result.status, result.truncated, result.metrics.turn_count) == ("truncated", True, 0)
+
+
+def test_a_generation_cut_by_max_seq_len_truncates_and_is_not_stepped() -> None:
+    environment = ScriptedEnvironment([outcome("O", 1.0)])
+    result = play(EpisodeRecipe(max_seq_len=4), ScriptedGenerator(["AAAAAA"]), environment)
+    assert environment.requests == []
+    assert texts(result) == ["Q", "AAA"]
+    assert (result.status, result.message_log[1].finish_reason, result.total_reward) == ("truncated", "length", 0.0)
+
+
+def test_a_generation_cut_by_max_new_tokens_is_stepped_and_reported() -> None:
+    environment = ScriptedEnvironment([outcome("O", 1.0, terminated=True)])
+    result = play(EpisodeRecipe(max_new_tokens=2), ScriptedGenerator(["AAAAAA"]), environment)
+    assert texts(result) == ["Q", "AA", "O"]
+    assert (result.status, result.message_log[1].finish_reason, result.total_reward) == ("completed", "length", 1.0)
+
+
+@pytest.mark.parametrize(
+    ("max_seq_len", "kept", "status"),
+    [(8, "OOOO", "max_turns"), (7, "OOOO", "truncated"), (5, "OO", "truncated"), (4, "O", "truncated")],
+)
+def test_an_observation_keeps_what_fits_and_its_text_is_cut_to_its_tokens(
+    max_seq_len: int, kept: str, status: str
+) -> None:
+    recipe = EpisodeRecipe(max_seq_len=max_seq_len, max_rollout_turns=1)
+    result = play(recipe, ScriptedGenerator(["AA"]), ScriptedEnvironment([outcome("OOOO")]))
+    assert text_of(result.message_log[2].token_ids) == result.message_log[2].content == kept
+    assert result.status == status
+
+
+def test_an_empty_observation_is_an_empty_list_of_ids() -> None:
+    result = play(EpisodeRecipe(), ScriptedGenerator(["A"]), ScriptedEnvironment([outcome(terminated=True)]))
+    assert result.message_log[2].token_ids == []
+
+
+def test_seeds_repeat_and_differ_by_turn() -> None:
+    def seeds(seed: int) -> list[int | None]:
+        generator = ScriptedGenerator(["A"])
+        play(EpisodeRecipe(seed=seed, max_rollout_turns=3), generator, ScriptedEnvironment([outcome("O")]))
+        return [request.sampling.seed for request in generator.requests]
+
+    assert seeds(7) == seeds(7)
+    assert len({*seeds(7), *seeds(8)}) == 6
+
+
+def test_the_given_message_log_is_not_changed() -> None:
+    given_log = [user_message("Q")]
+    before = [message.model_copy(deep=True) for message in given_log]
+    recipe = EpisodeRecipe(message_log=lambda _prompt: given_log)
+    play(recipe, ScriptedGenerator(["A"]), ScriptedEnvironment([outcome("O", 1.0, terminated=True)]))
+    assert given_log == before
+
+
+def test_a_failing_sample_keeps_its_log_and_leaves_its_siblings_alone() -> None:
+    episodes = [EpisodeRecipe(position=position).make() for position in range(3)]
+    generator = ScriptedGenerator(["A", GenerationLost("The generator replica died during the call."), "C"])
+    environments = {"task": ScriptedEnvironment([outcome("O", 1.0, terminated=True)])}
+    results = {episode.identity.position: episode.result() for episode in collect(episodes, generator, environments)}
+    assert [results[position].status for position in range(3)] == ["completed", "error", "completed"]
+    assert results[1].error is not None
+    assert results[1].error.model_dump() == {
+        "kind": "generation",
+        "message": "The generator replica died during the call.",
+        "retryable": True,
+    }
+    assert texts(results[1]) == ["Q"]
+
+
+def test_an_exception_nobody_named_is_an_internal_error() -> None:
+    result = play(EpisodeRecipe(), ScriptedGenerator([ZeroDivisionError("by zero")]), ScriptedEnvironment([outcome()]))
+    assert result.error is not None
+    assert (result.error.kind, result.error.message) == ("internal", "ZeroDivisionError: by zero")
+
+
+def test_an_environment_failure_is_no_reward_of_zero() -> None:
+    broken = ScriptedEnvironment([EnvironmentBroken("The environment raised KeyError: 'x'")])
+    result = play(EpisodeRecipe(), ScriptedGenerator(["A"]), broken)
+    assert (result.status, result.rewards, texts(result)) == ("error", {}, ["Q", "A"])
+
+
+def test_closing_a_request_cancels_what_is_under_way() -> None:
+    generator = ScriptedGenerator(["A"], delay_s=60)
+    episodes = [EpisodeRecipe(position=position).make() for position in range(4)]
+
+    async def play_for(seconds: float) -> None:
+        playing = play_request(episodes, generator, {"task": ScriptedEnvironment([outcome()])})
+        async with asyncio.timeout(seconds), aclosing(playing) as finished:
+            async for _ in finished:
+                pass
+
+    with pytest.raises(TimeoutError):
+        asyncio.run(play_for(0.05))
+    assert generator.cancelled == 4
+
+
+def collect(
+    episodes: list[Episode], generator: ScriptedGenerator, environments: dict[str, ScriptedEnvironment]
+) -> list[Episode]:
+    async def drain() -> list[Episode]:
+        async with aclosing(play_request(episodes, generator, environments)) as finished:
+            return [episode async for episode in finished]
+
+    return asyncio.run(drain())
+
+
+texts_of_any_length = st.text(alphabet="abc", max_size=6)
+outcomes = st.builds(
+    outcome, content=texts_of_any_length, reward=st.sampled_from([0.0, 0.5, 1.0]), terminated=st.booleans()
+)
+recipes = st.builds(
+    EpisodeRecipe,
+    prompt=st.text(alphabet="q", min_size=1, max_size=6),
+    max_seq_len=st.integers(1, 30),
+    max_new_tokens=st.none() | st.integers(1, 5),
+    max_rollout_turns=st.integers(1, 6),
+    observation_format=st.sampled_from(["raw", "chat"]),
+)
+
+
+@given(
+    recipe=recipes,
+    responses=st.lists(texts_of_any_length, min_size=1, max_size=5),
+    script=st.lists(outcomes, min_size=1, max_size=5),
+)
+def test_tokens_are_only_appended_and_fed_back_exactly(
+    recipe: EpisodeRecipe, responses: list[str], script: list[StepOutcome]
+) -> None:
+    generator = ScriptedGenerator(responses)
+    result = play(recipe, generator, ScriptedEnvironment(script))
+    log = result.message_log
+    turns = [place for place, message in enumerate(log) if message.generation_logprobs is not None]
+    assert [request.prompt_token_ids for request in generator.requests] == [concatenated(log[:turn]) for turn in turns]
+    assert log[0].token_ids == ids_of(recipe.prompt)
+    for turn in turns:
+        assert len(log[turn].token_ids) == len(log[turn].generation_logprobs or [])
+        assert len(log[turn].token_ids) <= (recipe.max_new_tokens or recipe.max_seq_len)
+
+
+@given(
+    recipe=recipes,
+    responses=st.lists(texts_of_any_length, min_size=1, max_size=5),
+    script=st.lists(outcomes, min_size=1, max_size=5),
+)
+def test_every_sample_ends_in_one_status_within_its_limits(
+    recipe: EpisodeRecipe, responses: list[str], script: list[StepOutcome]
+) -> None:
+    result = play(recipe, ScriptedGenerator(responses), ScriptedEnvironment(script))
+    assert result.metrics.turn_count <= recipe.max_rollout_turns
+    assert result.max_turns_reached == (result.status == "max_turns")
+    if result.status == "error":
+        assert len(recipe.prompt) > recipe.max_seq_len
+        return
+    assert len(concatenated(result.message_log)) <= recipe.max_seq_len
+    assert result.terminated == (result.status == "completed")
+    assert result.truncated >= (result.status == "truncated")
+    metrics = result.metrics
+    assert metrics.assistant_tokens == sum(metrics.turn_gen_tokens)
+    assert len(concatenated(result.message_log)) == len(recipe.prompt) + metrics.total_tokens
+    assert result.total_reward == sum(message.reward or 0.0 for message in result.message_log)
+
+
+@given(st.lists(recipes, max_size=8), st.lists(texts_of_any_length, min_size=1), st.lists(outcomes, min_size=1))
+def test_every_episode_that_goes_in_comes_out_exactly_once(
+    recipes_of_request: list[EpisodeRecipe], responses: list[str], script: list[StepOutcome]
+) -> None:
+    episodes = [replace(recipe, position=position).make() for position, recipe in enumerate(recipes_of_request)]
+    finished = collect(episodes, ScriptedGenerator(responses), {"task": ScriptedEnvironment(script)})
+    assert sorted(episode.identity.position for episode in finished) == list(range(len(episodes)))
+    assert all(episode.over for episode in finished)

@@ -1,0 +1,202 @@
+"""The whole service for real: HTTP, Ray Serve, vLLM and the embedded model, the real environments."""
+
+import json
+import time
+from typing import Any
+
+import httpx
+import pytest
+import torch
+from ray import serve
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from rollout_client.client import RolloutClient
+from rollout_client.contract import Message, RolloutResponse, SampleInput, SampleResult, Sampling
+from tests.conftest import TINY_MODEL
+
+TEMPERATURE = 0.8
+LOGPROB_TOLERANCE = 0.02
+PROMPT = [{"role": "user", "content": "What is 20 + 22?"}]
+tokenizer: Any = AutoTokenizer.from_pretrained(TINY_MODEL)
+
+
+@pytest.fixture(scope="module")
+def mixed_samples(client: RolloutClient) -> list[SampleInput]:
+    return [*client.example_samples("math", 8, seed=1), *client.example_samples("sliding_puzzle", 8, seed=1)]
+
+
+@pytest.fixture(scope="module")
+def mixed(client: RolloutClient, mixed_samples: list[SampleInput]) -> RolloutResponse:
+    sampling = Sampling(temperature=TEMPERATURE, max_new_tokens=48, seed=7)
+    return client.rollout(mixed_samples, num_generations=2, sampling=sampling, max_rollout_turns=6)
+
+
+def generated(result: SampleResult) -> list[Message]:
+    return [message for message in result.message_log if message.generation_logprobs is not None]
+
+
+def test_results_come_back_in_input_order_with_their_groups_together(mixed: RolloutResponse) -> None:
+    assert [(result.idx, result.generation_index) for result in mixed.samples] == [
+        (idx, generation) for idx in range(16) for generation in range(2)
+    ]
+    assert [result.task_name for result in mixed.samples] == ["math"] * 16 + ["sliding_puzzle"] * 16
+    assert all(result.error is None for result in mixed.samples)
+
+
+def test_log_probabilities_are_those_of_a_forward_pass_over_the_same_ids(mixed: RolloutResponse) -> None:
+    model = AutoModelForCausalLM.from_pretrained(TINY_MODEL, dtype=torch.bfloat16)
+    differences: list[torch.Tensor] = []
+    for result in mixed.samples:
+        ids = [token_id for message in result.message_log for token_id in message.token_ids]
+        with torch.inference_mode():
+            logits = model(torch.tensor([ids])).logits[0].float() / TEMPERATURE
+        recomputed = torch.log_softmax(logits, dim=-1)
+        position = 0
+        for message in result.message_log:
+            end = position + len(message.token_ids)
+            if message.generation_logprobs is not None:
+                chosen = recomputed[torch.arange(position - 1, end - 1), torch.tensor(message.token_ids)]
+                differences.append((chosen - torch.tensor(message.generation_logprobs)).abs())
+            position = end
+    all_differences = torch.cat(differences)
+    assert len(all_differences) > 500
+    assert all_differences.mean().item() <= LOGPROB_TOLERANCE
+
+
+def test_a_log_decodes_to_the_templates_rendering_of_the_conversation(mixed: RolloutResponse) -> None:
+    for result in mixed.samples:
+        if any(message.finish_reason == "length" for message in generated(result)):
+            continue
+        chat = [{"role": message.role, "content": message.content} for message in result.message_log]
+        ids = [token_id for message in result.message_log for token_id in message.token_ids]
+        assert tokenizer.decode(ids) == tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
+
+
+def test_a_conversation_posted_back_goes_on_from_its_exact_tokens(client: RolloutClient) -> None:
+    [sample] = client.example_samples("sliding_puzzle", 1, seed=5)
+    greedy = Sampling(greedy=True, max_new_tokens=48)
+    whole = client.rollout([sample], sampling=greedy, max_rollout_turns=4).samples[0]
+    start = client.rollout([sample], sampling=greedy, max_rollout_turns=1).samples[0]
+    rest_of_turns = len(generated(whole)) - 1
+    assert rest_of_turns >= 1, "the sample must take several turns for this test to say anything"
+    posted_back = SampleInput(
+        task_name="sliding_puzzle", message_log=start.message_log, extra_env_info=start.extra_env_info
+    )
+    resumed = client.rollout(
+        [posted_back], sampling=greedy, max_rollout_turns=rest_of_turns, observation_format="chat"
+    ).samples[0]
+    assert [message.token_ids for message in resumed.message_log] == [
+        message.token_ids for message in whole.message_log
+    ]
+    assert resumed.extra_env_info == whole.extra_env_info
+
+
+def test_equal_seeds_repeat_a_request_and_the_rollouts_of_a_group_differ(client: RolloutClient) -> None:
+    def ids(seed: int) -> list[list[int]]:
+        sampling = Sampling(temperature=2.0, max_new_tokens=24, seed=seed)
+        samples = [{"task_name": "math", "messages": PROMPT}] * 2
+        infos = [{**sample, "extra_env_info": {"ground_truth": "42"}} for sample in samples]
+        response = client.rollout(infos, num_generations=3, sampling=sampling)
+        return [generated(result)[0].token_ids for result in response.samples]
+
+    first = ids(seed=1)
+    assert ids(seed=1) == first
+    assert len({tuple(token_ids) for token_ids in first}) == 6
+    assert ids(seed=2) != first
+
+
+@pytest.mark.parametrize("stop_strings", [["}"], ["xed{"], ["never", "boxed"]])
+def test_a_stop_string_ends_the_generation_and_stays_in_it(client: RolloutClient, stop_strings: list[str]) -> None:
+    sample = {"task_name": "math", "messages": PROMPT, "extra_env_info": {"ground_truth": "42"}}
+    sampling = Sampling(greedy=True, max_new_tokens=32, stop_strings=stop_strings)
+    message = generated(client.rollout([sample], sampling=sampling).samples[0])[0]
+    assert message.finish_reason == "stop"
+    assert message.content.endswith(stop_strings[-1])
+    assert tokenizer.decode(message.token_ids, skip_special_tokens=True) == message.content
+    assert len(message.generation_logprobs or []) == len(message.token_ids)
+
+
+def test_max_seq_len_counts_prompt_generations_and_observations(client: RolloutClient) -> None:
+    [sample] = client.example_samples("sliding_puzzle", 1, seed=3)
+    prompt_length = len(client.rollout([sample], max_rollout_turns=1).samples[0].message_log[0].token_ids)
+    max_seq_len = prompt_length + 25
+    result = client.rollout([sample], max_seq_len=max_seq_len, sampling=Sampling(greedy=True)).samples[0]
+    assert (result.status, result.truncated) == ("truncated", True)
+    assert prompt_length + result.metrics.total_tokens == max_seq_len
+
+
+def test_further_fields_come_back_untouched(client: RolloutClient) -> None:
+    sample = {
+        "id": "a",
+        "idx": 70,
+        "task_name": "math",
+        "messages": PROMPT,
+        "extra_env_info": {"ground_truth": "42"},
+        "loss_multiplier": 0.5,
+        "source": {"file": None, "lines": [1, 2]},
+    }
+    response = client.rollout([sample], sampling=Sampling(max_new_tokens=8))
+    [result] = response.samples
+    assert (result.id, result.idx) == ("a", 70)
+    assert result.model_extra == {"loss_multiplier": 0.5, "source": {"file": None, "lines": [1, 2]}}
+
+
+def test_a_sample_that_its_environment_cannot_take_fails_alone(client: RolloutClient) -> None:
+    good = {"task_name": "math", "messages": PROMPT, "extra_env_info": {"ground_truth": "42"}}
+    without_truth = {"task_name": "math", "messages": PROMPT}
+    response = client.rollout([good, without_truth], sampling=Sampling(max_new_tokens=16))
+    assert [result.status for result in response.samples] == ["completed", "error"]
+    error = response.samples[1].error
+    assert error is not None
+    assert (error.kind, error.retryable) == ("environment", False)
+    assert "extra_env_info.ground_truth: Field required" in error.message
+    assert response.metrics["total_turns"] == 1
+
+
+def test_every_token_is_under_a_weight_version(mixed: RolloutResponse) -> None:
+    for result in mixed.samples:
+        for message in generated(result):
+            spans = [(span.version, span.start, span.end) for span in message.weight_versions or []]
+            assert spans == [("0", 0, len(message.token_ids))]
+    assert (mixed.policy.oldest, mixed.policy.newest) == ("0", "0")
+
+
+def test_a_stream_brings_each_sample_once_and_then_the_summary(
+    mixed: RolloutResponse, mixed_samples: list[SampleInput], service_url: str
+) -> None:
+    body = {
+        "samples": [sample.model_dump(exclude_unset=True) for sample in mixed_samples],
+        "num_generations": 2,
+        "sampling": {"temperature": TEMPERATURE, "max_new_tokens": 48, "seed": 7},
+        "max_rollout_turns": 6,
+    }
+    answer = httpx.post(
+        f"{service_url}/rollout", json=body, headers={"accept": "application/x-ndjson"}, timeout=60
+    ).text
+    *samples, last = [json.loads(line) for line in answer.strip().split("\n")]
+    assert sorted(line["position"] for line in samples) == list(range(32))
+    assert last.keys() == {"summary"}
+    assert last["summary"]["metrics"].keys() == mixed.metrics.keys()
+
+
+def test_the_tasks_examples_can_be_posted_as_they_are(client: RolloutClient) -> None:
+    tasks = client.tasks()
+    assert sorted(task.task_name for task in tasks) == ["math", "sliding_puzzle"]
+    response = client.rollout([task.example for task in tasks], sampling=Sampling(max_new_tokens=32))
+    assert all(result.error is None for result in response.samples)
+
+
+def test_a_cancelled_request_leaves_the_engine(service_url: str) -> None:
+    endless = {"samples": [{"task_name": "math", "messages": PROMPT}] * 64, "sampling": {"temperature": 3.0}}
+    with pytest.raises(httpx.ReadTimeout):
+        httpx.post(f"{service_url}/rollout", json=endless, timeout=httpx.Timeout(30, read=1))
+    deadline = time.monotonic() + 10
+    while (ongoing := ongoing_generations()) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert ongoing == 0
+
+
+def ongoing_generations() -> int:
+    handle = serve.get_deployment_handle("Generator", app_name="rollout")
+    ongoing: int = handle.ongoing_generations.remote().result()
+    return ongoing

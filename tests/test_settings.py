@@ -1,0 +1,59 @@
+"""What the app builder accepts, and the two configs in the repository."""
+
+from typing import Any
+
+import pytest
+import yaml
+from pydantic import ValidationError
+
+from deployments.generator import EngineSettings
+from service.settings import ServiceSettings
+from tests.conftest import REPOSITORY
+
+ENGINE = {"device": "cpu", "model": "models/tiny"}
+MATH = {"import_path": "deployments.environments.math:MathEnvironment"}
+
+
+@pytest.mark.parametrize("name", ["serve_config.yaml", "serve_config.cpu.yaml"])
+def test_the_configs_in_the_repository_are_valid_and_size_each_deployment(name: str) -> None:
+    config = yaml.safe_load((REPOSITORY / name).read_text())
+    [application] = config["applications"]
+    settings = ServiceSettings.model_validate(application["args"])
+    sized = {deployment["name"]: deployment for deployment in application["deployments"]}
+    assert sized.keys() == {"Ingress", "Generator", *settings.environments}
+    assert sized["Generator"]["ray_actor_options"].get("num_gpus", 0) == settings.engine.gpus_per_replica
+
+
+def test_the_gpu_config_autoscales_every_deployment() -> None:
+    [application] = yaml.safe_load((REPOSITORY / "serve_config.yaml").read_text())["applications"]
+    assert all(deployment["autoscaling_config"]["max_replicas"] > 1 for deployment in application["deployments"])
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"engine": ENGINE, "environments": {}}, "at least 1 item"),
+        ({"engine": {"device": "cpu"}, "environments": {"math": MATH}}, "engine.model"),
+        ({"engine": ENGINE, "environments": {"Generator": MATH}}, "name of another deployment"),
+        ({"engine": ENGINE, "environments": {"math": MATH}, "enviroments": {}}, "enviroments"),
+        ({"engine": {**ENGINE, "logprobs_mode": "raw_logprobs"}, "environments": {"math": MATH}}, "cannot be set"),
+    ],
+)
+def test_wrong_settings_are_refused_by_name(settings: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValidationError, match=says):
+        ServiceSettings.model_validate(settings)
+
+
+def test_tensor_and_pipeline_parallel_size_set_the_gpus_of_a_replica() -> None:
+    assert EngineSettings(model="m", tensor_parallel_size=4, pipeline_parallel_size=2).gpus_per_replica == 8
+    assert EngineSettings(model="m", device="cpu", tensor_parallel_size=2).gpus_per_replica == 0
+
+
+def test_further_engine_fields_reach_the_engine_as_they_are() -> None:
+    settings = EngineSettings(model="m", tensor_parallel_size=2, gpu_memory_utilization=0.5)  # type: ignore[call-arg]
+    assert settings.engine_args() == {
+        "model": "m",
+        "tensor_parallel_size": 2,
+        "pipeline_parallel_size": 1,
+        "gpu_memory_utilization": 0.5,
+    }

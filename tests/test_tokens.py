@@ -1,0 +1,128 @@
+"""Conversations through the embedded model's real tokenizer and template."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import AutoTokenizer
+
+from deployments.failures import EnvironmentRejected, PromptRejected
+from rollout_client.contract import PromptMessage
+from service.tokens import ConversationTokenizer, TokenizerUnfit
+from tests.conftest import TINY_MODEL
+
+
+def load_tokenizer() -> Any:
+    return AutoTokenizer.from_pretrained(TINY_MODEL)
+
+
+hf_tokenizer = load_tokenizer()
+tokens = ConversationTokenizer(hf_tokenizer)
+END = hf_tokenizer.convert_tokens_to_ids("<|end|>")
+ROOM = 10_000
+
+conversations = st.lists(
+    st.builds(PromptMessage, role=st.sampled_from(["system", "user", "assistant"]), content=st.text(max_size=20)),
+    min_size=1,
+    max_size=5,
+)
+
+
+def rendered(chat: list[dict[str, str]]) -> str:
+    return str(hf_tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True))
+
+
+def text(token_ids: list[int]) -> str:
+    return str(hf_tokenizer.decode(token_ids, skip_special_tokens=False))
+
+
+def test_each_message_of_a_prompt_has_its_own_part_of_the_rendering() -> None:
+    log = tokens.prompt([PromptMessage(role="system", content="Be brief."), PromptMessage(role="user", content="Hi")])
+    assert [text(message.token_ids) for message in log] == [
+        "<|system|>\nBe brief.<|end|>\n",
+        "<|user|>\nHi<|end|>\n<|assistant|>\n",
+    ]
+
+
+@given(conversations)
+def test_a_prompts_ids_are_the_tokenized_rendering_of_the_whole(messages: list[PromptMessage]) -> None:
+    log = tokens.prompt(messages)
+    chat = [{"role": message.role, "content": message.content} for message in messages]
+    expected = hf_tokenizer(rendered(chat), add_special_tokens=False)["input_ids"]
+    assert [token_id for message in log for token_id in message.token_ids] == expected
+
+
+@given(answer=st.text(alphabet="abc é", max_size=10), content=st.text(alphabet="xyz 漢", max_size=10))
+def test_appended_ids_decode_to_the_template_rendering_of_the_whole_conversation(answer: str, content: str) -> None:
+    question = PromptMessage(role="user", content="Q")
+    log = [token_id for message in tokens.prompt([question]) for token_id in message.token_ids]
+    generated = [*hf_tokenizer(answer, add_special_tokens=False)["input_ids"], END]
+    observation, shown, was_cut = tokens.observation({"role": "user", "content": content}, generated, "chat", ROOM)
+    whole = [question.model_dump(), {"role": "assistant", "content": answer}, {"role": "user", "content": content}]
+    assert text(log + generated + observation) == rendered(whole)
+    assert (shown, was_cut) == (content, False)
+
+
+def test_a_response_without_its_end_of_turn_gets_it_from_the_bridge() -> None:
+    cut_short = hf_tokenizer("abc", add_special_tokens=False)["input_ids"]
+    bridge, _, _ = tokens.observation({"role": "user", "content": "O"}, cut_short, "chat", ROOM)
+    assert text(bridge) == "<|end|>\n<|user|>\nO<|end|>\n<|assistant|>\n"
+
+
+def test_a_raw_observation_is_its_text_alone() -> None:
+    ids, content, was_cut = tokens.observation({"role": "user", "content": "O 1"}, [END], "raw", ROOM)
+    assert (text(ids), content, was_cut) == ("O 1", "O 1", False)
+
+
+@pytest.mark.parametrize(
+    ("room", "ids_text", "content"),
+    [
+        (9, "\n<|user|>\nworld<", "world<"),
+        (8, "\n<|user|>\nworld", "world"),
+        (5, "\n<|user|>\nwo", "wo"),
+        (2, "\n<|user|>", ""),
+        (0, "", ""),
+        (-3, "", ""),
+    ],
+)
+def test_an_observation_that_does_not_fit_is_cut_in_ids_and_text(room: int, ids_text: str, content: str) -> None:
+    ids, covered, was_cut = tokens.observation({"role": "user", "content": "world<"}, [END], "chat", room)
+    assert (text(ids), covered, was_cut) == (ids_text, content, True)
+
+
+def test_special_tokens_are_skipped_and_bytes_of_one_character_joined_in_content() -> None:
+    ids = hf_tokenizer("é漢", add_special_tokens=False)["input_ids"]
+    assert len(ids) == 5
+    assert tokens.decode([*ids, END]) == "é漢"
+
+
+def test_a_template_that_refuses_the_messages_rejects_the_prompt() -> None:
+    refusing = load_tokenizer()
+    refusing.chat_template = (
+        "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system prompts') }}{% endif %}"
+        + hf_tokenizer.chat_template
+    )
+    with pytest.raises(PromptRejected, match="no system prompts"):
+        ConversationTokenizer(refusing).prompt([PromptMessage(role="system", content="Be brief.")])
+
+
+def test_a_template_that_refuses_the_role_of_an_observation_rejects_it() -> None:
+    refusing = load_tokenizer()
+    refusing.chat_template = (
+        "{% for m in messages %}{% if m['role'] == 'tool' %}{{ raise_exception('no tools') }}{% endif %}{% endfor %}"
+        + hf_tokenizer.chat_template
+    )
+    with pytest.raises(EnvironmentRejected, match="'tool' after an answer: no tools"):
+        ConversationTokenizer(refusing).observation({"role": "tool", "content": "O"}, [END], "chat", ROOM)
+
+
+def test_a_tokenizer_that_cannot_carry_a_conversation_is_refused_at_start() -> None:
+    forgetful = load_tokenizer()
+    forgetful.chat_template = "{{ messages[0]['content'] }}"
+    with pytest.raises(TokenizerUnfit, match="does not keep an answer"):
+        ConversationTokenizer(forgetful)
+    without_template = load_tokenizer()
+    without_template.chat_template = None
+    with pytest.raises(TokenizerUnfit, match="no chat template"):
+        ConversationTokenizer(without_template)
