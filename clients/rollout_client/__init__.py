@@ -1,1 +1,60 @@
-"""Client of the rollout service."""
+"""Client of the rollout service. Light to import: httpx, pydantic and tenacity, nothing heavier."""
+
+from rollout_client.call import RolloutOptions
+from rollout_client.client import AsyncRolloutClient, AsyncRolloutStream, RolloutClient, RolloutStream
+from rollout_client.contract import (
+    FieldProblem,
+    Message,
+    PolicyVersions,
+    Problem,
+    PromptMessage,
+    RolloutRequest,
+    RolloutResponse,
+    RolloutSummary,
+    SampleError,
+    SampleInput,
+    SampleMetrics,
+    SampleResult,
+    Sampling,
+    TaskInfo,
+    WeightVersionSpan,
+)
+from rollout_client.errors import (
+    AnswerNotUnderstood,
+    RequestRejected,
+    RolloutError,
+    RolloutTimeout,
+    ServiceFailed,
+    ServiceUnreachable,
+    StreamBroken,
+)
+
+__all__ = [
+    "AnswerNotUnderstood",
+    "AsyncRolloutClient",
+    "AsyncRolloutStream",
+    "FieldProblem",
+    "Message",
+    "PolicyVersions",
+    "Problem",
+    "PromptMessage",
+    "RequestRejected",
+    "RolloutClient",
+    "RolloutError",
+    "RolloutOptions",
+    "RolloutRequest",
+    "RolloutResponse",
+    "RolloutStream",
+    "RolloutSummary",
+    "RolloutTimeout",
+    "SampleError",
+    "SampleInput",
+    "SampleMetrics",
+    "SampleResult",
+    "Sampling",
+    "ServiceFailed",
+    "ServiceUnreachable",
+    "StreamBroken",
+    "TaskInfo",
+    "WeightVersionSpan",
+]

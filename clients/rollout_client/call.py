@@ -1,0 +1,108 @@
+"""The calls of the service: what each sends and how its answer is read. No I/O."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypedDict, TypeVar
+from urllib.parse import quote
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import to_json
+
+from rollout_client.contract import ObservationFormat, RolloutResponse, SampleInput, Sampling, TaskInfo
+from rollout_client.errors import not_understood
+
+JSON = "application/json"
+NDJSON = "application/x-ndjson"
+
+Answer = TypeVar("Answer")
+AnswerModel = TypeVar("AnswerModel", bound=BaseModel)
+Samples = Sequence[SampleInput | Mapping[str, Any]]
+
+
+class RolloutOptions(TypedDict, total=False):
+    """What a rollout can be asked for beside its samples. What is missing or `None` is the service's own default."""
+
+    num_generations: int | None
+    """Rollouts of each sample: one group."""
+    sampling: Sampling | Mapping[str, Any] | None
+    max_seq_len: int | None
+    """In tokens: prompt, generations and observations together."""
+    max_rollout_turns: int | None
+    observation_format: ObservationFormat | None
+
+
+class Tasks(BaseModel):
+    tasks: list[TaskInfo]
+
+
+class ExampleSamples(BaseModel):
+    samples: list[SampleInput]
+
+
+@dataclass(frozen=True, slots=True)
+class Call(Generic[Answer]):
+    """One HTTP request, and how the body of its answer is read."""
+
+    method: str
+    path: str
+    read: Callable[[bytes], Answer]
+    accept: str = JSON
+    query: dict[str, int] = field(default_factory=dict)
+    body: bytes | None = None
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {"accept": self.accept} | ({} if self.body is None else {"content-type": JSON})
+
+
+def tasks_call() -> Call[list[TaskInfo]]:
+    return Call("GET", "/tasks", lambda body: parsed(Tasks, "The answer of GET /tasks", body).tasks)
+
+
+def example_samples_call(task_name: str, count: int, seed: int) -> Call[list[SampleInput]]:
+    path = f"/tasks/{quote(task_name, safe='')}/samples"
+
+    def read(body: bytes) -> list[SampleInput]:
+        return parsed(ExampleSamples, f"The answer of GET {path}", body).samples
+
+    return Call("GET", path, read, query={"count": count, "seed": seed})
+
+
+def readiness_call() -> Call[None]:
+    return Call("GET", "/readyz", lambda _body: None)
+
+
+def rollout_call(samples: Samples, options: RolloutOptions) -> Call[RolloutResponse]:
+    """Raises `ValueError` if `samples` or `options` hold something that is no JSON."""
+
+    def read(body: bytes) -> RolloutResponse:
+        return parsed(RolloutResponse, "The answer of POST /rollout", body)
+
+    return Call("POST", "/rollout", read, body=rollout_body(samples, options))
+
+
+def streamed_rollout_call(samples: Samples, options: RolloutOptions) -> Call[bytes]:
+    """Raises `ValueError` if `samples` or `options` hold something that is no JSON."""
+    return Call("POST", "/rollout", bytes, accept=NDJSON, body=rollout_body(samples, options))
+
+
+def rollout_body(samples: Samples, options: RolloutOptions) -> bytes:
+    """Only what was given is sent, so that the service's defaults and its checks are the only ones."""
+    given = {name: as_given(value) for name, value in options.items() if value is not None}
+    return to_json({"samples": [as_given(sample) for sample in samples], **given})
+
+
+def as_given(value: object) -> object:
+    return value.model_dump(mode="json", exclude_unset=True) if isinstance(value, BaseModel) else value
+
+
+def rollout_count(samples: Samples, options: RolloutOptions) -> int:
+    return len(samples) * (options.get("num_generations") or 1)
+
+
+def parsed(model: type[AnswerModel], what: str, body: bytes) -> AnswerModel:
+    """Raises `AnswerNotUnderstood`, which calls the body `what`."""
+    try:
+        return model.model_validate_json(body)
+    except ValidationError as error:
+        raise not_understood(what, error) from error

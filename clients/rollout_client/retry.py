@@ -1,0 +1,70 @@
+"""When a call is tried again: no answer had begun, or the service said 503. Rollouts that began are never repeated."""
+
+import logging
+from typing import Any, NoReturn
+
+from tenacity import (
+    RetryCallState,
+    retry_if_exception,
+    retry_if_exception_type,
+    stop_after_attempt,
+    stop_before_delay,
+    stop_never,
+    wait_fixed,
+    wait_random_exponential,
+)
+
+from rollout_client.errors import RolloutError, ServiceFailed, ServiceUnreachable
+
+logger = logging.getLogger("rollout_client")
+
+BACKOFF = wait_random_exponential(multiplier=0.5, max=10)
+"""Seconds, drawn up to a bound that doubles each time: clients that failed together come back apart."""
+
+READY_POLL_S = 0.5
+
+
+def is_worth_retrying(error: BaseException) -> bool:
+    return isinstance(error, ServiceUnreachable) or (isinstance(error, ServiceFailed) and error.is_unavailable)
+
+
+def wait_s(state: RetryCallState) -> float:
+    """What the service asked for with Retry-After, and the backoff on top, so that not all come back at once."""
+    error = state.outcome.exception() if state.outcome else None
+    asked_s = error.retry_after_s if isinstance(error, ServiceFailed) else None
+    return (asked_s or 0.0) + BACKOFF(state)
+
+
+def log_retry(state: RetryCallState) -> None:
+    reason = state.outcome.exception() if state.outcome else None
+    logger.warning("%s Trying again in %.1f s.", reason, state.upcoming_sleep)
+
+
+def call_policy(retries: int, timeout_s: float | None) -> dict[str, Any]:
+    """For tenacity: `retries` more attempts, none that would start after `timeout_s`."""
+    in_time = stop_never if timeout_s is None else stop_before_delay(timeout_s)
+    return {
+        "retry": retry_if_exception(is_worth_retrying),
+        "stop": stop_after_attempt(retries + 1) | in_time,
+        "wait": wait_s,
+        "before_sleep": log_retry,
+        "reraise": True,
+    }
+
+
+def readiness_policy(base_url: str, timeout_s: float) -> dict[str, Any]:
+    """For tenacity: asks until the answer is yes.
+
+    Any error may pass while a service starts: its proxy says 404 before the application is there.
+    """
+
+    def give_up(state: RetryCallState) -> NoReturn:
+        reason = state.outcome.exception() if state.outcome else None
+        raise ServiceUnreachable(f"{base_url} is not ready after {timeout_s:g} s. {reason}") from reason
+
+    return {
+        "retry": retry_if_exception_type(RolloutError),
+        "stop": stop_before_delay(timeout_s),
+        "wait": wait_fixed(READY_POLL_S),
+        "retry_error_callback": give_up,
+    }

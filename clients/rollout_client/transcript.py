@@ -1,0 +1,132 @@
+"""What rollouts look like on a terminal of 80 columns: tasks, transcripts, metrics, as rich renderables.
+
+Text of models and environments is shown as it is: never read as markup, its control characters made visible.
+"""
+
+from collections.abc import Mapping
+
+from pydantic import JsonValue
+from rich.console import Group
+from rich.json import JSON
+from rich.panel import Panel
+from rich.rule import Rule
+from rich.table import Table
+from rich.text import Text
+
+from rollout_client.contract import Message, SampleResult, SampleStatus, TaskInfo
+
+STATUS_STYLES: dict[SampleStatus, str] = {
+    "completed": "green",
+    "truncated": "yellow",
+    "max_turns": "yellow",
+    "error": "red",
+}
+ROLE_STYLES = {"assistant": "bold cyan", "environment": "magenta", "system": "dim", "tool": "magenta", "user": "bold"}
+NOTE_STYLE = "dim"
+LONGEST_ROLE = len("environment")
+VISIBLE_CONTROLS = (
+    {code: chr(0x2400 + code) for code in range(0x20) if chr(code) not in "\n\t"}
+    | {0x7F: "\u2421"}
+    | dict.fromkeys(range(0x80, 0xA0), "\ufffd")
+)
+"""An escape sequence in a model's text must not reach the terminal."""
+
+
+def transcript(sample: SampleResult) -> Panel:
+    """One rollout: its messages with their rewards, how it ended, what it was worth."""
+    style = STATUS_STYLES[sample.status]
+    title = plain(f"{sample.id or sample.idx} · {sample.task_name} · generation {sample.generation_index}")
+    return Panel(
+        messages_grid(sample),
+        title=title,
+        title_align="left",
+        subtitle=outcome(sample, style),
+        subtitle_align="right",
+        border_style=style,
+    )
+
+
+def messages_grid(sample: SampleResult) -> Table:
+    grid = Table.grid(padding=(0, 1, 0, 0), expand=True)
+    grid.add_column(width=LONGEST_ROLE)
+    grid.add_column(ratio=1, overflow="fold")
+    for message in sample.message_log:
+        grid.add_row(Text(message.role, ROLE_STYLES[message.role]), plain(message.content))
+        if note := message_note(message):
+            grid.add_row("", Text(note, NOTE_STYLE))
+    if sample.error is not None:
+        grid.add_row(Text("error", "bold red"), plain(f"{sample.error.kind}: {sample.error.message}", "red"))
+    return grid
+
+
+def message_note(message: Message) -> str:
+    """What the text of a generated message does not say; empty for other messages without reward."""
+    notes = []
+    if message.generation_logprobs is not None:
+        notes.append(f"{len(message.token_ids)} tokens")
+    if message.finish_reason is not None:
+        notes.append(message.finish_reason)
+    if message.generation_logprobs:
+        mean = sum(message.generation_logprobs) / len(message.generation_logprobs)
+        notes.append(f"mean log-probability {mean:.3f}")
+    if message.reward is not None:
+        notes.append(f"reward {number(message.reward)}")
+    return " · ".join(notes)
+
+
+def outcome(sample: SampleResult, style: str) -> Text:
+    """Status and reward; none for a sample that failed, whose `total_reward` means nothing."""
+    reward = "no reward" if sample.status == "error" else f"reward {number(sample.total_reward)}"
+    turns = sample.metrics.turn_count
+    return Text(f"{sample.status} · {reward} · {turns} {'turn' if turns == 1 else 'turns'}", f"bold {style}")
+
+
+def metrics_table(metrics: Mapping[str, float]) -> Table:
+    """The metrics of a request, a row each."""
+    table = Table(title="Metrics", title_justify="left")
+    table.add_column("name", overflow="fold")
+    table.add_column("value", justify="right")
+    for name, value in metrics.items():
+        table.add_row(plain(name), number(value))
+    return table
+
+
+def task_description(task: TaskInfo) -> Group:
+    """A task: what it is, and what the `extra_env_info` of its samples holds."""
+    return Group(Rule(Text(task.task_name, "bold cyan"), align="left"), plain(task.description), fields_table(task))
+
+
+def task_example(task: TaskInfo) -> JSON:
+    """A sample that can be posted as it is; print it with `soft_wrap=True`, so that it can be copied too."""
+    return JSON(task.example.model_dump_json(exclude_none=True, exclude_defaults=True))
+
+
+def fields_table(task: TaskInfo) -> Table:
+    """A row for each field of a task's JSON schema."""
+    properties, required = task.fields.get("properties"), task.fields.get("required")
+    table = Table.grid(padding=(0, 2, 0, 0))
+    for name, schema in properties.items() if isinstance(properties, dict) else ():
+        needed = "required" if isinstance(required, list) and name in required else "optional"
+        about = str(schema.get("description", "")) if isinstance(schema, dict) else ""
+        table.add_row(plain(f"  {name}", "bold"), plain(type_name(schema)), Text(needed, NOTE_STYLE), plain(about))
+    return table
+
+
+def type_name(schema: JsonValue) -> str:
+    """`integer`, `array of string`, `string or null`; `any` where a JSON schema does not say."""
+    if not isinstance(schema, dict):
+        return "any"
+    if isinstance(choices := schema.get("anyOf"), list):
+        return " or ".join(type_name(choice) for choice in choices)
+    if schema.get("type") == "array":
+        return f"array of {type_name(schema.get('items'))}"
+    return str(schema.get("type", "any"))
+
+
+def number(value: float) -> str:
+    """Whole numbers without decimals, others with three."""
+    return f"{value:,.0f}" if value == int(value) else f"{value:,.3f}"
+
+
+def plain(text: str, style: str = "") -> Text:
+    return Text(text.translate(VISIBLE_CONTROLS), style)
