@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from fastapi import FastAPI, Query, Request
 from fastapi.responses import Response, StreamingResponse
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from deployments.failures import RolloutFailure
 from rollout_client.contract import (
@@ -14,7 +14,6 @@ from rollout_client.contract import (
     Problem,
     RolloutRequest,
     RolloutResponse,
-    RolloutSummary,
     SampleInput,
     SampleResult,
     TaskInfo,
@@ -22,6 +21,7 @@ from rollout_client.contract import (
 from service.problems import (
     PROBLEM_JSON,
     install_problem_handlers,
+    internal_error,
     invalid_request,
     not_ready,
     problem_of,
@@ -57,7 +57,7 @@ def build_http_app(rollouts: Rollouts) -> FastAPI:
         if NDJSON in request.headers.get("accept", ""):
             return StreamingResponse(ndjson_lines(rollouts, started), media_type=NDJSON)
         response = await rollouts.response(started)
-        return Response(response.model_dump_json(exclude_unset=True), media_type=JSON)
+        return Response(json_of(response), media_type=JSON)
 
     @app.get("/tasks", response_model_exclude_unset=True)
     async def tasks() -> dict[str, list[TaskInfo]]:
@@ -108,14 +108,21 @@ async def read_body(request: Request, max_body_bytes: int) -> bytes:
 
 
 async def ndjson_lines(rollouts: Rollouts, started: StartedRollout) -> AsyncIterator[bytes]:
-    """One line `{"position", "sample"}` for each sample the moment it ends, then one `{"summary"}`."""
+    """One line `{"position", "sample"}` for each sample the moment it ends, then one `{"summary"}` or `{"problem"}`."""
     results: list[SampleResult] = []
-    async with aclosing(rollouts.play(started)) as finished:
-        async for position, result in finished:
-            results.append(result)
-            yield b'{"position":%d,"sample":%s}\n' % (position, result.model_dump_json(exclude_unset=True).encode())
-    summary: RolloutSummary = rollouts.summary(started, results)
-    yield b'{"summary":%s}\n' % summary.model_dump_json().encode()
+    try:
+        async with aclosing(rollouts.play(started)) as finished:
+            async for position, result in finished:
+                results.append(result)
+                yield b'{"position":%d,"sample":%s}\n' % (position, json_of(result))
+        yield b'{"summary":%s}\n' % json_of(rollouts.summary(started, results))
+    except Exception as error:  # noqa: BLE001 - the status is sent already: only a line can still tell
+        yield b'{"problem":%s}\n' % json_of(internal_error(error))
+
+
+def json_of(model: BaseModel) -> bytes:
+    """Only what was set: a further field that came as null goes back as null, and none appears by itself."""
+    return model.model_dump_json(exclude_unset=True).encode()
 
 
 def describe_request_body(app: FastAPI) -> None:

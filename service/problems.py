@@ -14,6 +14,7 @@ from rollout_client.contract import FieldProblem, Problem
 
 PROBLEM_JSON = "application/problem+json"
 LONGEST_SHOWN_VALUE = 200
+RETRY_AFTER_S = 2
 
 
 class RequestProblem(Exception):
@@ -48,6 +49,15 @@ def not_ready(message: str) -> RequestProblem:
     )
 
 
+def internal_error(error: Exception) -> Problem:
+    return RequestProblem(
+        500,
+        "internal",
+        "The service failed",
+        [FieldProblem(field="", message=f"{type(error).__name__}: {error}; what had finished is above")],
+    ).problem
+
+
 def problem_of(error: ValidationError) -> RequestProblem:
     """Turns pydantic's findings into a problem; a body that is no JSON is 400, everything else 422."""
     findings = error.errors(include_url=False)
@@ -80,7 +90,8 @@ def shown(value: Any) -> Any:
 def install_problem_handlers(app: FastAPI) -> None:
     @app.exception_handler(RequestProblem)
     async def on_request_problem(_request: Request, error: RequestProblem) -> Response:
-        return problem_response(error.problem)
+        headers = {"retry-after": str(RETRY_AFTER_S)} if error.problem.status == 503 else None
+        return problem_response(error.problem, headers)
 
     @app.exception_handler(RequestValidationError)
     async def on_invalid_parameters(_request: Request, error: RequestValidationError) -> Response:

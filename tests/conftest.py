@@ -11,7 +11,7 @@ from rollout_client.client import RolloutClient
 from service.local import local_service, read_config
 
 REPOSITORY = Path(__file__).resolve().parent.parent
-TINY_MODEL = Path("/tmp/try/tiny")
+TINY_MODEL = Path("/tmp/tiny225")
 
 
 def free_port() -> int:

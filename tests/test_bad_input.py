@@ -170,3 +170,19 @@ def test_the_openapi_page_shows_the_request_and_the_response() -> None:
     assert {"RolloutRequest", "SampleInput", "Sampling", "RolloutResponse", "SampleResult"} <= schemas.keys()
     body = schema["paths"]["/rollout"]["post"]["requestBody"]["content"]["application/json"]["schema"]
     assert body == {"$ref": "#/components/schemas/RolloutRequest"}
+
+
+def test_a_stream_that_breaks_midway_ends_with_its_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken_metrics(_results: Any) -> None:
+        raise ZeroDivisionError("by zero")
+
+    monkeypatch.setattr("service.rollouts.request_metrics", broken_metrics)
+    service = Service()
+    body = json.dumps({"samples": [GOOD]})
+    answer = service.request("POST", "/rollout", content=body, headers={"accept": "application/x-ndjson"}).text
+    sample, problem = [json.loads(line) for line in answer.strip().split("\n")]
+    assert sample["position"] == 0
+    assert (problem["problem"]["status"], problem["problem"]["errors"][0]["message"]) == (
+        500,
+        "ZeroDivisionError: by zero; what had finished is above",
+    )

@@ -186,10 +186,17 @@ def test_the_tasks_examples_can_be_posted_as_they_are(client: RolloutClient) -> 
     assert all(result.error is None for result in response.samples)
 
 
-def test_a_cancelled_request_leaves_the_engine(service_url: str) -> None:
-    endless = {"samples": [{"task_name": "math", "messages": PROMPT}] * 64, "sampling": {"temperature": 3.0}}
+def test_a_request_whose_caller_hangs_up_is_cancelled_in_the_engine(service_url: str, client: RolloutClient) -> None:
+    games = client.example_samples("sliding_puzzle", 64)
+    for game in games:
+        game.extra_env_info["max_moves"] = 100_000
+    takes_a_minute = {
+        "samples": [game.model_dump(exclude_unset=True) for game in games],
+        "sampling": {"temperature": 100},
+        "max_rollout_turns": 100_000,
+    }
     with pytest.raises(httpx.ReadTimeout):
-        httpx.post(f"{service_url}/rollout", json=endless, timeout=httpx.Timeout(30, read=1))
+        httpx.post(f"{service_url}/rollout", json=takes_a_minute, timeout=httpx.Timeout(30, read=1))
     deadline = time.monotonic() + 10
     while (ongoing := ongoing_generations()) and time.monotonic() < deadline:
         time.sleep(0.1)

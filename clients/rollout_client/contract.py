@@ -18,16 +18,24 @@ StopString = Annotated[str, Field(min_length=1)]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 
 
-class Record(BaseModel):
+class Strict(BaseModel):
+    """What a caller sends: a field that is not known is a mistake."""
+
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
 
-class PromptMessage(Record):
+class Lenient(BaseModel):
+    """What the service answers: a client goes on understanding a service that has learnt to say more."""
+
+    model_config = ConfigDict(extra="allow")
+
+
+class PromptMessage(Strict):
     role: Role
     content: str
 
 
-class WeightVersionSpan(Record):
+class WeightVersionSpan(Strict):
     """Tokens `[start, end)` of the message were sampled by the weights called `version`."""
 
     version: str
@@ -48,7 +56,7 @@ class Message(PromptMessage):
     """What the environment gave for this message."""
 
 
-class Sampling(Record):
+class Sampling(Strict):
     """How tokens are drawn. What a sample says of itself (stop strings, seed) comes before this."""
 
     temperature: float = Field(default=1.0, ge=0, le=100)
@@ -93,7 +101,7 @@ class SampleInput(BaseModel):
         return self
 
 
-class RolloutRequest(Record):
+class RolloutRequest(Strict):
     samples: list[SampleInput] = Field(min_length=1)
     num_generations: int = Field(default=1, ge=1, le=1024)
     """Rollouts of each sample: one group."""
@@ -106,7 +114,7 @@ class RolloutRequest(Record):
     sample that came as `messages` and `raw` for one that came as `message_log`."""
 
 
-class SampleError(Record):
+class SampleError(Lenient):
     """Why a sample has no result: which boundary broke, a sentence, and whether posting it again can help."""
 
     kind: FailureKind
@@ -114,7 +122,7 @@ class SampleError(Record):
     retryable: bool
 
 
-class SampleMetrics(Record):
+class SampleMetrics(Lenient):
     turn_count: int
     total_tokens: int
     """Generated and environment tokens; the prompt's own are not counted."""
@@ -127,10 +135,8 @@ class SampleMetrics(Record):
     turn_gen_tokens: list[int]
 
 
-class SampleResult(BaseModel):
-    """One rollout of one sample. With `status: error` the log holds what was reached and `total_reward` is none."""
-
-    model_config = ConfigDict(extra="allow")
+class SampleResult(Lenient):
+    """One rollout of one sample. With `status: error` the log holds what was reached, `total_reward` says nothing."""
 
     id: str | None = None
     idx: int
@@ -152,14 +158,14 @@ class SampleResult(BaseModel):
     metrics: SampleMetrics
 
 
-class PolicyVersions(Record):
+class PolicyVersions(Lenient):
     """The oldest and newest weights that made a token of the response; none if no token was made."""
 
     oldest: str | None = None
     newest: str | None = None
 
 
-class RolloutSummary(Record):
+class RolloutSummary(Lenient):
     request_id: str
     metrics: dict[str, int | float]
     policy: PolicyVersions
@@ -171,7 +177,7 @@ class RolloutResponse(RolloutSummary):
     samples: list[SampleResult]
 
 
-class TaskInfo(Record):
+class TaskInfo(Lenient):
     task_name: str
     description: str
     fields: dict[str, JsonValue]
@@ -180,16 +186,14 @@ class TaskInfo(Record):
     """A sample that can be posted as it is."""
 
 
-class FieldProblem(Record):
+class FieldProblem(Lenient):
     field: str
     message: str
     value: JsonValue = None
 
 
-class Problem(BaseModel):
+class Problem(Lenient):
     """An error of a whole request, as RFC 9457 has it (`application/problem+json`)."""
-
-    model_config = ConfigDict(extra="allow")
 
     type: str
     title: str
