@@ -457,9 +457,9 @@ assistant's tokens. All data is made by `train.py` with the environments' own co
 - **Additions**: `What is a + b?`, answered `\\boxed{{c}}`, both operands from 0 to 99. Of the 10,000 pairs a tenth,
   {scores.additions:,}, is held out.
 - **Games**: {games:,} whole 2x2 games played in the `sliding_puzzle` environment by a teacher who plays a shortest way
-  to the solution, or, {random_move_share:.0%} of the time, any legal move. One move in {illegal_every} is illegal, shown
-  but not learnt from. There are only eleven unsolved 2x2 boards: held-out games have seeds of their own, not boards of
-  their own.
+  to the solution, or, {random_move_share:.0%} of the time, any legal move. One move in {illegal_every} is illegal,
+  shown but not learnt from. There are only eleven unsolved 2x2 boards: held-out games have seeds of their own, not
+  boards of their own.
 
 | | |
 | --- | --- |
