@@ -9,16 +9,16 @@ from rich.console import Console
 from rollout_client import RolloutClient, Sampling
 from rollout_client.contract import RolloutResponse, SampleResult
 from rollout_client.transcript import metrics_table, transcript
-from service.local import local_service, read_config, sentences_for_the_user
+from service.local import free_port, local_service, read_config, sentences_for_the_user
 
 SAMPLES_PER_TASK = 16
 NUM_GENERATIONS = 4
-SHOWN_PER_TASK = 2
+MAX_ROLLOUT_TURNS = 8
 
 
 def main(config: Annotated[Path, typer.Argument()] = Path("serve_config.cpu.yaml")) -> None:
     console = Console()
-    with sentences_for_the_user(console), local_service(read_config(config), console) as url:
+    with sentences_for_the_user(console), local_service(read_config(config, port=free_port()), console) as url:
         response = play(url, console)
     show(response, console)
 
@@ -31,7 +31,13 @@ def play(url: str, console: Console) -> RolloutResponse:
         ]
         console.print(f"Playing {len(samples)} samples of two tasks, {NUM_GENERATIONS} rollouts each")
         sampling = Sampling(temperature=1.0, max_new_tokens=64, seed=0)
-        return client.rollout(samples, num_generations=NUM_GENERATIONS, sampling=sampling, progress=True)
+        return client.rollout(
+            samples,
+            num_generations=NUM_GENERATIONS,
+            sampling=sampling,
+            max_rollout_turns=MAX_ROLLOUT_TURNS,
+            progress=True,
+        )
 
 
 def show(response: RolloutResponse, console: Console) -> None:
@@ -45,13 +51,11 @@ def show(response: RolloutResponse, console: Console) -> None:
 
 
 def best_and_worst(rollouts: list[SampleResult]) -> list[SampleResult]:
-    """The first of the highest and the first of the lowest reward, short ones before long ones."""
-    by_length = sorted(rollouts, key=lambda sample: sample.metrics.turn_count)
-    chosen = [
-        max(by_length, key=lambda sample: sample.total_reward),
-        min(by_length, key=lambda sample: sample.total_reward),
+    """The longest of the highest and the shortest of the lowest reward."""
+    return [
+        max(rollouts, key=lambda sample: (sample.total_reward, sample.metrics.turn_count)),
+        min(rollouts, key=lambda sample: (sample.total_reward, sample.metrics.turn_count)),
     ]
-    return chosen[:SHOWN_PER_TASK]
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from service.local import local_service, read_config, sentences_for_the_user
+from service.local import free_port, local_service, read_config, sentences_for_the_user
 
 LOCUSTFILE = Path(__file__).resolve().parent.parent / "clients" / "locustfile.py"
 
@@ -19,7 +19,7 @@ def main(
     seconds: Annotated[int, typer.Option(min=1, help="Length of the load.")] = 30,
 ) -> None:
     console = Console()
-    with sentences_for_the_user(console), local_service(read_config(config), console) as url:
+    with sentences_for_the_user(console), local_service(read_config(config, port=free_port()), console) as url:
         locust = [sys.executable, "-m", "locust", "-f", str(LOCUSTFILE), "--headless", "--host", url]
         load = [*locust, "-u", str(users), "-r", str(users), "-t", f"{seconds}s", "--only-summary"]
         exit_code = subprocess.run(load, check=False).returncode

@@ -97,6 +97,14 @@ def refuse_taken_port(host: str, port: int) -> None:
             raise ServiceNotStarted(f"Port {port} on {host} is taken: stop what uses it or choose another.") from error
 
 
+def free_port() -> int:
+    """A port of loopback that nothing listens on at this moment."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
 def start_ray() -> None:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     ray.init(

@@ -1,6 +1,5 @@
 """One running service for the whole suite: the embedded model on processors, on a free port of loopback."""
 
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -8,17 +7,10 @@ import pytest
 from rich.console import Console
 
 from rollout_client.client import RolloutClient
-from service.local import local_service, read_config
+from service.local import free_port, local_service, read_config
 
 REPOSITORY = Path(__file__).resolve().parent.parent
-TINY_MODEL = Path("/tmp/tiny225")
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+TINY_MODEL = REPOSITORY / "models" / "tiny"
 
 
 @pytest.fixture(scope="session")

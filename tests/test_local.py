@@ -12,8 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from service.local import ServiceNotStarted, read_config
-from tests.conftest import REPOSITORY, free_port
+from service.local import ServiceNotStarted, free_port, read_config
+from tests.conftest import REPOSITORY
 
 CONFIG = REPOSITORY / "serve_config.cpu.yaml"
 

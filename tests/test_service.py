@@ -116,6 +116,19 @@ def test_a_stop_string_ends_the_generation_and_stays_in_it(client: RolloutClient
     assert len(message.generation_logprobs or []) == len(message.token_ids)
 
 
+def test_seeded_generations_of_long_prompts_side_by_side_all_end(client: RolloutClient) -> None:
+    samples = [
+        {
+            "task_name": "math",
+            "messages": [{"role": "user", "content": f"{number}" * 3000}],
+            "extra_env_info": {"ground_truth": "42"},
+        }
+        for number in range(6)
+    ]
+    response = client.rollout(samples, sampling=Sampling(max_new_tokens=2, seed=1))
+    assert [result.status for result in response.samples] == ["completed"] * 6
+
+
 def test_max_seq_len_counts_prompt_generations_and_observations(client: RolloutClient) -> None:
     [sample] = client.example_samples("sliding_puzzle", 1, seed=3)
     prompt_length = len(client.rollout([sample], max_rollout_turns=1).samples[0].message_log[0].token_ids)
