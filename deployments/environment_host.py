@@ -2,13 +2,14 @@
 
 import asyncio
 import math
+from collections.abc import AsyncGenerator
 from typing import Any
 
 from pydantic import ImportString, TypeAdapter, ValidationError
 
 from deployments.environment import TaskEnvironment
 from deployments.failures import EnvironmentBroken, EnvironmentRejected, RolloutFailure
-from deployments.protocols import StepOutcome, StepRequest, TaskDescription
+from deployments.protocols import StepAnswers, StepOutcome, StepRequest, TaskDescription
 
 
 class EnvironmentHost:
@@ -18,9 +19,23 @@ class EnvironmentHost:
         self._task_name = task_name
         self._environment = load_environment(import_path, arguments)
 
-    async def step(self, requests: list[StepRequest]) -> list[StepOutcome | RolloutFailure]:
-        """Steps each sample on its own: one that fails is answered by its failure, beside its siblings' outcomes."""
-        return await asyncio.gather(*(step_or_failure(self._environment, request) for request in requests))
+    async def step(self, requests: list[StepRequest]) -> AsyncGenerator[StepAnswers, None]:
+        """Steps each sample on its own and yields answers as they finish, those of one instant together.
+
+        One that fails is answered by its failure, beside its siblings' outcomes.
+        """
+        places = {
+            asyncio.create_task(step_or_failure(self._environment, request)): place
+            for place, request in enumerate(requests)
+        }
+        running = set(places)
+        try:
+            while running:
+                finished, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+                yield [(places[task], task.result()) for task in finished]
+        finally:
+            for task in running:
+                task.cancel()
 
     async def example_samples(self, count: int, seed: int) -> list[dict[str, Any]]:
         return self._environment.example_samples(count, seed)

@@ -112,4 +112,5 @@ class GeneratorDescription:
     vocab_size: int
 
 
-StepAnswers = Sequence[StepOutcome | Exception]
+StepAnswers = Sequence[tuple[int, StepOutcome | Exception]]
+"""Each with the place of its request in the call."""

@@ -8,7 +8,7 @@ exactly one status; `add_generation` and `add_outcome` change nothing if they ra
 
 import hashlib
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from deployments.failures import PromptRejected
 from deployments.protocols import ChatMessage, Generation, GenerationRequest, SamplingOptions, StepOutcome, StepRequest
@@ -45,11 +45,16 @@ class ConversationTokens(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class EpisodeLimits:
-    """Lengths in tokens; `max_new_tokens` bounds each generation, `max_seq_len` the whole log."""
+    """Lengths in tokens; `max_new_tokens` bounds each generation, `max_seq_len` the whole log.
+
+    `max_rollout_turns` counts the turns that the given log brought along; `retries` bounds how often a call of the
+    sample is tried again after a failure of the fleet.
+    """
 
     max_seq_len: int
     max_new_tokens: int | None
     max_rollout_turns: int
+    retries: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +63,7 @@ class EpisodeIdentity:
 
     request_id: str
     position: int
+    group: int
     generation_index: int
     idx: int
     task_name: str
@@ -96,7 +102,8 @@ class Episode:
         self._answer: str | None = None
         self._turn_gen_tokens: list[int] = []
         self._env_tokens = 0
-        self._steps = 0
+        self._steps = self._turns_in_log() - self.step_is_due
+        self._retries_left = limits.retries
         self._terminated = False
         self._truncated = False
 
@@ -104,15 +111,24 @@ class Episode:
     def over(self) -> bool:
         return self.status is not None
 
+    @property
+    def step_is_due(self) -> bool:
+        """The log ends with a whole response that its environment has not judged yet."""
+        return self._message_log[-1].finish_reason is not None if self._message_log else False
+
+    def take_retry(self) -> bool:
+        """Whether one more call may be tried again; counts it if so."""
+        self._retries_left -= 1
+        return self._retries_left >= 0
+
     def next_generation(self) -> GenerationRequest | None:
-        """The generation that is due, or None if there is no room for it, which truncates the sample.
+        """The generation that is due, or None if there is no room or no turn left for it, which ends the sample.
 
         Raises:
             PromptRejected: the prompt alone is longer than `max_seq_len`.
         """
         room = self._limits.max_seq_len - len(self._token_ids)
-        turn = len(self._turn_gen_tokens)
-        if room < 0 and turn == 0:
+        if room < 0 and not self._turn_gen_tokens:
             raise PromptRejected(
                 f"The prompt has {len(self._token_ids)} tokens and max_seq_len is {self._limits.max_seq_len}: "
                 "shorten the prompt or raise max_seq_len."
@@ -120,13 +136,17 @@ class Episode:
         if room <= 0:
             self._truncate()
             return None
+        if self._steps >= self._limits.max_rollout_turns:
+            self.status = "max_turns"
+            return None
+        turn = self._turns_in_log()
         identity = self.identity
         return GenerationRequest(
             request_id=f"{identity.request_id}-{identity.position}-{identity.generation_index}-{turn}",
             prompt_token_ids=self._token_ids.copy(),
             max_new_tokens=min(room, self._limits.max_new_tokens or room),
             stop_strings=self._stop_strings,
-            sampling=sampling_of_turn(self._start.sampling, self._turns_in_log()),
+            sampling=sampling_of_turn(self._start.sampling, turn),
         )
 
     def add_generation(self, generation: Generation) -> None:
@@ -183,6 +203,10 @@ class Episode:
         self.status = "error"
         self.error = error
 
+    def cut_off(self, status: Literal["deadline", "cancelled"]) -> None:
+        """Ends the episode where it is, unless it is over already."""
+        self.status = self.status or status
+
     def result(self) -> SampleResult:
         identity = self.identity
         total_reward = sum(self._rewards.values())
@@ -199,6 +223,8 @@ class Episode:
             "truncated": self._truncated,
             "max_turns_reached": self.status == "max_turns",
             "extra_env_info": self._extra_env_info,
+            "stop_strings": list(self._stop_strings),
+            "observation_format": self._start.observation_format,
             "metrics": self._metrics(total_reward),
         }
         optional = {"id": identity.id, "answer": self._answer, "error": self.error}

@@ -1,6 +1,7 @@
 """The two protocols over Serve handles: one call of a replica, its failures named."""
 
 import asyncio
+from collections.abc import Awaitable
 from typing import Any
 
 from ray.exceptions import RayActorError, RayError, RayTaskError
@@ -18,17 +19,26 @@ from deployments.protocols import (
 )
 
 
-async def answer_of(response: Any, lost: type[RolloutFailure], who: str) -> Any:
-    """Awaits a handle call and names what broke it; cancelling the wait cancels the call.
+def settle(waiting: "asyncio.Future[StepOutcome]", answer: StepOutcome | Exception) -> None:
+    if waiting.done():
+        return
+    if isinstance(answer, Exception):
+        waiting.set_exception(answer)
+    else:
+        waiting.set_result(answer)
+
+
+async def answer_of(awaited: Awaitable[Any], call: Any, lost: type[RolloutFailure], who: str) -> Any:
+    """Awaits an answer of a handle call and names what broke it; cancelling the wait cancels the call.
 
     Raises:
         RolloutFailure: `lost` if the replica or the way to it broke.
         Exception: what the replica itself raised, as it raised it.
     """
     try:
-        return await response
+        return await awaited
     except asyncio.CancelledError:
-        response.cancel()
+        call.cancel()
         raise
     except RayTaskError as error:
         raise error.cause from error
@@ -38,6 +48,9 @@ async def answer_of(response: Any, lost: type[RolloutFailure], who: str) -> Any:
         raise lost(f"{who} could not be reached: {error}") from error
 
 
+AskedStep = tuple[StepRequest, "asyncio.Future[StepOutcome]"]
+
+
 class GeneratorHop:
     """The `Generator` protocol, on whichever generator replica Serve picks."""
 
@@ -45,16 +58,15 @@ class GeneratorHop:
         self._handle = handle
 
     async def generate(self, request: GenerationRequest) -> Generation:
-        generation: Generation = await answer_of(
-            self._handle.generate.remote(request), GenerationLost, "The generator replica"
-        )
+        generation: Generation = await self._answer(self._handle.generate.remote(request))
         return generation
 
     async def describe(self) -> GeneratorDescription:
-        description: GeneratorDescription = await answer_of(
-            self._handle.describe.remote(), GenerationLost, "The generator replica"
-        )
+        description: GeneratorDescription = await self._answer(self._handle.describe.remote())
         return description
+
+    async def _answer(self, response: Any) -> Any:
+        return await answer_of(response, response, GenerationLost, "The generator replica")
 
 
 class EnvironmentHop:
@@ -62,14 +74,36 @@ class EnvironmentHop:
 
     def __init__(self, task_name: str, handle: DeploymentHandle[Any]) -> None:
         self._handle = handle
+        self._asked_now: list[AskedStep] = []
+        self._calls: set[asyncio.Task[None]] = set()
         self._who = f"The replica of environment {task_name!r}"
 
     async def step(self, request: StepRequest) -> StepOutcome:
-        [answer] = await self._answer(self._handle.step.remote([request]))
-        if isinstance(answer, RolloutFailure):
-            raise answer
-        outcome: StepOutcome = answer
-        return outcome
+        """Travels in one call with the steps that are asked for in the same instant."""
+        if not self._asked_now:
+            asyncio.get_running_loop().call_soon(self._send)
+        answer: asyncio.Future[StepOutcome] = asyncio.get_running_loop().create_future()
+        self._asked_now.append((request, answer))
+        return await answer
+
+    def _send(self) -> None:
+        asked, self._asked_now = self._asked_now, []
+        call = asyncio.create_task(self._step_together(asked))
+        self._calls.add(call)
+        call.add_done_callback(self._calls.discard)
+
+    async def _step_together(self, asked: list[AskedStep]) -> None:
+        """Hands each caller its answer as it comes; what breaks the call fails those that had none."""
+        call: Any = self._handle.options(stream=True).step.remote([request for request, _ in asked])
+        try:
+            while answers := await answer_of(anext(call, None), call, EnvironmentLost, self._who):
+                for place, answer in answers:
+                    settle(asked[place][1], answer)
+            broken: Exception = EnvironmentLost(f"{self._who} ended the call without an answer.")
+        except Exception as error:  # noqa: BLE001 - it belongs to those who wait
+            broken = error
+        for _, waiting in asked:
+            settle(waiting, broken)
 
     async def describe(self) -> TaskDescription:
         description: TaskDescription = await self._answer(self._handle.describe.remote())
@@ -80,4 +114,4 @@ class EnvironmentHop:
         return samples
 
     async def _answer(self, response: Any) -> Any:
-        return await answer_of(response, EnvironmentLost, self._who)
+        return await answer_of(response, response, EnvironmentLost, self._who)

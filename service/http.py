@@ -20,6 +20,7 @@ from rollout_client.contract import (
 )
 from service.problems import (
     PROBLEM_JSON,
+    RequestProblem,
     install_problem_handlers,
     internal_error,
     invalid_request,
@@ -27,7 +28,7 @@ from service.problems import (
     problem_of,
     unreadable_body,
 )
-from service.rollouts import Rollouts, StartedRollout
+from service.rollouts import Rollouts, SampleFailed, StartedRollout
 
 JSON = "application/json"
 NDJSON = "application/x-ndjson"
@@ -56,7 +57,10 @@ def build_http_app(rollouts: Rollouts) -> FastAPI:
         started = rollouts.start(rollout_request)
         if NDJSON in request.headers.get("accept", ""):
             return StreamingResponse(ndjson_lines(rollouts, started), media_type=NDJSON)
-        response = await rollouts.response(started)
+        try:
+            response = await rollouts.response(started)
+        except SampleFailed as failed:
+            raise sample_failed(failed) from failed
         return Response(json_of(response), media_type=JSON)
 
     @app.get("/tasks", response_model_exclude_unset=True)
@@ -116,6 +120,8 @@ async def ndjson_lines(rollouts: Rollouts, started: StartedRollout) -> AsyncIter
                 results.append(result)
                 yield b'{"position":%d,"sample":%s}\n' % (position, json_of(result))
         yield b'{"summary":%s}\n' % json_of(rollouts.summary(started, results))
+    except SampleFailed as failed:
+        yield b'{"problem":%s}\n' % json_of(sample_failed(failed).problem)
     except Exception as error:  # noqa: BLE001 - the status is sent already: only a line can still tell
         yield b'{"problem":%s}\n' % json_of(internal_error(error))
 
@@ -123,6 +129,15 @@ async def ndjson_lines(rollouts: Rollouts, started: StartedRollout) -> AsyncIter
 def json_of(model: BaseModel) -> bytes:
     """Only what was set: a further field that came as null goes back as null, and none appears by itself."""
     return model.model_dump_json(exclude_unset=True).encode()
+
+
+def sample_failed(failed: SampleFailed) -> RequestProblem:
+    return RequestProblem(
+        502,
+        "sample-failed",
+        "A sample failed, and the request said on_error: fail",
+        [FieldProblem(field=f"samples[{failed.sample_position}]", message=str(failed), value=failed.kind)],
+    )
 
 
 def describe_request_body(app: FastAPI) -> None:

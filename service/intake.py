@@ -54,6 +54,18 @@ class Intake:
                 message=f"the model takes at most {self.generator.max_model_len} tokens; ask for no more",
                 value=request.max_seq_len,
             )
+        if (request.keep.per_group or 0) > request.num_generations:
+            yield FieldProblem(
+                field="keep.per_group",
+                message=f"a group has only {request.num_generations} rollouts; keep fewer or raise num_generations",
+                value=request.keep.per_group,
+            )
+        if (request.keep.groups or 0) > len(request.samples):
+            yield FieldProblem(
+                field="keep.groups",
+                message=f"there are only {len(request.samples)} groups, one a sample; keep fewer",
+                value=request.keep.groups,
+            )
         for position, sample in enumerate(request.samples):
             yield from self._sample_problems(f"samples[{position}]", sample)
 
@@ -93,6 +105,7 @@ class Intake:
             max_seq_len=request.max_seq_len or self.generator.max_model_len,
             max_new_tokens=request.sampling.max_new_tokens,
             max_rollout_turns=request.max_rollout_turns,
+            retries=request.retries,
         )
         stop_strings = request.sampling.stop_strings if sample.stop_strings is None else sample.stop_strings
         for generation_index in range(request.num_generations):
@@ -100,6 +113,7 @@ class Intake:
                 EpisodeIdentity(
                     request_id=request_id,
                     position=sample_position * request.num_generations + generation_index,
+                    group=sample_position,
                     generation_index=generation_index,
                     idx=sample_position if sample.idx is None else sample.idx,
                     task_name=sample.task_name,
@@ -113,7 +127,9 @@ class Intake:
                     sampling=sampling_options(
                         request.sampling, group_seed(request, sample_position, sample), generation_index
                     ),
-                    observation_format=request.observation_format or ("chat" if sample.messages else "raw"),
+                    observation_format=sample.observation_format
+                    or request.observation_format
+                    or ("chat" if sample.messages else "raw"),
                 ),
                 limits,
                 self.tokens,

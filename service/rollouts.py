@@ -10,6 +10,7 @@ from rollout_client.contract import (
     RolloutRequest,
     RolloutResponse,
     RolloutSummary,
+    SampleError,
     SampleInput,
     SampleResult,
     TaskInfo,
@@ -17,8 +18,10 @@ from rollout_client.contract import (
 from service.episode import Episode
 from service.hops import EnvironmentHop, GeneratorHop
 from service.intake import Intake
+from service.keep import Stragglers
 from service.metrics import policy_versions, request_metrics
-from service.rollout import play_request
+from service.rollout import Table, play_request
+from service.schedule import Async, Lockstep
 from service.settings import Limits, ServiceSettings
 from service.tokens import ConversationTokenizer
 
@@ -27,8 +30,18 @@ READY_WITHIN_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class StartedRollout:
+    request: RolloutRequest
     request_id: str
     episodes: list[Episode]
+
+
+class SampleFailed(Exception):
+    """A sample failed in a request that asked not to go on then."""
+
+    def __init__(self, sample_position: int, generation_index: int, error: SampleError) -> None:
+        self.sample_position = sample_position
+        self.kind = error.kind
+        super().__init__(f"generation {generation_index} failed: {error.message}")
 
 
 class Rollouts:
@@ -53,13 +66,31 @@ class Rollouts:
 
     def start(self, request: RolloutRequest) -> StartedRollout:
         """Raises `RequestProblem` if the request asks for what this service does not have."""
-        return StartedRollout(*self._intake.episodes(request))
+        return StartedRollout(request, *self._intake.episodes(request))
 
     async def play(self, started: StartedRollout) -> AsyncGenerator[tuple[int, SampleResult], None]:
-        """Yields each sample the moment it ends, with its position in the response; closing it cancels the rest."""
-        async with aclosing(play_request(started.episodes, self._generator, self.environments)) as finished:
+        """Yields each sample the moment it ends, with its position in the response; closing it cancels the rest.
+
+        Raises:
+            SampleFailed: a sample failed and the request said `on_error: fail`.
+        """
+        request = started.request
+        stragglers = Stragglers(request.keep, {episode: episode.identity.group for episode in started.episodes})
+        playing = play_request(started.episodes, self._table(request), stragglers, request.deadline_s)
+        async with aclosing(playing) as finished:
             async for episode in finished:
                 yield episode.identity.position, episode.result()
+                if episode.error is not None and request.on_error == "fail":
+                    raise SampleFailed(episode.identity.group, episode.identity.generation_index, episode.error)
+
+    def _table(self, request: RolloutRequest) -> Table:
+        return Table(
+            self._generator,
+            self.environments,
+            Lockstep() if request.schedule == "lockstep" else Async(),
+            generation_timeout_s=self.limits.generation_timeout_s,
+            step_timeout_s=self.limits.step_timeout_s,
+        )
 
     async def response(self, started: StartedRollout) -> RolloutResponse:
         by_position: dict[int, SampleResult] = {}

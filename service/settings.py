@@ -25,6 +25,10 @@ class Limits(BaseModel):
     """A larger `POST /rollout` body is refused."""
     max_rollouts_per_request: int = Field(default=65_536, ge=1)
     """Samples times `num_generations`."""
+    generation_timeout_s: float | None = Field(default=600, gt=0)
+    """A generation that takes longer is tried again; none waits for ever."""
+    step_timeout_s: float | None = Field(default=120, gt=0)
+    """The same for an environment's step."""
 
 
 class ServiceSettings(BaseModel):

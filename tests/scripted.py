@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from deployments.protocols import ChatMessage, Generation, GenerationRequest, SamplingOptions, StepOutcome, StepRequest
 from rollout_client.contract import Message, ObservationFormat
@@ -100,18 +101,23 @@ class EpisodeRecipe:
     seed: int | None = None
     observation_format: ObservationFormat = "raw"
     position: int = 0
+    group: int = 0
+    retries: int = 0
+    extra_env_info: dict[str, Any] = field(default_factory=lambda: {"state": 0})
     message_log: Callable[[str], list[Message]] = field(default=lambda prompt: [user_message(prompt)])
 
     def make(self) -> Episode:
         return Episode(
-            EpisodeIdentity("request", self.position, generation_index=0, idx=self.position, task_name="task"),
+            EpisodeIdentity(
+                "request", self.position, self.group, generation_index=0, idx=self.position, task_name="task"
+            ),
             EpisodeStart(
                 tuple(self.message_log(self.prompt)),
-                extra_env_info={"state": 0},
+                extra_env_info=self.extra_env_info,
                 stop_strings=self.stop_strings,
                 sampling=SamplingOptions(seed=self.seed),
                 observation_format=self.observation_format,
             ),
-            EpisodeLimits(self.max_seq_len, self.max_new_tokens, self.max_rollout_turns),
+            EpisodeLimits(self.max_seq_len, self.max_new_tokens, self.max_rollout_turns, self.retries),
             CharacterTokens(),
         )

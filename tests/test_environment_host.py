@@ -42,10 +42,18 @@ class Moody(TaskEnvironment):
         return [{"task_name": "moody", "messages": LOG, "extra_env_info": {"mode": f"{seed}"}}] * count
 
 
+def answers(host: EnvironmentHost, requests: list[StepRequest]) -> list[StepOutcome | Exception]:
+    async def all_of_them() -> dict[int, StepOutcome | Exception]:
+        return dict([answer async for batch in host.step(requests) for answer in batch])
+
+    by_place = asyncio.run(all_of_them())
+    return [by_place[place] for place in range(len(requests))]
+
+
 def test_a_step_that_fails_is_answered_beside_its_siblings_outcomes() -> None:
     host = EnvironmentHost("moody", "tests.test_environment_host:Moody", {"reward": 0.5})
     modes: list[dict[str, Any]] = [{"mode": "good"}, {"mode": "raise"}, {"mode": "reject"}, {"mode": "nan"}, {}]
-    good, raised, rejected, not_finite, invalid = asyncio.run(host.step([StepRequest(LOG, mode) for mode in modes]))
+    good, raised, rejected, not_finite, invalid = answers(host, [StepRequest(LOG, mode) for mode in modes])
     assert good == outcome("A", 0.5, terminated=True)
     assert isinstance(raised, EnvironmentBroken)
     assert str(raised) == "The environment raised KeyError: 'board'"

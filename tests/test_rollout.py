@@ -1,6 +1,7 @@
 """The loop on scripted fakes: its laws and its edges."""
 
 import asyncio
+import random
 from contextlib import aclosing
 from dataclasses import replace
 
@@ -8,11 +9,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deployments.failures import EnvironmentBroken, GenerationLost
-from deployments.protocols import StepOutcome
-from rollout_client.contract import Message, SampleResult
+from deployments.failures import (
+    EnvironmentBroken,
+    EnvironmentLost,
+    GenerationLost,
+    GenerationRejected,
+    PromptRejected,
+    failure_of,
+)
+from deployments.protocols import Environment, Generation, GenerationRequest, Generator, StepOutcome, StepRequest
+from rollout_client.contract import Keep, Message, SampleResult
 from service.episode import Episode
-from service.rollout import play_request, play_sample
+from service.keep import Stragglers
+from service.rollout import Table, play_request, play_sample
+from service.schedule import Async, Lockstep, Schedule
 from tests.scripted import (
     EpisodeRecipe,
     ScriptedEnvironment,
@@ -23,9 +33,11 @@ from tests.scripted import (
     user_message,
 )
 
+EVERYTHING = Keep()
 
-def play(recipe: EpisodeRecipe, generator: ScriptedGenerator, environment: ScriptedEnvironment) -> SampleResult:
-    return asyncio.run(play_sample(recipe.make(), generator, environment)).result()
+
+def play(recipe: EpisodeRecipe, generator: Generator, environment: Environment) -> SampleResult:
+    return asyncio.run(play_sample(recipe.make(), Table(generator, {"task": environment}, Async()))).result()
 
 
 def texts(result: SampleResult) -> list[str]:
@@ -173,8 +185,8 @@ def test_the_given_message_log_is_not_changed() -> None:
 def test_a_failing_sample_keeps_its_log_and_leaves_its_siblings_alone() -> None:
     episodes = [EpisodeRecipe(position=position).make() for position in range(3)]
     generator = ScriptedGenerator(["A", GenerationLost("The generator replica died during the call."), "C"])
-    environments = {"task": ScriptedEnvironment([outcome("O", 1.0, terminated=True)])}
-    results = {episode.identity.position: episode.result() for episode in collect(episodes, generator, environments)}
+    environment = ScriptedEnvironment([outcome("O", 1.0, terminated=True)])
+    results = collect(episodes, Table(generator, {"task": environment}, Async()))
     assert [results[position].status for position in range(3)] == ["completed", "error", "completed"]
     assert results[1].error is not None
     assert results[1].error.model_dump() == {
@@ -201,8 +213,10 @@ def test_closing_a_request_cancels_what_is_under_way() -> None:
     generator = ScriptedGenerator(["A"], delay_s=60)
     episodes = [EpisodeRecipe(position=position).make() for position in range(4)]
 
+    table = Table(generator, {"task": ScriptedEnvironment([outcome()])}, Async())
+
     async def play_for(seconds: float) -> None:
-        playing = play_request(episodes, generator, {"task": ScriptedEnvironment([outcome()])})
+        playing = play_request(episodes, table, Stragglers(Keep(), dict.fromkeys(episodes, 0)))
         async with asyncio.timeout(seconds), aclosing(playing) as finished:
             async for _ in finished:
                 pass
@@ -213,11 +227,14 @@ def test_closing_a_request_cancels_what_is_under_way() -> None:
 
 
 def collect(
-    episodes: list[Episode], generator: ScriptedGenerator, environments: dict[str, ScriptedEnvironment]
-) -> list[Episode]:
-    async def drain() -> list[Episode]:
-        async with aclosing(play_request(episodes, generator, environments)) as finished:
-            return [episode async for episode in finished]
+    episodes: list[Episode], table: Table, keep: Keep = EVERYTHING, deadline_s: float | None = None
+) -> dict[int, SampleResult]:
+    """Plays a request and gives its results by position, in the order in which they came out."""
+    stragglers = Stragglers(keep, {episode: episode.identity.group for episode in episodes})
+
+    async def drain() -> dict[int, SampleResult]:
+        async with aclosing(play_request(episodes, table, stragglers, deadline_s)) as finished:
+            return {episode.identity.position: episode.result() async for episode in finished}
 
     return asyncio.run(drain())
 
@@ -283,6 +300,207 @@ def test_every_episode_that_goes_in_comes_out_exactly_once(
     recipes_of_request: list[EpisodeRecipe], responses: list[str], script: list[StepOutcome]
 ) -> None:
     episodes = [replace(recipe, position=position).make() for position, recipe in enumerate(recipes_of_request)]
-    finished = collect(episodes, ScriptedGenerator(responses), {"task": ScriptedEnvironment(script)})
-    assert sorted(episode.identity.position for episode in finished) == list(range(len(episodes)))
-    assert all(episode.over for episode in finished)
+    table = Table(ScriptedGenerator(responses), {"task": ScriptedEnvironment(script)}, Async())
+    results = collect(episodes, table)
+    assert sorted(results) == list(range(len(episodes)))
+    assert all(result.status is not None for result in results.values())
+
+
+class SpeakingGenerator(ScriptedGenerator):
+    """Says something that depends on nothing but the ids before it, after a while that depends on them too."""
+
+    async def generate(self, request: GenerationRequest) -> Generation:
+        self.requests.append(request)
+        draw = random.Random(repr(request.prompt_token_ids))
+        for _ in range(draw.randrange(4)):
+            await asyncio.sleep(0)
+        spoken = "".join(draw.choices("abc", k=draw.randrange(6)))
+        token_ids = ids_of(spoken)[: request.max_new_tokens]
+        cut = len(spoken) >= request.max_new_tokens
+        return Generation(token_ids, [-1.0] * len(token_ids), "length" if cut else "stop")
+
+
+class JudgingEnvironment(ScriptedEnvironment):
+    """Judges by nothing but the conversation and its state."""
+
+    async def step(self, request: StepRequest) -> StepOutcome:
+        self.requests.append(request)
+        draw = random.Random(repr((request.message_log, request.extra_env_info)))
+        for _ in range(draw.randrange(4)):
+            await asyncio.sleep(0)
+        return StepOutcome(
+            {"role": "user", "content": "".join(draw.choices("xyz", k=draw.randrange(6)))},
+            reward=draw.choice([0.0, 0.5, 1.0]),
+            terminated=draw.random() < 0.2,
+            metadata=draw.choice([None, {"state": draw.randrange(9)}]),
+            next_stop_strings=draw.choice([None, ["s"]]),
+        )
+
+
+def played(requested: list[EpisodeRecipe], schedule: Schedule) -> dict[int, SampleResult]:
+    episodes = [replace(recipe, position=position).make() for position, recipe in enumerate(requested)]
+    return collect(episodes, Table(SpeakingGenerator([]), {"task": JudgingEnvironment([])}, schedule))
+
+
+@given(st.lists(recipes, max_size=6))
+def test_both_schedules_give_the_same_logs_and_rewards(requested: list[EpisodeRecipe]) -> None:
+    assert played(requested, Lockstep()) == played(requested, Async())
+
+
+def test_in_lockstep_all_generate_then_all_step_and_the_finished_drop_out() -> None:
+    order: list[str] = []
+
+    class Noting(SpeakingGenerator):
+        async def generate(self, request: GenerationRequest) -> Generation:
+            generation = await super().generate(request)
+            order.append("generation")
+            return generation
+
+    class Judge(ScriptedEnvironment):
+        async def step(self, request: StepRequest) -> StepOutcome:
+            order.append("step")
+            return outcome("o", terminated=request.message_log[0]["content"] == "q" and len(request.message_log) > 3)
+
+    episodes = [
+        EpisodeRecipe(prompt=prompt, position=place, max_rollout_turns=3).make()
+        for place, prompt in enumerate(["q", "qq", "qqq"])
+    ]
+    collect(episodes, Table(Noting([]), {"task": Judge([])}, Lockstep()))
+    rounds = ["generation"] * 3 + ["step"] * 3
+    assert order == rounds * 2 + ["generation"] * 2 + ["step"] * 2
+
+
+@given(recipe=recipes, turns_before_the_cut=st.integers(0, 5), between=st.booleans())
+def test_a_sample_cut_anywhere_and_posted_back_ends_as_the_uncut_one(
+    recipe: EpisodeRecipe, turns_before_the_cut: int, between: bool
+) -> None:
+    whole = play(recipe, SpeakingGenerator([]), JudgingEnvironment([]))
+    first = cut_after(recipe, turns_before_the_cut, between)
+    if first.status != "cancelled":
+        assert first == whole
+        return
+    again = replace(
+        recipe,
+        message_log=lambda _: first.message_log,
+        extra_env_info=first.extra_env_info,
+        stop_strings=tuple(first.stop_strings),
+    )
+    resumed = play(again, SpeakingGenerator([]), JudgingEnvironment([]))
+    assert resumed.message_log == whole.message_log
+    assert (resumed.status, resumed.extra_env_info) == (whole.status, whole.extra_env_info)
+
+
+def cut_after(recipe: EpisodeRecipe, turns: int, between: bool) -> SampleResult:
+    """Plays some turns, and with `between` one generation without its step, then cuts the sample off."""
+    episode = recipe.make()
+
+    async def play_some() -> None:
+        generator, environment = SpeakingGenerator([]), JudgingEnvironment([])
+        for turn in range(turns + 1):
+            request = None if episode.over else episode.next_generation()
+            if request is None or (turn == turns and not between):
+                return
+            episode.add_generation(await generator.generate(request))
+            if episode.over or turn == turns:
+                return
+            episode.add_outcome(await environment.step(episode.step_request()))
+
+    try:
+        asyncio.run(play_some())
+    except PromptRejected as error:
+        episode.fail(failure_of(error))
+    episode.cut_off("cancelled")
+    return episode.result()
+
+
+def test_a_failure_of_the_fleet_is_tried_again_within_the_samples_budget() -> None:
+    lost = GenerationLost("The generator replica died during the call.")
+    gone = EnvironmentLost("The replica of environment 'task' died during the call.")
+    generator = ScriptedGenerator([lost, "A"])
+    environment = ScriptedEnvironment([gone, outcome("O", 1.0, terminated=True)])
+    result = play(EpisodeRecipe(retries=2), generator, environment)
+    assert (result.status, texts(result), result.total_reward) == ("completed", ["Q", "A", "O"], 1.0)
+    assert [request.prompt_token_ids for request in generator.requests] == [ids_of("Q")] * 2
+
+    exhausted = play(EpisodeRecipe(retries=1), ScriptedGenerator([lost]), environment)
+    assert exhausted.error is not None
+    assert (exhausted.status, exhausted.error.retryable) == ("error", True)
+
+
+def test_a_failure_of_the_sample_itself_is_not_tried_again() -> None:
+    generator = ScriptedGenerator([GenerationRejected("The engine refused the generation: no.")])
+    result = play(EpisodeRecipe(retries=5), generator, ScriptedEnvironment([outcome()]))
+    assert (result.status, len(generator.requests)) == ("error", 1)
+
+
+def test_a_call_that_takes_too_long_is_a_timeout_and_tried_again() -> None:
+    generator = ScriptedGenerator(["A"], delay_s=5)
+    table = Table(generator, {"task": ScriptedEnvironment([outcome()])}, Async(), generation_timeout_s=0.02)
+    results = collect([EpisodeRecipe(retries=1).make()], table)
+    assert results[0].error is not None
+    assert results[0].error.model_dump() == {
+        "kind": "timeout",
+        "message": "The generation took longer than 0.02 s.",
+        "retryable": True,
+    }
+    assert (len(generator.requests), generator.cancelled) == (2, 2)
+
+
+def test_at_the_deadline_what_is_done_comes_back_and_the_rest_keeps_its_log() -> None:
+    class SlowAfterTheFirstTurn(ScriptedGenerator):
+        async def generate(self, request: GenerationRequest) -> Generation:
+            self.delay_s = 60 if len(request.prompt_token_ids) > 3 else 0
+            return await super().generate(request)
+
+    class EndingShortGames(ScriptedEnvironment):
+        async def step(self, request: StepRequest) -> StepOutcome:
+            return outcome("O", 1.0, terminated=request.message_log[0]["content"] == "Q")
+
+    episodes = [EpisodeRecipe(prompt=prompt, position=place).make() for place, prompt in enumerate(["Q", "QQQ"])]
+    generator = SlowAfterTheFirstTurn(["A"])
+    results = collect(episodes, Table(generator, {"task": EndingShortGames([])}, Async()), deadline_s=0.1)
+    assert (results[0].status, texts(results[0])) == ("completed", ["Q", "A", "O"])
+    assert (results[1].status, texts(results[1])) == ("deadline", ["QQQ", "A", "O"])
+    assert results[1].error is None
+    assert generator.cancelled == 1
+
+
+@pytest.mark.parametrize(
+    ("keep", "kept"),
+    [
+        (
+            Keep(per_group=1),
+            {0: ["completed", "cancelled"], 1: ["completed", "cancelled"], 2: ["completed", "cancelled"]},
+        ),
+        (Keep(groups=1), {0: ["completed", "completed"], 1: ["cancelled"] * 2, 2: ["cancelled"] * 2}),
+        (
+            Keep(groups=2, per_group=1),
+            {0: ["completed", "cancelled"], 1: ["completed", "cancelled"], 2: ["cancelled"] * 2},
+        ),
+    ],
+)
+def test_enough_is_enough(keep: Keep, kept: dict[int, list[str]]) -> None:
+    class Ordered(ScriptedGenerator):
+        async def generate(self, request: GenerationRequest) -> Generation:
+            self.delay_s = 0.02 * len(request.prompt_token_ids)
+            return await super().generate(request)
+
+    episodes = [
+        EpisodeRecipe(prompt="Q" * (1 + position), position=position, group=position // 2).make()
+        for position in range(6)
+    ]
+    generator = Ordered(["A"])
+    results = collect(
+        episodes, Table(generator, {"task": ScriptedEnvironment([outcome(terminated=True)])}, Async()), keep
+    )
+    statuses = {group: [results[2 * group + place].status for place in range(2)] for group in range(3)}
+    assert statuses == kept
+    assert generator.cancelled == sum(status == "cancelled" for group in kept.values() for status in group)
+
+
+def test_a_failed_rollout_fills_no_group() -> None:
+    episodes = [EpisodeRecipe(position=position).make() for position in range(3)]
+    generator = ScriptedGenerator([GenerationRejected("no"), "A", "A"])
+    environment = ScriptedEnvironment([outcome(terminated=True)])
+    results = collect(episodes, Table(generator, {"task": environment}, Async()), Keep(per_group=2))
+    assert [results[position].status for position in range(3)] == ["error", "completed", "completed"]

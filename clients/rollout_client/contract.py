@@ -9,7 +9,7 @@ from typing import Annotated, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
 
 Role = Literal["system", "user", "assistant", "tool", "environment"]
-SampleStatus = Literal["completed", "truncated", "max_turns", "error"]
+SampleStatus = Literal["completed", "truncated", "max_turns", "deadline", "cancelled", "error"]
 FailureKind = Literal["request", "generation", "environment", "timeout", "overload", "internal"]
 FinishReason = Literal["stop", "length"]
 ObservationFormat = Literal["chat", "raw"]
@@ -90,6 +90,7 @@ class SampleInput(BaseModel):
     message_log: list[Message] | None = Field(default=None, min_length=1)
     extra_env_info: dict[str, JsonValue] = {}
     stop_strings: list[StopString] | None = None
+    observation_format: ObservationFormat | None = None
     seed: Seed | None = None
 
     @model_validator(mode="after")
@@ -101,6 +102,15 @@ class SampleInput(BaseModel):
         return self
 
 
+class Keep(Strict):
+    """Enough is enough: what is still running then is cancelled."""
+
+    groups: int | None = Field(default=None, ge=1)
+    """The request is done when this many groups are full."""
+    per_group: int | None = Field(default=None, ge=1)
+    """A group is full when this many of its rollouts have ended without error; by default all of them."""
+
+
 class RolloutRequest(Strict):
     samples: list[SampleInput] = Field(min_length=1)
     num_generations: int = Field(default=1, ge=1, le=1024)
@@ -109,9 +119,19 @@ class RolloutRequest(Strict):
     max_seq_len: int | None = Field(default=None, ge=1)
     """Prompt, generations and observations together; without it the model's own limit."""
     max_rollout_turns: int = Field(default=16, ge=1)
+    """Turns of one rollout, those that its `message_log` brought along included."""
+    schedule: Literal["async", "lockstep"] = "async"
+    """`async`: nothing waits for a slower sibling; `lockstep`: all generate, then all step."""
     observation_format: ObservationFormat | None = None
     """How observations become tokens: as the chat template of the model frames them or `raw`. By default `chat` for a
-    sample that came as `messages` and `raw` for one that came as `message_log`."""
+    sample that came as `messages` and `raw` for one that came as `message_log`. A sample's own comes before this."""
+    deadline_s: float | None = Field(default=None, gt=0)
+    """What still runs then comes back as `status: deadline` with its log so far, ready to be posted back."""
+    on_error: Literal["return", "fail"] = "return"
+    """`return`: a failed sample is data; `fail`: the first one ends the request."""
+    retries: int = Field(default=3, ge=0, le=100)
+    """How often calls of one sample are tried again after a failure of the fleet."""
+    keep: Keep = Keep()
 
 
 class SampleError(Lenient):
@@ -153,6 +173,9 @@ class SampleResult(Lenient):
     max_turns_reached: bool
     extra_env_info: dict[str, JsonValue]
     """As the last environment step left it."""
+    stop_strings: list[str] = []
+    """Those of the next generation, had there been one."""
+    observation_format: ObservationFormat = "raw"
     answer: str | None = None
     """What the environment last read out of a response."""
     metrics: SampleMetrics
