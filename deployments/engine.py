@@ -51,11 +51,9 @@ class Engine:
             Overloaded: the engine's queue is full.
             GenerationLost: the engine broke, or somebody else aborted the request.
         """
-        outputs = self._llm.generate(
-            tokens_input(request.prompt_token_ids), sampling_params(request), request_id=request.request_id
-        )
+        prompt = tokens_input(request.prompt_token_ids)
         try:
-            async for output in outputs:
+            async for output in self._llm.generate(prompt, sampling_params(request), request_id=request.request_id):
                 completion = output.outputs[0]
         except VLLMClientError as error:
             raise GenerationRejected(f"The engine refused the generation: {error}") from error

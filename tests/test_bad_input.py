@@ -75,6 +75,8 @@ class Service:
         ({"samples": [GOOD], "sampling": {"temperature": float("nan")}}, "sampling.temperature", "finite number"),
         ({"samples": [GOOD], "sampling": {"temperature": float("inf")}}, "sampling.temperature", "finite number"),
         ({"samples": [GOOD], "sampling": {"temperature": -0.1}}, "sampling.temperature", "greater than or equal to 0"),
+        ({"samples": [GOOD], "sampling": {"temperature": 2.5}}, "sampling.temperature", "less than or equal to 2"),
+        ({"samples": [GOOD], "sampling": {"temperature": 1e-3}}, "sampling.temperature", "at least 0.01"),
         ({"samples": [GOOD], "sampling": {"top_p": 0}}, "sampling.top_p", "greater than 0"),
         ({"samples": [GOOD], "sampling": {"top_p": 1.5}}, "sampling.top_p", "less than or equal to 1"),
         ({"samples": [GOOD], "sampling": {"top_k": -2}}, "sampling.top_k", "greater than or equal to -1"),

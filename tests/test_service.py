@@ -205,7 +205,7 @@ def test_a_request_whose_caller_hangs_up_is_cancelled_in_the_engine(service_url:
         game.extra_env_info["max_moves"] = 100_000
     takes_a_minute = {
         "samples": [game.model_dump(exclude_unset=True) for game in games],
-        "sampling": {"temperature": 100},
+        "sampling": {"temperature": 2},
         "max_rollout_turns": 100_000,
     }
     with pytest.raises(httpx.ReadTimeout):

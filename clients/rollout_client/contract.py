@@ -6,7 +6,7 @@ come back untouched. Lengths are in tokens, times in seconds, log-probabilities 
 
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, field_validator, model_validator
 
 Role = Literal["system", "user", "assistant", "tool", "environment"]
 SampleStatus = Literal["completed", "truncated", "max_turns", "deadline", "cancelled", "error"]
@@ -15,6 +15,7 @@ FinishReason = Literal["stop", "length"]
 ObservationFormat = Literal["chat", "raw"]
 TokenId = Annotated[int, Field(ge=0)]
 StopString = Annotated[str, Field(min_length=1)]
+COLDEST = 0.01
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 
 
@@ -59,8 +60,8 @@ class Message(PromptMessage):
 class Sampling(Strict):
     """How tokens are drawn. What a sample says of itself (stop strings, seed) comes before this."""
 
-    temperature: float = Field(default=1.0, ge=0, le=100)
-    """0 is greedy."""
+    temperature: float = Field(default=1.0, ge=0, le=2)
+    """0 is greedy; otherwise at least 0.01, below which the engine would quietly sample at 0.01."""
     top_p: float = Field(default=1.0, gt=0, le=1)
     top_k: int = Field(default=0, ge=-1)
     """0 or -1 keeps all tokens."""
@@ -72,6 +73,13 @@ class Sampling(Strict):
     """The most likely token each time, whatever `temperature` says."""
     seed: Seed | None = None
     """Makes the request repeatable: every generation draws from its own seed, derived from this one."""
+
+    @field_validator("temperature")
+    @classmethod
+    def is_greedy_or_not_too_cold(cls, temperature: float) -> float:
+        if 0 < temperature < COLDEST:
+            raise ValueError(f"Input should be 0 (greedy) or at least {COLDEST}")
+        return temperature
 
 
 class SampleInput(BaseModel):
