@@ -101,6 +101,7 @@ class Episode:
         self._rewards: dict[str, float] = {}
         self._answer: str | None = None
         self._turn_gen_tokens: list[int] = []
+        self._turn_input_tokens: list[int] = []
         self._env_tokens = 0
         self._steps = self._turns_in_log() - self.step_is_due
         self._retries_left = limits.retries
@@ -164,6 +165,7 @@ class Episode:
                 ],
             )
         )
+        self._turn_input_tokens.append(len(self._token_ids))
         self._token_ids.extend(generation.token_ids)
         self._turn_gen_tokens.append(len(generation.token_ids))
         if generation.finish_reason == "length" and len(self._token_ids) >= self._limits.max_seq_len:
@@ -263,6 +265,7 @@ class Episode:
             max_turns_reached=self.status == "max_turns",
             total_reward=total_reward,
             turn_gen_tokens=self._turn_gen_tokens,
+            turn_input_tokens=self._turn_input_tokens,
         )
 
 

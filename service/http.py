@@ -15,9 +15,9 @@ from rollout_client.contract import (
     RolloutRequest,
     RolloutResponse,
     SampleInput,
-    SampleResult,
     TaskInfo,
 )
+from service.metrics import RequestTally
 from service.problems import (
     PROBLEM_JSON,
     RequestProblem,
@@ -28,7 +28,7 @@ from service.problems import (
     problem_of,
     unreadable_body,
 )
-from service.rollouts import Rollouts, SampleFailed, StartedRollout
+from service.rollouts import Rollouts, SampleFailed, StartedRollout, summary_of
 
 JSON = "application/json"
 NDJSON = "application/x-ndjson"
@@ -113,13 +113,13 @@ async def read_body(request: Request, max_body_bytes: int) -> bytes:
 
 async def ndjson_lines(rollouts: Rollouts, started: StartedRollout) -> AsyncIterator[bytes]:
     """One line `{"position", "sample"}` for each sample the moment it ends, then one `{"summary"}` or `{"problem"}`."""
-    results: list[SampleResult] = []
+    tally = RequestTally()
     try:
         async with aclosing(rollouts.play(started)) as finished:
             async for position, result in finished:
-                results.append(result)
+                tally.add(result)
                 yield b'{"position":%d,"sample":%s}\n' % (position, json_of(result))
-        yield b'{"summary":%s}\n' % json_of(rollouts.summary(started, results))
+        yield b'{"summary":%s}\n' % json_of(summary_of(started, tally))
     except SampleFailed as failed:
         yield b'{"problem":%s}\n' % json_of(sample_failed(failed).problem)
     except Exception as error:  # noqa: BLE001 - the status is sent already: only a line can still tell

@@ -19,7 +19,7 @@ from service.episode import Episode
 from service.hops import EnvironmentHop, GeneratorHop
 from service.intake import Intake
 from service.keep import Stragglers
-from service.metrics import policy_versions, request_metrics
+from service.metrics import RequestTally
 from service.rollout import Table, play_request
 from service.schedule import Async, Lockstep
 from service.settings import Limits, ServiceSettings
@@ -93,18 +93,15 @@ class Rollouts:
         )
 
     async def response(self, started: StartedRollout) -> RolloutResponse:
+        tally = RequestTally()
         by_position: dict[int, SampleResult] = {}
         async with aclosing(self.play(started)) as finished:
             async for position, result in finished:
+                tally.add(result)
                 by_position[position] = result
         samples = [by_position[position] for position in range(len(started.episodes))]
-        summary = self.summary(started, samples)
+        summary = summary_of(started, tally)
         return RolloutResponse.model_construct(**dict(summary), samples=samples)
-
-    def summary(self, started: StartedRollout, results: list[SampleResult]) -> RolloutSummary:
-        return RolloutSummary(
-            request_id=started.request_id, metrics=request_metrics(results), policy=policy_versions(results)
-        )
 
     async def tasks(self) -> list[TaskInfo]:
         descriptions = await asyncio.gather(*(environment.describe() for environment in self.environments.values()))
@@ -129,3 +126,7 @@ class Rollouts:
                 await asyncio.gather(self._generator.describe(), self.tasks())
         except TimeoutError as error:
             raise EnvironmentLost(f"A deployment did not answer within {READY_WITHIN_S:g} s.") from error
+
+
+def summary_of(started: StartedRollout, tally: RequestTally) -> RolloutSummary:
+    return RolloutSummary(request_id=started.request_id, metrics=tally.metrics(), policy=tally.policy())

@@ -175,10 +175,10 @@ def test_the_openapi_page_shows_the_request_and_the_response() -> None:
 
 
 def test_a_stream_that_breaks_midway_ends_with_its_problem(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken_metrics(_results: Any) -> None:
+    def broken_metrics(_tally: Any) -> None:
         raise ZeroDivisionError("by zero")
 
-    monkeypatch.setattr("service.rollouts.request_metrics", broken_metrics)
+    monkeypatch.setattr("service.metrics.RequestTally.metrics", broken_metrics)
     service = Service()
     body = json.dumps({"samples": [GOOD]})
     answer = service.request("POST", "/rollout", content=body, headers={"accept": "application/x-ndjson"}).text

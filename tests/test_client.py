@@ -37,6 +37,7 @@ from rollout_client import (
     ServiceUnreachable,
     StreamBroken,
 )
+from rollout_client.contract import RequestMetrics
 from rollout_client.errors import seconds_until
 from rollout_client.lines import RolloutLines
 from tests.scripted_service import (
@@ -248,7 +249,7 @@ def test_the_summary_is_there_after_the_last_sample_and_an_error_before(service:
 
 
 def test_the_async_summary_is_there_after_the_last_sample(service: ScriptedService) -> None:
-    async def read() -> tuple[int, dict[str, float]]:
+    async def read() -> tuple[int, RequestMetrics]:
         async with AsyncRolloutClient(service.url) as client, client.stream([sample()]) as rollouts:
             count = len([played async for played in rollouts])
         return count, rollouts.summary.metrics

@@ -71,6 +71,7 @@ def test_a_sample_plays_until_its_environment_terminates_it() -> None:
         "max_turns_reached": False,
         "total_reward": 1.5,
         "turn_gen_tokens": [2, 2],
+        "turn_input_tokens": [1, 5],
     }
 
 

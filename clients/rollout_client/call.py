@@ -2,13 +2,13 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypedDict, TypeVar
+from typing import Any, Generic, Literal, TypedDict, TypeVar
 from urllib.parse import quote
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import to_json
 
-from rollout_client.contract import ObservationFormat, RolloutResponse, SampleInput, Sampling, TaskInfo
+from rollout_client.contract import Keep, ObservationFormat, RolloutResponse, SampleInput, Sampling, TaskInfo
 from rollout_client.errors import not_understood
 
 JSON = "application/json"
@@ -28,7 +28,14 @@ class RolloutOptions(TypedDict, total=False):
     max_seq_len: int | None
     """In tokens: prompt, generations and observations together."""
     max_rollout_turns: int | None
+    schedule: Literal["async", "lockstep"] | None
     observation_format: ObservationFormat | None
+    deadline_s: float | None
+    """After so many seconds what still runs comes back as it is."""
+    on_error: Literal["return", "fail"] | None
+    retries: int | None
+    keep: Keep | Mapping[str, Any] | None
+    """When enough is done; the rest is cancelled."""
 
 
 class Tasks(BaseModel):

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from rollout_client.call import RolloutOptions
 from rollout_client.client import DEFAULT_URL, RolloutClient
-from rollout_client.contract import SampleResult
+from rollout_client.contract import RequestMetrics, SampleResult
 from rollout_client.errors import RolloutError
 from rollout_client.progress import rollout_bar
 from rollout_client.transcript import metrics_table, task_description, task_example, transcript
@@ -88,7 +88,7 @@ def run(
 
 def run_to_file(
     client: RolloutClient, samples: list[dict[str, Any]], output: Path, options: RolloutOptions
-) -> dict[str, float]:
+) -> RequestMetrics:
     """Writes to `output` what finished, in input order, and returns the metrics."""
     by_position: dict[int, SampleResult] = {}
     with output.open("a") as results, client.stream(samples, **options) as rollouts:

@@ -161,6 +161,7 @@ class SampleMetrics(Lenient):
     max_turns_reached: bool
     total_reward: float
     turn_gen_tokens: list[int]
+    turn_input_tokens: list[int] = []
 
 
 class SampleResult(Lenient):
@@ -196,9 +197,13 @@ class PolicyVersions(Lenient):
     newest: str | None = None
 
 
+RequestMetrics = dict[str, int | float | list[int]]
+"""By the names of NeMo-RL's rollout module; the `histogram/...` ones are lists of lengths, one a generation."""
+
+
 class RolloutSummary(Lenient):
     request_id: str
-    metrics: dict[str, int | float]
+    metrics: RequestMetrics
     policy: PolicyVersions
 
 

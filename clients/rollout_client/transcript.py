@@ -3,8 +3,6 @@
 Text of models and environments is shown as it is: never read as markup, its control characters made visible.
 """
 
-from collections.abc import Mapping
-
 from pydantic import JsonValue
 from rich.console import Group
 from rich.json import JSON
@@ -13,13 +11,15 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
-from rollout_client.contract import Message, SampleResult, SampleStatus, TaskInfo
+from rollout_client.contract import Message, RequestMetrics, SampleResult, SampleStatus, TaskInfo
 
 STATUS_STYLES: dict[SampleStatus, str] = {
     "completed": "green",
     "truncated": "yellow",
     "max_turns": "yellow",
     "error": "red",
+    "deadline": "yellow",
+    "cancelled": "yellow",
 }
 ROLE_STYLES = {"assistant": "bold cyan", "environment": "magenta", "system": "dim", "tool": "magenta", "user": "bold"}
 NOTE_STYLE = "dim"
@@ -81,13 +81,14 @@ def outcome(sample: SampleResult, style: str) -> Text:
     return Text(f"{sample.status} · {reward} · {turns} {'turn' if turns == 1 else 'turns'}", f"bold {style}")
 
 
-def metrics_table(metrics: Mapping[str, float]) -> Table:
-    """The metrics of a request, a row each."""
+def metrics_table(metrics: RequestMetrics) -> Table:
+    """The metrics of a request, a row each; histograms are left to programs."""
     table = Table(title="Metrics", title_justify="left")
     table.add_column("name", overflow="fold")
     table.add_column("value", justify="right")
     for name, value in metrics.items():
-        table.add_row(plain(name), number(value))
+        if not isinstance(value, list):
+            table.add_row(plain(name), number(value))
     return table
 
 
