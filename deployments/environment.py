@@ -29,13 +29,17 @@ class TaskEnvironment(ABC):
             message_log: the conversation so far, `role` and `content` only; special tokens are left out.
             extra_env_info: an instance of `ExtraEnvInfo`.
 
+        Returns:
+            an observation whose role the model's chat template knows, finite rewards, and state that is JSON.
+
         Raises:
-            EnvironmentRejected: when `extra_env_info` is well-formed but no state of this task.
+            EnvironmentRejected: when `extra_env_info` is well-formed but no state of this task. Whatever else is raised
+                becomes an `EnvironmentBroken` of this sample, which is not tried again.
         """
 
     @abstractmethod
     def example_samples(self, count: int, seed: int) -> list[dict[str, Any]]:
-        """Makes `count` different samples (`task_name`, `messages`, `extra_env_info`), the same for the same `seed`."""
+        """Makes `count` different samples (`messages`, `extra_env_info`), the same for the same `seed`."""
 
     def close(self) -> None:  # noqa: B027 - most environments hold nothing
         """Gives back what the environment holds; called once, when its replica ends."""

@@ -1,8 +1,8 @@
 """The environment deployment: hosts one task and answers batches of its steps."""
 
 import asyncio
-import math
 from collections.abc import AsyncGenerator
+from dataclasses import fields
 from typing import Any
 
 from pydantic import ImportString, TypeAdapter, ValidationError
@@ -10,6 +10,8 @@ from pydantic import ImportString, TypeAdapter, ValidationError
 from deployments.environment import TaskEnvironment
 from deployments.failures import EnvironmentBroken, EnvironmentRejected, RolloutFailure
 from deployments.protocols import StepAnswers, StepOutcome, StepRequest, TaskDescription
+
+OUTCOME = TypeAdapter(StepOutcome)
 
 
 class EnvironmentHost:
@@ -38,14 +40,14 @@ class EnvironmentHost:
                 task.cancel()
 
     async def example_samples(self, count: int, seed: int) -> list[dict[str, Any]]:
-        return self._environment.example_samples(count, seed)
+        return [{**sample, "task_name": self._task_name} for sample in self._environment.example_samples(count, seed)]
 
     async def describe(self) -> TaskDescription:
         return TaskDescription(
             task_name=self._task_name,
             description=self._environment.description,
             fields=self._environment.ExtraEnvInfo.model_json_schema(),
-            example=self._environment.example_samples(1, 0)[0],
+            example=(await self.example_samples(1, 0))[0],
         )
 
     def __del__(self) -> None:
@@ -69,9 +71,10 @@ def load_environment(import_path: str, arguments: dict[str, Any]) -> TaskEnviron
 async def step_or_failure(environment: TaskEnvironment, request: StepRequest) -> StepOutcome | RolloutFailure:
     try:
         extra_env_info = environment.ExtraEnvInfo.model_validate(request.extra_env_info)
-        return checked(await environment.step(request.message_log, extra_env_info))
     except ValidationError as error:
-        return EnvironmentRejected(f"The environment cannot take this sample: {fields_in(error)}.")
+        return EnvironmentRejected(f"The environment cannot take this sample: {fields_in(error, 'extra_env_info')}.")
+    try:
+        return checked(await environment.step(request.message_log, extra_env_info))
     except RolloutFailure as failure:
         return failure
     except Exception as error:  # noqa: BLE001 - whatever an environment raises is data of one sample
@@ -79,13 +82,12 @@ async def step_or_failure(environment: TaskEnvironment, request: StepRequest) ->
 
 
 def checked(outcome: StepOutcome) -> StepOutcome:
-    rewards = outcome.reward.values() if isinstance(outcome.reward, dict) else (outcome.reward,)
-    if not all(math.isfinite(reward) for reward in rewards):
-        raise EnvironmentBroken(f"The environment gave the reward {outcome.reward}; rewards must be finite.")
-    return outcome
+    """The outcome, if all of it can travel to the trainer."""
+    try:
+        return OUTCOME.validate_python({field.name: getattr(outcome, field.name) for field in fields(outcome)})
+    except ValidationError as error:
+        raise EnvironmentBroken(f"The environment's outcome is not valid: {fields_in(error, 'outcome')}.") from error
 
 
-def fields_in(error: ValidationError) -> str:
-    return "; ".join(
-        f"{'.'.join(('extra_env_info', *map(str, problem['loc'])))}: {problem['msg']}" for problem in error.errors()
-    )
+def fields_in(error: ValidationError, whole: str) -> str:
+    return "; ".join(f"{'.'.join((whole, *map(str, problem['loc'])))}: {problem['msg']}" for problem in error.errors())

@@ -26,6 +26,8 @@ class EngineSettings(BaseModel):
     pipeline_parallel_size: int = Field(default=1, ge=1)
     max_model_len: int | None = Field(default=None, ge=1)
     """Tokens; without it the model's own limit."""
+    num_cpus: float = Field(default=1, ge=0)
+    """Cores that Ray sets aside for one replica."""
     environment_variables: dict[str, str] = {}
     """Set in the engine's process before vLLM is imported (`VLLM_...`)."""
 
@@ -35,12 +37,12 @@ class EngineSettings(BaseModel):
             raise ValueError(f"{name} cannot be set: {RESERVED_ENGINE_ARGS[name]}")
         return self
 
-    @property
-    def gpus_per_replica(self) -> int:
-        return 0 if self.device == "cpu" else self.tensor_parallel_size * self.pipeline_parallel_size
+    def ray_actor_options(self) -> dict[str, float]:
+        gpus = 0 if self.device == "cpu" else self.tensor_parallel_size * self.pipeline_parallel_size
+        return {"num_cpus": self.num_cpus, "num_gpus": gpus}
 
     def engine_args(self) -> dict[str, Any]:
-        return self.model_dump(exclude={"device", "environment_variables"}, exclude_none=True)
+        return self.model_dump(exclude={"device", "num_cpus", "environment_variables"}, exclude_none=True)
 
 
 class Generator:

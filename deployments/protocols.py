@@ -1,18 +1,26 @@
 """What a rollout needs from the outside: something that generates and something that steps.
 
-The loop knows only these two protocols and the four records that travel through them. vLLM and the environment host
-implement them behind Ray Serve; tests implement them with scripts.
+The loop knows only these two protocols and the records that travel through them. The generator and the environment
+deployments stand behind them (`service/hops.py`); tests implement them with scripts.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, TypedDict
+from typing import Annotated, Any, Literal, Protocol
+
+from pydantic import FiniteFloat, GetPydanticSchema, JsonValue
+from typing_extensions import TypedDict
+
+from rollout_client.contract import Role, StopString
+
+JsonObject = Annotated[dict[str, Any], GetPydanticSchema(lambda _, schema_of: schema_of(dict[str, JsonValue]))]
+"""Validated as JSON all the way down; typed so that a `dict[str, int]` is one."""
 
 
 class ChatMessage(TypedDict):
     """A message as environments and chat templates see it: no tokens."""
 
-    role: str
+    role: Role
     content: str
 
 
@@ -80,10 +88,10 @@ class StepOutcome:
     """
 
     observation: ChatMessage
-    reward: float | dict[str, float]
+    reward: FiniteFloat | dict[str, FiniteFloat]
     terminated: bool
-    metadata: dict[str, Any] | None = None
-    next_stop_strings: list[str] | None = None
+    metadata: JsonObject | None = None
+    next_stop_strings: list[StopString] | None = None
     answer: str | None = None
 
 

@@ -45,7 +45,7 @@ def show(response: RolloutResponse, console: Console) -> None:
         rollouts = [sample for sample in response.samples if sample.task_name == task_name]
         for sample in best_and_worst(rollouts):
             console.print(transcript(sample))
-        solved = sum(sample.total_reward > 0 for sample in rollouts)
+        solved = sum(reward_of(sample) > 0 for sample in rollouts)
         console.print(f"{task_name}: {solved} of {len(rollouts)} rollouts rewarded\n")
     console.print(metrics_table(response.metrics))
 
@@ -53,9 +53,13 @@ def show(response: RolloutResponse, console: Console) -> None:
 def best_and_worst(rollouts: list[SampleResult]) -> list[SampleResult]:
     """The longest of the highest and the shortest of the lowest reward."""
     return [
-        max(rollouts, key=lambda sample: (sample.total_reward, sample.metrics.turn_count)),
-        min(rollouts, key=lambda sample: (sample.total_reward, sample.metrics.turn_count)),
+        max(rollouts, key=lambda sample: (reward_of(sample), sample.metrics.turn_count)),
+        min(rollouts, key=lambda sample: (reward_of(sample), sample.metrics.turn_count)),
     ]
+
+
+def reward_of(sample: SampleResult) -> float:
+    return -1.0 if sample.total_reward is None else sample.total_reward
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """The app builder that a Serve config names: `import_path: service.app:build`."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from ray import serve
@@ -11,15 +12,16 @@ from service.ingress import Ingress
 from service.settings import ServiceSettings
 
 REPOSITORY = Path(__file__).resolve().parent.parent
-ADMITTED_BY_THE_INGRESS = 100_000
+NEVER_THE_LIMIT = 100_000
 """Past `max_ongoing_requests` Serve's callers back off exponentially: it must never be what limits."""
 HEALTH_CHECK_PERIOD_S = 5.0
+NO_OPTIONS: Mapping[str, float] = {}
 
 
 def build(settings: ServiceSettings) -> Application:
     """Wires the deployments: `Ingress` calls `Generator` and one environment deployment named after each task."""
     engine = with_absolute_model_path(settings.engine)
-    generator = deployment(Generator, "Generator", num_gpus=engine.gpus_per_replica).bind(engine)
+    generator = deployment(Generator, "Generator", engine.ray_actor_options()).bind(engine)
     environments = {
         task_name: deployment(EnvironmentHost, task_name).bind(
             task_name, environment.import_path, environment.arguments
@@ -30,12 +32,12 @@ def build(settings: ServiceSettings) -> Application:
     return ingress.bind(settings.model_copy(update={"engine": engine}), generator, environments)
 
 
-def deployment(replica: type, name: str, num_gpus: int = 0) -> serve.Deployment:
+def deployment(replica: type, name: str, ray_actor_options: Mapping[str, float] = NO_OPTIONS) -> serve.Deployment:
     as_deployment = serve.deployment(
         name=name,
-        max_ongoing_requests=ADMITTED_BY_THE_INGRESS,
+        max_ongoing_requests=NEVER_THE_LIMIT,
         health_check_period_s=HEALTH_CHECK_PERIOD_S,
-        ray_actor_options={"num_gpus": num_gpus},
+        ray_actor_options=dict(ray_actor_options),
     )
     return as_deployment(replica)
 

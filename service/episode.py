@@ -10,7 +10,6 @@ import hashlib
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
 
-from deployments.failures import PromptRejected
 from deployments.protocols import ChatMessage, Generation, GenerationRequest, SamplingOptions, StepOutcome, StepRequest
 from rollout_client.contract import (
     Message,
@@ -123,17 +122,8 @@ class Episode:
         return self._retries_left >= 0
 
     def next_generation(self) -> GenerationRequest | None:
-        """The generation that is due, or None if there is no room or no turn left for it, which ends the sample.
-
-        Raises:
-            PromptRejected: the prompt alone is longer than `max_seq_len`.
-        """
+        """The generation that is due, or None if there is no room or no turn left for it, which ends the sample."""
         room = self._limits.max_seq_len - len(self._token_ids)
-        if room < 0 and not self._turn_gen_tokens:
-            raise PromptRejected(
-                f"The prompt has {len(self._token_ids)} tokens and max_seq_len is {self._limits.max_seq_len}: "
-                "shorten the prompt or raise max_seq_len."
-            )
         if room <= 0:
             self._truncate()
             return None
@@ -211,9 +201,8 @@ class Episode:
 
     def result(self) -> SampleResult:
         identity = self.identity
-        total_reward = sum(self._rewards.values())
+        total_reward = None if self.error else sum(self._rewards.values())
         reported: dict[str, Any] = {
-            **identity.further_fields,
             "idx": identity.idx,
             "generation_index": identity.generation_index,
             "task_name": identity.task_name,
@@ -231,7 +220,11 @@ class Episode:
         }
         optional = {"id": identity.id, "answer": self._answer, "error": self.error}
         reported.update({name: value for name, value in optional.items() if value is not None})
-        return SampleResult.model_construct(**reported)
+        result = SampleResult.model_construct(**reported)
+        # Not through model_construct, where a caller's field could have the name of a parameter.
+        further_fields = result.__pydantic_extra__ = dict(identity.further_fields)
+        result.__pydantic_fields_set__.update(further_fields)
+        return result
 
     def _turns_in_log(self) -> int:
         return sum(message.generation_logprobs is not None for message in self._message_log)
@@ -253,7 +246,7 @@ class Episode:
             return "truncated"
         return "max_turns" if self._steps >= self._limits.max_rollout_turns else None
 
-    def _metrics(self, total_reward: float) -> SampleMetrics:
+    def _metrics(self, total_reward: float | None) -> SampleMetrics:
         assistant_tokens = sum(self._turn_gen_tokens)
         return SampleMetrics.model_construct(
             turn_count=len(self._turn_gen_tokens),

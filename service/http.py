@@ -1,5 +1,6 @@
 """The HTTP face: routes, bodies, problem documents. What a rollout is stands elsewhere."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from typing import Annotated, Any
@@ -8,7 +9,6 @@ from fastapi import FastAPI, Query, Request
 from fastapi.responses import Response, StreamingResponse
 from pydantic import BaseModel, ValidationError
 
-from deployments.failures import RolloutFailure
 from rollout_client.contract import (
     FieldProblem,
     Problem,
@@ -24,11 +24,10 @@ from service.problems import (
     install_problem_handlers,
     internal_error,
     invalid_request,
-    not_ready,
     problem_of,
     unreadable_body,
 )
-from service.rollouts import Rollouts, SampleFailed, StartedRollout, summary_of
+from service.rollout_service import RolloutService, SampleFailed, StartedRollout, summary_of
 
 JSON = "application/json"
 NDJSON = "application/x-ndjson"
@@ -41,8 +40,8 @@ ROLLOUT_BODY = {
 }
 
 
-def build_http_app(rollouts: Rollouts) -> FastAPI:
-    app = FastAPI(title="Rollouts", description="The current policy plays prompts against environments.")
+def build_http_app(rollouts: RolloutService) -> FastAPI:
+    app = FastAPI(title="RolloutService", description="The current policy plays prompts against environments.")
     install_problem_handlers(app)
     describe_request_body(app)
 
@@ -51,10 +50,11 @@ def build_http_app(rollouts: Rollouts) -> FastAPI:
         """Plays every sample and answers in input order; `Accept: application/x-ndjson` streams each as it finishes."""
         body = await read_body(request, rollouts.limits.max_body_bytes)
         try:
-            rollout_request = RolloutRequest.model_validate_json(body)
+            rollout_request = RolloutRequest.model_validate_json(body, strict=True)
         except ValidationError as error:
             raise problem_of(error) from error
-        started = rollouts.start(rollout_request)
+        # Long prompts take the tokenizer seconds, during which everybody else's rollouts go on.
+        started = await asyncio.to_thread(rollouts.start, rollout_request)
         if NDJSON in request.headers.get("accept", ""):
             return StreamingResponse(ndjson_lines(rollouts, started), media_type=NDJSON)
         try:
@@ -88,11 +88,8 @@ def build_http_app(rollouts: Rollouts) -> FastAPI:
 
     @app.get("/readyz")
     async def readyz() -> dict[str, str]:
-        """Rollouts can be served: generator and environments answer."""
-        try:
-            await rollouts.check_ready()
-        except RolloutFailure as failure:
-            raise not_ready(str(failure)) from failure
+        """RolloutService can be served: generator and environments answer."""
+        await rollouts.check_ready()
         return {"status": "ready"}
 
     return app
@@ -100,6 +97,8 @@ def build_http_app(rollouts: Rollouts) -> FastAPI:
 
 async def read_body(request: Request, max_body_bytes: int) -> bytes:
     """Raises `RequestProblem` as soon as the body is known to be larger than `max_body_bytes`."""
+    if request.headers.get("content-encoding", "identity") != "identity":
+        raise unreadable_body("it is compressed, which this service does not read yet; send it as it is")
     too_large = unreadable_body(f"larger than the limit of {max_body_bytes} bytes; split the request")
     if int(request.headers.get("content-length", 0)) > max_body_bytes:
         raise too_large
@@ -111,7 +110,7 @@ async def read_body(request: Request, max_body_bytes: int) -> bytes:
     return bytes(body)
 
 
-async def ndjson_lines(rollouts: Rollouts, started: StartedRollout) -> AsyncIterator[bytes]:
+async def ndjson_lines(rollouts: RolloutService, started: StartedRollout) -> AsyncIterator[bytes]:
     """One line `{"position", "sample"}` for each sample the moment it ends, then one `{"summary"}` or `{"problem"}`."""
     tally = RequestTally()
     try:

@@ -8,7 +8,7 @@ from ray.serve.handle import DeploymentHandle
 
 from service.hops import EnvironmentHop, GeneratorHop
 from service.http import build_http_app
-from service.rollouts import Rollouts
+from service.rollout_service import RolloutService
 from service.settings import ServiceSettings
 
 
@@ -22,7 +22,7 @@ class Ingress:
         generator: DeploymentHandle[Any],
         environments: dict[str, DeploymentHandle[Any]],
     ) -> None:
-        self._rollouts = await Rollouts.connect(
+        self._rollouts = await RolloutService.connect(
             settings,
             GeneratorHop(generator),
             {task_name: EnvironmentHop(task_name, handle) for task_name, handle in environments.items()},

@@ -1,8 +1,11 @@
 """From a request to its episodes: everything that can be wrong with it is found here, before anything starts."""
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from uuid import uuid4
+
+from pydantic import JsonValue
 
 from deployments.failures import PromptRejected, failure_of
 from deployments.protocols import GeneratorDescription, SamplingOptions
@@ -77,10 +80,17 @@ class Intake:
                 f"{', '.join(sorted(self.task_names))}",
                 value=sample.task_name,
             )
+        for name in ("extra_env_info", *(sample.model_extra or {})):
+            if holds_non_finite(getattr(sample, name)):
+                yield FieldProblem(
+                    field=f"{field}.{name}", message="it holds NaN or infinity, which JSON has no word for; send null"
+                )
         for name in RESULT_FIELDS & (sample.model_extra or {}).keys():
             yield FieldProblem(
                 field=f"{field}.{name}", message="this is a field of the result; give the further field another name"
             )
+        if sample.message_log and not any(message.token_ids for message in sample.message_log):
+            yield FieldProblem(field=f"{field}.message_log", message="it has no token at all; send at least one")
         for index, message in enumerate(sample.message_log or ()):
             yield from self._message_problems(f"{field}.message_log[{index}]", message)
 
@@ -97,12 +107,13 @@ class Intake:
         self, request: RolloutRequest, request_id: str, sample_position: int, sample: SampleInput
     ) -> Iterator[Episode]:
         failure: PromptRejected | None = None
+        max_seq_len = request.max_seq_len or self.generator.max_model_len
         try:
-            message_log = self._message_log(sample)
+            message_log = self._message_log(sample, max_seq_len)
         except PromptRejected as error:
             message_log, failure = [], error
         limits = EpisodeLimits(
-            max_seq_len=request.max_seq_len or self.generator.max_model_len,
+            max_seq_len=max_seq_len,
             max_new_tokens=request.sampling.max_new_tokens,
             max_rollout_turns=request.max_rollout_turns,
             retries=request.retries,
@@ -138,8 +149,19 @@ class Intake:
                 episode.fail(failure_of(failure))
             yield episode
 
-    def _message_log(self, sample: SampleInput) -> list[Message]:
-        return sample.message_log if sample.message_log is not None else self.tokens.prompt(sample.messages or [])
+    def _message_log(self, sample: SampleInput, max_seq_len: int) -> Sequence[Message]:
+        """The prompt with its tokens; raises `PromptRejected` where it is longer than `max_seq_len`."""
+        if sample.message_log is not None:
+            message_log: Sequence[Message] = sample.message_log
+        else:
+            message_log = self.tokens.prompt(sample.messages or [], max_seq_len)
+        length = sum(len(message.token_ids) for message in message_log)
+        if length > max_seq_len:
+            raise PromptRejected(
+                f"The prompt has {length} tokens and max_seq_len is {max_seq_len}: "
+                "shorten the prompt or raise max_seq_len."
+            )
+        return message_log
 
 
 def group_seed(request: RolloutRequest, sample_position: int, sample: SampleInput) -> int | None:
@@ -157,3 +179,11 @@ def sampling_options(sampling: Sampling, seed: int | None, generation_index: int
         min_p=sampling.min_p,
         seed=None if seed is None else derived_seed(seed, generation_index),
     )
+
+
+def holds_non_finite(value: JsonValue) -> bool:
+    if isinstance(value, dict):
+        return any(map(holds_non_finite, value.values()))
+    if isinstance(value, list):
+        return any(map(holds_non_finite, value))
+    return isinstance(value, float) and not math.isfinite(value)

@@ -25,7 +25,7 @@ OBJECT_STORE_BYTES = 2**30
 POLL_S = 0.5
 STOP_WITHIN_S = 5.0
 PR_SET_CHILD_SUBREAPER = 36
-SERVE_LOGS = "/tmp/ray/session_latest/logs/serve"
+RAY_LOGS = "/tmp/ray/session_latest/logs"
 
 
 class ServiceNotStarted(Exception):
@@ -79,9 +79,10 @@ def local_service(config: ServeDeploySchema, console: Console) -> Iterator[str]:
                 deploy(config)
                 for waiting_for in deployments_not_ready(config):
                     status.update(f"Starting {waiting_for} ({time.monotonic() - started_at:.0f} s)")
-        console.print(f"Ready after {time.monotonic() - started_at:.0f} s: http://{host}:{port}")
+        url = f"http://{'127.0.0.1' if host == '0.0.0.0' else host}:{port}"
+        console.print(f"Ready after {time.monotonic() - started_at:.0f} s: {url}")
         with interruptible():
-            yield f"http://{host}:{port}"
+            yield url
     finally:
         with console.status("Stopping the service"):
             stop_ray()
@@ -143,7 +144,7 @@ def deployments_not_ready(config: ServeDeploySchema) -> Iterator[str]:
                 ]
                 raise ServiceNotStarted(
                     f"{name} failed to start. {' '.join(reasons) or last_words(app.message)} "
-                    f"The whole story is in {SERVE_LOGS}."
+                    f"The whole story is in {RAY_LOGS}."
                 )
         if len(applications) == len(names) and all(
             app.status == ApplicationStatus.RUNNING for app in applications.values()
@@ -180,13 +181,18 @@ def stop_ray() -> None:
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Makes SIGTERM an interrupt like Ctrl-C, also where Ray or the parent process set either aside."""
-    previous = {number: signal.signal(number, signal.default_int_handler) for number in (signal.SIGINT, signal.SIGTERM)}
+    """Makes Ctrl-C an interrupt and SIGTERM an orderly end, also where Ray or the parent process set either aside."""
+    handlers = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: end_as_asked}
+    previous = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     try:
         yield
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
+
+
+def end_as_asked(_number: int, _frame: object) -> None:
+    raise SystemExit(0)
 
 
 def adopt_orphans() -> None:

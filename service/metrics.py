@@ -48,7 +48,7 @@ class RequestTally:
 
 def averages(samples: Sequence[SampleMetrics]) -> RequestMetrics:
     turns = [sample.turn_count for sample in samples]
-    rewards = [sample.total_reward for sample in samples]
+    rewards = [sample.total_reward for sample in samples if sample.total_reward is not None]
     return {
         "total_turns": sum(turns),
         "avg_turns_per_sample": fmean(turns),

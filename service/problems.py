@@ -10,11 +10,13 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 from starlette.exceptions import HTTPException
 
+from deployments.failures import RolloutFailure
 from rollout_client.contract import FieldProblem, Problem
 
 PROBLEM_JSON = "application/problem+json"
 LONGEST_SHOWN_VALUE = 200
 RETRY_AFTER_S = 2
+MOST_PROBLEMS = 20
 
 
 class RequestProblem(Exception):
@@ -45,7 +47,10 @@ def unreadable_body(message: str) -> RequestProblem:
 
 def not_ready(message: str) -> RequestProblem:
     return RequestProblem(
-        503, "not-ready", "The service cannot serve rollouts now", [FieldProblem(field="", message=message)]
+        503,
+        "not-ready",
+        "The service cannot serve rollouts now",
+        [FieldProblem(field="", message=message.removesuffix("."))],
     )
 
 
@@ -54,7 +59,7 @@ def internal_error(error: Exception) -> Problem:
         500,
         "internal",
         "The service failed",
-        [FieldProblem(field="", message=f"{type(error).__name__}: {error}; what had finished is above")],
+        [FieldProblem(field="", message=f"{type(error).__name__}: {error}")],
     ).problem
 
 
@@ -63,7 +68,11 @@ def problem_of(error: ValidationError) -> RequestProblem:
     findings = error.errors(include_url=False)
     if findings[0]["type"] == "json_invalid":
         return unreadable_body(f"{findings[0]['msg']}; send one JSON object")
-    return invalid_request(*(field_problem(finding) for finding in findings))
+    problems = [field_problem(finding) for finding in findings[:MOST_PROBLEMS]]
+    if len(findings) > MOST_PROBLEMS:
+        message = f"{len(findings) - MOST_PROBLEMS} more are wrong in the same request"
+        problems.append(FieldProblem(field="body", message=message))
+    return invalid_request(*problems)
 
 
 def field_problem(finding: ErrorDetails) -> FieldProblem:
@@ -90,12 +99,19 @@ def shown(value: Any) -> Any:
 def install_problem_handlers(app: FastAPI) -> None:
     @app.exception_handler(RequestProblem)
     async def on_request_problem(_request: Request, error: RequestProblem) -> Response:
-        headers = {"retry-after": str(RETRY_AFTER_S)} if error.problem.status == 503 else None
-        return problem_response(error.problem, headers)
+        return problem_response(error.problem)
 
     @app.exception_handler(RequestValidationError)
     async def on_invalid_parameters(_request: Request, error: RequestValidationError) -> Response:
         return problem_response(invalid_request(*(field_problem(finding) for finding in error.errors())).problem)
+
+    @app.exception_handler(RolloutFailure)
+    async def on_rollout_failure(_request: Request, failure: RolloutFailure) -> Response:
+        return problem_response(not_ready(str(failure)).problem, {"retry-after": str(RETRY_AFTER_S)})
+
+    @app.exception_handler(Exception)
+    async def on_anything_else(_request: Request, error: Exception) -> Response:
+        return problem_response(internal_error(error))
 
     @app.exception_handler(HTTPException)
     async def on_http_exception(request: Request, error: HTTPException) -> Response:

@@ -1,5 +1,6 @@
 """Text to tokens and back, for whole conversations: rendered once, then only appended to."""
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from itertools import accumulate
 from pathlib import Path
@@ -10,7 +11,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from deployments.failures import EnvironmentRejected, PromptRejected
 from deployments.protocols import ChatMessage
-from rollout_client.contract import Message, ObservationFormat, PromptMessage
+from rollout_client.contract import Message, ObservationFormat, PromptMessage, Role
 
 ANY_QUESTION: ChatMessage = {"role": "user", "content": "Question"}
 ANY_ANSWER: ChatMessage = {"role": "assistant", "content": "Answer7f3a"}
@@ -32,6 +33,7 @@ class ConversationTokenizer:
             raise TokenizerUnfit("The tokenizer has no chat template: give the model one (chat_template.jinja).")
         self._tokenizer = tokenizer
         self._special_ids = frozenset(tokenizer.all_special_ids)
+        self._longest_token = max(map(len, tokenizer.get_vocab()))
         self._content_start_by_role: dict[str, int] = {}
         self._content_start("user")
 
@@ -41,27 +43,36 @@ class ConversationTokenizer:
         tokenizer: Any = AutoTokenizer.from_pretrained(local.resolve() if local.is_dir() else name_or_path)
         return cls(tokenizer)
 
-    def prompt(self, messages: Sequence[PromptMessage]) -> list[Message]:
+    def prompt(self, messages: Sequence[PromptMessage], max_tokens: int) -> list[Message]:
         """Renders chat messages up to the generation prompt.
 
         The concatenated ids are the tokenized rendering of the whole; each message gets the ids of its own part, the
         last one the generation prompt too.
 
         Raises:
-            PromptRejected: the template refuses the messages.
+            PromptRejected: the template refuses the messages, or `max_tokens` tokens cannot carry so much text.
         """
         chat = [ChatMessage(role=message.role, content=message.content) for message in messages]
         try:
             text = self._render(chat)
+            self._refuse_hopeless(text, max_tokens)
             ends = accumulate((self._end_of_prefix(text, chat[:count]) for count in range(1, len(chat))), max)
             ids, offsets = self._tokenize(text)
-            cuts = [0, *(sum(start < end for start, _ in offsets) for end in ends), len(ids)]
+            cuts = [0, *(bisect_left(offsets, (end, 0)) for end in ends), len(ids)]
         except TemplateError as error:
             raise PromptRejected(f"The model's chat template refuses the messages: {error}") from error
         return [
             Message.model_construct(role=message.role, content=message.content, token_ids=ids[start:end])
             for message, start, end in zip(messages, cuts, cuts[1:], strict=False)
         ]
+
+    def _refuse_hopeless(self, text: str, max_tokens: int) -> None:
+        """Spares the tokenizer a text that is too long whatever its tokens are."""
+        if len(text) > max_tokens * self._longest_token:
+            raise PromptRejected(
+                f"The prompt has {len(text)} characters, more than max_seq_len {max_tokens} can hold: "
+                "shorten the prompt or raise max_seq_len."
+            )
 
     def decode(self, token_ids: list[int]) -> str:
         """The text of `token_ids`, special tokens skipped."""
@@ -93,7 +104,8 @@ class ConversationTokenizer:
             ids, offsets = ids[1:], offsets[1:]
         if len(ids) <= room:
             return ids, content, False
-        covered_end = offsets[room - 1][1] if room > 0 else 0
+        # A character whose bytes are not all kept is not covered: the next token begins where it does.
+        covered_end = min(offsets[room - 1][1], offsets[room][0]) if room > 0 else 0
         # A template may strip the content that it frames.
         shown = content if framed.startswith(content, content_start) else content.strip()
         return ids[: max(room, 0)], shown[: max(covered_end - content_start, 0)], True
@@ -111,7 +123,7 @@ class ConversationTokenizer:
             raise TokenizerUnfit(f"The model's chat template does not keep an answer as it is: {text!r}")
         return bridge
 
-    def _content_start(self, role: str) -> int:
+    def _content_start(self, role: Role) -> int:
         """Where the content of an observation of this role begins within its bridge."""
         if role not in self._content_start_by_role:
             bridge = self._bridge({"role": role, "content": ANY_OBSERVATION})

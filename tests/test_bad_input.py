@@ -7,10 +7,11 @@ from typing import Any
 import httpx
 import pytest
 
+from deployments.failures import GenerationRejected
 from deployments.protocols import GeneratorDescription
 from service.http import build_http_app
 from service.intake import Intake
-from service.rollouts import Rollouts
+from service.rollout_service import RolloutService
 from service.settings import Limits
 from service.tokens import ConversationTokenizer
 from tests.conftest import TINY_MODEL
@@ -33,7 +34,7 @@ class Service:
         }
         description = GeneratorDescription("tiny", max_model_len=100, vocab_size=VOCAB_SIZE)
         intake = Intake(frozenset(self.environments), description, tokens, LIMITS)
-        rollouts = Rollouts(self.generator, self.environments, intake, LIMITS)  # type: ignore[arg-type]
+        rollouts = RolloutService(self.generator, self.environments, intake, LIMITS)  # type: ignore[arg-type]
         self._app = build_http_app(rollouts)
 
     def request(self, method: str, path: str, **options: Any) -> httpx.Response:
@@ -79,6 +80,42 @@ class Service:
         ({"samples": [GOOD], "sampling": {"temperature": 1e-3}}, "sampling.temperature", "at least 0.01"),
         ({"samples": [GOOD], "sampling": {"top_p": 0}}, "sampling.top_p", "greater than 0"),
         ({"samples": [GOOD], "sampling": {"top_p": 1.5}}, "sampling.top_p", "less than or equal to 1"),
+        ({"samples": [GOOD], "sampling": {"top_k": 2**64}}, "sampling.top_k", "less than"),
+        ({"samples": [GOOD], "sampling": {"seed": "5"}}, "sampling.seed", "valid integer"),
+        ({"samples": [GOOD], "sampling": {"greedy": "yes"}}, "sampling.greedy", "valid boolean"),
+        ({"samples": [{**GOOD, "note": [1.0, float("nan")]}]}, "samples[0].note", "NaN or infinity"),
+        ({"samples": [{**GOOD, "extra_env_info": {"x": float("inf")}}]}, "samples[0].extra_env_info", "infinity"),
+        (
+            {"samples": [{"task_name": "math", "message_log": [{**LOG[0], "token_ids": []}]}]},
+            "samples[0].message_log",
+            "no token at all",
+        ),
+        (
+            {"samples": [{"task_name": "math", "message_log": [{**LOG[0], "generation_logprobs": [-1.0, -2.0]}]}]},
+            "samples[0].message_log[0]",
+            "2 generation_logprobs for 1 token_ids",
+        ),
+        (
+            {"samples": [{"task_name": "math", "message_log": [{**LOG[0], "token_id": 1}]}]},
+            "samples[0].message_log[0].token_id",
+            "not known",
+        ),
+        (
+            {
+                "samples": [
+                    {
+                        "task_name": "math",
+                        "message_log": [{**LOG[0], "weight_versions": [{"version": "step-1", "start": 0, "end": 1}]}],
+                    }
+                ]
+            },
+            "samples[0].message_log[0].weight_versions[0].version",
+            "match pattern",
+        ),
+        ({"samples": [GOOD], "keep": {"per_group": 2}}, "keep.per_group", "only 1 rollouts"),
+        ({"samples": [GOOD], "keep": {"groups": 2}}, "keep.groups", "only 1 groups"),
+        ({"samples": [GOOD], "deadline_s": 0}, "deadline_s", "greater than 0"),
+        ({"samples": [GOOD], "schedule": "sync"}, "schedule", "'async' or 'lockstep'"),
         ({"samples": [GOOD], "sampling": {"top_k": -2}}, "sampling.top_k", "greater than or equal to -1"),
         ({"samples": [GOOD], "sampling": {"min_p": float("-inf")}}, "sampling.min_p", "finite number"),
         (
@@ -186,5 +223,40 @@ def test_a_stream_that_breaks_midway_ends_with_its_problem(monkeypatch: pytest.M
     assert sample["position"] == 0
     assert (problem["problem"]["status"], problem["problem"]["errors"][0]["message"]) == (
         500,
-        "ZeroDivisionError: by zero; what had finished is above",
+        "ZeroDivisionError: by zero",
     )
+
+
+def test_many_mistakes_are_named_up_to_a_number() -> None:
+    body = {"samples": [{"task_name": "math", "message_log": [{**LOG[0], "token_ids": ["a"] * 500}]}]}
+    errors = Service().post(body).json()["errors"]
+    assert (len(errors), errors[-1]["message"]) == (21, "480 more are wrong in the same request")
+
+
+@pytest.mark.parametrize("name", ["cls", "_fields_set", "self", "model_config", "__class__", ""])
+def test_a_further_field_may_have_any_name(name: str) -> None:
+    response = Service().post({"samples": [{**GOOD, name: [None, "x"]}]})
+    assert response.json()["samples"][0][name] == [None, "x"]
+
+
+def test_the_first_failure_ends_a_request_that_asked_for_it() -> None:
+    service = Service()
+    service.generator.script = [GenerationRejected("The engine refused the generation: no.")]
+    response = service.post({"samples": [GOOD], "on_error": "fail"})
+    assert (response.status_code, response.json()["errors"]) == (
+        502,
+        [
+            {
+                "field": "samples[0]",
+                "message": "generation 0 failed: The engine refused the generation: no.",
+                "value": "generation",
+            }
+        ],
+    )
+
+
+def test_a_failed_sample_has_no_reward() -> None:
+    service = Service()
+    service.generator.script = [GenerationRejected("no")]
+    sample = service.post({"samples": [GOOD]}).json()["samples"][0]
+    assert (sample["status"], sample["total_reward"], sample["metrics"]["total_reward"]) == ("error", None, None)

@@ -174,7 +174,7 @@ def test_a_transcript_shows_tokens_finish_reason_and_reward_of_a_message() -> No
 
 def test_a_failed_sample_shows_its_error_and_no_reward() -> None:
     error = {"kind": "environment", "message": "The [checker] died.", "retryable": True}
-    text = shown(transcript(SampleResult(**result(status="error", error=error, total_reward=0.0))))
+    text = shown(transcript(SampleResult(**result(status="error", error=error, total_reward=None))))
     assert "environment: The [checker] died." in text
     assert "error · no reward · 1 turn" in text
 

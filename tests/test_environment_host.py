@@ -60,7 +60,8 @@ def test_a_step_that_fails_is_answered_beside_its_siblings_outcomes() -> None:
     assert isinstance(rejected, EnvironmentRejected)
     assert str(rejected) == "The board is no board."
     assert isinstance(not_finite, EnvironmentBroken)
-    assert str(not_finite) == "The environment gave the reward nan; rewards must be finite."
+    assert "outcome.reward" in str(not_finite)
+    assert "finite number" in str(not_finite)
     assert isinstance(invalid, EnvironmentRejected)
     assert str(invalid) == "The environment cannot take this sample: extra_env_info.mode: Field required."
 

@@ -225,5 +225,4 @@ def test_the_examples_are_different_additions(environment: MathEnvironment) -> N
         assert message == {"role": "user", "content": f"What is {left} + {right}?"}
         assert 0 <= int(left) <= 99
         assert 0 <= int(right) <= 99
-        assert sample["task_name"] == "math"
         assert sample["extra_env_info"] == {"ground_truth": str(int(left) + int(right))}

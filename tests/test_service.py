@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rollout_client.client import RolloutClient
 from rollout_client.contract import Message, RolloutResponse, SampleInput, SampleResult, Sampling
+from rollout_client.resume import resumed
 from tests.conftest import TINY_MODEL
 
 TEMPERATURE = 0.8
@@ -29,6 +30,11 @@ def mixed_samples(client: RolloutClient) -> list[SampleInput]:
 def mixed(client: RolloutClient, mixed_samples: list[SampleInput]) -> RolloutResponse:
     sampling = Sampling(temperature=TEMPERATURE, max_new_tokens=48, seed=7)
     return client.rollout(mixed_samples, num_generations=2, sampling=sampling, max_rollout_turns=6)
+
+
+def tokens_of(result: SampleResult) -> list[tuple[str, str, list[int]]]:
+    """A log without its log-probabilities, whose last digits depend on what else is in the engine's batch."""
+    return [(message.role, message.content, message.token_ids) for message in result.message_log]
 
 
 def generated(result: SampleResult) -> list[Message]:
@@ -72,23 +78,20 @@ def test_a_log_decodes_to_the_templates_rendering_of_the_conversation(mixed: Rol
         assert tokenizer.decode(ids) == tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
 
 
-def test_a_conversation_posted_back_goes_on_from_its_exact_tokens(client: RolloutClient) -> None:
-    [sample] = client.example_samples("sliding_puzzle", 1, seed=5)
+@pytest.mark.parametrize("turns_before_the_cut", [1, 2, 3])
+def test_a_game_cut_at_any_turn_and_posted_back_ends_as_the_uncut_one(
+    client: RolloutClient, turns_before_the_cut: int
+) -> None:
     greedy = Sampling(greedy=True, max_new_tokens=48)
-    whole = client.rollout([sample], sampling=greedy, max_rollout_turns=4).samples[0]
-    start = client.rollout([sample], sampling=greedy, max_rollout_turns=1).samples[0]
-    rest_of_turns = len(generated(whole)) - 1
-    assert rest_of_turns >= 1, "the sample must take several turns for this test to say anything"
-    posted_back = SampleInput(
-        task_name="sliding_puzzle", message_log=start.message_log, extra_env_info=start.extra_env_info
-    )
-    resumed = client.rollout(
-        [posted_back], sampling=greedy, max_rollout_turns=rest_of_turns, observation_format="chat"
-    ).samples[0]
-    assert [message.token_ids for message in resumed.message_log] == [
-        message.token_ids for message in whole.message_log
-    ]
-    assert resumed.extra_env_info == whole.extra_env_info
+    games = client.example_samples("sliding_puzzle", 8, seed=5)
+    whole = client.rollout(games, sampling=greedy, max_rollout_turns=6).samples
+    cut = client.rollout(games, sampling=greedy, max_rollout_turns=turns_before_the_cut).samples
+    unfinished = [game for game in cut if game.status == "max_turns"]
+    assert unfinished, "games must take several turns for this test to say anything"
+    again = client.rollout([resumed(game) for game in unfinished], sampling=greedy, max_rollout_turns=6).samples
+    for game in again:
+        assert tokens_of(game) == tokens_of(whole[game.idx])
+        assert (game.status, game.extra_env_info) == (whole[game.idx].status, whole[game.idx].extra_env_info)
 
 
 def test_equal_seeds_repeat_a_request_and_the_rollouts_of_a_group_differ(client: RolloutClient) -> None:

@@ -21,7 +21,7 @@ def test_the_configs_in_the_repository_are_valid_and_size_each_deployment(name: 
     settings = ServiceSettings.model_validate(application["args"])
     sized = {deployment["name"]: deployment for deployment in application["deployments"]}
     assert sized.keys() == {"Ingress", "Generator", *settings.environments}
-    assert sized["Generator"]["ray_actor_options"].get("num_gpus", 0) == settings.engine.gpus_per_replica
+    assert "ray_actor_options" not in sized["Generator"], "they follow from engine and would replace it whole"
 
 
 def test_the_gpu_config_autoscales_every_deployment() -> None:
@@ -45,8 +45,10 @@ def test_wrong_settings_are_refused_by_name(settings: dict[str, Any], says: str)
 
 
 def test_tensor_and_pipeline_parallel_size_set_the_gpus_of_a_replica() -> None:
-    assert EngineSettings(model="m", tensor_parallel_size=4, pipeline_parallel_size=2).gpus_per_replica == 8
-    assert EngineSettings(model="m", device="cpu", tensor_parallel_size=2).gpus_per_replica == 0
+    on_gpus = EngineSettings(model="m", tensor_parallel_size=4, pipeline_parallel_size=2, num_cpus=3)
+    assert on_gpus.ray_actor_options() == {"num_cpus": 3, "num_gpus": 8}
+    on_processors = EngineSettings(model="m", device="cpu", tensor_parallel_size=2)
+    assert on_processors.ray_actor_options() == {"num_cpus": 1, "num_gpus": 0}
 
 
 def test_further_engine_fields_reach_the_engine_as_they_are() -> None:

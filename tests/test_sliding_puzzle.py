@@ -203,5 +203,4 @@ def test_the_examples_are_different_2x2_games_whose_prompts_show_their_boards() 
         state = SlidingPuzzleState(**sample["extra_env_info"])
         assert state.size == 2
         assert state.shuffle_moves in range(1, 7)
-        assert sample["task_name"] == "sliding_puzzle"
         assert sample["messages"] == [{"role": "user", "content": puzzle_prompt(state.current_board())}]

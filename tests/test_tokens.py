@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from deployments.failures import EnvironmentRejected, PromptRejected
+from deployments.protocols import ChatMessage
 from rollout_client.contract import PromptMessage
 from service.tokens import ConversationTokenizer, TokenizerUnfit
 from tests.conftest import TINY_MODEL
@@ -38,7 +39,9 @@ def text(token_ids: list[int]) -> str:
 
 
 def test_each_message_of_a_prompt_has_its_own_part_of_the_rendering() -> None:
-    log = tokens.prompt([PromptMessage(role="system", content="Be brief."), PromptMessage(role="user", content="Hi")])
+    log = tokens.prompt(
+        [PromptMessage(role="system", content="Be brief."), PromptMessage(role="user", content="Hi")], ROOM
+    )
     assert [text(message.token_ids) for message in log] == [
         "<|system|>\nBe brief.<|end|>\n",
         "<|user|>\nHi<|end|>\n<|assistant|>\n",
@@ -47,7 +50,7 @@ def test_each_message_of_a_prompt_has_its_own_part_of_the_rendering() -> None:
 
 @given(conversations)
 def test_a_prompts_ids_are_the_tokenized_rendering_of_the_whole(messages: list[PromptMessage]) -> None:
-    log = tokens.prompt(messages)
+    log = tokens.prompt(messages, ROOM)
     chat = [{"role": message.role, "content": message.content} for message in messages]
     expected = hf_tokenizer(rendered(chat), add_special_tokens=False)["input_ids"]
     assert [token_id for message in log for token_id in message.token_ids] == expected
@@ -56,7 +59,7 @@ def test_a_prompts_ids_are_the_tokenized_rendering_of_the_whole(messages: list[P
 @given(answer=st.text(alphabet="abc é", max_size=10), content=st.text(alphabet="xyz 漢", max_size=10))
 def test_appended_ids_decode_to_the_template_rendering_of_the_whole_conversation(answer: str, content: str) -> None:
     question = PromptMessage(role="user", content="Q")
-    log = [token_id for message in tokens.prompt([question]) for token_id in message.token_ids]
+    log = [token_id for message in tokens.prompt([question], ROOM) for token_id in message.token_ids]
     generated = [*hf_tokenizer(answer, add_special_tokens=False)["input_ids"], END]
     observation, shown, was_cut = tokens.observation({"role": "user", "content": content}, generated, "chat", ROOM)
     whole = [question.model_dump(), {"role": "assistant", "content": answer}, {"role": "user", "content": content}]
@@ -91,6 +94,17 @@ def test_an_observation_that_does_not_fit_is_cut_in_ids_and_text(room: int, ids_
     assert (text(ids), covered, was_cut) == (ids_text, content, True)
 
 
+def test_a_text_that_no_tokens_could_hold_is_rejected_before_it_is_tokenized() -> None:
+    with pytest.raises(PromptRejected, match="more than max_seq_len 10 can hold"):
+        tokens.prompt([PromptMessage(role="user", content="x" * 1000)], 10)
+
+
+def test_a_character_of_which_bytes_are_cut_off_is_not_shown() -> None:
+    observation: ChatMessage = {"role": "user", "content": "x漢y"}
+    shown = [tokens.observation(observation, [END], "raw", room)[1] for room in range(5)]
+    assert shown == ["", "x", "x", "x", "x漢"]
+
+
 def test_special_tokens_are_skipped_and_bytes_of_one_character_joined_in_content() -> None:
     ids = hf_tokenizer("é漢", add_special_tokens=False)["input_ids"]
     assert len(ids) == 5
@@ -104,7 +118,7 @@ def test_a_template_that_refuses_the_messages_rejects_the_prompt() -> None:
         + hf_tokenizer.chat_template
     )
     with pytest.raises(PromptRejected, match="no system prompts"):
-        ConversationTokenizer(refusing).prompt([PromptMessage(role="system", content="Be brief.")])
+        ConversationTokenizer(refusing).prompt([PromptMessage(role="system", content="Be brief.")], ROOM)
 
 
 def test_a_template_that_refuses_the_role_of_an_observation_rejects_it() -> None:

@@ -4,6 +4,8 @@ from rollout_client.call import RolloutOptions
 from rollout_client.client import AsyncRolloutClient, AsyncRolloutStream, RolloutClient, RolloutStream
 from rollout_client.contract import (
     FieldProblem,
+    GivenMessage,
+    Keep,
     Message,
     PolicyVersions,
     Problem,
@@ -28,12 +30,15 @@ from rollout_client.errors import (
     ServiceUnreachable,
     StreamBroken,
 )
+from rollout_client.resume import resumed
 
 __all__ = [
     "AnswerNotUnderstood",
     "AsyncRolloutClient",
     "AsyncRolloutStream",
     "FieldProblem",
+    "GivenMessage",
+    "Keep",
     "Message",
     "PolicyVersions",
     "Problem",
@@ -57,4 +62,5 @@ __all__ = [
     "StreamBroken",
     "TaskInfo",
     "WeightVersionSpan",
+    "resumed",
 ]

@@ -98,9 +98,10 @@ def run_to_file(
                     by_position[position] = sample
                     count(sample)
         finally:
-            # Not emptied before there is something to put there: a service that is down costs no earlier results.
-            results.truncate(0)
-            write_lines(results, (by_position[position] for position in sorted(by_position)))
+            if by_position:
+                # Emptied only now: a service that is down, or breaks at once, costs no earlier results.
+                results.truncate(0)
+                write_lines(results, (by_position[position] for position in sorted(by_position)))
         return rollouts.summary.metrics
 
 

@@ -43,9 +43,10 @@ class RolloutClient:
     Args:
         base_url: of the service, with its scheme.
         timeout_s: what a whole rollout may take, in seconds, the caller's own time between the samples of a stream
-            included; without it, as long as it takes. It is looked at when a piece of the answer arrives, and ends
-            a silence of that length.
-        retries: further attempts after a failure to connect or a 503; nothing else is tried again.
+            included; without it, as long as it takes. It is looked at when a piece of the answer arrives, and when
+            none arrives for that long.
+        retries: further attempts after a connection that failed before the answer began, or a 503; nothing else is
+            tried again. A long rollout in one piece begins its answer when its last sample is done.
         transport: carries the requests in place of httpx's own.
 
     Every method that talks to the service raises a `RolloutError`. `ValueError` means that the arguments are at fault:

@@ -15,7 +15,7 @@ FinishReason = Literal["stop", "length"]
 ObservationFormat = Literal["chat", "raw"]
 TokenId = Annotated[int, Field(ge=0)]
 StopString = Annotated[str, Field(min_length=1)]
-COLDEST = 0.01
+LOWEST_TEMPERATURE = 0.01
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 
 
@@ -36,25 +36,43 @@ class PromptMessage(Strict):
     content: str
 
 
-class WeightVersionSpan(Strict):
+class WeightVersionSpan(Lenient):
     """Tokens `[start, end)` of the message were sampled by the weights called `version`."""
 
-    version: str
-    start: int
-    end: int
+    version: Annotated[str, Field(pattern=r"^[0-9]+$")]
+    start: int = Field(ge=0)
+    end: int = Field(ge=0)
 
 
-class Message(PromptMessage):
+class Message(Lenient):
     """A message with its tokens. The concatenated `token_ids` of a log are exactly what the engine saw."""
 
+    role: Role
+    content: str
     token_ids: list[TokenId]
     generation_logprobs: list[float] | None = None
-    """One per token of an assistant message, under the distribution that was sampled from."""
+    """One per token of a generated message, natural, under the distribution that was sampled from (after temperature,
+    top-p, top-k and min-p); for greedy decoding, that of temperature 1. Messages without are no tokens of the policy:
+    mask them out of the loss."""
     finish_reason: FinishReason | None = None
     """`stop`: end token or stop string; `length`: `max_new_tokens` or `max_seq_len` was reached."""
     weight_versions: list[WeightVersionSpan] | None = None
     reward: float | None = None
     """What the environment gave for this message."""
+
+
+class GivenMessage(Message):
+    """A message of a `message_log` that is posted; one that came back from the service is taken as it is."""
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False, from_attributes=True)
+
+    @model_validator(mode="after")
+    def has_one_logprob_a_token(self) -> Self:
+        if self.generation_logprobs is not None and len(self.generation_logprobs) != len(self.token_ids):
+            raise ValueError(
+                f"{len(self.generation_logprobs)} generation_logprobs for {len(self.token_ids)} token_ids: send as many"
+            )
+        return self
 
 
 class Sampling(Strict):
@@ -63,7 +81,7 @@ class Sampling(Strict):
     temperature: float = Field(default=1.0, ge=0, le=2)
     """0 is greedy; otherwise at least 0.01, below which the engine would quietly sample at 0.01."""
     top_p: float = Field(default=1.0, gt=0, le=1)
-    top_k: int = Field(default=0, ge=-1)
+    top_k: int = Field(default=0, ge=-1, lt=2**31)
     """0 or -1 keeps all tokens."""
     min_p: float = Field(default=0.0, ge=0, le=1)
     max_new_tokens: int | None = Field(default=None, ge=1)
@@ -72,13 +90,14 @@ class Sampling(Strict):
     greedy: bool = False
     """The most likely token each time, whatever `temperature` says."""
     seed: Seed | None = None
-    """Makes the request repeatable: every generation draws from its own seed, derived from this one."""
+    """Makes the request repeatable: every generation draws from its own seed, derived from this one. What
+    remains is the engine's rounding, which depends on what else is in its batch."""
 
     @field_validator("temperature")
     @classmethod
     def is_greedy_or_not_too_cold(cls, temperature: float) -> float:
-        if 0 < temperature < COLDEST:
-            raise ValueError(f"Input should be 0 (greedy) or at least {COLDEST}")
+        if 0 < temperature < LOWEST_TEMPERATURE:
+            raise ValueError(f"Input should be 0 (greedy) or at least {LOWEST_TEMPERATURE}")
         return temperature
 
 
@@ -91,15 +110,19 @@ class SampleInput(BaseModel):
     model_config = ConfigDict(extra="allow", allow_inf_nan=False)
 
     id: str | None = None
+    """The caller's own name for the sample; it comes back."""
     idx: int | None = None
     """Defaults to the sample's place in the request."""
     task_name: str
-    messages: list[PromptMessage] | None = Field(default=None, min_length=1)
-    message_log: list[Message] | None = Field(default=None, min_length=1)
+    messages: list[PromptMessage] | None = Field(default=None, min_length=1, max_length=2048)
+    message_log: list[GivenMessage] | None = Field(default=None, min_length=1)
     extra_env_info: dict[str, JsonValue] = {}
     stop_strings: list[StopString] | None = None
+    """In place of `sampling.stop_strings`; an empty list means none."""
     observation_format: ObservationFormat | None = None
+    """In place of the request's."""
     seed: Seed | None = None
+    """In place of what `sampling.seed` would give it; the rollouts of its group still differ."""
 
     @model_validator(mode="after")
     def has_one_prompt(self) -> Self:
@@ -159,13 +182,13 @@ class SampleMetrics(Lenient):
     terminated: bool
     truncated: bool
     max_turns_reached: bool
-    total_reward: float
+    total_reward: float | None
     turn_gen_tokens: list[int]
     turn_input_tokens: list[int] = []
 
 
 class SampleResult(Lenient):
-    """One rollout of one sample. With `status: error` the log holds what was reached, `total_reward` says nothing."""
+    """One rollout of one sample; its log holds what was reached, whatever the status."""
 
     id: str | None = None
     idx: int
@@ -173,9 +196,14 @@ class SampleResult(Lenient):
     """Which rollout of its group, from 0."""
     task_name: str
     message_log: list[Message]
-    total_reward: float
+    total_reward: float | None
+    """Sum of `rewards`; null for a sample that failed, which was worth neither nothing nor anything else."""
     rewards: dict[str, float]
+    """Over all turns of this request, by name; a reward without a name is under `reward`."""
     status: SampleStatus
+    """`completed`: its environment terminated it (also if its last observation did not fit); `truncated`: `max_seq_len`
+    was reached; `max_turns`: the turn limit was; `deadline`, `cancelled`: cut off, with a log that can be posted back;
+    `error`: see there."""
     error: SampleError | None = None
     terminated: bool
     truncated: bool

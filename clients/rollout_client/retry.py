@@ -1,4 +1,8 @@
-"""When a call is tried again: no answer had begun, or the service said 503. Rollouts that began are never repeated."""
+"""When a call is tried again: the connection failed before an answer began, or the service said 503.
+
+Rollouts that were under way on such a connection were cancelled with it and are played anew; an answer that has begun
+is never asked for again.
+"""
 
 import logging
 from typing import Any, NoReturn

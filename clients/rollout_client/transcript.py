@@ -75,8 +75,8 @@ def message_note(message: Message) -> str:
 
 
 def outcome(sample: SampleResult, style: str) -> Text:
-    """Status and reward; none for a sample that failed, whose `total_reward` means nothing."""
-    reward = "no reward" if sample.status == "error" else f"reward {number(sample.total_reward)}"
+    """Status and reward; a sample that failed has none."""
+    reward = "no reward" if sample.total_reward is None else f"reward {number(sample.total_reward)}"
     turns = sample.metrics.turn_count
     return Text(f"{sample.status} · {reward} · {turns} {'turn' if turns == 1 else 'turns'}", f"bold {style}")
 

@@ -18,10 +18,10 @@ from concurrent.futures.process import BrokenProcessPool
 from decimal import Decimal
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 from pebble import ProcessExpired, ProcessPool
-from pydantic import BaseModel, ConfigDict, StrictFloat, StrictInt, StrictStr
+from pydantic import BaseModel, ConfigDict, Field, StrictFloat, StrictInt, StrictStr
 
 from deployments.environment import TaskEnvironment
 from deployments.failures import EnvironmentLost, EnvironmentRejected
@@ -29,6 +29,7 @@ from deployments.protocols import ChatMessage, StepOutcome
 
 BOX_PARTS = re.compile(r"\\boxed\s*\{|\\.|[{}]", re.DOTALL)
 LARGEST_OPERAND = 99
+LONGEST_GROUND_TRUTH = 1000
 
 # Long enough that the pool, which looks every 0.1 s, is first while it lives.
 ALARM_GRACE_S = 1.0
@@ -111,7 +112,7 @@ class MathInfo(BaseModel):
 
     model_config = ConfigDict(extra="ignore", allow_inf_nan=False)
 
-    ground_truth: StrictStr | StrictInt | StrictFloat
+    ground_truth: Annotated[StrictStr, Field(max_length=LONGEST_GROUND_TRUTH)] | StrictInt | StrictFloat
     """The right answer: a number or LaTeX, without `\\boxed`."""
 
 
@@ -196,7 +197,6 @@ def addition_prompt(left: int, right: int) -> str:
 def addition_sample(left: int, right: int) -> dict[str, Any]:
     """One addition as a sample of a rollout request."""
     return {
-        "task_name": "math",
         "messages": [{"role": "user", "content": addition_prompt(left, right)}],
         "extra_env_info": {"ground_truth": str(left + right)},
     }

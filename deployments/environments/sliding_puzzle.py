@@ -166,7 +166,6 @@ class SlidingPuzzleEnvironment(TaskEnvironment):
 def game_sample(size: int, seed: int, shuffle_moves: int) -> dict[str, Any]:
     """A new game as a sample of a rollout request, its prompt showing the board that the shuffle makes."""
     return {
-        "task_name": "sliding_puzzle",
         "messages": [{"role": "user", "content": puzzle_prompt(shuffled_board(size, seed, shuffle_moves))}],
         "extra_env_info": {"size": size, "seed": seed, "shuffle_moves": shuffle_moves},
     }

@@ -5,7 +5,6 @@ from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
 
-from deployments.failures import EnvironmentLost
 from rollout_client.contract import (
     RolloutRequest,
     RolloutResponse,
@@ -20,7 +19,7 @@ from service.hops import EnvironmentHop, GeneratorHop
 from service.intake import Intake
 from service.keep import Stragglers
 from service.metrics import RequestTally
-from service.rollout import Table, play_request
+from service.rollout import Call, Table, play_request, within
 from service.schedule import Async, Lockstep
 from service.settings import Limits, ServiceSettings
 from service.tokens import ConversationTokenizer
@@ -44,7 +43,7 @@ class SampleFailed(Exception):
         super().__init__(f"generation {generation_index} failed: {error.message}")
 
 
-class Rollouts:
+class RolloutService:
     """One ingress replica's rollouts."""
 
     def __init__(
@@ -58,7 +57,7 @@ class Rollouts:
     @classmethod
     async def connect(
         cls, settings: ServiceSettings, generator: GeneratorHop, environments: Mapping[str, EnvironmentHop]
-    ) -> "Rollouts":
+    ) -> "RolloutService":
         """Waits for the generator, whose model says what a request may ask for."""
         tokens = ConversationTokenizer.load(settings.engine.tokenizer or settings.engine.model)
         intake = Intake(frozenset(environments), await generator.describe(), tokens, settings.limits)
@@ -121,11 +120,11 @@ class Rollouts:
 
     async def check_ready(self) -> None:
         """Raises a `RolloutFailure` that says which deployment does not answer."""
-        try:
-            async with asyncio.timeout(READY_WITHIN_S):
-                await asyncio.gather(self._generator.describe(), self.tasks())
-        except TimeoutError as error:
-            raise EnvironmentLost(f"A deployment did not answer within {READY_WITHIN_S:g} s.") from error
+        asked: dict[str, Call[object]] = {"generator": self._generator.describe}
+        asked |= {f"environment {name!r}": environment.describe for name, environment in self.environments.items()}
+        await asyncio.gather(
+            *(within(READY_WITHIN_S, call, f"The answer of the {who}")() for who, call in asked.items())
+        )
 
 
 def summary_of(started: StartedRollout, tally: RequestTally) -> RolloutSummary:

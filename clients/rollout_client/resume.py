@@ -1,0 +1,23 @@
+"""Going on with a sample that was cut off."""
+
+from rollout_client.contract import SampleInput, SampleResult
+
+
+def resumed(sample: SampleResult) -> SampleInput:
+    """The sample that goes on from the last token of `sample`, with everything that came back with it, ready to post.
+
+    Its turns so far count towards `max_rollout_turns`; its rewards so far stand on its messages, and the new result
+    counts only what comes after.
+    """
+    return SampleInput.model_validate(
+        {
+            **(sample.model_extra or {}),
+            "id": sample.id,
+            "idx": sample.idx,
+            "task_name": sample.task_name,
+            "message_log": [message.model_dump(exclude_unset=True) for message in sample.message_log],
+            "extra_env_info": sample.extra_env_info,
+            "stop_strings": sample.stop_strings,
+            "observation_format": sample.observation_format,
+        }
+    )
