@@ -24,6 +24,24 @@ from rollout_client.contract import (
 UNNAMED_REWARD = "reward"
 
 
+@dataclass(frozen=True, slots=True)
+class ChatOptions:
+    """How messages become tokens: the format of observations, and what the chat template is given."""
+
+    observation_format: ObservationFormat = "chat"
+    tools: list[dict[str, Any]] | None = None
+    chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizedObservation:
+    """An observation's ids, the text that they cover, and whether any had to be left out."""
+
+    token_ids: list[int]
+    content: str
+    was_cut: bool
+
+
 class ConversationTokens(Protocol):
     """What an episode asks of the tokenizer."""
 
@@ -32,13 +50,9 @@ class ConversationTokens(Protocol):
         ...
 
     def observation(
-        self, observation: ChatMessage, after: list[int], observation_format: ObservationFormat, room: int
-    ) -> tuple[list[int], str, bool]:
-        """Tokenizes an observation that follows the generated ids `after`.
-
-        Returns:
-            its ids, at most `room` of them; the text that they cover; whether any were left out.
-        """
+        self, observation: ChatMessage, after: list[int], options: ChatOptions, room: int
+    ) -> TokenizedObservation:
+        """Tokenizes an observation that follows the generated ids `after`, keeping at most `room` ids."""
         ...
 
 
@@ -78,7 +92,7 @@ class EpisodeStart:
     extra_env_info: dict[str, Any]
     stop_strings: tuple[str, ...]
     sampling: SamplingOptions
-    observation_format: ObservationFormat
+    chat: ChatOptions
 
 
 class Episode:
@@ -171,15 +185,15 @@ class Episode:
         """Takes the reward, appends the observation and decides whether another turn is due."""
         response = self._message_log[-1]
         room = self._limits.max_seq_len - len(self._token_ids)
-        token_ids, content, was_cut = self._tokens.observation(
-            outcome.observation, response.token_ids, self._start.observation_format, room
-        )
+        observation = self._tokens.observation(outcome.observation, response.token_ids, self._start.chat, room)
         self._message_log[-1] = response.model_copy(update={"reward": self._take_reward(outcome.reward)})
         self._message_log.append(
-            Message.model_construct(role=outcome.observation["role"], content=content, token_ids=token_ids)
+            Message.model_construct(
+                role=outcome.observation["role"], content=observation.content, token_ids=observation.token_ids
+            )
         )
-        self._token_ids.extend(token_ids)
-        self._env_tokens += len(token_ids)
+        self._token_ids.extend(observation.token_ids)
+        self._env_tokens += len(observation.token_ids)
         self._steps += 1
         self._answer = outcome.answer
         if outcome.metadata is not None:
@@ -187,7 +201,7 @@ class Episode:
         if outcome.next_stop_strings is not None:
             self._stop_strings = tuple(outcome.next_stop_strings)
         self._terminated = outcome.terminated
-        self._truncated = was_cut or len(self._token_ids) >= self._limits.max_seq_len
+        self._truncated = observation.was_cut or len(self._token_ids) >= self._limits.max_seq_len
         self.status = self._status_after_step()
 
     def fail(self, error: SampleError) -> None:
@@ -215,10 +229,16 @@ class Episode:
             "max_turns_reached": self.status == "max_turns",
             "extra_env_info": self._extra_env_info,
             "stop_strings": list(self._stop_strings),
-            "observation_format": self._start.observation_format,
+            "observation_format": self._start.chat.observation_format,
             "metrics": self._metrics(total_reward),
         }
-        optional = {"id": identity.id, "answer": self._answer, "error": self.error}
+        optional = {
+            "id": identity.id,
+            "answer": self._answer,
+            "error": self.error,
+            "tools": self._start.chat.tools,
+            "chat_template_kwargs": self._start.chat.chat_template_kwargs or None,
+        }
         reported.update({name: value for name, value in optional.items() if value is not None})
         result = SampleResult.model_construct(**reported)
         # Not through model_construct, where a caller's field could have the name of a parameter.

@@ -10,7 +10,7 @@ from pydantic import JsonValue
 from deployments.failures import PromptRejected, failure_of
 from deployments.protocols import GeneratorDescription, SamplingOptions
 from rollout_client.contract import FieldProblem, Message, RolloutRequest, SampleInput, SampleResult, Sampling
-from service.episode import Episode, EpisodeIdentity, EpisodeLimits, EpisodeStart, derived_seed
+from service.episode import ChatOptions, Episode, EpisodeIdentity, EpisodeLimits, EpisodeStart, derived_seed
 from service.problems import invalid_request
 from service.settings import Limits
 from service.tokens import ConversationTokenizer
@@ -108,8 +108,9 @@ class Intake:
     ) -> Iterator[Episode]:
         failure: PromptRejected | None = None
         max_seq_len = request.max_seq_len or self.generator.max_model_len
+        chat = chat_options(request, sample)
         try:
-            message_log = self._message_log(sample, max_seq_len)
+            message_log = self._message_log(sample, chat, max_seq_len)
         except PromptRejected as error:
             message_log, failure = [], error
         limits = EpisodeLimits(
@@ -138,9 +139,7 @@ class Intake:
                     sampling=sampling_options(
                         request.sampling, group_seed(request, sample_position, sample), generation_index
                     ),
-                    observation_format=sample.observation_format
-                    or request.observation_format
-                    or ("chat" if sample.messages else "raw"),
+                    chat=chat,
                 ),
                 limits,
                 self.tokens,
@@ -149,12 +148,12 @@ class Intake:
                 episode.fail(failure_of(failure))
             yield episode
 
-    def _message_log(self, sample: SampleInput, max_seq_len: int) -> Sequence[Message]:
+    def _message_log(self, sample: SampleInput, chat: ChatOptions, max_seq_len: int) -> Sequence[Message]:
         """The prompt with its tokens; raises `PromptRejected` where it is longer than `max_seq_len`."""
         if sample.message_log is not None:
             message_log: Sequence[Message] = sample.message_log
         else:
-            message_log = self.tokens.prompt(sample.messages or [], max_seq_len)
+            message_log = self.tokens.prompt(sample.messages or [], chat, max_seq_len)
         length = sum(len(message.token_ids) for message in message_log)
         if length > max_seq_len:
             raise PromptRejected(
@@ -162,6 +161,20 @@ class Intake:
                 "shorten the prompt or raise max_seq_len."
             )
         return message_log
+
+
+def chat_options(request: RolloutRequest, sample: SampleInput) -> ChatOptions:
+    if sample.chat_template_kwargs is not None:
+        chat_template_kwargs = sample.chat_template_kwargs
+    else:
+        chat_template_kwargs = request.chat_template_kwargs or {}
+    return ChatOptions(
+        observation_format=sample.observation_format
+        or request.observation_format
+        or ("chat" if sample.messages else "raw"),
+        tools=sample.tools,
+        chat_template_kwargs=chat_template_kwargs,
+    )
 
 
 def group_seed(request: RolloutRequest, sample_position: int, sample: SampleInput) -> int | None:

@@ -1,7 +1,7 @@
 """Text to tokens and back, for whole conversations: rendered once, then only appended to."""
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -11,11 +11,14 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from deployments.failures import EnvironmentRejected, PromptRejected
 from deployments.protocols import ChatMessage
-from rollout_client.contract import Message, ObservationFormat, PromptMessage, Role
+from rollout_client.contract import Message, PromptMessage
+from service.episode import ChatOptions, TokenizedObservation
 
-ANY_QUESTION: ChatMessage = {"role": "user", "content": "Question"}
-ANY_ANSWER: ChatMessage = {"role": "assistant", "content": "Answer7f3a"}
+Chat = Sequence[Mapping[str, Any]]
+ANY_QUESTION = {"role": "user", "content": "Question"}
+ANY_ANSWER = {"role": "assistant", "content": "Answer7f3a"}
 ANY_OBSERVATION = "Observation7f3a"
+PLAIN = ChatOptions()
 
 
 class TokenizerUnfit(Exception):
@@ -23,7 +26,7 @@ class TokenizerUnfit(Exception):
 
 
 class ConversationTokenizer:
-    """The model's own tokenizer and chat template, for one conversation after another."""
+    """The model's own tokenizer and chat template, for one conversation after another; safe to share by threads."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
         """Raises `TokenizerUnfit` unless the tokenizer is fast and its template frames an observation."""
@@ -32,10 +35,12 @@ class ConversationTokenizer:
         if tokenizer.chat_template is None:
             raise TokenizerUnfit("The tokenizer has no chat template: give the model one (chat_template.jinja).")
         self._tokenizer = tokenizer
+        self._encoder = tokenizer.backend_tokenizer
+        self._encoder.no_truncation()
+        self._encoder.no_padding()
         self._special_ids = frozenset(tokenizer.all_special_ids)
         self._longest_token = max(map(len, tokenizer.get_vocab()))
-        self._content_start_by_role: dict[str, int] = {}
-        self._content_start("user")
+        self._content_start("user", PLAIN)
 
     @classmethod
     def load(cls, name_or_path: str) -> "ConversationTokenizer":
@@ -43,7 +48,7 @@ class ConversationTokenizer:
         tokenizer: Any = AutoTokenizer.from_pretrained(local.resolve() if local.is_dir() else name_or_path)
         return cls(tokenizer)
 
-    def prompt(self, messages: Sequence[PromptMessage], max_tokens: int) -> list[Message]:
+    def prompt(self, messages: Sequence[PromptMessage], options: ChatOptions, max_tokens: int) -> list[Message]:
         """Renders chat messages up to the generation prompt.
 
         The concatenated ids are the tokenized rendering of the whole; each message gets the ids of its own part, the
@@ -52,11 +57,12 @@ class ConversationTokenizer:
         Raises:
             PromptRejected: the template refuses the messages, or `max_tokens` tokens cannot carry so much text.
         """
-        chat = [ChatMessage(role=message.role, content=message.content) for message in messages]
+        chat = [message.model_dump(exclude_unset=True) for message in messages]
         try:
-            text = self._render(chat)
+            text = self._render(chat, options)
             self._refuse_hopeless(text, max_tokens)
-            ends = accumulate((self._end_of_prefix(text, chat[:count]) for count in range(1, len(chat))), max)
+            prefixes = (self._render(chat[:count], options, False) for count in range(1, len(chat)))
+            ends = accumulate((len(prefix) if text.startswith(prefix) else 0 for prefix in prefixes), max)
             ids, offsets = self._tokenize(text)
             cuts = [0, *(bisect_left(offsets, (end, 0)) for end in ends), len(ids)]
         except TemplateError as error:
@@ -66,54 +72,56 @@ class ConversationTokenizer:
             for message, start, end in zip(messages, cuts, cuts[1:], strict=False)
         ]
 
-    def _refuse_hopeless(self, text: str, max_tokens: int) -> None:
-        """Spares the tokenizer a text that is too long whatever its tokens are."""
-        if len(text) > max_tokens * self._longest_token:
-            raise PromptRejected(
-                f"The prompt has {len(text)} characters, more than max_seq_len {max_tokens} can hold: "
-                "shorten the prompt or raise max_seq_len."
-            )
-
     def decode(self, token_ids: list[int]) -> str:
         """The text of `token_ids`, special tokens skipped."""
         return str(self._tokenizer.decode(token_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
     def observation(
-        self, observation: ChatMessage, after: list[int], observation_format: ObservationFormat, room: int
-    ) -> tuple[list[int], str, bool]:
-        """Tokenizes an observation that follows the generated ids `after`.
+        self, observation: ChatMessage, after: list[int], options: ChatOptions, room: int
+    ) -> TokenizedObservation:
+        """Tokenizes an observation that follows the generated ids `after`, keeping at most `room` ids.
 
         `raw` is the text alone. `chat` is what the template puts between the response and the next generation prompt,
         less the end of turn that the response brought itself.
 
-        Returns:
-            its ids, at most `room` of them; the text that they cover; whether any were left out.
-
         Raises:
             EnvironmentRejected: the template refuses the observation's role.
         """
-        content, content_start = observation["content"], 0
-        framed = content
-        if observation_format == "chat":
+        framed = observation["content"]
+        if options.observation_format == "chat":
             try:
-                framed, content_start = self._bridge(observation), self._content_start(observation["role"])
+                framed = self._bridge(observation, options)
             except TokenizerUnfit as error:
                 raise EnvironmentRejected(str(error)) from error
         ids, offsets = self._tokenize(framed)
-        if after and ids and after[-1] == ids[0] and ids[0] in self._special_ids and observation_format == "chat":
+        if options.observation_format == "chat" and self._brings_end_of_turn(after, ids):
             ids, offsets = ids[1:], offsets[1:]
         if len(ids) <= room:
-            return ids, content, False
-        # A character whose bytes are not all kept is not covered: the next token begins where it does.
-        covered_end = min(offsets[room - 1][1], offsets[room][0]) if room > 0 else 0
-        # A template may strip the content that it frames.
-        shown = content if framed.startswith(content, content_start) else content.strip()
-        return ids[: max(room, 0)], shown[: max(covered_end - content_start, 0)], True
+            return TokenizedObservation(ids, observation["content"], was_cut=False)
+        shown = self._covered(observation, framed, offsets, room, options)
+        return TokenizedObservation(ids[: max(room, 0)], shown, was_cut=True)
 
-    def _bridge(self, observation: ChatMessage) -> str:
+    def _brings_end_of_turn(self, response: list[int], bridge: list[int]) -> bool:
+        """The response ends with the very token that the template would end it with."""
+        return bool(response and bridge) and response[-1] == bridge[0] and bridge[0] in self._special_ids
+
+    def _covered(
+        self, observation: ChatMessage, framed: str, offsets: list[tuple[int, int]], room: int, options: ChatOptions
+    ) -> str:
+        """As much of the observation's content as the first `room` tokens of `framed` spell out."""
+        content, start = observation["content"], 0
+        if options.observation_format == "chat":
+            start = self._content_start(observation["role"], options)
+            # A template may strip the content that it frames.
+            content = content if framed.startswith(content, start) else content.strip()
+        # A character whose bytes are not all kept is not covered: the next token begins where it does.
+        end = min(offsets[room - 1][1], offsets[room][0]) if room > 0 else 0
+        return content[: max(end - start, 0)]
+
+    def _bridge(self, observation: ChatMessage, options: ChatOptions) -> str:
         """What the template appends to an answer when an observation follows it, up to the next generation prompt."""
         try:
-            text = self._render([ANY_QUESTION, ANY_ANSWER, observation])
+            text = self._render([ANY_QUESTION, ANY_ANSWER, observation], options)
         except TemplateError as error:
             raise TokenizerUnfit(
                 f"The model's chat template refuses a message of role {observation['role']!r} after an answer: {error}"
@@ -123,27 +131,34 @@ class ConversationTokenizer:
             raise TokenizerUnfit(f"The model's chat template does not keep an answer as it is: {text!r}")
         return bridge
 
-    def _content_start(self, role: Role) -> int:
+    def _content_start(self, role: Any, options: ChatOptions) -> int:
         """Where the content of an observation of this role begins within its bridge."""
-        if role not in self._content_start_by_role:
-            bridge = self._bridge({"role": role, "content": ANY_OBSERVATION})
-            if ANY_OBSERVATION not in bridge:
-                raise TokenizerUnfit(f"The model's chat template drops messages of role {role!r}: {bridge!r}")
-            self._content_start_by_role[role] = bridge.index(ANY_OBSERVATION)
-        return self._content_start_by_role[role]
+        bridge = self._bridge({"role": role, "content": ANY_OBSERVATION}, options)
+        if ANY_OBSERVATION not in bridge:
+            raise TokenizerUnfit(f"The model's chat template drops messages of role {role!r}: {bridge!r}")
+        return bridge.index(ANY_OBSERVATION)
 
-    def _render(self, chat: list[ChatMessage], add_generation_prompt: bool = True) -> str:
+    def _refuse_hopeless(self, text: str, max_tokens: int) -> None:
+        """Spares the tokenizer a text that is too long whatever its tokens are."""
+        if len(text) > max_tokens * self._longest_token:
+            raise PromptRejected(
+                f"The prompt has {len(text)} characters, more than max_seq_len {max_tokens} can hold: "
+                "shorten the prompt or raise max_seq_len."
+            )
+
+    def _render(self, chat: Chat, options: ChatOptions, add_generation_prompt: bool = True) -> str:
         conversation: Any = chat
+        tools: Any = options.tools
         return str(
             self._tokenizer.apply_chat_template(
-                conversation, tokenize=False, add_generation_prompt=add_generation_prompt
+                conversation,
+                tools=tools,
+                tokenize=False,
+                add_generation_prompt=add_generation_prompt,
+                **options.chat_template_kwargs,
             )
         )
 
-    def _end_of_prefix(self, text: str, chat: list[ChatMessage]) -> int:
-        prefix = self._render(chat, add_generation_prompt=False)
-        return len(prefix) if text.startswith(prefix) else 0
-
     def _tokenize(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
-        encoded: Any = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
-        return encoded["input_ids"], encoded["offset_mapping"]
+        encoding = self._encoder.encode(text, add_special_tokens=False)
+        return encoding.ids, encoding.offsets

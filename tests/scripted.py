@@ -7,7 +7,7 @@ from typing import Any
 
 from deployments.protocols import ChatMessage, Generation, GenerationRequest, SamplingOptions, StepOutcome, StepRequest
 from rollout_client.contract import Message, ObservationFormat
-from service.episode import Episode, EpisodeIdentity, EpisodeLimits, EpisodeStart
+from service.episode import ChatOptions, Episode, EpisodeIdentity, EpisodeLimits, EpisodeStart, TokenizedObservation
 
 
 def ids_of(text: str) -> list[int]:
@@ -28,14 +28,14 @@ class CharacterTokens:
         self,
         observation: ChatMessage,
         after: list[int],  # noqa: ARG002 - this chat format has no end of turn
-        observation_format: ObservationFormat,
+        options: ChatOptions,
         room: int,
-    ) -> tuple[list[int], str, bool]:
+    ) -> TokenizedObservation:
         content = observation["content"]
-        framed = content if observation_format == "raw" else f"<{content}>"
+        framed = content if options.observation_format == "raw" else f"<{content}>"
         kept = max(room, 0)
         covered = content if len(framed) <= kept else framed[:kept].removeprefix("<")
-        return ids_of(framed)[:kept], covered, len(framed) > kept
+        return TokenizedObservation(ids_of(framed)[:kept], covered, len(framed) > kept)
 
 
 @dataclass
@@ -116,7 +116,7 @@ class EpisodeRecipe:
                 extra_env_info=self.extra_env_info,
                 stop_strings=self.stop_strings,
                 sampling=SamplingOptions(seed=self.seed),
-                observation_format=self.observation_format,
+                chat=ChatOptions(self.observation_format),
             ),
             EpisodeLimits(self.max_seq_len, self.max_new_tokens, self.max_rollout_turns, self.retries),
             CharacterTokens(),

@@ -197,7 +197,7 @@ def test_a_stream_brings_each_sample_once_and_then_the_summary(
 
 def test_the_tasks_examples_can_be_posted_as_they_are(client: RolloutClient) -> None:
     tasks = client.tasks()
-    assert sorted(task.task_name for task in tasks) == ["math", "sliding_puzzle"]
+    assert sorted(task.task_name for task in tasks) == ["following", "math", "sliding_puzzle"]
     response = client.rollout([task.example for task in tasks], sampling=Sampling(max_new_tokens=32))
     assert all(result.error is None for result in response.samples)
 

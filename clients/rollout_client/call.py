@@ -30,6 +30,7 @@ class RolloutOptions(TypedDict, total=False):
     max_rollout_turns: int | None
     schedule: Literal["async", "lockstep"] | None
     observation_format: ObservationFormat | None
+    chat_template_kwargs: Mapping[str, Any] | None
     deadline_s: float | None
     """After so many seconds what still runs comes back as it is."""
     on_error: Literal["return", "fail"] | None

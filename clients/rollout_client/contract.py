@@ -16,6 +16,7 @@ ObservationFormat = Literal["chat", "raw"]
 TokenId = Annotated[int, Field(ge=0)]
 StopString = Annotated[str, Field(min_length=1)]
 LOWEST_TEMPERATURE = 0.01
+JsonObject = dict[str, JsonValue]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 
 
@@ -32,8 +33,13 @@ class Lenient(BaseModel):
 
 
 class PromptMessage(Strict):
+    """A message as the chat template takes it."""
+
     role: Role
     content: str
+    name: str | None = None
+    tool_calls: list[JsonObject] | None = None
+    tool_call_id: str | None = None
 
 
 class WeightVersionSpan(Lenient):
@@ -121,6 +127,11 @@ class SampleInput(BaseModel):
     """In place of `sampling.stop_strings`; an empty list means none."""
     observation_format: ObservationFormat | None = None
     """In place of the request's."""
+    tools: list[JsonObject] | None = None
+    """Handed to the chat template, as JSON schemas of functions."""
+    chat_template_kwargs: JsonObject | None = None
+    """Handed to the chat template, for prompt and observations (`{"enable_thinking": false}`). In place of the
+    request's."""
     seed: Seed | None = None
     """In place of what `sampling.seed` would give it; the rollouts of its group still differ."""
 
@@ -156,6 +167,8 @@ class RolloutRequest(Strict):
     observation_format: ObservationFormat | None = None
     """How observations become tokens: as the chat template of the model frames them or `raw`. By default `chat` for a
     sample that came as `messages` and `raw` for one that came as `message_log`. A sample's own comes before this."""
+    chat_template_kwargs: JsonObject | None = None
+    """For every sample that has none of its own."""
     deadline_s: float | None = Field(default=None, gt=0)
     """What still runs then comes back as `status: deadline` with its log so far, ready to be posted back."""
     on_error: Literal["return", "fail"] = "return"
@@ -213,6 +226,8 @@ class SampleResult(Lenient):
     stop_strings: list[str] = []
     """Those of the next generation, had there been one."""
     observation_format: ObservationFormat = "raw"
+    tools: list[JsonObject] | None = None
+    chat_template_kwargs: JsonObject | None = None
     answer: str | None = None
     """What the environment last read out of a response."""
     metrics: SampleMetrics

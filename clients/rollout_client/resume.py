@@ -19,5 +19,7 @@ def resumed(sample: SampleResult) -> SampleInput:
             "extra_env_info": sample.extra_env_info,
             "stop_strings": sample.stop_strings,
             "observation_format": sample.observation_format,
+            "tools": sample.tools,
+            "chat_template_kwargs": sample.chat_template_kwargs,
         }
     )
