@@ -485,3 +485,37 @@ def test_a_failed_rollout_fills_no_group() -> None:
     environment = ScriptedEnvironment([outcome(terminated=True)])
     results = collect(episodes, Table(generator, {"task": environment}, Async()), Keep(per_group=2))
     assert [results[position].status for position in range(3)] == ["error", "completed", "completed"]
+
+
+def test_a_slow_environment_holds_up_nobody_but_its_own_sample() -> None:
+    class SlowForOne(ScriptedEnvironment):
+        async def step(self, request: StepRequest) -> StepOutcome:
+            if request.message_log[0]["content"] == "slow":
+                await asyncio.sleep(0.2)
+            return outcome(terminated=True)
+
+    episodes = [EpisodeRecipe(prompt=prompt, position=place).make() for place, prompt in enumerate(["slow", "Q", "Q"])]
+    results = collect(episodes, Table(ScriptedGenerator(["A"]), {"task": SlowForOne([])}, Async()))
+    assert list(results) == [1, 2, 0]
+
+
+def test_lockstep_keeps_stop_strings_by_sample_and_none_clears_none() -> None:
+    generator = ScriptedGenerator(["A"])
+    episodes = [
+        EpisodeRecipe(prompt=prompt, position=place, stop_strings=stop_strings, max_rollout_turns=2).make()
+        for place, (prompt, stop_strings) in enumerate([("p", ("x",)), ("qq", ())])
+    ]
+    collect(episodes, Table(generator, {"task": ScriptedEnvironment([outcome("O")])}, Lockstep()))
+    by_prompt: dict[str, list[tuple[str, ...]]] = {"p": [], "q": []}
+    for request in generator.requests:
+        by_prompt[chr(request.prompt_token_ids[0])].append(request.stop_strings)
+    assert by_prompt == {"p": [("x",), ("x",)], "q": [(), ()]}
+
+
+def test_lockstep_counts_no_truncated_sample_as_terminated_and_ends_it() -> None:
+    generator = ScriptedGenerator(["AAAA"])
+    environment = ScriptedEnvironment([outcome("O")])
+    episodes = [EpisodeRecipe(max_seq_len=4).make()]
+    results = collect(episodes, Table(generator, {"task": environment}, Lockstep()))
+    assert (results[0].status, results[0].terminated, results[0].truncated) == ("truncated", False, True)
+    assert (len(generator.requests), environment.requests) == (1, [])
