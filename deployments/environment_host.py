@@ -5,7 +5,7 @@ from collections.abc import AsyncGenerator
 from dataclasses import fields
 from typing import Any
 
-from pydantic import ImportString, TypeAdapter, ValidationError
+from pydantic import BaseModel, ImportString, TypeAdapter, ValidationError
 
 from deployments.environment import TaskEnvironment
 from deployments.failures import EnvironmentBroken, EnvironmentRejected, RolloutFailure
@@ -34,7 +34,7 @@ class EnvironmentHost:
         try:
             while running:
                 finished, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
-                yield [(places[task], task.result()) for task in finished]
+                yield [(places[task], answer_of(task)) for task in finished]
         finally:
             for task in running:
                 task.cancel()
@@ -68,17 +68,32 @@ def load_environment(import_path: str, arguments: dict[str, Any]) -> TaskEnviron
     return environment_class(**arguments)
 
 
+def answer_of(step: asyncio.Task[StepOutcome | RolloutFailure]) -> StepOutcome | RolloutFailure:
+    return EnvironmentBroken("The environment cancelled its own step.") if step.cancelled() else step.result()
+
+
 async def step_or_failure(environment: TaskEnvironment, request: StepRequest) -> StepOutcome | RolloutFailure:
     try:
-        extra_env_info = environment.ExtraEnvInfo.model_validate(request.extra_env_info)
-    except ValidationError as error:
-        return EnvironmentRejected(f"The environment cannot take this sample: {fields_in(error, 'extra_env_info')}.")
-    try:
+        extra_env_info = validated(environment, request.extra_env_info)
         return checked(await environment.step(request.message_log, extra_env_info))
+    except InvalidInfo as error:
+        return EnvironmentRejected(f"The environment cannot take this sample: {error}.")
     except RolloutFailure as failure:
-        return failure
+        # A class of the environment's own may not exist where this is read.
+        return failure if type(failure).__module__ == RolloutFailure.__module__ else EnvironmentBroken(str(failure))
     except Exception as error:  # noqa: BLE001 - whatever an environment raises is data of one sample
         return EnvironmentBroken(f"The environment raised {type(error).__name__}: {error}")
+
+
+class InvalidInfo(Exception):
+    """An `extra_env_info` without what its task needs."""
+
+
+def validated(environment: TaskEnvironment, extra_env_info: dict[str, Any]) -> BaseModel:
+    try:
+        return environment.ExtraEnvInfo.model_validate(extra_env_info)
+    except ValidationError as error:
+        raise InvalidInfo(fields_in(error, "extra_env_info")) from error
 
 
 def checked(outcome: StepOutcome) -> StepOutcome:

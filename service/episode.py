@@ -22,6 +22,7 @@ from rollout_client.contract import (
 )
 
 UNNAMED_REWARD = "reward"
+CutOff = Literal["deadline", "cancelled"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +31,7 @@ class ChatOptions:
 
     observation_format: ObservationFormat = "chat"
     tools: list[dict[str, Any]] | None = None
-    chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
+    chat_template_kwargs: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +121,8 @@ class Episode:
         self._retries_left = limits.retries
         self._terminated = False
         self._truncated = False
+        if self.step_is_due:
+            self._truncate_if_cut_by_max_seq_len()
 
     @property
     def over(self) -> bool:
@@ -128,7 +131,14 @@ class Episode:
     @property
     def step_is_due(self) -> bool:
         """The log ends with a whole response that its environment has not judged yet."""
-        return self._message_log[-1].finish_reason is not None if self._message_log else False
+        if not self._message_log:
+            return False
+        last = self._message_log[-1]
+        return last.finish_reason is not None and last.generation_logprobs is not None
+
+    @property
+    def was_cut_off(self) -> bool:
+        return self.status in ("deadline", "cancelled")
 
     def take_retry(self) -> bool:
         """Whether one more call may be tried again; counts it if so."""
@@ -155,7 +165,9 @@ class Episode:
         )
 
     def add_generation(self, generation: Generation) -> None:
-        """Appends the response; one that was cut by `max_seq_len` truncates the sample."""
+        """Appends the response; one that was cut by `max_seq_len` truncates the sample. Too late if that is over."""
+        if self.over:
+            return
         self._message_log.append(
             Message.model_construct(
                 role="assistant",
@@ -172,8 +184,7 @@ class Episode:
         self._turn_input_tokens.append(len(self._token_ids))
         self._token_ids.extend(generation.token_ids)
         self._turn_gen_tokens.append(len(generation.token_ids))
-        if generation.finish_reason == "length" and len(self._token_ids) >= self._limits.max_seq_len:
-            self._truncate()
+        self._truncate_if_cut_by_max_seq_len()
 
     def step_request(self) -> StepRequest:
         return StepRequest(
@@ -182,7 +193,9 @@ class Episode:
         )
 
     def add_outcome(self, outcome: StepOutcome) -> None:
-        """Takes the reward, appends the observation and decides whether another turn is due."""
+        """Takes the reward, appends the observation and decides whether another turn is due. Too late if it is over."""
+        if self.over:
+            return
         response = self._message_log[-1]
         room = self._limits.max_seq_len - len(self._token_ids)
         observation = self._tokens.observation(outcome.observation, response.token_ids, self._start.chat, room)
@@ -205,11 +218,13 @@ class Episode:
         self.status = self._status_after_step()
 
     def fail(self, error: SampleError) -> None:
-        """Ends the episode with what broke it; what was reached stays in its log."""
+        """Ends the episode with what broke it, unless it is over; what was reached stays in its log."""
+        if self.over:
+            return
         self.status = "error"
         self.error = error
 
-    def cut_off(self, status: Literal["deadline", "cancelled"]) -> None:
+    def cut_off(self, status: CutOff) -> None:
         """Ends the episode where it is, unless it is over already."""
         self.status = self.status or status
 
@@ -220,9 +235,9 @@ class Episode:
             "idx": identity.idx,
             "generation_index": identity.generation_index,
             "task_name": identity.task_name,
-            "message_log": self._message_log,
+            "message_log": self._message_log.copy(),
             "total_reward": total_reward,
-            "rewards": self._rewards,
+            "rewards": self._rewards.copy(),
             "status": self.status,
             "terminated": self._terminated,
             "truncated": self._truncated,
@@ -237,7 +252,7 @@ class Episode:
             "answer": self._answer,
             "error": self.error,
             "tools": self._start.chat.tools,
-            "chat_template_kwargs": self._start.chat.chat_template_kwargs or None,
+            "chat_template_kwargs": self._start.chat.chat_template_kwargs,
         }
         reported.update({name: value for name, value in optional.items() if value is not None})
         result = SampleResult.model_construct(**reported)
@@ -254,6 +269,11 @@ class Episode:
         for name, value in named.items():
             self._rewards[name] = self._rewards.get(name, 0.0) + value
         return sum(named.values())
+
+    def _truncate_if_cut_by_max_seq_len(self) -> None:
+        cut_short = self._message_log[-1].finish_reason == "length"
+        if cut_short and len(self._token_ids) >= self._limits.max_seq_len:
+            self._truncate()
 
     def _truncate(self) -> None:
         self._truncated = True
@@ -277,8 +297,8 @@ class Episode:
             truncated=self._truncated,
             max_turns_reached=self.status == "max_turns",
             total_reward=total_reward,
-            turn_gen_tokens=self._turn_gen_tokens,
-            turn_input_tokens=self._turn_input_tokens,
+            turn_gen_tokens=self._turn_gen_tokens.copy(),
+            turn_input_tokens=self._turn_input_tokens.copy(),
         )
 
 

@@ -41,7 +41,9 @@ async def answer_of(awaited: Awaitable[Any], call: Any, lost: type[RolloutFailur
         call.cancel()
         raise
     except RayTaskError as error:
-        raise error.cause from error
+        if isinstance(error.cause, Exception):
+            raise error.cause from error
+        raise lost(f"{who} gave the call up.") from error
     except RayActorError as error:
         raise lost(f"{who} died during the call.") from error
     except (RayError, RayServeException) as error:
@@ -92,18 +94,31 @@ class EnvironmentHop:
         self._calls.add(call)
         call.add_done_callback(self._calls.discard)
 
+        def cancel_if_nobody_waits(ended: "asyncio.Future[StepOutcome]") -> None:
+            if ended.cancelled() and all(waiting.done() for _, waiting in asked):
+                call.cancel()
+
+        for _, waiting in asked:
+            waiting.add_done_callback(cancel_if_nobody_waits)
+
     async def _step_together(self, asked: list[AskedStep]) -> None:
-        """Hands each caller its answer as it comes; what breaks the call fails those that had none."""
-        call: Any = self._handle.options(stream=True).step.remote([request for request, _ in asked])
+        """Hands each caller its answer as it comes; what breaks the call fails those that had none.
+
+        The call ends when nobody waits for it any more; a single step of a shared call ends only by itself.
+        """
+        broken: Exception = EnvironmentLost(f"{self._who} ended the call without an answer.")
         try:
+            call: Any = self._handle.options(stream=True).step.remote([request for request, _ in asked])
             while answers := await answer_of(anext(call, None), call, EnvironmentLost, self._who):
                 for place, answer in answers:
                     settle(asked[place][1], answer)
-            broken: Exception = EnvironmentLost(f"{self._who} ended the call without an answer.")
+        except RayServeException as error:
+            broken = EnvironmentLost(f"{self._who} could not be reached: {error}")
         except Exception as error:  # noqa: BLE001 - it belongs to those who wait
             broken = error
-        for _, waiting in asked:
-            settle(waiting, broken)
+        finally:
+            for _, waiting in asked:
+                settle(waiting, broken)
 
     async def describe(self) -> TaskDescription:
         description: TaskDescription = await self._answer(self._handle.describe.remote())

@@ -13,7 +13,7 @@ from rollout_client.contract import FieldProblem, Message, RolloutRequest, Sampl
 from service.episode import ChatOptions, Episode, EpisodeIdentity, EpisodeLimits, EpisodeStart, derived_seed
 from service.problems import invalid_request
 from service.settings import Limits
-from service.tokens import ConversationTokenizer
+from service.tokens import RENDERING_ARGUMENTS, ConversationTokenizer
 
 RESULT_FIELDS = SampleResult.model_fields.keys()
 
@@ -69,7 +69,9 @@ class Intake:
                 message=f"there are only {len(request.samples)} groups, one a sample; keep fewer",
                 value=request.keep.groups,
             )
+        yield from template_problems("chat_template_kwargs", request.chat_template_kwargs)
         for position, sample in enumerate(request.samples):
+            yield from template_problems(f"samples[{position}].chat_template_kwargs", sample.chat_template_kwargs)
             yield from self._sample_problems(f"samples[{position}]", sample)
 
     def _sample_problems(self, field: str, sample: SampleInput) -> Iterator[FieldProblem]:
@@ -163,17 +165,19 @@ class Intake:
         return message_log
 
 
+def template_problems(field: str, chat_template_kwargs: dict[str, JsonValue] | None) -> Iterator[FieldProblem]:
+    for name in RENDERING_ARGUMENTS & (chat_template_kwargs or {}).keys():
+        yield FieldProblem(field=f"{field}.{name}", message="this is the service's own to say; leave it out")
+
+
 def chat_options(request: RolloutRequest, sample: SampleInput) -> ChatOptions:
-    if sample.chat_template_kwargs is not None:
-        chat_template_kwargs = sample.chat_template_kwargs
-    else:
-        chat_template_kwargs = request.chat_template_kwargs or {}
+    given = (sample.chat_template_kwargs, request.chat_template_kwargs)
     return ChatOptions(
         observation_format=sample.observation_format
         or request.observation_format
         or ("chat" if sample.messages else "raw"),
         tools=sample.tools,
-        chat_template_kwargs=chat_template_kwargs,
+        chat_template_kwargs=next((kwargs for kwargs in given if kwargs is not None), None),
     )
 
 

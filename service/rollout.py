@@ -6,15 +6,16 @@ cancelling a request cancels every call it has under way.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 from tenacity import AsyncRetrying, retry_if_exception, wait_exponential_jitter
 
 from deployments.failures import RolloutFailure, TurnTimedOut, failure_of
 from deployments.protocols import Environment, Generator
-from service.episode import Episode
+from rollout_client.contract import SampleError
+from service.episode import CutOff, Episode
 from service.keep import Stragglers
 from service.schedule import Schedule
 
@@ -37,8 +38,9 @@ class Table:
 
 async def play_turn(episode: Episode, table: Table) -> None:
     """One generation and one environment step, as far as they are due: a log may end between the two."""
-    if not episode.step_is_due:
-        await table.schedule.phase()
+    begins_with_the_step = episode.step_is_due
+    await table.schedule.phase()
+    if not begins_with_the_step:
         await play_generation(episode, table)
     if not episode.over:
         await table.schedule.phase()
@@ -76,49 +78,53 @@ async def play_request(
 ) -> AsyncGenerator[Episode, None]:
     """Plays all episodes at once, yielding each when it is over; closing the iterator cancels the rest.
 
-    Those that nobody needs any more are yielded as `cancelled`, those that run at the deadline as `deadline`.
+    Those that nobody needs any more end as `cancelled`, those that run at the deadline as `deadline`, at that moment,
+    however slowly the iterator is read.
     """
-    loop = asyncio.get_running_loop()
-    deadline = None if deadline_s is None else loop.time() + deadline_s
-    finished: asyncio.Queue[Episode] = asyncio.Queue()
-    playing = start_all(episodes, table, finished)
+    playing = PlayingTogether(episodes, table, stragglers)
+    if deadline_s is not None:
+        asyncio.get_running_loop().call_later(deadline_s, playing.cut_off, episodes, "deadline")
     try:
-        while playing:
-            try:
-                async with asyncio.timeout_at(deadline):
-                    episode = await finished.get()
-            except TimeoutError:
-                for cut_off in list(playing):
-                    yield end_early(cut_off, playing.pop(cut_off), "deadline")
-                return
-            if playing.pop(episode, None) is None:
-                continue
-            yield episode
-            for unneeded in stragglers.after(episode, without_error=episode.status != "error") & playing.keys():
-                yield end_early(unneeded, playing.pop(unneeded), "cancelled")
+        for _ in episodes:
+            yield await playing.over.get()
     finally:
-        for task in playing.values():
+        await playing.stop()
+
+
+class PlayingTogether:
+    """The samples of one request under way; each is put into `over` exactly once, when it is."""
+
+    def __init__(self, episodes: Sequence[Episode], table: Table, stragglers: Stragglers[Episode]) -> None:
+        self.over: asyncio.Queue[Episode] = asyncio.Queue()
+        self._table = table
+        self._stragglers = stragglers
+        for _ in episodes:
+            table.schedule.join()
+        self._tasks = {episode: asyncio.create_task(self._play(episode)) for episode in episodes}
+
+    async def _play(self, episode: Episode) -> None:
+        try:
+            await play_sample(episode, self._table)
+        except asyncio.CancelledError:
+            # Ours, if it was cut off; else somebody below gave the call up, which is no reason to lose the sample.
+            episode.fail(SampleError(kind="internal", message="A call of the sample was cancelled.", retryable=True))
+        if not episode.was_cut_off:
+            self.over.put_nowait(episode)
+            unneeded = self._stragglers.after(episode, without_error=episode.status != "error")
+            self.cut_off(unneeded, "cancelled")
+
+    def cut_off(self, episodes: Iterable[Episode], status: CutOff) -> None:
+        """Ends those of `episodes` that are not over yet."""
+        for episode in episodes:
+            if not episode.over:
+                episode.cut_off(status)
+                self._tasks[episode].cancel()
+                self.over.put_nowait(episode)
+
+    async def stop(self) -> None:
+        for task in self._tasks.values():
             task.cancel()
-        await asyncio.gather(*playing.values(), return_exceptions=True)
-
-
-def start_all(
-    episodes: Sequence[Episode], table: Table, finished: asyncio.Queue[Episode]
-) -> dict[Episode, asyncio.Task[Episode]]:
-    async def play(episode: Episode) -> Episode:
-        await play_sample(episode, table)
-        finished.put_nowait(episode)
-        return episode
-
-    for _ in episodes:
-        table.schedule.join()
-    return {episode: asyncio.create_task(play(episode)) for episode in episodes}
-
-
-def end_early(episode: Episode, task: asyncio.Task[Episode], status: Literal["deadline", "cancelled"]) -> Episode:
-    task.cancel()
-    episode.cut_off(status)
-    return episode
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
 
 def within(seconds: float | None, call: Call[Answer], what: str) -> Call[Answer]:
@@ -126,9 +132,11 @@ def within(seconds: float | None, call: Call[Answer], what: str) -> Call[Answer]
 
     async def timed() -> Answer:
         try:
-            async with asyncio.timeout(seconds):
+            async with asyncio.timeout(seconds) as limit:
                 return await call()
         except TimeoutError as error:
+            if not limit.expired():
+                raise
             raise TurnTimedOut(f"{what} took longer than {seconds:g} s.") from error
 
     return timed

@@ -57,7 +57,9 @@ class Lockstep:
         self._wake_if_all_wait()
 
     def _wake_if_all_wait(self) -> None:
-        if len(self._waiting) >= self._playing:
-            waiting, self._waiting = self._waiting, []
+        # A cancelled sample's future is done before its task wakes to take it out and to leave.
+        waiting = [ready for ready in self._waiting if not ready.done()]
+        if len(waiting) >= self._playing:
+            self._waiting = []
             for ready in waiting:
                 ready.set_result(None)

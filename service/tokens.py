@@ -1,5 +1,6 @@
 """Text to tokens and back, for whole conversations: rendered once, then only appended to."""
 
+import inspect
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
@@ -19,6 +20,10 @@ ANY_QUESTION = {"role": "user", "content": "Question"}
 ANY_ANSWER = {"role": "assistant", "content": "Answer7f3a"}
 ANY_OBSERVATION = "Observation7f3a"
 PLAIN = ChatOptions()
+RENDERING_ARGUMENTS = {"messages", *inspect.signature(PreTrainedTokenizerFast.apply_chat_template).parameters}
+"""What `apply_chat_template` takes for itself; everything else reaches the template."""
+RENDERING_ERRORS = (TemplateError, TypeError, ValueError, ArithmeticError, LookupError)
+"""What a template can raise on messages that it was not written for."""
 
 
 class TokenizerUnfit(Exception):
@@ -38,7 +43,9 @@ class ConversationTokenizer:
         self._encoder = tokenizer.backend_tokenizer
         self._encoder.no_truncation()
         self._encoder.no_padding()
-        self._special_ids = frozenset(tokenizer.all_special_ids)
+        # Not all of them have a name (eos_token, ...), and those without end turns too.
+        self._special_ids = {id_ for id_, token in tokenizer.added_tokens_decoder.items() if token.special}
+        self._special_ids.update(tokenizer.all_special_ids)
         self._longest_token = max(map(len, tokenizer.get_vocab()))
         self._content_start("user", PLAIN)
 
@@ -65,7 +72,7 @@ class ConversationTokenizer:
             ends = accumulate((len(prefix) if text.startswith(prefix) else 0 for prefix in prefixes), max)
             ids, offsets = self._tokenize(text)
             cuts = [0, *(bisect_left(offsets, (end, 0)) for end in ends), len(ids)]
-        except TemplateError as error:
+        except RENDERING_ERRORS as error:
             raise PromptRejected(f"The model's chat template refuses the messages: {error}") from error
         return [
             Message.model_construct(role=message.role, content=message.content, token_ids=ids[start:end])
@@ -94,16 +101,20 @@ class ConversationTokenizer:
             except TokenizerUnfit as error:
                 raise EnvironmentRejected(str(error)) from error
         ids, offsets = self._tokenize(framed)
-        if options.observation_format == "chat" and self._brings_end_of_turn(after, ids):
-            ids, offsets = ids[1:], offsets[1:]
+        if options.observation_format == "chat":
+            brought = self._end_of_turn_brought_by(after, ids)
+            ids, offsets = ids[brought:], offsets[brought:]
         if len(ids) <= room:
             return TokenizedObservation(ids, observation["content"], was_cut=False)
         shown = self._covered(observation, framed, offsets, room, options)
         return TokenizedObservation(ids[: max(room, 0)], shown, was_cut=True)
 
-    def _brings_end_of_turn(self, response: list[int], bridge: list[int]) -> bool:
-        """The response ends with the very token that the template would end it with."""
-        return bool(response and bridge) and response[-1] == bridge[0] and bridge[0] in self._special_ids
+    def _end_of_turn_brought_by(self, response: list[int], bridge: list[int]) -> int:
+        """How many tokens of the bridge the response has already: those up to the end of turn it ended with."""
+        ends_turn = next((place for place, token_id in enumerate(bridge) if token_id in self._special_ids), None)
+        if ends_turn is None or not response or response[-1] != bridge[ends_turn]:
+            return 0
+        return 0 if self.decode(bridge[:ends_turn]).strip() else ends_turn + 1
 
     def _covered(
         self, observation: ChatMessage, framed: str, offsets: list[tuple[int, int]], room: int, options: ChatOptions
@@ -122,7 +133,7 @@ class ConversationTokenizer:
         """What the template appends to an answer when an observation follows it, up to the next generation prompt."""
         try:
             text = self._render([ANY_QUESTION, ANY_ANSWER, observation], options)
-        except TemplateError as error:
+        except RENDERING_ERRORS as error:
             raise TokenizerUnfit(
                 f"The model's chat template refuses a message of role {observation['role']!r} after an answer: {error}"
             ) from error
@@ -155,7 +166,7 @@ class ConversationTokenizer:
                 tools=tools,
                 tokenize=False,
                 add_generation_prompt=add_generation_prompt,
-                **options.chat_template_kwargs,
+                **(options.chat_template_kwargs or {}),
             )
         )
 

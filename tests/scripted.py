@@ -27,7 +27,7 @@ class CharacterTokens:
     def observation(
         self,
         observation: ChatMessage,
-        after: list[int],  # noqa: ARG002 - this chat format has no end of turn
+        after: list[int],
         options: ChatOptions,
         room: int,
     ) -> TokenizedObservation:

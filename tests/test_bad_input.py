@@ -114,6 +114,16 @@ class Service:
         ),
         ({"samples": [GOOD], "keep": {"per_group": 2}}, "keep.per_group", "only 1 rollouts"),
         ({"samples": [GOOD], "keep": {"groups": 2}}, "keep.groups", "only 1 groups"),
+        (
+            {"samples": [{**GOOD, "chat_template_kwargs": {"chat_template": "x"}}]},
+            "samples[0].chat_template_kwargs.chat_template",
+            "the service's own",
+        ),
+        (
+            {"samples": [GOOD], "chat_template_kwargs": {"tokenize": True}},
+            "chat_template_kwargs.tokenize",
+            "own to say",
+        ),
         ({"samples": [GOOD], "deadline_s": 0}, "deadline_s", "greater than 0"),
         ({"samples": [GOOD], "schedule": "sync"}, "schedule", "'async' or 'lockstep'"),
         ({"samples": [GOOD], "sampling": {"top_k": -2}}, "sampling.top_k", "greater than or equal to -1"),

@@ -4,7 +4,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ValidationError, field_validator
 
 from deployments.environment import TaskEnvironment
 from deployments.environment_host import EnvironmentHost, load_environment
@@ -17,6 +17,13 @@ LOG: list[ChatMessage] = [{"role": "user", "content": "Q"}, {"role": "assistant"
 
 class Mode(BaseModel):
     mode: str
+
+    @field_validator("mode")
+    @classmethod
+    def is_no_bug(cls, mode: str) -> str:
+        if mode == "bug":
+            raise KeyError(mode)
+        return mode
 
 
 class Moody(TaskEnvironment):
@@ -34,6 +41,8 @@ class Moody(TaskEnvironment):
                 raise KeyError("board")
             case "reject":
                 raise EnvironmentRejected("The board is no board.")
+            case "cancel":
+                raise asyncio.CancelledError
             case "nan":
                 return outcome(reward=float("nan"))
         return outcome(message_log[-1]["content"], self._reward, terminated=True)
@@ -64,6 +73,16 @@ def test_a_step_that_fails_is_answered_beside_its_siblings_outcomes() -> None:
     assert "finite number" in str(not_finite)
     assert isinstance(invalid, EnvironmentRejected)
     assert str(invalid) == "The environment cannot take this sample: extra_env_info.mode: Field required."
+
+
+def test_no_bug_of_an_environment_reaches_the_siblings() -> None:
+    host = EnvironmentHost("moody", "tests.test_environment_host:Moody", {})
+    modes = [{"mode": "bug"}, {"mode": "cancel"}, {"mode": "good"}]
+    bug, cancelled, good = answers(host, [StepRequest(LOG, mode) for mode in modes])
+    assert isinstance(bug, EnvironmentBroken)
+    assert str(bug) == "The environment raised KeyError: 'bug'"
+    assert isinstance(cancelled, EnvironmentBroken)
+    assert good == outcome("A", 1.0, terminated=True)
 
 
 def test_a_host_describes_its_task() -> None:

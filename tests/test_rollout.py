@@ -14,6 +14,7 @@ from deployments.failures import (
     EnvironmentLost,
     GenerationLost,
     GenerationRejected,
+    failure_of,
 )
 from deployments.protocols import Environment, Generation, GenerationRequest, Generator, StepOutcome, StepRequest
 from rollout_client.contract import Keep, Message, SampleResult
@@ -519,3 +520,97 @@ def test_lockstep_counts_no_truncated_sample_as_terminated_and_ends_it() -> None
     results = collect(episodes, Table(generator, {"task": environment}, Lockstep()))
     assert (results[0].status, results[0].terminated, results[0].truncated) == ("truncated", False, True)
     assert (len(generator.requests), environment.requests) == (1, [])
+
+
+@given(seed=st.integers(0, 10_000), groups=st.integers(1, 3), size=st.integers(1, 4))
+def test_lockstep_never_deadlocks_whoever_is_cancelled_fails_or_ends(seed: int, groups: int, size: int) -> None:
+    draw = random.Random(seed)
+
+    class Uneven(ScriptedEnvironment):
+        async def step(self, request: StepRequest) -> StepOutcome:
+            for _ in range(draw.randrange(5)):
+                await asyncio.sleep(0)
+            if draw.random() < 0.1:
+                raise EnvironmentBroken("no")
+            return outcome("o", terminated=draw.random() < 0.3)
+
+    keep = Keep(per_group=draw.randint(1, size), groups=draw.choice([None, draw.randint(1, groups)]))
+    episodes = [
+        EpisodeRecipe(position=place, group=place // size, max_rollout_turns=4).make() for place in range(groups * size)
+    ]
+    table = Table(SpeakingGenerator([]), {"task": Uneven([])}, Lockstep())
+    results = collect(episodes, table, keep, deadline_s=5)
+    assert sorted(results) == list(range(groups * size))
+    assert all(result.status != "deadline" for result in results.values())
+    assert all(result.error is None or result.error.message == "no" for result in results.values())
+
+
+def test_a_call_that_cancels_itself_loses_no_sample() -> None:
+    class GivingUp(ScriptedGenerator):
+        async def generate(self, request: GenerationRequest) -> Generation:
+            raise asyncio.CancelledError
+
+    results = collect([EpisodeRecipe().make()], Table(GivingUp([]), {"task": ScriptedEnvironment([])}, Async()))
+    assert results[0].error is not None
+    assert results[0].error.message == "A call of the sample was cancelled."
+
+
+def test_a_resumed_sample_whose_step_is_due_stays_in_step_with_the_others() -> None:
+    order: list[str] = []
+
+    class Noting(SpeakingGenerator):
+        async def generate(self, request: GenerationRequest) -> Generation:
+            order.append("generation")
+            return await super().generate(request)
+
+    class Judge(ScriptedEnvironment):
+        async def step(self, request: StepRequest) -> StepOutcome:
+            order.append("step")
+            return outcome("o")
+
+    unjudged = Message(role="assistant", content="a", token_ids=[97], generation_logprobs=[-1.0], finish_reason="stop")
+    resumed = EpisodeRecipe(position=1, message_log=lambda _: [user_message("Q"), unjudged], max_rollout_turns=2)
+    episodes = [EpisodeRecipe(max_rollout_turns=2).make(), resumed.make()]
+    collect(episodes, Table(Noting([]), {"task": Judge([])}, Lockstep()))
+    assert order == ["generation", "step", "step", "generation", "generation", "step", "step"]
+
+
+def test_the_deadline_holds_however_slowly_the_results_are_read() -> None:
+    class Endless(ScriptedEnvironment):
+        async def step(self, request: StepRequest) -> StepOutcome:
+            await asyncio.sleep(0.01)
+            return outcome("o")
+
+    episodes = [EpisodeRecipe(position=place, max_rollout_turns=10_000).make() for place in range(3)]
+    table = Table(ScriptedGenerator(["A"]), {"task": Endless([])}, Async())
+
+    async def read_slowly() -> list[int]:
+        turns = []
+        stragglers = Stragglers(EVERYTHING, dict.fromkeys(episodes, 0))
+        async with aclosing(play_request(episodes, table, stragglers, deadline_s=0.1)) as finished:
+            async for episode in finished:
+                turns.append(episode.result().metrics.turn_count)
+                await asyncio.sleep(0.2)
+        return turns
+
+    turns = asyncio.run(read_slowly())
+    assert max(turns) - min(turns) <= 1
+
+
+def test_what_was_cut_off_takes_nothing_more() -> None:
+    episode = EpisodeRecipe().make()
+    episode.cut_off("deadline")
+    before = episode.result()
+    episode.add_generation(Generation([65], [-1.0], "stop"))
+    episode.add_outcome(outcome("O", 1.0, terminated=True))
+    episode.fail(failure_of(ZeroDivisionError()))
+    assert episode.result() == before
+
+
+def test_a_log_that_max_seq_len_cut_is_truncated_when_it_is_posted_back_unchanged() -> None:
+    cut = play(EpisodeRecipe(max_seq_len=4), ScriptedGenerator(["AAAAAA"]), ScriptedEnvironment([outcome("O", 1.0)]))
+    environment = ScriptedEnvironment([outcome("O", 1.0)])
+    again = play(
+        EpisodeRecipe(max_seq_len=4, message_log=lambda _: cut.message_log), ScriptedGenerator(["A"]), environment
+    )
+    assert (again.status, again.message_log, environment.requests) == ("truncated", cut.message_log, [])

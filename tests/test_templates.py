@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers import AutoTokenizer
+from transformers import AddedToken, AutoTokenizer
 
 from deployments.failures import EnvironmentRejected
 from deployments.protocols import ChatMessage
@@ -143,6 +143,19 @@ def test_a_cut_observation_shows_what_its_tokens_say_also_where_the_template_str
     decoded = [TOKENIZERS[family].decode(whole[:room]) for room in range(len(whole))]
     room = next(place for place, text in enumerate(decoded) if text.endswith(kept))
     assert tokens.observation(observation, [], CHAT, room).content == kept
+
+
+def test_an_end_of_turn_that_is_not_the_tokenizers_eos_is_not_doubled() -> None:
+    tokenizer: Any = AutoTokenizer.from_pretrained(TINY_MODEL)
+    tokenizer.add_special_tokens({"bos_token": "<bos>", "eos_token": "<eos>"})
+    unnamed = [AddedToken(text, special=True) for text in ("<start_of_turn>", "<end_of_turn>")]
+    tokenizer.add_tokens(unnamed, special_tokens=True)
+    tokenizer.chat_template = (TEMPLATES / "gemma.jinja").read_text()
+    response = tokenizer("A<end_of_turn>", add_special_tokens=False)["input_ids"]
+    observation = ConversationTokenizer(tokenizer).observation({"role": "user", "content": "O"}, response, CHAT, ROOM)
+    assert tokenizer.decode(response + observation.token_ids) == (
+        "A<end_of_turn>\n<start_of_turn>user\nO<end_of_turn>\n<start_of_turn>model\n"
+    )
 
 
 def test_a_family_that_knows_no_tool_role_rejects_a_tools_observation() -> None:

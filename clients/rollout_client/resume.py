@@ -1,13 +1,13 @@
 """Going on with a sample that was cut off."""
 
-from rollout_client.contract import SampleInput, SampleResult
+from rollout_client.contract import GivenMessage, SampleInput, SampleResult
 
 
 def resumed(sample: SampleResult) -> SampleInput:
     """The sample that goes on from the last token of `sample`, with everything that came back with it, ready to post.
 
     Its turns so far count towards `max_rollout_turns`; its rewards so far stand on its messages, and the new result
-    counts only what comes after.
+    counts only what comes after. Under greedy decoding it ends as if it had never been cut; sampled, it draws anew.
     """
     return SampleInput.model_validate(
         {
@@ -15,7 +15,10 @@ def resumed(sample: SampleResult) -> SampleInput:
             "id": sample.id,
             "idx": sample.idx,
             "task_name": sample.task_name,
-            "message_log": [message.model_dump(exclude_unset=True) for message in sample.message_log],
+            "message_log": [
+                message.model_dump(exclude_unset=True, include=set(GivenMessage.model_fields))
+                for message in sample.message_log
+            ],
             "extra_env_info": sample.extra_env_info,
             "stop_strings": sample.stop_strings,
             "observation_format": sample.observation_format,
