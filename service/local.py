@@ -150,8 +150,9 @@ def deployments_not_ready(config: ServeDeploySchema) -> Iterator[str]:
             app.status == ApplicationStatus.RUNNING for app in applications.values()
         ):
             return
+        # Serve's message says what a slow deployment waits for, such as cores that the machine does not have.
         starting = [
-            deployment_name
+            f"{deployment_name}: {last_words(deployment.message)}" if deployment.message else deployment_name
             for app in applications.values()
             for deployment_name, deployment in app.deployments.items()
             if deployment.status != DeploymentStatus.HEALTHY

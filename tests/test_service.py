@@ -169,6 +169,16 @@ def test_a_sample_that_its_environment_cannot_take_fails_alone(client: RolloutCl
     assert response.metrics["total_turns"] == 1
 
 
+def test_the_embedded_model_is_neither_hopeless_nor_perfect(client: RolloutClient) -> None:
+    def solved(task_name: str, count: int) -> float:
+        samples = client.example_samples(task_name, count, seed=123)
+        results = client.rollout(samples, sampling=Sampling(max_new_tokens=32, seed=0), max_rollout_turns=20).samples
+        return sum(result.total_reward or 0.0 for result in results) / count
+
+    assert 0.40 <= solved("math", 500) <= 0.75
+    assert 0.20 <= solved("sliding_puzzle", 100) <= 0.95
+
+
 def test_every_token_is_under_a_weight_version(mixed: RolloutResponse) -> None:
     for result in mixed.samples:
         for message in generated(result):

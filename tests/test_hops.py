@@ -1,0 +1,125 @@
+"""Steps that are asked for in one instant, over a scripted Serve handle."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from ray.exceptions import ActorDiedError
+from ray.serve.exceptions import RayServeException
+
+from deployments.failures import EnvironmentBroken, EnvironmentLost
+from deployments.protocols import StepOutcome, StepRequest
+from service.hops import EnvironmentHop
+from service.rollout import Table
+from service.schedule import Lockstep
+from tests.scripted import EpisodeRecipe, ScriptedGenerator, outcome
+from tests.test_rollout import collect
+
+
+class ScriptedCall:
+    """A streaming call: gives its batches one by one, raises what is no batch, and remembers that it was cancelled."""
+
+    def __init__(self, batches: list[Any]) -> None:
+        self._batches = batches
+        self.cancelled = False
+
+    def __aiter__(self) -> AsyncIterator[Any]:
+        return self
+
+    async def __anext__(self) -> Any:
+        await asyncio.sleep(0.01)
+        if not self._batches:
+            raise StopAsyncIteration
+        batch = self._batches.pop(0)
+        if isinstance(batch, Exception):
+            raise batch
+        return batch
+
+    def cancel(self) -> None:
+        self.cancelled = True
+
+
+class ScriptedHandle:
+    """A Serve handle whose calls answer as scripted, by default every step at once."""
+
+    def __init__(self, *script: Any) -> None:
+        self._script = list(script)
+        self.requests: list[list[StepRequest]] = []
+        self.calls: list[ScriptedCall] = []
+        self.step = self
+
+    def options(self, *, stream: bool) -> "ScriptedHandle":
+        assert stream
+        return self
+
+    def remote(self, requests: list[StepRequest]) -> ScriptedCall:
+        self.requests.append(requests)
+        batches = self._script.pop(0) if self._script else [[(place, outcome()) for place in range(len(requests))]]
+        if isinstance(batches, Exception):
+            raise batches
+        self.calls.append(ScriptedCall(batches))
+        return self.calls[-1]
+
+
+def hop(handle: ScriptedHandle) -> EnvironmentHop:
+    unchecked: Any = handle
+    return EnvironmentHop("task", unchecked)
+
+
+def request(name: str) -> StepRequest:
+    return StepRequest([{"role": "assistant", "content": name}], {})
+
+
+def step_all(handle: ScriptedHandle, *names: str) -> list[StepOutcome | BaseException]:
+    async def together() -> list[StepOutcome | BaseException]:
+        environment = hop(handle)
+        return await asyncio.gather(*(environment.step(request(name)) for name in names), return_exceptions=True)
+
+    return asyncio.run(together())
+
+
+def test_steps_of_one_instant_travel_in_one_call_and_each_gets_its_own_answer() -> None:
+    broken = EnvironmentBroken("The environment raised KeyError: 'x'")
+    handle = ScriptedHandle([[(2, outcome("c"))], [(0, outcome("a")), (1, broken)]])
+    assert step_all(handle, "a", "b", "c") == [outcome("a"), broken, outcome("c")]
+    assert handle.requests == [[request("a"), request("b"), request("c")]]
+
+
+def test_a_call_that_breaks_midway_fails_only_those_without_an_answer() -> None:
+    handle = ScriptedHandle([[(1, outcome("b"))], ActorDiedError()])
+    lost, answered = step_all(handle, "a", "b")
+    assert answered == outcome("b")
+    assert isinstance(lost, EnvironmentLost)
+    assert str(lost) == "The replica of environment 'task' died during the call."
+
+
+def test_a_call_that_ends_early_or_cannot_be_made_is_a_lost_environment() -> None:
+    [early] = step_all(ScriptedHandle([]), "a")
+    assert isinstance(early, EnvironmentLost)
+    [refused] = step_all(ScriptedHandle(RayServeException("no replicas")), "a")
+    assert isinstance(refused, EnvironmentLost)
+
+
+def test_a_call_that_nobody_waits_for_any_more_is_cancelled() -> None:
+    handle = ScriptedHandle([[(0, outcome())], [(1, outcome())]])
+
+    async def hang_up() -> None:
+        environment = hop(handle)
+        steps = [asyncio.create_task(environment.step(request(name))) for name in "ab"]
+        await asyncio.sleep(0.005)
+        for step in steps:
+            step.cancel()
+        await asyncio.gather(*steps, return_exceptions=True)
+        await asyncio.sleep(0.005)
+
+    asyncio.run(hang_up())
+    assert handle.calls[0].cancelled
+
+
+@pytest.mark.parametrize("samples", [1, 7])
+def test_in_lockstep_an_environment_gets_one_call_a_turn(samples: int) -> None:
+    handle = ScriptedHandle()
+    episodes = [EpisodeRecipe(position=place, max_rollout_turns=3).make() for place in range(samples)]
+    collect(episodes, Table(ScriptedGenerator(["A"]), {"task": hop(handle)}, Lockstep()))
+    assert [len(requests) for requests in handle.requests] == [samples] * 3
