@@ -62,12 +62,14 @@ class ConversationTokenizer:
         last one the generation prompt too.
 
         Raises:
-            PromptRejected: the template refuses the messages, or `max_tokens` tokens cannot carry so much text.
+            PromptRejected: the template refuses the messages or cannot keep the tools where they are, or `max_tokens`
+                tokens cannot carry so much text.
         """
         chat = [message.model_dump(exclude_unset=True) for message in messages]
         try:
             text = self._render(chat, options)
             self._refuse_hopeless(text, max_tokens)
+            self._refuse_moving_tools(options)
             prefixes = (self._render(chat[:count], options, False) for count in range(1, len(chat)))
             ends = accumulate((len(prefix) if text.startswith(prefix) else 0 for prefix in prefixes), max)
             ids, offsets = self._tokenize(text)
@@ -155,6 +157,17 @@ class ConversationTokenizer:
             raise PromptRejected(
                 f"The prompt has {len(text)} characters, more than max_seq_len {max_tokens} can hold: "
                 "shorten the prompt or raise max_seq_len."
+            )
+
+    def _refuse_moving_tools(self, options: ChatOptions) -> None:
+        """A template that writes the tools beside the last question would write them into every turn anew."""
+        if options.tools is None:
+            return
+        question = self._render([ANY_QUESTION], options, add_generation_prompt=False)
+        if not self._render([ANY_QUESTION, ANY_ANSWER, ANY_QUESTION], options).startswith(question):
+            raise PromptRejected(
+                "The model's chat template moves the tools to the last message, which a conversation that is only "
+                "appended to cannot follow: leave tools out and describe them in a message."
             )
 
     def _render(self, chat: Chat, options: ChatOptions, add_generation_prompt: bool = True) -> str:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AddedToken, AutoTokenizer
 
-from deployments.failures import EnvironmentRejected
+from deployments.failures import EnvironmentRejected, PromptRejected
 from deployments.protocols import ChatMessage
 from rollout_client.contract import PromptMessage
 from service.episode import ChatOptions
@@ -131,6 +131,18 @@ def test_tools_reach_the_prompt() -> None:
     text = TOKENIZERS["llama3"].decode(message.token_ids)
     assert text == rendered("llama3", [{"role": "user", "content": "Q"}], tools=tools)
     assert '"name": "add"' in text
+
+
+def test_tools_that_move_with_the_last_message_are_refused() -> None:
+    tokenizer = tokenizer_of("mistral")
+    tokenizer.chat_template = tokenizer.chat_template.replace(
+        '{{- "[INST] "', '{{- ("[TOOLS]" + (tools | tojson) if tools and loop.last else "") + "[INST] "'
+    )
+    tokens = ConversationTokenizer(tokenizer)
+    question = [PromptMessage(role="user", content="Q")]
+    assert len(tokens.prompt(question, CHAT, ROOM)) == 1
+    with pytest.raises(PromptRejected, match="moves the tools to the last message"):
+        tokens.prompt(question, ChatOptions(tools=[{"type": "function"}]), ROOM)
 
 
 @pytest.mark.parametrize(("family", "content", "kept"), [("llama3", "  abc  ", "ab"), ("gemma", "  abc  ", "ab")])
