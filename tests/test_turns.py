@@ -144,7 +144,7 @@ def test_a_deadline_cuts_what_still_runs_and_its_log_goes_on_where_it_was_cut(cl
     short = [following({"observation": "."})] * 2
     long = [following(*[{"observation": f"{turn}"} for turn in range(60)], idx=7)] * 2
     options: dict[str, Any] = {"sampling": GREEDY, "max_rollout_turns": 60}
-    cut = client.rollout(short + long, deadline_s=0.6, **options).samples
+    cut = client.rollout(short + long, deadline_s=1.0, **options).samples
     assert [result.status for result in cut] == ["completed", "completed", "deadline", "deadline"]
     assert all(1 <= result.metrics.turn_count < 60 for result in cut[2:])
     whole = client.rollout(long, **options).samples
