@@ -76,8 +76,6 @@ async def step_or_failure(environment: TaskEnvironment, request: StepRequest) ->
     try:
         extra_env_info = validated(environment, request.extra_env_info)
         return checked(await environment.step(request.message_log, extra_env_info))
-    except InvalidInfo as error:
-        return EnvironmentRejected(f"The environment cannot take this sample: {error}.")
     except RolloutFailure as failure:
         # A class of the environment's own may not exist where this is read.
         return failure if type(failure).__module__ == RolloutFailure.__module__ else EnvironmentBroken(str(failure))
@@ -85,15 +83,12 @@ async def step_or_failure(environment: TaskEnvironment, request: StepRequest) ->
         return EnvironmentBroken(f"The environment raised {type(error).__name__}: {error}")
 
 
-class InvalidInfo(Exception):
-    """An `extra_env_info` without what its task needs."""
-
-
 def validated(environment: TaskEnvironment, extra_env_info: dict[str, Any]) -> BaseModel:
     try:
         return environment.ExtraEnvInfo.model_validate(extra_env_info)
     except ValidationError as error:
-        raise InvalidInfo(fields_in(error, "extra_env_info")) from error
+        problems = fields_in(error, "extra_env_info")
+        raise EnvironmentRejected(f"The environment cannot take this sample: {problems}.") from error
 
 
 def checked(outcome: StepOutcome) -> StepOutcome:

@@ -17,7 +17,6 @@ from rollout_client.contract import (
     SampleInput,
     TaskInfo,
 )
-from service.metrics import RequestTally
 from service.problems import (
     PROBLEM_JSON,
     RequestProblem,
@@ -25,6 +24,7 @@ from service.problems import (
     internal_error,
     invalid_request,
     problem_of,
+    unknown_task,
     unreadable_body,
 )
 from service.rollout_service import RolloutService, SampleFailed, StartedRollout, summary_of
@@ -41,7 +41,7 @@ ROLLOUT_BODY = {
 
 
 def build_http_app(rollouts: RolloutService) -> FastAPI:
-    app = FastAPI(title="RolloutService", description="The current policy plays prompts against environments.")
+    app = FastAPI(title="Rollouts", description="The current policy plays prompts against environments.")
     install_problem_handlers(app)
     describe_request_body(app)
 
@@ -76,9 +76,7 @@ def build_http_app(rollouts: RolloutService) -> FastAPI:
     ) -> dict[str, list[SampleInput]]:
         """Samples of a task, ready to post; equal seeds give equal samples."""
         if task_name not in rollouts.environments:
-            known = ", ".join(sorted(rollouts.environments))
-            message = f"there is no task {task_name!r}; the known ones are {known}"
-            raise invalid_request(FieldProblem(field="task_name", message=message, value=task_name))
+            raise invalid_request(unknown_task("task_name", task_name, rollouts.environments))
         return {"samples": await rollouts.example_samples(task_name, count, seed)}
 
     @app.get("/healthz")
@@ -88,7 +86,7 @@ def build_http_app(rollouts: RolloutService) -> FastAPI:
 
     @app.get("/readyz")
     async def readyz() -> dict[str, str]:
-        """RolloutService can be served: generator and environments answer."""
+        """Rollouts can be served: generator and environments answer."""
         await rollouts.check_ready()
         return {"status": "ready"}
 
@@ -112,13 +110,11 @@ async def read_body(request: Request, max_body_bytes: int) -> bytes:
 
 async def ndjson_lines(rollouts: RolloutService, started: StartedRollout) -> AsyncIterator[bytes]:
     """One line `{"position", "sample"}` for each sample the moment it ends, then one `{"summary"}` or `{"problem"}`."""
-    tally = RequestTally()
     try:
         async with aclosing(rollouts.play(started)) as finished:
             async for position, result in finished:
-                tally.add(result)
                 yield b'{"position":%d,"sample":%s}\n' % (position, json_of(result))
-        yield b'{"summary":%s}\n' % json_of(summary_of(started, tally))
+        yield b'{"summary":%s}\n' % json_of(summary_of(started))
     except SampleFailed as failed:
         yield b'{"problem":%s}\n' % json_of(sample_failed(failed).problem)
     except Exception as error:  # noqa: BLE001 - the status is sent already: only a line can still tell

@@ -11,7 +11,7 @@ from deployments.failures import PromptRejected, failure_of
 from deployments.protocols import GeneratorDescription, SamplingOptions
 from rollout_client.contract import FieldProblem, Message, RolloutRequest, SampleInput, SampleResult, Sampling
 from service.episode import ChatOptions, Episode, EpisodeIdentity, EpisodeLimits, EpisodeStart, derived_seed
-from service.problems import invalid_request
+from service.problems import invalid_request, unknown_task
 from service.settings import Limits
 from service.tokens import RENDERING_ARGUMENTS, ConversationTokenizer
 
@@ -71,17 +71,12 @@ class Intake:
             )
         yield from template_problems("chat_template_kwargs", request.chat_template_kwargs)
         for position, sample in enumerate(request.samples):
-            yield from template_problems(f"samples[{position}].chat_template_kwargs", sample.chat_template_kwargs)
             yield from self._sample_problems(f"samples[{position}]", sample)
 
     def _sample_problems(self, field: str, sample: SampleInput) -> Iterator[FieldProblem]:
         if sample.task_name not in self.task_names:
-            yield FieldProblem(
-                field=f"{field}.task_name",
-                message=f"there is no task {sample.task_name!r}; the known ones are "
-                f"{', '.join(sorted(self.task_names))}",
-                value=sample.task_name,
-            )
+            yield unknown_task(f"{field}.task_name", sample.task_name, self.task_names)
+        yield from template_problems(f"{field}.chat_template_kwargs", sample.chat_template_kwargs)
         for name in ("extra_env_info", *(sample.model_extra or {})):
             if holds_non_finite(getattr(sample, name)):
                 yield FieldProblem(

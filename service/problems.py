@@ -1,6 +1,6 @@
 """Errors of a whole request, as RFC 9457 problem documents that name the field, the value and what to do."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -34,6 +34,14 @@ class RequestProblem(Exception):
 
 def invalid_request(*errors: FieldProblem) -> RequestProblem:
     return RequestProblem(422, "invalid-request", "The request is not valid; nothing was started", errors)
+
+
+def unknown_task(field: str, task_name: str, known: Iterable[str]) -> FieldProblem:
+    return FieldProblem(
+        field=field,
+        message=f"there is no task {task_name!r}; the known ones are {', '.join(sorted(known))}",
+        value=task_name,
+    )
 
 
 def unreadable_body(message: str) -> RequestProblem:

@@ -83,7 +83,7 @@ async def play_request(
     """
     playing = PlayingTogether(episodes, table, stragglers)
     if deadline_s is not None:
-        asyncio.get_running_loop().call_later(deadline_s, playing.cut_off, episodes, "deadline")
+        playing.cut_off_after(deadline_s)
     try:
         for _ in episodes:
             yield await playing.over.get()
@@ -98,6 +98,7 @@ class PlayingTogether:
         self.over: asyncio.Queue[Episode] = asyncio.Queue()
         self._table = table
         self._stragglers = stragglers
+        self._deadline: asyncio.TimerHandle | None = None
         for _ in episodes:
             table.schedule.join()
         self._tasks = {episode: asyncio.create_task(self._play(episode)) for episode in episodes}
@@ -121,7 +122,14 @@ class PlayingTogether:
                 self._tasks[episode].cancel()
                 self.over.put_nowait(episode)
 
+    def cut_off_after(self, deadline_s: float) -> None:
+        loop = asyncio.get_running_loop()
+        self._deadline = loop.call_later(deadline_s, self.cut_off, self._tasks, "deadline")
+
     async def stop(self) -> None:
+        if self._deadline is not None:
+            # A distant deadline would keep every sample of a finished request in memory until then.
+            self._deadline.cancel()
         for task in self._tasks.values():
             task.cancel()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from rollout_client.contract import (
     RolloutRequest,
@@ -32,6 +32,8 @@ class StartedRollout:
     request: RolloutRequest
     request_id: str
     episodes: list[Episode]
+    tally: RequestTally = field(default_factory=RequestTally)
+    """Of what has ended so far."""
 
 
 class SampleFailed(Exception):
@@ -78,7 +80,9 @@ class RolloutService:
         playing = play_request(started.episodes, self._table(request), stragglers, request.deadline_s)
         async with aclosing(playing) as finished:
             async for episode in finished:
-                yield episode.identity.position, episode.result()
+                result = episode.result()
+                started.tally.add(result)
+                yield episode.identity.position, result
                 if episode.error is not None and request.on_error == "fail":
                     raise SampleFailed(episode.identity.group, episode.identity.generation_index, episode.error)
 
@@ -92,15 +96,10 @@ class RolloutService:
         )
 
     async def response(self, started: StartedRollout) -> RolloutResponse:
-        tally = RequestTally()
-        by_position: dict[int, SampleResult] = {}
         async with aclosing(self.play(started)) as finished:
-            async for position, result in finished:
-                tally.add(result)
-                by_position[position] = result
+            by_position = {position: result async for position, result in finished}
         samples = [by_position[position] for position in range(len(started.episodes))]
-        summary = summary_of(started, tally)
-        return RolloutResponse.model_construct(**dict(summary), samples=samples)
+        return RolloutResponse.model_construct(**dict(summary_of(started)), samples=samples)
 
     async def tasks(self) -> list[TaskInfo]:
         descriptions = await asyncio.gather(*(environment.describe() for environment in self.environments.values()))
@@ -127,5 +126,6 @@ class RolloutService:
         )
 
 
-def summary_of(started: StartedRollout, tally: RequestTally) -> RolloutSummary:
+def summary_of(started: StartedRollout) -> RolloutSummary:
+    tally = started.tally
     return RolloutSummary(request_id=started.request_id, metrics=tally.metrics(), policy=tally.policy())
