@@ -153,6 +153,17 @@ class Keep(Strict):
     """A group is full when this many of its rollouts have ended without error; by default all of them."""
 
 
+class PolicyDemand(Strict):
+    """Which weights a rollout may begin with; while it runs, newer ones may come."""
+
+    min_version: int | None = Field(default=None, ge=0)
+    """The request waits until this version, or a newer one, is current."""
+    version: int | None = Field(default=None, ge=0)
+    """The request waits until just this version is current; when a newer one is, it is refused at once."""
+    wait_s: float | None = Field(default=None, ge=0)
+    """How long it waits at most before it is refused (409); without it, and at most, as long as the service allows."""
+
+
 class RolloutRequest(Strict):
     samples: list[SampleInput] = Field(min_length=1)
     num_generations: int = Field(default=1, ge=1, le=1024)
@@ -176,6 +187,7 @@ class RolloutRequest(Strict):
     retries: int = Field(default=3, ge=0, le=100)
     """How often calls of one sample are tried again after a failure of the fleet."""
     keep: Keep = Keep()
+    policy: PolicyDemand = PolicyDemand()
 
 
 class SampleError(Lenient):
@@ -238,6 +250,8 @@ class PolicyVersions(Lenient):
 
     oldest: str | None = None
     newest: str | None = None
+    current: str | None = None
+    """What was current when the last sample had ended."""
 
 
 RequestMetrics = dict[str, int | float | list[int]]

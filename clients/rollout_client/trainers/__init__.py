@@ -1,0 +1,1 @@
+"""Adapters to trainers; each needs the extra of its name."""
