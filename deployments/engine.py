@@ -1,28 +1,60 @@
 """One vLLM engine: token ids in, token ids and log-probabilities out. Knows no Ray."""
 
 import asyncio
+import hashlib
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Self
 
+from vllm.distributed.weight_transfer.base import WeightTransferInitRequest, WeightTransferUpdateRequest
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.exceptions import GracefulHTTPError, RetryableRequestError, VLLMClientError, VLLMServerError
 from vllm.inputs.engine import tokens_input
 from vllm.logprobs import FlatLogprobs
+from vllm.lora.request import LoRARequest
 from vllm.outputs import CompletionOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from deployments.failures import GenerationLost, GenerationRejected, Overloaded
+from deployments.policy_records import Loaded, SwapOptions
 from deployments.protocols import Generation, GenerationRequest, GeneratorDescription, SamplingOptions, WeightSpan
 
-INITIAL_WEIGHT_VERSION = "0"
+INITIAL_WEIGHT_VERSION = 0
 WARM_UP_TOKENS = 8
+WORKER_EXTENSION = "deployments.worker_weights.WorkerWeights"
+STAGING_POLL_S = 0.005
+DIGEST_STEP_S = 0.02
+DIGEST_PAUSE_S = 0.1
+"""A digest of the weights takes this part of the engine's time away and no more: 0.02 of every 0.12 s."""
+
+
+@dataclass(frozen=True, slots=True)
+class SwapTimes:
+    """Seconds: `swap_s` for changing the weights, `pause_s` in which no token was generated."""
+
+    swap_s: float = 0.0
+    pause_s: float = 0.0
 
 
 class Engine:
-    """Implements the `Generator` protocol on one `AsyncLLM`."""
+    """Implements the `Generator` protocol on one `AsyncLLM`, and changes its weights."""
 
     def __init__(self, llm: AsyncLLM) -> None:
         self._llm = llm
+        self.loaded = Loaded(INITIAL_WEIGHT_VERSION)
+        self._staged: int | None = None
+        self._adapter: LoRARequest | None = None
+        self._staged_adapter: LoRARequest | None = None
+        self._adapter_users: Counter[int] = Counter()
+        self._unloading: set[asyncio.Task[bool]] = set()
+        self._admitting = asyncio.Event()
+        self._admitting.set()
+        self._paused_at = 0.0
 
     @classmethod
     async def start(cls, engine_args: dict[str, Any]) -> Self:
@@ -31,9 +63,11 @@ class Engine:
         Args:
             engine_args: fields of vLLM's `AsyncEngineArgs`; what vLLM refuses is raised as vLLM states it.
         """
-        llm = AsyncLLM.from_engine_args(AsyncEngineArgs(**engine_args, logprobs_mode="processed_logprobs"))
+        llm = AsyncLLM.from_engine_args(
+            AsyncEngineArgs(**engine_args, logprobs_mode="processed_logprobs", worker_extension_cls=WORKER_EXTENSION)
+        )
         engine = cls(llm)
-        await llm.update_weight_version(INITIAL_WEIGHT_VERSION)
+        await llm.update_weight_version(str(INITIAL_WEIGHT_VERSION))
         await asyncio.gather(
             *(
                 engine.generate(
@@ -53,16 +87,21 @@ class Engine:
             GenerationLost: the engine broke, or somebody else aborted the request.
         """
         prompt = tokens_input(request.prompt_token_ids)
+        await self._admitting.wait()
+        adapter = self._adapter
         try:
-            async for output in self._llm.generate(prompt, sampling_params(request), request_id=request.request_id):
-                completion = output.outputs[0]
+            with self._using(adapter):
+                async for output in self._llm.generate(
+                    prompt, sampling_params(request), request_id=request.request_id, lora_request=adapter
+                ):
+                    completion = output.outputs[0]
         except VLLMClientError as error:
             raise GenerationRejected(f"The engine refused the generation: {error}") from error
         except (GracefulHTTPError, RetryableRequestError) as error:
             raise Overloaded(f"The engine could not take the generation: {error}") from error
         except VLLMServerError as error:
             raise GenerationLost(f"The engine failed during the generation: {error or type(error).__name__}") from error
-        return generation_of(completion)
+        return generation_of(completion, None if adapter is None else adapter.lora_int_id)
 
     def describe(self) -> GeneratorDescription:
         model = self._llm.model_config
@@ -74,6 +113,116 @@ class Engine:
     def ongoing_generations(self) -> int:
         """Those that run or wait in the engine."""
         return self._llm.get_num_unfinished_requests()
+
+    async def stage(self, version: int, path: Path) -> None:
+        """Reads the safetensors file at `path` ahead, while generations go on; it must stay until the swap.
+
+        Raises:
+            OSError: the file cannot be read.
+        """
+        await self._llm.collective_rpc("begin_staging", args=(str(path),))
+        while not all(await self._llm.collective_rpc("is_staged")):
+            await asyncio.sleep(STAGING_POLL_S)
+        self._staged, self._staged_adapter = version, None
+
+    async def stage_adapter(self, version: int, folder: Path) -> None:
+        """Loads the LoRA adapter in `folder`, as PEFT saves it; it must stay as long as it may be used.
+
+        Raises:
+            Exception: what vLLM has against the adapter (rank, modules, `enable_lora` not set).
+        """
+        adapter = LoRARequest(f"policy-{version}", version, str(folder))
+        await self._llm.add_lora(adapter)
+        self._staged, self._staged_adapter = version, adapter
+
+    async def swap(self, options: SwapOptions) -> SwapTimes:
+        """Changes to what was staged. An adapter needs no pause: generations under way end with the old one.
+
+        Raises:
+            Exception: what broke; the weights are then in no known state and the engine is paused.
+        """
+        version = self._staged
+        if version is None:
+            raise RuntimeError("Nothing is staged.")
+        if self._staged_adapter is not None:
+            self._use_adapter(self._staged_adapter)
+            self.loaded = Loaded(self.loaded.full, version)
+            return SwapTimes()
+        await self._pause(options)
+        swap_s = max(await self._llm.collective_rpc("swap_staged"))
+        self._staged = None
+        return SwapTimes(swap_s, await self._resume(version))
+
+    async def init_transfer(self, init_info: dict[str, Any]) -> None:
+        """Meets the trainer for transfers (how is `weight_transfer_config`'s to say); returns when both are there."""
+        await self._llm.shutdown_weight_transfer_engine()
+        await self._llm.init_weight_transfer_engine(WeightTransferInitRequest(init_info))
+
+    async def start_transfer(self, options: SwapOptions) -> None:
+        await self._pause(options)
+        await self._llm.start_weight_update()
+
+    async def update_transfer(self, update_info: Any) -> None:
+        await self._llm.update_weights(WeightTransferUpdateRequest(update_info))
+
+    async def finish_transfer(self, version: int) -> SwapTimes:
+        await self._llm.finish_weight_update()
+        await self._llm.collective_rpc("forget_digest")
+        pause_s = await self._resume(version)
+        return SwapTimes(pause_s, pause_s)
+
+    async def weight_digest(self) -> str:
+        """Sha-256 over the weights as they lie in the workers, made in small steps between the engine's own."""
+        while True:
+            digests = await self._llm.collective_rpc("digest_weights", args=(DIGEST_STEP_S,))
+            if all(digests):
+                return str(digests[0]) if len(digests) == 1 else hashlib.sha256("".join(digests).encode()).hexdigest()
+            await asyncio.sleep(DIGEST_PAUSE_S)
+
+    async def _pause(self, options: SwapOptions) -> None:
+        mode = options.mode
+        if self._adapter is not None:
+            # With an adapter of the old weights on top of the new ones, tokens would be of no version at all.
+            self._admitting.clear()
+            mode = "wait" if mode == "keep" else mode
+        # `AsyncLLM.pause_generation` does the same and then sleeps, which is longer than a small model's swap.
+        await self._llm.engine_core.pause_scheduler_async(mode=mode, clear_cache=options.reset_prefix_cache)
+        self._paused_at = time.perf_counter()
+
+    async def _resume(self, version: int) -> float:
+        """Returns the seconds since the pause."""
+        # Sent at once, and carried out in this order.
+        await asyncio.gather(self._llm.update_weight_version(str(version)), self._llm.resume_generation())
+        pause_s = time.perf_counter() - self._paused_at
+        self.loaded = Loaded(version)
+        self._use_adapter(None)
+        self._admitting.set()
+        return pause_s
+
+    @contextmanager
+    def _using(self, adapter: LoRARequest | None) -> Iterator[None]:
+        """Counts the generations that use an adapter: it is unloaded when it is neither used nor current any more."""
+        if adapter is None:
+            yield
+            return
+        self._adapter_users[adapter.lora_int_id] += 1
+        try:
+            yield
+        finally:
+            self._adapter_users[adapter.lora_int_id] -= 1
+            self._unload_if_unused(adapter)
+
+    def _use_adapter(self, adapter: LoRARequest | None) -> None:
+        previous, self._adapter, self._staged_adapter = self._adapter, adapter, None
+        if previous is not None:
+            self._unload_if_unused(previous)
+
+    def _unload_if_unused(self, adapter: LoRARequest) -> None:
+        if adapter is not self._adapter and not self._adapter_users[adapter.lora_int_id]:
+            del self._adapter_users[adapter.lora_int_id]
+            unloading = asyncio.create_task(self._llm.remove_lora(adapter.lora_int_id))
+            self._unloading.add(unloading)
+            unloading.add_done_callback(self._unloading.discard)
 
     async def check_health(self) -> None:
         """Raises what killed the engine, if it is dead."""
@@ -103,7 +252,8 @@ def sampling_params(request: GenerationRequest) -> SamplingParams:
     )
 
 
-def generation_of(completion: CompletionOutput) -> Generation:
+def generation_of(completion: CompletionOutput, adapter_version: int | None = None) -> Generation:
+    """Tokens that came through an adapter are of the adapter's version: the engine's spans only know full weights."""
     if completion.finish_reason not in ("stop", "length"):
         raise GenerationLost(f"The engine ended the generation early ({completion.finish_reason}).")
     token_ids = list(completion.token_ids)
@@ -116,5 +266,7 @@ def generation_of(completion: CompletionOutput) -> Generation:
         finish_reason=completion.finish_reason,  # type: ignore[arg-type]
         weight_versions=tuple(
             WeightSpan(span.version, span.start, span.end) for span in completion.weight_versions or ()
-        ),
+        )
+        if adapter_version is None
+        else (WeightSpan(str(adapter_version), 0, len(token_ids)),),
     )

@@ -60,6 +60,12 @@ class EnvironmentLost(RolloutFailure):
     retryable = True
 
 
+class PolicyStoreLost(RolloutFailure):
+    """The policy store broke during the call; it comes back with what it had made durable."""
+
+    retryable = True
+
+
 class TurnTimedOut(RolloutFailure):
     """A generation or a step took longer than its limit."""
 

@@ -1,14 +1,26 @@
 """The generator deployment: one vLLM engine per Serve replica."""
 
+import asyncio
 import os
+import shutil
+from functools import partial
+from pathlib import Path
 from typing import Any, Literal, Self
 
+import psutil
+import ray
 from pydantic import BaseModel, ConfigDict, Field, model_validator
+from ray import serve
+from ray.serve.handle import DeploymentHandle
 
+from deployments.failures import GenerationLost
+from deployments.policy_link import PolicyLink, session_folder
+from deployments.policy_records import Loaded, ReplicaIntroduction
 from deployments.protocols import Generation, GenerationRequest, GeneratorDescription
 
 RESERVED_ENGINE_ARGS = {
     "logprobs_mode": "log-probabilities are always those of the sampled distribution",
+    "worker_extension_cls": "new weights are swapped in by the service's own extension",
 }
 
 
@@ -38,23 +50,38 @@ class EngineSettings(BaseModel):
         return self
 
     def ray_actor_options(self) -> dict[str, float]:
-        gpus = 0 if self.device == "cpu" else self.tensor_parallel_size * self.pipeline_parallel_size
-        return {"num_cpus": self.num_cpus, "num_gpus": gpus}
+        return {"num_cpus": self.num_cpus, "num_gpus": 0 if self.device == "cpu" else self.workers}
+
+    @property
+    def workers(self) -> int:
+        """Processes that hold a part of one replica's model each."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size
 
     def engine_args(self) -> dict[str, Any]:
         return self.model_dump(exclude={"device", "num_cpus", "environment_variables"}, exclude_none=True)
 
 
 class Generator:
-    """Ready only when its engine is loaded and warm; unhealthy, and so replaced, when its engine died."""
+    """Ready only when its engine is warm and has the current weights; unhealthy, and so replaced, when it broke."""
 
-    async def __init__(self, settings: EngineSettings) -> None:  # type: ignore[misc]  # Serve awaits it
+    async def __init__(self, settings: EngineSettings, policy_store: DeploymentHandle[Any]) -> None:  # type: ignore[misc]  # Serve awaits it
         os.environ.update(settings.environment_variables)
         from deployments.engine import Engine
+        from deployments.policy_follower import PolicyFollower
 
         self._engine = await Engine.start(settings.engine_args())
+        introduction = partial(introduce, settings.workers)
+        self._follower = PolicyFollower(self._engine, PolicyLink(policy_store), introduction, staging_folder())
+        self._following = asyncio.create_task(self._follower.follow())
+        current = asyncio.create_task(self._follower.is_current.wait())
+        await asyncio.wait((self._following, current), return_when=asyncio.FIRST_COMPLETED)
+        await self.check_health()
 
     async def generate(self, request: GenerationRequest) -> Generation:
+        if self._follower.broken is not None:
+            raise GenerationLost("The generator replica broke while its weights were changed; it is being replaced.")
+        if self._engine.loaded.version < request.min_weight_version:
+            raise GenerationLost(f"The generator replica is not at version {request.min_weight_version} yet.")
         return await self._engine.generate(request)
 
     async def describe(self) -> GeneratorDescription:
@@ -64,8 +91,27 @@ class Generator:
         return self._engine.ongoing_generations
 
     async def check_health(self) -> None:
+        """Raises what broke the engine or the replica's way to new weights."""
+        if self._following.done():
+            self._following.result()
+            raise RuntimeError(f"An update of the weights broke the engine: {self._follower.broken}")
         await self._engine.check_health()
 
     def __del__(self) -> None:
         if engine := getattr(self, "_engine", None):
             engine.shutdown()
+            shutil.rmtree(staging_folder(), ignore_errors=True)
+
+
+def introduce(workers: int, loaded: Loaded) -> ReplicaIntroduction:
+    replica_id = serve.get_replica_context().replica_id.unique_id
+    return ReplicaIntroduction(replica_id, ray.get_runtime_context().current_actor, workers, loaded)
+
+
+def staging_folder() -> Path:
+    """This process's own, for weights on their way to its engine; those of processes that are no more are removed."""
+    folder = session_folder() / "rollout-weights"
+    for other in folder.iterdir() if folder.is_dir() else ():
+        if not psutil.pid_exists(int(other.name)):
+            shutil.rmtree(other, ignore_errors=True)
+    return folder / str(os.getpid())

@@ -44,6 +44,8 @@ class GenerationRequest:
     max_new_tokens: int
     stop_strings: tuple[str, ...]
     sampling: SamplingOptions
+    min_weight_version: int = 0
+    """A replica whose weights are older does not take it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from ray.serve import Application
 
 from deployments.environment_host import EnvironmentHost
 from deployments.generator import EngineSettings, Generator
+from deployments.policy_store import PolicyStore
 from service.ingress import Ingress
 from service.settings import ServiceSettings
 
@@ -16,12 +17,17 @@ NEVER_THE_LIMIT = 100_000
 """Past `max_ongoing_requests` Serve's callers back off exponentially: it must never be what limits."""
 HEALTH_CHECK_PERIOD_S = 5.0
 NO_OPTIONS: Mapping[str, float] = {}
+POLICY_OPTIONS = {"num_cpus": 0.1}
 
 
 def build(settings: ServiceSettings) -> Application:
-    """Wires the deployments: `Ingress` calls `Generator` and one environment deployment named after each task."""
+    """Wires the deployments: `Ingress` calls `Generator` and one environment deployment named after each task.
+
+    Both ask `Policy`, of which there is one replica, what the weights are.
+    """
     engine = with_absolute_model_path(settings.engine)
-    generator = deployment(Generator, "Generator", engine.ray_actor_options()).bind(engine)
+    policy_store = deployment(PolicyStore, "Policy", POLICY_OPTIONS).bind(settings.policy, engine.model)
+    generator = deployment(Generator, "Generator", engine.ray_actor_options()).bind(engine, policy_store)
     environments = {
         task_name: deployment(EnvironmentHost, task_name).bind(
             task_name, environment.import_path, environment.arguments
@@ -29,7 +35,7 @@ def build(settings: ServiceSettings) -> Application:
         for task_name, environment in settings.environments.items()
     }
     ingress = deployment(Ingress, "Ingress")
-    return ingress.bind(settings.model_copy(update={"engine": engine}), generator, environments)
+    return ingress.bind(settings.model_copy(update={"engine": engine}), generator, environments, policy_store)
 
 
 def deployment(replica: type, name: str, ray_actor_options: Mapping[str, float] = NO_OPTIONS) -> serve.Deployment:

@@ -94,6 +94,7 @@ class EpisodeStart:
     stop_strings: tuple[str, ...]
     sampling: SamplingOptions
     chat: ChatOptions
+    min_weight_version: int = 0
 
 
 class Episode:
@@ -162,6 +163,7 @@ class Episode:
             max_new_tokens=min(room, self._limits.max_new_tokens or room),
             stop_strings=self._stop_strings,
             sampling=sampling_of_turn(self._start.sampling, turn),
+            min_weight_version=self._start.min_weight_version,
         )
 
     def add_generation(self, generation: Generation) -> None:

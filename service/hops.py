@@ -1,14 +1,13 @@
 """The two protocols over Serve handles: one call of a replica, its failures named."""
 
 import asyncio
-from collections.abc import Awaitable
 from typing import Any
 
-from ray.exceptions import RayActorError, RayError, RayTaskError
 from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
-from deployments.failures import EnvironmentLost, GenerationLost, RolloutFailure
+from deployments.failures import EnvironmentLost, GenerationLost
+from deployments.handle_calls import answer_of
 from deployments.protocols import (
     Generation,
     GenerationRequest,
@@ -26,28 +25,6 @@ def settle(waiting: "asyncio.Future[StepOutcome]", answer: StepOutcome | Excepti
         waiting.set_exception(answer)
     else:
         waiting.set_result(answer)
-
-
-async def answer_of(awaited: Awaitable[Any], call: Any, lost: type[RolloutFailure], who: str) -> Any:
-    """Awaits an answer of a handle call and names what broke it; cancelling the wait cancels the call.
-
-    Raises:
-        RolloutFailure: `lost` if the replica or the way to it broke.
-        Exception: what the replica itself raised, as it raised it.
-    """
-    try:
-        return await awaited
-    except asyncio.CancelledError:
-        call.cancel()
-        raise
-    except RayTaskError as error:
-        if isinstance(error.cause, Exception):
-            raise error.cause from error
-        raise lost(f"{who} gave the call up.") from error
-    except RayActorError as error:
-        raise lost(f"{who} died during the call.") from error
-    except (RayError, RayServeException) as error:
-        raise lost(f"{who} could not be reached: {error}") from error
 
 
 AskedStep = tuple[StepRequest, "asyncio.Future[StepOutcome]"]

@@ -17,6 +17,7 @@ from rollout_client.contract import (
     SampleInput,
     TaskInfo,
 )
+from service.policy_http import policy_routes
 from service.problems import (
     PROBLEM_JSON,
     RequestProblem,
@@ -27,13 +28,17 @@ from service.problems import (
     unknown_task,
     unreadable_body,
 )
-from service.rollout_service import RolloutService, SampleFailed, StartedRollout, summary_of
+from service.rollout_service import RolloutService, SampleFailed, StartedRollout
 
 JSON = "application/json"
 NDJSON = "application/x-ndjson"
 PROBLEMS: dict[int | str, dict[str, Any]] = {
     status: {"content": {PROBLEM_JSON: {"schema": Problem.model_json_schema()}}, "description": description}
-    for status, description in {400: "The body cannot be read", 422: "The request is not valid"}.items()
+    for status, description in {
+        400: "The body cannot be read",
+        409: "The demanded weights are not current",
+        422: "The request is not valid",
+    }.items()
 }
 ROLLOUT_BODY = {
     "requestBody": {"required": True, "content": {JSON: {"schema": {"$ref": "#/components/schemas/RolloutRequest"}}}}
@@ -55,6 +60,7 @@ def build_http_app(rollouts: RolloutService) -> FastAPI:
             raise problem_of(error) from error
         # Long prompts take the tokenizer seconds, during which everybody else's rollouts go on.
         started = await asyncio.to_thread(rollouts.start, rollout_request)
+        await rollouts.policy.meet(rollout_request.policy)
         if NDJSON in request.headers.get("accept", ""):
             return StreamingResponse(ndjson_lines(rollouts, started), media_type=NDJSON)
         try:
@@ -90,6 +96,7 @@ def build_http_app(rollouts: RolloutService) -> FastAPI:
         await rollouts.check_ready()
         return {"status": "ready"}
 
+    app.include_router(policy_routes(rollouts.policy.store))
     return app
 
 
@@ -114,7 +121,7 @@ async def ndjson_lines(rollouts: RolloutService, started: StartedRollout) -> Asy
         async with aclosing(rollouts.play(started)) as finished:
             async for position, result in finished:
                 yield b'{"position":%d,"sample":%s}\n' % (position, json_of(result))
-        yield b'{"summary":%s}\n' % json_of(summary_of(started))
+        yield b'{"summary":%s}\n' % json_of(rollouts.summary_of(started))
     except SampleFailed as failed:
         yield b'{"problem":%s}\n' % json_of(sample_failed(failed).problem)
     except Exception as error:  # noqa: BLE001 - the status is sent already: only a line can still tell

@@ -6,6 +6,8 @@ from fastapi import FastAPI
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 
+from deployments.policy_link import PolicyLink
+from service.current_policy import CurrentPolicy
 from service.hops import EnvironmentHop, GeneratorHop
 from service.http import build_http_app
 from service.rollout_service import RolloutService
@@ -21,11 +23,15 @@ class Ingress:
         settings: ServiceSettings,
         generator: DeploymentHandle[Any],
         environments: dict[str, DeploymentHandle[Any]],
+        policy_store: DeploymentHandle[Any],
     ) -> None:
+        policy = CurrentPolicy(PolicyLink(policy_store))
+        policy.follow()
         self._rollouts = await RolloutService.connect(
             settings,
             GeneratorHop(generator),
             {task_name: EnvironmentHop(task_name, handle) for task_name, handle in environments.items()},
+            policy,
         )
 
     def __serve_build_asgi_app__(self) -> FastAPI:

@@ -137,6 +137,7 @@ class Intake:
                         request.sampling, group_seed(request, sample_position, sample), generation_index
                     ),
                     chat=chat,
+                    min_weight_version=max(request.policy.min_version or 0, request.policy.version or 0),
                 ),
                 limits,
                 self.tokens,

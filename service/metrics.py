@@ -39,11 +39,13 @@ class RequestTally:
             return {}
         return {**averages(samples), **turn_metrics(samples), **spread_by_field(samples)}
 
-    def policy(self) -> PolicyVersions:
-        """The oldest and newest weights among all tokens; versions are numbers upward, as text."""
+    def policy(self, current: int | None = None) -> PolicyVersions:
+        """The oldest and newest weights among all tokens, beside those that are current; numbers upward, as text."""
+        said = None if current is None else str(current)
         if not self._versions:
-            return PolicyVersions(oldest=None, newest=None)
-        return PolicyVersions(oldest=min(self._versions, key=int), newest=max(self._versions, key=int))
+            return PolicyVersions(oldest=None, newest=None, current=said)
+        versions = sorted(self._versions, key=int)
+        return PolicyVersions(oldest=versions[0], newest=versions[-1], current=said)
 
 
 def averages(samples: Sequence[SampleMetrics]) -> RequestMetrics:

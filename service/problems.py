@@ -11,6 +11,7 @@ from pydantic_core import ErrorDetails
 from starlette.exceptions import HTTPException
 
 from deployments.failures import RolloutFailure
+from deployments.policy_failures import PolicyFailure
 from rollout_client.contract import FieldProblem, Problem
 
 PROBLEM_JSON = "application/problem+json"
@@ -51,6 +52,21 @@ def unreadable_body(message: str) -> RequestProblem:
         "The request body cannot be read; nothing was started",
         [FieldProblem(field="body", message=message)],
     )
+
+
+def policy_problem(failure: PolicyFailure) -> RequestProblem:
+    return RequestProblem(failure.status, failure.name, failure.title, failure.problems)
+
+
+def policy_problem_responses() -> dict[int | str, dict[str, Any]]:
+    """For the OpenAPI page: each status that a call of the policy can be refused with, and why."""
+    titles: dict[int | str, list[str]] = {}
+    for failure in PolicyFailure.__subclasses__():
+        titles.setdefault(failure.status, []).append(failure.title)
+    return {
+        status: {"content": {PROBLEM_JSON: {"schema": Problem.model_json_schema()}}, "description": "; ".join(said)}
+        for status, said in titles.items()
+    }
 
 
 def not_ready(message: str) -> RequestProblem:
@@ -108,6 +124,10 @@ def install_problem_handlers(app: FastAPI) -> None:
     @app.exception_handler(RequestProblem)
     async def on_request_problem(_request: Request, error: RequestProblem) -> Response:
         return problem_response(error.problem)
+
+    @app.exception_handler(PolicyFailure)
+    async def on_policy_failure(_request: Request, failure: PolicyFailure) -> Response:
+        return problem_response(policy_problem(failure).problem)
 
     @app.exception_handler(RequestValidationError)
     async def on_invalid_parameters(_request: Request, error: RequestValidationError) -> Response:

@@ -14,6 +14,7 @@ from rollout_client.contract import (
     SampleResult,
     TaskInfo,
 )
+from service.current_policy import CurrentPolicy
 from service.episode import Episode
 from service.hops import EnvironmentHop, GeneratorHop
 from service.intake import Intake
@@ -49,8 +50,14 @@ class RolloutService:
     """One ingress replica's rollouts."""
 
     def __init__(
-        self, generator: GeneratorHop, environments: Mapping[str, EnvironmentHop], intake: Intake, limits: Limits
+        self,
+        generator: GeneratorHop,
+        environments: Mapping[str, EnvironmentHop],
+        policy: CurrentPolicy,
+        intake: Intake,
+        limits: Limits,
     ) -> None:
+        self.policy = policy
         self.environments = environments
         self.limits = limits
         self._generator = generator
@@ -58,12 +65,16 @@ class RolloutService:
 
     @classmethod
     async def connect(
-        cls, settings: ServiceSettings, generator: GeneratorHop, environments: Mapping[str, EnvironmentHop]
+        cls,
+        settings: ServiceSettings,
+        generator: GeneratorHop,
+        environments: Mapping[str, EnvironmentHop],
+        policy: CurrentPolicy,
     ) -> "RolloutService":
         """Waits for the generator, whose model says what a request may ask for."""
         tokens = ConversationTokenizer.load(settings.engine.tokenizer or settings.engine.model)
         intake = Intake(frozenset(environments), await generator.describe(), tokens, settings.limits)
-        return cls(generator, environments, intake, settings.limits)
+        return cls(generator, environments, policy, intake, settings.limits)
 
     def start(self, request: RolloutRequest) -> StartedRollout:
         """Raises `RequestProblem` if the request asks for what this service does not have."""
@@ -99,7 +110,7 @@ class RolloutService:
         async with aclosing(self.play(started)) as finished:
             by_position = {position: result async for position, result in finished}
         samples = [by_position[position] for position in range(len(started.episodes))]
-        return RolloutResponse.model_construct(**dict(summary_of(started)), samples=samples)
+        return RolloutResponse.model_construct(**dict(self.summary_of(started)), samples=samples)
 
     async def tasks(self) -> list[TaskInfo]:
         descriptions = await asyncio.gather(*(environment.describe() for environment in self.environments.values()))
@@ -125,7 +136,8 @@ class RolloutService:
             *(within(READY_WITHIN_S, call, f"The answer of the {who}")() for who, call in asked.items())
         )
 
-
-def summary_of(started: StartedRollout) -> RolloutSummary:
-    tally = started.tally
-    return RolloutSummary(request_id=started.request_id, metrics=tally.metrics(), policy=tally.policy())
+    def summary_of(self, started: StartedRollout) -> RolloutSummary:
+        tally = started.tally
+        return RolloutSummary(
+            request_id=started.request_id, metrics=tally.metrics(), policy=tally.policy(self.policy.version)
+        )

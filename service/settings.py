@@ -5,6 +5,7 @@ from typing import Any, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from deployments.generator import EngineSettings
+from deployments.policy_settings import PolicySettings
 
 MIB = 2**20
 
@@ -38,9 +39,10 @@ class ServiceSettings(BaseModel):
     environments: dict[str, EnvironmentSettings] = Field(min_length=1)
     """By `task_name`."""
     limits: Limits = Limits()
+    policy: PolicySettings = PolicySettings()
 
     @model_validator(mode="after")
     def task_names_are_no_other_deployment(self) -> Self:
-        if taken := {"Generator", "Ingress"} & self.environments.keys():
+        if taken := {"Generator", "Ingress", "Policy"} & self.environments.keys():
             raise ValueError(f"environments: {', '.join(taken)} is the name of another deployment; choose another one")
         return self

@@ -33,7 +33,7 @@ REJECTED: Json = {
 SUMMARY: Json = {
     "request_id": "r1",
     "metrics": {"mean_total_reward": 0.5, "total_turns": 4.0},
-    "policy": {"oldest": "0", "newest": "0"},
+    "policy": {"oldest": "0", "newest": "0", "current": "0"},
 }
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from deployments.failures import GenerationRejected
 from deployments.protocols import GeneratorDescription
+from service.current_policy import CurrentPolicy
 from service.http import build_http_app
 from service.intake import Intake
 from service.rollout_service import RolloutService
@@ -34,7 +35,8 @@ class Service:
         }
         description = GeneratorDescription("tiny", max_model_len=100, vocab_size=VOCAB_SIZE)
         intake = Intake(frozenset(self.environments), description, tokens, LIMITS)
-        rollouts = RolloutService(self.generator, self.environments, intake, LIMITS)  # type: ignore[arg-type]
+        policy = CurrentPolicy(store=None)  # type: ignore[arg-type]
+        rollouts = RolloutService(self.generator, self.environments, policy, intake, LIMITS)  # type: ignore[arg-type]
         self._app = build_http_app(rollouts)
 
     def request(self, method: str, path: str, **options: Any) -> httpx.Response:

@@ -29,8 +29,14 @@ from rollout_client.errors import (
     ServiceFailed,
     ServiceUnreachable,
     StreamBroken,
+    UploadLost,
+    WeightsDiffer,
 )
+from rollout_client.policy import PolicyLayout, PolicyState, PolicyUpdate
+from rollout_client.policy_call import UpdateOptions
 from rollout_client.resume import resumed
+from rollout_client.sources import WeightsDoNotFit
+from rollout_client.weights import NotSafetensors
 
 __all__ = [
     "AnswerNotUnderstood",
@@ -40,6 +46,10 @@ __all__ = [
     "GivenMessage",
     "Keep",
     "Message",
+    "NotSafetensors",
+    "PolicyLayout",
+    "PolicyState",
+    "PolicyUpdate",
     "PolicyVersions",
     "Problem",
     "PromptMessage",
@@ -61,6 +71,10 @@ __all__ = [
     "ServiceUnreachable",
     "StreamBroken",
     "TaskInfo",
+    "UpdateOptions",
+    "UploadLost",
     "WeightVersionSpan",
+    "WeightsDiffer",
+    "WeightsDoNotFit",
     "resumed",
 ]

@@ -55,12 +55,14 @@ class Call(Generic[Answer]):
     path: str
     read: Callable[[bytes], Answer]
     accept: str = JSON
-    query: dict[str, int] = field(default_factory=dict)
+    query: Mapping[str, int | float | str] = field(default_factory=dict)
     body: bytes | None = None
+    content_headers: Mapping[str, str] = field(default_factory=lambda: {"content-type": JSON})
+    """What the headers say of the body, where there is one."""
 
     @property
     def headers(self) -> dict[str, str]:
-        return {"accept": self.accept} | ({} if self.body is None else {"content-type": JSON})
+        return {"accept": self.accept, **({} if self.body is None else self.content_headers)}
 
 
 def tasks_call() -> Call[list[TaskInfo]]:

@@ -3,8 +3,12 @@
 I/O only: what to send, how to read it and when to try again is decided in the modules beside this one.
 """
 
+import asyncio
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator, Iterator
-from contextlib import aclosing, closing, contextmanager
+from contextlib import aclosing, closing, contextmanager, nullcontext
+from http import HTTPStatus
+from os import PathLike, fspath
 from typing import Any, Self, Unpack
 
 import httpx
@@ -23,11 +27,24 @@ from rollout_client.call import (
     tasks_call,
 )
 from rollout_client.contract import RolloutResponse, RolloutSummary, SampleInput, SampleResult, TaskInfo
-from rollout_client.deadline import Deadline
-from rollout_client.errors import ServiceUnreachable, StreamBroken, error_of_answer
+from rollout_client.deadline import UPDATE_ADVICE, Deadline
+from rollout_client.errors import RequestRejected, ServiceUnreachable, StreamBroken, error_of_answer
 from rollout_client.lines import Placed, RolloutLines, in_input_order
-from rollout_client.progress import rollout_bar
-from rollout_client.retry import call_policy, readiness_policy
+from rollout_client.policy import PolicyLayout, PolicyState, PolicyUpdate, UploadState, WeightsKind
+from rollout_client.policy_call import (
+    UpdateOptions,
+    checkpoint_call,
+    next_version,
+    policy_call,
+    policy_layout_call,
+    push_query,
+    upload_state_call,
+)
+from rollout_client.progress import rollout_bar, upload_bar
+from rollout_client.retry import call_policy, is_worth_asking, readiness_policy
+from rollout_client.sources import WeightsSource, needs_layout, weights_to_send
+from rollout_client.upload import CHUNK_BYTES, Upload
+from rollout_client.version_wait import VersionWait
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 SHORT_CALL_TIMEOUT_S = 30.0
@@ -42,11 +59,12 @@ class RolloutClient:
 
     Args:
         base_url: of the service, with its scheme.
-        timeout_s: what a whole rollout may take, in seconds, the caller's own time between the samples of a stream
-            included; without it, as long as it takes. It is looked at when a piece of the answer arrives, and when
-            none arrives for that long.
+        timeout_s: what a whole rollout or a whole update of the weights may take, in seconds, the caller's own time
+            between the samples of a stream included; without it, as long as it takes. It is looked at when a piece of
+            the answer arrives, and when none arrives for that long.
         retries: further attempts after a connection that failed before the answer began, or a 503; nothing else is
-            tried again. A long rollout in one piece begins its answer when its last sample is done.
+            tried again but pieces of an upload. A long rollout in one piece begins its answer when its last sample is
+            done.
         transport: carries the requests in place of httpx's own.
 
     Every method that talks to the service raises a `RolloutError`. `ValueError` means that the arguments are at fault:
@@ -117,8 +135,103 @@ class RolloutClient:
 
         Retrying(**readiness_policy(address(self._http.base_url), timeout_s))(ask)
 
+    def policy(self) -> PolicyState:
+        """Which weights the service serves, which it has, and what each of its replicas has loaded."""
+        return self._answer(policy_call(), Deadline(SHORT_CALL_TIMEOUT_S))
+
+    def policy_layout(self) -> PolicyLayout:
+        """The tensors that full weights must have: name, dtype and shape of each."""
+        return self._answer(policy_layout_call(), Deadline(SHORT_CALL_TIMEOUT_S))
+
+    def wait_for_version(self, version: int, timeout_s: float = 600.0) -> PolicyState:
+        """Returns once every replica serves `version` or a newer one; raises `RolloutTimeout` after `timeout_s`."""
+        wait = VersionWait(version, timeout_s)
+        while True:
+            try:
+                return self._answer(wait.call(), wait.answer_deadline())
+            except RequestRejected as error:
+                time.sleep(wait.pause_s(error))
+
+    def push_weights(
+        self,
+        source: WeightsSource,
+        version: int | None = None,
+        *,
+        kind: WeightsKind = "full",
+        base: int | None = None,
+        progress: bool = False,
+        chunk_bytes: int = CHUNK_BYTES,
+        **options: Unpack[UpdateOptions],
+    ) -> PolicyUpdate:
+        """Uploads weights and returns once every replica serves them.
+
+        They are sent in pieces of `chunk_bytes`, and memory holds one piece and one tensor of them. A break costs the
+        piece that was under way. With `progress`, a bar on stderr counts the bytes (needs the `cli` extra).
+
+        Args:
+            source: a torch module, a state dict, or a path on this machine: a `.safetensors` file or a folder of them
+                for full weights, which are cast to the service's dtypes; a file for a delta; a folder of PEFT for an
+                adapter. `load_checkpoint` is for weights that the service can reach itself.
+            version: its number; without it, one more than the newest that the service knows.
+            base: the version that a delta changes. `PolicyPusher` makes and sends deltas of a module.
+
+        Raises:
+            ValueError: the source does not fit (`WeightsDoNotFit`), is no safetensors file (`NotSafetensors`), or the
+                arguments contradict each other. Nothing was sent.
+        """
+        query = push_query(kind, base, options)
+        layout = self.policy_layout() if needs_layout(source, kind) else None
+        weights = weights_to_send(source, kind, layout)
+        return self._upload(Upload(weights, self._number(version), query, chunk_bytes, kind == "delta"), progress)
+
+    def load_checkpoint(
+        self,
+        checkpoint: str | PathLike[str],
+        version: int | None = None,
+        *,
+        kind: WeightsKind = "full",
+        base: int | None = None,
+        **options: Unpack[UpdateOptions],
+    ) -> PolicyUpdate:
+        """Has the service fetch weights itself, and returns once every replica serves them.
+
+        `checkpoint` is a path or an fsspec URL, as the service sees it, under one of the roots that it allows.
+        """
+        query = push_query(kind, base, options)
+        call = checkpoint_call(self._number(version), query, fspath(checkpoint))
+        return self._answer(call, Deadline(self._timeout_s, advice=UPDATE_ADVICE))
+
+    def _number(self, version: int | None) -> int:
+        return next_version(self.policy()) if version is None else version
+
+    def _upload(self, upload: Upload, progress: bool) -> PolicyUpdate:
+        deadline = Deadline(self._timeout_s, advice=UPDATE_ADVICE)
+        with upload_bar(upload.version) if progress else nullcontext(no_bar) as show:
+            while upload.update is None:
+                attempts = call_policy(self._retries, deadline.timeout_s, is_worth_asking)
+                Retrying(**attempts)(self._send_piece, upload, deadline)
+                show(upload.arrived_bytes, upload.total_bytes)
+        return upload.update
+
+    def _send_piece(self, upload: Upload, deadline: Deadline) -> None:
+        if upload.is_in_doubt:
+            upload.found(self._what_arrived(upload.version, deadline))
+        upload.answered(self._once(upload.next_call(), deadline))
+
+    def _what_arrived(self, version: int, deadline: Deadline) -> UploadState | PolicyState:
+        try:
+            return self._once(upload_state_call(version), deadline)
+        except RequestRejected as error:
+            if error.problem.status != HTTPStatus.NOT_FOUND:
+                raise
+            return self._once(policy_call(), deadline)
+
     def _answer(self, call: Call[Answer], deadline: Deadline) -> Answer:
         with closing(self._open(call, deadline)) as response:
+            return call.read(b"".join(chunks(response, deadline)))
+
+    def _once(self, call: Call[Answer], deadline: Deadline) -> Answer:
+        with closing(self._attempt(call, deadline)) as response:
             return call.read(b"".join(chunks(response, deadline)))
 
     def _open(self, call: Call[Any], deadline: Deadline) -> httpx.Response:
@@ -203,8 +316,106 @@ class AsyncRolloutClient:
 
         await AsyncRetrying(**readiness_policy(address(self._http.base_url), timeout_s))(ask)
 
+    async def policy(self) -> PolicyState:
+        """Which weights the service serves, which it has, and what each of its replicas has loaded."""
+        return await self._answer(policy_call(), Deadline(SHORT_CALL_TIMEOUT_S))
+
+    async def policy_layout(self) -> PolicyLayout:
+        """The tensors that full weights must have: name, dtype and shape of each."""
+        return await self._answer(policy_layout_call(), Deadline(SHORT_CALL_TIMEOUT_S))
+
+    async def wait_for_version(self, version: int, timeout_s: float = 600.0) -> PolicyState:
+        """Returns once every replica serves `version` or a newer one; raises `RolloutTimeout` after `timeout_s`."""
+        wait = VersionWait(version, timeout_s)
+        while True:
+            try:
+                return await self._answer(wait.call(), wait.answer_deadline())
+            except RequestRejected as error:
+                await asyncio.sleep(wait.pause_s(error))
+
+    async def push_weights(
+        self,
+        source: WeightsSource,
+        version: int | None = None,
+        *,
+        kind: WeightsKind = "full",
+        base: int | None = None,
+        progress: bool = False,
+        chunk_bytes: int = CHUNK_BYTES,
+        **options: Unpack[UpdateOptions],
+    ) -> PolicyUpdate:
+        """Uploads weights and returns once every replica serves them.
+
+        They are sent in pieces of `chunk_bytes`, and memory holds one piece and one tensor of them. A break costs the
+        piece that was under way. With `progress`, a bar on stderr counts the bytes (needs the `cli` extra).
+
+        Args:
+            source: a torch module, a state dict, or a path on this machine: a `.safetensors` file or a folder of them
+                for full weights, which are cast to the service's dtypes; a file for a delta; a folder of PEFT for an
+                adapter. `load_checkpoint` is for weights that the service can reach itself.
+            version: its number; without it, one more than the newest that the service knows.
+            base: the version that a delta changes. `PolicyPusher` makes and sends deltas of a module.
+
+        Raises:
+            ValueError: the source does not fit (`WeightsDoNotFit`), is no safetensors file (`NotSafetensors`), or the
+                arguments contradict each other. Nothing was sent.
+        """
+        query = push_query(kind, base, options)
+        layout = await self.policy_layout() if needs_layout(source, kind) else None
+        # Reading headers, casting and compressing take long: other calls of this loop go on meanwhile.
+        weights = await asyncio.to_thread(weights_to_send, source, kind, layout)
+        upload = Upload(weights, await self._number(version), query, chunk_bytes, kind == "delta")
+        return await self._upload(upload, progress)
+
+    async def load_checkpoint(
+        self,
+        checkpoint: str | PathLike[str],
+        version: int | None = None,
+        *,
+        kind: WeightsKind = "full",
+        base: int | None = None,
+        **options: Unpack[UpdateOptions],
+    ) -> PolicyUpdate:
+        """Has the service fetch weights itself, and returns once every replica serves them.
+
+        `checkpoint` is a path or an fsspec URL, as the service sees it, under one of the roots that it allows.
+        """
+        query = push_query(kind, base, options)
+        call = checkpoint_call(await self._number(version), query, fspath(checkpoint))
+        return await self._answer(call, Deadline(self._timeout_s, advice=UPDATE_ADVICE))
+
+    async def _number(self, version: int | None) -> int:
+        return next_version(await self.policy()) if version is None else version
+
+    async def _upload(self, upload: Upload, progress: bool) -> PolicyUpdate:
+        deadline = Deadline(self._timeout_s, advice=UPDATE_ADVICE)
+        with upload_bar(upload.version) if progress else nullcontext(no_bar) as show:
+            while upload.update is None:
+                attempts = call_policy(self._retries, deadline.timeout_s, is_worth_asking)
+                await AsyncRetrying(**attempts)(self._send_piece, upload, deadline)
+                show(upload.arrived_bytes, upload.total_bytes)
+        return upload.update
+
+    async def _send_piece(self, upload: Upload, deadline: Deadline) -> None:
+        if upload.is_in_doubt:
+            upload.found(await self._what_arrived(upload.version, deadline))
+        call = await asyncio.to_thread(upload.next_call)
+        upload.answered(await self._once(call, deadline))
+
+    async def _what_arrived(self, version: int, deadline: Deadline) -> UploadState | PolicyState:
+        try:
+            return await self._once(upload_state_call(version), deadline)
+        except RequestRejected as error:
+            if error.problem.status != HTTPStatus.NOT_FOUND:
+                raise
+            return await self._once(policy_call(), deadline)
+
     async def _answer(self, call: Call[Answer], deadline: Deadline) -> Answer:
         async with aclosing(await self._open(call, deadline)) as response:
+            return call.read(b"".join([chunk async for chunk in async_chunks(response, deadline)]))
+
+    async def _once(self, call: Call[Answer], deadline: Deadline) -> Answer:
+        async with aclosing(await self._attempt(call, deadline)) as response:
             return call.read(b"".join([chunk async for chunk in async_chunks(response, deadline)]))
 
     async def _open(self, call: Call[Any], deadline: Deadline) -> httpx.Response:
@@ -378,6 +589,10 @@ def during_the_answer(deadline: Deadline) -> Iterator[None]:
         raise deadline.error() from error
     except httpx.RequestError as error:
         raise StreamBroken(f"The answer broke off: {error}") from error
+
+
+def no_bar(_arrived_bytes: int, _total_bytes: int | None) -> None:
+    pass
 
 
 def address(base_url: httpx.URL) -> str:

@@ -10,6 +10,9 @@ from rollout_client.errors import RolloutTimeout
 CONNECT_TIMEOUT_S = 5.0
 """Reaching a host takes milliseconds; only the rollout itself is long."""
 
+ROLLOUT_ADVICE = "what was still running is cancelled. Allow more with timeout_s, or ask for fewer or shorter rollouts."
+UPDATE_ADVICE = "the update may still go on: ask client.policy(). Allow more with timeout_s."
+
 
 @dataclass(frozen=True, slots=True)
 class Deadline:
@@ -17,6 +20,8 @@ class Deadline:
 
     timeout_s: float | None
     started_at: float = field(default_factory=time.monotonic)
+    advice: str = ROLLOUT_ADVICE
+    """What the error says after how long it took."""
 
     def left_s(self) -> float | None:
         """Raises `RolloutTimeout` when nothing is left."""
@@ -34,6 +39,5 @@ class Deadline:
 
     def error(self) -> RolloutTimeout:
         return RolloutTimeout(
-            f"The answer was not complete after {time.monotonic() - self.started_at:.3g} s; what was still running is "
-            "cancelled. Allow more with timeout_s, or ask for fewer or shorter rollouts."
+            f"The answer was not complete after {time.monotonic() - self.started_at:.3g} s; {self.advice}"
         )

@@ -37,6 +37,14 @@ class AnswerNotUnderstood(RolloutError):
     """The answer came and is not what the contract says."""
 
 
+class UploadLost(RolloutError):
+    """The service no longer has the pieces of an upload that it took, and they cannot be sent once more."""
+
+
+class WeightsDiffer(RolloutError):
+    """The service holds other weights than were pushed: their checksums differ."""
+
+
 class RequestRejected(RolloutError):
     """The request is at fault (4xx); posting it again unchanged cannot help. `problem.errors` has field and value."""
 

@@ -94,6 +94,8 @@ class PolicyState(Lenient):
     replicas: list[ReplicaPolicy]
     updating_to: Version | None = None
     """The version that an update under way brings."""
+    transfer_world_size: int | None = None
+    """Processes that take part in a weight transfer: the trainer's one, rank 0, and every worker of every replica."""
 
 
 class UploadState(Lenient):

@@ -1,10 +1,11 @@
 """When a call is tried again: the connection failed before an answer began, or the service said 503.
 
 Rollouts that were under way on such a connection were cancelled with it and are played anew; an answer that has begun
-is never asked for again.
+is never asked for again. Pieces of an upload can be sent twice, and are.
 """
 
 import logging
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 from tenacity import (
@@ -18,7 +19,7 @@ from tenacity import (
     wait_random_exponential,
 )
 
-from rollout_client.errors import RolloutError, ServiceFailed, ServiceUnreachable
+from rollout_client.errors import RequestRejected, RolloutError, ServiceFailed, ServiceUnreachable, StreamBroken
 
 logger = logging.getLogger("rollout_client")
 
@@ -30,6 +31,13 @@ READY_POLL_S = 0.5
 
 def is_worth_retrying(error: BaseException) -> bool:
     return isinstance(error, ServiceUnreachable) or (isinstance(error, ServiceFailed) and error.is_unavailable)
+
+
+def is_worth_asking(error: BaseException) -> bool:
+    """Of a piece of an upload, which can be sent twice: asking the service what it has, and going on, may help."""
+    if isinstance(error, RequestRejected):
+        return error.problem.type.endswith(("piece-misplaced", "piece-damaged"))
+    return is_worth_retrying(error) or isinstance(error, StreamBroken)
 
 
 def wait_s(state: RetryCallState) -> float:
@@ -44,11 +52,13 @@ def log_retry(state: RetryCallState) -> None:
     logger.warning("%s Trying again in %.1f s.", reason, state.upcoming_sleep)
 
 
-def call_policy(retries: int, timeout_s: float | None) -> dict[str, Any]:
+def call_policy(
+    retries: int, timeout_s: float | None, is_worth: Callable[[BaseException], bool] = is_worth_retrying
+) -> dict[str, Any]:
     """For tenacity: `retries` more attempts, none that would start after `timeout_s`."""
     in_time = stop_never if timeout_s is None else stop_before_delay(timeout_s)
     return {
-        "retry": retry_if_exception(is_worth_retrying),
+        "retry": retry_if_exception(is_worth),
         "stop": stop_after_attempt(retries + 1) | in_time,
         "wait": wait_s,
         "before_sleep": log_retry,

@@ -1,0 +1,94 @@
+"""The calls of `/policy`: what each sends and how its answer is read. No I/O."""
+
+from collections.abc import Mapping
+from typing import Any, TypedDict
+
+from pydantic import RootModel
+
+from rollout_client.call import Call, parsed
+from rollout_client.policy import (
+    CheckpointSource,
+    IfBusy,
+    PauseMode,
+    PolicyLayout,
+    PolicyState,
+    PolicyUpdate,
+    PushOptions,
+    UploadState,
+    Version,
+    WeightsKind,
+)
+
+Query = Mapping[str, int | float | str]
+
+
+class UpdateOptions(TypedDict, total=False):
+    """How new weights take the place of the old ones. What is missing is the service's own default."""
+
+    mode: PauseMode
+    """What becomes of generations under way: `keep`, `wait` or `abort`."""
+    reset_prefix_cache: bool
+    """Whether what was computed with the old weights is computed anew."""
+    if_busy: IfBusy
+    """While another update is under way: `wait` or `refuse`."""
+
+
+class PushAnswer(RootModel[PolicyUpdate | UploadState]):
+    """Of `PUT /policy/versions/{version}`: an update once all has arrived, until then how much has."""
+
+
+def policy_call(min_version: Version | None = None, wait_s: float = 0.0) -> Call[PolicyState]:
+    query = {} if min_version is None else {"min_version": min_version, "wait_s": wait_s}
+    return Call("GET", "/policy", lambda body: parsed(PolicyState, "The answer of GET /policy", body), query=query)
+
+
+def policy_layout_call() -> Call[PolicyLayout]:
+    path = "/policy/layout"
+    return Call("GET", path, lambda body: parsed(PolicyLayout, f"The answer of GET {path}", body))
+
+
+def upload_state_call(version: Version) -> Call[UploadState]:
+    path = f"{version_path(version)}/upload"
+    return Call("GET", path, lambda body: parsed(UploadState, f"The answer of GET {path}", body))
+
+
+def piece_call(
+    version: Version, query: Query, piece: bytes, headers: Mapping[str, str]
+) -> Call[PolicyUpdate | UploadState]:
+    def read(body: bytes) -> PolicyUpdate | UploadState:
+        return parsed(PushAnswer, f"The answer of PUT {version_path(version)}", body).root
+
+    return Call("PUT", version_path(version), read, query=query, body=piece, content_headers=headers)
+
+
+def checkpoint_call(version: Version, query: Query, checkpoint: str) -> Call[PolicyUpdate]:
+    path = version_path(version)
+    body = CheckpointSource(checkpoint=checkpoint).model_dump_json().encode()
+    return Call(
+        "PUT", path, lambda body: parsed(PolicyUpdate, f"The answer of PUT {path}", body), query=query, body=body
+    )
+
+
+def push_query(kind: WeightsKind, base: Version | None, options: UpdateOptions) -> Query:
+    """Only what was given is sent; raises `ValueError` where it is none of what the service knows."""
+    given: dict[str, Any] = {"kind": kind, **options} | ({} if base is None else {"base": base})
+    if (kind == "delta") != (base is not None):
+        raise ValueError(
+            f"kind={kind!r} and base={base!r}: a delta needs the version that it changes, others have none."
+        )
+    return PushOptions(**given).model_dump(mode="json", exclude_unset=True)
+
+
+def next_version(state: PolicyState) -> Version:
+    """One more than every version that the service knows."""
+    known = [info.version for info in state.versions]
+    return 1 + max([state.current, *known] + ([] if state.updating_to is None else [state.updating_to]))
+
+
+def is_known(state: PolicyState, version: Version) -> bool:
+    """Whether all of `version` has arrived, even if not every replica has it yet."""
+    return version in {state.current, state.updating_to, *(info.version for info in state.versions)}
+
+
+def version_path(version: Version) -> str:
+    return f"/policy/versions/{version}"

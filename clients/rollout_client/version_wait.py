@@ -1,0 +1,53 @@
+"""Waiting for a version of the policy: the service holds each question back for a while. No I/O."""
+
+from http import HTTPStatus
+
+from rollout_client.call import Call
+from rollout_client.deadline import Deadline
+from rollout_client.errors import RequestRejected, RolloutTimeout
+from rollout_client.policy import PolicyState, Version
+from rollout_client.policy_call import policy_call
+
+LONGEST_QUESTION_S = 20.0
+"""Below what proxies cut silent connections at."""
+SHORTEST_PAUSE_S = 0.2
+"""Between questions: a service that answers at once must not be asked in a tight loop."""
+ANSWER_S = 30.0
+
+
+class VersionWait:
+    """Asks for `version` or a newer one, for at most `timeout_s` seconds in all."""
+
+    def __init__(self, version: Version, timeout_s: float) -> None:
+        self._version = version
+        self._deadline = Deadline(timeout_s)
+        self._question_s = 0.0
+
+    def call(self) -> Call[PolicyState]:
+        self._question_s = min(self._left_s(), LONGEST_QUESTION_S)
+        return policy_call(self._version, round(self._question_s, 3))
+
+    def answer_deadline(self) -> Deadline:
+        return Deadline(self._question_s + ANSWER_S)
+
+    def pause_s(self, error: RequestRejected) -> float:
+        """How long to pause before the next question.
+
+        Raises:
+            RequestRejected: `error`, where it says something else than that the version is not current yet.
+            RolloutTimeout: the time is over.
+        """
+        if error.problem.status != HTTPStatus.CONFLICT:
+            raise error
+        if not (left_s := self._left_s()):
+            raise RolloutTimeout(
+                f"Version {self._version} was not current after {self._deadline.timeout_s:g} s. Check that somebody "
+                "pushes it, or allow more with timeout_s."
+            ) from error
+        return min(left_s, SHORTEST_PAUSE_S)
+
+    def _left_s(self) -> float:
+        try:
+            return self._deadline.left_s() or 0.0
+        except RolloutTimeout:
+            return 0.0

@@ -1,0 +1,164 @@
+"""A generator replica's side of the policy: joins the store and carries out its orders, one after the other.
+
+Guarantees: a replica takes no call before it holds the version that the store calls current; an order that breaks the
+engine midway leaves the replica broken, never serving; a store that died is joined again as soon as it is back.
+"""
+
+import asyncio
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from deployments.engine import Engine, SwapTimes
+from deployments.failures import PolicyStoreLost
+from deployments.policy_records import (
+    Command,
+    FinishTransfer,
+    InitTransfer,
+    Loaded,
+    Order,
+    Parcel,
+    ReplicaIntroduction,
+    Report,
+    Stage,
+    StartTransfer,
+    Swap,
+    TakeCalls,
+    UpdateTransfer,
+)
+from deployments.roster import ReplicaUnknown
+
+REJOIN_AFTER_S = 0.5
+BREAKS_THE_ENGINE = Swap | StartTransfer | UpdateTransfer | FinishTransfer
+"""What leaves the weights in no known state when it fails midway."""
+
+
+class PolicyStoreLink(Protocol):
+    """The store as a replica sees it; every call raises `PolicyStoreLost` where the store is not there."""
+
+    async def join(self, introduction: ReplicaIntroduction) -> None: ...
+
+    async def next_order(self, replica_id: str, report: Report | None) -> Order | None:
+        """Raises `ReplicaUnknown` if the store does not know this replica (any more)."""
+        ...
+
+    async def note_checksum(self, replica_id: str, loaded: Loaded, checksum: str) -> None: ...
+
+
+NO_SWAP = SwapTimes()
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    load_s: float = 0.0
+    swap: SwapTimes = NO_SWAP
+
+
+class PolicyFollower:
+    """Args: `folder` is the replica's own, for weights on their way; `introduction` is made anew for each joining."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        store: PolicyStoreLink,
+        introduction: Callable[[Loaded], ReplicaIntroduction],
+        folder: Path,
+    ) -> None:
+        self.is_current = asyncio.Event()
+        self.broken: str | None = None
+        self._engine = engine
+        self._store = store
+        self._introduction = introduction
+        self._folder = folder
+        self._digesting: asyncio.Task[None] | None = None
+
+    async def follow(self) -> None:
+        """Runs for the replica's life; returns only when the replica is broken."""
+        while self.broken is None:
+            try:
+                await self._follow_one_store()
+            except (PolicyStoreLost, ReplicaUnknown):
+                await asyncio.sleep(REJOIN_AFTER_S)
+
+    async def _follow_one_store(self) -> None:
+        introduction = self._introduction(self._engine.loaded)
+        await self._store.join(introduction)
+        self._begin_digest(introduction.replica_id)
+        report: Report | None = None
+        while self.broken is None or report is not None:
+            order = await self._store.next_order(introduction.replica_id, report)
+            report = None if order is None else await self._report_of(order)
+            if order is not None and isinstance(order.command, Swap | FinishTransfer):
+                self._begin_digest(introduction.replica_id)
+
+    async def _report_of(self, order: Order) -> Report:
+        error: str | None = None
+        times = Times()
+        try:
+            times = await self._carry_out(order.command)
+        except Exception as failure:  # noqa: BLE001 - whatever it is, the store decides what becomes of this replica
+            error = f"{type(failure).__name__}: {failure}"
+            if isinstance(order.command, BREAKS_THE_ENGINE):
+                self.broken = error
+        report = Report(order.number, self._engine.loaded, error, broken=self.broken is not None)
+        return replace(report, load_s=times.load_s, swap_s=times.swap.swap_s, pause_s=times.swap.pause_s)
+
+    async def _carry_out(self, command: Command) -> Times:
+        match command:
+            case Stage(parcel):
+                began = time.perf_counter()
+                await self._stage(parcel)
+                return Times(time.perf_counter() - began)
+            case Swap(options):
+                return Times(swap=await self._engine.swap(options))
+            case TakeCalls():
+                self.is_current.set()
+            case InitTransfer(init_info):
+                await self._engine.init_transfer(dict(init_info))
+            case StartTransfer(options):
+                await self._engine.start_transfer(options)
+            case UpdateTransfer(update_info):
+                await self._engine.update_transfer(update_info)
+            case FinishTransfer(version):
+                return Times(swap=await self._engine.finish_transfer(version))
+        return Times()
+
+    async def _stage(self, parcel: Parcel) -> None:
+        folder = self._folder / str(parcel.version)
+        await asyncio.to_thread(self._make_room, folder)
+        path = folder / ("adapter_model.safetensors" if parcel.kind == "adapter" else "model.safetensors")
+        for piece in parcel.pieces:
+            await asyncio.to_thread(append, path, await piece)
+        if parcel.kind == "adapter":
+            (folder / "adapter_config.json").write_text(parcel.adapter_config or "{}")
+            await self._engine.stage_adapter(parcel.version, folder)
+        else:
+            await self._engine.stage(parcel.version, path)
+
+    def _make_room(self, folder: Path) -> None:
+        """Removes what was fetched before, but for an adapter that is in use."""
+        in_use = str(self._engine.loaded.adapter)
+        for earlier in self._folder.iterdir() if self._folder.is_dir() else ():
+            if earlier.name != in_use:
+                shutil.rmtree(earlier)
+        folder.mkdir(parents=True)
+
+    def _begin_digest(self, replica_id: str) -> None:
+        if self._digesting is not None:
+            self._digesting.cancel()
+        self._digesting = asyncio.create_task(self._digest(replica_id, self._engine.loaded))
+
+    async def _digest(self, replica_id: str, loaded: Loaded) -> None:
+        checksum = await self._engine.weight_digest()
+        try:
+            await self._store.note_checksum(replica_id, loaded, checksum)
+        except (PolicyStoreLost, ReplicaUnknown):
+            return
+
+
+def append(path: Path, piece: Any) -> None:
+    with path.open("ab") as file:
+        file.write(memoryview(piece))

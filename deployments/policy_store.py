@@ -1,0 +1,472 @@
+"""The policy store, one for the service: which weights are current, how they come in, how every replica gets them.
+
+Guarantees: what is current is on disk before any replica serves it; a version's number and bytes never change; two
+updates never mix; a store that dies comes back knowing what was current and what had arrived.
+"""
+
+import asyncio
+import logging
+import shutil
+from collections.abc import Callable, Coroutine, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, TypeVar
+
+import ray
+from huggingface_hub import snapshot_download
+from ray.exceptions import RayActorError
+
+from deployments.policy_failures import (
+    PieceDamaged,
+    PolicyNotCurrent,
+    UpdateUnderWay,
+    VersionRefused,
+    WeightsRefused,
+)
+from deployments.policy_link import session_folder
+from deployments.policy_records import Loaded, Order, Parcel, ReplicaIntroduction, Report, SwapOptions, TakeCalls
+from deployments.policy_settings import PolicySettings
+from deployments.policy_transfer import Transfer
+from deployments.policy_update import Fleet, bring_up, update_all
+from deployments.roster import Member, Roster
+from deployments.version_shelf import StoredVersion, VersionShelf
+from deployments.weights_intake import (
+    checked_adapter,
+    checked_full,
+    fetched_checkpoint,
+    layout_of,
+    sha256_of,
+    unpack_zstd,
+    write_adapter,
+    write_applied,
+    write_checkpoint,
+)
+from rollout_client.contract import FieldProblem
+from rollout_client.policy import (
+    PolicyLayout,
+    PolicyState,
+    PolicyUpdate,
+    PushOptions,
+    ReplicaPolicy,
+    UploadState,
+    VersionInfo,
+)
+
+logger = logging.getLogger("rollout_service")
+PIECE_BYTES = 64 * 2**20
+CHECKSUM_WITHIN_S = 5.0
+CHECKSUM_POLL_S = 0.05
+Answer = TypeVar("Answer")
+
+
+class PolicyStore:
+    """Args: `model` is the folder or hub name of the checkpoint that engines begin with, version 0."""
+
+    def __init__(self, settings: PolicySettings, model: str) -> None:
+        self._settings = settings
+        self._model = model
+        self._shelf = VersionShelf(policy_folder(settings))
+        self._current = self._shelf.current()
+        self._updating_to: int | None = None
+        self._layout: PolicyLayout | None = None
+        self._last_update: PolicyUpdate | None = None
+        self._lock = asyncio.Lock()
+        self._changed = asyncio.Condition()
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._roster = Roster(is_alive)
+        self._fleet = Fleet(self._roster, kill, settings.order_timeout_s)
+        self._transfer = Transfer(self._fleet, settings.transfer_idle_s)
+
+    # What replicas ask.
+
+    async def join(self, introduction: ReplicaIntroduction) -> None:
+        """Takes the replica in and brings it to the current version, then tells it to take calls."""
+        self._begin(self._bring_up(self._roster.join(introduction)))
+
+    async def next_order(self, replica_id: str, report: Report | None) -> Order | None:
+        """Raises `ReplicaUnknown`."""
+        return await self._roster.next_order(replica_id, report)
+
+    async def note_checksum(self, replica_id: str, loaded: Loaded, checksum: str) -> None:
+        """Raises `ReplicaUnknown`."""
+        self._roster.note_checksum(replica_id, loaded, checksum)
+
+    async def _bring_up(self, member: Member) -> None:
+        async with self._lock:
+            parcels = await asyncio.to_thread(self._parcels_for, member.loaded)
+            # Weights that a trainer sent straight to the replicas are not here: it waits for the next ones.
+            if parcels is not None and await bring_up(self._fleet, member, parcels):
+                await self._let_take_calls()
+
+    async def _let_take_calls(self) -> None:
+        waiting = [member for member in self._roster.members if not member.takes_calls]
+        for member in waiting:
+            if member.loaded.version == self._shelf.current():
+                member.takes_calls = True
+                await self._fleet.ask(member, TakeCalls())
+
+    # What rollouts and trainers ask.
+
+    async def watch(self, seen: int | None) -> int:
+        """The current version, as soon as it is another than `seen`, or after a while."""
+        return await self._current_when(lambda: self._current != seen, CHECKSUM_WITHIN_S)
+
+    async def wait_for(self, min_version: int, version: int | None, wait_s: float | None) -> int:
+        """Returns the current version once it is at least `min_version`, and just `version` where that is given.
+
+        Raises:
+            PolicyNotCurrent: it has not become so within `wait_s`, or cannot any more.
+        """
+        wait_s = self._settings.wait_s if wait_s is None else min(wait_s, self._settings.wait_s)
+        due = max(min_version, version or 0)
+        current = await self._current_when(lambda: self._current >= due, wait_s)
+        if current < due or (version is not None and current != version):
+            field = "policy.min_version" if version is None else "policy.version"
+            how = f"it is not there after {wait_s:g} s" if current < due else "a newer one has taken its place"
+            raise PolicyNotCurrent(
+                FieldProblem(field=field, message=f"{how}; version {current} is current", value=version or min_version)
+            )
+        return current
+
+    async def state(self) -> PolicyState:
+        """Waits a little for checksums that are being made."""
+        await self._roster.forget_the_dead()
+        try:
+            async with asyncio.timeout(CHECKSUM_WITHIN_S):
+                while any(member.checksum is None for member in self._roster.members):
+                    await asyncio.sleep(CHECKSUM_POLL_S)
+        except TimeoutError:
+            logger.info("Checksums of the engines' weights are still being made.")
+        members = self._roster.members
+        return PolicyState(
+            current=self._current,
+            updating_to=self._updating_to,
+            versions=[self._initial_version(), *(known_of(stored) for stored in self._shelf.versions())],
+            replicas=[
+                ReplicaPolicy(replica_id=member.replica_id, version=member.loaded.version, checksum=member.checksum)
+                for member in members
+            ],
+            transfer_world_size=1 + sum(member.introduction.workers for member in members),
+        )
+
+    async def layout(self) -> PolicyLayout:
+        if self._layout is None:
+            self._layout = await asyncio.to_thread(lambda: layout_of(model_folder(self._model)))
+        return self._layout
+
+    # Ways in.
+
+    async def upload_state(self, version: int) -> UploadState:
+        """Raises `VersionUnknown`."""
+        return self._shelf.upload_state(version)
+
+    async def begin_piece(self, version: int, first_byte: int) -> None:
+        """Raises `VersionRefused`, `PieceMisplaced`."""
+        self._refuse_taken(version)
+        self._shelf.begin_piece(version, first_byte)
+
+    async def write(self, version: int, offset: int, data: bytes) -> None:
+        await asyncio.to_thread(self._shelf.write, version, offset, data)
+
+    async def end_piece(self, version: int, end: int, total_bytes: int | None) -> UploadState:
+        return self._shelf.end_piece(version, end, total_bytes)
+
+    async def repeated_update(self, version: int, digest: str | None) -> PolicyUpdate | None:
+        """What an earlier call of the same content brought about, its answer perhaps lost; `None` if there was none."""
+        stored = next((stored for stored in self._shelf.versions() if stored.version == version), None)
+        if stored is None or version > self._current or digest is None or stored.upload_digest != digest:
+            return None
+        last = self._last_update
+        if last is not None and last.version == version:
+            return last
+        return PolicyUpdate(version=version, checksum=stored.checksum, replicas=[])
+
+    async def complete_upload(
+        self, version: int, options: PushOptions, is_zstd: bool, digest: str | None
+    ) -> PolicyUpdate:
+        """Checks what has arrived of `version` and brings it to every replica; goes on if the caller goes away.
+
+        Args:
+            digest: sha-256 (hex) of the whole upload, as its sender says.
+
+        Raises:
+            PolicyFailure: the current version goes on serving.
+        """
+        return await self._in_background(self._complete_upload(version, options, is_zstd, digest))
+
+    async def load_checkpoint(self, version: int, checkpoint: str, options: PushOptions) -> PolicyUpdate:
+        """Reads, checks and brings to every replica the checkpoint at a path or URL; raises `PolicyFailure`."""
+        return await self._in_background(self._load_checkpoint(version, checkpoint, options))
+
+    async def _complete_upload(
+        self, version: int, options: PushOptions, is_zstd: bool, digest: str | None
+    ) -> PolicyUpdate:
+        self._refuse_taken(version)
+        self._refuse_if_busy(options)
+        upload = self._shelf.upload_path(version)
+        arrived = await asyncio.to_thread(sha256_of, upload)
+        if digest is not None and arrived != digest:
+            self._shelf.drop_upload(version)
+            problem = FieldProblem(
+                field="repr-digest", message=f"what arrived has {arrived}; send it anew", value=digest
+            )
+            raise PieceDamaged(problem)
+        try:
+            weights = await asyncio.to_thread(self._unpacked, upload, is_zstd)
+            return await self._check_and_update(version, options, weights, arrived)
+        finally:
+            # Of no use any more, whatever became of it: bad weights are bad when they are sent again.
+            self._shelf.drop_upload(version)
+            self._beside(upload, "unpacked").unlink(missing_ok=True)
+
+    async def _load_checkpoint(self, version: int, checkpoint: str, options: PushOptions) -> PolicyUpdate:
+        self._refuse_taken(version)
+        self._refuse_if_busy(options)
+        fetched = self._shelf.folder / "fetched" / str(version)
+        weights = self._shelf.folder / "fetched" / f"{version}.safetensors"
+        write = write_adapter if options.kind == "adapter" else write_checkpoint
+
+        def fetch() -> None:
+            source = fetched_checkpoint(checkpoint, self._settings.checkpoint_roots, fetched)
+            weights.parent.mkdir(parents=True, exist_ok=True)
+            write(source, weights)
+
+        try:
+            await asyncio.to_thread(fetch)
+            return await self._check_and_update(version, options, weights, None)
+        finally:
+            weights.unlink(missing_ok=True)
+            shutil.rmtree(fetched, ignore_errors=True)
+
+    def _unpacked(self, upload: Path, is_zstd: bool) -> Path:
+        if not is_zstd:
+            return upload
+        unpacked = self._beside(upload, "unpacked")
+        unpack_zstd(upload, unpacked)
+        return unpacked
+
+    async def _check_and_update(
+        self, version: int, options: PushOptions, weights: Path, upload_digest: str | None
+    ) -> PolicyUpdate:
+        layout = await self.layout()
+        adapter_config: str | None = None
+        full = self._beside(weights, "full")
+        try:
+            if options.kind == "adapter":
+                checksum, adapter_config = await asyncio.to_thread(checked_adapter, weights)
+            elif options.kind == "delta":
+                await asyncio.to_thread(write_applied, await self._base_of(options), weights, full)
+                weights = full
+                checksum = await asyncio.to_thread(checked_full, weights, layout)
+            else:
+                checksum = await asyncio.to_thread(checked_full, weights, layout)
+            info = StoredVersion(
+                version=version,
+                kind=options.kind,
+                base=options.base,
+                checksum=checksum,
+                size_bytes=weights.stat().st_size,
+                created_at=datetime.now(UTC),
+                upload_digest=upload_digest,
+                adapter_config=adapter_config,
+            )
+            return await self._update(info, weights, options)
+        finally:
+            full.unlink(missing_ok=True)
+
+    async def _base_of(self, options: PushOptions) -> Path:
+        """Raises `VersionUnknown`, `WeightsRefused`."""
+        if options.base is None:
+            raise WeightsRefused(FieldProblem(field="base", message="a delta must say which version it changes"))
+        if options.base != 0 and self._shelf.info(options.base).kind in ("adapter", "transfer"):
+            raise WeightsRefused(
+                FieldProblem(field="base", message="the version has no full weights here", value=options.base)
+            )
+        return await asyncio.to_thread(self._full_weights, options.base)
+
+    async def _update(self, info: StoredVersion, weights: Path, options: PushOptions) -> PolicyUpdate:
+        self._refuse_if_busy(options)
+        async with self._lock:
+            self._refuse_taken(info.version)
+            if info.kind == "adapter":
+                info = info.model_copy(update={"base": self._full_version()})
+            self._updating_to = info.version
+            try:
+                await self._roster.forget_the_dead()
+                self._shelf.put(info, weights)
+                parcel = await asyncio.to_thread(self._parcel, info)
+                replicas = await update_all(
+                    self._fleet,
+                    parcel,
+                    SwapOptions(options.mode, options.reset_prefix_cache),
+                    lambda: self._shelf.make_current(info.version),
+                )
+                self._last_update = PolicyUpdate(version=info.version, checksum=info.checksum, replicas=replicas)
+            finally:
+                self._updating_to = None
+                if self._shelf.current() != info.version:
+                    self._shelf.remove(info.version)
+            await self._settle()
+        return self._last_update
+
+    async def _settle(self) -> None:
+        """What is current on disk is now what the replicas serve."""
+        self._current = self._shelf.current()
+        self._shelf.drop_uploads_up_to(self._current)
+        full = [stored.version for stored in self._shelf.versions() if stored.kind in ("full", "delta")]
+        self._shelf.keep_only({self._current, self._full_version(), *full[-self._settings.keep_versions :]})
+        await self._let_take_calls()
+        async with self._changed:
+            self._changed.notify_all()
+
+    # Weights that a trainer sends straight to the replicas.
+
+    async def init_transfer(self, init_info: dict[str, Any]) -> int:
+        """Lets every replica meet the trainer; returns how many processes take part, the trainer's one included.
+
+        Raises:
+            TransferRefused: the world size is another, or a replica could not.
+        """
+        async with self._lock:
+            await self._roster.forget_the_dead()
+            return await self._transfer.init(init_info)
+
+    async def start_transfer(self, options: PushOptions) -> None:
+        """Pauses every replica for weights to come; other updates wait until the transfer is finished or given up.
+
+        Raises:
+            TransferRefused: the replicas are others than those that met the trainer.
+        """
+        self._refuse_if_busy(options)
+        await self._in_background(self._start_transfer(SwapOptions(options.mode, options.reset_prefix_cache)))
+
+    async def _start_transfer(self, options: SwapOptions) -> None:
+        await self._roster.forget_the_dead()
+        await self._lock.acquire()
+        await self._transfer.start(options, self._lock.release)
+
+    async def update_transfer(self, update_info: Any) -> None:
+        """Receives what the trainer sends meanwhile; raises `TransferRefused`."""
+        await self._transfer.update(update_info)
+
+    async def finish_transfer(self, version: int | None) -> PolicyUpdate:
+        """What was sent is `version`, by default the next; raises `TransferRefused`, `VersionRefused`."""
+        return await self._in_background(self._finish_transfer(version))
+
+    async def _finish_transfer(self, version: int | None) -> PolicyUpdate:
+        number = self._shelf.current() + 1 if version is None else version
+        self._refuse_taken(number)
+
+        def make_durable() -> None:
+            self._shelf.put(StoredVersion(version=number, kind="transfer", created_at=datetime.now(UTC)), None)
+            self._shelf.make_current(number)
+
+        replicas = await self._transfer.finish(number, make_durable)
+        self._last_update = PolicyUpdate(version=number, checksum=None, replicas=replicas)
+        try:
+            await self._settle()
+        finally:
+            self._lock.release()
+        return self._last_update
+
+    # Versions and their weights.
+
+    def _refuse_taken(self, version: int) -> None:
+        newest = max(self._current, self._updating_to or 0)
+        if version <= newest:
+            message = f"versions are numbered upward and {newest} is taken; the next is {newest + 1}"
+            raise VersionRefused(FieldProblem(field="version", message=message, value=version))
+
+    def _refuse_if_busy(self, options: PushOptions) -> None:
+        if options.if_busy == "refuse" and self._updating_to is not None:
+            message = f"version {self._updating_to} is being brought to the replicas; wait for it, or say if_busy=wait"
+            raise UpdateUnderWay(FieldProblem(field="if_busy", message=message, value="refuse"))
+
+    def _full_version(self) -> int:
+        """The full weights that are current, below an adapter or by themselves."""
+        current = self._shelf.current()
+        if current == 0:
+            return 0
+        info = self._shelf.info(current)
+        return info.base or 0 if info.kind == "adapter" else current
+
+    def _parcels_for(self, loaded: Loaded) -> Sequence[Parcel] | None:
+        """What a replica that holds `loaded` lacks of the current version; `None` if that is not here."""
+        current, full = self._shelf.current(), self._full_version()
+        parcels = []
+        if loaded.full != full:
+            if full and self._shelf.info(full).kind == "transfer":
+                return None
+            parcels.append(self._parcel(self._shelf.info(full) if full else self._initial_version()))
+        if current != full and (parcels or loaded.adapter != current):
+            parcels.append(self._parcel(self._shelf.info(current)))
+        return parcels
+
+    def _parcel(self, info: VersionInfo) -> Parcel:
+        """Puts the weights into Ray's object store once; replicas of every node fetch them from there."""
+        with self._full_weights(info.version).open("rb") as file:
+            pieces = tuple(ray.put(piece) for piece in iter(lambda: file.read(PIECE_BYTES), b""))
+        if isinstance(info, StoredVersion) and info.kind == "adapter":
+            return Parcel(info.version, "adapter", pieces, info.adapter_config)
+        return Parcel(info.version, "full", pieces)
+
+    def _full_weights(self, version: int) -> Path:
+        """Version 0 lies with the model, perhaps in several files; it becomes one here when it is first needed."""
+        weights = self._shelf.weights(version)
+        if version == 0 and not weights.exists():
+            beside = self._shelf.folder / "initial.safetensors"
+            beside.parent.mkdir(parents=True, exist_ok=True)
+            write_checkpoint(model_folder(self._model), beside)
+            weights.parent.mkdir(parents=True, exist_ok=True)
+            beside.rename(weights)
+        return weights
+
+    def _initial_version(self) -> VersionInfo:
+        return VersionInfo(version=0, kind="initial", created_at=datetime.fromtimestamp(0, UTC))
+
+    def _beside(self, path: Path, suffix: str) -> Path:
+        return path.with_name(f"{path.name}.{suffix}")
+
+    async def _current_when(self, is_so: Callable[[], bool], wait_s: float) -> int:
+        """The current version once `is_so`, or after `wait_s`."""
+        try:
+            async with asyncio.timeout(wait_s), self._changed:
+                await self._changed.wait_for(is_so)
+        except TimeoutError:
+            return self._current
+        return self._current
+
+    async def _in_background(self, work: Coroutine[Any, Any, Answer]) -> Answer:
+        """Carries `work` to its end, also where nobody waits for it any more."""
+        return await asyncio.shield(self._begin(work))
+
+    def _begin(self, work: Coroutine[Any, Any, Answer]) -> asyncio.Task[Answer]:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+
+def policy_folder(settings: PolicySettings) -> Path:
+    return Path(settings.folder).expanduser() if settings.folder else session_folder() / "rollout-policy"
+
+
+def model_folder(model: str) -> Path:
+    """Where the checkpoint lies; one of the hub is fetched, as the engines do."""
+    return Path(model) if Path(model).is_dir() else Path(snapshot_download(model, allow_patterns=["*.safetensors*"]))
+
+
+def known_of(stored: StoredVersion) -> VersionInfo:
+    return VersionInfo(**{name: getattr(stored, name) for name in VersionInfo.model_fields})
+
+
+async def is_alive(actor: Any) -> bool:
+    try:
+        await actor.__ray_ready__.remote()
+    except RayActorError:
+        return False
+    return True
+
+
+def kill(member: Member) -> None:
+    ray.kill(member.introduction.actor)

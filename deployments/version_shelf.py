@@ -1,0 +1,170 @@
+"""Versions of the policy on disk: what must be known after the policy store has died.
+
+    current.json               which version is current
+    versions/7/info.json       what version 7 is
+    versions/7/weights.safetensors
+    uploads/8.part, 8.json     what has arrived of version 8, and how much of it counts
+
+A version is complete or not there: it is moved into place in one step, and made current in another.
+"""
+
+import json
+import os
+import shutil
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import BaseModel
+
+from deployments.policy_failures import PieceMisplaced, VersionUnknown
+from rollout_client.contract import FieldProblem
+from rollout_client.policy import UploadState, VersionInfo
+
+WEIGHTS_FILE = "weights.safetensors"
+
+
+class StoredVersion(VersionInfo):
+    """`upload_digest` is the sha-256 (hex) of the bytes that were uploaded, to know a repeated upload again."""
+
+    upload_digest: str | None = None
+    adapter_config: str | None = None
+
+
+class Upload(BaseModel):
+    """What counts of an upload's bytes, and how long it will be, once that is known."""
+
+    received_bytes: int = 0
+    total_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class VersionShelf:
+    """All paths are under `folder`, which belongs to one policy store."""
+
+    folder: Path
+
+    def current(self) -> int:
+        """0, the weights of the configured model, until another version was made current."""
+        path = self.folder / "current.json"
+        return int(json.loads(path.read_text())["version"]) if path.exists() else 0
+
+    def make_current(self, version: int) -> None:
+        write_durably(self.folder / "current.json", json.dumps({"version": version}))
+
+    def versions(self) -> list[StoredVersion]:
+        """In order of their numbers."""
+        infos = [
+            StoredVersion.model_validate_json(path.read_text()) for path in self.folder.glob("versions/*/info.json")
+        ]
+        return sorted(infos, key=lambda info: info.version)
+
+    def info(self, version: int) -> StoredVersion:
+        """Raises `VersionUnknown`."""
+        path = self._version_folder(version) / "info.json"
+        if not path.exists():
+            raise VersionUnknown(
+                FieldProblem(field="version", message="it is not stored here, or no longer", value=version)
+            )
+        return StoredVersion.model_validate_json(path.read_text())
+
+    def weights(self, version: int) -> Path:
+        return self._version_folder(version) / WEIGHTS_FILE
+
+    def put(self, info: StoredVersion, weights: Path | None) -> None:
+        """Moves `weights` in, which must lie on the same file system; a version without was never held here."""
+        making = self.folder / "making" / str(info.version)
+        shutil.rmtree(making, ignore_errors=True)
+        making.mkdir(parents=True)
+        if weights is not None:
+            weights.rename(making / WEIGHTS_FILE)
+        write_durably(making / "info.json", info.model_dump_json())
+        folder = self._version_folder(info.version)
+        # A version of this number that never became current: an update that failed.
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        making.rename(folder)
+
+    def remove(self, version: int) -> None:
+        shutil.rmtree(self._version_folder(version), ignore_errors=True)
+
+    def keep_only(self, versions: Iterable[int]) -> None:
+        kept = set(versions)
+        for info in self.versions():
+            if info.version not in kept:
+                self.remove(info.version)
+
+    def upload_state(self, version: int) -> UploadState:
+        """Raises `VersionUnknown` if nothing of it has arrived."""
+        upload = self._upload(version)
+        if upload is None:
+            raise VersionUnknown(
+                FieldProblem(
+                    field="version", message="nothing of it has arrived; begin at its first byte", value=version
+                )
+            )
+        return UploadState(version=version, received_bytes=upload.received_bytes, total_bytes=upload.total_bytes)
+
+    def begin_piece(self, version: int, first_byte: int) -> None:
+        """Raises `PieceMisplaced` if the piece does not begin where the upload ends, nor anew at 0."""
+        upload = self._upload(version)
+        if first_byte == 0:
+            self.upload_path(version).parent.mkdir(parents=True, exist_ok=True)
+            self.upload_path(version).write_bytes(b"")
+            self._note_upload(version, Upload())
+        elif upload is None or first_byte > upload.received_bytes:
+            received = 0 if upload is None else upload.received_bytes
+            raise PieceMisplaced(
+                FieldProblem(
+                    field="content-range",
+                    message=f"{received} bytes have arrived; go on from there",
+                    value=first_byte,
+                )
+            )
+
+    def write(self, version: int, offset: int, data: bytes) -> None:
+        """What is written counts only once `end_piece` says so."""
+        with self.upload_path(version).open("r+b") as file:
+            file.seek(offset)
+            file.write(data)
+
+    def end_piece(self, version: int, end: int, total_bytes: int | None) -> UploadState:
+        self._note_upload(version, Upload(received_bytes=end, total_bytes=total_bytes))
+        os.truncate(self.upload_path(version), end)
+        return self.upload_state(version)
+
+    def upload_path(self, version: int) -> Path:
+        return self.folder / "uploads" / f"{version}.part"
+
+    def drop_upload(self, version: int) -> None:
+        self.upload_path(version).unlink(missing_ok=True)
+        self._upload_note(version).unlink(missing_ok=True)
+
+    def drop_uploads_up_to(self, version: int) -> None:
+        for path in self.folder.glob("uploads/*.json"):
+            if int(path.stem) <= version:
+                self.drop_upload(int(path.stem))
+
+    def _upload(self, version: int) -> Upload | None:
+        note = self._upload_note(version)
+        return Upload.model_validate_json(note.read_text()) if note.exists() else None
+
+    def _note_upload(self, version: int, upload: Upload) -> None:
+        write_durably(self._upload_note(version), upload.model_dump_json())
+
+    def _upload_note(self, version: int) -> Path:
+        return self.folder / "uploads" / f"{version}.json"
+
+    def _version_folder(self, version: int) -> Path:
+        return self.folder / "versions" / str(version)
+
+
+def write_durably(path: Path, text: str) -> None:
+    """All of it or nothing, also where the machine stops midway."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_suffix(".new")
+    with beside.open("w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    beside.replace(path)

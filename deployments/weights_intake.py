@@ -1,0 +1,219 @@
+"""From what arrived to weights that may be served: everything that can be wrong with them is found here.
+
+Nothing of a pickle is ever read, and memory holds one block of one tensor at a time (of a delta, one tensor).
+"""
+
+import hashlib
+import json
+import posixpath
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import fsspec  # type: ignore[import-untyped]
+import numpy as np
+import zstandard
+
+from deployments.policy_failures import SourceRefused, WeightsRefused
+from rollout_client.contract import FieldProblem
+from rollout_client.delta import BadDelta, applied
+from rollout_client.policy import PolicyLayout, TensorLayout
+from rollout_client.sources import adapter_weights, file_tensors
+from rollout_client.weights import (
+    Checksum,
+    Data,
+    Header,
+    NotSafetensors,
+    TensorEntry,
+    header_bytes,
+    header_of,
+    read_header,
+    tensor_blocks,
+)
+
+MOST_SHOWN = 5
+EXPONENTS: dict[str, tuple[str, int]] = {
+    "BF16": ("<u2", 0x7F80),
+    "F16": ("<u2", 0x7C00),
+    "F32": ("<u4", 0x7F80_0000),
+    "F64": ("<u8", 0x7FF0_0000_0000_0000),
+    "F8_E5M2": ("<u1", 0x7C),
+    "F8_E4M3": ("<u1", 0x7F),
+}
+"""How a dtype is read as integers, and which of their bits are all set in NaN and infinity alone."""
+
+
+def layout_of(model_folder: Path) -> PolicyLayout:
+    """The tensors of the checkpoint that the engine begins with.
+
+    Raises:
+        NotSafetensors: the folder holds no such checkpoint.
+    """
+    tensors = file_tensors(model_folder)
+    return PolicyLayout(
+        tensors={name: TensorLayout(dtype=tensor.dtype, shape=list(tensor.shape)) for name, tensor in tensors.items()}
+    )
+
+
+def checked_full(path: Path, layout: PolicyLayout) -> str:
+    """The `Checksum` of full weights that can be served; raises `WeightsRefused`."""
+    header = readable_header(path)
+    if problems := list(layout_problems(header, layout)):
+        raise WeightsRefused(*problems)
+    return finite_checksum(path, header)
+
+
+def checked_adapter(path: Path) -> tuple[str, str]:
+    """Checksum and configuration (JSON) of a LoRA adapter; raises `WeightsRefused`."""
+    header = readable_header(path)
+    adapter_config = header.metadata.get("adapter_config", "")
+    try:
+        is_object = isinstance(json.loads(adapter_config), dict)
+    except ValueError:
+        is_object = False
+    if not is_object:
+        raise weights_refused("the file's metadata hold no adapter_config, the text of PEFT's adapter_config.json")
+    if not header.entries:
+        raise weights_refused("the adapter holds no tensor")
+    return finite_checksum(path, header), adapter_config
+
+
+def finite_checksum(path: Path, header: Header) -> str:
+    checksum = Checksum()
+    for entry in header.entries:
+        checksum.add(entry.name, entry.dtype, entry.shape, finite_blocks(path, header, entry))
+    return checksum.hexdigest()
+
+
+def finite_blocks(path: Path, header: Header, entry: TensorEntry) -> Iterator[bytes]:
+    for block in tensor_blocks(path, header, entry):
+        if holds_non_finite(entry.dtype, block):
+            raise weights_refused("it holds NaN or infinity; the training has gone astray", entry.name)
+        yield block
+
+
+def holds_non_finite(dtype: str, block: Data) -> bool:
+    if dtype not in EXPONENTS:
+        return False
+    as_integers, exponent = EXPONENTS[dtype]
+    return bool(np.any((np.frombuffer(block, as_integers) & exponent) == exponent))
+
+
+def layout_problems(header: Header, layout: PolicyLayout) -> Iterator[FieldProblem]:
+    there = header.by_name
+    for title, names in {
+        "missing": [name for name in layout.tensors if name not in there],
+        "not known to the model": [name for name in there if name not in layout.tensors],
+    }.items():
+        for name in names[:MOST_SHOWN]:
+            more = f", like {len(names) - 1} more" if len(names) > 1 else ""
+            yield FieldProblem(field=name, message=f"the tensor is {title}{more}")
+    for name in there.keys() & layout.tensors.keys():
+        entry, due = there[name], layout.tensors[name]
+        if list(entry.shape) != due.shape:
+            yield FieldProblem(field=name, message=f"its shape is {list(entry.shape)}; the model's is {due.shape}")
+        if entry.dtype != due.dtype:
+            yield FieldProblem(field=name, message=f"its dtype is {entry.dtype}; the model's is {due.dtype}")
+
+
+def write_applied(base: Path, delta: Path, full: Path) -> None:
+    """Writes to `full` the weights `base` as `delta` changes them; raises `WeightsRefused`."""
+    header = readable_header(base)
+    try:
+        with full.open("wb") as file:
+            file.write(header_bytes(header.entries, header.metadata))
+            for _, data in applied(base, delta):
+                file.write(data)
+    except BadDelta as error:
+        raise weights_refused(str(error).removeprefix(f"{error.tensor}: ").removesuffix("."), error.tensor) from error
+    except NotSafetensors as error:
+        raise weights_refused(f"{error}".replace(str(delta), "the delta").removesuffix(".")) from error
+
+
+def write_checkpoint(checkpoint: Path, full: Path) -> None:
+    """Writes the files of a checkpoint as one, whatever tensors they hold; raises `WeightsRefused`."""
+    try:
+        tensors = file_tensors(checkpoint)
+        header = header_of((name, tensor.dtype, tensor.shape) for name, tensor in tensors.items())
+        with full.open("wb") as file:
+            file.write(header_bytes(header.entries, {"format": "pt"}))
+            for tensor in tensors.values():
+                file.writelines(tensor.blocks(tensor.dtype))
+    except (ValueError, OSError) as error:
+        raise weights_refused(str(error).removesuffix(".")) from error
+
+
+def write_adapter(folder: Path, packed: Path) -> None:
+    """Writes a PEFT adapter's folder as one file; raises `WeightsRefused`."""
+    try:
+        with packed.open("wb") as file:
+            file.writelines(adapter_weights(folder).blocks())
+    except (ValueError, OSError) as error:
+        raise weights_refused(str(error).removesuffix(".")) from error
+
+
+def fetched_checkpoint(location: str, roots: Sequence[str], into: Path) -> Path:
+    """The checkpoint at a path or fsspec URL under one of `roots`, fetched to `into` where it is not on this machine.
+
+    Raises:
+        SourceRefused: it lies outside the roots, or nothing is there.
+    """
+    place = normalized(location)
+    if not any(place == root or place.startswith(root.rstrip("/") + "/") for root in map(normalized, roots)):
+        allowed = ", ".join(roots) or "none is configured; policy.checkpoint_roots of the service's config names them"
+        raise source_refused(f"it lies outside the roots that weights may be read from ({allowed})", location)
+    try:
+        if not is_url(place):
+            if not Path(place).exists():
+                raise FileNotFoundError(place)
+            return Path(place)
+        file_system, path = fsspec.core.url_to_fs(place)
+        files = [path] if file_system.isfile(path) else [*file_system.find(path, maxdepth=1)]
+        into.mkdir(parents=True, exist_ok=True)
+        for file in files:
+            if file.endswith((".safetensors", ".json")):
+                file_system.get_file(file, str(into / posixpath.basename(file)))
+        return into / posixpath.basename(path) if len(files) == 1 and files[0] == path else into
+    except (OSError, ValueError, ImportError) as error:
+        raise source_refused(f"it cannot be read: {type(error).__name__}: {error}", location) from error
+
+
+def normalized(location: str) -> str:
+    """Without `.`, `..`, symbolic links and `file://`, so that what looks to lie under a root does."""
+    if not is_url(location):
+        return str(Path(location.removeprefix("file://")).resolve())
+    parts = urlsplit(location)
+    return f"{parts.scheme}://{parts.netloc}{posixpath.normpath(parts.path or '/')}"
+
+
+def is_url(location: str) -> bool:
+    return "://" in location and not location.startswith("file://")
+
+
+def source_refused(message: str, location: str) -> SourceRefused:
+    return SourceRefused(FieldProblem(field="checkpoint", message=message, value=location))
+
+
+def unpack_zstd(packed: Path, unpacked: Path) -> None:
+    """Raises `WeightsRefused`."""
+    try:
+        with packed.open("rb") as source, unpacked.open("wb") as target:
+            zstandard.ZstdDecompressor().copy_stream(source, target)
+    except zstandard.ZstdError as error:
+        raise weights_refused(f"the bytes are no zstd stream, as Content-Encoding says: {error}") from error
+
+
+def sha256_of(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def readable_header(path: Path) -> Header:
+    try:
+        return read_header(path)
+    except NotSafetensors as error:
+        raise weights_refused(str(error).replace(f"{path}", "what arrived").removesuffix(".")) from error
+
+
+def weights_refused(message: str, field: str = "weights") -> WeightsRefused:
+    return WeightsRefused(FieldProblem(field=field, message=message))

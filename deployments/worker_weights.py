@@ -1,0 +1,126 @@
+"""Mixed into vLLM's workers (`worker_extension_cls`): weights that wait beside the model until they are swapped in.
+
+Workers run these between two steps of the engine, so each does little: files are read ahead in a thread, and a digest
+of the weights is made a slice at a time.
+"""
+
+import hashlib
+import json
+import time
+from collections.abc import Iterator
+from threading import Thread
+from typing import Any
+
+import torch
+from safetensors import safe_open
+
+READ_AHEAD_BYTES = 16 * 2**20
+DIGEST_SLICE_BYTES = 4 * 2**20
+PROBE_ROWS = 128
+
+
+class WorkerWeights:
+    """What `collective_rpc` can ask of a worker, beside vLLM's own."""
+
+    model_runner: Any
+    reload_weights: Any
+    _staging: "Staging | None" = None
+    _digest: "Digest | None" = None
+
+    def begin_staging(self, path: str) -> None:
+        """Starts to read the safetensors file at `path`; what was staged before is dropped."""
+        self._staging = Staging(path)
+
+    def is_staged(self) -> bool:
+        """Raises what broke the reading."""
+        return self._staging is not None and self._staging.is_done()
+
+    def swap_staged(self) -> float:
+        """Puts the staged weights in place of the model's; returns the seconds that took."""
+        if self._staging is None:
+            raise RuntimeError("No weights are staged.")
+        began = time.perf_counter()
+        with safe_open(self._staging.path, framework="pt") as file:
+            self.reload_weights(weights_iterator=((name, file.get_tensor(name)) for name in file.keys()))  # noqa: SIM118
+        self._staging = self._digest = None
+        return time.perf_counter() - began
+
+    def drop_staged(self) -> None:
+        self._staging = None
+
+    def digest_weights(self, budget_s: float) -> str | None:
+        """Sha-256 over the weights as they lie in this worker; `None` while more calls of `budget_s` are needed."""
+        if self._digest is None:
+            self._digest = Digest(self.model_runner.get_model())
+        return self._digest.go_on(budget_s)
+
+    def forget_digest(self) -> None:
+        """The weights have changed by another way than `swap_staged`."""
+        self._digest = None
+
+
+class Staging:
+    """Reads a file once, so that the swap finds it in the page cache, which the workers of one node share."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._error: Exception | None = None
+        self._reader = Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        piece = bytearray(READ_AHEAD_BYTES)
+        try:
+            with open(self.path, "rb", buffering=0) as file:  # noqa: PTH123 - a thread of a worker: nothing but the read
+                while file.readinto(piece):
+                    pass
+        except OSError as error:
+            self._error = error
+
+    def is_done(self) -> bool:
+        if self._error is not None:
+            raise self._error
+        return not self._reader.is_alive()
+
+
+class Digest:
+    """A sha-256 over all weights in order of name, each as `name dtype shape sha256-of-its-bytes`, step by step."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self._whole = hashlib.sha256()
+        self._steps = self._digest_all(model)
+        self._result: str | None = None
+
+    def go_on(self, budget_s: float) -> str | None:
+        until = time.perf_counter() + budget_s
+        while self._result is None and time.perf_counter() < until:
+            if next(self._steps, self) is self:
+                self._result = self._whole.hexdigest()
+        return self._result
+
+    def _digest_all(self, model: torch.nn.Module) -> Iterator[None]:
+        for name, parameter in sorted(model.named_parameters()):
+            module = model.get_submodule(name.rpartition(".")[0])
+            weight = hashlib.sha256()
+            for piece in weight_pieces(module, parameter):
+                weight.update(piece.detach().cpu().contiguous().view(torch.uint8).numpy().data)
+                yield
+            line = f"{name} {parameter.dtype} {json.dumps(list(parameter.shape))} {weight.hexdigest()}\n"
+            self._whole.update(line.encode())
+
+
+def weight_pieces(module: Any, parameter: torch.Tensor) -> Iterator[torch.Tensor]:
+    """The values of one weight, piece by piece.
+
+    On processors vLLM packs a linear layer's weight for its kernel and empties the parameter: then the kernel itself is
+    asked, with rows of the identity, which gives back each value exactly.
+    """
+    if parameter.numel():
+        flat = parameter.detach().reshape(-1)
+        values = max(DIGEST_SLICE_BYTES // flat.element_size(), 1)
+        yield from (flat[first : first + values] for first in range(0, flat.numel(), values))
+    elif (kernel := getattr(module, "cpu_linear", None)) is not None:
+        width = module.input_size_per_partition
+        for first in range(0, width, PROBE_ROWS):
+            rows = torch.eye(min(PROBE_ROWS, width - first), width - first, dtype=parameter.dtype)
+            yield kernel(torch.nn.functional.pad(rows, (first, 0)), parameter, None)
