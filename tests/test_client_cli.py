@@ -10,13 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from fastapi.responses import JSONResponse
 from rich.console import Console
+from safetensors.torch import load, save_file
 from typer.testing import CliRunner, Result
 
 from rollout_client.cli import app
 from rollout_client.contract import SampleResult
 from rollout_client.transcript import metrics_table, transcript
+from tests.scripted_policy import PolicyServer, ScriptedPolicy
 from tests.scripted_service import REJECTED, SUMMARY, ScriptedService, ndjson, problem, result, running, sample
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -99,6 +102,59 @@ def test_run_leaves_earlier_results_alone_when_the_request_is_refused(service: S
     done = rollout(service, "run", samples_file(tmp_path, json.dumps(sample())), "--output", str(output))
     assert done.exit_code == 1
     assert output.read_text() == "of an earlier run\n"
+
+
+@pytest.fixture
+def served_policy() -> Iterator[ScriptedPolicy]:
+    with PolicyServer(ScriptedPolicy(layout={"a.weight": ("BF16", [2, 3])})) as policy:
+        yield policy
+
+
+def on_policy(policy: ScriptedPolicy, *arguments: str) -> Result:
+    return CliRunner().invoke(app, [*arguments, "--url", policy.url], env={"COLUMNS": "100"})
+
+
+def test_policy_shows_versions_and_replicas(served_policy: ScriptedPolicy) -> None:
+    served_policy.checksum_of = lambda version, _content: f"{version}" * 64
+    served_policy.versions[3] = b""
+    done = on_policy(served_policy, "policy")
+    assert done.exit_code == 0
+    assert "Version 3 is current" in done.stdout
+    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in done.stdout.splitlines() if "full" in line]
+    assert rows == [
+        ["0", "full", "", "", "2026-01-01 00:00:00", "000000000000"],
+        ["3", "full", "", "", "2026-01-01 00:00:00", "333333333333"],
+    ]
+    assert "Replicas" in done.stdout
+
+
+def test_push_uploads_a_file_and_says_how_it_went(served_policy: ScriptedPolicy, tmp_path: Path) -> None:
+    save_file({"a.weight": torch.ones(2, 3)}, tmp_path / "a.safetensors")
+    done = on_policy(served_policy, "push", str(tmp_path / "a.safetensors"), "--version", "5", "--mode", "abort")
+    assert (done.exit_code, served_policy.puts[0].query) == (0, {"kind": "full", "mode": "abort"})
+    assert "Version 5 is current" in done.stdout
+    assert "version 5: loaded" in done.stderr
+    assert load(served_policy.content(5))["a.weight"].tolist() == [[1.0] * 3] * 2
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "sentence"),
+    [
+        ("b.safetensors", [], "The weights are not those of the model that the service serves; nothing was sent. "),
+        ("none", [], "none: No such file or directory"),
+        ("b.safetensors", ["--kind", "delta"], "kind='delta' and base=None: a delta needs the version that it changes"),
+        ("", ["--kind", "adapter"], "holds no adapter_model.safetensors: save the adapter with save_pretrained"),
+    ],
+)
+def test_a_push_that_cannot_be_is_one_sentence(
+    served_policy: ScriptedPolicy, tmp_path: Path, name: str, options: list[str], sentence: str
+) -> None:
+    save_file({"b": torch.ones(1)}, tmp_path / "b.safetensors")
+    done = on_policy(served_policy, "push", str(tmp_path / name), *options)
+    assert (done.exit_code, done.stdout) == (1, "")
+    assert sentence in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert served_policy.puts == []
 
 
 # Errors

@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import subprocess
+import sys
 import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -133,6 +135,15 @@ def test_names_are_those_without_wrappers(policy: ScriptedPolicy) -> None:
     wrapped = {f"module._orig_mod.{name}".replace("norm.", "norm._orig_mod."): value for name, value in state.items()}
     call_sync(policy.url, "push_weights", wrapped)
     assert same(arrived(policy, 1), state)
+
+
+def test_a_sharded_model_is_gathered_by_all_its_processes(tmp_path: Path) -> None:
+    processes = [
+        subprocess.Popen([sys.executable, "-m", "tests.sharded_push", str(rank), str(tmp_path)]) for rank in range(2)
+    ]
+    assert [process.wait(timeout=60) for process in processes] == [0, 0]
+    loaded = load((tmp_path / "whole.safetensors").read_bytes())
+    assert same(loaded, {"embed": torch.arange(15).reshape(5, 3).bfloat16(), "norm": torch.ones(3).bfloat16()})
 
 
 @pytest.mark.parametrize("is_folder", [False, True])

@@ -34,12 +34,15 @@ from rollout_client.errors import (
 )
 from rollout_client.policy import PolicyLayout, PolicyState, PolicyUpdate
 from rollout_client.policy_call import UpdateOptions
+from rollout_client.pusher import AsyncPolicyPusher, PolicyPusher
 from rollout_client.resume import resumed
 from rollout_client.sources import WeightsDoNotFit
+from rollout_client.staleness import Staleness, staleness
 from rollout_client.weights import NotSafetensors
 
 __all__ = [
     "AnswerNotUnderstood",
+    "AsyncPolicyPusher",
     "AsyncRolloutClient",
     "AsyncRolloutStream",
     "FieldProblem",
@@ -48,6 +51,7 @@ __all__ = [
     "Message",
     "NotSafetensors",
     "PolicyLayout",
+    "PolicyPusher",
     "PolicyState",
     "PolicyUpdate",
     "PolicyVersions",
@@ -69,6 +73,7 @@ __all__ = [
     "Sampling",
     "ServiceFailed",
     "ServiceUnreachable",
+    "Staleness",
     "StreamBroken",
     "TaskInfo",
     "UpdateOptions",
@@ -77,4 +82,5 @@ __all__ = [
     "WeightsDiffer",
     "WeightsDoNotFit",
     "resumed",
+    "staleness",
 ]

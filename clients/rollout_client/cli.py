@@ -1,4 +1,4 @@
-"""The command `rollout`: look at the tasks, play a few samples, run a file of them."""
+"""The command `rollout`: look at the tasks, play a few samples, run a file of them, push weights."""
 
 import json
 import logging
@@ -14,6 +14,8 @@ from rollout_client.call import RolloutOptions
 from rollout_client.client import DEFAULT_URL, RolloutClient
 from rollout_client.contract import RequestMetrics, SampleResult
 from rollout_client.errors import RolloutError
+from rollout_client.policy import PauseMode, WeightsKind
+from rollout_client.policy_table import policy_tables, update_table
 from rollout_client.progress import rollout_bar
 from rollout_client.transcript import metrics_table, task_description, task_example, transcript
 
@@ -66,6 +68,29 @@ def play(
     for sample in response.samples:
         out.print(transcript(sample))
     out.print(metrics_table(response.metrics))
+
+
+@app.command()
+def policy(url: Url = DEFAULT_URL) -> None:
+    """Show which weights the service serves, and what each of its replicas has loaded."""
+    with errors_as_sentences(), RolloutClient(url) as client:
+        out.print(policy_tables(client.policy()))
+
+
+@app.command()
+def push(
+    path: Annotated[Path, typer.Argument(help="A .safetensors file, a checkpoint's folder, or an adapter's of PEFT.")],
+    version: Annotated[int | None, typer.Option(min=0, help="By default one more than the newest.")] = None,
+    kind: Annotated[WeightsKind, typer.Option(help="What the weights are.")] = "full",
+    base: Annotated[int | None, typer.Option(min=0, help="The version that a delta changes.")] = None,
+    mode: Annotated[PauseMode, typer.Option(help="What becomes of generations under way.")] = "keep",
+    url: Url = DEFAULT_URL,
+    timeout_s: Annotated[float | None, typer.Option(min=0, help="Seconds that the push may take.")] = None,
+) -> None:
+    """Upload the weights at PATH and have every replica serve them."""
+    with errors_as_sentences(), RolloutClient(url, timeout_s=timeout_s) as client:
+        update = client.push_weights(path, version, kind=kind, base=base, mode=mode, progress=True)
+    out.print(update_table(update))
 
 
 @app.command()
@@ -149,7 +174,7 @@ def errors_as_sentences() -> Iterator[None]:
         yield
     except OSError as error:
         refuse(f"{error.filename}: {error.strerror}" if error.filename else str(error), error)
-    except (RolloutError, ValueError) as error:
+    except (RolloutError, ValueError, ModuleNotFoundError) as error:
         refuse(str(error), error)
 
 

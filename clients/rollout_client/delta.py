@@ -12,7 +12,8 @@ from os import PathLike
 import numpy as np
 from numpy.typing import NDArray
 
-from rollout_client.weights import DTYPE_BYTES, Data, Header, TensorEntry, read_header, read_tensor
+from rollout_client.sources import Weights
+from rollout_client.weights import DTYPE_BYTES, Data, Header, TensorEntry, header_of, read_header, read_tensor
 
 Bits = NDArray[np.unsignedinteger]
 """A flat tensor: its values as unsigned integers of the same size."""
@@ -99,6 +100,16 @@ def decode(name: str, base: Bits, changes: Changes) -> None:
     if places[-1] >= base.size:
         raise BadDelta(name, f"place {places[-1]} is changed, and the tensor has only {base.size} values.")
     base[places] = values
+
+
+def packed(changes: Mapping[str, Changes], base: Header) -> Weights:
+    """`changes` of tensors of `base` as a safetensors file: all gaps, then all values, which compresses better."""
+    dtypes = {entry.name: entry.dtype for entry in base.entries}
+    gaps = {name + GAPS: ("I32", changed.gaps) for name, changed in changes.items()}
+    values = {name + VALUES: (dtypes[name], changed.values) for name, changed in changes.items()}
+    parts: dict[str, tuple[str, Gaps | Bits]] = {**gaps, **values}
+    header = header_of((name, dtype, array.shape) for name, (dtype, array) in parts.items())
+    return Weights(header, lambda entry: iter([parts[entry.name][1].view(np.uint8).data]))
 
 
 def changed_tensors(delta: Header, base: Mapping[str, TensorEntry]) -> dict[str, ChangedTensor]:

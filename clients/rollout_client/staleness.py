@@ -1,0 +1,56 @@
+"""How far behind the trainer the weights were that made the tokens of a rollout."""
+
+from collections import Counter
+from dataclasses import dataclass
+
+from rollout_client.contract import RolloutResponse, SampleResult
+
+
+@dataclass(frozen=True, slots=True)
+class Staleness:
+    """Over the tokens of generated messages whose version the log says; each token weighs the same.
+
+    The lag of a token is `trainer_version` less the version that made it: 0 is on-policy, and below 0 the service was
+    ahead. Without such tokens all but the counts are `None`.
+    """
+
+    tokens: int
+    """Generated tokens whose version is known."""
+    unknown_tokens: int
+    """Tokens with log-probabilities whose version is not: those of a posted log that did not say."""
+    oldest: int | None = None
+    """The lowest version that made a token."""
+    newest: int | None = None
+    """The highest version that made a token."""
+    mean_lag: float | None = None
+    max_lag: int | None = None
+    """That of the oldest version."""
+
+
+def staleness(rollouts: SampleResult | RolloutResponse, trainer_version: int) -> Staleness:
+    """Of one rollout, or of all of a response together, those that failed included.
+
+    `trainer_version` is the version of the weights that are trained with these rollouts, as the trainer pushed them.
+    """
+    samples = rollouts.samples if isinstance(rollouts, RolloutResponse) else [rollouts]
+    tokens_by_version: Counter[int] = Counter()
+    generated = 0
+    for message in (message for sample in samples for message in sample.message_log):
+        if message.generation_logprobs is not None:
+            generated += len(message.token_ids)
+            for span in message.weight_versions or []:
+                tokens_by_version[int(span.version)] += span.end - span.start
+    tokens_by_version = +tokens_by_version
+    tokens = tokens_by_version.total()
+    if not tokens:
+        return Staleness(tokens=0, unknown_tokens=generated)
+    oldest = min(tokens_by_version)
+    lag = sum((trainer_version - version) * count for version, count in tokens_by_version.items())
+    return Staleness(
+        tokens=tokens,
+        unknown_tokens=generated - tokens,
+        oldest=oldest,
+        newest=max(tokens_by_version),
+        mean_lag=lag / tokens,
+        max_lag=trainer_version - oldest,
+    )
