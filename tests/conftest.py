@@ -3,8 +3,9 @@
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
-from ray.serve.schema import DeploymentSchema, RayActorOptionsSchema
+from ray.serve.schema import DeploymentSchema, RayActorOptionsSchema, ServeDeploySchema
 from rich.console import Console
 
 from rollout_client.client import RolloutClient
@@ -15,14 +16,28 @@ TINY_MODEL = REPOSITORY / "models" / "tiny"
 
 
 @pytest.fixture(scope="session")
-def service_url() -> Iterator[str]:
+def checkpoint_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the service may read checkpoints from."""
+    return tmp_path_factory.mktemp("checkpoints")
+
+
+@pytest.fixture(scope="session")
+def service_config(checkpoint_root: Path) -> ServeDeploySchema:
+    """The example config with an environment of the tests', adapters, and room for a second generator."""
     config = read_config(REPOSITORY / "serve_config.cpu.yaml", port=free_port())
     [application] = config.applications
     application.args["environments"]["following"] = {"import_path": "tests.following_environment:FollowingEnvironment"}
+    application.args["policy"] = {"checkpoint_roots": [str(checkpoint_root)]}
+    application.args["engine"] |= {"enable_lora": True, "max_loras": 2, "max_lora_rank": 8, "num_cpus": 0.4}
     application.deployments.append(
         DeploymentSchema(name="following", ray_actor_options=RayActorOptionsSchema(num_cpus=0.1))
     )
-    with local_service(config, Console(stderr=True)) as url:
+    return config
+
+
+@pytest.fixture(scope="session")
+def service_url(service_config: ServeDeploySchema) -> Iterator[str]:
+    with local_service(service_config, Console(stderr=True)) as url:
         yield url
 
 
@@ -30,3 +45,13 @@ def service_url() -> Iterator[str]:
 def client(service_url: str) -> Iterator[RolloutClient]:
     with RolloutClient(service_url) as rollout_client:
         yield rollout_client
+
+
+def replicas(deployment: str) -> list[psutil.Process]:
+    """The processes of a deployment, oldest first: the service runs below this very process."""
+    found = [
+        process
+        for process in psutil.Process().children(recursive=True)
+        if f"ServeReplica:rollout:{deployment}" in " ".join(process.cmdline())
+    ]
+    return sorted(found, key=lambda process: process.create_time())

@@ -6,14 +6,14 @@ from typing import Any
 
 import httpx
 import pytest
-import torch
 from ray import serve
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoTokenizer
 
 from rollout_client.client import RolloutClient
 from rollout_client.contract import Message, RolloutResponse, SampleInput, SampleResult, Sampling
 from rollout_client.resume import resumed
 from tests.conftest import TINY_MODEL
+from tests.forward_pass import logprob_differences, model_of, tiny_state
 
 TEMPERATURE = 0.8
 LOGPROB_TOLERANCE = 0.02
@@ -50,23 +50,12 @@ def test_results_come_back_in_input_order_with_their_groups_together(mixed: Roll
 
 
 def test_log_probabilities_are_those_of_a_forward_pass_over_the_same_ids(mixed: RolloutResponse) -> None:
-    model = AutoModelForCausalLM.from_pretrained(TINY_MODEL, dtype=torch.bfloat16)
-    differences: list[torch.Tensor] = []
-    for result in mixed.samples:
-        ids = [token_id for message in result.message_log for token_id in message.token_ids]
-        with torch.inference_mode():
-            logits = model(torch.tensor([ids])).logits[0].float() / TEMPERATURE
-        recomputed = torch.log_softmax(logits, dim=-1)
-        position = 0
-        for message in result.message_log:
-            end = position + len(message.token_ids)
-            if message.generation_logprobs is not None:
-                chosen = recomputed[torch.arange(position - 1, end - 1), torch.tensor(message.token_ids)]
-                differences.append((chosen - torch.tensor(message.generation_logprobs)).abs())
-            position = end
-    all_differences = torch.cat(differences)
-    assert len(all_differences) > 500
-    assert all_differences.mean().item() <= LOGPROB_TOLERANCE
+    [version] = {
+        span.version for result in mixed.samples for m in generated(result) for span in m.weight_versions or ()
+    }
+    differences = logprob_differences(mixed.samples, {version: model_of(tiny_state())}, TEMPERATURE)[version]
+    assert len(differences) > 500
+    assert differences.mean().item() <= LOGPROB_TOLERANCE
 
 
 def test_a_log_decodes_to_the_templates_rendering_of_the_conversation(mixed: RolloutResponse) -> None:

@@ -8,16 +8,9 @@ import pytest
 
 from rollout_client.client import RolloutClient
 from rollout_client.contract import RolloutResponse, Sampling
+from tests.conftest import replicas
 
 GREEDY = Sampling(greedy=True, max_new_tokens=32)
-
-
-def replica(deployment: str) -> psutil.Process:
-    """The service runs below this very process."""
-    for process in psutil.Process().children(recursive=True):
-        if f"ServeReplica:rollout:{deployment}" in " ".join(process.cmdline()):
-            return process
-    pytest.fail(f"no replica of {deployment} is running")
 
 
 def play(client: RolloutClient) -> RolloutResponse:
@@ -28,7 +21,7 @@ def play(client: RolloutClient) -> RolloutResponse:
 @pytest.mark.parametrize("deployment", ["sliding_puzzle", "Generator"])
 def test_a_killed_replica_costs_no_sample_and_changes_none(client: RolloutClient, deployment: str) -> None:
     undisturbed = play(client)
-    killed = replica(deployment)
+    [killed] = replicas(deployment)
     killer = threading.Timer(0.7, killed.kill)
     killer.start()
     started = time.monotonic()
