@@ -8,13 +8,14 @@ CONFIG ?= serve_config.cpu.yaml
 USERS ?= 16
 SECONDS_OF_LOAD ?= 30
 
-.PHONY: help setup demo serve test lint load lock tiny-model
+.PHONY: help setup demo serve test lint load bench-swap lock tiny-model
 
 help:
 	@echo "make demo        set up, start the service, play a mixed batch, show it, stop"
 	@echo "make serve       set up and leave the service running on loopback until Ctrl-C"
 	@echo "make test        set up, then lint, types and the tests"
 	@echo "make load        set up, start the service, put it under load with locust, stop (USERS=16 SECONDS_OF_LOAD=30)"
+	@echo "make bench-swap  set up, start the service, measure how long a push of weights stops generation, stop"
 	@echo "make tiny-model  train the embedded model anew (under ten minutes on two cores)"
 	@echo "make setup       only set up $(VENV); make lint: only lint and types"
 	@echo "make lock        write requirements/cpu.lock from what $(VENV) holds"
@@ -54,6 +55,9 @@ test: lint
 
 load: $(READY)
 	@$(PYTHON) -m examples.load $(CONFIG) --users $(USERS) --seconds $(SECONDS_OF_LOAD)
+
+bench-swap: $(READY)
+	@$(PYTHON) -m benchmarks.weight_swap $(CONFIG)
 
 tiny-model: $(READY)
 	@$(PYTHON) models/tiny/train.py --output models/tiny

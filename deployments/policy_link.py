@@ -91,7 +91,7 @@ class PolicyLink:
         return await answer_of(response, response, PolicyStoreLost, "The policy store")
 
 
-def session_folder() -> Path:
-    """Of this Ray cluster, on this node, for files that need not outlive it."""
+def session_weights_folder() -> Path:
+    """Of this Ray cluster, on this node: for weights that need not outlive it."""
     context = ray.get_runtime_context()
-    return Path(context.get_temp_dir()) / context.get_session_name()
+    return Path(context.get_temp_dir()) / context.get_session_name() / "rollout-weights"

@@ -23,7 +23,7 @@ from deployments.policy_failures import (
     VersionRefused,
     WeightsRefused,
 )
-from deployments.policy_link import session_folder
+from deployments.policy_link import session_weights_folder
 from deployments.policy_records import Loaded, Order, Parcel, ReplicaIntroduction, Report, SwapOptions, TakeCalls
 from deployments.policy_settings import PolicySettings
 from deployments.policy_transfer import Transfer
@@ -448,7 +448,7 @@ class PolicyStore:
 
 
 def policy_folder(settings: PolicySettings) -> Path:
-    return Path(settings.folder).expanduser() if settings.folder else session_folder() / "rollout-policy"
+    return Path(settings.folder).expanduser() if settings.folder else session_weights_folder() / "policy"
 
 
 def model_folder(model: str) -> Path:

@@ -3,6 +3,7 @@
 import ctypes
 import logging
 import os
+import shutil
 import signal
 import socket
 import time
@@ -20,6 +21,8 @@ from ray.serve._private.common import DeploymentStatus
 from ray.serve.config import HTTPOptions
 from ray.serve.schema import ApplicationStatus, ServeDeploySchema
 from rich.console import Console
+
+from deployments.policy_link import session_weights_folder
 
 OBJECT_STORE_BYTES = 2**30
 POLL_S = 0.5
@@ -169,8 +172,10 @@ def last_words(message: str) -> str:
 
 
 def stop_ray() -> None:
-    """Ends the applications, then Ray, then whatever of their processes has not ended by itself."""
+    """Ends the applications, then Ray, then whatever of their processes has not ended by itself, and their weights."""
+    weights_folder: Path | None = None
     if ray.is_initialized():
+        weights_folder = session_weights_folder()
         for name in serve.status().applications:
             serve.delete(name)
         ray.shutdown()
@@ -178,6 +183,8 @@ def stop_ray() -> None:
     for process in alive:
         process.kill()
     psutil.wait_procs(alive, timeout=STOP_WITHIN_S)
+    if weights_folder is not None:
+        shutil.rmtree(weights_folder, ignore_errors=True)
 
 
 @contextmanager

@@ -17,7 +17,7 @@ def tiny_state() -> State:
     return load_file(TINY_MODEL / "model.safetensors")
 
 
-def perturbed(seed: int, scale: float = 0.03) -> State:
+def perturbed(seed: int, scale: float = 0.1) -> State:
     """The embedded model's weights, each changed by about `scale` of itself; equal seeds give equal weights."""
     generator = torch.Generator().manual_seed(seed)
     return {
