@@ -51,6 +51,8 @@ class ScriptedPolicy:
     checksum_of: Callable[[int, bytes], str | None] = lambda _version, _content: None
     polls: deque[int] = field(default_factory=deque)
     """Which version is current at the next `GET /policy`, one each."""
+    updating: deque[int] = field(default_factory=deque)
+    """Which version is on its way at the next `GET /policy`, one each."""
 
     @property
     def ranges(self) -> list[str]:
@@ -75,7 +77,8 @@ class ScriptedPolicy:
             )
             for version, content in self.versions.items()
         ]
-        return PolicyState(current=current, versions=infos, replicas=[])
+        updating_to = self.updating.popleft() if self.updating else None
+        return PolicyState(current=current, versions=infos, replicas=[], updating_to=updating_to)
 
     def take(self, put: Put) -> tuple[int, BaseModel | dict[str, Any]]:
         """As the contract says: what a piece is answered."""

@@ -141,7 +141,7 @@ def test_a_sharded_model_is_gathered_by_all_its_processes(tmp_path: Path) -> Non
     processes = [
         subprocess.Popen([sys.executable, "-m", "tests.sharded_push", str(rank), str(tmp_path)]) for rank in range(2)
     ]
-    assert [process.wait(timeout=60) for process in processes] == [0, 0]
+    assert [process.wait(timeout=300) for process in processes] == [0, 0]
     loaded = load((tmp_path / "whole.safetensors").read_bytes())
     assert same(loaded, {"embed": torch.arange(15).reshape(5, 3).bfloat16(), "norm": torch.ones(3).bfloat16()})
 
@@ -208,6 +208,17 @@ def test_a_checkpoint_that_the_service_fetches_is_named(policy: ScriptedPolicy, 
         {"kind": "full", "mode": "abort"},
     )
     assert put.headers["content-type"] == "application/json"
+
+
+def test_a_checkpoint_is_asked_for_again_only_where_the_service_took_nothing_on(
+    policy: ScriptedPolicy, call: CallClient
+) -> None:
+    policy.script += [(503, {}), None, CUT]
+    assert call(policy.url, "load_checkpoint", "/weights").version == 1
+    assert len(policy.puts) == 2
+    with pytest.raises(ServiceUnreachable):
+        call(policy.url, "load_checkpoint", "/weights")
+    assert len(policy.puts) == 3
 
 
 def test_the_progress_bar_counts_bytes(
@@ -306,6 +317,17 @@ def test_a_break_costs_at_most_the_piece_that_was_under_way(
     assert call(policy.url, "push_weights", state, chunk_bytes=80).version == 1
     assert policy.ranges == [f"bytes {span}/206" for span in ranges]
     assert same(arrived(policy, 1), state)
+
+
+def test_a_call_that_broke_off_during_the_update_waits_for_its_end_and_asks_for_the_answer(
+    policy: ScriptedPolicy, call: CallClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rollout_client.client.ASK_AGAIN_S", 0.01)
+    policy.script += [None, None, CUT_AFTER]
+    policy.updating += [1, 1, 1]
+    assert call(policy.url, "push_weights", bf16_state(), 1, chunk_bytes=80).version == 1
+    assert policy.ranges == [f"bytes {span}/206" for span in ("0-79", "80-159", "160-205", "160-205")]
+    assert policy.asked == ["/policy/layout"] + ["/policy"] * 4
 
 
 def test_what_arrived_of_a_piece_is_not_sent_again(policy: ScriptedPolicy, call: CallClient) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load, save
 from tenacity import wait_none
@@ -230,6 +230,7 @@ def test_checksums_are_made_only_where_they_are_asked_for(service: Service, push
     assert len(push(service.url, states(2), is_verified=False)) == 2
 
 
+@settings(deadline=None)
 @given(st.lists(st.lists(st.tuples(st.integers(0, 511), st.binary(min_size=2, max_size=2)), max_size=400), max_size=5))
 def test_a_mirror_is_bit_for_bit_what_was_taken_last(steps: list[list[tuple[int, bytes]]]) -> None:
     mirror = Mirror()

@@ -34,6 +34,8 @@ from rollout_client.policy import PolicyLayout, PolicyState, PolicyUpdate, Uploa
 from rollout_client.policy_call import (
     UpdateOptions,
     checkpoint_call,
+    is_being_brought,
+    is_known,
     next_version,
     policy_call,
     policy_layout_call,
@@ -41,7 +43,7 @@ from rollout_client.policy_call import (
     upload_state_call,
 )
 from rollout_client.progress import rollout_bar, upload_bar
-from rollout_client.retry import call_policy, is_worth_asking, readiness_policy
+from rollout_client.retry import call_policy, is_unavailable, is_worth_asking, readiness_policy
 from rollout_client.sources import WeightsSource, needs_layout, weights_to_send
 from rollout_client.upload import CHUNK_BYTES, Upload
 from rollout_client.version_wait import VersionWait
@@ -49,6 +51,8 @@ from rollout_client.version_wait import VersionWait
 DEFAULT_URL = "http://127.0.0.1:8000"
 SHORT_CALL_TIMEOUT_S = 30.0
 """For calls that play no rollout."""
+ASK_AGAIN_S = 1.0
+"""While the service brings a version to its replicas and the call that waited for it has broken off."""
 
 UNBOUNDED = httpx.Limits(max_connections=None, max_keepalive_connections=64)
 """Admission is the service's: a request that waited for a connection here would be seen by nobody."""
@@ -195,11 +199,15 @@ class RolloutClient:
     ) -> PolicyUpdate:
         """Has the service fetch weights itself, and returns once every replica serves them.
 
-        `checkpoint` is a path or an fsspec URL, as the service sees it, under one of the roots that it allows.
+        `checkpoint` is a path or an fsspec URL, as the service sees it, under one of the roots that it allows. A call
+        that breaks off is not repeated, for the service goes on with it: `wait_for_version` tells how it ended.
         """
         query = push_query(kind, base, options)
         call = checkpoint_call(self._number(version), query, fspath(checkpoint))
-        return self._answer(call, Deadline(self._timeout_s, advice=UPDATE_ADVICE))
+        deadline = Deadline(self._timeout_s, advice=UPDATE_ADVICE)
+        attempts = call_policy(self._retries, deadline.timeout_s, is_unavailable)
+        update: PolicyUpdate = Retrying(**attempts)(self._once, call, deadline)
+        return update
 
     def _number(self, version: int | None) -> int:
         return next_version(self.policy()) if version is None else version
@@ -219,12 +227,18 @@ class RolloutClient:
         upload.answered(self._once(upload.next_call(), deadline))
 
     def _what_arrived(self, version: int, deadline: Deadline) -> UploadState | PolicyState:
+        state = self._once(policy_call(), deadline)
+        while is_being_brought(state, version):
+            time.sleep(ASK_AGAIN_S)
+            state = self._once(policy_call(), deadline)
+        if is_known(state, version):
+            return state
         try:
             return self._once(upload_state_call(version), deadline)
         except RequestRejected as error:
             if error.problem.status != HTTPStatus.NOT_FOUND:
                 raise
-            return self._once(policy_call(), deadline)
+            return state
 
     def _answer(self, call: Call[Answer], deadline: Deadline) -> Answer:
         with closing(self._open(call, deadline)) as response:
@@ -249,7 +263,7 @@ class RolloutClient:
 
 
 class AsyncRolloutClient:
-    """`RolloutClient` for asyncio: the same methods, awaited. Cancelling a call ends it at the service too."""
+    """`RolloutClient` for asyncio: the same methods, awaited. Cancelling a rollout ends it at the service too."""
 
     def __init__(
         self,
@@ -378,11 +392,15 @@ class AsyncRolloutClient:
     ) -> PolicyUpdate:
         """Has the service fetch weights itself, and returns once every replica serves them.
 
-        `checkpoint` is a path or an fsspec URL, as the service sees it, under one of the roots that it allows.
+        `checkpoint` is a path or an fsspec URL, as the service sees it, under one of the roots that it allows. A call
+        that breaks off is not repeated, for the service goes on with it: `wait_for_version` tells how it ended.
         """
         query = push_query(kind, base, options)
         call = checkpoint_call(await self._number(version), query, fspath(checkpoint))
-        return await self._answer(call, Deadline(self._timeout_s, advice=UPDATE_ADVICE))
+        deadline = Deadline(self._timeout_s, advice=UPDATE_ADVICE)
+        attempts = call_policy(self._retries, deadline.timeout_s, is_unavailable)
+        update: PolicyUpdate = await AsyncRetrying(**attempts)(self._once, call, deadline)
+        return update
 
     async def _number(self, version: int | None) -> int:
         return next_version(await self.policy()) if version is None else version
@@ -403,12 +421,18 @@ class AsyncRolloutClient:
         upload.answered(await self._once(call, deadline))
 
     async def _what_arrived(self, version: int, deadline: Deadline) -> UploadState | PolicyState:
+        state = await self._once(policy_call(), deadline)
+        while is_being_brought(state, version):
+            await asyncio.sleep(ASK_AGAIN_S)
+            state = await self._once(policy_call(), deadline)
+        if is_known(state, version):
+            return state
         try:
             return await self._once(upload_state_call(version), deadline)
         except RequestRejected as error:
             if error.problem.status != HTTPStatus.NOT_FOUND:
                 raise
-            return await self._once(policy_call(), deadline)
+            return state
 
     async def _answer(self, call: Call[Answer], deadline: Deadline) -> Answer:
         async with aclosing(await self._open(call, deadline)) as response:

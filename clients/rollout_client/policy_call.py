@@ -85,9 +85,14 @@ def next_version(state: PolicyState) -> Version:
     return 1 + max([state.current, *known] + ([] if state.updating_to is None else [state.updating_to]))
 
 
+def is_being_brought(state: PolicyState, version: Version) -> bool:
+    """Whether `version` is on its way to the replicas; how that ends is not known yet."""
+    return state.updating_to == version
+
+
 def is_known(state: PolicyState, version: Version) -> bool:
-    """Whether all of `version` has arrived, even if not every replica has it yet."""
-    return version in {state.current, state.updating_to, *(info.version for info in state.versions)}
+    """Whether `version` is at the service as a whole."""
+    return version in {state.current, *(info.version for info in state.versions)}
 
 
 def version_path(version: Version) -> str:

@@ -30,7 +30,11 @@ READY_POLL_S = 0.5
 
 
 def is_worth_retrying(error: BaseException) -> bool:
-    return isinstance(error, ServiceUnreachable) or (isinstance(error, ServiceFailed) and error.is_unavailable)
+    return isinstance(error, ServiceUnreachable) or is_unavailable(error)
+
+
+def is_unavailable(error: BaseException) -> bool:
+    return isinstance(error, ServiceFailed) and error.is_unavailable
 
 
 def is_worth_asking(error: BaseException) -> bool:
