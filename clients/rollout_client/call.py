@@ -8,7 +8,15 @@ from urllib.parse import quote
 from pydantic import BaseModel, ValidationError
 from pydantic_core import to_json
 
-from rollout_client.contract import Keep, ObservationFormat, RolloutResponse, SampleInput, Sampling, TaskInfo
+from rollout_client.contract import (
+    Keep,
+    ObservationFormat,
+    PolicyDemand,
+    RolloutResponse,
+    SampleInput,
+    Sampling,
+    TaskInfo,
+)
 from rollout_client.errors import not_understood
 
 JSON = "application/json"
@@ -37,6 +45,8 @@ class RolloutOptions(TypedDict, total=False):
     retries: int | None
     keep: Keep | Mapping[str, Any] | None
     """When enough is done; the rest is cancelled."""
+    policy: PolicyDemand | Mapping[str, Any] | None
+    """Which weights the rollouts may begin with."""
 
 
 class Tasks(BaseModel):
