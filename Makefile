@@ -8,11 +8,13 @@ CONFIG ?= serve_config.cpu.yaml
 USERS ?= 16
 SECONDS_OF_LOAD ?= 30
 
-.PHONY: help setup demo serve test lint load bench-swap lock tiny-model
+.PHONY: help setup demo serve train train-trl test lint load bench-swap lock tiny-model
 
 help:
 	@echo "make demo        set up, start the service, play a mixed batch, show it, stop"
 	@echo "make serve       set up and leave the service running on loopback until Ctrl-C"
+	@echo "make train       train the embedded model with GRPO: rollouts from the service, weights back every step, train.png"
+	@echo "make train-trl   the same by TRL's GRPOTrainer, train_trl.png"
 	@echo "make test        set up, then lint, types and the tests"
 	@echo "make load        set up, start the service, put it under load with locust, stop (USERS=16 SECONDS_OF_LOAD=30)"
 	@echo "make bench-swap  set up, start the service, measure how long a push of weights stops generation, stop"
@@ -41,6 +43,12 @@ demo: $(READY)
 
 serve: $(READY)
 	@$(PYTHON) -m service $(CONFIG)
+
+train: $(READY)
+	@$(PYTHON) -m examples.train_grpo $(CONFIG)
+
+train-trl: $(READY)
+	@$(PYTHON) -m examples.train_trl $(CONFIG)
 
 lint: $(READY)
 	@echo "Lint"

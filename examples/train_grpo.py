@@ -1,0 +1,148 @@
+"""Trains the embedded model by reinforcement: rollouts from the service, gradients here, weights back every step.
+
+GRPO in a few lines: advantages within the group of one prompt's rollouts, PPO's clipped objective against the
+log-probabilities that the service sampled with, the mean over generated tokens, no reference model. The trainer's
+weights are float32, so that steps smaller than bfloat16 resolves add up; the service has them rounded.
+
+The loop needs nothing but the client: with another task and a model of your own it is the same.
+"""
+
+# mypy: disable-error-code="no-untyped-call"
+
+import random
+from collections.abc import Iterator
+from itertools import chain
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from transformers import LlamaForCausalLM
+
+from examples.additions import (
+    MODEL,
+    SAMPLING,
+    Curve,
+    held_out_accuracy,
+    mean_reward,
+    running_service,
+    training_sums,
+)
+from models.tiny.train import PAD
+from rollout_client import RolloutClient, SampleInput
+from rollout_client.trainers.tensors import RolloutTensors, to_tensors
+
+STEPS = 60
+PROMPTS_PER_STEP = 256
+NUM_GENERATIONS = 4
+MINIBATCHES = 4
+EPOCHS = 2
+LEARNING_RATE = 1.5e-4
+WARMUP_STEPS = 5
+CLIP = 0.2
+GRADIENT_NORM = 0.5
+STEPS_BETWEEN_MEASUREMENTS = 15
+
+
+def main(
+    config: Annotated[Path, typer.Argument(help="Serve config of the service to start.")] = Path(
+        "serve_config.cpu.yaml"
+    ),
+    url: Annotated[str | None, typer.Option(help="A running service, in place of starting one.")] = None,
+    steps: Annotated[int, typer.Option(min=1)] = STEPS,
+    seed: Annotated[int, typer.Option(min=0, help="Of the order of prompts; sampling is not seeded.")] = 0,
+    curve: Annotated[Path, typer.Option(help="Where the curve is drawn, as PNG.")] = Path("train.png"),
+) -> None:
+    """Trains the embedded model on additions and measures it on sums that it never sees."""
+    console = Console(stderr=True)
+    with running_service(config, url, console) as client:
+        trained = train(client, steps, seed, console)
+    trained.report(curve, console)
+
+
+def train(client: RolloutClient, steps: int, seed: int, console: Console) -> Curve:
+    torch.manual_seed(seed)
+    # The service computes on the same cores; a second thread would spend them on waiting for each other.
+    torch.set_num_threads(1)
+    model = LlamaForCausalLM.from_pretrained(MODEL, dtype=torch.float32)
+    optimizer = torch.optim.AdamW(model.parameters(), LEARNING_RATE, weight_decay=0.0)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: learning_rate_factor(step, steps))
+    prompts = prompt_batches(training_sums(client, seed), seed)
+    # A service that was there before may serve what an earlier training left.
+    version = client.push_weights(model).version
+    curve = Curve("GRPO on additions", held_out={0: held_out_accuracy(client, version)})
+    with progress_bar(console) as progress:
+        task = progress.add_task("", total=steps, shares=shares(curve))
+        for step in range(1, steps + 1):
+            response = client.rollout(
+                next(prompts),
+                num_generations=NUM_GENERATIONS,
+                sampling=SAMPLING,
+                policy={"min_version": version},
+            )
+            curve.reward[step] = mean_reward(response)
+            improve(model, optimizer, to_tensors(response, pad_token_id=PAD))
+            schedule.step()
+            version = client.push_weights(model).version
+            if step % STEPS_BETWEEN_MEASUREMENTS == 0 or step == steps:
+                curve.held_out[step] = held_out_accuracy(client, version)
+            progress.update(task, advance=1, shares=shares(curve))
+    return curve
+
+
+def prompt_batches(sums: list[SampleInput], seed: int) -> Iterator[list[SampleInput]]:
+    """Endless: prompts of a step, no two of them alike."""
+    draw = random.Random(seed)
+    while True:
+        yield draw.sample(sums, PROMPTS_PER_STEP)
+
+
+def improve(model: LlamaForCausalLM, optimizer: torch.optim.Optimizer, batch: RolloutTensors) -> None:
+    """Goes over the rollouts `EPOCHS` times. Those as good as all of their group teach nothing and are left out."""
+    telling = batch.advantages.nonzero()[:, 0]
+    # What the environment said after the last generated token is in no loss.
+    length = int(batch.loss_mask.any(0).nonzero().max()) + 1
+    tokens = batch.loss_mask.sum() / MINIBATCHES
+    shuffled = [telling[torch.randperm(len(telling))].chunk(MINIBATCHES) for _ in range(EPOCHS)]
+    for rows in chain.from_iterable(shuffled):
+        loss = policy_loss(model, batch, rows, length) / tokens
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), GRADIENT_NORM)
+        optimizer.step()
+
+
+def policy_loss(model: LlamaForCausalLM, batch: RolloutTensors, rows: torch.Tensor, length: int) -> torch.Tensor:
+    """PPO's clipped objective, negated and summed over the generated tokens of `rows`."""
+    input_ids = batch.input_ids[rows, :length]
+    # Padding is on the right, where causal attention never looks, so no mask is needed.
+    hidden = model.model(input_ids=input_ids).last_hidden_state[:, :-1]
+    # Only the logits of what was generated are worth computing.
+    generated = batch.loss_mask[rows, 1:length].bool()
+    logprobs = model.lm_head(hidden[generated]).log_softmax(-1)
+    logprobs = logprobs.gather(1, input_ids[:, 1:][generated, None])[:, 0]
+    ratio = (logprobs - batch.generation_logprobs[rows, 1:length][generated]).exp()
+    advantages = batch.advantages[rows, None].expand_as(generated)[generated]
+    return -torch.minimum(ratio * advantages, ratio.clamp(1 - CLIP, 1 + CLIP) * advantages).sum()
+
+
+def learning_rate_factor(step: int, steps: int) -> float:
+    """Rises over `WARMUP_STEPS`, and falls linearly to a tenth, so that the last weights are not the last noise."""
+    return min(1.0, (step + 1) / WARMUP_STEPS) * (1 - 0.9 * step / steps)
+
+
+def progress_bar(console: Console) -> Progress:
+    bar = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    return Progress(*bar, TextColumn("{task.fields[shares]}"), console=console)
+
+
+def shares(curve: Curve) -> str:
+    """The latest figures."""
+    held_out = f"held-out {[*curve.held_out.values()][-1]:.1%}"
+    return f"{held_out}, reward {[*curve.reward.values()][-1]:.2f}" if curve.reward else held_out
+
+
+if __name__ == "__main__":
+    typer.run(main)

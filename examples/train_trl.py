@@ -1,0 +1,118 @@
+"""What `train_grpo.py` does, by TRL: its `GRPOTrainer` takes rollouts from the service and pushes its weights there.
+
+The adapter pushes whenever the trainer wants rollouts of newer weights. A step of TRL is one gradient step; rollouts
+last for `MINIBATCHES * ITERATIONS` of them.
+"""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from datasets import Dataset  # type: ignore[import-untyped]
+from rich.console import Console
+from transformers import AutoTokenizer, LlamaForCausalLM, PrinterCallback, TrainerCallback
+from trl.trainer.grpo_config import GRPOConfig
+from trl.trainer.grpo_trainer import GRPOTrainer
+
+from examples.additions import MODEL, SAMPLING, Curve, held_out_accuracy, running_service, training_sums
+from rollout_client import RolloutClient
+from rollout_client.trainers.trl import ServiceRolloutFunc, service_reward
+
+BATCHES_OF_ROLLOUTS = 60
+PROMPTS_PER_BATCH = 256
+NUM_GENERATIONS = 4
+MINIBATCHES = 4
+ITERATIONS = 2
+STEPS_A_BATCH = MINIBATCHES * ITERATIONS
+MEASURE_EVERY_BATCHES = 15
+
+
+def main(
+    config: Annotated[Path, typer.Argument(help="Serve config of the service to start.")] = Path(
+        "serve_config.cpu.yaml"
+    ),
+    url: Annotated[str | None, typer.Option(help="A running service, in place of starting one.")] = None,
+    batches: Annotated[int, typer.Option(min=1, help="Of rollouts.")] = BATCHES_OF_ROLLOUTS,
+    seed: Annotated[int, typer.Option(min=0, help="Of the order of prompts; sampling is not seeded.")] = 0,
+    curve: Annotated[Path, typer.Option(help="Where the curve is drawn, as PNG.")] = Path("train_trl.png"),
+) -> None:
+    """Trains the embedded model on additions with TRL and measures it on sums that it never sees."""
+    console = Console(stderr=True)
+    with running_service(config, url, console) as client:
+        trained = train(client, batches, seed, console)
+    trained.report(curve, console)
+
+
+def train(client: RolloutClient, batches: int, seed: int, console: Console) -> Curve:
+    # The service computes on the same cores; a second thread would spend them on waiting for each other.
+    torch.set_num_threads(1)
+    curve = Curve("TRL's GRPOTrainer on additions")
+    sums = [sample.model_dump(exclude_unset=True) for sample in training_sums(client, seed)]
+    rows = [{"prompt": sample["messages"], "extra_env_info": sample["extra_env_info"]} for sample in sums]
+    trainer = GRPOTrainer(
+        LlamaForCausalLM.from_pretrained(MODEL, dtype=torch.float32),
+        args=trainer_arguments(batches, seed),
+        train_dataset=Dataset.from_list(rows),
+        processing_class=AutoTokenizer.from_pretrained(MODEL),
+        reward_funcs=service_reward,
+        rollout_func=ServiceRolloutFunc(client, task_name="math"),
+        callbacks=[Measurement(client, curve, console)],
+    )
+    trainer.remove_callback(PrinterCallback)
+    trainer.train()
+    return curve
+
+
+def trainer_arguments(batches: int, seed: int) -> GRPOConfig:
+    return GRPOConfig(
+        max_steps=batches * STEPS_A_BATCH,
+        per_device_train_batch_size=PROMPTS_PER_BATCH * NUM_GENERATIONS // MINIBATCHES,
+        steps_per_generation=MINIBATCHES,
+        num_iterations=ITERATIONS,
+        num_generations=NUM_GENERATIONS,
+        temperature=SAMPLING.temperature,
+        max_completion_length=SAMPLING.max_new_tokens,
+        learning_rate=1.5e-4,
+        warmup_steps=5 * STEPS_A_BATCH,
+        max_grad_norm=0.5,
+        seed=seed,
+        use_cpu=True,
+        bf16=False,
+        gradient_checkpointing=False,
+        save_strategy="no",
+        report_to="none",
+        logging_steps=1,
+        disable_tqdm=True,
+    )
+
+
+class Measurement(TrainerCallback):
+    """Keeps the curve, in batches of rollouts."""
+
+    def __init__(self, client: RolloutClient, curve: Curve, console: Console) -> None:
+        self.client = client
+        self.curve = curve
+        self.console = console
+
+    def on_train_begin(self, *_event: Any, **about: Any) -> None:
+        self.measure(0, about["model"])
+
+    def on_step_end(self, args: Any, state: Any, *_event: Any, **about: Any) -> None:
+        batches, rest = divmod(state.global_step, STEPS_A_BATCH)
+        if rest == 0 and (batches % MEASURE_EVERY_BATCHES == 0 or state.global_step == args.max_steps):
+            self.measure(batches, about["model"])
+
+    def on_log(self, *event: Any, **about: Any) -> None:
+        _, state, _ = event
+        if "reward" in about["logs"]:
+            self.curve.reward[-(-state.global_step // STEPS_A_BATCH)] = about["logs"]["reward"]
+
+    def measure(self, batches: int, model: Any) -> None:
+        version = self.client.push_weights(model).version
+        self.curve.held_out[batches] = held_out_accuracy(self.client, version)
+        self.console.print(f"After {batches} batches of rollouts: held-out {self.curve.held_out[batches]:.1%}")
+
+
+if __name__ == "__main__":
+    typer.run(main)
