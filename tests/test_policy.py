@@ -130,9 +130,10 @@ def test_a_push_during_256_running_samples_loses_none_and_each_token_says_its_we
 @pytest.mark.parametrize("mode", ["wait", "abort"])
 def test_generations_under_way_may_be_waited_for_or_played_again(client: RolloutClient, mode: Any) -> None:
     before = client.policy().current
+    games = client.example_samples("sliding_puzzle", 64, seed=4)
     sampling = Sampling(temperature=1.5, max_new_tokens=96)
     results: list[SampleResult] = []
-    with client.stream(client.example_samples("math", 64, seed=4), sampling=sampling) as rollouts:
+    with client.stream(games, sampling=sampling, max_rollout_turns=4) as rollouts:
         results.append(next(iter(rollouts)))
         after = client.push_weights(perturbed(7), mode=mode).version
         results.extend(rollouts)
@@ -275,7 +276,7 @@ def adapter_folder(folder: Path, seed: int, rank: int = 4) -> State:
     added: State = {}
     for layer in range(4):
         name = f"model.layers.{layer}.self_attn.o_proj"
-        a, b = (0.2 * torch.randn(shape, generator=generator) for shape in ((rank, 128), (128, rank)))
+        a, b = (0.07 * torch.randn(shape, generator=generator) for shape in ((rank, 128), (128, rank)))
         adapter[f"base_model.model.{name}.lora_A.weight"] = a
         adapter[f"base_model.model.{name}.lora_B.weight"] = b
         added[f"{name}.weight"] = b @ a
