@@ -1,12 +1,5 @@
-"""A vLLM plugin (entry point `vllm.general_plugins`) for processors with AMX tiles.
+"""The entry point of installations that are older than `deployments.vllm_plugin`."""
 
-Linux kills a process with SIGILL that touches the tile registers without having asked for them, and vLLM's bf16
-attention kernel does not ask. Plugins run in each of vLLM's processes before its first forward pass: early enough.
-"""
+from deployments.vllm_plugin import install as request_tile_permission
 
-import torch
-
-
-def request_tile_permission() -> None:
-    if torch.cpu._is_amx_tile_supported():
-        torch.cpu._init_amx()
+__all__ = ["request_tile_permission"]

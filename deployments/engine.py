@@ -165,9 +165,12 @@ class Engine:
     async def update_transfer(self, update_info: Any) -> None:
         await self._llm.update_weights(WeightTransferUpdateRequest(update_info))
 
-    async def finish_transfer(self, version: int) -> SwapTimes:
+    async def settle_transfer(self) -> None:
+        """Makes what was received the weights; the engine stays paused."""
         await self._llm.finish_weight_update()
         await self._llm.collective_rpc("forget_digest")
+
+    async def finish_transfer(self, version: int) -> SwapTimes:
         pause_s = await self._resume(version)
         return SwapTimes(pause_s, pause_s)
 

@@ -1,7 +1,8 @@
 """A generator replica's side of the policy: joins the store and carries out its orders, one after the other.
 
 Guarantees: a replica takes no call before it holds the version that the store calls current; an order that breaks the
-engine midway leaves the replica broken, never serving; a store that died is joined again as soon as it is back.
+engine midway leaves the replica broken, never serving; a store that died is joined again as soon as it is back, but not
+by a replica that was in the middle of a transfer, of which the new store knows nothing: that one is broken.
 """
 
 import asyncio
@@ -23,6 +24,7 @@ from deployments.policy_records import (
     Parcel,
     ReplicaIntroduction,
     Report,
+    SettleTransfer,
     Stage,
     StartTransfer,
     Swap,
@@ -32,7 +34,7 @@ from deployments.policy_records import (
 from deployments.roster import ReplicaUnknown
 
 REJOIN_AFTER_S = 0.5
-BREAKS_THE_ENGINE = Swap | StartTransfer | UpdateTransfer | FinishTransfer
+BREAKS_THE_ENGINE = Swap | StartTransfer | UpdateTransfer | SettleTransfer | FinishTransfer
 """What leaves the weights in no known state when it fails midway."""
 
 
@@ -74,13 +76,16 @@ class PolicyFollower:
         self._introduction = introduction
         self._folder = folder
         self._digesting: asyncio.Task[None] | None = None
+        self._is_receiving = False
 
     async def follow(self) -> None:
         """Runs for the replica's life; returns only when the replica is broken."""
         while self.broken is None:
             try:
                 await self._follow_one_store()
-            except (PolicyStoreLost, ReplicaUnknown):
+            except (PolicyStoreLost, ReplicaUnknown) as lost:
+                if self._is_receiving:
+                    self.broken = self.broken or f"{type(lost).__name__} in the middle of a weight transfer: {lost}"
                 await asyncio.sleep(REJOIN_AFTER_S)
 
     async def _follow_one_store(self) -> None:
@@ -119,11 +124,17 @@ class PolicyFollower:
             case InitTransfer(init_info):
                 await self._engine.init_transfer(dict(init_info))
             case StartTransfer(options):
+                self._is_receiving = True
+                self._stop_digest()
                 await self._engine.start_transfer(options)
             case UpdateTransfer(update_info):
                 await self._engine.update_transfer(update_info)
+            case SettleTransfer():
+                await self._engine.settle_transfer()
             case FinishTransfer(version):
-                return Times(swap=await self._engine.finish_transfer(version))
+                times = Times(swap=await self._engine.finish_transfer(version))
+                self._is_receiving = False
+                return times
         return Times()
 
     async def _stage(self, parcel: Parcel) -> None:
@@ -146,9 +157,12 @@ class PolicyFollower:
                 shutil.rmtree(earlier)
         folder.mkdir(parents=True)
 
-    def _begin_digest(self, replica_id: str) -> None:
+    def _stop_digest(self) -> None:
         if self._digesting is not None:
             self._digesting.cancel()
+
+    def _begin_digest(self, replica_id: str) -> None:
+        self._stop_digest()
         self._digesting = asyncio.create_task(self._digest(replica_id, self._engine.loaded))
 
     async def _digest(self, replica_id: str, loaded: Loaded) -> None:

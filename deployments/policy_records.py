@@ -68,13 +68,18 @@ class UpdateTransfer:
 
 
 @dataclass(frozen=True, slots=True)
+class SettleTransfer:
+    """All has been sent: make it the weights, and stay paused."""
+
+
+@dataclass(frozen=True, slots=True)
 class FinishTransfer:
     """What was received is `version`; go on."""
 
     version: int
 
 
-Command = Stage | Swap | TakeCalls | InitTransfer | StartTransfer | UpdateTransfer | FinishTransfer
+Command = Stage | Swap | TakeCalls | InitTransfer | StartTransfer | UpdateTransfer | SettleTransfer | FinishTransfer
 
 
 @dataclass(frozen=True, slots=True)

@@ -327,6 +327,9 @@ class PolicyStore:
         Raises:
             TransferRefused: the world size is another, or a replica could not.
         """
+        return await self._in_background(self._init_transfer(init_info))
+
+    async def _init_transfer(self, init_info: dict[str, Any]) -> int:
         async with self._lock:
             await self._roster.forget_the_dead()
             return await self._transfer.init(init_info)
@@ -341,13 +344,12 @@ class PolicyStore:
         await self._in_background(self._start_transfer(SwapOptions(options.mode, options.reset_prefix_cache)))
 
     async def _start_transfer(self, options: SwapOptions) -> None:
-        await self._roster.forget_the_dead()
         await self._lock.acquire()
         await self._transfer.start(options, self._lock.release)
 
     async def update_transfer(self, update_info: Any) -> None:
         """Receives what the trainer sends meanwhile; raises `TransferRefused`."""
-        await self._transfer.update(update_info)
+        await self._in_background(self._transfer.update(update_info))
 
     async def finish_transfer(self, version: int | None) -> PolicyUpdate:
         """What was sent is `version`, by default the next; raises `TransferRefused`, `VersionRefused`."""
@@ -378,9 +380,16 @@ class PolicyStore:
             raise VersionRefused(FieldProblem(field="version", message=message, value=version))
 
     def _refuse_if_busy(self, options: PushOptions) -> None:
-        if options.if_busy == "refuse" and self._updating_to is not None:
-            message = f"version {self._updating_to} is being brought to the replicas; wait for it, or say if_busy=wait"
-            raise UpdateUnderWay(FieldProblem(field="if_busy", message=message, value="refuse"))
+        if options.if_busy == "wait":
+            return
+        if self._updating_to is not None:
+            busy = f"version {self._updating_to} is being brought to the replicas"
+        elif self._transfer.is_under_way:
+            busy = "a trainer is sending weights to the replicas"
+        else:
+            return
+        message = f"{busy}; wait for it, or say if_busy=wait"
+        raise UpdateUnderWay(FieldProblem(field="if_busy", message=message, value="refuse"))
 
     def _full_version(self) -> int:
         """The full weights that are current, below an adapter or by themselves."""

@@ -9,17 +9,20 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Body, Path, Query, Request
 from fastapi.responses import Response
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, ValidationError
 
 from deployments.policy_failures import PieceDamaged
 from deployments.policy_link import PolicyLink
-from rollout_client.contract import FieldProblem, Strict
+from rollout_client.contract import FieldProblem
 from rollout_client.policy import (
     CheckpointSource,
     PolicyLayout,
     PolicyState,
     PolicyUpdate,
     PushOptions,
+    TransferInit,
+    TransferUpdate,
+    TransferWorld,
     UploadState,
 )
 from service.problems import policy_problem_responses, problem_of, unreadable_body
@@ -38,19 +41,6 @@ PUSH_BODY = {
         },
     }
 }
-
-
-class TransferInit(Strict):
-    init_info: dict[str, Any]
-    """As vLLM's trainer side sends it; `rank_offset` is made the replica's own."""
-
-
-class TransferUpdate(Strict):
-    update_info: Any
-
-
-class TransferWorld(BaseModel):
-    world_size: int = Field(ge=1)
 
 
 @dataclass(frozen=True, slots=True)

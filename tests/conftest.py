@@ -23,12 +23,13 @@ def checkpoint_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def service_config(checkpoint_root: Path) -> ServeDeploySchema:
-    """The example config with an environment of the tests', adapters, and room for a second generator."""
+    """The example config with an environment of the tests', adapters, transfers, and room for a second generator."""
     config = read_config(REPOSITORY / "serve_config.cpu.yaml", port=free_port())
     [application] = config.applications
     application.args["environments"]["following"] = {"import_path": "tests.following_environment:FollowingEnvironment"}
     application.args["policy"] = {"checkpoint_roots": [str(checkpoint_root)]}
     application.args["engine"] |= {"enable_lora": True, "max_loras": 2, "max_lora_rank": 8, "num_cpus": 0.4}
+    application.args["engine"] |= {"weight_transfer_config": {"backend": "gloo"}}
     application.deployments.append(
         DeploymentSchema(name="following", ray_actor_options=RayActorOptionsSchema(num_cpus=0.1))
     )

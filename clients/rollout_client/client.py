@@ -209,6 +209,10 @@ class RolloutClient:
         update: PolicyUpdate = Retrying(**attempts)(self._once, call, deadline)
         return update
 
+    def once(self, call: Call[Answer], timeout_s: float | None = None) -> Answer:
+        """Makes one of the calls of `rollout_client.call` or `rollout_client.policy_call`, and never tries it again."""
+        return self._once(call, Deadline(timeout_s, advice=UPDATE_ADVICE))
+
     def _number(self, version: int | None) -> int:
         return next_version(self.policy()) if version is None else version
 
@@ -401,6 +405,10 @@ class AsyncRolloutClient:
         attempts = call_policy(self._retries, deadline.timeout_s, is_unavailable)
         update: PolicyUpdate = await AsyncRetrying(**attempts)(self._once, call, deadline)
         return update
+
+    async def once(self, call: Call[Answer], timeout_s: float | None = None) -> Answer:
+        """Makes one of the calls of `rollout_client.call` or `rollout_client.policy_call`, and never tries it again."""
+        return await self._once(call, Deadline(timeout_s, advice=UPDATE_ADVICE))
 
     async def _number(self, version: int | None) -> int:
         return next_version(await self.policy()) if version is None else version

@@ -8,12 +8,17 @@ Versions are numbered upward and never change. `PUT /policy/versions/{version}` 
   `Content-Encoding: zstd` the pieces together are one zstd stream. A piece that begins at 0 begins anew.
 - `Content-Type: application/json`: a `CheckpointSource`, read from where it lies.
 
+Or a trainer on the same fabric sends them straight into the engines, by a weight-transfer engine of vLLM's, and `POST
+/policy/transfer/{init,start,update,finish}` are its steps: `init` brings trainer and replicas together, for as long as
+the replicas are the same; the others are one transfer. The service then never has the weights: a replica that starts
+later serves from the next full version or the next transfer on.
+
 `PushOptions` stand in the query. The answer is 202 and an `UploadState` while pieces are missing, then 200 and a
 `PolicyUpdate` once every replica serves the new weights. Times are in seconds, sizes in bytes.
 """
 
 from datetime import datetime
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -119,6 +124,26 @@ class ReplicaUpdate(Lenient):
     """Putting them in place of the old ones."""
     pause_s: float = 0.0
     """How long no token was generated."""
+
+
+class TransferInit(Strict):
+    """Body of `POST /policy/transfer/init`."""
+
+    init_info: dict[str, Any]
+    """As vLLM's trainer side sends it to one engine; each replica is given a `rank_offset` of its own."""
+
+
+class TransferWorld(Lenient):
+    """Its answer."""
+
+    world_size: int = Field(ge=1)
+
+
+class TransferUpdate(Strict):
+    """Body of `POST /policy/transfer/update`."""
+
+    update_info: dict[str, Any] | list[dict[str, Any]]
+    """As vLLM's trainer side sends it; a list has one entry for each worker, in order of their ranks."""
 
 
 class PolicyUpdate(Lenient):

@@ -14,6 +14,9 @@ from rollout_client.policy import (
     PolicyState,
     PolicyUpdate,
     PushOptions,
+    TransferInit,
+    TransferUpdate,
+    TransferWorld,
     UploadState,
     Version,
     WeightsKind,
@@ -67,6 +70,32 @@ def checkpoint_call(version: Version, query: Query, checkpoint: str) -> Call[Pol
     return Call(
         "PUT", path, lambda body: parsed(PolicyUpdate, f"The answer of PUT {path}", body), query=query, body=body
     )
+
+
+def init_transfer_call(init_info: Mapping[str, Any]) -> Call[int]:
+    """Answered, with the world size, once every replica has met the trainer."""
+    path = "/policy/transfer/init"
+
+    def read(body: bytes) -> int:
+        return parsed(TransferWorld, f"The answer of POST {path}", body).world_size
+
+    return Call("POST", path, read, body=TransferInit(init_info=dict(init_info)).model_dump_json().encode())
+
+
+def start_transfer_call(options: UpdateOptions) -> Call[None]:
+    query = PushOptions(**options).model_dump(mode="json", exclude_unset=True)
+    return Call("POST", "/policy/transfer/start", lambda _body: None, query=query)
+
+
+def update_transfer_call(update_info: Any) -> Call[None]:
+    body = TransferUpdate(update_info=update_info).model_dump_json().encode()
+    return Call("POST", "/policy/transfer/update", lambda _body: None, body=body)
+
+
+def finish_transfer_call(version: Version | None) -> Call[PolicyUpdate]:
+    path = "/policy/transfer/finish"
+    query = {} if version is None else {"version": version}
+    return Call("POST", path, lambda body: parsed(PolicyUpdate, f"The answer of POST {path}", body), query=query)
 
 
 def push_query(kind: WeightsKind, base: Version | None, options: UpdateOptions) -> Query:
