@@ -36,8 +36,8 @@ class PolicyLink:
         current: int = await self._call("wait_for", min_version, version, wait_s)
         return current
 
-    async def state(self) -> PolicyState:
-        state: PolicyState = await self._call("state")
+    async def state(self, checksums_within_s: float = 0.0) -> PolicyState:
+        state: PolicyState = await self._call("state", checksums_within_s)
         return state
 
     async def layout(self) -> PolicyLayout:

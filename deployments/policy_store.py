@@ -8,14 +8,15 @@ import asyncio
 import logging
 import shutil
 from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from threading import Lock
 from typing import Any, TypeVar
 
-import ray
 from huggingface_hub import snapshot_download
-from ray.exceptions import RayActorError
 
+from deployments.policy_cluster import Cluster, RayCluster
 from deployments.policy_failures import (
     PieceDamaged,
     PolicyNotCurrent,
@@ -27,7 +28,7 @@ from deployments.policy_link import session_weights_folder
 from deployments.policy_records import Loaded, Order, Parcel, ReplicaIntroduction, Report, SwapOptions, TakeCalls
 from deployments.policy_settings import PolicySettings
 from deployments.policy_transfer import Transfer
-from deployments.policy_update import Fleet, bring_up, update_all
+from deployments.policy_update import Fleet, bring_up, error_of, update_all
 from deployments.roster import Member, Roster
 from deployments.version_shelf import StoredVersion, VersionShelf
 from deployments.weights_intake import (
@@ -54,27 +55,45 @@ from rollout_client.policy import (
 
 logger = logging.getLogger("rollout_service")
 PIECE_BYTES = 64 * 2**20
-CHECKSUM_WITHIN_S = 5.0
+LONG_POLL_S = 5.0
 CHECKSUM_POLL_S = 0.05
 Answer = TypeVar("Answer")
+
+
+@dataclass(frozen=True, slots=True)
+class Bringing:
+    """A version of which all is known, on its way to become current.
+
+    `content` is how a repeated call knows it again: the digest that the sender of an upload said, or the checkpoint.
+    """
+
+    content: str | None
+    task: asyncio.Task[PolicyUpdate]
 
 
 class PolicyStore:
     """Args: `model` is the folder or hub name of the checkpoint that engines begin with, version 0."""
 
-    def __init__(self, settings: PolicySettings, model: str) -> None:
+    def __init__(self, settings: PolicySettings, model: str, cluster: Cluster | None = None) -> None:
+        cluster = RayCluster() if cluster is None else cluster
+        self._put = cluster.put
         self._settings = settings
         self._model = model
         self._shelf = VersionShelf(policy_folder(settings))
+        self._shelf.sweep()
         self._current = self._shelf.current()
+        self._bringing: dict[int, Bringing] = {}
+        self._making_initial = Lock()
         self._updating_to: int | None = None
         self._layout: PolicyLayout | None = None
         self._last_update: PolicyUpdate | None = None
         self._lock = asyncio.Lock()
         self._changed = asyncio.Condition()
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._roster = Roster(is_alive)
-        self._fleet = Fleet(self._roster, kill, settings.order_timeout_s)
+        self._roster = Roster(cluster.is_alive)
+        self._fleet = Fleet(
+            self._roster, lambda member: cluster.kill(member.introduction.actor), settings.order_timeout_s
+        )
         self._transfer = Transfer(self._fleet, settings.transfer_idle_s)
 
     # What replicas ask.
@@ -93,23 +112,31 @@ class PolicyStore:
 
     async def _bring_up(self, member: Member) -> None:
         async with self._lock:
-            parcels = await asyncio.to_thread(self._parcels_for, member.loaded)
+            try:
+                parcels = await asyncio.to_thread(self._parcels_for, member.loaded)
+            except Exception as error:
+                logger.exception("The current weights cannot be brought to replica %s.", member.replica_id)
+                self._fleet.give_up_unless_gone(member, str(error))
+                return
             # Weights that a trainer sent straight to the replicas are not here: it waits for the next ones.
             if parcels is not None and await bring_up(self._fleet, member, parcels):
                 await self._let_take_calls()
 
     async def _let_take_calls(self) -> None:
-        waiting = [member for member in self._roster.members if not member.takes_calls]
+        due = self._due()
+        waiting = [member for member in self._roster.members if not member.takes_calls and member.loaded == due]
         for member in waiting:
-            if member.loaded.version == self._shelf.current():
-                member.takes_calls = True
-                await self._fleet.ask(member, TakeCalls())
+            member.takes_calls = True
+        answers = await self._fleet.ask_all(waiting, TakeCalls())
+        for member, answer in zip(waiting, answers, strict=True):
+            if (error := error_of(answer)) is not None:
+                self._fleet.give_up_unless_gone(member, error)
 
     # What rollouts and trainers ask.
 
     async def watch(self, seen: int | None) -> int:
         """The current version, as soon as it is another than `seen`, or after a while."""
-        return await self._current_when(lambda: self._current != seen, CHECKSUM_WITHIN_S)
+        return await self._current_when(lambda: self._current != seen, LONG_POLL_S)
 
     async def wait_for(self, min_version: int, version: int | None, wait_s: float | None) -> int:
         """Returns the current version once it is at least `min_version`, and just `version` where that is given.
@@ -123,20 +150,20 @@ class PolicyStore:
         if current < due or (version is not None and current != version):
             field = "policy.min_version" if version is None else "policy.version"
             how = f"it is not there after {wait_s:g} s" if current < due else "a newer one has taken its place"
+            value = min_version if version is None else version
             raise PolicyNotCurrent(
-                FieldProblem(field=field, message=f"{how}; version {current} is current", value=version or min_version)
+                FieldProblem(field=field, message=f"{how}; version {current} is current", value=value)
             )
         return current
 
-    async def state(self) -> PolicyState:
-        """Waits a little for checksums that are being made."""
+    async def state(self, checksums_within_s: float) -> PolicyState:
+        """Waits at most so long for checksums of the engines' weights that are still being made."""
         await self._roster.forget_the_dead()
-        try:
-            async with asyncio.timeout(CHECKSUM_WITHIN_S):
-                while any(member.checksum is None for member in self._roster.members):
-                    await asyncio.sleep(CHECKSUM_POLL_S)
-        except TimeoutError:
-            logger.info("Checksums of the engines' weights are still being made.")
+        give_up_at = asyncio.get_running_loop().time() + checksums_within_s
+        while any(member.checksum is None for member in self._roster.members):
+            if asyncio.get_running_loop().time() >= give_up_at:
+                break
+            await asyncio.sleep(CHECKSUM_POLL_S)
         members = self._roster.members
         return PolicyState(
             current=self._current,
@@ -163,16 +190,26 @@ class PolicyStore:
     async def begin_piece(self, version: int, first_byte: int) -> None:
         """Raises `VersionRefused`, `PieceMisplaced`."""
         self._refuse_taken(version)
+        self._refuse_if_brought(version)
         self._shelf.begin_piece(version, first_byte)
 
     async def write(self, version: int, offset: int, data: bytes) -> None:
+        """Raises `PieceMisplaced` where another sender has begun the upload anew, or it was dropped."""
         await asyncio.to_thread(self._shelf.write, version, offset, data)
 
     async def end_piece(self, version: int, end: int, total_bytes: int | None) -> UploadState:
+        """Raises what `write` raises."""
         return self._shelf.end_piece(version, end, total_bytes)
 
     async def repeated_update(self, version: int, digest: str | None) -> PolicyUpdate | None:
-        """What an earlier call of the same content brought about, its answer perhaps lost; `None` if there was none."""
+        """What an earlier call of the same content brings about, its answer perhaps lost; `None` if there was none.
+
+        Raises:
+            PolicyFailure: as the earlier call does, which is still under way.
+        """
+        bringing = self._bringing.get(version)
+        if bringing is not None and digest is not None and bringing.content == digest:
+            return await asyncio.shield(bringing.task)
         stored = next((stored for stored in self._shelf.versions() if stored.version == version), None)
         if stored is None or version > self._current or digest is None or stored.upload_digest != digest:
             return None
@@ -192,11 +229,22 @@ class PolicyStore:
         Raises:
             PolicyFailure: the current version goes on serving.
         """
-        return await self._in_background(self._complete_upload(version, options, is_zstd, digest))
+        self._refuse_if_brought(version)
+        return await self._bring(version, digest, self._complete_upload(version, options, is_zstd, digest))
 
     async def load_checkpoint(self, version: int, checkpoint: str, options: PushOptions) -> PolicyUpdate:
         """Reads, checks and brings to every replica the checkpoint at a path or URL; raises `PolicyFailure`."""
-        return await self._in_background(self._load_checkpoint(version, checkpoint, options))
+        bringing = self._bringing.get(version)
+        if bringing is not None and bringing.content == checkpoint:
+            return await asyncio.shield(bringing.task)
+        self._refuse_if_brought(version)
+        return await self._bring(version, checkpoint, self._load_checkpoint(version, checkpoint, options))
+
+    async def _bring(self, version: int, content: str | None, work: Coroutine[Any, Any, PolicyUpdate]) -> PolicyUpdate:
+        task = self._begin(work)
+        self._bringing[version] = Bringing(content, task)
+        task.add_done_callback(lambda _: self._bringing.pop(version))
+        return await asyncio.shield(task)
 
     async def _complete_upload(
         self, version: int, options: PushOptions, is_zstd: bool, digest: str | None
@@ -248,6 +296,9 @@ class PolicyStore:
     async def _check_and_update(
         self, version: int, options: PushOptions, weights: Path, upload_digest: str | None
     ) -> PolicyUpdate:
+        if options.kind != "delta" and options.base is not None:
+            message = f"only a delta has a base, and these weights are {options.kind}"
+            raise WeightsRefused(FieldProblem(field="base", message=message, value=options.base))
         layout = await self.layout()
         adapter_config: str | None = None
         full = self._beside(weights, "full")
@@ -293,10 +344,11 @@ class PolicyStore:
             self._updating_to = info.version
             try:
                 await self._roster.forget_the_dead()
-                self._shelf.put(info, weights)
+                await asyncio.to_thread(self._shelf.put, info, weights)
                 parcel = await asyncio.to_thread(self._parcel, info)
                 replicas = await update_all(
                     self._fleet,
+                    self._members_for(info),
                     parcel,
                     SwapOptions(options.mode, options.reset_prefix_cache),
                     lambda: self._shelf.make_current(info.version),
@@ -304,20 +356,28 @@ class PolicyStore:
                 self._last_update = PolicyUpdate(version=info.version, checksum=info.checksum, replicas=replicas)
             finally:
                 self._updating_to = None
-                if self._shelf.current() != info.version:
+                if self._shelf.current() == info.version:
+                    await self._settle()
+                else:
                     self._shelf.remove(info.version)
-            await self._settle()
         return self._last_update
+
+    def _members_for(self, info: StoredVersion) -> list[Member]:
+        """Whom an update reaches: an adapter only those that have its base; the others are brought up one by one."""
+        members = self._roster.members
+        if info.kind != "adapter":
+            return members
+        return [member for member in members if member.loaded.full == info.base]
 
     async def _settle(self) -> None:
         """What is current on disk is now what the replicas serve."""
         self._current = self._shelf.current()
-        self._shelf.drop_uploads_up_to(self._current)
+        async with self._changed:
+            self._changed.notify_all()
+        self._shelf.drop_uploads_up_to(self._current, but=self._bringing.keys())
         full = [stored.version for stored in self._shelf.versions() if stored.kind in ("full", "delta")]
         self._shelf.keep_only({self._current, self._full_version(), *full[-self._settings.keep_versions :]})
         await self._let_take_calls()
-        async with self._changed:
-            self._changed.notify_all()
 
     # Weights that a trainer sends straight to the replicas.
 
@@ -379,6 +439,11 @@ class PolicyStore:
             message = f"versions are numbered upward and {newest} is taken; the next is {newest + 1}"
             raise VersionRefused(FieldProblem(field="version", message=message, value=version))
 
+    def _refuse_if_brought(self, version: int) -> None:
+        if version in self._bringing:
+            message = "all of it has arrived, and it is being checked and brought to the replicas"
+            raise VersionRefused(FieldProblem(field="version", message=message, value=version))
+
     def _refuse_if_busy(self, options: PushOptions) -> None:
         if options.if_busy == "wait":
             return
@@ -399,22 +464,29 @@ class PolicyStore:
         info = self._shelf.info(current)
         return info.base or 0 if info.kind == "adapter" else current
 
+    def _due(self) -> Loaded:
+        """What every replica is to hold."""
+        current, full = self._shelf.current(), self._full_version()
+        return Loaded(full, None if current == full else current)
+
     def _parcels_for(self, loaded: Loaded) -> Sequence[Parcel] | None:
         """What a replica that holds `loaded` lacks of the current version; `None` if that is not here."""
-        current, full = self._shelf.current(), self._full_version()
+        due = self._due()
+        if loaded == due:
+            return []
         parcels = []
-        if loaded.full != full:
-            if full and self._shelf.info(full).kind == "transfer":
+        if loaded.full != due.full or due.adapter is None:
+            if due.full and self._shelf.info(due.full).kind == "transfer":
                 return None
-            parcels.append(self._parcel(self._shelf.info(full) if full else self._initial_version()))
-        if current != full and (parcels or loaded.adapter != current):
-            parcels.append(self._parcel(self._shelf.info(current)))
+            parcels.append(self._parcel(self._shelf.info(due.full) if due.full else self._initial_version()))
+        if due.adapter is not None:
+            parcels.append(self._parcel(self._shelf.info(due.adapter)))
         return parcels
 
     def _parcel(self, info: VersionInfo) -> Parcel:
         """Puts the weights into Ray's object store once; replicas of every node fetch them from there."""
         with self._full_weights(info.version).open("rb") as file:
-            pieces = tuple(ray.put(piece) for piece in iter(lambda: file.read(PIECE_BYTES), b""))
+            pieces = tuple(self._put(piece) for piece in iter(lambda: file.read(PIECE_BYTES), b""))
         if isinstance(info, StoredVersion) and info.kind == "adapter":
             return Parcel(info.version, "adapter", pieces, info.adapter_config)
         return Parcel(info.version, "full", pieces)
@@ -422,13 +494,17 @@ class PolicyStore:
     def _full_weights(self, version: int) -> Path:
         """Version 0 lies with the model, perhaps in several files; it becomes one here when it is first needed."""
         weights = self._shelf.weights(version)
-        if version == 0 and not weights.exists():
-            beside = self._shelf.folder / "initial.safetensors"
-            beside.parent.mkdir(parents=True, exist_ok=True)
-            write_checkpoint(model_folder(self._model), beside)
-            weights.parent.mkdir(parents=True, exist_ok=True)
-            beside.rename(weights)
+        if version == 0:
+            with self._making_initial:
+                if not weights.exists():
+                    self._make_initial(weights)
         return weights
+
+    def _make_initial(self, weights: Path) -> None:
+        beside = self._shelf.folder / "initial.safetensors"
+        weights.parent.mkdir(parents=True, exist_ok=True)
+        write_checkpoint(model_folder(self._model), beside)
+        beside.rename(weights)
 
     def _initial_version(self) -> VersionInfo:
         return VersionInfo(version=0, kind="initial", created_at=datetime.fromtimestamp(0, UTC))
@@ -467,15 +543,3 @@ def model_folder(model: str) -> Path:
 
 def known_of(stored: StoredVersion) -> VersionInfo:
     return VersionInfo(**{name: getattr(stored, name) for name in VersionInfo.model_fields})
-
-
-async def is_alive(actor: Any) -> bool:
-    try:
-        await actor.__ray_ready__.remote()
-    except RayActorError:
-        return False
-    return True
-
-
-def kill(member: Member) -> None:
-    ray.kill(member.introduction.actor)

@@ -39,16 +39,20 @@ class Fleet:
         self.roster.forget(member.replica_id, why)
         self.replace(member)
 
+    def give_up_unless_gone(self, member: Member, why: str) -> None:
+        """One that died is replaced without us, and one that joined anew is brought up for itself."""
+        if self.roster.has(member):
+            self.give_up(member, why)
+
 
 async def update_all(
-    fleet: Fleet, parcel: Parcel, options: SwapOptions, make_durable: Callable[[], None]
+    fleet: Fleet, members: Sequence[Member], parcel: Parcel, options: SwapOptions, make_durable: Callable[[], None]
 ) -> list[ReplicaUpdate]:
-    """Brings all replicas to the version of `parcel`.
+    """Brings `members` to the version of `parcel`.
 
     Raises:
         WeightsRefused: no engine could take the weights; nothing was changed.
     """
-    members = fleet.roster.members
     staged = dict(zip(members, await fleet.ask_all(members, Stage(parcel)), strict=True))
     refuse_if_refused(list(staged.values()))
     make_durable()
@@ -84,7 +88,7 @@ async def bring_up(fleet: Fleet, member: Member, parcels: Sequence[Parcel]) -> b
         for command in (Stage(parcel), Swap(SwapOptions())):
             error = error_of(await fleet.ask(member, command))
             if error is not None:
-                fleet.give_up(member, error)
+                fleet.give_up_unless_gone(member, error)
                 return False
     return True
 

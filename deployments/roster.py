@@ -60,6 +60,10 @@ class Roster:
         member = self._members[introduction.replica_id] = Member(introduction, introduction.loaded)
         return member
 
+    def has(self, member: Member) -> bool:
+        """Whether it is neither forgotten nor joined anew."""
+        return self._members.get(member.replica_id) is member
+
     def forget(self, replica_id: str, why: str) -> None:
         member = self._members.pop(replica_id, None)
         for awaited in member.awaited.values() if member else ():
@@ -70,7 +74,7 @@ class Roster:
         members = self.members
         alive = await asyncio.gather(*(self._is_alive(member.introduction.actor) for member in members))
         for member, lives in zip(members, alive, strict=True):
-            if not lives and self._members.get(member.replica_id) is member:
+            if not lives and self.has(member):
                 self.forget(member.replica_id, "it died")
 
     async def next_order(self, replica_id: str, report: Report | None) -> Order | None:
@@ -104,7 +108,7 @@ class Roster:
         Raises:
             ReplicaLost: there will be none.
         """
-        if self._members.get(member.replica_id) is not member:
+        if not self.has(member):
             raise ReplicaLost("it has left")
         order = Order(next(self._numbers), command)
         report: asyncio.Future[Report] = asyncio.get_running_loop().create_future()
@@ -123,7 +127,7 @@ class Roster:
     async def _forget_if_dead(self, member: Member) -> None:
         while await self._is_alive(member.introduction.actor):
             await asyncio.sleep(LIVENESS_POLL_S)
-        if self._members.get(member.replica_id) is member:
+        if self.has(member):
             self.forget(member.replica_id, "it died")
 
     def _member(self, replica_id: str) -> Member:

@@ -5,13 +5,13 @@
     versions/7/weights.safetensors
     uploads/8.part, 8.json     what has arrived of version 8, and how much of it counts
 
-A version is complete or not there: it is moved into place in one step, and made current in another.
+A version is complete or not there: it is moved into place in one step, made current in another, and moved away in one.
 """
 
 import json
 import os
 import shutil
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -77,22 +77,41 @@ class VersionShelf:
         shutil.rmtree(making, ignore_errors=True)
         making.mkdir(parents=True)
         if weights is not None:
+            flush(weights)
             weights.rename(making / WEIGHTS_FILE)
         write_durably(making / "info.json", info.model_dump_json())
-        folder = self._version_folder(info.version)
         # A version of this number that never became current: an update that failed.
-        shutil.rmtree(folder, ignore_errors=True)
+        self.remove(info.version)
+        folder = self._version_folder(info.version)
         folder.parent.mkdir(parents=True, exist_ok=True)
         making.rename(folder)
+        flush(folder.parent)
 
     def remove(self, version: int) -> None:
-        shutil.rmtree(self._version_folder(version), ignore_errors=True)
+        folder = self._version_folder(version)
+        if folder.exists():
+            removing = self.folder / "removing" / str(version)
+            shutil.rmtree(removing, ignore_errors=True)
+            removing.parent.mkdir(parents=True, exist_ok=True)
+            folder.rename(removing)
+            shutil.rmtree(removing, ignore_errors=True)
 
     def keep_only(self, versions: Iterable[int]) -> None:
         kept = set(versions)
         for info in self.versions():
             if info.version not in kept:
                 self.remove(info.version)
+
+    def sweep(self) -> None:
+        """Removes what a store that died left half done; uploads that can go on stay."""
+        for name in ("making", "removing", "fetched"):
+            shutil.rmtree(self.folder / name, ignore_errors=True)
+        current = self.current()
+        self.keep_only(info.version for info in self.versions() if info.version <= current)
+        self.drop_uploads_up_to(current)
+        for path in self.folder.glob("uploads/*"):
+            if path.suffix not in (".part", ".json") or self._upload(int(path.stem)) is None:
+                path.unlink()
 
     def upload_state(self, version: int) -> UploadState:
         """Raises `VersionUnknown` if nothing of it has arrived."""
@@ -106,31 +125,37 @@ class VersionShelf:
         return UploadState(version=version, received_bytes=upload.received_bytes, total_bytes=upload.total_bytes)
 
     def begin_piece(self, version: int, first_byte: int) -> None:
-        """Raises `PieceMisplaced` if the piece does not begin where the upload ends, nor anew at 0."""
-        upload = self._upload(version)
-        if first_byte == 0:
-            self.upload_path(version).parent.mkdir(parents=True, exist_ok=True)
-            self.upload_path(version).write_bytes(b"")
-            self._note_upload(version, Upload())
-        elif upload is None or first_byte > upload.received_bytes:
-            received = 0 if upload is None else upload.received_bytes
-            raise PieceMisplaced(
-                FieldProblem(
-                    field="content-range",
-                    message=f"{received} bytes have arrived; go on from there",
-                    value=first_byte,
-                )
-            )
+        """What had arrived from `first_byte` on counts no more; at 0 the upload begins anew.
+
+        Raises:
+            PieceMisplaced: the piece begins beyond what has arrived.
+        """
+        received = self._received_bytes(version)
+        if first_byte > received:
+            raise self._misplaced(version, first_byte)
+        path = self.upload_path(version)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if first_byte < received or first_byte == 0:
+            self._note_upload(version, Upload(received_bytes=first_byte))
+        with path.open("ab") as file:
+            file.truncate(first_byte)
 
     def write(self, version: int, offset: int, data: bytes) -> None:
-        """What is written counts only once `end_piece` says so."""
+        """What is written counts only once `end_piece` says so.
+
+        Raises:
+            PieceMisplaced: another sender has begun the upload anew, or it was dropped.
+        """
+        self._refuse_hole(version, offset)
         with self.upload_path(version).open("r+b") as file:
             file.seek(offset)
             file.write(data)
 
     def end_piece(self, version: int, end: int, total_bytes: int | None) -> UploadState:
-        self._note_upload(version, Upload(received_bytes=end, total_bytes=total_bytes))
+        """Raises what `write` raises."""
+        self._refuse_hole(version, end)
         os.truncate(self.upload_path(version), end)
+        self._note_upload(version, Upload(received_bytes=end, total_bytes=total_bytes))
         return self.upload_state(version)
 
     def upload_path(self, version: int) -> Path:
@@ -140,14 +165,32 @@ class VersionShelf:
         self.upload_path(version).unlink(missing_ok=True)
         self._upload_note(version).unlink(missing_ok=True)
 
-    def drop_uploads_up_to(self, version: int) -> None:
+    def drop_uploads_up_to(self, version: int, but: Container[int] = ()) -> None:
         for path in self.folder.glob("uploads/*.json"):
-            if int(path.stem) <= version:
-                self.drop_upload(int(path.stem))
+            uploaded = int(path.stem)
+            if uploaded <= version and uploaded not in but:
+                self.drop_upload(uploaded)
 
     def _upload(self, version: int) -> Upload | None:
-        note = self._upload_note(version)
-        return Upload.model_validate_json(note.read_text()) if note.exists() else None
+        """`None` also where bytes are gone that had counted: the machine stopped, or they became a version."""
+        note, path = self._upload_note(version), self.upload_path(version)
+        if not note.exists() or not path.exists():
+            return None
+        upload = Upload.model_validate_json(note.read_text())
+        return upload if path.stat().st_size >= upload.received_bytes else None
+
+    def _received_bytes(self, version: int) -> int:
+        upload = self._upload(version)
+        return 0 if upload is None else upload.received_bytes
+
+    def _refuse_hole(self, version: int, offset: int) -> None:
+        path = self.upload_path(version)
+        if not path.exists() or path.stat().st_size < offset:
+            raise self._misplaced(version, offset)
+
+    def _misplaced(self, version: int, first_byte: int) -> PieceMisplaced:
+        message = f"{self._received_bytes(version)} bytes have arrived; go on from there"
+        return PieceMisplaced(FieldProblem(field="content-range", message=message, value=first_byte))
 
     def _note_upload(self, version: int, upload: Upload) -> None:
         write_durably(self._upload_note(version), upload.model_dump_json())
@@ -168,3 +211,13 @@ def write_durably(path: Path, text: str) -> None:
         file.flush()
         os.fsync(file.fileno())
     beside.replace(path)
+    flush(path.parent)
+
+
+def flush(path: Path) -> None:
+    """What a file or folder holds is on disk when this returns."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -6,9 +6,9 @@ Nothing of a pickle is ever read, and memory holds one block of one tensor at a 
 import hashlib
 import json
 import posixpath
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 import fsspec  # type: ignore[import-untyped]
 import numpy as np
@@ -32,6 +32,8 @@ from rollout_client.weights import (
 )
 
 MOST_SHOWN = 5
+FETCHED = (".safetensors", ".json")
+"""What of a checkpoint's folder is read."""
 EXPONENTS: dict[str, tuple[str, int]] = {
     "BF16": ("<u2", 0x7F80),
     "F16": ("<u2", 0x7C00),
@@ -39,6 +41,8 @@ EXPONENTS: dict[str, tuple[str, int]] = {
     "F64": ("<u8", 0x7FF0_0000_0000_0000),
     "F8_E5M2": ("<u1", 0x7C),
     "F8_E4M3": ("<u1", 0x7F),
+    "F8_E8M0": ("<u1", 0xFF),
+    "C64": ("<u4", 0x7F80_0000),
 }
 """How a dtype is read as integers, and which of their bits are all set in NaN and infinity alone."""
 
@@ -108,18 +112,29 @@ def layout_problems(header: Header, layout: PolicyLayout) -> Iterator[FieldProbl
         for name in names[:MOST_SHOWN]:
             more = f", like {len(names) - 1} more" if len(names) > 1 else ""
             yield FieldProblem(field=name, message=f"the tensor is {title}{more}")
-    for name in there.keys() & layout.tensors.keys():
-        entry, due = there[name], layout.tensors[name]
-        if list(entry.shape) != due.shape:
-            yield FieldProblem(field=name, message=f"its shape is {list(entry.shape)}; the model's is {due.shape}")
-        if entry.dtype != due.dtype:
-            yield FieldProblem(field=name, message=f"its dtype is {entry.dtype}; the model's is {due.dtype}")
+    different = [
+        finding
+        for name, due in layout.tensors.items()
+        if name in there and (finding := difference(there[name], due)) is not None
+    ]
+    yield from different[:MOST_SHOWN]
+    if len(different) > MOST_SHOWN:
+        yield FieldProblem(field="weights", message=f"{len(different) - MOST_SHOWN} more tensors are different")
+
+
+def difference(there: TensorEntry, due: TensorLayout) -> FieldProblem | None:
+    findings = [
+        f"its {what} is {is_so}; the model's is {is_due}"
+        for what, is_so, is_due in (("shape", list(there.shape), due.shape), ("dtype", there.dtype, due.dtype))
+        if is_so != is_due
+    ]
+    return FieldProblem(field=there.name, message="; ".join(findings)) if findings else None
 
 
 def write_applied(base: Path, delta: Path, full: Path) -> None:
     """Writes to `full` the weights `base` as `delta` changes them; raises `WeightsRefused`."""
-    header = readable_header(base)
     try:
+        header = read_header(base)
         with full.open("wb") as file:
             file.write(header_bytes(header.entries, header.metadata))
             for _, data in applied(base, delta):
@@ -128,6 +143,8 @@ def write_applied(base: Path, delta: Path, full: Path) -> None:
         raise weights_refused(str(error).removeprefix(f"{error.tensor}: ").removesuffix("."), error.tensor) from error
     except NotSafetensors as error:
         raise weights_refused(f"{error}".replace(str(delta), "the delta").removesuffix(".")) from error
+    except FileNotFoundError as error:
+        raise weights_refused("newer versions have taken the place of the base; send full weights", "base") from error
 
 
 def write_checkpoint(checkpoint: Path, full: Path) -> None:
@@ -158,31 +175,64 @@ def fetched_checkpoint(location: str, roots: Sequence[str], into: Path) -> Path:
     Raises:
         SourceRefused: it lies outside the roots, or nothing is there.
     """
-    place = normalized(location)
-    if not any(place == root or place.startswith(root.rstrip("/") + "/") for root in map(normalized, roots)):
-        allowed = ", ".join(roots) or "none is configured; policy.checkpoint_roots of the service's config names them"
-        raise source_refused(f"it lies outside the roots that weights may be read from ({allowed})", location)
     try:
-        if not is_url(place):
-            if not Path(place).exists():
-                raise FileNotFoundError(place)
-            return Path(place)
-        file_system, path = fsspec.core.url_to_fs(place)
-        files = [path] if file_system.isfile(path) else [*file_system.find(path, maxdepth=1)]
-        into.mkdir(parents=True, exist_ok=True)
-        for file in files:
-            if file.endswith((".safetensors", ".json")):
-                file_system.get_file(file, str(into / posixpath.basename(file)))
-        return into / posixpath.basename(path) if len(files) == 1 and files[0] == path else into
-    except (OSError, ValueError, ImportError) as error:
+        place = normalized(location)
+        refuse_outside([place], roots, location)
+        if is_url(place):
+            return fetched(place, into)
+        refuse_outside(map(normalized, files_of(Path(place))), roots, location)
+        return Path(place)
+    except SourceRefused:
+        raise
+    except Exception as error:
+        # Each file system has errors of its own.
         raise source_refused(f"it cannot be read: {type(error).__name__}: {error}", location) from error
 
 
+def refuse_outside(places: Iterable[str], roots: Sequence[str], location: str) -> None:
+    under = [normalized(root).rstrip("/") for root in roots]
+    for place in places:
+        if not any(place == root or place.startswith(f"{root}/") for root in under):
+            allowed = (
+                ", ".join(roots) or "none is configured; policy.checkpoint_roots of the service's config names them"
+            )
+            raise source_refused(f"it lies outside the roots that weights may be read from ({allowed})", location)
+
+
+def files_of(place: Path) -> list[str]:
+    """Of a checkpoint's folder or the one file itself, each of which may be a link; raises `FileNotFoundError`."""
+    if not place.exists():
+        raise FileNotFoundError(place)
+    return [str(file) for file in place.iterdir() if file.suffix in FETCHED] if place.is_dir() else [str(place)]
+
+
+def fetched(url: str, into: Path) -> Path:
+    """Raises what the file system of `url` raises, and `FileNotFoundError`."""
+    file_system, path = fsspec.core.url_to_fs(url)
+    into.mkdir(parents=True, exist_ok=True)
+    if file_system.isfile(path):
+        file = into / str(posixpath.basename(path))
+        file_system.get_file(path, str(file))
+        return file
+    there = [name for name in file_system.find(path, maxdepth=1) if posixpath.splitext(name)[1] in FETCHED]
+    if not there:
+        raise FileNotFoundError(url)
+    for name in there:
+        file_system.get_file(name, str(into / posixpath.basename(name)))
+    return into
+
+
 def normalized(location: str) -> str:
-    """Without `.`, `..`, symbolic links and `file://`, so that what looks to lie under a root does."""
+    """Without `.`, `..`, symbolic links and `file://`, so that what looks to lie under a root does.
+
+    Raises:
+        ValueError, RuntimeError: it is no path, or its links lead in a circle.
+    """
     if not is_url(location):
         return str(Path(location.removeprefix("file://")).resolve())
     parts = urlsplit(location)
+    if ".." in unquote(parts.path).split("/") and ".." not in parts.path.split("/"):
+        raise ValueError("dots that lead upward are spelt as they are")
     return f"{parts.scheme}://{parts.netloc}{posixpath.normpath(parts.path or '/')}"
 
 

@@ -32,7 +32,8 @@ class CurrentPolicy:
         if demand.min_version is None and demand.version is None:
             return
         min_version = demand.min_version or 0
-        is_met = self.version is not None and self.version >= min_version and demand.version in (None, self.version)
+        # A version that was reached stays reached, but whether it is still the current one only the store can say.
+        is_met = demand.version is None and self.version is not None and self.version >= min_version
         if not is_met:
             self.version = await self.store.wait_for(min_version, demand.version, demand.wait_s)
 

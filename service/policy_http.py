@@ -30,7 +30,10 @@ from service.problems import policy_problem_responses, problem_of, unreadable_bo
 JSON = "application/json"
 FORWARDED_BYTES = 4 * 2**20
 LONGEST_JSON_BYTES = 2**20
-NewVersion = Annotated[int, Path(ge=1)]
+CHECKSUMS_WITHIN_S = 5.0
+LONGEST_CHECKSUMS_S = 600.0
+LARGEST_VERSION = 2**63 - 1
+NewVersion = Annotated[int, Path(ge=1, le=LARGEST_VERSION)]
 Options = Annotated[PushOptions, Query()]
 PUSH_BODY = {
     "requestBody": {
@@ -64,12 +67,18 @@ def policy_routes(store: PolicyLink) -> APIRouter:
 
     @routes.get("")
     async def policy(
-        min_version: Annotated[int, Query(ge=0)] = 0, wait_s: Annotated[float, Query(ge=0)] = 0
+        min_version: Annotated[int, Query(ge=0)] = 0,
+        wait_s: Annotated[float, Query(ge=0)] = 0,
+        checksums_within_s: Annotated[float, Query(ge=0, le=LONGEST_CHECKSUMS_S)] = CHECKSUMS_WITHIN_S,
     ) -> PolicyState:
-        """Which weights are current, which are kept, and what each generator replica holds."""
+        """Which weights are current, which are kept, and what each generator replica holds.
+
+        Checksums of the engines' weights are made after each change, beside the generations: the answer waits for them
+        at most `checksums_within_s`, and says null for those that are not there then.
+        """
         if min_version:
             await store.wait_for(min_version, None, wait_s)
-        return await store.state()
+        return await store.state(checksums_within_s)
 
     @routes.get("/layout")
     async def layout() -> PolicyLayout:
@@ -84,7 +93,7 @@ def policy_routes(store: PolicyLink) -> APIRouter:
     @routes.put("/versions/{version}", openapi_extra=PUSH_BODY, response_model=PolicyUpdate)
     async def push(version: NewVersion, options: Options, request: Request) -> Response:
         """Brings new weights to every replica; 202 while pieces of them are missing."""
-        if request.headers.get("content-type", "").startswith(JSON):
+        if request.headers.get("content-type", "").lower().startswith(JSON):
             source = await checkpoint_source(request)
             return answer(await store.load_checkpoint(version, source.checkpoint, options))
         piece = piece_of(request)
@@ -185,17 +194,21 @@ def placed(piece: Piece, content_range: str) -> Piece:
 
 
 def digest_of(header: str, value: str | None) -> str | None:
-    """The sha-256 (hex) in a digest header of RFC 9530; other algorithms are passed over."""
-    if value is None:
+    """The sha-256 (hex) in a digest header of RFC 9530; other algorithms are passed over.
+
+    Raises:
+        RequestProblem: there is a sha-256, and it is not written as the header has it.
+    """
+    members = dict(member.strip().partition("=")[::2] for member in (value or "").split(","))
+    if "sha-256" not in members:
         return None
-    match = re.search(r"sha-256=:([A-Za-z0-9+/=]*):", value)
+    match = re.fullmatch(":(.*):", members["sha-256"])
     if match is None:
-        return None
+        raise unreadable_body(f"the sha-256 in {header} does not stand between colons")
     try:
-        digest = base64.b64decode(match[1], validate=True)
+        return base64.b64decode(match[1], validate=True).hex()
     except binascii.Error as error:
         raise unreadable_body(f"the sha-256 in {header} is no base64: {error}") from error
-    return digest.hex()
 
 
 def damaged(field: str, message: str, value: Any) -> PieceDamaged:

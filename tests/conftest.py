@@ -5,11 +5,16 @@ from pathlib import Path
 
 import psutil
 import pytest
+from hypothesis import settings
 from ray.serve.schema import DeploymentSchema, RayActorOptionsSchema, ServeDeploySchema
 from rich.console import Console
 
 from rollout_client.client import RolloutClient
 from service.local import free_port, local_service, read_config
+
+# How long an example takes says more of the machine than of the code.
+settings.register_profile("without deadlines", deadline=None)
+settings.load_profile("without deadlines")
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 TINY_MODEL = REPOSITORY / "models" / "tiny"

@@ -1,85 +1,157 @@
-"""Generator replicas for a policy store without Ray and engines: they join, take orders, and fail on cue."""
+"""Generator replicas without an engine: they join, take orders, and do with each what their script says."""
 
 import asyncio
-from dataclasses import dataclass, field
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, Protocol
 
 from deployments.policy_records import (
-    Command,
     FinishTransfer,
     Loaded,
+    Order,
+    Parcel,
     ReplicaIntroduction,
     Report,
+    Stage,
+    Swap,
     TakeCalls,
 )
-from deployments.policy_store import PolicyStore
+from deployments.roster import ReplicaUnknown, Roster
 
-PATIENCE_S = 10.0
+Step = Literal["ok", "error", "die", "die after", "hang", "rejoin"]
+"""What becomes of an order: `die` before and `die after` it was carried out, without a report in both cases; `hang`:
+nothing more is heard; `rejoin`: it is carried out, and instead of reporting the replica joins anew."""
+STEPS: tuple[Step, ...] = ("ok", "error", "die", "die after", "hang", "rejoin")
+
+
+class Died(Exception):
+    pass
+
+
+class Link(Protocol):
+    async def join(self, introduction: ReplicaIntroduction) -> None: ...
+
+    async def next_order(self, replica_id: str, report: Report | None) -> Order | None: ...
+
+
+@dataclass
+class RosterLink:
+    roster: Roster
+
+    async def join(self, introduction: ReplicaIntroduction) -> None:
+        self.roster.join(introduction)
+
+    async def next_order(self, replica_id: str, report: Report | None) -> Order | None:
+        return await self.roster.next_order(replica_id, report)
+
+
+@dataclass
+class ScriptedCluster:
+    """Implements `Cluster`: an object is its own reference, and an actor is a `ScriptedReplica`."""
+
+    events: list[tuple[str, str, int]] = field(default_factory=list)
+    """Who did what with which version, in order."""
+    killed: list[str] = field(default_factory=list)
+    puts: list[bytes] = field(default_factory=list)
+
+    def put(self, piece: bytes) -> Any:
+        self.puts.append(piece)
+        return piece
+
+    async def is_alive(self, actor: Any) -> bool:
+        return bool(actor.is_alive)
+
+    def kill(self, actor: Any) -> None:
+        self.killed.append(actor.name)
+        actor.end()
+
+    def done(self, what: str) -> list[tuple[str, int]]:
+        return [(who, version) for who, did, version in self.events if did == what]
 
 
 @dataclass(eq=False)
 class ScriptedReplica:
-    """Follows `store` as a replica does; it is its own actor."""
+    """`script` says what becomes of the next orders, which go well after its end; each takes `order_s`."""
 
-    store: PolicyStore
     name: str
-    workers: int = 1
+    link: Link
+    cluster: ScriptedCluster
+    script: Iterable[Step] = ()
     loaded: Loaded = field(default_factory=Loaded)
-    fails: dict[type[Command], str] = field(default_factory=dict)
-    """By the kind of command, the error that it answers."""
-    hangs: set[type[Command]] = field(default_factory=set)
-    """Kinds of commands that it does not answer, until `go_on`."""
-    dies: set[type[Command]] = field(default_factory=set)
-    ordered: list[Command] = field(default_factory=list)
+    order_s: float = 0.0
+    is_alive: bool = True
+    takes_calls: bool = False
+    """Whether it was ever told that it may."""
+    staged: Parcel | None = None
+    taken: list[int] = field(default_factory=list)
+    """The numbers of the orders that reached it."""
 
     def __post_init__(self) -> None:
-        self.takes_calls = asyncio.Event()
-        self.is_asked = asyncio.Event()
-        """By a command on which it hangs."""
-        self.go_on = asyncio.Event()
-        self.killed = asyncio.Event()
-        self.is_alive = True
-        self._living: asyncio.Task[None] | None = None
+        self._script = deque(self.script)
+        self._life: asyncio.Task[None] | None = None
 
-    async def join(self) -> "ScriptedReplica":
-        await self.store.join(ReplicaIntroduction(self.name, self, self.workers, self.loaded))
-        self._living = asyncio.create_task(self._live())
-        return self
-
-    async def join_and_serve(self) -> "ScriptedReplica":
+    async def start(self) -> "ScriptedReplica":
+        """Returns once it has joined."""
         await self.join()
-        async with asyncio.timeout(PATIENCE_S):
-            await self.takes_calls.wait()
+        self._life = asyncio.create_task(self._live())
         return self
 
-    def kill(self) -> None:
-        self.is_alive = False
-        self.killed.set()
-        if self._living is not None:
-            self._living.cancel()
+    async def join(self) -> None:
+        await self.link.join(ReplicaIntroduction(self.name, self, workers=1, loaded=self.loaded))
 
-    async def was_killed(self) -> None:
-        async with asyncio.timeout(PATIENCE_S):
-            await self.killed.wait()
+    def end(self) -> None:
+        self.is_alive = False
+        if self._life is not None:
+            self._life.cancel()
 
     async def _live(self) -> None:
         report: Report | None = None
-        while True:
-            order = await self.store.next_order(self.name, report)
-            report = None if order is None else await self._carry_out(order.number, order.command)
+        while self.is_alive:
+            try:
+                order = await self.link.next_order(self.name, report)
+                report = None if order is None else await self._report_of(order)
+            except ReplicaUnknown:
+                report = None
+                await self.join()
+            except Died:
+                self.is_alive = False
 
-    async def _carry_out(self, number: int, command: Command) -> Report:
-        self.ordered.append(command)
-        kind = type(command)
-        if kind in self.dies:
-            self.kill()
-            await asyncio.sleep(0)
-        if kind in self.hangs:
-            self.is_asked.set()
-            await self.go_on.wait()
-        if kind in self.fails:
-            return Report(number, self.loaded, self.fails[kind], broken=True)
-        if isinstance(command, TakeCalls):
-            self.takes_calls.set()
-        if isinstance(command, FinishTransfer):
-            self.loaded = Loaded(command.version)
-        return Report(number, self.loaded)
+    async def _report_of(self, order: Order) -> Report | None:
+        self.taken.append(order.number)
+        await asyncio.sleep(self.order_s)
+        step = self._script.popleft() if self._script else "ok"
+        if step == "die":
+            raise Died
+        if step == "hang":
+            await asyncio.Event().wait()
+        report = Report(order.number, self.loaded)
+        if step == "error":
+            return replace(report, error=f"OSError: {self.name} has no room", broken=isinstance(order.command, Swap))
+        self._carry_out(order)
+        if step == "die after":
+            raise Died
+        if step == "rejoin":
+            await self.join()
+            return None
+        return replace(report, loaded=self.loaded, load_s=1.0, swap_s=2.0, pause_s=3.0)
+
+    def _carry_out(self, order: Order) -> None:
+        match order.command:
+            case Stage(parcel):
+                self.staged = parcel
+                self._note("stage", parcel.version)
+            case Swap():
+                assert self.staged is not None
+                version = self.staged.version
+                is_adapter = self.staged.kind == "adapter"
+                self.loaded = Loaded(self.loaded.full, version) if is_adapter else Loaded(version)
+                self._note("swap", version)
+            case TakeCalls():
+                self.takes_calls = True
+                self._note("take calls", self.loaded.version)
+            case FinishTransfer(version):
+                self.loaded = Loaded(version)
+
+    def _note(self, what: str, version: int) -> None:
+        self.cluster.events.append((self.name, what, version))

@@ -29,9 +29,9 @@ from deployments.policy_records import (
 from deployments.policy_settings import PolicySettings
 from deployments.policy_store import PolicyStore
 from deployments.policy_transfer import rank_offsets
-from deployments.roster import Member
 from rollout_client.policy import PolicyUpdate, PushOptions
-from tests.scripted_replicas import PATIENCE_S, ScriptedReplica
+from tests.scripted_replicas import ScriptedCluster
+from tests.transferring_replicas import PATIENCE_S, TransferringReplica
 
 MakeStore = Callable[..., PolicyStore]
 WEIGHTS = {"names": ["a"]}
@@ -41,19 +41,10 @@ STEPS: list[type[Command]] = [StartTransfer, UpdateTransfer, SettleTransfer]
 
 @pytest.fixture
 def make_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MakeStore:
-    async def is_alive(actor: ScriptedReplica) -> bool:
-        return actor.is_alive
-
-    def kill(member: Member) -> None:
-        member.introduction.actor.kill()
-
-    monkeypatch.setattr("deployments.policy_store.is_alive", is_alive)
-    monkeypatch.setattr("deployments.policy_store.kill", kill)
-    monkeypatch.setattr("deployments.policy_store.CHECKSUM_WITHIN_S", 0.0)
     monkeypatch.setattr("deployments.roster.LIVENESS_POLL_S", 0.01)
 
     def make(**settings: Any) -> PolicyStore:
-        return PolicyStore(PolicySettings(folder=str(tmp_path), **settings), model="none")
+        return PolicyStore(PolicySettings(folder=str(tmp_path), **settings), model="none", cluster=ScriptedCluster())
 
     return make
 
@@ -69,11 +60,11 @@ def in_a_loop(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
     return run
 
 
-async def serving(store: PolicyStore, *workers: int, **script: Any) -> list[ScriptedReplica]:
+async def serving(store: PolicyStore, *workers: int, **script: Any) -> list[TransferringReplica]:
     """Replicas "a", "b", ... with so many workers each; `script` is that of the first."""
     scripts = [script] + [{}] * (len(workers) - 1)
     replicas = [
-        ScriptedReplica(store, name, count, **said)
+        TransferringReplica(store, name, count, **said)
         for name, count, said in zip("abcdef", workers, scripts, strict=False)
     ]
     return [await replica.join_and_serve() for replica in replicas]
@@ -89,7 +80,7 @@ async def transfer(store: PolicyStore) -> PolicyUpdate:
     return await store.finish_transfer(None)
 
 
-def kinds(replica: ScriptedReplica) -> list[type[Command]]:
+def kinds(replica: TransferringReplica) -> list[type[Command]]:
     return [type(command) for command in replica.ordered]
 
 
@@ -109,7 +100,7 @@ def test_each_replica_begins_after_the_workers_of_those_before_it(workers: list[
 async def test_replicas_meet_the_trainer_each_at_ranks_of_its_own(make_store: MakeStore) -> None:
     store = make_store()
     replicas = await serving(store, 2, 1, 4)
-    assert (await store.state()).transfer_world_size == 8
+    assert (await store.state(0)).transfer_world_size == 8
     assert await meet(store, 8) == 8
     assert [replica.ordered for replica in replicas] == [
         [TakeCalls(), InitTransfer({"master_port": 1, "rank_offset": rank_offset, "world_size": 8})]
@@ -226,12 +217,12 @@ async def test_other_replicas_than_those_that_met_the_trainer_are_refused(make_s
     first, second = await serving(store, 1, 1)
     await meet(store, 3)
     if change == "joins":
-        await ScriptedReplica(store, "c").join_and_serve()
+        await TransferringReplica(store, "c").join_and_serve()
     elif change == "dies":
-        second.kill()
+        second.end()
     else:
-        second.kill()
-        await ScriptedReplica(store, second.name).join_and_serve()
+        second.end()
+        await TransferringReplica(store, second.name).join_and_serve()
     with pytest.raises(TransferRefused) as refused:
         await store.start_transfer(PushOptions())
     assert_refused(refused, "transfer", CHANGED)
@@ -256,7 +247,7 @@ async def test_one_that_breaks_midway_costs_all_replicas_even_those_that_wait_fo
     why = "out of memory" if how == "fails" else "it died"
     assert_refused(refused, "transfer", f"it broke and every replica is replaced: {why}")
     assert [replica.is_alive for replica in replicas] == [False, False, False]
-    assert (await store.state()).current == 0
+    assert (await store.state(0)).current == 0
     # Nothing is left held: those in their places serve, meet the trainer, and receive.
     await serving(store, 1, 1)
     await meet(store, 3)
@@ -272,7 +263,7 @@ async def test_what_no_replica_can_make_its_weights_is_no_version(make_store: Ma
         await transfer(store)
     assert_refused(refused, "transfer", "it broke and every replica is replaced: a tensor is missing")
     assert not replica.is_alive
-    assert (await store.state()).current == 0
+    assert (await store.state(0)).current == 0
     await serving(store, 1)
 
 
@@ -307,7 +298,7 @@ async def test_a_version_that_cannot_be_kept_costs_the_replicas_that_hold_it(
         with pytest.raises(OSError, match="no space left"):
             await transfer(store)
     assert not replica.is_alive
-    assert (await store.state()).current == 0
+    assert (await store.state(0)).current == 0
     await serving(store, 1)
     await meet(store, 2)
     assert (await transfer(store)).version == 1
@@ -378,7 +369,7 @@ async def test_a_replica_that_is_late_waits_for_the_next_transfer_and_takes_part
     [early] = await serving(store, 1)
     await meet(store, 2)
     await store.start_transfer(PushOptions())
-    late = await ScriptedReplica(store, "late").join()
+    late = await TransferringReplica(store, "late").join()
     await store.update_transfer(WEIGHTS)
     assert [replica.replica_id for replica in (await store.finish_transfer(None)).replicas] == ["a"]
     # It is not of those that met the trainer; by then the store has seen to it, and it was told nothing.

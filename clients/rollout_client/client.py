@@ -139,9 +139,14 @@ class RolloutClient:
 
         Retrying(**readiness_policy(address(self._http.base_url), timeout_s))(ask)
 
-    def policy(self) -> PolicyState:
-        """Which weights the service serves, which it has, and what each of its replicas has loaded."""
-        return self._answer(policy_call(), Deadline(SHORT_CALL_TIMEOUT_S))
+    def policy(self, checksums_within_s: float | None = None) -> PolicyState:
+        """Which weights the service serves, which it has, and what each of its replicas has loaded.
+
+        It waits at most `checksums_within_s` (by default the service says how long) for checksums of the engines'
+        weights that are still being made.
+        """
+        call = policy_call(checksums_within_s=checksums_within_s)
+        return self._answer(call, Deadline(SHORT_CALL_TIMEOUT_S + (checksums_within_s or 0)))
 
     def policy_layout(self) -> PolicyLayout:
         """The tensors that full weights must have: name, dtype and shape of each."""
@@ -214,7 +219,7 @@ class RolloutClient:
         return self._once(call, Deadline(timeout_s, advice=UPDATE_ADVICE))
 
     def _number(self, version: int | None) -> int:
-        return next_version(self.policy()) if version is None else version
+        return next_version(self.policy(checksums_within_s=0)) if version is None else version
 
     def _upload(self, upload: Upload, progress: bool) -> PolicyUpdate:
         deadline = Deadline(self._timeout_s, advice=UPDATE_ADVICE)
@@ -231,10 +236,10 @@ class RolloutClient:
         upload.answered(self._once(upload.next_call(), deadline))
 
     def _what_arrived(self, version: int, deadline: Deadline) -> UploadState | PolicyState:
-        state = self._once(policy_call(), deadline)
+        state = self._once(policy_call(checksums_within_s=0), deadline)
         while is_being_brought(state, version):
             time.sleep(ASK_AGAIN_S)
-            state = self._once(policy_call(), deadline)
+            state = self._once(policy_call(checksums_within_s=0), deadline)
         if is_known(state, version):
             return state
         try:
@@ -334,9 +339,14 @@ class AsyncRolloutClient:
 
         await AsyncRetrying(**readiness_policy(address(self._http.base_url), timeout_s))(ask)
 
-    async def policy(self) -> PolicyState:
-        """Which weights the service serves, which it has, and what each of its replicas has loaded."""
-        return await self._answer(policy_call(), Deadline(SHORT_CALL_TIMEOUT_S))
+    async def policy(self, checksums_within_s: float | None = None) -> PolicyState:
+        """Which weights the service serves, which it has, and what each of its replicas has loaded.
+
+        It waits at most `checksums_within_s` (by default the service says how long) for checksums of the engines'
+        weights that are still being made.
+        """
+        call = policy_call(checksums_within_s=checksums_within_s)
+        return await self._answer(call, Deadline(SHORT_CALL_TIMEOUT_S + (checksums_within_s or 0)))
 
     async def policy_layout(self) -> PolicyLayout:
         """The tensors that full weights must have: name, dtype and shape of each."""
@@ -411,7 +421,7 @@ class AsyncRolloutClient:
         return await self._once(call, Deadline(timeout_s, advice=UPDATE_ADVICE))
 
     async def _number(self, version: int | None) -> int:
-        return next_version(await self.policy()) if version is None else version
+        return next_version(await self.policy(checksums_within_s=0)) if version is None else version
 
     async def _upload(self, upload: Upload, progress: bool) -> PolicyUpdate:
         deadline = Deadline(self._timeout_s, advice=UPDATE_ADVICE)
@@ -429,10 +439,10 @@ class AsyncRolloutClient:
         upload.answered(await self._once(call, deadline))
 
     async def _what_arrived(self, version: int, deadline: Deadline) -> UploadState | PolicyState:
-        state = await self._once(policy_call(), deadline)
+        state = await self._once(policy_call(checksums_within_s=0), deadline)
         while is_being_brought(state, version):
             await asyncio.sleep(ASK_AGAIN_S)
-            state = await self._once(policy_call(), deadline)
+            state = await self._once(policy_call(checksums_within_s=0), deadline)
         if is_known(state, version):
             return state
         try:

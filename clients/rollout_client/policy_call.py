@@ -40,8 +40,14 @@ class PushAnswer(RootModel[PolicyUpdate | UploadState]):
     """Of `PUT /policy/versions/{version}`: an update once all has arrived, until then how much has."""
 
 
-def policy_call(min_version: Version | None = None, wait_s: float = 0.0) -> Call[PolicyState]:
-    query = {} if min_version is None else {"min_version": min_version, "wait_s": wait_s}
+def policy_call(
+    min_version: Version | None = None, wait_s: float = 0.0, checksums_within_s: float | None = None
+) -> Call[PolicyState]:
+    query: dict[str, int | float | str] = {}
+    if min_version is not None:
+        query |= {"min_version": min_version, "wait_s": wait_s}
+    if checksums_within_s is not None:
+        query["checksums_within_s"] = checksums_within_s
     return Call("GET", "/policy", lambda body: parsed(PolicyState, "The answer of GET /policy", body), query=query)
 
 

@@ -239,6 +239,8 @@ def checkpoint_files(folder: Path) -> list[Path]:
     if (folder / INDEX_FILE).exists():
         try:
             names = set(json.loads((folder / INDEX_FILE).read_text())["weight_map"].values())
+            if outside := [name for name in names if Path(name).name != name]:
+                raise ValueError(f"{outside[0]} does not lie in the folder")
             return [folder / name for name in sorted(names)]
         except (ValueError, KeyError, AttributeError, TypeError) as error:
             raise NotSafetensors(f"{folder / INDEX_FILE} has no weight_map of names to files: {error!r}") from error

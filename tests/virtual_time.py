@@ -1,0 +1,101 @@
+"""An event loop whose clock jumps: what would be slept through passes at once, and every time is exact."""
+
+import asyncio
+import selectors
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Executor
+from typing import Any, TypeVar
+
+Result = TypeVar("Result")
+STUCK_AFTER_S = 20.0
+"""Of true time; the longest that a thread may take."""
+GIVEN_UP_AFTER_S = 1000.0
+"""Of the loop's time; the longest that a test waits for something."""
+
+
+class JumpingSelector(selectors.DefaultSelector):
+    """Where a loop would wait for `timeout` seconds, `jump` makes them pass instead, unless threads are at work."""
+
+    jump: Callable[[float], None]
+    look: Callable[[], bool]
+    """Whether there is something to do after all; called once in each pass of the loop."""
+    threads_at_work = 0
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        if self.look() or timeout == 0:
+            return super().select(0)
+        if timeout is None or self.threads_at_work:
+            if ready := super().select(STUCK_AFTER_S):
+                return ready
+            raise RuntimeError("Everything waits for something that does not happen.")
+        ready = super().select(0)
+        if not ready:
+            self.jump(timeout)
+        return ready
+
+
+class VirtualTimeLoop(asyncio.SelectorEventLoop):
+    """Its clock begins at 0 s; threads (`asyncio.to_thread`) take no time of it."""
+
+    def __init__(self) -> None:
+        self._now = 0.0
+        self._watched: dict[asyncio.Future[None], Callable[[], bool]] = {}
+        self._jumping = JumpingSelector()
+        self._jumping.jump = self._jump
+        self._jumping.look = self._look
+        super().__init__(self._jumping)
+
+    def time(self) -> float:
+        return self._now
+
+    def once(self, is_so: Callable[[], bool]) -> asyncio.Future[None]:
+        """Done in the first pass of the loop in which `is_so`."""
+        future = self.create_future()
+        self._watched[future] = is_so
+        return future
+
+    def run_in_executor(  # type: ignore[override]
+        self, executor: Executor | None, func: Callable[..., Result], *args: Any
+    ) -> asyncio.Future[Result]:
+        self._jumping.threads_at_work += 1
+        future = super().run_in_executor(executor, func, *args)
+        future.add_done_callback(self._thread_is_done)
+        return future
+
+    def _thread_is_done(self, _future: asyncio.Future[Any]) -> None:
+        self._jumping.threads_at_work -= 1
+
+    def _jump(self, seconds: float) -> None:
+        self._now += seconds
+
+    def _look(self) -> bool:
+        happened = [future for future, is_so in self._watched.items() if future.done() or is_so()]
+        for future in happened:
+            del self._watched[future]
+            if not future.done():
+                future.set_result(None)
+        return bool(happened)
+
+
+def run(main: Coroutine[Any, Any, Result]) -> Result:
+    with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
+        return runner.run(main)
+
+
+def now() -> float:
+    """Seconds since the loop began."""
+    return asyncio.get_running_loop().time()
+
+
+async def settled(passes: int = 50) -> None:
+    """Lets everything go on that can without time passing."""
+    for _ in range(passes):
+        await asyncio.sleep(0)
+
+
+async def until(is_so: Callable[[], bool]) -> None:
+    """Goes on in the very pass of the loop in which `is_so`."""
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, VirtualTimeLoop)
+    async with asyncio.timeout(GIVEN_UP_AFTER_S):
+        await loop.once(is_so)
