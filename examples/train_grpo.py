@@ -88,6 +88,7 @@ def train(client: RolloutClient, steps: int, seed: int, console: Console) -> Cur
             version = client.push_weights(model).version
             if step % STEPS_BETWEEN_MEASUREMENTS == 0 or step == steps:
                 curve.held_out[step] = held_out_accuracy(client, version)
+                progress.console.print(f"After {step} steps: held-out {curve.held_out[step]:.1%}")
             progress.update(task, advance=1, shares=shares(curve))
     return curve
 
