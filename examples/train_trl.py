@@ -19,7 +19,7 @@ from examples.additions import MODEL, SAMPLING, Curve, held_out_accuracy, runnin
 from rollout_client import RolloutClient
 from rollout_client.trainers.trl import ServiceRolloutFunc, service_reward
 
-BATCHES_OF_ROLLOUTS = 60
+BATCHES_OF_ROLLOUTS = 45
 PROMPTS_PER_BATCH = 256
 NUM_GENERATIONS = 4
 MINIBATCHES = 4
