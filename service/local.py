@@ -27,6 +27,7 @@ from deployments.policy_link import session_weights_folder
 OBJECT_STORE_BYTES = 2**30
 POLL_S = 0.5
 STOP_WITHIN_S = 5.0
+STOP_ROUNDS = 4
 PR_SET_CHILD_SUBREAPER = 36
 RAY_LOGS = "/tmp/ray/session_latest/logs"
 
@@ -179,10 +180,13 @@ def stop_ray() -> None:
         for name in serve.status().applications:
             serve.delete(name)
         ray.shutdown()
-    _, alive = psutil.wait_procs(psutil.Process().children(recursive=True), timeout=STOP_WITHIN_S)
-    for process in alive:
-        process.kill()
-    psutil.wait_procs(alive, timeout=STOP_WITHIN_S)
+    # More than once: a process that was only being started when its parent ended is seen the next time.
+    for _ in range(STOP_ROUNDS):
+        _, alive = psutil.wait_procs(psutil.Process().children(recursive=True), timeout=STOP_WITHIN_S)
+        for process in alive:
+            process.kill()
+        if not alive:
+            break
     if weights_folder is not None:
         shutil.rmtree(weights_folder, ignore_errors=True)
 
