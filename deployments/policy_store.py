@@ -6,15 +6,11 @@ updates never mix; a store that dies comes back knowing what was current and wha
 
 import asyncio
 import logging
-import shutil
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from threading import Lock
 from typing import Any, TypeVar
-
-from huggingface_hub import snapshot_download
 
 from deployments.policy_cluster import Cluster, RayCluster
 from deployments.policy_failures import (
@@ -22,24 +18,20 @@ from deployments.policy_failures import (
     PolicyNotCurrent,
     UpdateUnderWay,
     VersionRefused,
-    WeightsRefused,
 )
 from deployments.policy_link import session_weights_folder
-from deployments.policy_records import Loaded, Order, Parcel, ReplicaIntroduction, Report, SwapOptions, TakeCalls
+from deployments.policy_records import Loaded, Order, ReplicaIntroduction, Report, SwapOptions, TakeCalls
 from deployments.policy_settings import PolicySettings
 from deployments.policy_transfer import Transfer
 from deployments.policy_update import Fleet, bring_up, error_of, update_all
+from deployments.policy_weights import PolicyWeights
 from deployments.roster import Member, Roster
 from deployments.version_shelf import StoredVersion, VersionShelf
 from deployments.weights_intake import (
-    checked_adapter,
-    checked_full,
     fetched_checkpoint,
-    layout_of,
     sha256_of,
     unpack_zstd,
     write_adapter,
-    write_applied,
     write_checkpoint,
 )
 from rollout_client.contract import FieldProblem
@@ -50,11 +42,9 @@ from rollout_client.policy import (
     PushOptions,
     ReplicaPolicy,
     UploadState,
-    VersionInfo,
 )
 
 logger = logging.getLogger("rollout_service")
-PIECE_BYTES = 64 * 2**20
 LONG_POLL_S = 5.0
 CHECKSUM_POLL_S = 0.05
 Answer = TypeVar("Answer")
@@ -76,16 +66,13 @@ class PolicyStore:
 
     def __init__(self, settings: PolicySettings, model: str, cluster: Cluster | None = None) -> None:
         cluster = RayCluster() if cluster is None else cluster
-        self._put = cluster.put
         self._settings = settings
-        self._model = model
         self._shelf = VersionShelf(policy_folder(settings))
         self._shelf.sweep()
+        self._weights = PolicyWeights(self._shelf, model, cluster.put)
         self._current = self._shelf.current()
         self._bringing: dict[int, Bringing] = {}
-        self._making_initial = Lock()
         self._updating_to: int | None = None
-        self._layout: PolicyLayout | None = None
         self._last_update: PolicyUpdate | None = None
         self._lock = asyncio.Lock()
         self._changed = asyncio.Condition()
@@ -113,7 +100,7 @@ class PolicyStore:
     async def _bring_up(self, member: Member) -> None:
         async with self._lock:
             try:
-                parcels = await asyncio.to_thread(self._parcels_for, member.loaded)
+                parcels = await asyncio.to_thread(self._weights.parcels_for, member.loaded)
             except Exception as error:
                 logger.exception("The current weights cannot be brought to replica %s.", member.replica_id)
                 self._fleet.give_up_unless_gone(member, str(error))
@@ -123,7 +110,7 @@ class PolicyStore:
                 await self._let_take_calls()
 
     async def _let_take_calls(self) -> None:
-        due = self._due()
+        due = self._weights.due
         waiting = [member for member in self._roster.members if not member.takes_calls and member.loaded == due]
         for member in waiting:
             member.takes_calls = True
@@ -168,7 +155,7 @@ class PolicyStore:
         return PolicyState(
             current=self._current,
             updating_to=self._updating_to,
-            versions=[self._initial_version(), *(known_of(stored) for stored in self._shelf.versions())],
+            versions=self._weights.versions(),
             replicas=[
                 ReplicaPolicy(replica_id=member.replica_id, version=member.loaded.version, checksum=member.checksum)
                 for member in members
@@ -177,9 +164,7 @@ class PolicyStore:
         )
 
     async def layout(self) -> PolicyLayout:
-        if self._layout is None:
-            self._layout = await asyncio.to_thread(lambda: layout_of(model_folder(self._model)))
-        return self._layout
+        return await asyncio.to_thread(lambda: self._weights.layout)
 
     # Ways in.
 
@@ -252,100 +237,49 @@ class PolicyStore:
         self._refuse_taken(version)
         self._refuse_if_busy(options)
         upload = self._shelf.upload_path(version)
-        arrived = await asyncio.to_thread(sha256_of, upload)
-        if digest is not None and arrived != digest:
-            self._shelf.drop_upload(version)
-            problem = FieldProblem(
-                field="repr-digest", message=f"what arrived has {arrived}; send it anew", value=digest
-            )
-            raise PieceDamaged(problem)
         try:
-            weights = await asyncio.to_thread(self._unpacked, upload, is_zstd)
-            return await self._check_and_update(version, options, weights, arrived)
+            arrived = await asyncio.to_thread(sha256_of, upload)
+            if digest is not None and arrived != digest:
+                message = f"what arrived has {arrived}; send it anew"
+                raise PieceDamaged(FieldProblem(field="repr-digest", message=message, value=digest))
+            with self._shelf.workspace(version) as folder:
+                weights = await asyncio.to_thread(unpacked, upload, folder) if is_zstd else upload
+                return await self._check_and_update(version, options, weights, folder, arrived)
         finally:
             # Of no use any more, whatever became of it: bad weights are bad when they are sent again.
             self._shelf.drop_upload(version)
-            self._beside(upload, "unpacked").unlink(missing_ok=True)
 
     async def _load_checkpoint(self, version: int, checkpoint: str, options: PushOptions) -> PolicyUpdate:
         self._refuse_taken(version)
         self._refuse_if_busy(options)
-        fetched = self._shelf.folder / "fetched" / str(version)
-        weights = self._shelf.folder / "fetched" / f"{version}.safetensors"
+        with self._shelf.workspace(version) as folder:
+            weights = await asyncio.to_thread(self._fetched, checkpoint, options, folder)
+            return await self._check_and_update(version, options, weights, folder, None)
+
+    def _fetched(self, checkpoint: str, options: PushOptions, folder: Path) -> Path:
+        source = fetched_checkpoint(checkpoint, self._settings.checkpoint_roots, folder / "fetched")
+        weights = folder / "fetched.safetensors"
         write = write_adapter if options.kind == "adapter" else write_checkpoint
-
-        def fetch() -> None:
-            source = fetched_checkpoint(checkpoint, self._settings.checkpoint_roots, fetched)
-            weights.parent.mkdir(parents=True, exist_ok=True)
-            write(source, weights)
-
-        try:
-            await asyncio.to_thread(fetch)
-            return await self._check_and_update(version, options, weights, None)
-        finally:
-            weights.unlink(missing_ok=True)
-            shutil.rmtree(fetched, ignore_errors=True)
-
-    def _unpacked(self, upload: Path, is_zstd: bool) -> Path:
-        if not is_zstd:
-            return upload
-        unpacked = self._beside(upload, "unpacked")
-        unpack_zstd(upload, unpacked)
-        return unpacked
+        write(source, weights)
+        return weights
 
     async def _check_and_update(
-        self, version: int, options: PushOptions, weights: Path, upload_digest: str | None
+        self, version: int, options: PushOptions, arrived: Path, folder: Path, upload_digest: str | None
     ) -> PolicyUpdate:
-        if options.kind != "delta" and options.base is not None:
-            message = f"only a delta has a base, and these weights are {options.kind}"
-            raise WeightsRefused(FieldProblem(field="base", message=message, value=options.base))
-        layout = await self.layout()
-        adapter_config: str | None = None
-        full = self._beside(weights, "full")
-        try:
-            if options.kind == "adapter":
-                checksum, adapter_config = await asyncio.to_thread(checked_adapter, weights)
-            elif options.kind == "delta":
-                await asyncio.to_thread(write_applied, await self._base_of(options), weights, full)
-                weights = full
-                checksum = await asyncio.to_thread(checked_full, weights, layout)
-            else:
-                checksum = await asyncio.to_thread(checked_full, weights, layout)
-            info = StoredVersion(
-                version=version,
-                kind=options.kind,
-                base=options.base,
-                checksum=checksum,
-                size_bytes=weights.stat().st_size,
-                created_at=datetime.now(UTC),
-                upload_digest=upload_digest,
-                adapter_config=adapter_config,
-            )
-            return await self._update(info, weights, options)
-        finally:
-            full.unlink(missing_ok=True)
-
-    async def _base_of(self, options: PushOptions) -> Path:
-        """Raises `VersionUnknown`, `WeightsRefused`."""
-        if options.base is None:
-            raise WeightsRefused(FieldProblem(field="base", message="a delta must say which version it changes"))
-        if options.base != 0 and self._shelf.info(options.base).kind in ("adapter", "transfer"):
-            raise WeightsRefused(
-                FieldProblem(field="base", message="the version has no full weights here", value=options.base)
-            )
-        return await asyncio.to_thread(self._full_weights, options.base)
+        info, weights = await asyncio.to_thread(self._weights.checked, version, options, arrived, folder, upload_digest)
+        return await self._update(info, weights, options)
 
     async def _update(self, info: StoredVersion, weights: Path, options: PushOptions) -> PolicyUpdate:
         self._refuse_if_busy(options)
         async with self._lock:
             self._refuse_taken(info.version)
             if info.kind == "adapter":
-                info = info.model_copy(update={"base": self._full_version()})
+                info = info.model_copy(update={"base": self._weights.due.full})
             self._updating_to = info.version
             try:
                 await self._roster.forget_the_dead()
                 await asyncio.to_thread(self._shelf.put, info, weights)
-                parcel = await asyncio.to_thread(self._parcel, info)
+                parcel = await asyncio.to_thread(self._weights.parcel, info)
                 replicas = await update_all(
                     self._fleet,
                     self._members_for(info),
@@ -375,8 +309,7 @@ class PolicyStore:
         async with self._changed:
             self._changed.notify_all()
         self._shelf.drop_uploads_up_to(self._current, but=self._bringing.keys())
-        full = [stored.version for stored in self._shelf.versions() if stored.kind in ("full", "delta")]
-        self._shelf.keep_only({self._current, self._full_version(), *full[-self._settings.keep_versions :]})
+        self._weights.keep_newest(self._settings.keep_versions)
         await self._let_take_calls()
 
     # Weights that a trainer sends straight to the replicas.
@@ -431,7 +364,7 @@ class PolicyStore:
             self._lock.release()
         return self._last_update
 
-    # Versions and their weights.
+    # What an update must not meet.
 
     def _refuse_taken(self, version: int) -> None:
         newest = max(self._current, self._updating_to or 0)
@@ -455,62 +388,6 @@ class PolicyStore:
             return
         message = f"{busy}; wait for it, or say if_busy=wait"
         raise UpdateUnderWay(FieldProblem(field="if_busy", message=message, value="refuse"))
-
-    def _full_version(self) -> int:
-        """The full weights that are current, below an adapter or by themselves."""
-        current = self._shelf.current()
-        if current == 0:
-            return 0
-        info = self._shelf.info(current)
-        return info.base or 0 if info.kind == "adapter" else current
-
-    def _due(self) -> Loaded:
-        """What every replica is to hold."""
-        current, full = self._shelf.current(), self._full_version()
-        return Loaded(full, None if current == full else current)
-
-    def _parcels_for(self, loaded: Loaded) -> Sequence[Parcel] | None:
-        """What a replica that holds `loaded` lacks of the current version; `None` if that is not here."""
-        due = self._due()
-        if loaded == due:
-            return []
-        parcels = []
-        if loaded.full != due.full or due.adapter is None:
-            if due.full and self._shelf.info(due.full).kind == "transfer":
-                return None
-            parcels.append(self._parcel(self._shelf.info(due.full) if due.full else self._initial_version()))
-        if due.adapter is not None:
-            parcels.append(self._parcel(self._shelf.info(due.adapter)))
-        return parcels
-
-    def _parcel(self, info: VersionInfo) -> Parcel:
-        """Puts the weights into Ray's object store once; replicas of every node fetch them from there."""
-        with self._full_weights(info.version).open("rb") as file:
-            pieces = tuple(self._put(piece) for piece in iter(lambda: file.read(PIECE_BYTES), b""))
-        if isinstance(info, StoredVersion) and info.kind == "adapter":
-            return Parcel(info.version, "adapter", pieces, info.adapter_config)
-        return Parcel(info.version, "full", pieces)
-
-    def _full_weights(self, version: int) -> Path:
-        """Version 0 lies with the model, perhaps in several files; it becomes one here when it is first needed."""
-        weights = self._shelf.weights(version)
-        if version == 0:
-            with self._making_initial:
-                if not weights.exists():
-                    self._make_initial(weights)
-        return weights
-
-    def _make_initial(self, weights: Path) -> None:
-        beside = self._shelf.folder / "initial.safetensors"
-        weights.parent.mkdir(parents=True, exist_ok=True)
-        write_checkpoint(model_folder(self._model), beside)
-        beside.rename(weights)
-
-    def _initial_version(self) -> VersionInfo:
-        return VersionInfo(version=0, kind="initial", created_at=datetime.fromtimestamp(0, UTC))
-
-    def _beside(self, path: Path, suffix: str) -> Path:
-        return path.with_name(f"{path.name}.{suffix}")
 
     async def _current_when(self, is_so: Callable[[], bool], wait_s: float) -> int:
         """The current version once `is_so`, or after `wait_s`."""
@@ -536,10 +413,7 @@ def policy_folder(settings: PolicySettings) -> Path:
     return Path(settings.folder).expanduser() if settings.folder else session_weights_folder() / "policy"
 
 
-def model_folder(model: str) -> Path:
-    """Where the checkpoint lies; one of the hub is fetched, as the engines do."""
-    return Path(model) if Path(model).is_dir() else Path(snapshot_download(model, allow_patterns=["*.safetensors*"]))
-
-
-def known_of(stored: StoredVersion) -> VersionInfo:
-    return VersionInfo(**{name: getattr(stored, name) for name in VersionInfo.model_fields})
+def unpacked(packed: Path, folder: Path) -> Path:
+    weights = folder / "unpacked.safetensors"
+    unpack_zstd(packed, weights)
+    return weights

@@ -3,6 +3,7 @@
     current.json               which version is current
     versions/7/info.json       what version 7 is
     versions/7/weights.safetensors
+    checking/8/                what is made of version 8 before it is one
     uploads/8.part, 8.json     what has arrived of version 8, and how much of it counts
 
 A version is complete or not there: it is moved into place in one step, made current in another, and moved away in one.
@@ -11,7 +12,8 @@ A version is complete or not there: it is moved into place in one step, made cur
 import json
 import os
 import shutil
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -61,12 +63,12 @@ class VersionShelf:
 
     def info(self, version: int) -> StoredVersion:
         """Raises `VersionUnknown`."""
-        path = self._version_folder(version) / "info.json"
-        if not path.exists():
-            raise VersionUnknown(
-                FieldProblem(field="version", message="it is not stored here, or no longer", value=version)
-            )
-        return StoredVersion.model_validate_json(path.read_text())
+        try:
+            text = (self._version_folder(version) / "info.json").read_text()
+        except FileNotFoundError:
+            problem = FieldProblem(field="version", message="it is not stored here, or no longer", value=version)
+            raise VersionUnknown(problem) from None
+        return StoredVersion.model_validate_json(text)
 
     def weights(self, version: int) -> Path:
         return self._version_folder(version) / WEIGHTS_FILE
@@ -87,6 +89,16 @@ class VersionShelf:
         making.rename(folder)
         flush(folder.parent)
 
+    @contextmanager
+    def workspace(self, version: int) -> Iterator[Path]:
+        """A folder for what is made of `version` before it is put here; it goes with the block."""
+        folder = self.folder / "checking" / str(version)
+        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
     def remove(self, version: int) -> None:
         folder = self._version_folder(version)
         if folder.exists():
@@ -104,7 +116,7 @@ class VersionShelf:
 
     def sweep(self) -> None:
         """Removes what a store that died left half done; uploads that can go on stay."""
-        for name in ("making", "removing", "fetched"):
+        for name in ("making", "removing", "checking"):
             shutil.rmtree(self.folder / name, ignore_errors=True)
         current = self.current()
         self.keep_only(info.version for info in self.versions() if info.version <= current)

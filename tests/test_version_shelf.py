@@ -139,8 +139,8 @@ def test_sweeping_removes_what_a_store_left_half_done(tmp_path: Path) -> None:
     for leftover in (
         "making/9/weights.safetensors",
         "removing/1/info.json",
-        "fetched/9/a.safetensors",
-        "uploads/5.part.unpacked",
+        "checking/9/fetched/a.safetensors",
+        "checking/5/unpacked.safetensors",
         "uploads/6.part",
         "uploads/7.new",
     ):
