@@ -91,11 +91,3 @@ class TransferRefused(PolicyFailure):
     status = 409
     name = "transfer-refused"
     title = "The transfer cannot go on"
-
-
-class UpdateFailed(PolicyFailure):
-    """No replica could be brought to the version; the current one goes on serving."""
-
-    status = 503
-    name = "update-failed"
-    title = "The update failed"

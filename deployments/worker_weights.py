@@ -45,9 +45,6 @@ class WorkerWeights:
         self._staging = self._digest = None
         return time.perf_counter() - began
 
-    def drop_staged(self) -> None:
-        self._staging = None
-
     def digest_weights(self, budget_s: float) -> str | None:
         """Sha-256 over the weights as they lie in this worker; `None` while more calls of `budget_s` are needed."""
         if self._digest is None:
