@@ -1,4 +1,4 @@
-"""The command `rollout`: look at the tasks, play a few samples, run a file of them, push weights."""
+"""The command `rollout`: look at the tasks, play a few samples, run a file of them, see and change the weights."""
 
 import json
 import logging
@@ -20,7 +20,9 @@ from rollout_client.progress import rollout_bar
 from rollout_client.transcript import metrics_table, task_description, task_example, transcript
 
 app = typer.Typer(
-    no_args_is_help=True, help="Plays rollouts at a rollout service.", pretty_exceptions_show_locals=False
+    no_args_is_help=True,
+    help="Plays rollouts at a rollout service, shows and changes its weights.",
+    pretty_exceptions_show_locals=False,
 )
 out = Console()
 
@@ -34,7 +36,7 @@ MaxRolloutTurns = Annotated[int | None, typer.Option(min=1, help="Most turns of 
 
 @app.callback()
 def main() -> None:
-    """Plays rollouts at a rollout service."""
+    """Plays rollouts at a rollout service, shows and changes its weights."""
     # What goes wrong is one sentence here, not one for each attempt.
     logging.getLogger("rollout_client").setLevel(logging.ERROR)
 
@@ -80,7 +82,7 @@ def policy(url: Url = DEFAULT_URL) -> None:
 @app.command()
 def push(
     path: Annotated[Path, typer.Argument(help="A .safetensors file, a checkpoint's folder, or an adapter's of PEFT.")],
-    version: Annotated[int | None, typer.Option(min=0, help="By default one more than the newest.")] = None,
+    version: Annotated[int | None, typer.Option(min=1, help="By default one more than the newest.")] = None,
     kind: Annotated[WeightsKind, typer.Option(help="What the weights are.")] = "full",
     base: Annotated[int | None, typer.Option(min=0, help="The version that a delta changes.")] = None,
     mode: Annotated[PauseMode, typer.Option(help="What becomes of generations under way.")] = "keep",
