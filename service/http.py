@@ -9,9 +9,9 @@ from fastapi import FastAPI, Query, Request
 from fastapi.responses import Response, StreamingResponse
 from pydantic import BaseModel, ValidationError
 
+from deployments.policy_failures import PolicyNotCurrent
 from rollout_client.contract import (
     FieldProblem,
-    Problem,
     RolloutRequest,
     RolloutResponse,
     SampleInput,
@@ -19,12 +19,12 @@ from rollout_client.contract import (
 )
 from service.policy_http import policy_routes
 from service.problems import (
-    PROBLEM_JSON,
     RequestProblem,
     install_problem_handlers,
     internal_error,
     invalid_request,
     problem_of,
+    problem_responses,
     unknown_task,
     unreadable_body,
 )
@@ -32,14 +32,6 @@ from service.rollout_service import RolloutService, SampleFailed, StartedRollout
 
 JSON = "application/json"
 NDJSON = "application/x-ndjson"
-PROBLEMS: dict[int | str, dict[str, Any]] = {
-    status: {"content": {PROBLEM_JSON: {"schema": Problem.model_json_schema()}}, "description": description}
-    for status, description in {
-        400: "The body cannot be read",
-        409: "The demanded weights are not current",
-        422: "The request is not valid",
-    }.items()
-}
 ROLLOUT_BODY = {
     "requestBody": {"required": True, "content": {JSON: {"schema": {"$ref": "#/components/schemas/RolloutRequest"}}}}
 }
@@ -50,7 +42,12 @@ def build_http_app(rollouts: RolloutService) -> FastAPI:
     install_problem_handlers(app)
     describe_request_body(app)
 
-    @app.post("/rollout", response_model=RolloutResponse, responses=PROBLEMS, openapi_extra=ROLLOUT_BODY)
+    @app.post(
+        "/rollout",
+        response_model=RolloutResponse,
+        responses=problem_responses(PolicyNotCurrent, reads_body=True),
+        openapi_extra=ROLLOUT_BODY,
+    )
     async def rollout(request: Request) -> Response:
         """Plays every sample and answers in input order; `Accept: application/x-ndjson` streams each as it finishes."""
         body = await read_body(request, rollouts.limits.max_body_bytes)
@@ -74,7 +71,7 @@ def build_http_app(rollouts: RolloutService) -> FastAPI:
         """The environments, the fields they need, and a sample of each that can be posted as it is."""
         return {"tasks": await rollouts.tasks()}
 
-    @app.get("/tasks/{task_name}/samples", responses=PROBLEMS, response_model_exclude_unset=True)
+    @app.get("/tasks/{task_name}/samples", responses=problem_responses(), response_model_exclude_unset=True)
     async def example_samples(
         task_name: str,
         count: Annotated[int, Query(ge=1, le=10_000)] = 8,

@@ -11,8 +11,19 @@ from fastapi import APIRouter, Body, Path, Query, Request
 from fastapi.responses import Response
 from pydantic import BaseModel, ValidationError
 
-from deployments.policy_failures import PieceDamaged
+from deployments.policy_failures import (
+    PieceDamaged,
+    PieceMisplaced,
+    PolicyNotCurrent,
+    SourceRefused,
+    TransferRefused,
+    UpdateUnderWay,
+    VersionRefused,
+    VersionUnknown,
+    WeightsRefused,
+)
 from deployments.policy_link import PolicyLink
+from rollout_client import policy as contract
 from rollout_client.contract import FieldProblem
 from rollout_client.policy import (
     CheckpointSource,
@@ -25,7 +36,7 @@ from rollout_client.policy import (
     TransferWorld,
     UploadState,
 )
-from service.problems import policy_problem_responses, problem_of, unreadable_body
+from service.problems import problem_of, problem_responses, unreadable_body
 
 JSON = "application/json"
 FORWARDED_BYTES = 4 * 2**20
@@ -43,6 +54,19 @@ PUSH_BODY = {
             JSON: {"schema": CheckpointSource.model_json_schema()},
         },
     }
+}
+PUSH_ANSWERS = {
+    202: {"model": UploadState, "description": "Pieces of the weights are missing"},
+    **problem_responses(
+        WeightsRefused,
+        SourceRefused,
+        VersionRefused,
+        VersionUnknown,
+        PieceMisplaced,
+        PieceDamaged,
+        UpdateUnderWay,
+        reads_body=True,
+    ),
 }
 
 
@@ -63,9 +87,9 @@ class Piece:
 
 
 def policy_routes(store: PolicyLink) -> APIRouter:
-    routes = APIRouter(prefix="/policy", responses=policy_problem_responses())
+    routes = APIRouter(prefix="/policy")
 
-    @routes.get("")
+    @routes.get("", responses=problem_responses(PolicyNotCurrent))
     async def policy(
         min_version: Annotated[int, Query(ge=0)] = 0,
         wait_s: Annotated[float, Query(ge=0)] = 0,
@@ -85,14 +109,19 @@ def policy_routes(store: PolicyLink) -> APIRouter:
         """The tensors of the model: their names, dtypes and shapes."""
         return await store.layout()
 
-    @routes.get("/versions/{version}/upload")
+    @routes.get("/versions/{version}/upload", responses=problem_responses(VersionUnknown))
     async def upload(version: NewVersion) -> UploadState:
         """How much of a version has arrived, so that an upload that broke off can go on."""
         return await store.upload_state(version)
 
-    @routes.put("/versions/{version}", openapi_extra=PUSH_BODY, response_model=PolicyUpdate)
+    @routes.put(
+        "/versions/{version}",
+        openapi_extra=PUSH_BODY,
+        response_model=PolicyUpdate,
+        responses=PUSH_ANSWERS,
+        description=contract.__doc__,
+    )
     async def push(version: NewVersion, options: Options, request: Request) -> Response:
-        """Brings new weights to every replica; 202 while pieces of them are missing."""
         if request.headers.get("content-type", "").lower().startswith(JSON):
             source = await checkpoint_source(request)
             return answer(await store.load_checkpoint(version, source.checkpoint, options))
@@ -104,22 +133,22 @@ def policy_routes(store: PolicyLink) -> APIRouter:
             return answer(state, 202)
         return answer(await store.complete_upload(version, options, piece.is_zstd, piece.whole_digest))
 
-    @routes.post("/transfer/init")
+    @routes.post("/transfer/init", responses=problem_responses(TransferRefused))
     async def init_transfer(body: TransferInit) -> TransferWorld:
         """Lets every replica meet the trainer, each at ranks of its own; blocks until all have met."""
         return TransferWorld(world_size=await store.init_transfer(body.init_info))
 
-    @routes.post("/transfer/start", status_code=204)
+    @routes.post("/transfer/start", status_code=204, responses=problem_responses(TransferRefused, UpdateUnderWay))
     async def start_transfer(options: Options) -> None:
         """Pauses every replica for the weights to come."""
         await store.start_transfer(options)
 
-    @routes.post("/transfer/update", status_code=204)
+    @routes.post("/transfer/update", status_code=204, responses=problem_responses(TransferRefused))
     async def update_transfer(body: Annotated[TransferUpdate, Body()]) -> None:
         """Receives what the trainer sends meanwhile."""
         await store.update_transfer(body.update_info)
 
-    @routes.post("/transfer/finish")
+    @routes.post("/transfer/finish", responses=problem_responses(TransferRefused, VersionRefused))
     async def finish_transfer(version: Annotated[int | None, Query(ge=1)] = None) -> PolicyUpdate:
         """What was sent is `version`, by default the next; replicas go on with it."""
         return await store.finish_transfer(version)

@@ -58,10 +58,12 @@ def policy_problem(failure: PolicyFailure) -> RequestProblem:
     return RequestProblem(failure.status, failure.name, failure.title, failure.problems)
 
 
-def policy_problem_responses() -> dict[int | str, dict[str, Any]]:
-    """For the OpenAPI page: each status that a call of the policy can be refused with, and why."""
-    titles: dict[int | str, list[str]] = {}
-    for failure in PolicyFailure.__subclasses__():
+def problem_responses(*failures: type[PolicyFailure], reads_body: bool = False) -> dict[int | str, dict[str, Any]]:
+    """For the OpenAPI page: each status that a call can be refused with, and why."""
+    titles: dict[int | str, list[str]] = {422: ["The request is not valid"]}
+    if reads_body:
+        titles[400] = ["The body cannot be read"]
+    for failure in failures:
         titles.setdefault(failure.status, []).append(failure.title)
     return {
         status: {"content": {PROBLEM_JSON: {"schema": Problem.model_json_schema()}}, "description": "; ".join(said)}

@@ -223,6 +223,15 @@ def test_the_openapi_page_shows_the_request_and_the_response() -> None:
     assert body == {"$ref": "#/components/schemas/RolloutRequest"}
 
 
+def test_the_openapi_page_says_how_weights_are_pushed_and_what_each_call_is_refused_with() -> None:
+    paths = Service().request("GET", "/openapi.json").json()["paths"]
+    push = paths["/policy/versions/{version}"]["put"]
+    assert "Content-Range" in push["description"]
+    assert push["responses"].keys() == {"200", "202", "400", "404", "409", "422"}
+    assert paths["/policy/layout"]["get"]["responses"].keys() == {"200"}
+    assert paths["/tasks/{task_name}/samples"]["get"]["responses"].keys() == {"200", "422"}
+
+
 def test_a_stream_that_breaks_midway_ends_with_its_problem(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken_metrics(_tally: Any) -> None:
         raise ZeroDivisionError("by zero")
