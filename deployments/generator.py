@@ -14,7 +14,8 @@ from ray import serve
 from ray.serve.handle import DeploymentHandle
 
 from deployments.failures import GenerationLost
-from deployments.policy_link import PolicyLink, session_weights_folder
+from deployments.policy_cluster import cluster_weights_folder
+from deployments.policy_link import PolicyLink
 from deployments.policy_records import Loaded, ReplicaIntroduction
 from deployments.protocols import Generation, GenerationRequest, GeneratorDescription
 
@@ -110,7 +111,7 @@ def introduce(workers: int, loaded: Loaded) -> ReplicaIntroduction:
 
 def staging_folder() -> Path:
     """This process's own, for weights on their way to its engine; those of processes that are no more are removed."""
-    folder = session_weights_folder() / "replicas"
+    folder = cluster_weights_folder() / "replicas"
     for other in folder.iterdir() if folder.is_dir() else ():
         if not psutil.pid_exists(int(other.name)):
             shutil.rmtree(other, ignore_errors=True)

@@ -1,6 +1,7 @@
-"""What the policy store asks of the Ray cluster; apart from it, so that the store itself needs none."""
+"""What changes of weights ask of the Ray cluster; apart from the policy store, so that the store itself needs none."""
 
 import asyncio
+from pathlib import Path
 from typing import Any, Protocol
 
 import ray
@@ -38,3 +39,9 @@ class RayCluster:
 
     def kill(self, actor: Any) -> None:
         ray.kill(actor)
+
+
+def cluster_weights_folder() -> Path:
+    """Of this Ray cluster, on this node: for weights that need not outlive it."""
+    context = ray.get_runtime_context()
+    return Path(context.get_temp_dir()) / context.get_session_name() / "rollout-weights"

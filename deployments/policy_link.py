@@ -1,9 +1,7 @@
 """The policy store over its Serve handle, for replicas and for the ingress."""
 
-from pathlib import Path
 from typing import Any
 
-import ray
 from ray.serve.handle import DeploymentHandle
 
 from deployments.failures import PolicyStoreLost
@@ -89,9 +87,3 @@ class PolicyLink:
     async def _call(self, method: str, *arguments: Any) -> Any:
         response: Any = getattr(self._handle, method).remote(*arguments)
         return await answer_of(response, response, PolicyStoreLost, "The policy store")
-
-
-def session_weights_folder() -> Path:
-    """Of this Ray cluster, on this node: for weights that need not outlive it."""
-    context = ray.get_runtime_context()
-    return Path(context.get_temp_dir()) / context.get_session_name() / "rollout-weights"

@@ -12,14 +12,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
-from deployments.policy_cluster import Cluster, RayCluster
+from deployments.policy_cluster import Cluster, RayCluster, cluster_weights_folder
 from deployments.policy_failures import (
     PieceDamaged,
     PolicyNotCurrent,
     UpdateUnderWay,
     VersionRefused,
 )
-from deployments.policy_link import session_weights_folder
 from deployments.policy_records import Loaded, Order, ReplicaIntroduction, Report, SwapOptions, TakeCalls
 from deployments.policy_settings import PolicySettings
 from deployments.policy_transfer import Transfer
@@ -410,7 +409,7 @@ class PolicyStore:
 
 
 def policy_folder(settings: PolicySettings) -> Path:
-    return Path(settings.folder).expanduser() if settings.folder else session_weights_folder() / "policy"
+    return Path(settings.folder).expanduser() if settings.folder else cluster_weights_folder() / "policy"
 
 
 def unpacked(packed: Path, folder: Path) -> Path:

@@ -22,7 +22,7 @@ from ray.serve.config import HTTPOptions
 from ray.serve.schema import ApplicationStatus, ServeDeploySchema
 from rich.console import Console
 
-from deployments.policy_link import session_weights_folder
+from deployments.policy_cluster import cluster_weights_folder
 
 OBJECT_STORE_BYTES = 2**30
 POLL_S = 0.5
@@ -176,7 +176,7 @@ def stop_ray() -> None:
     """Ends the applications, then Ray, then whatever of their processes has not ended by itself, and their weights."""
     weights_folder: Path | None = None
     if ray.is_initialized():
-        weights_folder = session_weights_folder()
+        weights_folder = cluster_weights_folder()
         for name in serve.status().applications:
             serve.delete(name)
         ray.shutdown()
