@@ -26,7 +26,7 @@ def versions_table(state: PolicyState) -> Table:
             info.kind,
             "" if info.base is None else str(info.base),
             decimal(info.size_bytes) if info.size_bytes else "",
-            f"{info.created_at:%Y-%m-%d %H:%M:%S}",
+            "" if info.kind == "initial" else f"{info.created_at:%Y-%m-%d %H:%M:%S}",
             shortened(info.checksum),
             style="bold" if info.version == state.current else "",
         )
