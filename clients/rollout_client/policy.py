@@ -87,7 +87,8 @@ class ReplicaPolicy(Lenient):
     replica_id: str
     version: Version
     checksum: str | None = None
-    """Sha-256 over the weights as they lie in the engine, the same on all replicas; null until it is computed."""
+    """Sha-256 over the full weights as they lie in the engine, without an adapter on top of them; the same on all
+    replicas, null until it is computed."""
 
 
 class PolicyState(Lenient):
