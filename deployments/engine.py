@@ -20,7 +20,7 @@ from vllm.outputs import CompletionOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.engine.async_llm import AsyncLLM
 
-from deployments.failures import GenerationLost, GenerationRejected, Overloaded
+from deployments.failures import GenerationCut, GenerationLost, GenerationRejected, Overloaded
 from deployments.policy_records import Loaded, SwapOptions
 from deployments.protocols import Generation, GenerationRequest, GeneratorDescription, SamplingOptions, WeightSpan
 
@@ -51,10 +51,12 @@ class Engine:
         self._adapter: LoRARequest | None = None
         self._staged_adapter: LoRARequest | None = None
         self._adapter_users: Counter[int] = Counter()
-        self._unloading: set[asyncio.Task[bool]] = set()
+        self._unloading: dict[asyncio.Task[bool], int] = {}
         self._admitting = asyncio.Event()
         self._admitting.set()
         self._paused_at = 0.0
+        self._cuts = 0
+        """How often an update has cut the generations under way."""
 
     @classmethod
     async def start(cls, engine_args: dict[str, Any]) -> Self:
@@ -84,11 +86,12 @@ class Engine:
         Raises:
             GenerationRejected: the engine refuses the request as it is.
             Overloaded: the engine's queue is full.
+            GenerationCut: an update aborted it.
             GenerationLost: the engine broke, or somebody else aborted the request.
         """
         prompt = tokens_input(request.prompt_token_ids)
         await self._admitting.wait()
-        adapter = self._adapter
+        adapter, cuts = self._adapter, self._cuts
         try:
             with self._using(adapter):
                 async for output in self._llm.generate(
@@ -101,6 +104,8 @@ class Engine:
             raise Overloaded(f"The engine could not take the generation: {error}") from error
         except VLLMServerError as error:
             raise GenerationLost(f"The engine failed during the generation: {error or type(error).__name__}") from error
+        if completion.finish_reason == "abort" and cuts != self._cuts:
+            raise GenerationCut("An update of the weights cut the generation.")
         return generation_of(completion, None if adapter is None else adapter.lora_int_id)
 
     def describe(self) -> GeneratorDescription:
@@ -113,6 +118,12 @@ class Engine:
     def ongoing_generations(self) -> int:
         """Those that run or wait in the engine."""
         return self._llm.get_num_unfinished_requests()
+
+    @property
+    def adapters_in_use(self) -> set[int]:
+        """Versions whose files must stay: for want of room vLLM drops an adapter and reads it anew when it is due."""
+        current = set() if self._adapter is None else {self._adapter.lora_int_id}
+        return current | set(self._adapter_users) | set(self._unloading.values())
 
     async def stage(self, version: int, path: Path) -> None:
         """Reads the safetensors file at `path` ahead, while generations go on; it must stay until the swap.
@@ -188,6 +199,7 @@ class Engine:
             # With an adapter of the old weights on top of the new ones, tokens would be of no version at all.
             self._admitting.clear()
             mode = "wait" if mode == "keep" else mode
+        self._cuts += mode == "abort"
         # `AsyncLLM.pause_generation` does the same and then sleeps, which is longer than a small model's swap.
         await self._llm.engine_core.pause_scheduler_async(mode=mode, clear_cache=options.reset_prefix_cache)
         self._paused_at = time.perf_counter()
@@ -224,8 +236,8 @@ class Engine:
         if adapter is not self._adapter and not self._adapter_users[adapter.lora_int_id]:
             del self._adapter_users[adapter.lora_int_id]
             unloading = asyncio.create_task(self._llm.remove_lora(adapter.lora_int_id))
-            self._unloading.add(unloading)
-            unloading.add_done_callback(self._unloading.discard)
+            self._unloading[unloading] = adapter.lora_int_id
+            unloading.add_done_callback(self._unloading.pop)
 
     async def check_health(self) -> None:
         """Raises what killed the engine, if it is dead."""

@@ -20,6 +20,8 @@ class RolloutFailure(Exception):
 
     kind: ClassVar[FailureKind] = "internal"
     retryable: ClassVar[bool] = False
+    costs_a_retry: ClassVar[bool] = True
+    """Whether trying again counts against the sample's `retries`."""
 
 
 class PromptRejected(RolloutFailure):
@@ -39,6 +41,12 @@ class GenerationLost(RolloutFailure):
 
     kind = "generation"
     retryable = True
+
+
+class GenerationCut(GenerationLost):
+    """An update of the weights cut the generation, as whoever pushed them wanted."""
+
+    costs_a_retry = False
 
 
 class EnvironmentRejected(RolloutFailure):

@@ -150,10 +150,10 @@ class PolicyFollower:
             await self._engine.stage(parcel.version, path)
 
     def _make_room(self, folder: Path) -> None:
-        """Removes what was fetched before, but for an adapter that is in use."""
-        in_use = str(self._engine.loaded.adapter)
+        """Removes what was fetched before, but for adapters that are in use."""
+        in_use = {str(version) for version in self._engine.adapters_in_use}
         for earlier in self._folder.iterdir() if self._folder.is_dir() else ():
-            if earlier.name != in_use:
+            if earlier.name not in in_use:
                 shutil.rmtree(earlier)
         folder.mkdir(parents=True)
 

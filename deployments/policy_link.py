@@ -46,14 +46,15 @@ class PolicyLink:
         state: UploadState = await self._call("upload_state", version)
         return state
 
-    async def begin_piece(self, version: int, first_byte: int) -> None:
-        await self._call("begin_piece", version, first_byte)
+    async def begin_piece(self, version: int, first_byte: int) -> str:
+        sender: str = await self._call("begin_piece", version, first_byte)
+        return sender
 
-    async def write(self, version: int, offset: int, data: bytes) -> None:
-        await self._call("write", version, offset, data)
+    async def write(self, version: int, sender: str, offset: int, data: bytes) -> None:
+        await self._call("write", version, sender, offset, data)
 
-    async def end_piece(self, version: int, end: int, total_bytes: int | None) -> UploadState:
-        state: UploadState = await self._call("end_piece", version, end, total_bytes)
+    async def end_piece(self, version: int, sender: str, end: int, total_bytes: int | None) -> UploadState:
+        state: UploadState = await self._call("end_piece", version, sender, end, total_bytes)
         return state
 
     async def repeated_update(self, version: int, digest: str | None) -> PolicyUpdate | None:
@@ -61,9 +62,9 @@ class PolicyLink:
         return update
 
     async def complete_upload(
-        self, version: int, options: PushOptions, is_zstd: bool, digest: str | None
+        self, version: int, sender: str, options: PushOptions, is_zstd: bool, digest: str | None
     ) -> PolicyUpdate:
-        update: PolicyUpdate = await self._call("complete_upload", version, options, is_zstd, digest)
+        update: PolicyUpdate = await self._call("complete_upload", version, sender, options, is_zstd, digest)
         return update
 
     async def load_checkpoint(self, version: int, checkpoint: str, options: PushOptions) -> PolicyUpdate:

@@ -11,10 +11,12 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
+from uuid import uuid4
 
 from deployments.policy_cluster import Cluster, RayCluster, cluster_weights_folder
 from deployments.policy_failures import (
     PieceDamaged,
+    PieceMisplaced,
     PolicyNotCurrent,
     UpdateUnderWay,
     VersionRefused,
@@ -28,7 +30,9 @@ from deployments.roster import Member, Roster
 from deployments.version_shelf import StoredVersion, VersionShelf
 from deployments.weights_intake import (
     fetched_checkpoint,
+    most_bytes_of,
     sha256_of,
+    too_large,
     unpack_zstd,
     write_adapter,
     write_checkpoint,
@@ -46,6 +50,7 @@ from rollout_client.policy import (
 logger = logging.getLogger("rollout_service")
 LONG_POLL_S = 5.0
 CHECKSUM_POLL_S = 0.05
+OVERTAKEN = "another sender has begun a piece of the same version since, or all of it has arrived"
 Answer = TypeVar("Answer")
 
 
@@ -71,6 +76,9 @@ class PolicyStore:
         self._weights = PolicyWeights(self._shelf, model, cluster.put)
         self._current = self._shelf.current()
         self._bringing: dict[int, Bringing] = {}
+        self._senders: dict[int, str] = {}
+        """Who began the last piece of each upload: only what that one sends counts."""
+        self._writing = asyncio.Lock()
         self._updating_to: int | None = None
         self._last_update: PolicyUpdate | None = None
         self._lock = asyncio.Lock()
@@ -171,19 +179,46 @@ class PolicyStore:
         """Raises `VersionUnknown`."""
         return self._shelf.upload_state(version)
 
-    async def begin_piece(self, version: int, first_byte: int) -> None:
-        """Raises `VersionRefused`, `PieceMisplaced`."""
-        self._refuse_taken(version)
-        self._refuse_if_brought(version)
-        self._shelf.begin_piece(version, first_byte)
+    async def begin_piece(self, version: int, first_byte: int) -> str:
+        """Returns the name of its sender, who alone may go on until another piece of the version is begun.
 
-    async def write(self, version: int, offset: int, data: bytes) -> None:
-        """Raises `PieceMisplaced` where another sender has begun the upload anew, or it was dropped."""
-        await asyncio.to_thread(self._shelf.write, version, offset, data)
+        Raises:
+            VersionRefused, PieceMisplaced: it cannot begin there.
+        """
+        async with self._writing:
+            self._refuse_taken(version)
+            self._refuse_if_brought(version)
+            self._shelf.begin_piece(version, first_byte)
+            sender = self._senders[version] = uuid4().hex
+            return sender
 
-    async def end_piece(self, version: int, end: int, total_bytes: int | None) -> UploadState:
+    async def write(self, version: int, sender: str, offset: int, data: bytes) -> None:
+        """Takes bytes in that count once the piece has ended.
+
+        Raises:
+            PieceMisplaced: another sender has begun a piece since, or the upload was dropped.
+            WeightsRefused: there are more bytes than weights can have; the upload is dropped.
+        """
+        await self._in_background(self._write(version, sender, offset, data))
+
+    async def _write(self, version: int, sender: str, offset: int, data: bytes) -> None:
+        most_bytes = most_bytes_of(await self.layout())
+        async with self._writing:
+            self._refuse_overtaken(version, sender)
+            if offset + len(data) > most_bytes:
+                self._shelf.drop_upload(version)
+                raise too_large(most_bytes)
+            await asyncio.to_thread(self._shelf.write, version, offset, data)
+
+    async def end_piece(self, version: int, sender: str, end: int, total_bytes: int | None) -> UploadState:
         """Raises what `write` raises."""
-        return self._shelf.end_piece(version, end, total_bytes)
+        async with self._writing:
+            self._refuse_overtaken(version, sender)
+            return self._shelf.end_piece(version, end, total_bytes)
+
+    def _refuse_overtaken(self, version: int, sender: str) -> None:
+        if self._senders.get(version) != sender or version in self._bringing:
+            raise PieceMisplaced(FieldProblem(field="content-range", message=OVERTAKEN))
 
     async def repeated_update(self, version: int, digest: str | None) -> PolicyUpdate | None:
         """What an earlier call of the same content brings about, its answer perhaps lost; `None` if there was none.
@@ -203,7 +238,7 @@ class PolicyStore:
         return PolicyUpdate(version=version, checksum=stored.checksum, replicas=[])
 
     async def complete_upload(
-        self, version: int, options: PushOptions, is_zstd: bool, digest: str | None
+        self, version: int, sender: str, options: PushOptions, is_zstd: bool, digest: str | None
     ) -> PolicyUpdate:
         """Checks what has arrived of `version` and brings it to every replica; goes on if the caller goes away.
 
@@ -214,6 +249,7 @@ class PolicyStore:
             PolicyFailure: the current version goes on serving.
         """
         self._refuse_if_brought(version)
+        self._refuse_overtaken(version, sender)
         return await self._bring(version, digest, self._complete_upload(version, options, is_zstd, digest))
 
     async def load_checkpoint(self, version: int, checkpoint: str, options: PushOptions) -> PolicyUpdate:
@@ -242,7 +278,8 @@ class PolicyStore:
                 message = f"what arrived has {arrived}; send it anew"
                 raise PieceDamaged(FieldProblem(field="repr-digest", message=message, value=digest))
             with self._shelf.workspace(version) as folder:
-                weights = await asyncio.to_thread(unpacked, upload, folder) if is_zstd else upload
+                most_bytes = most_bytes_of(await self.layout())
+                weights = await asyncio.to_thread(unpacked, upload, folder, most_bytes) if is_zstd else upload
                 return await self._check_and_update(version, options, weights, folder, arrived)
         finally:
             # Of no use any more, whatever became of it: bad weights are bad when they are sent again.
@@ -308,6 +345,7 @@ class PolicyStore:
         async with self._changed:
             self._changed.notify_all()
         self._shelf.drop_uploads_up_to(self._current, but=self._bringing.keys())
+        self._senders = {version: sender for version, sender in self._senders.items() if version > self._current}
         self._weights.keep_newest(self._settings.keep_versions)
         await self._let_take_calls()
 
@@ -412,7 +450,7 @@ def policy_folder(settings: PolicySettings) -> Path:
     return Path(settings.folder).expanduser() if settings.folder else cluster_weights_folder() / "policy"
 
 
-def unpacked(packed: Path, folder: Path) -> Path:
+def unpacked(packed: Path, folder: Path, most_bytes: int) -> Path:
     weights = folder / "unpacked.safetensors"
-    unpack_zstd(packed, weights)
+    unpack_zstd(packed, weights, most_bytes)
     return weights

@@ -5,9 +5,11 @@ Nothing of a pickle is ever read, and memory holds one block of one tensor at a 
 
 import hashlib
 import json
+import math
 import posixpath
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import BinaryIO
 from urllib.parse import unquote, urlsplit
 
 import fsspec  # type: ignore[import-untyped]
@@ -20,6 +22,8 @@ from rollout_client.delta import BadDelta, applied
 from rollout_client.policy import PolicyLayout, TensorLayout
 from rollout_client.sources import adapter_weights, file_tensors
 from rollout_client.weights import (
+    DTYPE_BYTES,
+    LONGEST_HEADER_BYTES,
     Checksum,
     Data,
     Header,
@@ -32,6 +36,7 @@ from rollout_client.weights import (
 )
 
 MOST_SHOWN = 5
+GAP_BYTES = 4
 FETCHED = (".safetensors", ".json")
 """What of a checkpoint's folder is read."""
 EXPONENTS: dict[str, tuple[str, int]] = {
@@ -101,6 +106,16 @@ def holds_non_finite(dtype: str, block: Data) -> bool:
         return False
     as_integers, exponent = EXPONENTS[dtype]
     return bool(np.any((np.frombuffer(block, as_integers) & exponent) == exponent))
+
+
+def most_bytes_of(layout: PolicyLayout) -> int:
+    """At least what any weights of the model can have, a delta of all its values included."""
+    values = ((math.prod(tensor.shape), DTYPE_BYTES[tensor.dtype]) for tensor in layout.tensors.values())
+    return LONGEST_HEADER_BYTES + sum(count * (value_bytes + GAP_BYTES) for count, value_bytes in values)
+
+
+def too_large(most_bytes: int) -> WeightsRefused:
+    return weights_refused(f"they are more than {most_bytes} bytes, more than weights of this model can be")
 
 
 def layout_problems(header: Header, layout: PolicyLayout) -> Iterator[FieldProblem]:
@@ -244,11 +259,26 @@ def source_refused(message: str, location: str) -> SourceRefused:
     return SourceRefused(FieldProblem(field="checkpoint", message=message, value=location))
 
 
-def unpack_zstd(packed: Path, unpacked: Path) -> None:
-    """Raises `WeightsRefused`."""
+class Bounded:
+    """Writes to `file` up to `most_bytes`: a small stream can unpack to more than the disk holds."""
+
+    def __init__(self, file: BinaryIO, most_bytes: int) -> None:
+        self._file = file
+        self._left_bytes = self._most_bytes = most_bytes
+
+    def write(self, block: bytes) -> int:
+        """Raises `WeightsRefused`."""
+        self._left_bytes -= len(block)
+        if self._left_bytes < 0:
+            raise too_large(self._most_bytes)
+        return self._file.write(block)
+
+
+def unpack_zstd(packed: Path, unpacked: Path, most_bytes: int) -> None:
+    """Raises `WeightsRefused`, also where it unpacks to more than `most_bytes`."""
     try:
         with packed.open("rb") as source, unpacked.open("wb") as target:
-            zstandard.ZstdDecompressor().copy_stream(source, target)
+            zstandard.ZstdDecompressor().copy_stream(source, Bounded(target, most_bytes))  # type: ignore[arg-type]  # it only writes
     except zstandard.ZstdError as error:
         raise weights_refused(f"the bytes are no zstd stream, as Content-Encoding says: {error}") from error
 

@@ -128,10 +128,11 @@ def policy_routes(store: PolicyLink) -> APIRouter:
         piece = piece_of(request)
         if (repeated := await store.repeated_update(version, piece.whole_digest)) is not None:
             return answer(repeated)
-        state = await receive(store, version, piece, request)
+        sender = await store.begin_piece(version, piece.first)
+        state = await receive(store, version, sender, piece, request)
         if not piece.completes(state.received_bytes):
             return answer(state, 202)
-        return answer(await store.complete_upload(version, options, piece.is_zstd, piece.whole_digest))
+        return answer(await store.complete_upload(version, sender, options, piece.is_zstd, piece.whole_digest))
 
     @routes.post("/transfer/init", responses=problem_responses(TransferRefused))
     async def init_transfer(body: TransferInit) -> TransferWorld:
@@ -149,7 +150,7 @@ def policy_routes(store: PolicyLink) -> APIRouter:
         await store.update_transfer(body.update_info)
 
     @routes.post("/transfer/finish", responses=problem_responses(TransferRefused, VersionRefused))
-    async def finish_transfer(version: Annotated[int | None, Query(ge=1)] = None) -> PolicyUpdate:
+    async def finish_transfer(version: Annotated[int | None, Query(ge=1, le=LARGEST_VERSION)] = None) -> PolicyUpdate:
         """What was sent is `version`, by default the next; replicas go on with it."""
         return await store.finish_transfer(version)
 
@@ -168,14 +169,13 @@ async def checkpoint_source(request: Request) -> CheckpointSource:
         raise problem_of(error) from error
 
 
-async def receive(store: PolicyLink, version: int, piece: Piece, request: Request) -> UploadState:
+async def receive(store: PolicyLink, version: int, sender: str, piece: Piece, request: Request) -> UploadState:
     """Hands the body on as it comes; it counts once it is whole.
 
     Raises:
-        PieceMisplaced, VersionRefused: as the store says.
+        PieceMisplaced: as the store says.
         PieceDamaged: the body is not what its headers say.
     """
-    await store.begin_piece(version, piece.first)
     digest = hashlib.sha256()
     waiting = bytearray()
     end = piece.first
@@ -183,16 +183,16 @@ async def receive(store: PolicyLink, version: int, piece: Piece, request: Reques
         digest.update(chunk)
         waiting += chunk
         if len(waiting) >= FORWARDED_BYTES:
-            await store.write(version, end, bytes(waiting))
+            await store.write(version, sender, end, bytes(waiting))
             end += len(waiting)
             waiting.clear()
-    await store.write(version, end, bytes(waiting))
+    await store.write(version, sender, end, bytes(waiting))
     end += len(waiting)
     if piece.end is not None and end != piece.end:
         raise damaged("content-range", f"{end - piece.first} bytes came where {piece.end - piece.first} were due", end)
     if piece.digest is not None and digest.hexdigest() != piece.digest:
         raise damaged("content-digest", f"the body's sha-256 is {digest.hexdigest()}; send it again", piece.digest)
-    return await store.end_piece(version, end, end if piece.is_all else piece.total)
+    return await store.end_piece(version, sender, end, end if piece.is_all else piece.total)
 
 
 def piece_of(request: Request) -> Piece:
@@ -212,7 +212,7 @@ def piece_of(request: Request) -> Piece:
 
 
 def placed(piece: Piece, content_range: str) -> Piece:
-    match = re.fullmatch(r"bytes (\d+)-(\d+)/(\d+|\*)", content_range)
+    match = re.fullmatch(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18}|\*)", content_range)
     if match is None:
         raise unreadable_body(f"Content-Range {content_range!r} is not of the form bytes first-last/total")
     first, last = int(match[1]), int(match[2])

@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mappi
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from tenacity import AsyncRetrying, retry_if_exception, wait_exponential_jitter
+from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, wait_exponential_jitter
 
 from deployments.failures import RolloutFailure, TurnTimedOut, failure_of
 from deployments.protocols import Environment, Generator
@@ -152,9 +152,14 @@ def within(seconds: float | None, call: Call[Answer], what: str) -> Call[Answer]
 
 async def with_retries(call: Call[Answer], episode: Episode) -> Answer:
     """Calls again after a failure of the fleet, with growing pauses, as long as the sample's budget lasts."""
+
+    def is_over(attempt: RetryCallState) -> bool:
+        failure = attempt.outcome and attempt.outcome.exception()
+        return getattr(failure, "costs_a_retry", True) and not episode.take_retry()
+
     attempts = AsyncRetrying(
         retry=retry_if_exception(lambda error: isinstance(error, RolloutFailure) and error.retryable),
-        stop=lambda _: not episode.take_retry(),
+        stop=is_over,
         wait=wait_exponential_jitter(multiplier=FIRST_RETRY_AFTER_S, max=LAST_RETRY_AFTER_S),
         reraise=True,
     )

@@ -3,6 +3,7 @@
 import json
 import shutil
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -133,7 +134,8 @@ def test_generations_under_way_may_be_waited_for_or_played_again(client: Rollout
     games = client.example_samples("sliding_puzzle", 64, seed=4)
     sampling = Sampling(temperature=1.5, max_new_tokens=96)
     results: list[SampleResult] = []
-    with client.stream(games, sampling=sampling, max_rollout_turns=4) as rollouts:
+    # No retries: what is played again because of an update is nobody's failure.
+    with client.stream(games, sampling=sampling, max_rollout_turns=4, retries=0) as rollouts:
         results.append(next(iter(rollouts)))
         after = client.push_weights(perturbed(7), mode=mode).version
         results.extend(rollouts)
@@ -296,6 +298,27 @@ def test_an_adapter_is_a_version_on_top_of_the_full_weights(client: RolloutClien
     assert_of_weights(play(client).samples, update.version, merged)
     full = client.push_weights(state)
     assert_of_weights(play(client).samples, full.version, state)
+
+
+def test_generations_end_with_their_adapter_however_many_newer_ones_have_come(
+    client: RolloutClient, tmp_path: Path
+) -> None:
+    # Nearly uniform logits, so that generations are long.
+    client.push_weights({**tiny_state(), NORM: tiny_state()[NORM] * 1e-4})
+    for seed in range(4):
+        adapter_folder(tmp_path / str(seed), seed)
+    first = client.push_weights(tmp_path / "0", kind="adapter").version
+    with ThreadPoolExecutor(1) as thread:
+        sampling = Sampling(temperature=2.0, max_new_tokens=3000)
+        playing = thread.submit(client.rollout, client.example_samples("math", 64), sampling=sampling, retries=0)
+        time.sleep(1.0)
+        # More than the engine has room for.
+        for seed in (1, 2, 3):
+            client.push_weights(tmp_path / str(seed), kind="adapter")
+        assert not playing.done()
+        results = playing.result().samples
+    assert [result.error for result in results] == [None] * 64
+    assert str(first) in versions_of(results)
 
 
 def test_an_adapter_that_the_engine_cannot_take_is_refused(client: RolloutClient, tmp_path: Path) -> None:

@@ -45,6 +45,7 @@ from tests.scripted import ScriptedEnvironment, ScriptedGenerator, outcome
 
 LIMITS = Limits(max_body_bytes=4096, max_rollouts_per_request=100)
 tokens = ConversationTokenizer.load(str(TINY_MODEL))
+SENDER = "the sender"
 UPDATE = PolicyUpdate(version=7, checksum="c" * 64, replicas=[])
 UPDATE_JSON = {"version": 7, "checksum": "c" * 64, "replicas": []}
 GOOD = {"task_name": "math", "messages": [{"role": "user", "content": "What is 1 + 1?"}]}
@@ -85,16 +86,19 @@ class ScriptedStore:
         self.note("upload_state", version)
         return UploadState(version=version, received_bytes=len(self.arrived), total_bytes=9)
 
-    async def begin_piece(self, version: int, first_byte: int) -> None:
+    async def begin_piece(self, version: int, first_byte: int) -> str:
         self.note("begin_piece", version, first_byte)
         del self.arrived[first_byte:]
+        return SENDER
 
-    async def write(self, version: int, offset: int, data: bytes) -> None:
+    async def write(self, version: int, sender: str, offset: int, data: bytes) -> None:
+        assert sender == SENDER
         self.note("write", version, offset, len(data))
         assert len(self.arrived) == offset
         self.arrived += data
 
-    async def end_piece(self, version: int, end: int, total_bytes: int | None) -> UploadState:
+    async def end_piece(self, version: int, sender: str, end: int, total_bytes: int | None) -> UploadState:
+        assert sender == SENDER
         self.note("end_piece", version, end, total_bytes)
         return UploadState(version=version, received_bytes=end, total_bytes=total_bytes)
 
@@ -103,8 +107,9 @@ class ScriptedStore:
         return self.repeated
 
     async def complete_upload(
-        self, version: int, options: PushOptions, is_zstd: bool, digest: str | None
+        self, version: int, sender: str, options: PushOptions, is_zstd: bool, digest: str | None
     ) -> PolicyUpdate:
+        assert sender == SENDER
         self.note("complete_upload", version, options, is_zstd, digest)
         return UPDATE
 
@@ -246,7 +251,8 @@ def test_pieces_go_on_where_the_last_one_ended() -> None:
 
 
 @pytest.mark.parametrize(
-    "content_range", ["bytes */7", "bytes 0-6", "items 0-6/7", "bytes=0-6/7", "bytes 0-6/x", "0-6/7"]
+    "content_range",
+    ["bytes */7", "bytes 0-6", "items 0-6/7", "bytes=0-6/7", "bytes 0-6/x", "0-6/7", "bytes 0-6/" + "9" * 5000],
 )
 def test_a_content_range_of_another_form_cannot_be_read(content_range: str) -> None:
     service = Service()
@@ -566,6 +572,12 @@ def test_a_transfer_goes_step_by_step() -> None:
         ("finish_transfer", None),
         ("finish_transfer", 9),
     ]
+
+
+def test_a_transfer_cannot_take_a_number_after_which_none_is_left() -> None:
+    service = Service()
+    assert service.request("POST", f"/policy/transfer/finish?version={2**63}").status_code == 422
+    assert service.store.calls == []
 
 
 # Demands of a rollout

@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save, save_file
 
 from deployments.policy_failures import (
     PieceDamaged,
+    PieceMisplaced,
     PolicyFailure,
     PolicyNotCurrent,
     SourceRefused,
@@ -26,7 +27,7 @@ from deployments.policy_failures import (
 )
 from deployments.policy_records import Loaded, Parcel
 from deployments.policy_settings import PolicySettings
-from deployments.policy_store import PolicyStore
+from deployments.policy_store import OVERTAKEN, PolicyStore
 from deployments.version_shelf import StoredVersion, VersionShelf
 from rollout_client.contract import FieldProblem
 from rollout_client.policy import PolicyUpdate, PushOptions, UploadState
@@ -65,6 +66,7 @@ class World:
         self.settings = settings
         self.cluster = ScriptedCluster()
         self.replicas: list[ScriptedReplica] = []
+        self.senders: dict[int, str] = {}
         self.store = self.another_store()
 
     def another_store(self, model: Path = TINY_MODEL) -> PolicyStore:
@@ -90,13 +92,21 @@ class World:
         return await replica.start()
 
     async def upload(self, version: int, content: bytes) -> UploadState:
-        await self.store.begin_piece(version, 0)
-        await self.store.write(version, 0, content)
-        return await self.store.end_piece(version, len(content), len(content))
+        return await self.piece(version, 0, content, len(content))
+
+    async def piece(self, version: int, first: int, content: bytes, total: int) -> UploadState:
+        sender = self.senders[version] = await self.store.begin_piece(version, first)
+        await self.store.write(version, sender, first, content)
+        return await self.store.end_piece(version, sender, first + len(content), total)
+
+    async def complete(
+        self, version: int, options: PushOptions, is_zstd: bool = False, digest: str | None = None
+    ) -> PolicyUpdate:
+        return await self.store.complete_upload(version, self.senders[version], options, is_zstd, digest)
 
     async def push(self, version: int, content: bytes, is_zstd: bool = False, **options: Any) -> PolicyUpdate:
         await self.upload(version, content)
-        return await self.store.complete_upload(version, PushOptions(**options), is_zstd, sha256(content))
+        return await self.complete(version, PushOptions(**options), is_zstd, sha256(content))
 
     def pushing(self, version: int, content: bytes, **options: Any) -> asyncio.Task[PolicyUpdate]:
         return asyncio.create_task(self.push(version, content, **options))
@@ -256,7 +266,7 @@ def test_an_upload_that_was_damaged_is_dropped(tmp_path: Path) -> None:
         await world.upload(1, content)
         message = f"what arrived has {sha256(content)}; send it anew"
         async with refused(PieceDamaged, "repr-digest", message, "0" * 64):
-            await world.store.complete_upload(1, PushOptions(), False, "0" * 64)
+            await world.complete(1, PushOptions(), False, "0" * 64)
         with pytest.raises(VersionUnknown):
             await world.store.upload_state(1)
 
@@ -341,6 +351,43 @@ def test_the_same_upload_again_is_answered_again_and_others_are_refused(tmp_path
     play(story, tmp_path)
 
 
+def test_two_senders_of_one_version_never_mix(tmp_path: Path) -> None:
+    async def story(world: World) -> None:
+        first, second = weights(2.0), weights(3.0)
+        overtaken = await world.store.begin_piece(1, 0)
+        await world.store.write(1, overtaken, 0, first[:1000])
+        await world.upload(1, second)
+
+        async def too_late() -> None:
+            async with refused(PieceMisplaced, "content-range", OVERTAKEN):
+                await world.store.write(1, overtaken, 1000, first[1000:])
+            async with refused(PieceMisplaced, "content-range", OVERTAKEN):
+                await world.store.end_piece(1, overtaken, len(first), len(first))
+            async with refused(PieceMisplaced, "content-range", OVERTAKEN):
+                await world.store.complete_upload(1, overtaken, PushOptions(), False, None)
+
+        await too_late()
+        completing = asyncio.create_task(world.complete(1, PushOptions()))
+        await asyncio.sleep(0)
+        async with refused(PieceMisplaced, "content-range", OVERTAKEN):
+            await world.store.write(1, world.senders[1], 0, first)
+        await completing
+        assert world.shelf.weights(1).read_bytes() == second
+
+    play(story, tmp_path)
+
+
+@pytest.mark.parametrize("is_zstd", [False, True])
+def test_what_is_larger_than_weights_can_be_is_refused_and_leaves_nothing(tmp_path: Path, is_zstd: bool) -> None:
+    async def story(world: World) -> None:
+        content = bytes(110_000_000)
+        with pytest.raises(WeightsRefused, match="more than weights of this model can be"):
+            await world.push(1, zstandard.compress(content) if is_zstd else content, is_zstd)
+        assert world.files() == set()
+
+    play(story, tmp_path)
+
+
 IS_BROUGHT = "all of it has arrived, and it is being checked and brought to the replicas"
 
 
@@ -351,7 +398,7 @@ def test_the_same_upload_again_while_it_is_under_way_has_the_same_answer(tmp_pat
         await until(lambda: len(world.cluster.done("take calls")) == 2)
         content = weights(2.0)
         await world.upload(3, content)
-        completing = asyncio.create_task(world.store.complete_upload(3, PushOptions(), False, sha256(content)))
+        completing = asyncio.create_task(world.complete(3, PushOptions(), False, sha256(content)))
         await asyncio.sleep(0)
         for is_later in (False, True):
             if is_later:
@@ -361,7 +408,7 @@ def test_the_same_upload_again_while_it_is_under_way_has_the_same_answer(tmp_pat
                 async with refused(VersionRefused, "version", IS_BROUGHT, 3):
                     await world.store.begin_piece(3, 0)
             async with refused(VersionRefused, "version", IS_BROUGHT, 3):
-                await world.store.complete_upload(3, PushOptions(), False, sha256(content))
+                await world.complete(3, PushOptions(), False, sha256(content))
             assert await world.store.repeated_update(3, sha256(b"other")) is None
             assert await world.store.repeated_update(3, None) is None
         again = asyncio.create_task(world.store.repeated_update(3, sha256(content)))
@@ -418,7 +465,7 @@ def test_a_second_update_may_be_refused_instead(tmp_path: Path) -> None:
         # What had arrived can be completed later.
         content = weights(3.0)
         assert (await world.store.upload_state(2)).received_bytes == len(content)
-        update = await world.store.complete_upload(2, PushOptions(if_busy="refuse"), False, sha256(content))
+        update = await world.complete(2, PushOptions(if_busy="refuse"), False, sha256(content))
         assert update.version == 2
 
     play(story, tmp_path)
@@ -723,17 +770,13 @@ def test_a_store_over_the_same_folder_goes_on_with_what_was_current(tmp_path: Pa
 def test_an_upload_goes_on_where_the_store_died(tmp_path: Path) -> None:
     async def story(world: World) -> None:
         content = weights(2.0)
-        await world.store.begin_piece(1, 0)
-        await world.store.write(1, 0, content[:1000])
-        await world.store.end_piece(1, 1000, len(content))
+        await world.piece(1, 0, content[:1000], len(content))
         await world.restart()
         assert await world.store.upload_state(1) == UploadState(
             version=1, received_bytes=1000, total_bytes=len(content)
         )
-        await world.store.begin_piece(1, 1000)
-        await world.store.write(1, 1000, content[1000:])
-        await world.store.end_piece(1, len(content), len(content))
-        update = await world.store.complete_upload(1, PushOptions(), False, sha256(content))
+        await world.piece(1, 1000, content[1000:], len(content))
+        update = await world.complete(1, PushOptions(), False, sha256(content))
         assert update.checksum == file_checksum(world.shelf.weights(1))
 
     play(story, tmp_path)

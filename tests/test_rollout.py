@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from deployments.failures import (
     EnvironmentBroken,
     EnvironmentLost,
+    GenerationCut,
     GenerationLost,
     GenerationRejected,
     failure_of,
@@ -407,6 +408,15 @@ def test_a_failure_of_the_fleet_is_tried_again_within_the_samples_budget() -> No
     exhausted = play(EpisodeRecipe(retries=1), ScriptedGenerator([lost]), environment)
     assert exhausted.error is not None
     assert (exhausted.status, exhausted.error.retryable) == ("error", True)
+
+
+def test_a_generation_that_an_update_cut_costs_no_retry() -> None:
+    cut = GenerationCut("An update of the weights cut the generation.")
+    lost = GenerationLost("The generator replica died during the call.")
+    environment = ScriptedEnvironment([outcome("O", 1.0, terminated=True)])
+    result = play(EpisodeRecipe(retries=0), ScriptedGenerator([cut, cut, "A"]), environment)
+    assert (result.status, texts(result)) == ("completed", ["Q", "A", "O"])
+    assert play(EpisodeRecipe(retries=0), ScriptedGenerator([cut, lost]), environment).status == "error"
 
 
 def test_a_failure_of_the_sample_itself_is_not_tried_again() -> None:

@@ -387,13 +387,20 @@ def test_what_was_packed_is_unpacked(tmp_path: Path, frames: int) -> None:
         content[len(content) * number // frames : len(content) * (number + 1) // frames] for number in range(frames)
     ]
     (tmp_path / "packed").write_bytes(b"".join(zstandard.compress(part) for part in parts))
-    unpack_zstd(tmp_path / "packed", tmp_path / "a")
+    unpack_zstd(tmp_path / "packed", tmp_path / "a", len(content))
     assert (tmp_path / "a").read_bytes() == content
+
+
+def test_a_small_stream_that_unpacks_to_a_large_file_is_refused_before_it_is_one(tmp_path: Path) -> None:
+    (tmp_path / "packed").write_bytes(zstandard.compress(bytes(2**26)))
+    [(field, message)] = refusal(unpack_zstd, tmp_path / "packed", tmp_path / "a", 2**20)
+    assert (field, "more than 1048576 bytes" in message) == ("weights", True)
+    assert (tmp_path / "a").stat().st_size <= 2**20
 
 
 def test_what_is_not_packed_is_refused(tmp_path: Path) -> None:
     (tmp_path / "packed").write_bytes(save(GOOD))
-    [(field, message)] = refusal(unpack_zstd, tmp_path / "packed", tmp_path / "a")
+    [(field, message)] = refusal(unpack_zstd, tmp_path / "packed", tmp_path / "a", 2**30)
     assert (field, "the bytes are no zstd stream, as Content-Encoding says" in message) == ("weights", True)
 
 
@@ -402,7 +409,7 @@ def test_a_stream_that_was_cut_off_is_refused_at_last(tmp_path: Path, kept: int)
     (tmp_path / "packed").write_bytes(zstandard.compress(save(GOOD))[:kept])
 
     def unpacked_and_checked() -> None:
-        unpack_zstd(tmp_path / "packed", tmp_path / "a")
+        unpack_zstd(tmp_path / "packed", tmp_path / "a", 2**30)
         checked_full(tmp_path / "a", LAYOUT)
 
     assert refusal(unpacked_and_checked)[0][0] == "weights"

@@ -42,6 +42,10 @@ ALIGNMENT = 8
 LONGEST_HEADER_BYTES = 100_000_000
 """As the safetensors library has it; a header of a million tensors is longer than any model's."""
 BLOCK_BYTES = 8 << 20
+MOST_DIMENSIONS = 64
+LARGEST_SIZE = 2**63 - 1
+LONGEST_SHOWN = 200
+"""Characters of what a header says that stand in the text of an error."""
 PICKLE_STARTS = (b"\x80", b"PK\x03\x04")
 
 
@@ -169,7 +173,7 @@ def read_header(path: str | os.PathLike[str]) -> Header:
     try:
         header = parsed_header(text)
     except ValueError as error:
-        raise NotSafetensors(f"{path}: {error}") from error
+        raise NotSafetensors(f"{path}: {shortened(str(error))}") from error
     if header.file_bytes != file_bytes:
         raise NotSafetensors(f"{path} has {file_bytes} bytes, its header says {header.file_bytes}: it is not whole.")
     return header
@@ -184,8 +188,12 @@ def parsed_header(text: bytes) -> Header:
     except (ValueError, RecursionError) as error:
         raise NotSafetensors(f"The header is no JSON: {error}") from error
     metadata = said.pop("__metadata__", {})
-    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+    if not isinstance(metadata, dict) or not all(
+        isinstance(value, str) and is_text(value) for value in metadata.values()
+    ):
         raise NotSafetensors("The header's __metadata__ holds something that is no text.")
+    if not all(map(is_text, said)):
+        raise NotSafetensors("The header holds a name that is no text.")
     entries = sorted(
         (entry_of(name, tensor) for name, tensor in said.items()), key=lambda entry: (entry.begin, entry.end)
     )
@@ -204,7 +212,7 @@ def entry_of(name: str, said: object) -> TensorEntry:
     if not isinstance(dtype, str) or dtype not in DTYPE_BYTES:
         raise NotSafetensors(f"{name} has the dtype {dtype!r}, which is not known.")
     if not is_sizes(shape) or not is_sizes(offsets) or len(offsets) != 2:
-        raise NotSafetensors(f"{name} has the shape {shape!r} and the data_offsets {offsets!r}: these are no sizes.")
+        raise NotSafetensors(f"{shortened(name)} has a shape or data_offsets that are no sizes.")
     begin, end = offsets
     if end - begin != math.prod(shape) * DTYPE_BYTES[dtype]:
         raise NotSafetensors(f"{name} has {end - begin} bytes, which is not its shape {shape} of {dtype}.")
@@ -212,7 +220,19 @@ def entry_of(name: str, said: object) -> TensorEntry:
 
 
 def is_sizes(value: object) -> bool:
-    return isinstance(value, list) and all(type(size) is int and size >= 0 for size in value)
+    """Few enough and small enough that their product is made in no time."""
+    if not isinstance(value, list) or len(value) > MOST_DIMENSIONS:
+        return False
+    return all(type(size) is int and 0 <= size <= LARGEST_SIZE for size in value)
+
+
+def is_text(name: str) -> bool:
+    """JSON can spell halves of characters, which no file and no answer can hold."""
+    return not any("\ud800" <= character <= "\udfff" for character in name)
+
+
+def shortened(text: str) -> str:
+    return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}..."
 
 
 def without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
