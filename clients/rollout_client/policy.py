@@ -35,7 +35,7 @@ values, of the tensor's dtype).
 the file's metadata, under `adapter_config`."""
 PauseMode = Literal["keep", "wait", "abort"]
 """What becomes of generations under way: `keep` freezes them and goes on with the new weights, `wait` lets them end
-first, `abort` cuts them, and their turns are played again, each for one of its sample's `retries`."""
+first, `abort` cuts them, and their turns are played again, which costs none of their samples' `retries`."""
 IfBusy = Literal["wait", "refuse"]
 
 
