@@ -19,6 +19,7 @@ from vllm.lora.request import LoRARequest
 from vllm.outputs import CompletionOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.engine.exceptions import EngineDeadError
 
 from deployments.failures import GenerationCut, GenerationLost, GenerationRejected, Overloaded
 from deployments.policy_records import Loaded, SwapOptions
@@ -238,6 +239,13 @@ class Engine:
             unloading = asyncio.create_task(self._llm.remove_lora(adapter.lora_int_id))
             self._unloading[unloading] = adapter.lora_int_id
             unloading.add_done_callback(self._unloading.pop)
+
+    async def is_alive(self) -> bool:
+        try:
+            await self.check_health()
+        except EngineDeadError:
+            return False
+        return True
 
     async def check_health(self) -> None:
         """Raises what killed the engine, if it is dead."""

@@ -106,7 +106,7 @@ class PolicyFollower:
             times = await self._carry_out(order.command)
         except Exception as failure:  # noqa: BLE001 - whatever it is, the store decides what becomes of this replica
             error = f"{type(failure).__name__}: {failure}"
-            if isinstance(order.command, BREAKS_THE_ENGINE):
+            if isinstance(order.command, BREAKS_THE_ENGINE) or not await self._engine.is_alive():
                 self.broken = error
         report = Report(order.number, self._engine.loaded, error, broken=self.broken is not None)
         return replace(report, load_s=times.load_s, swap_s=times.swap.swap_s, pause_s=times.swap.pause_s)

@@ -62,8 +62,8 @@ async def update_all(
 
 
 def refuse_if_refused(staged: Sequence[Answer]) -> None:
-    """Replicas that died say nothing of the weights; those that live do, if none of them could take them."""
-    reports = [answer for answer in staged if isinstance(answer, Report)]
+    """Replicas that died or broke say nothing of the weights; the others do, if none of them could take them."""
+    reports = [answer for answer in staged if isinstance(answer, Report) and not answer.broken]
     errors = [report.error for report in reports if report.error is not None]
     if errors and len(errors) == len(reports):
         raise WeightsRefused(FieldProblem(field="weights", message=f"the engine cannot take them: {errors[0]}"))

@@ -41,6 +41,7 @@ from service.problems import problem_of, problem_responses, unreadable_body
 JSON = "application/json"
 FORWARDED_BYTES = 4 * 2**20
 LONGEST_JSON_BYTES = 2**20
+LARGEST_BODY_BYTES = 256 * 2**20
 CHECKSUMS_WITHIN_S = 5.0
 LONGEST_CHECKSUMS_S = 600.0
 LARGEST_VERSION = 2**63 - 1
@@ -126,6 +127,7 @@ def policy_routes(store: PolicyLink) -> APIRouter:
             source = await checkpoint_source(request)
             return answer(await store.load_checkpoint(version, source.checkpoint, options))
         piece = piece_of(request)
+        refuse_large_body(int(request.headers.get("content-length", 0)))
         if (repeated := await store.repeated_update(version, piece.whole_digest)) is not None:
             return answer(repeated)
         sender = await store.begin_piece(version, piece.first)
@@ -182,6 +184,7 @@ async def receive(store: PolicyLink, version: int, sender: str, piece: Piece, re
     async for chunk in request.stream():
         digest.update(chunk)
         waiting += chunk
+        refuse_large_body(end + len(waiting) - piece.first)
         if len(waiting) >= FORWARDED_BYTES:
             await store.write(version, sender, end, bytes(waiting))
             end += len(waiting)
@@ -193,6 +196,14 @@ async def receive(store: PolicyLink, version: int, sender: str, piece: Piece, re
     if piece.digest is not None and digest.hexdigest() != piece.digest:
         raise damaged("content-digest", f"the body's sha-256 is {digest.hexdigest()}; send it again", piece.digest)
     return await store.end_piece(version, sender, end, end if piece.is_all else piece.total)
+
+
+def refuse_large_body(size_bytes: int) -> None:
+    """What the store has not taken in yet waits in the memory of Serve's proxy: raises `RequestProblem`."""
+    if size_bytes > LARGEST_BODY_BYTES:
+        raise unreadable_body(
+            f"it has more than {LARGEST_BODY_BYTES} bytes; send it in pieces with Content-Range, as the client does"
+        )
 
 
 def piece_of(request: Request) -> Piece:

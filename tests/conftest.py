@@ -58,6 +58,7 @@ def replicas(deployment: str) -> list[psutil.Process]:
     found = [
         process
         for process in psutil.Process().children(recursive=True)
-        if f"ServeReplica:rollout:{deployment}" in " ".join(process.cmdline())
+        if process.status() != psutil.STATUS_ZOMBIE
+        and f"ServeReplica:rollout:{deployment}" in " ".join(process.cmdline())
     ]
     return sorted(found, key=lambda process: process.create_time())

@@ -202,6 +202,24 @@ def test_a_whole_file_is_handed_on_and_completed() -> None:
     assert service.store.arrived == b"weights"
 
 
+def test_a_body_that_would_fill_the_proxys_memory_is_refused() -> None:
+    service = Service()
+    answer = service.request("PUT", "/policy/versions/1", content=b"x", headers={"content-length": str(2**28 + 1)})
+    assert_problem(
+        answer,
+        400,
+        "unreadable-body",
+        [
+            (
+                "body",
+                "it has more than 268435456 bytes; send it in pieces with Content-Range, as the client does",
+                None,
+            )
+        ],
+    )
+    assert service.store.calls == []
+
+
 def test_a_large_body_is_handed_on_as_it_comes() -> None:
     service = Service()
 

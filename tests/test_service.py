@@ -172,8 +172,8 @@ def test_every_token_is_under_a_weight_version(mixed: RolloutResponse) -> None:
     for result in mixed.samples:
         for message in generated(result):
             spans = [(span.version, span.start, span.end) for span in message.weight_versions or []]
-            assert spans == [("0", 0, len(message.token_ids))]
-    assert (mixed.policy.oldest, mixed.policy.newest) == ("0", "0")
+            assert spans == [(mixed.policy.current, 0, len(message.token_ids))]
+    assert mixed.policy.oldest == mixed.policy.newest == mixed.policy.current
 
 
 def test_a_stream_brings_each_sample_once_and_then_the_summary(
