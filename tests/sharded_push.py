@@ -30,6 +30,8 @@ def main(rank: int, folder: Path) -> None:
         assert not weights.can_repeat
         with (folder / "whole.safetensors").open("wb") as file:
             file.writelines(weights.blocks())
+    # The one that ends first would cut the connection that the other still closes.
+    dist.barrier()
     dist.destroy_process_group()
 
 
