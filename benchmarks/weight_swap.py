@@ -1,8 +1,8 @@
 """How long a push stops generation, against the bare swap: `make bench-swap`.
 
-Rounds alternate on one service: a push to the idle service, of which only the swap itself counts (vLLM's reload of the
-weights in its worker); a push while 256 games run; the same, uploaded slowly in small pieces. Medians and ratios of one
-run; the last line is JSON.
+Rounds alternate on one service: a push while it is idle, a push while 256 games run, the same uploaded slowly in small
+pieces. The bare swap is vLLM's reload of the weights in its worker, timed there; each pause is held against the swap
+within it, because a swap too takes longer where everything else wants the cores. The last line is JSON.
 """
 
 import json
@@ -25,9 +25,9 @@ from rollout_client.policy import ReplicaUpdate
 from service.local import free_port, local_service, read_config, sentences_for_the_user
 
 GAMES = 256
-UNDER_WAY_AFTER_S = 0.3
+UNDER_WAY_AFTER_S = 2.0
 SLOW_PIECE_BYTES = 200_000
-SLOW_PIECE_S = 0.2
+SLOW_PIECE_S = 0.1
 SAMPLING = Sampling(temperature=1.5, max_new_tokens=96)
 console = Console(stderr=True)
 
@@ -35,7 +35,7 @@ console = Console(stderr=True)
 def main(
     config: Annotated[Path, typer.Argument()] = Path("serve_config.cpu.yaml"),
     model: Annotated[Path, typer.Option(help="The weights that are pushed.")] = Path("models/tiny"),
-    rounds: Annotated[int, typer.Option(min=1)] = 10,
+    rounds: Annotated[int, typer.Option(min=1)] = 5,
 ) -> None:
     settings = read_config(config, port=free_port())
     with sentences_for_the_user(console), local_service(settings, console) as url, RolloutClient(url) as client:
@@ -74,7 +74,8 @@ def pushed_slowly(url: str, client: RolloutClient, model: Path) -> ReplicaUpdate
 def under_load(client: RolloutClient, push: Callable[[], ReplicaUpdate]) -> ReplicaUpdate:
     games = client.example_samples("sliding_puzzle", GAMES)
     with ThreadPoolExecutor(1) as thread:
-        playing = thread.submit(client.rollout, games, sampling=SAMPLING, max_rollout_turns=8)
+        playing = thread.submit(client.rollout, games, sampling=SAMPLING, max_rollout_turns=4)
+        # Past the first, long step of the batch, into the mixture of turns that a service has most of the time.
         time.sleep(UNDER_WAY_AFTER_S)
         update = push()
         if playing.done():
@@ -84,17 +85,14 @@ def under_load(client: RolloutClient, push: Callable[[], ReplicaUpdate]) -> Repl
 
 
 def report(measured: dict[str, list[ReplicaUpdate]]) -> None:
-    bare_s = median(update.swap_s for update in measured["idle"])
-    table = Table("push", "load", "swap", "pause", "pause / bare swap", title="Medians, in milliseconds")
+    table = Table("push", "load", "swap", "pause", "pause / swap", title="Medians, in milliseconds")
     ratios = {}
     for way, updates in measured.items():
-        load_s, swap_s, pause_s = (
-            median(getattr(update, name) for update in updates) for name in ("load_s", "swap_s", "pause_s")
-        )
-        ratios[way] = round(pause_s / bare_s, 3)
-        table.add_row(way, *(f"{1000 * seconds:.1f}" for seconds in (load_s, swap_s, pause_s)), f"{ratios[way]:.2f}")
+        seconds = (median(getattr(update, name) for update in updates) for name in ("load_s", "swap_s", "pause_s"))
+        ratios[way] = round(median(update.pause_s / update.swap_s for update in updates), 3)
+        table.add_row(way, *(f"{1000 * median_s:.1f}" for median_s in seconds), f"{ratios[way]:.2f}")
     console.print(table)
-    typer.echo(json.dumps({"pause_over_bare_swap": ratios, "bare_swap_s": round(bare_s, 5)}))
+    typer.echo(json.dumps({"pause_over_bare_swap": ratios}))
 
 
 if __name__ == "__main__":
