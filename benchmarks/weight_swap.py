@@ -1,10 +1,12 @@
 """How long a push stops generation, against the bare swap: `make bench-swap`.
 
-Rounds alternate on one service: a push while it is idle, a push while 256 games run, the same uploaded slowly in small
-pieces. The bare swap is vLLM's reload of the weights in its worker, timed there; each pause is held against the swap
-within it, because a swap too takes longer where everything else wants the cores. The last line is JSON.
+Rounds alternate: the bare engine, idle and with 256 conversations under way, is paused, reloads its weights and goes on,
+as vLLM offers it; the service gets a push while it is idle, while 256 games run, and the same uploaded slowly in small
+pieces. The bare swap is the reload alone, without the calls around it; each pause is held against the bare swap with the
+same load. The last line is JSON.
 """
 
+import asyncio
 import json
 import time
 from collections.abc import Callable
@@ -20,11 +22,16 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from benchmarks.bare_engine import BareEngine
 from rollout_client import RolloutClient, Sampling
 from rollout_client.policy import ReplicaUpdate
+from service.app import with_absolute_model_path
 from service.local import free_port, local_service, read_config, sentences_for_the_user
+from service.settings import ServiceSettings
 
 GAMES = 256
+BARE_PROMPT = [5] * 200
+BARE_TURNS = 4
 UNDER_WAY_AFTER_S = 2.0
 SLOW_PIECE_BYTES = 200_000
 SLOW_PIECE_S = 0.1
@@ -38,17 +45,49 @@ def main(
     rounds: Annotated[int, typer.Option(min=1)] = 5,
 ) -> None:
     settings = read_config(config, port=free_port())
-    with sentences_for_the_user(console), local_service(settings, console) as url, RolloutClient(url) as client:
+    engine = with_absolute_model_path(ServiceSettings.model_validate(settings.applications[0].args).engine)
+    with (
+        sentences_for_the_user(console),
+        BareEngine.started(engine) as bare,
+        local_service(settings, console) as url,
+        RolloutClient(url) as client,
+    ):
+        bare_ways = {"idle": partial(reloaded, bare, model, 0), "under load": partial(reloaded, bare, model, GAMES)}
         ways: dict[str, Callable[[], ReplicaUpdate]] = {
             "idle": partial(pushed, client, model),
             "under load": partial(under_load, client, partial(pushed, client, model)),
             "under load, slow upload": partial(under_load, client, partial(pushed_slowly, url, client, model)),
         }
+        bare_swaps: dict[str, list[float]] = {way: [] for way in bare_ways}
         measured: dict[str, list[ReplicaUpdate]] = {way: [] for way in ways}
         for _ in track(range(rounds), "Pushing", console=console):
+            for way, reload in bare_ways.items():
+                bare_swaps[way].append(reload())
             for way, push in ways.items():
                 measured[way].append(push())
-    report(measured)
+    report(measured, bare_swaps)
+
+
+def reloaded(bare: BareEngine, model: Path, conversations: int) -> float:
+    """Seconds of vLLM's own reload, between a pause and going on, while so many conversations are under way."""
+    weights = {"weights_path": str(model.resolve())}
+
+    async def swap() -> float:
+        sampling = {"temperature": SAMPLING.temperature, "max_tokens": SAMPLING.max_new_tokens, "ignore_eos": True}
+        prompts = [BARE_PROMPT] * conversations
+        playing = asyncio.create_task(bare.play(prompts, BARE_TURNS, (), sampling, f"load-{time.monotonic()}"))
+        await asyncio.sleep(UNDER_WAY_AFTER_S if conversations else 0)
+        if conversations and playing.done():
+            raise RuntimeError("The conversations were over before the weights were swapped: play more or longer ones.")
+        await bare.llm.pause_generation(mode="keep")
+        began = time.perf_counter()
+        await bare.llm.collective_rpc("reload_weights", kwargs=weights)
+        swap_s = time.perf_counter() - began
+        await bare.llm.resume_generation()
+        await playing
+        return swap_s
+
+    return bare.run(swap())
 
 
 def pushed(client: RolloutClient, model: Path) -> ReplicaUpdate:
@@ -84,12 +123,16 @@ def under_load(client: RolloutClient, push: Callable[[], ReplicaUpdate]) -> Repl
     return update
 
 
-def report(measured: dict[str, list[ReplicaUpdate]]) -> None:
-    table = Table("push", "load", "swap", "pause", "pause / swap", title="Medians, in milliseconds")
+def report(measured: dict[str, list[ReplicaUpdate]], bare_swaps: dict[str, list[float]]) -> None:
+    table = Table("push", "load", "bare swap", "swap", "pause", "pause / bare swap", title="Medians, in milliseconds")
     ratios = {}
     for way, updates in measured.items():
-        seconds = (median(getattr(update, name) for update in updates) for name in ("load_s", "swap_s", "pause_s"))
-        ratios[way] = round(median(update.pause_s / update.swap_s for update in updates), 3)
+        bare_s = median(bare_swaps[way.partition(",")[0]])
+        load_s, swap_s, pause_s = (
+            median(getattr(update, name) for update in updates) for name in ("load_s", "swap_s", "pause_s")
+        )
+        ratios[way] = round(pause_s / bare_s, 3)
+        seconds = (load_s, bare_s, swap_s, pause_s)
         table.add_row(way, *(f"{1000 * median_s:.1f}" for median_s in seconds), f"{ratios[way]:.2f}")
     console.print(table)
     typer.echo(json.dumps({"pause_over_bare_swap": ratios}))

@@ -1,0 +1,73 @@
+"""The engine alone, in this process: what the service is held against."""
+
+import asyncio
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Self
+
+from deployments.generator import EngineSettings
+
+
+class BareEngine:
+    """vLLM's `AsyncLLM` with the service's engine settings and nothing of the service around it.
+
+    Its event loop runs only inside `run`, so that between two measurements it costs nothing.
+    """
+
+    def __init__(self, llm: Any, runner: asyncio.Runner) -> None:
+        self.llm = llm
+        self.run = runner.run
+
+    @classmethod
+    @contextmanager
+    def started(cls, settings: EngineSettings) -> Iterator[Self]:
+        os.environ.update(settings.environment_variables)
+        from vllm.engine.arg_utils import AsyncEngineArgs
+        from vllm.v1.engine.async_llm import AsyncLLM
+
+        async def start() -> AsyncLLM:
+            args = AsyncEngineArgs(**settings.engine_args(), logprobs_mode="processed_logprobs")
+            return AsyncLLM.from_engine_args(args)
+
+        with asyncio.Runner() as runner:
+            llm = runner.run(start())
+            try:
+                yield cls(llm, runner)
+            finally:
+                llm.shutdown()
+
+    async def play(
+        self,
+        prompts: Sequence[list[int]],
+        turns: int,
+        reply: Sequence[int],
+        sampling: dict[str, Any],
+        name: str,
+    ) -> list[list[int]]:
+        """Plays a loop for each prompt, all at once: generate, append, append `reply`, again.
+
+        Returns:
+            The ids of each whole conversation.
+        """
+        return await asyncio.gather(
+            *(
+                self._play_one(list(prompt), turns, reply, sampling, f"{name}-{place}")
+                for place, prompt in enumerate(prompts)
+            )
+        )
+
+    async def _play_one(
+        self, token_ids: list[int], turns: int, reply: Sequence[int], sampling: dict[str, Any], name: str
+    ) -> list[int]:
+        from vllm.inputs.engine import tokens_input
+        from vllm.sampling_params import RequestOutputKind, SamplingParams
+
+        params = SamplingParams(
+            **sampling, logprobs=0, flat_logprobs=True, detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY
+        )
+        for turn in range(turns):
+            async for output in self.llm.generate(tokens_input(token_ids), params, request_id=f"{name}-{turn}"):
+                completion = output.outputs[0]
+            token_ids = [*token_ids, *completion.token_ids, *reply]
+        return token_ids
