@@ -7,10 +7,11 @@ from ray import serve
 from ray.serve import Application
 
 from deployments.environment_host import EnvironmentHost
-from deployments.generator import EngineSettings, Generator
+from deployments.generator import Generator
+from deployments.paced_generator import PacedEngineSettings, PacedGenerator
 from deployments.policy_store import PolicyStore
 from service.ingress import Ingress
-from service.settings import ServiceSettings
+from service.settings import AnyEngineSettings, ServiceSettings
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 NEVER_THE_LIMIT = 100_000
@@ -27,7 +28,8 @@ def build(settings: ServiceSettings) -> Application:
     """
     engine = with_absolute_model_path(settings.engine)
     policy_store = deployment(PolicyStore, "Policy", POLICY_OPTIONS).bind(settings.policy, engine.model)
-    generator = deployment(Generator, "Generator", engine.ray_actor_options()).bind(engine, policy_store)
+    replica = PacedGenerator if isinstance(engine, PacedEngineSettings) else Generator
+    generator = deployment(replica, "Generator", engine.ray_actor_options()).bind(engine, policy_store)
     environments = {
         task_name: deployment(EnvironmentHost, task_name).bind(
             task_name, environment.import_path, environment.arguments
@@ -48,7 +50,7 @@ def deployment(replica: type, name: str, ray_actor_options: Mapping[str, float] 
     return as_deployment(replica)
 
 
-def with_absolute_model_path(engine: EngineSettings) -> EngineSettings:
+def with_absolute_model_path(engine: AnyEngineSettings) -> AnyEngineSettings:
     """Replicas run in folders of their own; a path relative to the repository must still be found."""
     relative_to_repository = REPOSITORY / engine.model
     if not relative_to_repository.is_dir():

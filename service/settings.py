@@ -1,13 +1,26 @@
 """The one argument of the app builder: what runs. How it scales stands beside it in the Serve config."""
 
-from typing import Any, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 
 from deployments.generator import EngineSettings
+from deployments.paced_generator import PacedEngineSettings
 from deployments.policy_settings import PolicySettings
 
 MIB = 2**20
+
+
+def kind_of_engine(settings: Any) -> Literal["engine", "paced"]:
+    has_pace = "pace" in settings if isinstance(settings, dict) else isinstance(settings, PacedEngineSettings)
+    return "paced" if has_pace else "engine"
+
+
+AnyEngineSettings = Annotated[
+    Annotated[EngineSettings, Tag("engine")] | Annotated[PacedEngineSettings, Tag("paced")],
+    Discriminator(kind_of_engine),
+]
+"""An engine, or, where there is a `pace`, what only keeps the pace of one."""
 
 
 class EnvironmentSettings(BaseModel):
@@ -35,7 +48,7 @@ class Limits(BaseModel):
 class ServiceSettings(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
-    engine: EngineSettings
+    engine: AnyEngineSettings
     environments: dict[str, EnvironmentSettings] = Field(min_length=1)
     """By `task_name`."""
     limits: Limits = Limits()
@@ -45,4 +58,10 @@ class ServiceSettings(BaseModel):
     def task_names_are_no_other_deployment(self) -> Self:
         if taken := {"Generator", "Ingress", "Policy"} & self.environments.keys():
             raise ValueError(f"environments: {', '.join(taken)} is the name of another deployment; choose another one")
+        return self
+
+    @model_validator(mode="after")
+    def paced_engines_keep_no_weights(self) -> Self:
+        if isinstance(self.engine, PacedEngineSettings) and self.policy.folder is not None:
+            raise ValueError("policy.folder has no meaning beside engine.pace, which takes no weights: leave it out")
         return self

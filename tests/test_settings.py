@@ -1,4 +1,4 @@
-"""What the app builder accepts, and the two configs in the repository."""
+"""What the app builder accepts, and the configs in the repository."""
 
 from typing import Any
 
@@ -7,14 +7,17 @@ import yaml
 from pydantic import ValidationError
 
 from deployments.generator import EngineSettings
+from deployments.pace import Pace
+from deployments.paced_generator import PacedEngineSettings
 from service.settings import ServiceSettings
 from tests.conftest import REPOSITORY
 
 ENGINE = {"device": "cpu", "model": "models/tiny"}
+PACED = {"model": "models/tiny", "max_model_len": 64, "pace": {"time_per_token_s": 0.01}}
 MATH = {"import_path": "deployments.environments.math:MathEnvironment"}
 
 
-@pytest.mark.parametrize("name", ["serve_config.yaml", "serve_config.cpu.yaml"])
+@pytest.mark.parametrize("name", ["serve_config.yaml", "serve_config.cpu.yaml", "serve_config.scale.yaml"])
 def test_the_configs_in_the_repository_are_valid_and_size_each_deployment(name: str) -> None:
     config = yaml.safe_load((REPOSITORY / name).read_text())
     [application] = config["applications"]
@@ -37,11 +40,25 @@ def test_the_gpu_config_autoscales_every_deployment() -> None:
         ({"engine": ENGINE, "environments": {"Generator": MATH}}, "name of another deployment"),
         ({"engine": ENGINE, "environments": {"math": MATH}, "enviroments": {}}, "enviroments"),
         ({"engine": {**ENGINE, "logprobs_mode": "raw_logprobs"}, "environments": {"math": MATH}}, "cannot be set"),
+        (
+            {"engine": {**PACED, "dtype": "bfloat16"}, "environments": {"math": MATH}},
+            "dtype has no meaning",
+        ),
+        ({"engine": {**PACED, "device": "gpu"}, "environments": {"math": MATH}}, "should be 'cpu'"),
+        ({"engine": {**ENGINE, "pace": {}}, "environments": {"math": MATH}}, "max_model_len"),
+        ({"engine": PACED, "environments": {"math": MATH}, "policy": {"folder": "/p"}}, "policy.folder has no meaning"),
     ],
 )
 def test_wrong_settings_are_refused_by_name(settings: dict[str, Any], says: str) -> None:
     with pytest.raises(ValidationError, match=says):
         ServiceSettings.model_validate(settings)
+
+
+def test_a_pace_takes_the_place_of_an_engine_and_needs_no_gpu() -> None:
+    engine = ServiceSettings.model_validate({"engine": PACED, "environments": {"math": MATH}}).engine
+    assert isinstance(engine, PacedEngineSettings)
+    assert engine.pace == Pace(time_to_first_token_s=0.0, time_per_token_s=0.01, max_num_seqs=256)
+    assert engine.ray_actor_options() == {"num_cpus": 0.1}
 
 
 def test_tensor_and_pipeline_parallel_size_set_the_gpus_of_a_replica() -> None:

@@ -1,0 +1,101 @@
+"""The generator deployment of the scale model: the pace of an engine in place of one."""
+
+import asyncio
+from typing import Any, Literal, Protocol
+
+import ray
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from ray import serve
+from ray.serve.handle import DeploymentHandle
+
+from deployments.failures import GenerationLost, PolicyStoreLost
+from deployments.pace import Pace
+from deployments.paced_engine import PacedEngine
+from deployments.policy_link import PolicyLink
+from deployments.policy_records import Loaded, Order, ReplicaIntroduction, Report, TakeCalls
+from deployments.protocols import Generation, GenerationRequest, GeneratorDescription
+from deployments.roster import ReplicaUnknown
+
+NO_WEIGHTS = "This generator only keeps the pace of one and has no weights to change; push to a service with an engine."
+REJOIN_AFTER_S = 0.5
+
+
+class PacedEngineSettings(BaseModel):
+    """What takes the place of an engine's settings where only its pace is wanted."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    device: Literal["cpu"] = "cpu"
+    model: str
+    """A local path or a hub name; of it only the tokenizer is read."""
+    tokenizer: str | None = None
+    max_model_len: int = Field(ge=1)
+    """Tokens."""
+    num_cpus: float = Field(default=0.1, ge=0)
+    """Cores that Ray sets aside for one replica."""
+    pace: Pace
+
+    @model_validator(mode="before")
+    @classmethod
+    def leaves_engine_args_alone(cls, settings: Any) -> Any:
+        for name in settings.keys() - cls.model_fields.keys() if isinstance(settings, dict) else ():
+            raise ValueError(f"{name} has no meaning beside pace, which takes the place of an engine: leave it out")
+        return settings
+
+    def ray_actor_options(self) -> dict[str, float]:
+        return {"num_cpus": self.num_cpus}
+
+
+class PacedGenerator:
+    """Ready at once, at version 0 for ever; answers what `Generator` answers."""
+
+    async def __init__(self, settings: PacedEngineSettings, policy_store: DeploymentHandle[Any]) -> None:  # type: ignore[misc]  # Serve awaits it
+        self._engine = PacedEngine.start(settings.pace, settings.model, settings.tokenizer, settings.max_model_len)
+        introduction = ReplicaIntroduction(
+            serve.get_replica_context().replica_id.unique_id,
+            ray.get_runtime_context().current_actor,
+            workers=1,
+            loaded=Loaded(),
+        )
+        self._refusing = asyncio.create_task(refuse_weights(PolicyLink(policy_store), introduction))
+
+    async def generate(self, request: GenerationRequest) -> Generation:
+        if request.min_weight_version > 0:
+            raise GenerationLost(f"The generator replica is not at version {request.min_weight_version}: {NO_WEIGHTS}")
+        return await self._engine.generate(request)
+
+    async def describe(self) -> GeneratorDescription:
+        return self._engine.describe()
+
+    async def ongoing_generations(self) -> int:
+        return self._engine.ongoing_generations
+
+    async def check_health(self) -> None:
+        """Raises what ended the replica's answers to the policy store."""
+        if self._refusing.done():
+            self._refusing.result()
+
+
+class OrderLink(Protocol):
+    """What a replica without weights asks of the policy store."""
+
+    async def join(self, introduction: ReplicaIntroduction) -> None: ...
+
+    async def next_order(self, replica_id: str, report: Report | None) -> Order | None: ...
+
+
+async def refuse_weights(store: OrderLink, introduction: ReplicaIntroduction) -> None:
+    """Joins the roster, so that `/policy` shows the replica, and answers orders to change weights by a sentence."""
+    while True:
+        try:
+            await store.join(introduction)
+            report: Report | None = None
+            while True:
+                order = await store.next_order(introduction.replica_id, report)
+                report = None if order is None else report_of(order)
+        except (PolicyStoreLost, ReplicaUnknown):
+            await asyncio.sleep(REJOIN_AFTER_S)
+
+
+def report_of(order: Order) -> Report:
+    return Report(order.number, Loaded(), None if isinstance(order.command, TakeCalls) else NO_WEIGHTS)
