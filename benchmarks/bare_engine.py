@@ -2,11 +2,27 @@
 
 import asyncio
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Self
 
+import typer
+
 from deployments.generator import EngineSettings
+from service.app import with_absolute_model_path
+from service.settings import ServiceSettings
+
+
+def engine_in(config: Mapping[str, Any]) -> EngineSettings:
+    """The engine of a Serve config of the service, its model's path made absolute.
+
+    Raises:
+        BadParameter: the config has no engine, only the pace of one.
+    """
+    engine = with_absolute_model_path(ServiceSettings.model_validate(config["applications"][0]["args"]).engine)
+    if not isinstance(engine, EngineSettings):
+        raise typer.BadParameter("this config has no engine to compare with")
+    return engine
 
 
 class BareEngine:

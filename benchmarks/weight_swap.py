@@ -1,9 +1,9 @@
 """How long a push stops generation, against the bare swap: `make bench-swap`.
 
-Rounds alternate: the bare engine, idle and with 256 conversations under way, is paused, reloads its weights and goes on,
-as vLLM offers it; the service gets a push while it is idle, while 256 games run, and the same uploaded slowly in small
-pieces. The bare swap is the reload alone, without the calls around it; each pause is held against the bare swap with the
-same load. The last line is JSON.
+Rounds alternate: the bare engine, idle and with 256 conversations under way, is paused, reloads its weights and goes
+on, as vLLM offers it; the service gets a push while it is idle, while 256 games run, and the same uploaded slowly in
+small pieces. The bare swap is the reload alone, without the calls around it; each pause is held against the bare swap
+with the same load. The last line is JSON.
 """
 
 import asyncio
@@ -22,12 +22,10 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from benchmarks.bare_engine import BareEngine
+from benchmarks.bare_engine import BareEngine, engine_in
 from rollout_client import RolloutClient, Sampling
 from rollout_client.policy import ReplicaUpdate
-from service.app import with_absolute_model_path
 from service.local import free_port, local_service, read_config, sentences_for_the_user
-from service.settings import ServiceSettings
 
 GAMES = 256
 BARE_PROMPT = [5] * 200
@@ -45,10 +43,9 @@ def main(
     rounds: Annotated[int, typer.Option(min=1)] = 5,
 ) -> None:
     settings = read_config(config, port=free_port())
-    engine = with_absolute_model_path(ServiceSettings.model_validate(settings.applications[0].args).engine)
     with (
         sentences_for_the_user(console),
-        BareEngine.started(engine) as bare,
+        BareEngine.started(engine_in(settings.model_dump())) as bare,
         local_service(settings, console) as url,
         RolloutClient(url) as client,
     ):

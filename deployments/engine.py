@@ -262,6 +262,7 @@ def sampling_params(request: GenerationRequest) -> SamplingParams:
         top_p=options.top_p,
         top_k=options.top_k,
         min_p=options.min_p,
+        ignore_eos=options.ignore_eos,
         seed=options.seed,
         max_tokens=request.max_new_tokens,
         stop=list(request.stop_strings),

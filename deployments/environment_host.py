@@ -1,17 +1,19 @@
 """The environment deployment: hosts one task and answers batches of its steps."""
 
-import asyncio
 from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from dataclasses import fields
 from typing import Any
 
 from pydantic import BaseModel, ImportString, TypeAdapter, ValidationError
 
+from deployments.answering import Answers, answered_as_they_finish
 from deployments.environment import TaskEnvironment
 from deployments.failures import EnvironmentBroken, EnvironmentRejected, RolloutFailure
-from deployments.protocols import StepAnswers, StepOutcome, StepRequest, TaskDescription
+from deployments.protocols import StepOutcome, StepRequest, TaskDescription
 
 OUTCOME = TypeAdapter(StepOutcome)
+CANCELLED = EnvironmentBroken("The environment cancelled its own step.")
 
 
 class EnvironmentHost:
@@ -21,23 +23,15 @@ class EnvironmentHost:
         self._task_name = task_name
         self._environment = load_environment(import_path, arguments)
 
-    async def step(self, requests: list[StepRequest]) -> AsyncGenerator[StepAnswers, None]:
+    async def step(self, requests: list[StepRequest]) -> AsyncGenerator[Answers[StepOutcome], None]:
         """Steps each sample on its own and yields answers as they finish, those of one instant together.
 
         One that fails is answered by its failure, beside its siblings' outcomes.
         """
-        places = {
-            asyncio.create_task(step_or_failure(self._environment, request)): place
-            for place, request in enumerate(requests)
-        }
-        running = set(places)
-        try:
-            while running:
-                finished, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
-                yield [(places[task], answer_of(task)) for task in finished]
-        finally:
-            for task in running:
-                task.cancel()
+        steps = [step_or_failure(self._environment, request) for request in requests]
+        async with aclosing(answered_as_they_finish(steps, CANCELLED)) as finished:
+            async for answers in finished:
+                yield answers
 
     async def example_samples(self, count: int, seed: int) -> list[dict[str, Any]]:
         return [{**sample, "task_name": self._task_name} for sample in self._environment.example_samples(count, seed)]
@@ -66,10 +60,6 @@ def load_environment(import_path: str, arguments: dict[str, Any]) -> TaskEnviron
     if not (isinstance(environment_class, type) and issubclass(environment_class, TaskEnvironment)):
         raise TypeError(f"{import_path} is not a TaskEnvironment.")
     return environment_class(**arguments)
-
-
-def answer_of(step: asyncio.Task[StepOutcome | RolloutFailure]) -> StepOutcome | RolloutFailure:
-    return EnvironmentBroken("The environment cancelled its own step.") if step.cancelled() else step.result()
 
 
 async def step_or_failure(environment: TaskEnvironment, request: StepRequest) -> StepOutcome | RolloutFailure:

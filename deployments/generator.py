@@ -3,6 +3,8 @@
 import asyncio
 import os
 import shutil
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -13,7 +15,9 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 
+from deployments.answering import Answers
 from deployments.failures import GenerationLost
+from deployments.generation_calls import GenerationCalls
 from deployments.policy_cluster import cluster_weights_folder
 from deployments.policy_link import PolicyLink
 from deployments.policy_records import Loaded, ReplicaIntroduction
@@ -77,8 +81,19 @@ class Generator:
         current = asyncio.create_task(self._follower.is_current.wait())
         await asyncio.wait((self._following, current), return_when=asyncio.FIRST_COMPLETED)
         await self.check_health()
+        self._calls = GenerationCalls(self._generate)
 
-    async def generate(self, request: GenerationRequest) -> Generation:
+    async def generate(self, requests: list[GenerationRequest]) -> AsyncGenerator[Answers[Generation], None]:
+        """Yields each generation, or its failure, as they finish, those of one instant together."""
+        async with aclosing(self._calls.answers(requests)) as finished:
+            async for answers in finished:
+                yield answers
+
+    async def abort(self, request_ids: list[str]) -> None:
+        """Those of a call that are not wanted any more, while the others are."""
+        self._calls.abort(request_ids)
+
+    async def _generate(self, request: GenerationRequest) -> Generation:
         if self._follower.broken is not None:
             raise GenerationLost("The generator replica broke while its weights were changed; it is being replaced.")
         if self._engine.loaded.version < request.min_weight_version:

@@ -1,6 +1,8 @@
 """The generator deployment of the scale model: the pace of an engine in place of one."""
 
 import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from typing import Any, Literal, Protocol
 
 import ray
@@ -8,7 +10,9 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 
+from deployments.answering import Answers
 from deployments.failures import GenerationLost, PolicyStoreLost
+from deployments.generation_calls import GenerationCalls
 from deployments.pace import Pace
 from deployments.paced_engine import PacedEngine
 from deployments.policy_link import PolicyLink
@@ -51,6 +55,7 @@ class PacedGenerator:
 
     async def __init__(self, settings: PacedEngineSettings, policy_store: DeploymentHandle[Any]) -> None:  # type: ignore[misc]  # Serve awaits it
         self._engine = PacedEngine.start(settings.pace, settings.model, settings.tokenizer, settings.max_model_len)
+        self._calls = GenerationCalls(self._generate)
         introduction = ReplicaIntroduction(
             serve.get_replica_context().replica_id.unique_id,
             ray.get_runtime_context().current_actor,
@@ -59,7 +64,16 @@ class PacedGenerator:
         )
         self._refusing = asyncio.create_task(refuse_weights(PolicyLink(policy_store), introduction))
 
-    async def generate(self, request: GenerationRequest) -> Generation:
+    async def generate(self, requests: list[GenerationRequest]) -> AsyncGenerator[Answers[Generation], None]:
+        """As `Generator.generate`."""
+        async with aclosing(self._calls.answers(requests)) as finished:
+            async for answers in finished:
+                yield answers
+
+    async def abort(self, request_ids: list[str]) -> None:
+        self._calls.abort(request_ids)
+
+    async def _generate(self, request: GenerationRequest) -> Generation:
         if request.min_weight_version > 0:
             raise GenerationLost(f"The generator replica is not at version {request.min_weight_version}: {NO_WEIGHTS}")
         return await self._engine.generate(request)

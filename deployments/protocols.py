@@ -4,7 +4,6 @@ The loop knows only these two protocols and the records that travel through them
 deployments stand behind them (`service/hops.py`); tests implement them with scripts.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, Protocol
 
@@ -32,6 +31,7 @@ class SamplingOptions:
     top_p: float = 1.0
     top_k: int = 0
     min_p: float = 0.0
+    ignore_eos: bool = False
     seed: int | None = None
 
 
@@ -46,6 +46,10 @@ class GenerationRequest:
     sampling: SamplingOptions
     min_weight_version: int = 0
     """A replica whose weights are older does not take it."""
+    conversation: str = ""
+    """The rollout that this is a turn of; all of them begin with the same tokens."""
+    group: str = ""
+    """Conversations of one group begin with the same prompt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +74,10 @@ class Generation:
 class Generator(Protocol):
     async def generate(self, request: GenerationRequest) -> Generation:
         """Raises `GenerationRejected`, `GenerationLost`, `Overloaded`. Cancelling the call aborts the generation."""
+        ...
+
+    def release(self, conversation: str) -> None:
+        """The conversation has no further turn."""
         ...
 
 
@@ -120,7 +128,3 @@ class GeneratorDescription:
     model: str
     max_model_len: int
     vocab_size: int
-
-
-StepAnswers = Sequence[tuple[int, StepOutcome | Exception]]
-"""Each with the place of its request in the call."""

@@ -8,6 +8,7 @@ from ray.serve import Application
 
 from deployments.environment_host import EnvironmentHost
 from deployments.generator import Generator
+from deployments.home_router import HOME_ROUTING
 from deployments.paced_generator import PacedEngineSettings, PacedGenerator
 from deployments.policy_store import PolicyStore
 from service.ingress import Ingress
@@ -29,7 +30,8 @@ def build(settings: ServiceSettings) -> Application:
     engine = with_absolute_model_path(settings.engine)
     policy_store = deployment(PolicyStore, "Policy", POLICY_OPTIONS).bind(settings.policy, engine.model)
     replica = PacedGenerator if isinstance(engine, PacedEngineSettings) else Generator
-    generator = deployment(replica, "Generator", engine.ray_actor_options()).bind(engine, policy_store)
+    replicas = deployment(replica, "Generator", engine.ray_actor_options()).options(request_router_config=HOME_ROUTING)
+    generator = replicas.bind(engine, policy_store)
     environments = {
         task_name: deployment(EnvironmentHost, task_name).bind(
             task_name, environment.import_path, environment.arguments

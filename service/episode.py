@@ -84,6 +84,11 @@ class EpisodeIdentity:
     id: str | None = None
     further_fields: dict[str, Any] = field(default_factory=dict)
 
+    @property
+    def conversation(self) -> str:
+        """Unique among all rollouts."""
+        return f"{self.request_id}-{self.position}-{self.generation_index}"
+
 
 @dataclass(frozen=True, slots=True)
 class EpisodeStart:
@@ -156,14 +161,15 @@ class Episode:
             self.status = "max_turns"
             return None
         turn = self._turns_in_log()
-        identity = self.identity
         return GenerationRequest(
-            request_id=f"{identity.request_id}-{identity.position}-{identity.generation_index}-{turn}",
+            request_id=f"{self.identity.conversation}-{turn}",
             prompt_token_ids=self._token_ids.copy(),
             max_new_tokens=min(room, self._limits.max_new_tokens or room),
             stop_strings=self._stop_strings,
             sampling=sampling_of_turn(self._start.sampling, turn),
             min_weight_version=self._start.min_weight_version,
+            conversation=self.identity.conversation,
+            group=f"{self.identity.request_id}-{self.identity.group}",
         )
 
     def add_generation(self, generation: Generation) -> None:

@@ -1,13 +1,13 @@
-"""The two protocols over Serve handles: one call of a replica, its failures named."""
+"""The two protocols over Serve handles: requests of one instant in one call, failures named."""
 
-import asyncio
+from functools import partial
 from typing import Any
 
-from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
 from deployments.failures import EnvironmentLost, GenerationLost
 from deployments.handle_calls import answer_of
+from deployments.home_router import replicas_behind
 from deployments.protocols import (
     Generation,
     GenerationRequest,
@@ -16,36 +16,48 @@ from deployments.protocols import (
     StepRequest,
     TaskDescription,
 )
+from service.homes import ConversationHomes
+from service.together import Together
 
-
-def settle(waiting: "asyncio.Future[StepOutcome]", answer: StepOutcome | Exception) -> None:
-    if waiting.done():
-        return
-    if isinstance(answer, Exception):
-        waiting.set_exception(answer)
-    else:
-        waiting.set_result(answer)
-
-
-AskedStep = tuple[StepRequest, "asyncio.Future[StepOutcome]"]
+THE_GENERATOR = "The generator replica"
 
 
 class GeneratorHop:
-    """The `Generator` protocol, on whichever generator replica Serve picks."""
+    """The `Generator` protocol: each conversation on the replica that has its prefix."""
 
     def __init__(self, handle: DeploymentHandle[Any]) -> None:
         self._handle = handle
+        self._homes = ConversationHomes()
+        self._replicas: dict[str | None, Together[GenerationRequest, Generation]] = {}
 
     async def generate(self, request: GenerationRequest) -> Generation:
-        generation: Generation = await self._answer(self._handle.generate.remote(request))
-        return generation
+        there = replicas_behind(self._handle)
+        home = self._homes.home_of(request.conversation, request.group, there)
+        if home not in self._replicas:
+            self._replicas = {name: hop for name, hop in self._replicas.items() if name in there}
+            self._replicas[home] = self._generations_on(home)
+        try:
+            return await self._replicas[home].ask(request)
+        except GenerationLost:
+            self._homes.lost(request.conversation)
+            raise
+
+    def _generations_on(self, home: str | None) -> Together[GenerationRequest, Generation]:
+        there = self._handle.options(session_id=home or "")
+        start = there.options(stream=True).generate.remote
+        return Together(start, GenerationLost, THE_GENERATOR, give_up=partial(end_generations, there))
+
+    def release(self, conversation: str) -> None:
+        self._homes.release(conversation)
 
     async def describe(self) -> GeneratorDescription:
-        description: GeneratorDescription = await self._answer(self._handle.describe.remote())
+        response: Any = self._handle.describe.remote()
+        description: GeneratorDescription = await answer_of(response, response, GenerationLost, THE_GENERATOR)
         return description
 
-    async def _answer(self, response: Any) -> Any:
-        return await answer_of(response, response, GenerationLost, "The generator replica")
+
+def end_generations(there: DeploymentHandle[Any], requests: list[GenerationRequest]) -> Any:
+    return there.abort.remote([request.request_id for request in requests])
 
 
 class EnvironmentHop:
@@ -53,49 +65,13 @@ class EnvironmentHop:
 
     def __init__(self, task_name: str, handle: DeploymentHandle[Any]) -> None:
         self._handle = handle
-        self._asked_now: list[AskedStep] = []
-        self._calls: set[asyncio.Task[None]] = set()
         self._who = f"The replica of environment {task_name!r}"
+        self._steps: Together[StepRequest, StepOutcome] = Together(
+            handle.options(stream=True).step.remote, EnvironmentLost, self._who
+        )
 
     async def step(self, request: StepRequest) -> StepOutcome:
-        """Travels in one call with the steps that are asked for in the same instant."""
-        if not self._asked_now:
-            asyncio.get_running_loop().call_soon(self._send)
-        answer: asyncio.Future[StepOutcome] = asyncio.get_running_loop().create_future()
-        self._asked_now.append((request, answer))
-        return await answer
-
-    def _send(self) -> None:
-        asked, self._asked_now = self._asked_now, []
-        call = asyncio.create_task(self._step_together(asked))
-        self._calls.add(call)
-        call.add_done_callback(self._calls.discard)
-
-        def cancel_if_nobody_waits(ended: "asyncio.Future[StepOutcome]") -> None:
-            if ended.cancelled() and all(waiting.done() for _, waiting in asked):
-                call.cancel()
-
-        for _, waiting in asked:
-            waiting.add_done_callback(cancel_if_nobody_waits)
-
-    async def _step_together(self, asked: list[AskedStep]) -> None:
-        """Hands each caller its answer as it comes; what breaks the call fails those that had none.
-
-        The call ends when nobody waits for it any more; a single step of a shared call ends only by itself.
-        """
-        broken: Exception = EnvironmentLost(f"{self._who} ended the call without an answer.")
-        try:
-            call: Any = self._handle.options(stream=True).step.remote([request for request, _ in asked])
-            while answers := await answer_of(anext(call, None), call, EnvironmentLost, self._who):
-                for place, answer in answers:
-                    settle(asked[place][1], answer)
-        except RayServeException as error:
-            broken = EnvironmentLost(f"{self._who} could not be reached: {error}")
-        except Exception as error:  # noqa: BLE001 - it belongs to those who wait
-            broken = error
-        finally:
-            for _, waiting in asked:
-                settle(waiting, broken)
+        return await self._steps.ask(request)
 
     async def describe(self) -> TaskDescription:
         description: TaskDescription = await self._answer(self._handle.describe.remote())

@@ -190,6 +190,7 @@ def sampling_options(sampling: Sampling, seed: int | None, generation_index: int
         top_p=sampling.top_p,
         top_k=max(sampling.top_k, 0),
         min_p=sampling.min_p,
+        ignore_eos=sampling.ignore_eos,
         seed=None if seed is None else derived_seed(seed, generation_index),
     )
 

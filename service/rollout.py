@@ -70,6 +70,7 @@ async def play_sample(episode: Episode, table: Table) -> Episode:
         episode.fail(failure_of(error))
     finally:
         table.schedule.leave()
+        table.generator.release(episode.identity.conversation)
     return episode
 
 

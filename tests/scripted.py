@@ -46,6 +46,7 @@ class ScriptedGenerator:
     requests: list[GenerationRequest] = field(default_factory=list)
     delay_s: float = 0.0
     cancelled: int = 0
+    released: list[str] = field(default_factory=list)
 
     async def generate(self, request: GenerationRequest) -> Generation:
         answer = self.script[len(self.requests) % len(self.script)]
@@ -63,6 +64,9 @@ class ScriptedGenerator:
             logprobs=[-1.0] * len(token_ids),
             finish_reason="length" if len(answer) >= request.max_new_tokens else "stop",
         )
+
+    def release(self, conversation: str) -> None:
+        self.released.append(conversation)
 
 
 @dataclass

@@ -93,6 +93,8 @@ class Sampling(Strict):
     max_new_tokens: int | None = Field(default=None, ge=1)
     """Per generation; without it only `max_seq_len` bounds a generation."""
     stop_strings: list[StopString] = []
+    ignore_eos: bool = False
+    """Generates on past the model's end token, so that every generation has `max_new_tokens`: for load tests."""
     greedy: bool = False
     """The most likely token each time, whatever `temperature` says."""
     seed: Seed | None = None

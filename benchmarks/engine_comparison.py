@@ -1,0 +1,314 @@
+"""As fast as the engine itself? `make bench` plays the same conversations in three ways, in alternating rounds.
+
+A. a bare loop over vLLM's `AsyncLLM`, in the process that holds it;
+B. an asyncio loop over vLLM's OpenAI-compatible server, as a trainer would write it;
+C. `POST /rollout`, with an environment that only answers three tokens.
+
+While one plays, the processes of the others are stopped. Beside tokens per second there is the processor time outside
+the engine's own processes, per turn: for B the server's front end and the client, for C every process of the service,
+Ray's included, and the client. The table goes to the screen, all rounds to bench.json, a picture to bench.png; the last
+line is JSON.
+"""
+
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import geometric_mean, median
+from typing import Annotated, Any
+
+import httpx
+import matplotlib.pyplot as plt
+import typer
+import yaml
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+from transformers import AutoTokenizer
+
+from benchmarks.bare_engine import BareEngine, engine_in
+from benchmarks.openai_loop import OpenAILoop, openai_server
+from benchmarks.process_group import ProcessGroup, ProcessorTime
+from benchmarks.workload import ONE_SAMPLE, SAMPLING, WORKLOADS, Workload, reply_ids
+from deployments.generator import EngineSettings
+from rollout_client import RolloutClient, Sampling
+from service.local import free_port
+
+WAYS = {"A": "bare engine", "B": "OpenAI server", "C": "POST /rollout"}
+START_WITHIN_S = 600
+POLL_S = 0.5
+SETTLE_S = 0.3
+SINGLE_SAMPLES = 30
+console = Console(stderr=True)
+Conversations = list[list[int]]
+Play = Callable[[Workload, list[list[int]]], Conversations]
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """What one way took for one workload."""
+
+    seconds: float
+    processor_seconds: float
+
+
+Rounds = dict[Workload, dict[str, list[Round]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Contender:
+    play: Play
+    processes: ProcessGroup | None
+
+
+def main(
+    config: Annotated[Path, typer.Argument()] = Path("serve_config.cpu.yaml"),
+    rounds: Annotated[int, typer.Option(min=1)] = 5,
+    output: Annotated[Path, typer.Option(help="Folder for bench.json and bench.png.")] = Path(),
+    only: Annotated[list[str] | None, typer.Option(help="Names of workloads, such as 64x4x32.")] = None,
+) -> None:
+    served = yaml.safe_load(config.read_text())
+    engine = engine_in(served)
+    workloads = [workload for workload in WORKLOADS if not only or workload.name in only]
+    with contenders(engine, served) as ways:
+        measured = play_rounds(ways, workloads, rounds)
+        added_ms = added_latency_ms(ways)
+    report(measured, added_ms, output)
+
+
+@contextmanager
+def contenders(engine: EngineSettings, served: dict[str, Any]) -> Iterator[dict[str, Contender]]:
+    reply = reply_ids(AutoTokenizer.from_pretrained(engine.tokenizer or engine.model))
+    with console.status("Starting the bare engine") as status, BareEngine.started(engine) as bare:
+        status.update("Starting vLLM's OpenAI-compatible server")
+        with openai_server(engine) as (openai_url, openai_processes):
+            loop = OpenAILoop(openai_url, engine.model)
+            status.update("Starting the service")
+            with rollout_service(served) as (url, service_processes):
+                status.stop()
+                yield {
+                    "A": Contender(bare_play(bare, reply), None),
+                    "B": Contender(openai_play(loop, reply), openai_processes),
+                    "C": Contender(service_play(url), service_processes),
+                }
+                loop.close()
+
+
+@contextmanager
+def rollout_service(served: dict[str, Any]) -> Iterator[tuple[str, ProcessGroup]]:
+    """Runs the service as a user would, `python -m service CONFIG`, with the comparison's environment alone."""
+    served["http_options"]["port"] = port = free_port()
+    served["applications"][0]["args"]["environments"] = {
+        "three_tokens": {"import_path": "benchmarks.three_tokens:ThreeTokens"}
+    }
+    deployments = [
+        entry for entry in served["applications"][0]["deployments"] if entry["name"] in ("Ingress", "Generator")
+    ]
+    deployments.append({"name": "three_tokens", "num_replicas": 1, "ray_actor_options": {"num_cpus": 0.1}})
+    served["applications"][0]["deployments"] = deployments
+    with tempfile.NamedTemporaryFile("w", suffix=".yaml") as config:
+        yaml.safe_dump(served, config)
+        config.flush()
+        service = subprocess.Popen([sys.executable, "-m", "service", config.name], stderr=subprocess.DEVNULL)
+        processes = ProcessGroup(service.pid)
+        try:
+            url = f"http://127.0.0.1:{port}"
+            wait_until_ready(url, service)
+            yield url, processes
+        finally:
+            processes.end()
+            service.wait()
+
+
+def wait_until_ready(url: str, service: "subprocess.Popen[bytes]") -> None:
+    """Raises `RuntimeError` if the service ends, or is not ready in time."""
+    until = time.monotonic() + START_WITHIN_S
+    while service.poll() is None and time.monotonic() < until:
+        try:
+            httpx.get(f"{url}/readyz").raise_for_status()
+        except httpx.HTTPError:
+            time.sleep(POLL_S)
+        else:
+            return
+    raise RuntimeError(f"The service did not start (exit code {service.poll()}); `make serve` shows why.")
+
+
+def bare_play(bare: BareEngine, reply: Sequence[int]) -> Play:
+    def play(workload: Workload, prompts: list[list[int]]) -> Conversations:
+        sampling = {**SAMPLING, "max_tokens": workload.new_tokens}
+        return bare.run(bare.play(prompts, workload.turns, reply, sampling, f"{time.monotonic_ns()}"))
+
+    return play
+
+
+def openai_play(loop: OpenAILoop, reply: Sequence[int]) -> Play:
+    def play(workload: Workload, prompts: list[list[int]]) -> Conversations:
+        return loop.play(prompts, workload.turns, reply, {**SAMPLING, "max_tokens": workload.new_tokens})
+
+    return play
+
+
+def service_play(url: str) -> Play:
+    def play(workload: Workload, prompts: list[list[int]]) -> Conversations:
+        samples: Any = [
+            {
+                "task_name": "three_tokens",
+                "message_log": [{"role": "user", "content": "", "token_ids": prompt}],
+            }
+            for prompt in prompts
+        ]
+        sampling = Sampling(**SAMPLING, max_new_tokens=workload.new_tokens)
+        with RolloutClient(url) as client:
+            response = client.rollout(samples, sampling=sampling, max_rollout_turns=workload.turns)
+        return [[id_ for message in sample.message_log for id_ in message.token_ids] for sample in response.samples]
+
+    return play
+
+
+def play_rounds(ways: dict[str, Contender], workloads: Sequence[Workload], rounds: int) -> Rounds:
+    """One round more than asked for, of which the first only warms up."""
+    for contender in ways.values():
+        rest(contender)
+    measured: Rounds = {workload: {way: [] for way in ways} for workload in workloads}
+    with Progress(console=console) as progress:
+        bar = progress.add_task("Playing", total=(rounds + 1) * len(workloads) * len(ways))
+        for number in range(rounds + 1):
+            for workload in workloads:
+                for way in rotated(list(ways), number):
+                    progress.update(bar, description=f"Round {number}: {workload.name}, {WAYS[way]}")
+                    round_ = play_round(ways[way], workload, workload.prompts(number))
+                    if number:
+                        measured[workload][way].append(round_)
+                    progress.advance(bar)
+    return measured
+
+
+def play_round(contender: Contender, workload: Workload, prompts: list[list[int]]) -> Round:
+    with awake(contender):
+        processor_time, began = ProcessorTime(contender.processes), time.perf_counter()
+        conversations = contender.play(workload, prompts)
+        round_ = Round(time.perf_counter() - began, processor_time.seconds())
+    check(workload, conversations)
+    return round_
+
+
+@contextmanager
+def awake(contender: Contender) -> Iterator[None]:
+    if contender.processes is not None:
+        contender.processes.go_on()
+        time.sleep(SETTLE_S)
+    yield
+    rest(contender)
+
+
+def rest(contender: Contender) -> None:
+    if contender.processes is not None:
+        contender.processes.rest()
+
+
+def check(workload: Workload, conversations: Conversations) -> None:
+    """All three do the same work, or the comparison is worth nothing."""
+    expected = workload.samples * (workload.prompt_tokens + workload.turns * (workload.new_tokens + 3))
+    played = sum(map(len, conversations))
+    if played != expected:
+        raise RuntimeError(f"{workload.name}: {played} tokens in all conversations, not {expected}.")
+
+
+def rotated(ways: list[str], number: int) -> list[str]:
+    first = number % len(ways)
+    return ways[first:] + ways[:first]
+
+
+def added_latency_ms(ways: dict[str, Contender]) -> float:
+    """What one sample of one turn takes longer by the service than by the server, each otherwise idle: of medians."""
+    seconds: dict[str, list[float]] = {"B": [], "C": []}
+    for way, measured in seconds.items():
+        with awake(ways[way]):
+            for number in range(SINGLE_SAMPLES):
+                prompts = ONE_SAMPLE.prompts(number)
+                began = time.perf_counter()
+                ways[way].play(ONE_SAMPLE, prompts)
+                measured.append(time.perf_counter() - began)
+    return 1000 * (median(seconds["C"]) - median(seconds["B"]))
+
+
+def report(measured: Rounds, added_ms: float, output: Path) -> None:
+    tokens_per_s = medians(measured, lambda workload, round_: workload.all_tokens / round_.seconds)
+    ms_per_turn = medians(measured, lambda workload, round_: 1000 * round_.processor_seconds / workload.all_turns)
+    ratios = {name: values["C"] / values["B"] for name, values in tokens_per_s.items()}
+    cpu_ratios = {name: values["C"] / values["B"] for name, values in ms_per_turn.items()}
+    table = Table(
+        "samples x turns x new tokens", *WAYS.values(), "C/A", "C/B", "B: ms/turn", "C: ms/turn", "C/B",
+        title="Tokens per second, and processor time outside the engine per turn; medians",
+    )  # fmt: skip
+    for name, values in tokens_per_s.items():
+        table.add_row(
+            name,
+            *(f"{values[way]:,.0f}" for way in WAYS),
+            f"{values['C'] / values['A']:.2f}",
+            f"{ratios[name]:.2f}",
+            *(f"{ms_per_turn[name][way]:.2f}" for way in "BC"),
+            f"{cpu_ratios[name]:.2f}",
+        )
+    console.print(table)
+    console.print(f"One sample, one turn, idle: {added_ms:.1f} ms more than vLLM's server (medians)")
+    figures = {
+        "ratios": rounded(ratios),
+        "geometric_mean": round(geometric_mean(ratios.values()), 3),
+        "processor_time_ratios": rounded(cpu_ratios),
+        "added_latency_ms": round(added_ms, 2),
+    }
+    rounds = {
+        workload.name: {
+            way: [[round_.seconds, round_.processor_seconds] for round_ in of_way] for way, of_way in ways.items()
+        }
+        for workload, ways in measured.items()
+    }
+    (output / "bench.json").write_text(json.dumps({**figures, "rounds_s": rounds}, indent=1) + "\n")
+    draw(tokens_per_s, ms_per_turn, output / "bench.png")
+    console.print(f"All rounds: {output / 'bench.json'}; picture: {output / 'bench.png'}")
+    typer.echo(json.dumps(figures))
+
+
+def medians(measured: Rounds, figure: Callable[[Workload, Round], float]) -> dict[str, dict[str, float]]:
+    return {
+        workload.name: {way: median(figure(workload, round_) for round_ in rounds) for way, rounds in ways.items()}
+        for workload, ways in measured.items()
+    }
+
+
+def rounded(ratios: dict[str, float]) -> dict[str, float]:
+    return {name: round(ratio, 3) for name, ratio in ratios.items()}
+
+
+def draw(tokens_per_s: dict[str, dict[str, float]], ms_per_turn: dict[str, dict[str, float]], picture: Path) -> None:
+    figure, (speed, cost) = plt.subplots(1, 2, figsize=(13, 4.5), layout="constrained")
+    for axes, values, ways, title in (
+        (speed, tokens_per_s, "ABC", "Tokens per second"),
+        (cost, ms_per_turn, "BC", "Processor ms per turn, outside the engine"),
+    ):
+        places = range(len(values))
+        width = 0.8 / len(ways)
+        for number, way in enumerate(ways):
+            heights = [row[way] for row in values.values()]
+            axes.bar(
+                [place + number * width for place in places],
+                heights,
+                width,
+                label=WAYS[way],
+                color=f"C{'ABC'.index(way)}",
+            )
+        axes.set_xticks([place + 0.4 - width / 2 for place in places], list(values), rotation=15)
+        axes.set_title(title)
+        axes.legend()
+    figure.savefig(picture, dpi=120)
+    plt.close(figure)
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,101 @@
+"""The loop that a trainer runs itself today: asyncio over vLLM's OpenAI-compatible server, a process of its own."""
+
+import asyncio
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+
+from benchmarks.process_group import ProcessGroup
+from deployments.generator import EngineSettings
+from service.local import free_port
+
+START_WITHIN_S = 300
+POLL_S = 0.5
+TIMEOUT_S = 600
+KEEP_CONNECTIONS = {"VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "3600"}
+"""Or the server would close its connections whenever others have their turn."""
+
+
+@contextmanager
+def openai_server(settings: EngineSettings) -> Iterator[tuple[str, ProcessGroup]]:
+    """Starts `vllm serve` with the service's engine settings; yields its URL and its processes."""
+    port = free_port()
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--port", str(port), "--host", "127.0.0.1"]
+    command += [*flags_of(settings), "--logprobs-mode", "processed_logprobs", "--disable-uvicorn-access-log"]
+    server = subprocess.Popen(
+        command,
+        env={**os.environ, **settings.environment_variables},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    url = f"http://127.0.0.1:{port}"
+    processes = ProcessGroup(server.pid)
+    try:
+        wait_until_healthy(url, server)
+        yield url, processes
+    finally:
+        processes.end()
+        server.wait()
+
+
+def flags_of(settings: EngineSettings) -> list[str]:
+    flags = []
+    for name, value in settings.engine_args().items():
+        flag = name.replace("_", "-")
+        flags += [f"--{flag}" if value else f"--no-{flag}"] if isinstance(value, bool) else [f"--{flag}", str(value)]
+    return flags
+
+
+def wait_until_healthy(url: str, server: "subprocess.Popen[bytes]") -> None:
+    """Raises `RuntimeError` if the server ends, or is not healthy in time."""
+    until = time.monotonic() + START_WITHIN_S
+    while server.poll() is None and time.monotonic() < until:
+        try:
+            httpx.get(f"{url}/health").raise_for_status()
+        except httpx.HTTPError:
+            time.sleep(POLL_S)
+        else:
+            return
+    raise RuntimeError(f"vLLM's server did not start (exit code {server.poll()}).")
+
+
+class OpenAILoop:
+    """Plays conversations against `/v1/completions`: token ids in, token ids and log-probabilities out."""
+
+    def __init__(self, url: str, model: str) -> None:
+        self._runner = asyncio.Runner()
+        self._model = model
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
+        self._http = httpx.AsyncClient(base_url=url, timeout=TIMEOUT_S, limits=limits)
+
+    def play(
+        self, prompts: Sequence[list[int]], turns: int, reply: Sequence[int], sampling: dict[str, Any]
+    ) -> list[list[int]]:
+        """Returns the ids of each whole conversation."""
+
+        async def together() -> list[list[int]]:
+            return await asyncio.gather(*(self._play_one(prompt, turns, reply, sampling) for prompt in prompts))
+
+        return self._runner.run(together())
+
+    async def _play_one(
+        self, token_ids: list[int], turns: int, reply: Sequence[int], sampling: dict[str, Any]
+    ) -> list[int]:
+        for _ in range(turns):
+            body = {"model": self._model, "prompt": token_ids, "logprobs": 0, "return_token_ids": True, **sampling}
+            answer = await self._http.post("/v1/completions", json=body)
+            choice = answer.raise_for_status().json()["choices"][0]
+            if len(choice["logprobs"]["token_logprobs"]) != len(choice["token_ids"]):
+                raise RuntimeError("vLLM's server gave another number of log-probabilities than of tokens.")
+            token_ids = [*token_ids, *choice["token_ids"], *reply]
+        return token_ids
+
+    def close(self) -> None:
+        self._runner.run(self._http.aclose())
+        self._runner.close()

@@ -1,0 +1,43 @@
+"""Jobs that came in one call, answered in batches: those that finish in one instant travel back together."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Coroutine, Sequence
+from functools import partial
+from typing import Any, TypeVar
+
+from deployments.failures import RolloutFailure
+
+Answer = TypeVar("Answer")
+Answers = list[tuple[int, Answer | RolloutFailure]]
+"""Each with the place of its job in the call."""
+
+
+async def answered_as_they_finish(
+    jobs: Sequence[Coroutine[Any, Any, Answer | RolloutFailure]], if_cancelled: RolloutFailure
+) -> AsyncGenerator[Answers[Answer], None]:
+    """Runs all jobs at once and yields their answers as they finish, each exactly once; closing it cancels the rest.
+
+    A job answers by returning, its failures too. One that is cancelled is answered by `if_cancelled`.
+    """
+    finished: Answers[Answer] = []
+    some_finished = asyncio.Event()
+
+    def note(place: int, task: "asyncio.Task[Answer | RolloutFailure]") -> None:
+        finished.append((place, if_cancelled if task.cancelled() else task.result()))
+        some_finished.set()
+
+    tasks = [asyncio.create_task(job) for job in jobs]
+    for place, task in enumerate(tasks):
+        task.add_done_callback(partial(note, place))
+    unanswered = len(tasks)
+    try:
+        while unanswered:
+            await some_finished.wait()
+            some_finished.clear()
+            batch = finished.copy()
+            finished.clear()
+            unanswered -= len(batch)
+            yield batch
+    finally:
+        for task in tasks:
+            task.cancel()

@@ -1,0 +1,46 @@
+"""The request router of the generators: a call goes to the replica that its caller names.
+
+Serve makes one router for each handle, in the process of the caller, who finds here which replicas there are.
+"""
+
+from typing import Any
+
+from ray.serve.config import RequestRouterConfig
+from ray.serve.handle import DeploymentHandle
+from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
+
+_replicas: dict[Any, tuple[str, ...]] = {}
+
+
+class HomeRouter(RequestRouter):
+    """Takes a call's `session_id` for the unique id of a replica; where that one does not answer, any will do."""
+
+    async def choose_replicas(
+        self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
+    ) -> list[list[RunningReplica]]:
+        if pending_request is not None:
+            pending_request.routing_context.should_backoff = True
+            named = pending_request.metadata.session_id
+            home = [replica for replica in candidate_replicas if replica.replica_id.unique_id == named]
+            if home:
+                return [home, candidate_replicas]
+        return [candidate_replicas]
+
+    def update_replicas(self, replicas: list[RunningReplica]) -> None:
+        super().update_replicas(replicas)
+        self._publish()
+
+    def on_replica_actor_died(self, replica_id: ReplicaID) -> None:
+        super().on_replica_actor_died(replica_id)
+        self._publish()
+
+    def _publish(self) -> None:
+        _replicas[self._deployment_id] = tuple(sorted(replica_id.unique_id for replica_id in self.curr_replicas))
+
+
+HOME_ROUTING = RequestRouterConfig(request_router_class=HomeRouter)  # type: ignore[arg-type]  # mypy reads an overload of the config's
+
+
+def replicas_behind(handle: DeploymentHandle[Any]) -> tuple[str, ...]:
+    """Unique ids of the replicas that take calls; none before the handle's first call."""
+    return _replicas.get(handle.deployment_id, ())
