@@ -6,11 +6,11 @@ cancelling a request cancels every call it has under way.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping, Sequence
+import random
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
 from typing import Any, TypeVar
-
-from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, wait_exponential_jitter
 
 from deployments.failures import RolloutFailure, TurnTimedOut, failure_of
 from deployments.protocols import Environment, Generator
@@ -20,6 +20,7 @@ from service.keep import Stragglers
 from service.schedule import Schedule
 
 FIRST_RETRY_AFTER_S = 0.1
+SPREAD_S = 1.0
 LAST_RETRY_AFTER_S = 5.0
 Answer = TypeVar("Answer")
 Call = Callable[[], Coroutine[Any, Any, Answer]]
@@ -153,15 +154,17 @@ def within(seconds: float | None, call: Call[Answer], what: str) -> Call[Answer]
 
 async def with_retries(call: Call[Answer], episode: Episode) -> Answer:
     """Calls again after a failure of the fleet, with growing pauses, as long as the sample's budget lasts."""
+    for pause_s in retry_pauses_s():
+        try:
+            return await call()
+        except RolloutFailure as failure:
+            if not failure.retryable or (failure.costs_a_retry and not episode.take_retry()):
+                raise
+        await asyncio.sleep(pause_s)
+    raise AssertionError("The pauses have no end.")
 
-    def is_over(attempt: RetryCallState) -> bool:
-        failure = attempt.outcome and attempt.outcome.exception()
-        return getattr(failure, "costs_a_retry", True) and not episode.take_retry()
 
-    attempts = AsyncRetrying(
-        retry=retry_if_exception(lambda error: isinstance(error, RolloutFailure) and error.retryable),
-        stop=is_over,
-        wait=wait_exponential_jitter(multiplier=FIRST_RETRY_AFTER_S, max=LAST_RETRY_AFTER_S),
-        reraise=True,
-    )
-    return await attempts(call)
+def retry_pauses_s() -> Iterator[float]:
+    """Doubling, and spread by chance so that samples that failed together do not come back together."""
+    for doublings in count():
+        yield min(FIRST_RETRY_AFTER_S * 2**doublings + random.uniform(0, SPREAD_S), LAST_RETRY_AFTER_S)
