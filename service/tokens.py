@@ -83,7 +83,7 @@ class ConversationTokenizer:
 
     def decode(self, token_ids: list[int]) -> str:
         """The text of `token_ids`, special tokens skipped."""
-        return str(self._tokenizer.decode(token_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))
+        return self._encoder.decode(token_ids, skip_special_tokens=True)
 
     def observation(
         self, observation: ChatMessage, after: list[int], options: ChatOptions, room: int
