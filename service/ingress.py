@@ -1,5 +1,6 @@
 """The ingress deployment: HTTP in, rollouts over the other deployments, processors only."""
 
+import gc
 from typing import Any
 
 from fastapi import FastAPI
@@ -13,6 +14,10 @@ from service.http import build_http_app
 from service.rollout_service import RolloutService
 from service.settings import ServiceSettings
 
+GARBAGE_AFTER_OBJECTS = 50_000
+"""The collector looks when so many are new. By default it does after 700, and with thousands of samples in flight it
+then spends most of the time on looking at what lives as long as they do."""
+
 
 @serve.ingress()
 class Ingress:
@@ -25,6 +30,7 @@ class Ingress:
         environments: dict[str, DeploymentHandle[Any]],
         policy_store: DeploymentHandle[Any],
     ) -> None:
+        gc.set_threshold(GARBAGE_AFTER_OBJECTS)
         policy = CurrentPolicy(PolicyLink(policy_store))
         policy.follow()
         self._rollouts = await RolloutService.connect(
