@@ -73,15 +73,17 @@ def turn_metrics(samples: Sequence[SampleMetrics]) -> RequestMetrics:
     inputs = [length for sample in samples for length in sample.turn_input_tokens]
     longest = [max(sample.turn_gen_tokens, default=0) for sample in samples]
     turns = [sample.turn_count for sample in samples]
+    # In one go: most of what a small request's metrics cost are NumPy's preparations for any percentile at all.
+    (turns_p95, longest_p95), (turns_p99, _) = np.percentile([turns, longest], [95, 99], axis=1).tolist()
     return {
         "mean_generation_length": fmean(generations) if generations else 0.0,
         "total_generated_tokens": sum(generations),
-        "turns_per_sample/p95": float(np.percentile(turns, 95)),
-        "turns_per_sample/p99": float(np.percentile(turns, 99)),
+        "turns_per_sample/p95": turns_p95,
+        "turns_per_sample/p99": turns_p99,
         "max_gen_tokens_per_sample": max(sample.assistant_tokens for sample in samples),
         "max_gen_tokens_per_turn/max": max(longest),
         "max_gen_tokens_per_turn/mean": fmean(longest),
-        "max_gen_tokens_per_turn/p95": float(np.percentile(longest, 95)),
+        "max_gen_tokens_per_turn/p95": longest_p95,
         "histogram/gen_tokens_length": generations,
         "histogram/input_tokens_length": inputs,
         "histogram/total_tokens_length": [taken + given for taken, given in zip(inputs, generations, strict=True)],
