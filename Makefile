@@ -8,7 +8,7 @@ CONFIG ?= serve_config.cpu.yaml
 USERS ?= 16
 SECONDS_OF_LOAD ?= 30
 
-.PHONY: help setup demo serve train train-trl test lint load bench-swap lock tiny-model
+.PHONY: help setup demo serve train train-trl test lint load bench-swap bench-scale lock tiny-model
 
 help:
 	@echo "make demo        set up, start the service, play a mixed batch, show it, stop"
@@ -18,6 +18,7 @@ help:
 	@echo "make test        set up, then lint, types and the tests"
 	@echo "make load        set up, start the service, put it under load with locust, stop (USERS=16 SECONDS_OF_LOAD=30)"
 	@echo "make bench-swap  set up, start the service, measure how long a push of weights stops generation, stop"
+	@echo "make bench-scale set up, measure what two cores carry where generators only keep the pace of GPUs (ten minutes)"
 	@echo "make tiny-model  train the embedded model anew (under ten minutes on two cores)"
 	@echo "make setup       only set up $(VENV); make lint: only lint and types"
 	@echo "make lock        write requirements/cpu.lock from what $(VENV) holds"
@@ -66,6 +67,12 @@ load: $(READY)
 
 bench-swap: $(READY)
 	@$(PYTHON) -m benchmarks.weight_swap $(CONFIG)
+
+# HAProxy, which comes with Ray Serve, in place of its Python proxy, and calls between replicas over gRPC.
+bench-scale: export RAY_SERVE_ENABLE_HA_PROXY = 1
+bench-scale: export RAY_SERVE_THROUGHPUT_OPTIMIZED = 1
+bench-scale: $(READY)
+	@$(PYTHON) -m benchmarks.scale
 
 tiny-model: $(READY)
 	@$(PYTHON) models/tiny/train.py --output models/tiny

@@ -1,0 +1,187 @@
+"""What the orchestration carries without an engine behind it: `make bench-scale`.
+
+Generators keep the pace of one (`serve_config.scale.yaml`) and the environment costs nothing, so that ingress, hops and
+proxy are all that works; the load runs on the same cores and counts against them. Each measurement has a service of its
+own: many samples in flight at once; small requests from many clients, on generators that answer at once; and one
+replica against four, each as busy, at a pace that keeps the cores idle. The last line is JSON.
+"""
+
+import asyncio
+import json
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from statistics import linear_regression, median, quantiles
+from typing import Annotated, Any, TypeVar
+
+import aiohttp
+import typer
+from ray.serve.schema import ServeDeploySchema
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from benchmarks.resident_memory import Peak, replica, resident_kb
+from benchmarks.rollout_load import Played, play, post_small_requests
+from service.local import free_port, local_service, read_config, sentences_for_the_user
+
+BYTES_PER_ID = 8
+BYTES_PER_LOGPROB = 32
+"""Of a log in memory: a reference to an id, of which there is one object for all, and a number of its own."""
+WARM_UP_SAMPLES = 64
+WARM_UP_S = 2.0
+SETTLE_S = 1.0
+ANSWERS_AT_ONCE = {"time_to_first_token_s": 0.0, "time_per_token_s": 0.0}
+FLEET = 4
+SEQUENCES_PER_REPLICA = 32
+SAMPLES_PER_SEQUENCE = 4
+"""Enough that a replica always has one waiting, however unevenly the turns fall."""
+BOUNDS = {
+    "turns_per_s": ">= 1500",
+    "kb_per_sample_in_flight": "<= 50",
+    "growth_kb_per_round": "none",
+    "requests_per_s": ">= 400",
+    "p99_ms": "<= 400",
+    "four_over_one": ">= 3.6",
+}
+Answer = TypeVar("Answer")
+Measure = Callable[[aiohttp.ClientSession], Coroutine[Any, Any, Answer]]
+console = Console(stderr=True)
+
+
+@dataclass(frozen=True, slots=True)
+class InFlight:
+    turns_per_s: float
+    """Median over the rounds."""
+    kb_per_sample_in_flight: float
+    """What the ingress held at most in the first round, when all of it was new, less the tokens' own."""
+    growth_kb_per_round: float
+    """Slope of what the ingress holds between the rounds, from the first on."""
+
+
+@dataclass(frozen=True, slots=True)
+class SmallRequests:
+    requests_per_s: float
+    p50_ms: float
+    p99_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class Fleets:
+    """Turns a second of one replica, and of four with four times the samples."""
+
+    one_turns_per_s: float
+    four_turns_per_s: float
+    four_over_one: float
+
+
+def main(
+    config: Annotated[Path, typer.Argument()] = Path("serve_config.scale.yaml"),
+    samples: Annotated[int, typer.Option(min=1, help="In flight at once.")] = 4096,
+    turns: Annotated[int, typer.Option(min=1)] = 8,
+    rounds: Annotated[int, typer.Option(min=3)] = 10,
+    clients: Annotated[int, typer.Option(min=1, help="Of small requests.")] = 64,
+    seconds: Annotated[float, typer.Option(min=1, help="Of small requests.")] = 20.0,
+    output: Annotated[Path, typer.Option(help="The figures, as JSON.")] = Path("bench_scale.json"),
+) -> None:
+    with sentences_for_the_user(console):
+        settings = read_config(config)
+        in_flight = measured(settings, partial(many_in_flight, samples=samples, turns=turns, rounds=rounds))
+        small = measured(paced(settings, ANSWERS_AT_ONCE), partial(small_requests, clients=clients, seconds=seconds))
+        fleets = one_against_four(settings, turns)
+    figures = {name: round(value, 3) for part in (in_flight, small, fleets) for name, value in asdict(part).items()}
+    report(figures)
+    output.write_text(json.dumps(figures) + "\n")
+    typer.echo(json.dumps(figures))
+
+
+def measured(settings: ServeDeploySchema, measure: Measure[Answer]) -> Answer:
+    """Starts the service, measures, and ends it."""
+
+    async def measure_at(url: str) -> Answer:
+        unlimited = aiohttp.TCPConnector(limit=0)
+        async with aiohttp.ClientSession(url, connector=unlimited, timeout=aiohttp.ClientTimeout(None)) as session:
+            return await measure(session)
+
+    settings.http_options.port = free_port()
+    with local_service(settings, console) as url:
+        return asyncio.run(measure_at(url))
+
+
+def paced(settings: ServeDeploySchema, pace: Mapping[str, float], replicas: int | None = None) -> ServeDeploySchema:
+    """The config with another pace, and with so many generator replicas."""
+    changed = settings.model_copy(deep=True)
+    [application] = changed.applications
+    application.args["engine"]["pace"] |= pace
+    for deployment in application.deployments:
+        if deployment.name == "Generator" and replicas is not None:
+            deployment.num_replicas = replicas
+    return changed
+
+
+async def many_in_flight(session: aiohttp.ClientSession, samples: int, turns: int, rounds: int) -> InFlight:
+    ingress = replica("Ingress")
+    await play(session, WARM_UP_SAMPLES, turns)
+    before_kb = resident_kb(ingress)
+    rates, between_kb = list[float](), list[float]()
+    async with Peak(ingress) as first_round:
+        played = await play(session, samples, turns)
+    for number in track(range(rounds), f"{samples} samples in flight", console=console):
+        if number > 0:
+            played = await play(session, samples, turns)
+        rates.append(samples * turns / played.seconds)
+        await asyncio.sleep(SETTLE_S)
+        between_kb.append(resident_kb(ingress))
+    return InFlight(
+        turns_per_s=median(rates),
+        kb_per_sample_in_flight=(first_round.kb - before_kb) / samples - kb_of_tokens(played),
+        growth_kb_per_round=linear_regression(range(rounds), between_kb).slope,
+    )
+
+
+def kb_of_tokens(played: Played) -> float:
+    """Of one sample, at its end and without its prompt."""
+    generated, observed = (played.metrics[f"mean_{kind}_tokens_per_sample"] for kind in ("gen", "env"))
+    return float(generated * (BYTES_PER_ID + BYTES_PER_LOGPROB) + observed * BYTES_PER_ID) / 1024
+
+
+async def small_requests(session: aiohttp.ClientSession, clients: int, seconds: float) -> SmallRequests:
+    await post_small_requests(session, clients, WARM_UP_S)
+    with console.status(f"{clients} clients post small requests for {seconds:g} s"):
+        took = await post_small_requests(session, clients, seconds)
+    percentiles = quantiles(took, n=100)
+    return SmallRequests(
+        requests_per_s=len(took) / seconds, p50_ms=1000 * percentiles[49], p99_ms=1000 * percentiles[98]
+    )
+
+
+def one_against_four(settings: ServeDeploySchema, turns: int) -> Fleets:
+    one, four = (
+        measured(
+            paced(settings, {"max_num_seqs": SEQUENCES_PER_REPLICA}, replicas),
+            partial(busy_fleet, replicas=replicas, turns=turns),
+        )
+        for replicas in (1, FLEET)
+    )
+    return Fleets(one, four, four / one)
+
+
+async def busy_fleet(session: aiohttp.ClientSession, replicas: int, turns: int) -> float:
+    """Turns a second."""
+    samples = replicas * SEQUENCES_PER_REPLICA * SAMPLES_PER_SEQUENCE
+    await play(session, WARM_UP_SAMPLES, turns=1)
+    with console.status(f"{samples} samples on generators: {replicas}"):
+        played = await play(session, samples, turns)
+    return samples * turns / played.seconds
+
+
+def report(figures: Mapping[str, float]) -> None:
+    table = Table("", "measured", "bound", title="The scale model, on this machine's cores, load included")
+    for name, value in figures.items():
+        table.add_row(name, f"{value:,.2f}", BOUNDS.get(name, ""))
+    console.print(table)
+
+
+if __name__ == "__main__":
+    typer.run(main)
