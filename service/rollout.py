@@ -7,9 +7,8 @@ cancelling a request cancels every call it has under way.
 
 import asyncio
 import random
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import count
 from typing import Any, TypeVar
 
 from deployments.failures import RolloutFailure, TurnTimedOut, failure_of
@@ -154,17 +153,17 @@ def within(seconds: float | None, call: Call[Answer], what: str) -> Call[Answer]
 
 async def with_retries(call: Call[Answer], episode: Episode) -> Answer:
     """Calls again after a failure of the fleet, with growing pauses, as long as the sample's budget lasts."""
-    for pause_s in retry_pauses_s():
+    failures = 0
+    while True:
         try:
             return await call()
         except RolloutFailure as failure:
             if not failure.retryable or (failure.costs_a_retry and not episode.take_retry()):
                 raise
-        await asyncio.sleep(pause_s)
-    raise AssertionError("The pauses have no end.")
+        await asyncio.sleep(retry_pause_s(failures))
+        failures += 1
 
 
-def retry_pauses_s() -> Iterator[float]:
+def retry_pause_s(failures_before: int) -> float:
     """Doubling, and spread by chance so that samples that failed together do not come back together."""
-    for doublings in count():
-        yield min(FIRST_RETRY_AFTER_S * 2**doublings + random.uniform(0, SPREAD_S), LAST_RETRY_AFTER_S)
+    return min(FIRST_RETRY_AFTER_S * 2**failures_before + random.uniform(0, SPREAD_S), LAST_RETRY_AFTER_S)
