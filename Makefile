@@ -68,9 +68,11 @@ load: $(READY)
 bench-swap: $(READY)
 	@$(PYTHON) -m benchmarks.weight_swap $(CONFIG)
 
-# HAProxy, which comes with Ray Serve, in place of its Python proxy, and calls between replicas over gRPC.
+# HAProxy, which comes with Ray Serve, in place of its Python proxy; calls between replicas over gRPC, whose limit of 4 MB
+# a message thousands of conversations in one call would pass.
 bench-scale: export RAY_SERVE_ENABLE_HA_PROXY = 1
 bench-scale: export RAY_SERVE_THROUGHPUT_OPTIMIZED = 1
+bench-scale: export RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH = 2147483647
 bench-scale: $(READY)
 	@$(PYTHON) -m benchmarks.scale
 
