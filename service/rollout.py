@@ -21,6 +21,8 @@ from service.schedule import Schedule
 FIRST_RETRY_AFTER_S = 0.1
 SPREAD_S = 1.0
 LAST_RETRY_AFTER_S = 5.0
+ENOUGH_DOUBLINGS = 6
+"""To be past the last pause; failures that cost no retry have no end, and no float holds 2^1024."""
 Answer = TypeVar("Answer")
 Call = Callable[[], Coroutine[Any, Any, Answer]]
 
@@ -166,4 +168,5 @@ async def with_retries(call: Call[Answer], episode: Episode) -> Answer:
 
 def retry_pause_s(failures_before: int) -> float:
     """Doubling, and spread by chance so that samples that failed together do not come back together."""
-    return min(FIRST_RETRY_AFTER_S * 2**failures_before + random.uniform(0, SPREAD_S), LAST_RETRY_AFTER_S)
+    doublings = min(failures_before, ENOUGH_DOUBLINGS)
+    return min(FIRST_RETRY_AFTER_S * 2.0**doublings + random.uniform(0, SPREAD_S), LAST_RETRY_AFTER_S)
