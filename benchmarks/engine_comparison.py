@@ -75,21 +75,21 @@ def main(
     served = yaml.safe_load(config.read_text())
     engine = engine_in(served)
     workloads = [workload for workload in WORKLOADS if not only or workload.name in only]
-    with contenders(engine, served) as ways:
+    with contenders(engine, served, config.parent) as ways:
         measured = play_rounds(ways, workloads, rounds)
         added_ms = added_latency_ms(ways)
     report(measured, added_ms, output)
 
 
 @contextmanager
-def contenders(engine: EngineSettings, served: dict[str, Any]) -> Iterator[dict[str, Contender]]:
+def contenders(engine: EngineSettings, served: dict[str, Any], folder: Path) -> Iterator[dict[str, Contender]]:
     reply = reply_ids(AutoTokenizer.from_pretrained(engine.tokenizer or engine.model))
     with console.status("Starting the bare engine") as status, BareEngine.started(engine) as bare:
         status.update("Starting vLLM's OpenAI-compatible server")
         with openai_server(engine) as (openai_url, openai_processes):
             loop = OpenAILoop(openai_url, engine.model)
             status.update("Starting the service")
-            with rollout_service(served) as (url, service_processes):
+            with rollout_service(served, folder) as (url, service_processes):
                 status.stop()
                 yield {
                     "A": Contender(bare_play(bare, reply), None),
@@ -100,8 +100,11 @@ def contenders(engine: EngineSettings, served: dict[str, Any]) -> Iterator[dict[
 
 
 @contextmanager
-def rollout_service(served: dict[str, Any]) -> Iterator[tuple[str, ProcessGroup]]:
-    """Runs the service as a user would, `python -m service CONFIG`, with the comparison's environment alone."""
+def rollout_service(served: dict[str, Any], folder: Path) -> Iterator[tuple[str, ProcessGroup]]:
+    """Runs the service as a user would, `python -m service CONFIG`, with the comparison's environment alone.
+
+    The config lies in `folder` for so long, beside the `serve.env` that belongs to it.
+    """
     served["http_options"]["port"] = port = free_port()
     served["applications"][0]["args"]["environments"] = {
         "three_tokens": {"import_path": "benchmarks.three_tokens:ThreeTokens"}
@@ -111,7 +114,7 @@ def rollout_service(served: dict[str, Any]) -> Iterator[tuple[str, ProcessGroup]
     ]
     deployments.append({"name": "three_tokens", "num_replicas": 1, "ray_actor_options": {"num_cpus": 0.1}})
     served["applications"][0]["deployments"] = deployments
-    with tempfile.NamedTemporaryFile("w", suffix=".yaml") as config:
+    with tempfile.NamedTemporaryFile("w", dir=folder, prefix=".bench-", suffix=".yaml") as config:
         yaml.safe_dump(served, config)
         config.flush()
         service = subprocess.Popen([sys.executable, "-m", "service", config.name], stderr=subprocess.DEVNULL)

@@ -15,6 +15,7 @@ import psutil
 import ray
 import typer
 import yaml
+from dotenv import load_dotenv
 from ray import serve
 from ray.serve._private.api import serve_start
 from ray.serve._private.common import DeploymentStatus
@@ -24,6 +25,7 @@ from rich.console import Console
 
 from deployments.policy_cluster import cluster_weights_folder
 
+SERVE_LEVERS = "serve.env"
 OBJECT_STORE_BYTES = 2**30
 POLL_S = 0.5
 STOP_WITHIN_S = 5.0
@@ -51,6 +53,8 @@ def sentences_for_the_user(console: Console) -> Iterator[None]:
 def read_config(path: Path, host: str | None = None, port: int | None = None) -> ServeDeploySchema:
     """Reads a Serve config, with `host` and `port` in place of its own where given.
 
+    Sets the environment variables of `serve.env` beside it, if there is one, that are not set already.
+
     Raises:
         ServiceNotStarted: the file cannot be read as a Serve config.
     """
@@ -58,6 +62,7 @@ def read_config(path: Path, host: str | None = None, port: int | None = None) ->
         config = ServeDeploySchema.model_validate(yaml.safe_load(path.read_text()))
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise ServiceNotStarted(f"{path} is no Serve config: {error}") from error
+    load_dotenv(path.parent / SERVE_LEVERS)
     config.http_options.host = host or config.http_options.host
     config.http_options.port = port or config.http_options.port
     return config

@@ -6,10 +6,11 @@ cancelling a request cancels every call it has under way.
 """
 
 import asyncio
-import random
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
+
+from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, wait_exponential_jitter
 
 from deployments.failures import RolloutFailure, TurnTimedOut, failure_of
 from deployments.protocols import Environment, Generator
@@ -19,10 +20,7 @@ from service.keep import Stragglers
 from service.schedule import Schedule
 
 FIRST_RETRY_AFTER_S = 0.1
-SPREAD_S = 1.0
 LAST_RETRY_AFTER_S = 5.0
-ENOUGH_DOUBLINGS = 6
-"""To be past the last pause; failures that cost no retry have no end, and no float holds 2^1024."""
 Answer = TypeVar("Answer")
 Call = Callable[[], Coroutine[Any, Any, Answer]]
 
@@ -155,18 +153,32 @@ def within(seconds: float | None, call: Call[Answer], what: str) -> Call[Answer]
 
 async def with_retries(call: Call[Answer], episode: Episode) -> Answer:
     """Calls again after a failure of the fleet, with growing pauses, as long as the sample's budget lasts."""
-    failures = 0
-    while True:
-        try:
-            return await call()
-        except RolloutFailure as failure:
-            if not failure.retryable or (failure.costs_a_retry and not episode.take_retry()):
-                raise
-        await asyncio.sleep(retry_pause_s(failures))
-        failures += 1
+    try:
+        # Nearly always enough, and then what follows would cost more than the rest of the turn.
+        return await call()
+    except RolloutFailure as failure:
+        first_failure = failure
+
+    def is_over(attempt: RetryCallState) -> bool:
+        failure = attempt.outcome and attempt.outcome.exception()
+        return getattr(failure, "costs_a_retry", True) and not episode.take_retry()
+
+    attempts = AsyncRetrying(
+        retry=retry_if_exception(lambda error: isinstance(error, RolloutFailure) and error.retryable),
+        stop=is_over,
+        wait=wait_exponential_jitter(multiplier=FIRST_RETRY_AFTER_S, max=LAST_RETRY_AFTER_S),
+        reraise=True,
+    )
+    return await attempts(after_failure(first_failure, call))
 
 
-def retry_pause_s(failures_before: int) -> float:
-    """Doubling, and spread by chance so that samples that failed together do not come back together."""
-    doublings = min(failures_before, ENOUGH_DOUBLINGS)
-    return min(FIRST_RETRY_AFTER_S * 2.0**doublings + random.uniform(0, SPREAD_S), LAST_RETRY_AFTER_S)
+def after_failure(failure: RolloutFailure, call: Call[Answer]) -> Call[Answer]:
+    """The call, as if it had not been tried yet: its first try fails by `failure`."""
+    known = [failure]
+
+    async def next_try() -> Answer:
+        if known:
+            raise known.pop()
+        return await call()
+
+    return next_try

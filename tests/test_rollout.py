@@ -21,7 +21,7 @@ from deployments.protocols import Environment, Generation, GenerationRequest, Ge
 from rollout_client.contract import Keep, Message, SampleResult
 from service.episode import Episode
 from service.keep import Stragglers
-from service.rollout import LAST_RETRY_AFTER_S, Table, play_request, play_sample, retry_pause_s
+from service.rollout import Table, play_request, play_sample
 from service.schedule import Async, Lockstep, Schedule
 from tests.scripted import (
     EpisodeRecipe,
@@ -408,12 +408,6 @@ def test_a_failure_of_the_fleet_is_tried_again_within_the_samples_budget() -> No
     exhausted = play(EpisodeRecipe(retries=1), ScriptedGenerator([lost]), environment)
     assert exhausted.error is not None
     assert (exhausted.status, exhausted.error.retryable) == ("error", True)
-
-
-def test_pauses_before_retries_grow_up_to_a_last_one_however_many_there_were() -> None:
-    assert 0.1 <= retry_pause_s(0) <= 1.1
-    assert 1.6 <= retry_pause_s(4) <= 2.6
-    assert retry_pause_s(6) == retry_pause_s(100_000) == LAST_RETRY_AFTER_S
 
 
 def test_a_generation_that_an_update_cut_costs_no_retry() -> None:
