@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 
 from rollout_client.contract import (
     RolloutRequest,
-    RolloutResponse,
     RolloutSummary,
     SampleError,
     SampleInput,
@@ -105,12 +104,6 @@ class RolloutService:
             generation_timeout_s=self.limits.generation_timeout_s,
             step_timeout_s=self.limits.step_timeout_s,
         )
-
-    async def response(self, started: StartedRollout) -> RolloutResponse:
-        async with aclosing(self.play(started)) as finished:
-            by_position = {position: result async for position, result in finished}
-        samples = [by_position[position] for position in range(len(started.episodes))]
-        return RolloutResponse.model_construct(**dict(self.summary_of(started)), samples=samples)
 
     async def tasks(self) -> list[TaskInfo]:
         descriptions = await asyncio.gather(*(environment.describe() for environment in self.environments.values()))

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, Literal, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypedDict, TypeVar
 from urllib.parse import quote
 
 from pydantic import BaseModel, ValidationError
@@ -18,6 +18,10 @@ from rollout_client.contract import (
     TaskInfo,
 )
 from rollout_client.errors import not_understood
+from rollout_client.extras import needed_for
+
+if TYPE_CHECKING:
+    from rollout_client.arrow_response import ArrowResponse
 
 JSON = "application/json"
 NDJSON = "application/x-ndjson"
@@ -99,6 +103,15 @@ def rollout_call(samples: Samples, options: RolloutOptions) -> Call[RolloutRespo
         return parsed(RolloutResponse, "The answer of POST /rollout", body)
 
     return Call("POST", "/rollout", read, body=rollout_body(samples, options))
+
+
+def arrow_rollout_call(samples: Samples, options: RolloutOptions) -> "Call[ArrowResponse]":
+    """Raises `ModuleNotFoundError` without pyarrow, which the `arrow` extra brings."""
+    with needed_for("Arrow", "arrow"):
+        from rollout_client.arrow import ARROW
+        from rollout_client.arrow_response import read_response
+
+    return Call("POST", "/rollout", read_response, accept=ARROW, body=rollout_body(samples, options))
 
 
 def streamed_rollout_call(samples: Samples, options: RolloutOptions) -> Call[bytes]:

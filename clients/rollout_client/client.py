@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from contextlib import aclosing, closing, contextmanager, nullcontext
 from http import HTTPStatus
 from os import PathLike, fspath
-from typing import Any, Self, Unpack
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
 import httpx
 from tenacity import AsyncRetrying, Retrying
@@ -19,6 +19,7 @@ from rollout_client.call import (
     Call,
     RolloutOptions,
     Samples,
+    arrow_rollout_call,
     example_samples_call,
     readiness_call,
     rollout_call,
@@ -47,6 +48,9 @@ from rollout_client.retry import call_policy, is_unavailable, is_worth_asking, r
 from rollout_client.sources import WeightsSource, needs_layout, weights_to_send
 from rollout_client.upload import CHUNK_BYTES, Upload
 from rollout_client.version_wait import VersionWait
+
+if TYPE_CHECKING:
+    from rollout_client.arrow_response import ArrowResponse
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 SHORT_CALL_TIMEOUT_S = 30.0
@@ -111,6 +115,13 @@ class RolloutClient:
                 by_position[position] = sample
                 count(sample)
             return in_input_order(rollouts.summary, by_position)
+
+    def rollout_arrow(self, samples: Samples, **options: Unpack[RolloutOptions]) -> "ArrowResponse":
+        """`rollout`, request and answer as Arrow: the same in a third of the bytes, and `to_tensors` takes it as it is.
+
+        Raises `ModuleNotFoundError` without the `arrow` extra.
+        """
+        return self._answer(arrow_rollout_call(samples, options), Deadline(self._timeout_s))
 
     def stream(self, samples: Samples, **options: Unpack[RolloutOptions]) -> "RolloutStream":
         """Plays `samples` and gives out each rollout the moment it ends. Use it in a `with` statement.
@@ -311,6 +322,13 @@ class AsyncRolloutClient:
                     by_position[position] = sample
                     count(sample)
                 return in_input_order(rollouts.summary, by_position)
+
+    async def rollout_arrow(self, samples: Samples, **options: Unpack[RolloutOptions]) -> "ArrowResponse":
+        """`rollout`, request and answer as Arrow: the same in a third of the bytes, and `to_tensors` takes it as it is.
+
+        Raises `ModuleNotFoundError` without the `arrow` extra.
+        """
+        return await self._answer(arrow_rollout_call(samples, options), Deadline(self._timeout_s))
 
     def stream(self, samples: Samples, **options: Unpack[RolloutOptions]) -> "AsyncRolloutStream":
         """Plays `samples` and gives out each rollout the moment it ends. Use it in an `async with` statement.

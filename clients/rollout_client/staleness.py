@@ -2,8 +2,12 @@
 
 from collections import Counter
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from rollout_client.contract import RolloutResponse, SampleResult
+
+if TYPE_CHECKING:
+    from rollout_client.arrow_response import ArrowResponse
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,12 +31,12 @@ class Staleness:
     """That of the oldest version."""
 
 
-def staleness(rollouts: SampleResult | RolloutResponse, trainer_version: int) -> Staleness:
+def staleness(rollouts: "SampleResult | RolloutResponse | ArrowResponse", trainer_version: int) -> Staleness:
     """Of one rollout, or of all of a response together, those that failed included.
 
     `trainer_version` is the version of the weights that are trained with these rollouts, as the trainer pushed them.
     """
-    samples = rollouts.samples if isinstance(rollouts, RolloutResponse) else [rollouts]
+    samples = [rollouts] if isinstance(rollouts, SampleResult) else rollouts.samples
     tokens_by_version: Counter[int] = Counter()
     generated = 0
     for message in (message for sample in samples for message in sample.message_log):

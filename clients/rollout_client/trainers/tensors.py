@@ -2,21 +2,23 @@
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Literal
+from itertools import chain
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
+import numpy as np
 import torch
+from numpy.typing import DTypeLike, NDArray
 from torch import Tensor
 
 from rollout_client.contract import RolloutResponse, SampleResult
-from rollout_client.trainers.rows import (
-    NO_VERSION,
-    STD_EPSILON,
-    final_reward,
-    group_relative_advantages,
-    token_row,
-)
+from rollout_client.trainers.columns import Integers, ListedRollouts, Rollouts, TokenColumns, idx_of
+from rollout_client.trainers.rows import NO_VERSION, STD_EPSILON, group_relative_advantages
+
+if TYPE_CHECKING:
+    from rollout_client.arrow_response import ArrowResponse
 
 PaddingSide = Literal["right", "left"]
+Value = TypeVar("Value")
 NotFinal = Literal["drop", "mask"]
 NAN = float("nan")
 
@@ -61,12 +63,8 @@ class RolloutTensors:
         return RolloutTensors(**moved, rewards={name: reward.to(device) for name, reward in self.rewards.items()})
 
 
-def idx_of(sample: SampleResult) -> Hashable:
-    return sample.idx
-
-
 def to_tensors(
-    samples: RolloutResponse | Sequence[SampleResult],
+    samples: "RolloutResponse | ArrowResponse | Sequence[SampleResult]",
     *,
     pad_token_id: int,
     padding_side: PaddingSide = "right",
@@ -79,7 +77,8 @@ def to_tensors(
     """The tensors of `samples`, a row each, in their order.
 
     Args:
-        samples: a response, or any rollouts, of one response or of several.
+        samples: a response, or any rollouts, of one response or of several. Of a response that came as Arrow, the
+            tokens are read where they lie, without a Python object for any of them.
         pad_token_id: fills `input_ids`; the other tensors are padded with 0, `weight_versions` with -1.
         padding_side: where padding goes.
         pad_to_multiple_of: rounds T up, in tokens.
@@ -93,22 +92,38 @@ def to_tensors(
 
     Raises `ValueError` if a message has other than one log-probability a token.
     """
-    given = samples.samples if isinstance(samples, RolloutResponse) else samples
-    finals = [final_reward(sample) for sample in given]
+    given = rollouts_of(samples)
+    finals = given.finals()
     positions = [place for place, final in enumerate(finals) if final is not None or not_final == "mask"]
-    kept = [given[place] for place in positions]
-    finals = [finals[place] for place in positions]
-    groups = numbered([group_of(sample) for sample in kept])
+    finals = at(positions, finals)
+    groups = numbered(at(positions, given.groups(group_of)))
     advantages = group_relative_advantages(finals, groups, scale_rewards=scale_rewards, epsilon=epsilon)
+    is_final = [final is not None for final in finals]
+    padding = Padding(pad_token_id, padding_side, pad_to_multiple_of)
     return RolloutTensors(
-        **token_tensors(kept, finals, Padding(pad_token_id, padding_side, pad_to_multiple_of)),
+        **token_tensors(given.columns(positions), is_final, padding),
         total_reward=reward_tensor(finals),
-        rewards=named_rewards(kept, finals),
+        rewards=named_rewards(at(positions, given.rewards()), finals),
         advantages=torch.tensor(advantages, dtype=torch.float32),
         groups=torch.tensor(groups, dtype=torch.int64),
         positions=torch.tensor(positions, dtype=torch.int64),
-        sample_mask=torch.tensor([final is not None for final in finals], dtype=torch.int64),
+        sample_mask=torch.tensor(is_final, dtype=torch.int64),
     )
+
+
+def at(positions: Sequence[int], of_all: Sequence[Value]) -> list[Value]:
+    return [of_all[position] for position in positions]
+
+
+def rollouts_of(samples: "RolloutResponse | ArrowResponse | Sequence[SampleResult]") -> Rollouts:
+    if isinstance(samples, RolloutResponse):
+        return ListedRollouts(samples.samples)
+    if isinstance(samples, Sequence):
+        return ListedRollouts(samples)
+    # Only who has such an answer has pyarrow.
+    from rollout_client.trainers.arrow_columns import ArrowRollouts
+
+    return ArrowRollouts(samples)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,42 +132,44 @@ class Padding:
     side: PaddingSide
     to_multiple_of: int
 
-    def stacked(self, rows: Sequence[Sequence[float]], fill: float, dtype: torch.dtype) -> Tensor:
-        """The rows as one [B, T] tensor."""
-        longest = max(map(len, rows), default=0)
-        width = -(-longest // self.to_multiple_of) * self.to_multiple_of
-        padded = torch.full((len(rows), width), fill, dtype=dtype)
-        for place, row in enumerate(rows):
-            start = width - len(row) if self.side == "left" else 0
-            padded[place, start : start + len(row)] = torch.tensor(row, dtype=dtype)
-        return padded
+    def mask(self, lengths: Integers) -> NDArray[np.bool_]:
+        """[B, T]: where there is a token."""
+        longest = int(lengths.max(initial=0))
+        places = np.arange(-(-longest // self.to_multiple_of) * self.to_multiple_of)
+        from_start = places if self.side == "right" else places[::-1]
+        return from_start < lengths[:, None]
 
 
-def token_tensors(
-    samples: Sequence[SampleResult], finals: Sequence[float | None], padding: Padding
-) -> dict[str, Tensor]:
-    rows = [token_row(sample) for sample in samples]
-    masks = [
-        row.loss_mask if final is not None else [0] * len(row.loss_mask)
-        for row, final in zip(rows, finals, strict=True)
-    ]
-    integers = torch.int64
+def padded(flat: NDArray[Any], mask: NDArray[np.bool_], fill: int, dtype: DTypeLike) -> Tensor:
+    """[B, T]: the tokens' values where `mask` has them, row by row."""
+    # Zeros come from the system without being written, which halves the time of a large tensor.
+    values = np.full(mask.shape, fill, dtype) if fill else np.zeros(mask.shape, dtype)
+    values[mask] = flat
+    return torch.from_numpy(values)
+
+
+def token_tensors(columns: TokenColumns, is_final: Sequence[bool], padding: Padding) -> dict[str, Tensor]:
+    """Raises `ValueError` if a message has other than one log-probability a token."""
+    columns.check()
+    lengths = columns.lengths
+    mask = padding.mask(lengths)
+    is_trained = columns.is_generated & np.repeat(np.array(is_final, np.bool_), lengths)
     return {
-        "input_ids": padding.stacked([row.token_ids for row in rows], padding.token_id, integers),
-        "attention_mask": padding.stacked([[1] * len(row.token_ids) for row in rows], 0, integers),
-        "loss_mask": padding.stacked(masks, 0, integers),
-        "generation_logprobs": padding.stacked([row.generation_logprobs for row in rows], 0, torch.float32),
-        "weight_versions": padding.stacked([row.weight_versions for row in rows], NO_VERSION, integers),
-        "prompt_lengths": torch.tensor([row.prompt_length for row in rows], dtype=integers),
-        "lengths": torch.tensor([len(row.token_ids) for row in rows], dtype=integers),
+        "input_ids": padded(columns.token_ids, mask, padding.token_id, np.int64),
+        "attention_mask": torch.from_numpy(mask.astype(np.int64)),
+        "loss_mask": padded(is_trained, mask, 0, np.int64),
+        "generation_logprobs": padded(columns.aligned_logprobs, mask, 0, np.float32),
+        "weight_versions": padded(columns.weight_versions, mask, NO_VERSION, np.int64),
+        "prompt_lengths": torch.from_numpy(columns.prompt_lengths),
+        "lengths": torch.from_numpy(lengths),
     }
 
 
-def named_rewards(samples: Sequence[SampleResult], finals: Sequence[float | None]) -> dict[str, Tensor]:
-    names = dict.fromkeys(name for sample in samples for name in sample.rewards)
+def named_rewards(rewards: Sequence[Mapping[str, float]], finals: Sequence[float | None]) -> dict[str, Tensor]:
+    names = dict.fromkeys(chain.from_iterable(rewards))
     return {
         name: reward_tensor(
-            [None if final is None else sample.rewards.get(name) for sample, final in zip(samples, finals, strict=True)]
+            [None if final is None else named.get(name) for named, final in zip(rewards, finals, strict=True)]
         )
         for name in names
     }

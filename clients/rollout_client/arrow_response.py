@@ -1,0 +1,142 @@
+"""The answer of `POST /rollout` as it comes in Arrow: numbers stay where they arrived until somebody asks for lists."""
+
+from collections.abc import Iterator
+from functools import cached_property
+from itertools import pairwise
+from typing import Any, Self
+
+import pyarrow as pa
+from pydantic import PrivateAttr, ValidationError, computed_field
+
+from rollout_client.arrow import ROLLOUTS, SUMMARY, TOKENS
+from rollout_client.arrow_rows import rows_of
+from rollout_client.contract import RolloutResponse, RolloutSummary, SampleResult
+from rollout_client.errors import AnswerNotUnderstood, StreamBroken, not_understood
+
+WHAT = "The Arrow answer of POST /rollout"
+
+
+class ArrowResponse(RolloutSummary):
+    """`RolloutResponse`, its rollouts in Arrow tables: `samples` are made when they are first asked for.
+
+    `to_tensors` of `rollout_client.trainers.tensors` reads the tables, and makes no samples.
+    """
+
+    _rollouts: pa.Table = PrivateAttr()
+    _tokens: pa.Table = PrivateAttr()
+
+    @classmethod
+    def of(cls, summary: RolloutSummary, rollouts: pa.Table, tokens: pa.Table) -> Self:
+        response = cls(**dict(summary))
+        response._rollouts, response._tokens = rollouts, tokens
+        return response
+
+    @property
+    def rollouts(self) -> pa.Table:
+        """A row a rollout, in input order; the columns of `rollout_client.arrow.ROLLOUTS`."""
+        return self._rollouts
+
+    @property
+    def tokens(self) -> pa.Table:
+        """Row for row the numbers of `rollouts`, `rollout_client.arrow.TOKENS`, in the memory that they arrived in."""
+        return self._tokens
+
+    @computed_field  # type: ignore[prop-decorator]
+    @cached_property
+    def samples(self) -> list[SampleResult]:
+        """In input order, the rollouts of one sample next to each other.
+
+        Raises `AnswerNotUnderstood` if a row is no `SampleResult`.
+        """
+        try:
+            rows = zip(rows_of(self._rollouts), message_numbers(self._tokens), strict=True)
+            return [SampleResult.model_validate(with_numbers(row, numbers)) for row, numbers in rows]
+        except ValidationError as error:
+            raise not_understood(WHAT, error) from error
+        except ValueError as error:
+            raise AnswerNotUnderstood(f"{WHAT} is not what this client knows: {error}.") from error
+
+    def to_response(self) -> RolloutResponse:
+        """The same as the JSON answer would have been."""
+        return RolloutResponse(**self.model_dump(exclude={"samples"}, exclude_unset=True), samples=self.samples)
+
+
+def read_response(body: bytes) -> ArrowResponse:
+    """Reads the two streams of an answer; token ids and log-probabilities are not copied.
+
+    Raises:
+        StreamBroken: the body ends early.
+        AnswerNotUnderstood: it is something else.
+    """
+    try:
+        source = pa.BufferReader(body)
+        rollouts = read_table(source)
+        tokens = read_table(source)
+    except (pa.ArrowException, OSError) as error:
+        raise AnswerNotUnderstood(
+            f"{WHAT} is no Arrow stream, or not a whole one: {error}. "
+            "Check that the URL is a rollout service's and that client and service have matching versions."
+        ) from error
+    check(rollouts, tokens)
+    try:
+        summary = RolloutSummary.model_validate_json(rollouts.schema.metadata[SUMMARY])
+    except ValidationError as error:
+        raise not_understood(WHAT, error) from error
+    return ArrowResponse.of(summary, rollouts, tokens)
+
+
+def read_table(source: pa.NativeFile) -> pa.Table:
+    table = pa.ipc.open_stream(source).read_all()
+    # Offsets that point out of their buffers would be read all the same.
+    table.validate(full=True)
+    return table
+
+
+def check(rollouts: pa.Table, tokens: pa.Table) -> None:
+    """Raises `StreamBroken` or `AnswerNotUnderstood` unless both tables are of the contract and of each other."""
+    missing = set(ROLLOUTS.names) - set(rollouts.schema.names)
+    if missing or tokens.schema != TOKENS or SUMMARY not in (rollouts.schema.metadata or {}):
+        raise AnswerNotUnderstood(
+            f"{WHAT} has other columns than this client knows. Check that client and service have matching versions."
+        )
+    if rollouts.num_rows != tokens.num_rows:
+        raise StreamBroken(f"The answer ended after the tokens of {tokens.num_rows} of {rollouts.num_rows} rollouts.")
+    if message_counts(rollouts["message_log"]) != message_counts(tokens["token_ids"]):
+        raise AnswerNotUnderstood(f"{WHAT} has tokens of other messages than those of its logs.")
+
+
+def message_counts(lists: pa.ChunkedArray) -> list[int]:
+    counts: list[int] = pa.compute.list_value_length(lists).to_pylist()
+    return counts
+
+
+Numbers = tuple[list[int], list[float] | None]
+"""`token_ids` and `generation_logprobs` of one message."""
+
+
+def message_numbers(tokens: pa.Table) -> Iterator[list[Numbers]]:
+    """Row by row those of its messages."""
+    for batch in tokens.to_batches():
+        ids, logprobs = (lists_of(batch[name].values) for name in TOKENS.names)
+        messages = batch["token_ids"].offsets.to_numpy().tolist()
+        for first, end in pairwise(messages):
+            yield list(zip(ids[first:end], logprobs[first:end], strict=True))
+
+
+def lists_of(lists: pa.ListArray) -> list[Any]:
+    """Each of `lists`, null ones as `None`, by way of numpy: Arrow itself makes an object of every value first."""
+    values = lists.values.to_numpy()
+    offsets = lists.offsets.to_numpy().tolist()
+    is_there = lists.is_valid().to_numpy(zero_copy_only=False).tolist()
+    return [
+        values[begin:end].tolist() if valid else None
+        for begin, end, valid in zip(offsets, offsets[1:], is_there, strict=False)
+    ]
+
+
+def with_numbers(row: dict[str, Any], numbers: list[Numbers]) -> dict[str, Any]:
+    for message, (token_ids, logprobs) in zip(row["message_log"], numbers, strict=True):
+        message["token_ids"] = token_ids
+        if logprobs is not None:
+            message["generation_logprobs"] = logprobs
+    return row
