@@ -8,20 +8,22 @@ CONFIG ?= serve_config.cpu.yaml
 USERS ?= 16
 SECONDS_OF_LOAD ?= 30
 
-.PHONY: help setup demo serve train train-trl test lint load bench-swap bench-scale lock tiny-model
+.PHONY: help setup demo serve train train-trl test lint load bench bench-scale bench-payload bench-swap lock tiny-model
 
 help:
-	@echo "make demo        set up, start the service, play a mixed batch, show it, stop"
-	@echo "make serve       set up and leave the service running on loopback until Ctrl-C"
-	@echo "make train       train the embedded model with GRPO: rollouts from the service, weights back every step, train.png"
-	@echo "make train-trl   the same by TRL's GRPOTrainer, train_trl.png"
-	@echo "make test        set up, then lint, types and the tests"
-	@echo "make load        set up, start the service, put it under load with locust, stop (USERS=16 SECONDS_OF_LOAD=30)"
-	@echo "make bench-swap  set up, start the service, measure how long a push of weights stops generation, stop"
-	@echo "make bench-scale set up, measure what two cores carry where generators only keep the pace of GPUs (ten minutes)"
-	@echo "make tiny-model  train the embedded model anew (under ten minutes on two cores)"
-	@echo "make setup       only set up $(VENV); make lint: only lint and types"
-	@echo "make lock        write requirements/cpu.lock from what $(VENV) holds"
+	@echo "make demo           set up, start the service, play a mixed batch, show it, stop"
+	@echo "make serve          set up and leave the service running on loopback until Ctrl-C"
+	@echo "make train          train the embedded model with GRPO: rollouts from the service, weights back every step, train.png"
+	@echo "make train-trl      the same by TRL's GRPOTrainer, train_trl.png"
+	@echo "make test           set up, then lint, types and the tests"
+	@echo "make load           set up, start the service, put it under load with locust, stop (USERS=16 SECONDS_OF_LOAD=30)"
+	@echo "make bench          set up, measure the service against the bare engine and vLLM's server, bench.png"
+	@echo "make bench-scale    set up, measure what two cores carry where generators only keep the pace of GPUs (ten minutes)"
+	@echo "make bench-payload  set up, measure a large answer as JSON and as Arrow, from the last token to tensors"
+	@echo "make bench-swap     set up, start the service, measure how long a push of weights stops generation, stop"
+	@echo "make tiny-model     train the embedded model anew (under ten minutes on two cores)"
+	@echo "make setup          only set up $(VENV); make lint: only lint and types"
+	@echo "make lock           write requirements/cpu.lock from what $(VENV) holds"
 
 setup: $(READY)
 
@@ -68,13 +70,17 @@ load: $(READY)
 bench-swap: $(READY)
 	@$(PYTHON) -m benchmarks.weight_swap $(CONFIG)
 
-# HAProxy, which comes with Ray Serve, in place of its Python proxy; calls between replicas over gRPC, whose limit of 4 MB
-# a message thousands of conversations in one call would pass.
+bench: $(READY)
+	@$(PYTHON) -m benchmarks.engine_comparison $(CONFIG)
+
+# HAProxy, which comes with Ray Serve, in place of its Python proxy (serve.env).
 bench-scale: export RAY_SERVE_ENABLE_HA_PROXY = 1
-bench-scale: export RAY_SERVE_THROUGHPUT_OPTIMIZED = 1
-bench-scale: export RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH = 2147483647
+bench-scale: export RAY_SERVE_ENABLE_DIRECT_INGRESS = 1
 bench-scale: $(READY)
 	@$(PYTHON) -m benchmarks.scale
+
+bench-payload: $(READY)
+	@$(PYTHON) -m benchmarks.payload
 
 tiny-model: $(READY)
 	@$(PYTHON) models/tiny/train.py --output models/tiny

@@ -1,0 +1,219 @@
+"""What a large answer costs, as JSON and as Arrow: `make bench-payload`.
+
+The real HTTP face, in a process of its own, answers over a socket of loopback with 2,000 rollouts that have ended: four
+turns of 500 tokens each, a byte of text a token as the embedded model has it. Rounds alternate. What is measured is the
+time from the last token at the server to padded tensors in the trainer, by one clock for both processes. Each rollout
+is encoded as it ends, so at the last token all others have been; `at once` is the time where all end at the same
+instant and nothing has been. The last line is JSON.
+"""
+
+import json
+import multiprocessing
+import random
+import time
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from statistics import median
+from typing import Annotated, Any
+
+import httpx
+import numpy as np
+import typer
+import uvicorn
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from deployments.protocols import ChatMessage, Generation, SamplingOptions, StepOutcome, WeightSpan
+from rollout_client import RolloutClient
+from rollout_client.arrow import ARROW
+from rollout_client.contract import (
+    Message,
+    PolicyVersions,
+    RequestMetrics,
+    RolloutRequest,
+    RolloutSummary,
+    SampleResult,
+)
+from rollout_client.trainers.tensors import to_tensors
+from service.current_policy import CurrentPolicy
+from service.episode import ChatOptions, Episode, EpisodeIdentity, EpisodeLimits, EpisodeStart, TokenizedObservation
+from service.http import build_http_app
+from service.json_response import JSON
+from service.local import free_port
+from service.rollout_service import RolloutService, StartedRollout
+from service.settings import Limits
+
+GROUPS, GENERATIONS, TURNS, TOKENS_A_TURN = 250, 8, 4, 500
+TOKENS = GROUPS * GENERATIONS * TURNS * TOKENS_A_TURN
+VOCABULARY = """
+    the of and to in is we have so first then let me compute check that sum carry digit ten one two three add subtract
+    equals answer therefore wait because number both sides gives remainder divide multiply step result again
+"""
+SAMPLES = [{"task_name": "math", "messages": [{"role": "user", "content": "?"}]}] * GROUPS
+console = Console(stderr=True)
+
+
+class ByteTokens:
+    """Implements `ConversationTokens`: one token a byte."""
+
+    def decode(self, token_ids: list[int]) -> str:
+        return bytes(token_ids).decode()
+
+    def observation(
+        self, observation: ChatMessage, _after: list[int], _options: ChatOptions, _room: int
+    ) -> TokenizedObservation:
+        return TokenizedObservation(list(observation["content"].encode()), observation["content"], was_cut=False)
+
+
+class EndedRollouts(RolloutService):
+    """Has all rollouts ready, and says in its metrics when it gave out the first and the last."""
+
+    def __init__(self, results: list[SampleResult]) -> None:
+        super().__init__(None, {}, CurrentPolicy(None), None, Limits())  # type: ignore[arg-type]
+        self._results = results
+        self._first_at = self._last_at = 0.0
+
+    async def check_ready(self) -> None:
+        """There is nothing to wait for."""
+
+    def start(self, request: RolloutRequest) -> StartedRollout:
+        return StartedRollout(request, "bench", [])
+
+    async def play(self, _started: StartedRollout) -> AsyncGenerator[tuple[int, SampleResult], None]:
+        self._first_at = time.monotonic()
+        for position, result in enumerate(self._results):
+            self._last_at = time.monotonic()
+            yield position, result
+
+    def summary_of(self, _started: StartedRollout) -> RolloutSummary:
+        metrics: RequestMetrics = {"first_at": self._first_at, "last_at": self._last_at}
+        return RolloutSummary(request_id="bench", metrics=metrics, policy=PolicyVersions(oldest="12", newest="12"))
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """Seconds until the tensors were there: since the last token, and since the first rollout was handed over."""
+
+    from_last_token_s: float
+    at_once_s: float
+    tensors_s: float
+    """Of these, what `to_tensors` took."""
+
+
+def main(rounds: Annotated[int, typer.Option(min=1)] = 7) -> None:
+    with serving() as url, RolloutClient(url) as client:
+        ways: dict[str, Callable[[], Any]] = {
+            "json": partial(client.rollout, SAMPLES, num_generations=GENERATIONS),
+            "arrow": partial(client.rollout_arrow, SAMPLES, num_generations=GENERATIONS),
+        }
+        client.wait_until_ready()
+        bytes_a_token = {way: wire_bytes(url, accept) / TOKENS for way, accept in (("json", JSON), ("arrow", ARROW))}
+        measured: dict[str, list[Round]] = {way: [] for way in ways}
+        for _ in track(range(rounds), "Answering", console=console):
+            for way, play in ways.items():
+                measured[way].append(measure(play))
+    report(bytes_a_token, measured)
+
+
+def measure(play: Callable[[], Any]) -> Round:
+    response = play()
+    arrived_at = time.monotonic()
+    tensors = to_tensors(response, pad_token_id=0)
+    done_at = time.monotonic()
+    if int(tensors.loss_mask.sum()) != TOKENS:
+        raise RuntimeError("The tensors hold other tokens than the service sent.")
+    metrics = response.metrics
+    return Round(done_at - metrics["last_at"], done_at - metrics["first_at"], done_at - arrived_at)
+
+
+def wire_bytes(url: str, accept: str) -> int:
+    """Of the whole body, with what the transfer puts around its pieces."""
+    with httpx.stream("POST", f"{url}/rollout", json={"samples": SAMPLES}, headers={"accept": accept}) as answer:
+        for _ in answer.iter_raw():
+            pass
+        return answer.num_bytes_downloaded
+
+
+@contextmanager
+def serving() -> Iterator[str]:
+    port = free_port()
+    server = multiprocessing.get_context("spawn").Process(target=serve, args=(port,), daemon=True)
+    server.start()
+    try:
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        server.terminate()
+        server.join()
+
+
+def serve(port: int) -> None:
+    uvicorn.run(build_http_app(EndedRollouts(ended_rollouts())), port=port, log_level="critical")
+
+
+def ended_rollouts() -> list[SampleResult]:
+    draw, normal = random.Random(0), np.random.default_rng(0)
+    return [
+        ended_rollout(group, generation, draw, normal) for group in range(GROUPS) for generation in range(GENERATIONS)
+    ]
+
+
+def ended_rollout(group: int, generation: int, draw: random.Random, numbers: np.random.Generator) -> SampleResult:
+    prompt = text(draw, 60)
+    episode = Episode(
+        EpisodeIdentity("bench", group * GENERATIONS + generation, group, generation, group, "math"),
+        EpisodeStart(
+            (Message(role="user", content=prompt, token_ids=list(prompt.encode())),),
+            {"ground_truth": str(draw.randrange(100))},
+            (),
+            SamplingOptions(),
+            ChatOptions(),
+        ),
+        EpisodeLimits(max_seq_len=10**6, max_new_tokens=None, max_rollout_turns=TURNS),
+        ByteTokens(),
+    )
+    for turn in range(TURNS):
+        token_ids = list(text(draw, TOKENS_A_TURN).encode())
+        # The engine's log-probabilities are 32 bits wide, most of them near 0.
+        logprobs = (-numbers.exponential(0.3, TOKENS_A_TURN)).astype(np.float32).tolist()
+        spans = (WeightSpan("12", 0, TOKENS_A_TURN),)
+        episode.add_generation(Generation(token_ids, logprobs, "stop", spans))
+        observation: ChatMessage = {"role": "user", "content": text(draw, 20)}
+        is_right = draw.random() < 0.5
+        episode.add_outcome(StepOutcome(observation, float(is_right), terminated=turn == TURNS - 1, answer="42"))
+    return episode.result()
+
+
+def text(draw: random.Random, length: int) -> str:
+    known = VOCABULARY.split()
+    words = (draw.choice(known) if draw.random() < 0.8 else str(draw.randrange(10_000)) for _ in range(length // 2))
+    return " ".join(words).ljust(length)[:length]
+
+
+def report(bytes_a_token: Mapping[str, float], measured: Mapping[str, list[Round]]) -> None:
+    table = Table(
+        *("answer", "bytes a token", "last token to tensors", "of that to_tensors", "at once"),
+        title=f"{TOKENS:,} tokens with log-probabilities: medians, in milliseconds",
+    )
+    medians: dict[str, dict[str, float]] = {}
+    for way, rounds in measured.items():
+        names = ("from_last_token_s", "tensors_s", "at_once_s")
+        medians[way] = {name: median(getattr(round_, name) for round_ in rounds) for name in names}
+        table.add_row(way, f"{bytes_a_token[way]:.2f}", *(f"{1000 * value:.0f}" for value in medians[way].values()))
+    console.print(table)
+    speedup = {name: round(medians["json"][name] / medians["arrow"][name], 2) for name in medians["json"]}
+    figures = {
+        "arrow_bytes_per_token": round(bytes_a_token["arrow"], 3),
+        "json_bytes_per_token": round(bytes_a_token["json"], 3),
+        "arrow_speedup_over_json": speedup["from_last_token_s"],
+        "arrow_speedup_over_json_at_once": speedup["at_once_s"],
+        "arrow_last_token_to_tensors_s": round(medians["arrow"]["from_last_token_s"], 4),
+        "json_last_token_to_tensors_s": round(medians["json"]["from_last_token_s"], 4),
+    }
+    typer.echo(json.dumps(figures))
+
+
+if __name__ == "__main__":
+    typer.run(main)
