@@ -22,6 +22,7 @@ from rollout_client.contract import (
     SampleResult,
     TaskInfo,
 )
+from service.arrow_request import arrow_request
 from service.arrow_response import ArrowAnswer
 from service.json_response import JSON, JsonAnswer, json_of
 from service.policy_http import policy_routes
@@ -33,16 +34,24 @@ from service.problems import (
     problem_of,
     problem_responses,
     unknown_task,
-    unreadable_body,
 )
+from service.request_body import read_body
 from service.rollout_service import RolloutService, SampleFailed, StartedRollout
 
 NDJSON = "application/x-ndjson"
+MOST_BYTES_INLINE = 2**16
+"""Reading so many takes a millisecond, ten times what the way to a thread and back costs."""
 MOST_TOKENS_INLINE = 8192
 """Encoding so many takes a millisecond, ten times what the way to a thread and back costs."""
 Encoded = TypeVar("Encoded")
 ROLLOUT_BODY = {
-    "requestBody": {"required": True, "content": {JSON: {"schema": {"$ref": "#/components/schemas/RolloutRequest"}}}}
+    "requestBody": {
+        "required": True,
+        "content": {
+            JSON: {"schema": {"$ref": "#/components/schemas/RolloutRequest"}},
+            ARROW: {"schema": {"type": "string", "format": "binary"}},
+        },
+    }
 }
 
 
@@ -72,11 +81,7 @@ def build_http_app(rollouts: RolloutService) -> FastAPI:
 
         `Accept: application/vnd.apache.arrow.stream` brings the same as Arrow.
         """
-        body = await read_body(request, rollouts.limits.max_body_bytes)
-        try:
-            rollout_request = RolloutRequest.model_validate_json(body, strict=True)
-        except ValidationError as error:
-            raise problem_of(error) from error
+        rollout_request = await read_request(request, rollouts.limits.max_body_bytes)
         # Long prompts take the tokenizer seconds, during which everybody else's rollouts go on.
         started = await asyncio.to_thread(rollouts.start, rollout_request)
         await rollouts.policy.meet(rollout_request.policy)
@@ -116,19 +121,15 @@ def build_http_app(rollouts: RolloutService) -> FastAPI:
     return app
 
 
-async def read_body(request: Request, max_body_bytes: int) -> bytes:
-    """Raises `RequestProblem` as soon as the body is known to be larger than `max_body_bytes`."""
-    if request.headers.get("content-encoding", "identity") != "identity":
-        raise unreadable_body("it is compressed, which this service does not read yet; send it as it is")
-    too_large = unreadable_body(f"larger than the limit of {max_body_bytes} bytes; split the request")
-    if int(request.headers.get("content-length", 0)) > max_body_bytes:
-        raise too_large
-    body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > max_body_bytes:
-            raise too_large
-    return bytes(body)
+async def read_request(request: Request, max_body_bytes: int) -> RolloutRequest:
+    """Raises `RequestProblem` if the body is no request, whatever is wrong with it."""
+    is_arrow = request.headers.get("content-type", "").lower().startswith(ARROW)
+    read = arrow_request if is_arrow else partial(RolloutRequest.model_validate_json, strict=True)
+    body = await read_body(request, max_body_bytes)
+    try:
+        return read(body) if len(body) <= MOST_BYTES_INLINE else await asyncio.to_thread(read, body)
+    except ValidationError as error:
+        raise problem_of(error) from error
 
 
 async def whole_answer(rollouts: RolloutService, started: StartedRollout, answer: Answer) -> Response:

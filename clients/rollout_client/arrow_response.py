@@ -1,8 +1,6 @@
 """The answer of `POST /rollout` as it comes in Arrow: numbers stay where they arrived until somebody asks for lists."""
 
-from collections.abc import Iterator
 from functools import cached_property
-from itertools import pairwise
 from typing import Any, Self
 
 import pyarrow as pa
@@ -49,8 +47,9 @@ class ArrowResponse(RolloutSummary):
         Raises `AnswerNotUnderstood` if a row is no `SampleResult`.
         """
         try:
-            rows = zip(rows_of(self._rollouts), message_numbers(self._tokens), strict=True)
-            return [SampleResult.model_validate(with_numbers(row, numbers)) for row, numbers in rows]
+            rows = rows_of(self._rollouts, self._rollouts.schema)
+            numbers = rows_of(self._tokens, TOKENS)
+            return [SampleResult.model_validate(with_numbers(*both)) for both in zip(rows, numbers, strict=True)]
         except ValidationError as error:
             raise not_understood(WHAT, error) from error
         except ValueError as error:
@@ -110,33 +109,10 @@ def message_counts(lists: pa.ChunkedArray) -> list[int]:
     return counts
 
 
-Numbers = tuple[list[int], list[float] | None]
-"""`token_ids` and `generation_logprobs` of one message."""
-
-
-def message_numbers(tokens: pa.Table) -> Iterator[list[Numbers]]:
-    """Row by row those of its messages."""
-    for batch in tokens.to_batches():
-        ids, logprobs = (lists_of(batch[name].values) for name in TOKENS.names)
-        messages = batch["token_ids"].offsets.to_numpy().tolist()
-        for first, end in pairwise(messages):
-            yield list(zip(ids[first:end], logprobs[first:end], strict=True))
-
-
-def lists_of(lists: pa.ListArray) -> list[Any]:
-    """Each of `lists`, null ones as `None`, by way of numpy: Arrow itself makes an object of every value first."""
-    values = lists.values.to_numpy()
-    offsets = lists.offsets.to_numpy().tolist()
-    is_there = lists.is_valid().to_numpy(zero_copy_only=False).tolist()
-    return [
-        values[begin:end].tolist() if valid else None
-        for begin, end, valid in zip(offsets, offsets[1:], is_there, strict=False)
-    ]
-
-
-def with_numbers(row: dict[str, Any], numbers: list[Numbers]) -> dict[str, Any]:
-    for message, (token_ids, logprobs) in zip(row["message_log"], numbers, strict=True):
-        message["token_ids"] = token_ids
-        if logprobs is not None:
-            message["generation_logprobs"] = logprobs
+def with_numbers(row: dict[str, Any], numbers: dict[str, list[Any]]) -> dict[str, Any]:
+    """`row` with those of `numbers` in each message that it has."""
+    for name, of_messages in numbers.items():
+        for message, values in zip(row["message_log"], of_messages, strict=True):
+            if values is not None:
+                message[name] = values
     return row

@@ -106,12 +106,17 @@ def rollout_call(samples: Samples, options: RolloutOptions) -> Call[RolloutRespo
 
 
 def arrow_rollout_call(samples: Samples, options: RolloutOptions) -> "Call[ArrowResponse]":
-    """Raises `ModuleNotFoundError` without pyarrow, which the `arrow` extra brings."""
+    """Raises `ValueError` if `samples` or `options` hold what the columns of `rollout_client.arrow.SAMPLES` do not.
+
+    Raises `ModuleNotFoundError` without pyarrow, which the `arrow` extra brings.
+    """
     with needed_for("Arrow", "arrow"):
         from rollout_client.arrow import ARROW
+        from rollout_client.arrow_request import arrow_body
         from rollout_client.arrow_response import read_response
 
-    return Call("POST", "/rollout", read_response, accept=ARROW, body=rollout_body(samples, options))
+    body = arrow_body(samples, given_options(options))
+    return Call("POST", "/rollout", read_response, accept=ARROW, body=body, content_headers={"content-type": ARROW})
 
 
 def streamed_rollout_call(samples: Samples, options: RolloutOptions) -> Call[bytes]:
@@ -121,8 +126,11 @@ def streamed_rollout_call(samples: Samples, options: RolloutOptions) -> Call[byt
 
 def rollout_body(samples: Samples, options: RolloutOptions) -> bytes:
     """Only what was given is sent, so that the service's defaults and its checks are the only ones."""
-    given = {name: as_given(value) for name, value in options.items() if value is not None}
-    return to_json({"samples": [as_given(sample) for sample in samples], **given})
+    return to_json({"samples": [as_given(sample) for sample in samples], **given_options(options)})
+
+
+def given_options(options: RolloutOptions) -> dict[str, object]:
+    return {name: as_given(value) for name, value in options.items() if value is not None}
 
 
 def as_given(value: object) -> object:
