@@ -14,6 +14,11 @@ import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
+from rollout_client.arrow import ARROW
+from rollout_client.contract import RolloutSummary, SampleResult
+from service.arrow_request import arrow_request
+from service.arrow_response import ArrowAnswer
+
 Json = dict[str, Any]
 Responder = Callable[[Json], Response]
 NDJSON = "application/x-ndjson"
@@ -99,6 +104,20 @@ def ndjson(*lines: Json) -> Response:
     return StreamingResponse(stream(), media_type=NDJSON)
 
 
+def arrow(*results: Json) -> Response:
+    answer = ArrowAnswer()
+    for position, played in enumerate(results):
+        answer.add(position, SampleResult.model_validate(played))
+    return Response(b"".join(answer.body(RolloutSummary(**SUMMARY))), media_type=ARROW)
+
+
+async def posted(request: Request) -> Json:
+    if request.headers["content-type"] == ARROW:
+        return arrow_request(await request.body()).model_dump(exclude_unset=True)
+    body: Json = await request.json()
+    return body
+
+
 def problem(document: Json, headers: dict[str, str] | None = None) -> Response:
     return JSONResponse(document, document["status"], headers, media_type="application/problem+json")
 
@@ -138,12 +157,14 @@ class ScriptedService:
     def _add_rollout(self) -> None:
         @self.app.post("/rollout")
         async def rollout(request: Request) -> Response:
-            body = await request.json()
+            body = await posted(request)
             self.bodies.append(body)
             if self.rollouts:
                 return self.rollouts.popleft()(body)
             if request.headers["accept"] == NDJSON:
                 return ndjson(*lines_of(body))
+            if request.headers["accept"] == ARROW:
+                return arrow(*results_of(body))
             return JSONResponse({**SUMMARY, "samples": results_of(body)})
 
         @self.app.get("/readyz")

@@ -1,58 +1,15 @@
 """Bad input through the real HTTP face: a problem document that names the field, and nothing started."""
 
-import asyncio
 import json
 from typing import Any
 
-import httpx
 import pytest
 
 from deployments.failures import GenerationRejected
-from deployments.protocols import GeneratorDescription
-from service.current_policy import CurrentPolicy
-from service.http import build_http_app
-from service.intake import Intake
-from service.rollout_service import RolloutService
-from service.settings import Limits
-from service.tokens import ConversationTokenizer
-from tests.conftest import TINY_MODEL
-from tests.scripted import ScriptedEnvironment, ScriptedGenerator, outcome
+from tests.scripted_http import VOCAB_SIZE, ScriptedHttp
 
-VOCAB_SIZE = 262
 GOOD = {"task_name": "math", "messages": [{"role": "user", "content": "What is 1 + 1?"}]}
 LOG = [{"role": "user", "content": "a", "token_ids": [64]}]
-LIMITS = Limits(max_body_bytes=4096, max_rollouts_per_request=100)
-tokens = ConversationTokenizer.load(str(TINY_MODEL))
-
-
-class Service:
-    """The HTTP face over scripted parts, which remember what reached them."""
-
-    def __init__(self) -> None:
-        self.generator = ScriptedGenerator(["A"])
-        self.environments = {
-            name: ScriptedEnvironment([outcome(terminated=True)]) for name in ("math", "sliding_puzzle")
-        }
-        description = GeneratorDescription("tiny", max_model_len=100, vocab_size=VOCAB_SIZE)
-        intake = Intake(frozenset(self.environments), description, tokens, LIMITS)
-        policy = CurrentPolicy(store=None)  # type: ignore[arg-type]
-        rollouts = RolloutService(self.generator, self.environments, policy, intake, LIMITS)  # type: ignore[arg-type]
-        self._app = build_http_app(rollouts)
-
-    def request(self, method: str, path: str, **options: Any) -> httpx.Response:
-        async def send() -> httpx.Response:
-            transport = httpx.ASGITransport(self._app)
-            async with httpx.AsyncClient(transport=transport, base_url="http://service") as http:
-                return await http.request(method, path, **options)
-
-        return asyncio.run(send())
-
-    def post(self, body: dict[str, Any] | str) -> httpx.Response:
-        return self.request("POST", "/rollout", content=body if isinstance(body, str) else json.dumps(body))
-
-    @property
-    def has_started_something(self) -> bool:
-        return bool(self.generator.requests or any(environment.requests for environment in self.environments.values()))
 
 
 @pytest.mark.parametrize(
@@ -145,7 +102,7 @@ class Service:
     ],
 )
 def test_an_invalid_request_names_its_field_and_starts_nothing(body: dict[str, Any], field: str, says: str) -> None:
-    service = Service()
+    service = ScriptedHttp()
     response = service.post(body)
     assert (response.status_code, response.headers["content-type"]) == (422, "application/problem+json")
     problem = response.json()
@@ -164,7 +121,7 @@ def test_an_invalid_request_names_its_field_and_starts_nothing(body: dict[str, A
     ],
 )
 def test_an_unreadable_body_is_refused_and_starts_nothing(body: str, says: str) -> None:
-    service = Service()
+    service = ScriptedHttp()
     response = service.post(body)
     assert (response.status_code, response.headers["content-type"]) == (400, "application/problem+json")
     assert response.json()["errors"][0]["field"] == "body"
@@ -173,7 +130,7 @@ def test_an_unreadable_body_is_refused_and_starts_nothing(body: str, says: str) 
 
 
 def test_a_body_over_the_limit_is_refused_also_when_its_length_was_not_announced() -> None:
-    service = Service()
+    service = ScriptedHttp()
 
     async def chunks() -> Any:
         for _ in range(10):
@@ -184,7 +141,7 @@ def test_a_body_over_the_limit_is_refused_also_when_its_length_was_not_announced
 
 
 def test_a_prompt_that_is_too_long_is_one_samples_error_and_the_others_run() -> None:
-    service = Service()
+    service = ScriptedHttp()
     long = {"task_name": "math", "messages": [{"role": "user", "content": "x" * 200}]}
     response = service.post({"samples": [GOOD, long, GOOD]})
     assert response.status_code == 200
@@ -199,12 +156,12 @@ def test_a_prompt_that_is_too_long_is_one_samples_error_and_the_others_run() -> 
 
 
 def test_several_mistakes_are_named_at_once() -> None:
-    response = Service().post({"samples": [GOOD], "sampling": {"top_p": 2, "min_p": 2}, "x": None})
+    response = ScriptedHttp().post({"samples": [GOOD], "sampling": {"top_p": 2, "min_p": 2}, "x": None})
     assert {error["field"] for error in response.json()["errors"]} == {"sampling.top_p", "sampling.min_p", "x"}
 
 
 def test_an_unknown_route_and_an_unknown_task_are_problems_too() -> None:
-    service = Service()
+    service = ScriptedHttp()
     unknown_route = service.request("GET", "/rollouts")
     assert (unknown_route.status_code, unknown_route.headers["content-type"]) == (404, "application/problem+json")
     wrong_method = service.request("GET", "/rollout")
@@ -216,7 +173,7 @@ def test_an_unknown_route_and_an_unknown_task_are_problems_too() -> None:
 
 
 def test_the_openapi_page_shows_the_request_and_the_response() -> None:
-    schema = Service().request("GET", "/openapi.json").json()
+    schema = ScriptedHttp().request("GET", "/openapi.json").json()
     schemas = schema["components"]["schemas"]
     assert {"RolloutRequest", "SampleInput", "Sampling", "RolloutResponse", "SampleResult"} <= schemas.keys()
     body = schema["paths"]["/rollout"]["post"]["requestBody"]["content"]["application/json"]["schema"]
@@ -224,7 +181,7 @@ def test_the_openapi_page_shows_the_request_and_the_response() -> None:
 
 
 def test_the_openapi_page_says_how_weights_are_pushed_and_what_each_call_is_refused_with() -> None:
-    paths = Service().request("GET", "/openapi.json").json()["paths"]
+    paths = ScriptedHttp().request("GET", "/openapi.json").json()["paths"]
     push = paths["/policy/versions/{version}"]["put"]
     assert "Content-Range" in push["description"]
     assert push["responses"].keys() == {"200", "202", "400", "404", "409", "422"}
@@ -237,7 +194,7 @@ def test_a_stream_that_breaks_midway_ends_with_its_problem(monkeypatch: pytest.M
         raise ZeroDivisionError("by zero")
 
     monkeypatch.setattr("service.metrics.RequestTally.metrics", broken_metrics)
-    service = Service()
+    service = ScriptedHttp()
     body = json.dumps({"samples": [GOOD]})
     answer = service.request("POST", "/rollout", content=body, headers={"accept": "application/x-ndjson"}).text
     sample, problem = [json.loads(line) for line in answer.strip().split("\n")]
@@ -250,18 +207,18 @@ def test_a_stream_that_breaks_midway_ends_with_its_problem(monkeypatch: pytest.M
 
 def test_many_mistakes_are_named_up_to_a_number() -> None:
     body = {"samples": [{"task_name": "math", "message_log": [{**LOG[0], "token_ids": ["a"] * 500}]}]}
-    errors = Service().post(body).json()["errors"]
+    errors = ScriptedHttp().post(body).json()["errors"]
     assert (len(errors), errors[-1]["message"]) == (21, "480 more are wrong in the same request")
 
 
 @pytest.mark.parametrize("name", ["cls", "_fields_set", "self", "model_config", "__class__", ""])
 def test_a_further_field_may_have_any_name(name: str) -> None:
-    response = Service().post({"samples": [{**GOOD, name: [None, "x"]}]})
+    response = ScriptedHttp().post({"samples": [{**GOOD, name: [None, "x"]}]})
     assert response.json()["samples"][0][name] == [None, "x"]
 
 
 def test_the_first_failure_ends_a_request_that_asked_for_it() -> None:
-    service = Service()
+    service = ScriptedHttp()
     service.generator.script = [GenerationRejected("The engine refused the generation: no.")]
     response = service.post({"samples": [GOOD], "on_error": "fail"})
     assert (response.status_code, response.json()["errors"]) == (
@@ -277,7 +234,7 @@ def test_the_first_failure_ends_a_request_that_asked_for_it() -> None:
 
 
 def test_a_failed_sample_has_no_reward() -> None:
-    service = Service()
+    service = ScriptedHttp()
     service.generator.script = [GenerationRejected("no")]
     sample = service.post({"samples": [GOOD]}).json()["samples"][0]
     assert (sample["status"], sample["total_reward"], sample["metrics"]["total_reward"]) == ("error", None, None)

@@ -16,7 +16,7 @@ from typing import Any
 
 import httpx
 import pytest
-from fastapi.responses import PlainTextResponse, StreamingResponse
+from fastapi.responses import PlainTextResponse, Response, StreamingResponse
 from hypothesis import given
 from hypothesis import strategies as st
 from tenacity import wait_none
@@ -37,6 +37,7 @@ from rollout_client import (
     ServiceUnreachable,
     StreamBroken,
 )
+from rollout_client.arrow_response import ArrowResponse
 from rollout_client.contract import RequestMetrics
 from rollout_client.errors import seconds_until
 from rollout_client.lines import RolloutLines
@@ -45,6 +46,7 @@ from tests.scripted_service import (
     SUMMARY,
     Json,
     ScriptedService,
+    arrow,
     lines_of,
     ndjson,
     problem,
@@ -137,6 +139,25 @@ def free_url() -> str:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return f"http://127.0.0.1:{probe.getsockname()[1]}"
+
+
+def arrow_sync(url: str, *samples: SampleInput | Json, client: Json | None = None, **options: Any) -> ArrowResponse:
+    with RolloutClient(url, **(client or {})) as rollout_client:
+        return rollout_client.rollout_arrow(samples, **options)
+
+
+def arrow_async(url: str, *samples: SampleInput | Json, client: Json | None = None, **options: Any) -> ArrowResponse:
+    async def play() -> ArrowResponse:
+        async with AsyncRolloutClient(url, **(client or {})) as rollout_client:
+            return await rollout_client.rollout_arrow(samples, **options)
+
+    return asyncio.run(play())
+
+
+@pytest.fixture(params=[arrow_sync, arrow_async], ids=["sync", "async"])
+def play_arrow(request: pytest.FixtureRequest) -> Callable[..., ArrowResponse]:
+    chosen: Callable[..., ArrowResponse] = request.param
+    return chosen
 
 
 # What is sent
@@ -286,6 +307,41 @@ def test_lines_are_the_same_however_the_bytes_are_cut(cuts: list[int]) -> None:
     reader.end()
     assert read == [2, 1, 0]
     assert reader.summary is not None
+
+
+# As Arrow
+
+
+def test_rollouts_as_arrow_are_asked_for_and_answered_as_in_json(
+    service: ScriptedService, play: Play, play_arrow: Callable[..., ArrowResponse]
+) -> None:
+    asked: Json = {"num_generations": 2, "sampling": Sampling(temperature=0.5)}
+    samples = [sample(idx=7, note=None), sample(idx=3)]
+    by_json = play(service.url, *samples, **asked)
+    by_arrow = play_arrow(service.url, *samples, **asked)
+    assert service.bodies[0] == service.bodies[1]
+    assert by_arrow.to_response() == by_json
+
+
+def test_an_arrow_answer_that_broke_off_is_an_error(
+    service: ScriptedService, play_arrow: Callable[..., ArrowResponse]
+) -> None:
+    whole = arrow(result()).body
+    service.rollouts += [lambda _: Response(whole[:-100]), lambda _: ndjson({"summary": SUMMARY})]
+    for _ in range(2):
+        with pytest.raises(AnswerNotUnderstood, match="no Arrow stream, or not a whole one"):
+            play_arrow(service.url, sample())
+    head = f"HTTP/1.1 200 OK\r\ncontent-length: {len(whole)}\r\n\r\n".encode()
+    with breaking_server([head + whole[:-100]]) as (url, _), pytest.raises(StreamBroken, match="broke off"):
+        play_arrow(url, sample())
+
+
+def test_a_rejected_request_is_the_same_error_where_arrow_was_asked_for(
+    service: ScriptedService, play_arrow: Callable[..., ArrowResponse]
+) -> None:
+    service.rollouts.append(lambda _: problem(REJECTED))
+    with pytest.raises(RequestRejected, match="there is no task 'maths'"):
+        play_arrow(service.url, sample("maths"))
 
 
 # Leaving early

@@ -23,8 +23,15 @@ import pyarrow as pa
 ARROW = "application/vnd.apache.arrow.stream"
 SUMMARY = b"summary"
 REQUEST = b"request"
-FURTHER_FIELDS = "further_fields"
-JSON_TEXT = pa.json_()
+JSON_METADATA = {b"content-type": b"application/json"}
+
+
+def json_text(name: str) -> pa.Field:
+    """A column of JSON, which says so."""
+    return pa.field(name, pa.string(), metadata=JSON_METADATA)
+
+
+FURTHER_FIELDS = json_text("further_fields")
 
 TOKEN_IDS = pa.list_(pa.int32())
 LOGPROBS = pa.list_(pa.float32())
@@ -33,10 +40,10 @@ TOKENS = pa.schema([("token_ids", pa.list_(TOKEN_IDS)), ("generation_logprobs", 
 buffer each, end to end."""
 
 SPAN = pa.struct(
-    [("version", pa.string()), ("start", pa.int32()), ("end", pa.int32()), (FURTHER_FIELDS, JSON_TEXT)],
+    [("version", pa.string()), ("start", pa.int32()), ("end", pa.int32()), FURTHER_FIELDS],
 )
 ERROR = pa.struct(
-    [("kind", pa.string()), ("message", pa.string()), ("retryable", pa.bool_()), (FURTHER_FIELDS, JSON_TEXT)],
+    [("kind", pa.string()), ("message", pa.string()), ("retryable", pa.bool_()), FURTHER_FIELDS],
 )
 METRICS = pa.struct(
     [
@@ -50,7 +57,7 @@ METRICS = pa.struct(
         ("total_reward", pa.float64()),
         ("turn_gen_tokens", pa.list_(pa.int32())),
         ("turn_input_tokens", pa.list_(pa.int32())),
-        (FURTHER_FIELDS, JSON_TEXT),
+        FURTHER_FIELDS,
     ]
 )
 MESSAGE_FIELDS = [
@@ -60,7 +67,7 @@ MESSAGE_FIELDS = [
     pa.field("weight_versions", pa.list_(SPAN)),
     pa.field("reward", pa.float64()),
 ]
-MESSAGE = pa.struct([*MESSAGE_FIELDS, pa.field(FURTHER_FIELDS, JSON_TEXT)])
+MESSAGE = pa.struct([*MESSAGE_FIELDS, FURTHER_FIELDS])
 ROLLOUTS = pa.schema(
     [
         ("id", pa.string()),
@@ -75,14 +82,14 @@ ROLLOUTS = pa.schema(
         ("terminated", pa.bool_()),
         ("truncated", pa.bool_()),
         ("max_turns_reached", pa.bool_()),
-        ("extra_env_info", JSON_TEXT),
+        json_text("extra_env_info"),
         ("stop_strings", pa.list_(pa.string())),
         ("observation_format", pa.string()),
-        ("tools", JSON_TEXT),
-        ("chat_template_kwargs", JSON_TEXT),
+        json_text("tools"),
+        json_text("chat_template_kwargs"),
         ("answer", pa.string()),
         ("metrics", METRICS),
-        (FURTHER_FIELDS, JSON_TEXT),
+        FURTHER_FIELDS,
     ]
 )
 PROMPT_MESSAGE = pa.struct(
@@ -90,9 +97,9 @@ PROMPT_MESSAGE = pa.struct(
         ("role", pa.string()),
         ("content", pa.string()),
         ("name", pa.string()),
-        ("tool_calls", JSON_TEXT),
+        json_text("tool_calls"),
         ("tool_call_id", pa.string()),
-        (FURTHER_FIELDS, JSON_TEXT),
+        FURTHER_FIELDS,
     ]
 )
 GIVEN_MESSAGE = pa.struct(
@@ -100,7 +107,7 @@ GIVEN_MESSAGE = pa.struct(
         *MESSAGE_FIELDS,
         pa.field("token_ids", TOKEN_IDS),
         pa.field("generation_logprobs", LOGPROBS),
-        pa.field(FURTHER_FIELDS, JSON_TEXT),
+        FURTHER_FIELDS,
     ]
 )
 SAMPLES = pa.schema(
@@ -110,12 +117,12 @@ SAMPLES = pa.schema(
         ("task_name", pa.string()),
         ("messages", pa.list_(PROMPT_MESSAGE)),
         ("message_log", pa.list_(GIVEN_MESSAGE)),
-        ("extra_env_info", JSON_TEXT),
+        json_text("extra_env_info"),
         ("stop_strings", pa.list_(pa.string())),
         ("observation_format", pa.string()),
-        ("tools", JSON_TEXT),
-        ("chat_template_kwargs", JSON_TEXT),
+        json_text("tools"),
+        json_text("chat_template_kwargs"),
         ("seed", pa.int64()),
-        (FURTHER_FIELDS, JSON_TEXT),
+        FURTHER_FIELDS,
     ]
 )

@@ -7,7 +7,7 @@ import pyarrow as pa
 from pydantic import BaseModel
 from pydantic_core import to_json
 
-from rollout_client.arrow import REQUEST, SAMPLES
+from rollout_client.arrow import FURTHER_FIELDS, REQUEST, SAMPLES
 from rollout_client.arrow_rows import record_batch
 from rollout_client.contract import SampleInput
 from rollout_client.set_fields import set_fields
@@ -15,8 +15,9 @@ from rollout_client.set_fields import set_fields
 
 def arrow_body(samples: Sequence[SampleInput | Mapping[str, Any]], options: Mapping[str, object]) -> bytes:
     """Raises `ValueError` if a value does not fit its column, or is no JSON."""
-    schema = SAMPLES.with_metadata({REQUEST: to_json(options)})
     rows = [set_fields(sample) if isinstance(sample, BaseModel) else sample for sample in samples]
+    said = {FURTHER_FIELDS.name}.union(*rows)
+    schema = pa.schema([field for field in SAMPLES if field.name in said], {REQUEST: to_json(options)})
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, schema) as writer:
         writer.write_batch(record_batch(rows, schema))

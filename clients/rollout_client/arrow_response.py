@@ -71,7 +71,7 @@ def read_response(body: bytes) -> ArrowResponse:
         source = pa.BufferReader(body)
         rollouts = read_table(source)
         tokens = read_table(source)
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, ValueError) as error:
         raise AnswerNotUnderstood(
             f"{WHAT} is no Arrow stream, or not a whole one: {error}. "
             "Check that the URL is a rollout service's and that client and service have matching versions."
@@ -93,19 +93,25 @@ def read_table(source: pa.NativeFile) -> pa.Table:
 
 def check(rollouts: pa.Table, tokens: pa.Table) -> None:
     """Raises `StreamBroken` or `AnswerNotUnderstood` unless both tables are of the contract and of each other."""
-    missing = set(ROLLOUTS.names) - set(rollouts.schema.names)
-    if missing or tokens.schema != TOKENS or SUMMARY not in (rollouts.schema.metadata or {}):
+    schema = rollouts.schema
+    # Columns that a newer service has beside these are read as fields that it has learnt to say.
+    has_columns = all(
+        schema.get_field_index(field.name) >= 0 and schema.field(field.name).type == field.type for field in ROLLOUTS
+    )
+    if not has_columns or tokens.schema != TOKENS or SUMMARY not in (schema.metadata or {}):
         raise AnswerNotUnderstood(
             f"{WHAT} has other columns than this client knows. Check that client and service have matching versions."
         )
     if rollouts.num_rows != tokens.num_rows:
         raise StreamBroken(f"The answer ended after the tokens of {tokens.num_rows} of {rollouts.num_rows} rollouts.")
-    if message_counts(rollouts["message_log"]) != message_counts(tokens["token_ids"]):
+    messages = message_counts(rollouts["message_log"])
+    if None in messages or any(message_counts(tokens[name]) != messages for name in TOKENS.names):
         raise AnswerNotUnderstood(f"{WHAT} has tokens of other messages than those of its logs.")
 
 
-def message_counts(lists: pa.ChunkedArray) -> list[int]:
-    counts: list[int] = pa.compute.list_value_length(lists).to_pylist()
+def message_counts(lists: pa.ChunkedArray) -> list[int | None]:
+    """Of each row; `None` for one that has no list."""
+    counts: list[int | None] = pa.compute.list_value_length(lists).to_pylist()
     return counts
 
 

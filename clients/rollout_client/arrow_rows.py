@@ -11,7 +11,7 @@ import pyarrow as pa
 from pydantic import BaseModel
 from pydantic_core import from_json, to_json
 
-from rollout_client.arrow import FURTHER_FIELDS, JSON_TEXT
+from rollout_client.arrow import FURTHER_FIELDS, JSON_METADATA
 from rollout_client.set_fields import set_fields
 
 Row = Mapping[str, Any]
@@ -28,34 +28,38 @@ def record_batch(rows: Sequence[Row], schema: pa.Schema) -> pa.RecordBatch:
 def children(rows: Sequence[Row | None], fields: pa.Schema | pa.StructType) -> list[pa.Array]:
     """One array a field, over all rows."""
     said: list[Row] = [{} if row is None else row for row in rows]
-    held = frozenset(fields.names) - {FURTHER_FIELDS}
-    return [
-        column(
-            [further_fields(row, held) if field.name == FURTHER_FIELDS else row.get(field.name) for row in said],
-            field.type,
-        )
-        for field in fields
-    ]
+    held = frozenset(fields.names) - {FURTHER_FIELDS.name}
+    return [column(cells(said, field.name, held), field) for field in fields]
+
+
+def cells(rows: Sequence[Row], name: str, held: frozenset[str]) -> list[Any]:
+    """One a row: what it says of `name`, or all that is not `held` by a column."""
+    if name == FURTHER_FIELDS.name:
+        return [further_fields(row, held) for row in rows]
+    return [row.get(name) for row in rows]
 
 
 def further_fields(row: Row, held: frozenset[str]) -> Row | None:
     return {name: value for name, value in row.items() if value is None or name not in held} or None
 
 
-def column(values: Sequence[Any], type_: pa.DataType) -> pa.Array:
-    if type_ == JSON_TEXT:
-        texts = [None if value is None else to_json(value).decode() for value in values]
-        return pa.ExtensionArray.from_storage(type_, pa.array(texts, pa.string()))
+def column(values: Sequence[Any], field: pa.Field) -> pa.Array:
+    type_ = field.type
+    if is_json(field):
+        return pa.array([None if value is None else to_json(value).decode() for value in values], type_)
     if pa.types.is_struct(type_):
         rows = [set_fields(value) if isinstance(value, BaseModel) else value for value in values]
-        is_null = pa.array([row is None for row in rows], pa.bool_())
-        return pa.StructArray.from_arrays(children(rows, type_), fields=list(type_), mask=is_null)
+        return pa.StructArray.from_arrays(children(rows, type_), fields=list(type_), mask=nulls(rows))
     if pa.types.is_list(type_) and pa.types.is_struct(type_.value_type):
-        items = column(list(chain.from_iterable(value or () for value in values)), type_.value_type)
+        items = column(list(chain.from_iterable(value or () for value in values)), type_.value_field)
         return pa.ListArray.from_arrays(offsets(values), items, type=type_, mask=nulls(values))
     if pa.types.is_map(type_):
         values = [None if value is None else list(value.items()) for value in values]
     return pa.array(values, type_)
+
+
+def is_json(field: pa.Field) -> bool:
+    return JSON_METADATA.items() <= (field.metadata or {}).items()
 
 
 def offsets(lists: Sequence[Sequence[object] | None]) -> pa.Array:
@@ -63,8 +67,8 @@ def offsets(lists: Sequence[Sequence[object] | None]) -> pa.Array:
     return pa.array(accumulate((len(items or ()) for items in lists), initial=0), pa.int32())
 
 
-def nulls(lists: Sequence[object]) -> pa.Array:
-    return pa.array([items is None for items in lists], pa.bool_())
+def nulls(values: Sequence[object]) -> pa.Array:
+    return pa.array([value is None for value in values], pa.bool_())
 
 
 def rows_of(table: pa.Table, fields: pa.Schema) -> list[dict[str, Any]]:
@@ -81,7 +85,7 @@ def rows_of(table: pa.Table, fields: pa.Schema) -> list[dict[str, Any]]:
 
 
 def rows(arrays: Sequence[pa.Array], fields: Sequence[pa.Field], count: int) -> list[dict[str, Any]]:
-    columns = [values_of(array, field.type) for array, field in zip(arrays, fields, strict=True)]
+    columns = [values_of(array, field) for array, field in zip(arrays, fields, strict=True)]
     by_row = zip(*columns, strict=True) if columns else [()] * count
     names = [field.name for field in fields]
     return [whole(dict(zip(names, values, strict=True))) for values in by_row]
@@ -90,22 +94,22 @@ def rows(arrays: Sequence[pa.Array], fields: Sequence[pa.Field], count: int) -> 
 def whole(row: Row) -> dict[str, Any]:
     """What is said in a row of columns: what is not null, and its further fields."""
     said = {name: value for name, value in row.items() if value is not None}
-    further = said.pop(FURTHER_FIELDS, {})
+    further = said.pop(FURTHER_FIELDS.name, {})
     if not isinstance(further, dict):
-        raise ValueError(f"{FURTHER_FIELDS} holds something that is no JSON object")
+        raise ValueError(f"{FURTHER_FIELDS.name} holds something that is no JSON object")
     return said | further
 
 
-def values_of(array: pa.Array, type_: pa.DataType) -> list[Any]:
-    """The values of `array`, read as `type_`: it may have fewer fields, wider numbers, and JSON as plain text."""
-    if type_ == JSON_TEXT:
+def values_of(array: pa.Array, field: pa.Field) -> list[Any]:
+    """The values of `array`, read as `field`: it may have fewer fields and wider numbers."""
+    type_ = field.type
+    if is_json(field):
         return [None if text is None else from_json(text) for text in array.to_pylist()]
     if pa.types.is_struct(type_):
-        there = [field for field in type_ if array.type.get_field_index(field.name) >= 0]
-        of_all = rows([array.field(field.name) for field in there], there, len(array))
-        return only_valid(of_all, array)
+        there = [child for child in type_ if array.type.get_field_index(child.name) >= 0]
+        return only_valid(rows([array.field(child.name) for child in there], there, len(array)), array)
     if pa.types.is_list(type_):
-        items = values_of(array.values, type_.value_type)
+        items = values_of(array.values, type_.value_field)
         return only_valid([items[begin:end] for begin, end in pairwise(array.offsets.to_numpy().tolist())], array)
     if pa.types.is_map(type_):
         return array.to_pylist(maps_as_pydicts="strict")  # type: ignore[no-any-return]

@@ -119,7 +119,7 @@ class SampleInput(BaseModel):
 
     id: str | None = None
     """The caller's own name for the sample; it comes back."""
-    idx: int | None = None
+    idx: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
     """Defaults to the sample's place in the request."""
     task_name: str
     messages: list[PromptMessage] | None = Field(default=None, min_length=1, max_length=2048)

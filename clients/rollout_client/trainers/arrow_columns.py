@@ -38,7 +38,8 @@ class ArrowRollouts:
     def columns(self, positions: Sequence[int]) -> TokenColumns:
         tokens, logs = self.response.tokens, self.response.rollouts["message_log"]
         if len(positions) < len(logs):
-            tokens, logs = tokens.take(positions), logs.take(positions)
+            places = pa.array(positions, pa.int64())
+            tokens, logs = tokens.take(places), logs.take(places)
         token_ids, logprobs = (Messages.of(tokens[name]) for name in ("token_ids", "generation_logprobs"))
         return TokenColumns(
             messages=token_ids.per_rollout,
