@@ -112,7 +112,8 @@ def values_of(array: pa.Array, field: pa.Field) -> list[Any]:
         items = values_of(array.values, type_.value_field)
         return only_valid([items[begin:end] for begin, end in pairwise(array.offsets.to_numpy().tolist())], array)
     if pa.types.is_map(type_):
-        return array.to_pylist(maps_as_pydicts="strict")  # type: ignore[no-any-return]
+        pairs = list(zip(array.keys.to_pylist(), array.items.to_pylist(), strict=True))
+        return only_valid([dict(pairs[begin:end]) for begin, end in pairwise(array.offsets.to_pylist())], array)
     if array.null_count == 0 and (pa.types.is_integer(type_) or pa.types.is_floating(type_)):
         # Arrow's own way makes an object of its own of every value first, which takes five times as long.
         return array.to_numpy().tolist()  # type: ignore[no-any-return]

@@ -8,11 +8,14 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from rollout_client.arrow import SPAN
+from rollout_client.arrow import ROLLOUTS, SPAN
 from rollout_client.arrow_response import ArrowResponse
+from rollout_client.arrow_rows import values_of
 from rollout_client.contract import SampleResult
 from rollout_client.trainers.columns import Integers, TokenColumns, idx_of
 from rollout_client.trainers.rows import FINAL_STATUSES
+
+REWARDS = ROLLOUTS.field("rewards")
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +29,7 @@ class ArrowRollouts:
         return [reward if status in FINAL_STATUSES else None for reward, status in said]
 
     def rewards(self) -> list[Mapping[str, float]]:
-        named: list[Mapping[str, float]] = self.response.rollouts["rewards"].to_pylist(maps_as_pydicts="strict")
-        return named
+        return [named for chunk in self.response.rollouts["rewards"].chunks for named in values_of(chunk, REWARDS)]
 
     def groups(self, group_of: Callable[[SampleResult], Hashable]) -> list[Hashable]:
         if group_of is idx_of:
