@@ -40,9 +40,9 @@ from service.rollout_service import RolloutService, SampleFailed, StartedRollout
 
 NDJSON = "application/x-ndjson"
 MOST_BYTES_INLINE = 2**16
-"""Reading so many takes a millisecond, ten times what the way to a thread and back costs."""
+"""Reading so many takes most of a millisecond, several times what the way to a thread and back costs."""
 MOST_TOKENS_INLINE = 8192
-"""Encoding so many takes a millisecond, ten times what the way to a thread and back costs."""
+"""Encoding so many takes half a millisecond, several times what the way to a thread and back costs."""
 Encoded = TypeVar("Encoded")
 ROLLOUT_BODY = {
     "requestBody": {

@@ -67,12 +67,14 @@ class Call(Generic[Answer]):
 
     method: str
     path: str
-    read: Callable[[bytes], Answer]
+    read: Callable[[Any], Answer]
     accept: str = JSON
     query: Mapping[str, int | float | str] = field(default_factory=dict)
     body: bytes | None = None
     content_headers: Mapping[str, str] = field(default_factory=lambda: {"content-type": JSON})
     """What the headers say of the body, where there is one."""
+    joined: Callable[[Sequence[bytes]], bytes | memoryview] = b"".join
+    """Makes what `read` takes of the pieces that arrived."""
 
     @property
     def headers(self) -> dict[str, str]:
@@ -113,10 +115,13 @@ def arrow_rollout_call(samples: Samples, options: RolloutOptions) -> "Call[Arrow
     with needed_for("Arrow", "arrow"):
         from rollout_client.arrow import ARROW
         from rollout_client.arrow_request import arrow_body
-        from rollout_client.arrow_response import read_response
+        from rollout_client.arrow_response import in_one_place, read_response
 
     body = arrow_body(samples, given_options(options))
-    return Call("POST", "/rollout", read_response, accept=ARROW, body=body, content_headers={"content-type": ARROW})
+    headers = {"content-type": ARROW}
+    return Call(
+        "POST", "/rollout", read_response, accept=ARROW, body=body, content_headers=headers, joined=in_one_place
+    )
 
 
 def streamed_rollout_call(samples: Samples, options: RolloutOptions) -> Call[bytes]:

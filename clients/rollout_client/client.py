@@ -262,11 +262,11 @@ class RolloutClient:
 
     def _answer(self, call: Call[Answer], deadline: Deadline) -> Answer:
         with closing(self._open(call, deadline)) as response:
-            return call.read(b"".join(chunks(response, deadline)))
+            return call.read(call.joined(list(chunks(response, deadline))))
 
     def _once(self, call: Call[Answer], deadline: Deadline) -> Answer:
         with closing(self._attempt(call, deadline)) as response:
-            return call.read(b"".join(chunks(response, deadline)))
+            return call.read(call.joined(list(chunks(response, deadline))))
 
     def _open(self, call: Call[Any], deadline: Deadline) -> httpx.Response:
         return Retrying(**call_policy(self._retries, deadline.timeout_s))(self._attempt, call, deadline)
@@ -472,11 +472,11 @@ class AsyncRolloutClient:
 
     async def _answer(self, call: Call[Answer], deadline: Deadline) -> Answer:
         async with aclosing(await self._open(call, deadline)) as response:
-            return call.read(b"".join([chunk async for chunk in async_chunks(response, deadline)]))
+            return call.read(call.joined([chunk async for chunk in async_chunks(response, deadline)]))
 
     async def _once(self, call: Call[Answer], deadline: Deadline) -> Answer:
         async with aclosing(await self._attempt(call, deadline)) as response:
-            return call.read(b"".join([chunk async for chunk in async_chunks(response, deadline)]))
+            return call.read(call.joined([chunk async for chunk in async_chunks(response, deadline)]))
 
     async def _open(self, call: Call[Any], deadline: Deadline) -> httpx.Response:
         return await AsyncRetrying(**call_policy(self._retries, deadline.timeout_s))(self._attempt, call, deadline)
