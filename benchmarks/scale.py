@@ -35,8 +35,8 @@ SETTLE_S = 1.0
 ANSWERS_AT_ONCE = {"time_to_first_token_s": 0.0, "time_per_token_s": 0.0}
 FLEET = 4
 SEQUENCES_PER_REPLICA = 32
-SAMPLES_PER_SEQUENCE = 4
-"""Enough that a replica always has one waiting, however unevenly the turns fall."""
+SAMPLES_PER_SEQUENCE = 8
+"""Enough that a replica always has one waiting, and that the uneven end of a run weighs little."""
 BOUNDS = {
     "turns_per_s": ">= 1500",
     "kb_per_sample_in_flight": "<= 50",
