@@ -70,12 +70,13 @@ load: $(READY)
 bench-swap: $(READY)
 	@$(PYTHON) -m benchmarks.weight_swap $(CONFIG)
 
+# HAProxy, which comes with Ray Serve, in place of its Python proxy, as a cluster has it (serve.env).
+bench bench-scale: export RAY_SERVE_ENABLE_HA_PROXY = 1
+bench bench-scale: export RAY_SERVE_ENABLE_DIRECT_INGRESS = 1
+
 bench: $(READY)
 	@$(PYTHON) -m benchmarks.engine_comparison $(CONFIG)
 
-# HAProxy, which comes with Ray Serve, in place of its Python proxy (serve.env).
-bench-scale: export RAY_SERVE_ENABLE_HA_PROXY = 1
-bench-scale: export RAY_SERVE_ENABLE_DIRECT_INGRESS = 1
 bench-scale: $(READY)
 	@$(PYTHON) -m benchmarks.scale
 

@@ -89,12 +89,12 @@ def contenders(engine: EngineSettings, served: dict[str, Any], folder: Path) -> 
         with openai_server(engine) as (openai_url, openai_processes):
             loop = OpenAILoop(openai_url, engine.model)
             status.update("Starting the service")
-            with rollout_service(served, folder) as (url, service_processes):
+            with rollout_service(served, folder) as (url, service_processes), RolloutClient(url) as client:
                 status.stop()
                 yield {
                     "A": Contender(bare_play(bare, reply), None),
                     "B": Contender(openai_play(loop, reply), openai_processes),
-                    "C": Contender(service_play(url), service_processes),
+                    "C": Contender(service_play(client), service_processes),
                 }
                 loop.close()
 
@@ -156,7 +156,7 @@ def openai_play(loop: OpenAILoop, reply: Sequence[int]) -> Play:
     return play
 
 
-def service_play(url: str) -> Play:
+def service_play(client: RolloutClient) -> Play:
     def play(workload: Workload, prompts: list[list[int]]) -> Conversations:
         samples: Any = [
             {
@@ -166,8 +166,7 @@ def service_play(url: str) -> Play:
             for prompt in prompts
         ]
         sampling = Sampling(**SAMPLING, max_new_tokens=workload.new_tokens)
-        with RolloutClient(url) as client:
-            response = client.rollout(samples, sampling=sampling, max_rollout_turns=workload.turns)
+        response = client.rollout(samples, sampling=sampling, max_rollout_turns=workload.turns)
         return [[id_ for message in sample.message_log for id_ in message.token_ids] for sample in response.samples]
 
     return play

@@ -5,7 +5,8 @@ import time
 
 import psutil
 
-ENGINE_TITLES = ("VLLM::EngineCore", "VLLM::Worker")
+ENGINE_TITLE = "VLLM::"
+"""With this begin the titles that vLLM gives to the engine's processes."""
 END_WITHIN_S = 60
 
 
@@ -45,7 +46,7 @@ def cost_of(process: psutil.Process) -> float | None:
     """`None` for a process of the engine, or one that has ended."""
     try:
         with process.oneshot():
-            if any(title in " ".join(process.cmdline()[:1]) for title in ENGINE_TITLES):
+            if process.name().startswith(ENGINE_TITLE):
                 return None
             times = process.cpu_times()
             return times.user + times.system

@@ -41,6 +41,9 @@ from service.rollout_service import RolloutService, SampleFailed, StartedRollout
 NDJSON = "application/x-ndjson"
 MOST_BYTES_INLINE = 2**16
 """Reading so many takes most of a millisecond, several times what the way to a thread and back costs."""
+MOST_BYTES_STARTED_INLINE = 2**12
+MOST_GENERATIONS_STARTED_INLINE = 16
+"""Rendering and tokenizing so much takes a millisecond or two."""
 MOST_TOKENS_INLINE = 8192
 """Encoding so many takes half a millisecond, several times what the way to a thread and back costs."""
 Encoded = TypeVar("Encoded")
@@ -81,9 +84,9 @@ def build_http_app(rollouts: RolloutService) -> FastAPI:
 
         `Accept: application/vnd.apache.arrow.stream` brings the same as Arrow.
         """
-        rollout_request = await read_request(request, rollouts.limits.max_body_bytes)
-        # Long prompts take the tokenizer seconds, during which everybody else's rollouts go on.
-        started = await asyncio.to_thread(rollouts.start, rollout_request)
+        body = await read_body(request, rollouts.limits.max_body_bytes)
+        rollout_request = await read_request(body, request.headers.get("content-type", ""))
+        started = await start(rollouts, rollout_request, len(body))
         await rollouts.policy.meet(rollout_request.policy)
         accepted = request.headers.get("accept", "")
         if NDJSON in accepted:
@@ -121,34 +124,48 @@ def build_http_app(rollouts: RolloutService) -> FastAPI:
     return app
 
 
-async def read_request(request: Request, max_body_bytes: int) -> RolloutRequest:
+async def read_request(body: bytearray, content_type: str) -> RolloutRequest:
     """Raises `RequestProblem` if the body is no request, whatever is wrong with it."""
-    is_arrow = request.headers.get("content-type", "").lower().startswith(ARROW)
+    is_arrow = content_type.lower().startswith(ARROW)
     read = arrow_request if is_arrow else partial(RolloutRequest.model_validate_json, strict=True)
-    body = await read_body(request, max_body_bytes)
     try:
         return read(body) if len(body) <= MOST_BYTES_INLINE else await asyncio.to_thread(read, body)
     except ValidationError as error:
         raise problem_of(error) from error
 
 
+async def start(rollouts: RolloutService, request: RolloutRequest, body_bytes: int) -> StartedRollout:
+    """Raises `RequestProblem`. Long prompts take the tokenizer seconds: everybody else's rollouts go on meanwhile."""
+    if body_bytes <= MOST_BYTES_STARTED_INLINE and request.num_generations <= MOST_GENERATIONS_STARTED_INLINE:
+        return rollouts.start(request)
+    return await asyncio.to_thread(rollouts.start, request)
+
+
 async def whole_answer(rollouts: RolloutService, started: StartedRollout, answer: Answer) -> Response:
     """Begins when the last sample has ended: until then it can still become a problem document."""
+    all_tokens = 0
     try:
         async with aclosing(rollouts.play(started)) as finished:
             async for position, result in finished:
                 await beside_others(result, partial(answer.add, position, result))
+                all_tokens += tokens_in(result)
     except SampleFailed as failed:
         raise sample_failed(failed) from failed
-    # What can fail fails with the first piece, before the status is sent. Starlette asks for the others in threads too.
     pieces = answer.body(rollouts.summary_of(started))
+    if all_tokens <= MOST_TOKENS_INLINE:
+        return Response(b"".join(pieces), media_type=answer.media_type)
+    # What can fail fails with the first piece, before the status is sent. Starlette asks for the others in threads too.
     first = await asyncio.to_thread(next, pieces)
     return StreamingResponse(chain([first], pieces), media_type=answer.media_type)
 
 
+def tokens_in(result: SampleResult) -> int:
+    return sum(len(message.token_ids) for message in result.message_log)
+
+
 async def beside_others(result: SampleResult, encode: Callable[[], Encoded]) -> Encoded:
     """Encodes one sample without keeping everybody else's waiting for more than a small one."""
-    if sum(len(message.token_ids) for message in result.message_log) > MOST_TOKENS_INLINE:
+    if tokens_in(result) > MOST_TOKENS_INLINE:
         return await asyncio.to_thread(encode)
     await asyncio.sleep(0)
     return encode()
