@@ -8,6 +8,7 @@ from typing import Any
 from pydantic import BaseModel, ImportString, TypeAdapter, ValidationError
 
 from deployments.answering import Answers, answered_as_they_finish
+from deployments.autoscaling import stats_of
 from deployments.environment import TaskEnvironment
 from deployments.failures import EnvironmentBroken, EnvironmentRejected, RolloutFailure
 from deployments.protocols import StepOutcome, StepRequest, TaskDescription
@@ -22,6 +23,7 @@ class EnvironmentHost:
     def __init__(self, task_name: str, import_path: str, arguments: dict[str, Any]) -> None:
         self._task_name = task_name
         self._environment = load_environment(import_path, arguments)
+        self._under_way = 0
 
     async def step(self, requests: list[StepRequest]) -> AsyncGenerator[Answers[StepOutcome], None]:
         """Steps each sample on its own and yields answers as they finish, those of one instant together.
@@ -29,9 +31,19 @@ class EnvironmentHost:
         One that fails is answered by its failure, beside its siblings' outcomes.
         """
         steps = [step_or_failure(self._environment, request) for request in requests]
-        async with aclosing(answered_as_they_finish(steps, CANCELLED)) as finished:
-            async for answers in finished:
-                yield answers
+        unanswered = len(steps)
+        self._under_way += unanswered
+        try:
+            async with aclosing(answered_as_they_finish(steps, CANCELLED)) as finished:
+                async for answers in finished:
+                    unanswered -= len(answers)
+                    self._under_way -= len(answers)
+                    yield answers
+        finally:
+            self._under_way -= unanswered
+
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        return stats_of(self._under_way)
 
     async def example_samples(self, count: int, seed: int) -> list[dict[str, Any]]:
         return [{**sample, "task_name": self._task_name} for sample in self._environment.example_samples(count, seed)]

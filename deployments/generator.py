@@ -16,6 +16,7 @@ from ray import serve
 from ray.serve.handle import DeploymentHandle
 
 from deployments.answering import Answers
+from deployments.autoscaling import stats_of
 from deployments.failures import GenerationLost
 from deployments.generation_calls import GenerationCalls
 from deployments.policy_cluster import cluster_weights_folder
@@ -105,6 +106,9 @@ class Generator:
 
     async def ongoing_generations(self) -> int:
         return self._engine.ongoing_generations
+
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        return stats_of(self._engine.ongoing_generations)
 
     async def check_health(self) -> None:
         """Raises what broke the engine or the replica's way to new weights."""

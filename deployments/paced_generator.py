@@ -11,6 +11,7 @@ from ray import serve
 from ray.serve.handle import DeploymentHandle
 
 from deployments.answering import Answers
+from deployments.autoscaling import stats_of
 from deployments.failures import GenerationLost, PolicyStoreLost
 from deployments.generation_calls import GenerationCalls
 from deployments.pace import Pace
@@ -83,6 +84,9 @@ class PacedGenerator:
 
     async def ongoing_generations(self) -> int:
         return self._engine.ongoing_generations
+
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        return stats_of(self._engine.ongoing_generations)
 
     async def check_health(self) -> None:
         """Raises what ended the replica's answers to the policy store."""

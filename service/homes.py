@@ -22,9 +22,9 @@ class Home:
 class ConversationHomes:
     """Conversations stay where they began, until they end; new ones go to the least loaded replica.
 
-    Guarantees: a conversation keeps its replica as long as that one is there and has not been `lost`; without groups no
-    two replicas that were there all along differ by more than one in the conversations that they were given and have
-    not released. After "sticky to the least loaded, with an explicit release" in prime-rl's orchestrator.
+    Guarantees: a conversation keeps its replica as long as that one is there and has not been `lost`; a new one that
+    shares its prompt with no other goes to a replica that has the fewest. After "sticky to the least loaded, with an
+    explicit release" in prime-rl's orchestrator.
     """
 
     def __init__(self, choose: random.Random | None = None) -> None:

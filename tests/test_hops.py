@@ -1,7 +1,8 @@
-"""Steps that are asked for in one instant, over a scripted Serve handle."""
+"""What is asked for in one instant, over a scripted Serve handle."""
 
 import asyncio
 from collections.abc import AsyncIterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,8 +10,8 @@ from ray.exceptions import ActorDiedError
 from ray.serve.exceptions import RayServeException
 
 from deployments.failures import EnvironmentBroken, EnvironmentLost
-from deployments.protocols import StepOutcome, StepRequest
-from service.hops import EnvironmentHop
+from deployments.protocols import GenerationRequest, SamplingOptions, StepOutcome, StepRequest
+from service.hops import EnvironmentHop, GeneratorHop
 from service.rollout import Table
 from service.schedule import Lockstep
 from tests.scripted import EpisodeRecipe, ScriptedGenerator, outcome
@@ -22,13 +23,14 @@ class ScriptedCall:
 
     def __init__(self, batches: list[Any]) -> None:
         self._batches = batches
+        self.answers_nothing = False
         self.cancelled = False
 
     def __aiter__(self) -> AsyncIterator[Any]:
         return self
 
     async def __anext__(self) -> Any:
-        await asyncio.sleep(0.01)
+        await asyncio.sleep(3600 if self.answers_nothing else 0.01)
         if not self._batches:
             raise StopAsyncIteration
         batch = self._batches.pop(0)
@@ -115,6 +117,80 @@ def test_a_call_that_nobody_waits_for_any_more_is_cancelled() -> None:
 
     asyncio.run(hang_up())
     assert handle.calls[0].cancelled
+
+
+class ScriptedGenerators:
+    """A Serve handle of generators, none known yet: the calls that it got, none of which ever answers."""
+
+    def __init__(self) -> None:
+        self.generated: list[list[str]] = []
+        self.aborted: list[list[str]] = []
+        self.calls: list[ScriptedCall] = []
+        self.deployment_id = "Generator"
+        self.generate = SimpleNamespace(remote=self._generate)
+        self.abort = SimpleNamespace(remote=self._abort)
+
+    def options(self, **_: Any) -> "ScriptedGenerators":
+        return self
+
+    def _generate(self, requests: list[GenerationRequest]) -> ScriptedCall:
+        self.generated.append([request.request_id for request in requests])
+        self.calls.append(ScriptedCall([[]] * 1000))
+        self.calls[-1].answers_nothing = True
+        return self.calls[-1]
+
+    def _abort(self, request_ids: list[str]) -> Any:
+        self.aborted.append(request_ids)
+        return asyncio.ensure_future(asyncio.sleep(0))
+
+
+def generation_request(name: str) -> GenerationRequest:
+    return GenerationRequest(name, [1], 1, (), SamplingOptions(), conversation=name)
+
+
+def cancelled_generations(names: str, cancelled: str) -> ScriptedGenerators:
+    handle = ScriptedGenerators()
+
+    async def hang_up() -> None:
+        unchecked: Any = handle
+        generator = GeneratorHop(unchecked)
+        running = {name: asyncio.create_task(generator.generate(generation_request(name))) for name in names}
+        await asyncio.sleep(0.005)
+        for name in cancelled:
+            running[name].cancel()
+        await asyncio.sleep(0.005)
+        for task in running.values():
+            task.cancel()
+        await asyncio.gather(*running.values(), return_exceptions=True)
+
+    asyncio.run(hang_up())
+    return handle
+
+
+def test_generations_of_a_call_that_nobody_waits_for_are_aborted_while_the_others_go_on() -> None:
+    handle = cancelled_generations("abc", cancelled="ac")
+    assert handle.generated == [["a", "b", "c"]]
+    assert handle.aborted == [["a", "c"]]
+
+
+def test_a_call_of_which_nothing_is_waited_for_is_cancelled_whole() -> None:
+    handle = cancelled_generations("a", cancelled="a")
+    assert handle.aborted == []
+    assert handle.calls[0].cancelled
+
+
+def test_what_is_given_up_before_it_was_sent_is_never_sent() -> None:
+    handle = ScriptedHandle()
+
+    async def hang_up_at_once() -> None:
+        step = asyncio.create_task(hop(handle).step(request("a")))
+        await asyncio.sleep(0)
+        step.cancel()
+        await asyncio.gather(step, return_exceptions=True)
+        await asyncio.sleep(0.005)
+
+    asyncio.run(hang_up_at_once())
+    assert handle.requests == []
 
 
 @pytest.mark.parametrize("samples", [1, 7])
