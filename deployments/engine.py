@@ -20,10 +20,19 @@ from vllm.outputs import CompletionOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
+from vllm.v1.metrics.reader import Counter as MetricsCounter
+from vllm.v1.metrics.reader import get_metrics_snapshot
 
 from deployments.failures import GenerationCut, GenerationLost, GenerationRejected, Overloaded
 from deployments.policy_records import Loaded, SwapOptions
-from deployments.protocols import Generation, GenerationRequest, GeneratorDescription, SamplingOptions, WeightSpan
+from deployments.protocols import (
+    Generation,
+    GenerationRequest,
+    GeneratorDescription,
+    PrefixCacheTokens,
+    SamplingOptions,
+    WeightSpan,
+)
 
 INITIAL_WEIGHT_VERSION = 0
 WARM_UP_TOKENS = 8
@@ -114,6 +123,11 @@ class Engine:
         return GeneratorDescription(
             model=str(model.model), max_model_len=model.max_model_len, vocab_size=model.get_vocab_size()
         )
+
+    def prefix_cache_tokens(self) -> PrefixCacheTokens:
+        """By vLLM's own counters."""
+        counted = {metric.name: metric.value for metric in get_metrics_snapshot() if isinstance(metric, MetricsCounter)}
+        return PrefixCacheTokens(counted["vllm:prefix_cache_queries"], counted["vllm:prefix_cache_hits"])
 
     @property
     def ongoing_generations(self) -> int:

@@ -22,7 +22,7 @@ from deployments.generation_calls import GenerationCalls
 from deployments.policy_cluster import cluster_weights_folder
 from deployments.policy_link import PolicyLink
 from deployments.policy_records import Loaded, ReplicaIntroduction
-from deployments.protocols import Generation, GenerationRequest, GeneratorDescription
+from deployments.protocols import Generation, GenerationRequest, GeneratorDescription, PrefixCacheTokens
 
 RESERVED_ENGINE_ARGS = {
     "logprobs_mode": "log-probabilities are always those of the sampled distribution",
@@ -106,6 +106,9 @@ class Generator:
 
     async def ongoing_generations(self) -> int:
         return self._engine.ongoing_generations
+
+    async def prefix_cache_tokens(self) -> PrefixCacheTokens:
+        return self._engine.prefix_cache_tokens()
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
         return stats_of(self._engine.ongoing_generations)

@@ -122,6 +122,14 @@ class TaskDescription:
 
 
 @dataclass(frozen=True, slots=True)
+class PrefixCacheTokens:
+    """Of all prompts so far, the tokens that the engine looked up in its prefix cache, and those found there."""
+
+    looked_up: int
+    found: int
+
+
+@dataclass(frozen=True, slots=True)
 class GeneratorDescription:
     """What the engine behind the generator can take: lengths in tokens."""
 

@@ -10,7 +10,7 @@ from ray.serve.schema import DeploymentSchema, RayActorOptionsSchema, ServeDeplo
 from rich.console import Console
 
 from rollout_client.client import RolloutClient
-from service.local import free_port, local_service, read_config
+from service.local import deploy, deployments_not_ready, free_port, local_service, read_config
 
 # How long an example takes says more of the machine than of the code.
 settings.register_profile("without deadlines", deadline=None)
@@ -62,3 +62,13 @@ def replicas(deployment: str) -> list[psutil.Process]:
         and f"ServeReplica:rollout:{deployment}" in " ".join(process.cmdline())
     ]
     return sorted(found, key=lambda process: process.create_time())
+
+
+def scale_generators(config: ServeDeploySchema, count: int) -> None:
+    """Returns when there are so many replicas and all of them take calls."""
+    [application] = config.applications
+    [generator] = [deployment for deployment in application.deployments if deployment.name == "Generator"]
+    generator.num_replicas = count
+    deploy(config)
+    for _ in deployments_not_ready(config):
+        pass

@@ -21,8 +21,7 @@ from rollout_client.errors import RequestRejected
 from rollout_client.policy import PolicyState
 from rollout_client.pusher import PolicyPusher
 from rollout_client.weights import Checksum
-from service.local import deploy, deployments_not_ready
-from tests.conftest import TINY_MODEL, replicas
+from tests.conftest import TINY_MODEL, replicas, scale_generators
 from tests.forward_pass import State, logprob_differences, model_of, perturbed, tiny_state
 
 LOGPROB_TOLERANCE = 0.02
@@ -344,15 +343,6 @@ def test_weights_that_do_not_become_current_in_time_are_a_conflict(client: Rollo
     with pytest.raises(RequestRejected, match=f"version {current} is current") as rejected:
         play(client, 4, policy=demand)
     assert rejected.value.problem.status == 409
-
-
-def scale_generators(config: ServeDeploySchema, count: int) -> None:
-    [application] = config.applications
-    [generator] = [deployment for deployment in application.deployments if deployment.name == "Generator"]
-    generator.num_replicas = count
-    deploy(config)
-    for _ in deployments_not_ready(config):
-        pass
 
 
 def wait_for_replicas(client: RolloutClient, count: int, version: int) -> PolicyState:
