@@ -1,15 +1,12 @@
 """The request router of the generators: a call goes to the replica that its caller names.
 
-Serve makes one router for each handle, in the process of the caller, who finds here which replicas there are.
+Serve makes one router for each handle, in the process of the caller, who is told by `live_replicas` which there are.
 """
 
-from typing import Any
-
 from ray.serve.config import RequestRouterConfig
-from ray.serve.handle import DeploymentHandle
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
-_replicas: dict[Any, tuple[str, ...]] = {}
+from deployments.live_replicas import note_replicas
 
 
 class HomeRouter(RequestRouter):
@@ -35,12 +32,7 @@ class HomeRouter(RequestRouter):
         self._publish()
 
     def _publish(self) -> None:
-        _replicas[self._deployment_id] = tuple(sorted(replica_id.unique_id for replica_id in self.curr_replicas))
+        note_replicas(self._deployment_id, (replica_id.unique_id for replica_id in self.curr_replicas))
 
 
 HOME_ROUTING = RequestRouterConfig(request_router_class=HomeRouter)  # type: ignore[arg-type]  # mypy reads an overload of the config's
-
-
-def replicas_behind(handle: DeploymentHandle[Any]) -> tuple[str, ...]:
-    """Unique ids of the replicas that take calls; none before the handle's first call."""
-    return _replicas.get(handle.deployment_id, ())

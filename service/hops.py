@@ -7,7 +7,7 @@ from ray.serve.handle import DeploymentHandle
 
 from deployments.failures import EnvironmentLost, GenerationLost
 from deployments.handle_calls import answer_of
-from deployments.home_router import replicas_behind
+from deployments.live_replicas import replicas_behind
 from deployments.protocols import (
     Generation,
     GenerationRequest,
