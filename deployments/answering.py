@@ -23,8 +23,15 @@ async def answered_as_they_finish(
     some_finished = asyncio.Event()
 
     def note(place: int, task: "asyncio.Task[Answer | RolloutFailure]") -> None:
-        finished.append((place, if_cancelled if task.cancelled() else task.result()))
+        finished.append((place, answer_of(task)))
         some_finished.set()
+
+    def answer_of(task: "asyncio.Task[Answer | RolloutFailure]") -> Answer | RolloutFailure:
+        if task.cancelled():
+            return if_cancelled
+        # What a job raises is not even an `Exception` (a panic in a Rust library), and must not go unanswered either.
+        error = task.exception()
+        return task.result() if error is None else RolloutFailure(f"{type(error).__name__} was raised.")
 
     tasks = [asyncio.create_task(job) for job in jobs]
     for place, task in enumerate(tasks):

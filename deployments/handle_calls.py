@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Awaitable
 from typing import Any
 
+from grpc import RpcError
 from ray.exceptions import RayActorError, RayError, RayTaskError
 from ray.serve.exceptions import RayServeException
 
@@ -28,5 +29,5 @@ async def answer_of(awaited: Awaitable[Any], call: Any, lost: type[RolloutFailur
         raise lost(f"{who} gave the call up.") from error
     except RayActorError as error:
         raise lost(f"{who} died during the call.") from error
-    except (RayError, RayServeException) as error:
+    except (RayError, RayServeException, RpcError) as error:
         raise lost(f"{who} could not be reached: {error}") from error

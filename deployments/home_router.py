@@ -10,7 +10,11 @@ from deployments.live_replicas import note_replicas
 
 
 class HomeRouter(RequestRouter):
-    """Takes a call's `session_id` for the unique id of a replica; where that one does not answer, any will do."""
+    """Takes a call's `session_id` for the unique id of a replica; where that one does not answer, any will do.
+
+    Calls that wait here at the same time must not be made in the context of one request: `RequestRouter` tells them
+    apart by the id that they inherit from it.
+    """
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None

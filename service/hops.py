@@ -1,11 +1,12 @@
 """The two protocols over Serve handles: requests of one instant in one call, failures named."""
 
+import asyncio
 from functools import partial
 from typing import Any
 
 from ray.serve.handle import DeploymentHandle
 
-from deployments.failures import EnvironmentLost, GenerationLost
+from deployments.failures import EnvironmentLost, GenerationCut, GenerationLost, Overloaded
 from deployments.handle_calls import answer_of
 from deployments.live_replicas import replicas_behind
 from deployments.protocols import (
@@ -38,7 +39,10 @@ class GeneratorHop:
             self._replicas[home] = self._generations_on(home)
         try:
             return await self._replicas[home].ask(request)
-        except GenerationLost:
+        except GenerationCut:
+            raise
+        except (GenerationLost, Overloaded, asyncio.CancelledError):
+            # Cancelled where it took too long: the next try must not find the same engine stuck.
             self._homes.lost(request.conversation)
             raise
 

@@ -156,7 +156,8 @@ async def whole_answer(rollouts: RolloutService, started: StartedRollout, answer
         return Response(b"".join(pieces), media_type=answer.media_type)
     # What can fail fails with the first piece, before the status is sent. Starlette asks for the others in threads too.
     first = await asyncio.to_thread(next, pieces)
-    return StreamingResponse(chain([first], pieces), media_type=answer.media_type)
+    # Serve's proxy carries bytes and nothing else.
+    return StreamingResponse(map(bytes, chain([first], pieces)), media_type=answer.media_type)
 
 
 def tokens_in(result: SampleResult) -> int:

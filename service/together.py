@@ -34,7 +34,7 @@ class Together(Generic[Request, Answer]):
         call: starts a streaming call of requests, which yields `Answers`.
         lost: raised where the replica, or the way to it, broke; `who` is the subject of its sentence.
         give_up: starts a call that ends requests which nobody waits for any more, while others of their call are
-            waited for; without it they end by themselves.
+            waited for; without it they end with the last of those.
         """
         self._call = call
         self._lost = lost
@@ -59,15 +59,16 @@ class Together(Generic[Request, Answer]):
         if not asked:
             return
         call = self._start(self._answer_all(asked))
-        unanswered = len(asked)
+        unanswered, some_given_up = len(asked), False
 
         def note_end(request: Request, ended: "asyncio.Future[Answer]") -> None:
-            nonlocal unanswered
+            nonlocal unanswered, some_given_up
             unanswered -= 1
-            if ended.cancelled() and unanswered:
-                self._note_given_up(request)
-            elif ended.cancelled():
+            some_given_up |= ended.cancelled()
+            if some_given_up and not unanswered:
                 call.cancel()
+            elif ended.cancelled():
+                self._note_given_up(request)
 
         for request, waiting in asked:
             waiting.add_done_callback(partial(note_end, request))
@@ -97,6 +98,7 @@ class Together(Generic[Request, Answer]):
     async def _answer_all(self, asked: Sequence[tuple[Request, "asyncio.Future[Answer]"]]) -> None:
         """Hands each caller its answer as it comes; what breaks the call fails those that had none."""
         broken: Exception = self._lost(f"{self._who} ended the call without an answer.")
+        call = None
         try:
             call = self._call([request for request, _ in asked])
             while answers := await answer_of(anext(call, None), call, self._lost, self._who):
@@ -106,6 +108,8 @@ class Together(Generic[Request, Answer]):
             broken = self._lost(f"{self._who} could not be reached: {error}")
         except Exception as error:  # noqa: BLE001 - it belongs to those who wait
             broken = error
+            if call is not None:
+                call.cancel()
         finally:
             for _, waiting in asked:
                 settle(waiting, broken)

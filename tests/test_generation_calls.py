@@ -8,6 +8,10 @@ from deployments.generation_calls import GenerationCalls
 from deployments.protocols import Generation, GenerationRequest, SamplingOptions
 
 
+class Panic(BaseException):
+    """As libraries in Rust raise it."""
+
+
 class Scripted:
     """Ends a generation when its name is set free; `lost` and `bug` raise."""
 
@@ -21,6 +25,8 @@ class Scripted:
             raise GenerationRejected("too long")
         if name == "bug":
             raise KeyError("bug")
+        if name == "panic":
+            raise Panic
         try:
             await self.free.setdefault(name, asyncio.Event()).wait()
         except asyncio.CancelledError:
@@ -56,12 +62,17 @@ def test_those_that_finish_in_one_instant_come_back_together_and_the_others_late
 def test_a_failure_is_the_answer_of_its_own_generation_alone_and_can_always_travel() -> None:
     async def run() -> dict[int, Generation | RolloutFailure]:
         calls = GenerationCalls(Scripted().generate)
-        return {place: answer async for batch in calls.answers(requests("rejected", "bug")) for place, answer in batch}
+        return {
+            place: answer
+            async for batch in calls.answers(requests("rejected", "bug", "panic"))
+            for place, answer in batch
+        }
 
     answered = asyncio.run(run())
     assert isinstance(answered[0], GenerationRejected)
     assert type(answered[1]) is RolloutFailure
     assert str(answered[1]) == "KeyError: 'bug'"
+    assert str(answered[2]) == "Panic was raised."
 
 
 def test_an_aborted_generation_ends_and_its_siblings_go_on() -> None:

@@ -6,10 +6,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from grpc import RpcError
 from ray.exceptions import ActorDiedError
 from ray.serve.exceptions import RayServeException
 
-from deployments.failures import EnvironmentBroken, EnvironmentLost
+from deployments.failures import EnvironmentBroken, EnvironmentLost, GenerationLost, Overloaded
+from deployments.live_replicas import note_replicas
 from deployments.protocols import GenerationRequest, SamplingOptions, StepOutcome, StepRequest
 from service.hops import EnvironmentHop, GeneratorHop
 from service.rollout import Table
@@ -120,9 +122,11 @@ def test_a_call_that_nobody_waits_for_any_more_is_cancelled() -> None:
 
 
 class ScriptedGenerators:
-    """A Serve handle of generators, none known yet: the calls that it got, none of which ever answers."""
+    """A Serve handle of generators that answer each generation by `failure`, or else never."""
 
-    def __init__(self) -> None:
+    def __init__(self, failure: Exception | None = None) -> None:
+        self._failure = failure
+        self.asked_of: list[str] = []
         self.generated: list[list[str]] = []
         self.aborted: list[list[str]] = []
         self.calls: list[ScriptedCall] = []
@@ -130,13 +134,15 @@ class ScriptedGenerators:
         self.generate = SimpleNamespace(remote=self._generate)
         self.abort = SimpleNamespace(remote=self._abort)
 
-    def options(self, **_: Any) -> "ScriptedGenerators":
+    def options(self, session_id: str = "", **_: Any) -> "ScriptedGenerators":
+        if session_id:
+            self.asked_of.append(session_id)
         return self
 
     def _generate(self, requests: list[GenerationRequest]) -> ScriptedCall:
         self.generated.append([request.request_id for request in requests])
-        self.calls.append(ScriptedCall([[]] * 1000))
-        self.calls[-1].answers_nothing = True
+        self.calls.append(ScriptedCall([[(place, self._failure) for place in range(len(requests))]]))
+        self.calls[-1].answers_nothing = self._failure is None
         return self.calls[-1]
 
     def _abort(self, request_ids: list[str]) -> Any:
@@ -177,6 +183,56 @@ def test_a_call_of_which_nothing_is_waited_for_is_cancelled_whole() -> None:
     handle = cancelled_generations("a", cancelled="a")
     assert handle.aborted == []
     assert handle.calls[0].cancelled
+
+
+def test_a_call_ends_when_only_what_was_given_up_is_left_of_it() -> None:
+    handle = ScriptedHandle([[(1, outcome())], [(0, outcome())]])
+
+    async def hang_up_on_the_first() -> None:
+        environment = hop(handle)
+        hanging, answered = (asyncio.create_task(environment.step(request(name))) for name in "ab")
+        await asyncio.sleep(0.005)
+        hanging.cancel()
+        await answered
+        await asyncio.sleep(0.005)
+
+    asyncio.run(hang_up_on_the_first())
+    assert handle.calls[0].cancelled
+
+
+def test_a_call_whose_answer_cannot_be_read_is_ended() -> None:
+    handle = ScriptedHandle([KeyError("no such class")])
+    [broken] = step_all(handle, "a")
+    assert isinstance(broken, KeyError)
+    assert handle.calls[0].cancelled
+
+
+def test_an_answer_that_grpc_could_not_carry_is_a_lost_environment() -> None:
+    [lost] = step_all(ScriptedHandle([RpcError("RESOURCE_EXHAUSTED")]), "a")
+    assert isinstance(lost, EnvironmentLost)
+
+
+@pytest.mark.parametrize("failure", [GenerationLost("died"), Overloaded("full"), None])
+def test_the_next_try_of_a_turn_goes_to_another_replica(failure: Exception | None) -> None:
+    handle = ScriptedGenerators(failure)
+    note_replicas(handle.deployment_id, ["a", "b"])
+
+    async def try_twice() -> list[str]:
+        unchecked: Any = handle
+        generator = GeneratorHop(unchecked)
+        for _ in range(2):
+            trying = asyncio.create_task(generator.generate(generation_request("one")))
+            await asyncio.wait([trying], timeout=0.1)
+            # Without a failure it takes too long.
+            trying.cancel()
+            await asyncio.gather(trying, return_exceptions=True)
+        return handle.asked_of
+
+    try:
+        first, second = asyncio.run(try_twice())
+    finally:
+        note_replicas(handle.deployment_id, [])
+    assert {first, second} == {"a", "b"}
 
 
 def test_what_is_given_up_before_it_was_sent_is_never_sent() -> None:

@@ -194,6 +194,20 @@ def test_a_stream_brings_each_sample_once_and_then_the_summary(
     assert last["summary"]["metrics"].keys() == mixed.metrics.keys()
 
 
+def test_a_large_answer_comes_as_arrow_what_it_is_as_json(client: RolloutClient) -> None:
+    games = client.example_samples("sliding_puzzle", 64, seed=3)
+    greedy: dict[str, Any] = {"sampling": Sampling(greedy=True, max_new_tokens=48), "max_rollout_turns": 4}
+    as_json = client.rollout(games, **greedy)
+    as_arrow = client.rollout_arrow(games, **greedy).to_response()
+    assert sum(len(message.token_ids) for sample in as_json.samples for message in sample.message_log) > 8192
+    assert token_ids_of(as_arrow.samples) == token_ids_of(as_json.samples)
+    assert as_arrow.metrics == as_json.metrics
+
+
+def token_ids_of(samples: list[SampleResult]) -> list[list[list[int]]]:
+    return [[message.token_ids for message in sample.message_log] for sample in samples]
+
+
 def test_the_tasks_examples_can_be_posted_as_they_are(client: RolloutClient) -> None:
     tasks = client.tasks()
     assert sorted(task.task_name for task in tasks) == ["following", "math", "sliding_puzzle"]
