@@ -201,7 +201,7 @@ def test_a_large_answer_comes_as_arrow_what_it_is_as_json(client: RolloutClient)
     as_arrow = client.rollout_arrow(games, **greedy).to_response()
     assert sum(len(message.token_ids) for sample in as_json.samples for message in sample.message_log) > 8192
     assert token_ids_of(as_arrow.samples) == token_ids_of(as_json.samples)
-    assert as_arrow.metrics == as_json.metrics
+    assert as_arrow.metrics["total_generated_tokens"] == as_json.metrics["total_generated_tokens"]
 
 
 def token_ids_of(samples: list[SampleResult]) -> list[list[list[int]]]:
