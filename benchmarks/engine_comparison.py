@@ -11,7 +11,7 @@ line is JSON.
 """
 
 import json
-import subprocess
+import os
 import sys
 import tempfile
 import time
@@ -22,7 +22,6 @@ from pathlib import Path
 from statistics import geometric_mean, median
 from typing import Annotated, Any
 
-import httpx
 import matplotlib.pyplot as plt
 import typer
 import yaml
@@ -33,15 +32,13 @@ from transformers import AutoTokenizer
 
 from benchmarks.bare_engine import BareEngine, engine_in
 from benchmarks.openai_loop import OpenAILoop, openai_server
-from benchmarks.process_group import ProcessGroup, ProcessorTime
+from benchmarks.process_group import ProcessGroup, ProcessorTime, started
 from benchmarks.workload import ONE_SAMPLE, SAMPLING, WORKLOADS, Workload, reply_ids
 from deployments.generator import EngineSettings
 from rollout_client import RolloutClient, Sampling
 from service.local import free_port
 
 WAYS = {"A": "bare engine", "B": "OpenAI server", "C": "POST /rollout"}
-START_WITHIN_S = 600
-POLL_S = 0.5
 SETTLE_S = 0.3
 SINGLE_SAMPLES = 30
 console = Console(stderr=True)
@@ -117,28 +114,9 @@ def rollout_service(served: dict[str, Any], folder: Path) -> Iterator[tuple[str,
     with tempfile.NamedTemporaryFile("w", dir=folder, prefix=".bench-", suffix=".yaml") as config:
         yaml.safe_dump(served, config)
         config.flush()
-        service = subprocess.Popen([sys.executable, "-m", "service", config.name], stderr=subprocess.DEVNULL)
-        processes = ProcessGroup(service.pid)
-        try:
-            url = f"http://127.0.0.1:{port}"
-            wait_until_ready(url, service)
+        url = f"http://127.0.0.1:{port}"
+        with started([sys.executable, "-m", "service", config.name], f"{url}/readyz", os.environ) as processes:
             yield url, processes
-        finally:
-            processes.end()
-            service.wait()
-
-
-def wait_until_ready(url: str, service: "subprocess.Popen[bytes]") -> None:
-    """Raises `RuntimeError` if the service ends, or is not ready in time."""
-    until = time.monotonic() + START_WITHIN_S
-    while service.poll() is None and time.monotonic() < until:
-        try:
-            httpx.get(f"{url}/readyz").raise_for_status()
-        except httpx.HTTPError:
-            time.sleep(POLL_S)
-        else:
-            return
-    raise RuntimeError(f"The service did not start (exit code {service.poll()}); `make serve` shows why.")
 
 
 def bare_play(bare: BareEngine, reply: Sequence[int]) -> Play:

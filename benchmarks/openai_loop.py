@@ -2,23 +2,18 @@
 
 import asyncio
 import os
-import subprocess
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import aiohttp
-import httpx
 import orjson
 
-from benchmarks.process_group import ProcessGroup
+from benchmarks.process_group import ProcessGroup, started
 from deployments.generator import EngineSettings
 from service.local import free_port
 
-START_WITHIN_S = 300
-POLL_S = 0.5
 TIMEOUT_S = 600
 JSON = {"content-type": "application/json"}
 KEEP_CONNECTIONS = {"VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "3600"}
@@ -31,20 +26,10 @@ def openai_server(settings: EngineSettings) -> Iterator[tuple[str, ProcessGroup]
     port = free_port()
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--port", str(port), "--host", "127.0.0.1"]
     command += [*flags_of(settings), "--logprobs-mode", "processed_logprobs", "--disable-uvicorn-access-log"]
-    server = subprocess.Popen(
-        command,
-        env={**os.environ, **settings.environment_variables},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
     url = f"http://127.0.0.1:{port}"
-    processes = ProcessGroup(server.pid)
-    try:
-        wait_until_healthy(url, server)
+    environment = {**os.environ, **settings.environment_variables, **KEEP_CONNECTIONS}
+    with started(command, f"{url}/health", environment) as processes:
         yield url, processes
-    finally:
-        processes.end()
-        server.wait()
 
 
 def flags_of(settings: EngineSettings) -> list[str]:
@@ -53,19 +38,6 @@ def flags_of(settings: EngineSettings) -> list[str]:
         flag = name.replace("_", "-")
         flags += [f"--{flag}" if value else f"--no-{flag}"] if isinstance(value, bool) else [f"--{flag}", str(value)]
     return flags
-
-
-def wait_until_healthy(url: str, server: "subprocess.Popen[bytes]") -> None:
-    """Raises `RuntimeError` if the server ends, or is not healthy in time."""
-    until = time.monotonic() + START_WITHIN_S
-    while server.poll() is None and time.monotonic() < until:
-        try:
-            httpx.get(f"{url}/health").raise_for_status()
-        except httpx.HTTPError:
-            time.sleep(POLL_S)
-        else:
-            return
-    raise RuntimeError(f"vLLM's server did not start (exit code {server.poll()}).")
 
 
 async def open_session(url: str) -> aiohttp.ClientSession:

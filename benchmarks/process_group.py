@@ -1,12 +1,18 @@
 """A process and all its descendants: what they cost, and a way to let them rest."""
 
 import signal
+import subprocess
 import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
+import httpx
 import psutil
 
 ENGINE_TITLE = "VLLM::"
 """With this begin the titles that vLLM gives to the engine's processes."""
+START_WITHIN_S = 600
+POLL_S = 0.5
 END_WITHIN_S = 60
 
 
@@ -40,6 +46,38 @@ class ProcessGroup:
         _, alive = psutil.wait_procs(everyone, timeout=END_WITHIN_S)
         for process in alive:
             process.kill()
+
+
+@contextmanager
+def started(command: Sequence[str], ready_url: str, environment: Mapping[str, str]) -> Iterator[ProcessGroup]:
+    """Runs a command for the length of the block, which begins when `ready_url` answers.
+
+    Raises:
+        RuntimeError: it ended, or was not ready in time.
+    """
+    quiet = subprocess.DEVNULL
+    process = subprocess.Popen(command, env=environment, stdout=quiet, stderr=quiet)
+    processes = ProcessGroup(process.pid)
+    try:
+        until = time.monotonic() + START_WITHIN_S
+        while not answers(ready_url):
+            if process.poll() is not None or time.monotonic() > until:
+                raise RuntimeError(
+                    f"{' '.join(command)} did not start (exit code {process.poll()}); run it to see why."
+                )
+            time.sleep(POLL_S)
+        yield processes
+    finally:
+        if process.poll() is None:
+            processes.end()
+        process.wait()
+
+
+def answers(url: str) -> bool:
+    try:
+        return httpx.get(url).is_success
+    except httpx.HTTPError:
+        return False
 
 
 def cost_of(process: psutil.Process) -> float | None:
