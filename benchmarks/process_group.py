@@ -21,13 +21,26 @@ class ProcessGroup:
 
     def __init__(self, pid: int) -> None:
         self._root = psutil.Process(pid)
+        self._engine: set[int] = set()
 
     def _all(self) -> list[psutil.Process]:
         return [self._root, *self._root.children(recursive=True)]
 
     def seconds_outside_engine(self) -> dict[int, float]:
-        """Processor seconds so far (user and system) by pid, of all processes that are not the engine's own."""
-        return {process.pid: seconds for process in self._all() if (seconds := cost_of(process)) is not None}
+        """Processor seconds so far (user and system) by pid, of all processes that are not the engine's own.
+
+        Raises:
+            RuntimeError: none of the processes is an engine's.
+        """
+        everyone = self._all()
+        # Once an engine always an engine, and so are those that it started: parents come before their children here.
+        for process in everyone:
+            if is_engine(process, self._engine):
+                self._engine.add(process.pid)
+        if not self._engine:
+            raise RuntimeError(f"No process below {self._root.pid} is an engine's: none is called {ENGINE_TITLE}....")
+        outside = (process for process in everyone if process.pid not in self._engine)
+        return {process.pid: seconds for process in outside if (seconds := cost_of(process)) is not None}
 
     def rest(self) -> None:
         """Stops all of them where they are, so that they cost nothing while something else is measured."""
@@ -80,16 +93,21 @@ def answers(url: str) -> bool:
         return False
 
 
-def cost_of(process: psutil.Process) -> float | None:
-    """`None` for a process of the engine, or one that has ended."""
+def is_engine(process: psutil.Process, engines: set[int]) -> bool:
     try:
-        with process.oneshot():
-            if process.name().startswith(ENGINE_TITLE):
-                return None
-            times = process.cpu_times()
-            return times.user + times.system
+        titles = (process.name(), *process.cmdline()[:1])
+        return process.ppid() in engines or any(title.startswith(ENGINE_TITLE) for title in titles)
+    except psutil.NoSuchProcess:
+        return False
+
+
+def cost_of(process: psutil.Process) -> float | None:
+    """`None` for a process that has ended."""
+    try:
+        times = process.cpu_times()
     except psutil.NoSuchProcess:
         return None
+    return times.user + times.system
 
 
 class ProcessorTime:
@@ -97,11 +115,14 @@ class ProcessorTime:
 
     def __init__(self, group: ProcessGroup | None) -> None:
         self._group = group
-        self._before = self._read()
+        self._before = self._read_group()
+        # Last here and first there: what the readings themselves cost is nobody's.
+        self._own_before = time.process_time()
 
-    def _read(self) -> dict[int, float]:
-        return {0: time.process_time(), **(self._group.seconds_outside_engine() if self._group else {})}
+    def _read_group(self) -> dict[int, float]:
+        return self._group.seconds_outside_engine() if self._group else {}
 
     def seconds(self) -> float:
-        after = self._read()
-        return sum(seconds - self._before.get(pid, 0.0) for pid, seconds in after.items())
+        own = time.process_time() - self._own_before
+        after = self._read_group()
+        return own + sum(seconds - self._before.get(pid, 0.0) for pid, seconds in after.items())

@@ -31,6 +31,10 @@ GAMES = 256
 BARE_PROMPT = [5] * 200
 BARE_TURNS = 4
 UNDER_WAY_AFTER_S = 2.0
+SWAPS = 3
+"""In each round, one after the other; but one of the slow upload."""
+BETWEEN_SWAPS_S = 0.3
+TOO_SHORT = "The conversations were over before the weights were swapped: play more or longer ones."
 SLOW_PIECE_BYTES = 200_000
 SLOW_PIECE_S = 0.1
 SAMPLING = Sampling(temperature=1.5, max_new_tokens=96)
@@ -40,7 +44,7 @@ console = Console(stderr=True)
 def main(
     config: Annotated[Path, typer.Argument()] = Path("serve_config.cpu.yaml"),
     model: Annotated[Path, typer.Option(help="The weights that are pushed.")] = Path("models/tiny"),
-    rounds: Annotated[int, typer.Option(min=1)] = 5,
+    rounds: Annotated[int, typer.Option(min=1)] = 7,
 ) -> None:
     settings = read_config(config, port=free_port())
     with (
@@ -50,7 +54,7 @@ def main(
         RolloutClient(url) as client,
     ):
         bare_ways = {"idle": partial(reloaded, bare, model, 0), "under load": partial(reloaded, bare, model, GAMES)}
-        ways: dict[str, Callable[[], ReplicaUpdate]] = {
+        ways: dict[str, Callable[[], list[ReplicaUpdate]]] = {
             "idle": partial(pushed, client, model),
             "under load": partial(under_load, client, partial(pushed, client, model)),
             "under load, slow upload": partial(under_load, client, partial(pushed_slowly, url, client, model)),
@@ -59,39 +63,50 @@ def main(
         measured: dict[str, list[ReplicaUpdate]] = {way: [] for way in ways}
         for _ in track(range(rounds), "Pushing", console=console):
             for way, reload in bare_ways.items():
-                bare_swaps[way].append(reload())
+                bare_swaps[way] += reload()
             for way, push in ways.items():
-                measured[way].append(push())
+                measured[way] += push()
     report(measured, bare_swaps)
 
 
-def reloaded(bare: BareEngine, model: Path, conversations: int) -> float:
-    """Seconds of vLLM's own reload, between a pause and going on, while so many conversations are under way."""
+def reloaded(bare: BareEngine, model: Path, conversations: int) -> list[float]:
+    """Seconds of vLLM's own reloads, between a pause and going on, while so many conversations are under way."""
     weights = {"weights_path": str(model.resolve())}
 
     async def swap() -> float:
-        sampling = {"temperature": SAMPLING.temperature, "max_tokens": SAMPLING.max_new_tokens, "ignore_eos": True}
-        prompts = [BARE_PROMPT] * conversations
-        playing = asyncio.create_task(bare.play(prompts, BARE_TURNS, (), sampling, f"load-{time.monotonic()}"))
-        await asyncio.sleep(UNDER_WAY_AFTER_S if conversations else 0)
-        if conversations and playing.done():
-            raise RuntimeError("The conversations were over before the weights were swapped: play more or longer ones.")
         await bare.llm.pause_generation(mode="keep")
         began = time.perf_counter()
         await bare.llm.collective_rpc("reload_weights", kwargs=weights)
         swap_s = time.perf_counter() - began
         await bare.llm.resume_generation()
-        await playing
         return swap_s
 
-    return bare.run(swap())
+    async def swap_repeatedly() -> list[float]:
+        sampling = {"temperature": SAMPLING.temperature, "max_tokens": SAMPLING.max_new_tokens, "ignore_eos": True}
+        prompts = [BARE_PROMPT] * conversations
+        playing = asyncio.create_task(bare.play(prompts, BARE_TURNS, (), sampling, f"load-{time.monotonic()}"))
+        await asyncio.sleep(UNDER_WAY_AFTER_S if conversations else 0)
+        swaps_s = []
+        for _ in range(SWAPS):
+            swaps_s.append(await swap())
+            await asyncio.sleep(BETWEEN_SWAPS_S)
+        if conversations and playing.done():
+            raise RuntimeError(TOO_SHORT)
+        await playing
+        return swaps_s
+
+    return bare.run(swap_repeatedly())
 
 
-def pushed(client: RolloutClient, model: Path) -> ReplicaUpdate:
-    return client.push_weights(model).replicas[0]
+def pushed(client: RolloutClient, model: Path) -> list[ReplicaUpdate]:
+    updates = []
+    for _ in range(SWAPS):
+        updates += client.push_weights(model).replicas
+        time.sleep(BETWEEN_SWAPS_S)
+    return updates
 
 
-def pushed_slowly(url: str, client: RolloutClient, model: Path) -> ReplicaUpdate:
+def pushed_slowly(url: str, client: RolloutClient, model: Path) -> list[ReplicaUpdate]:
     [file] = model.glob("*.safetensors")
     data = file.read_bytes()
     version = client.policy().current + 1
@@ -104,20 +119,20 @@ def pushed_slowly(url: str, client: RolloutClient, model: Path) -> ReplicaUpdate
             headers={"content-range": f"bytes {begin}-{begin + len(piece) - 1}/{len(data)}"},
             timeout=60,
         ).raise_for_status()
-    return ReplicaUpdate.model_validate(answer.json()["replicas"][0])
+    return [ReplicaUpdate.model_validate(answer.json()["replicas"][0])]
 
 
-def under_load(client: RolloutClient, push: Callable[[], ReplicaUpdate]) -> ReplicaUpdate:
+def under_load(client: RolloutClient, push: Callable[[], list[ReplicaUpdate]]) -> list[ReplicaUpdate]:
     games = client.example_samples("sliding_puzzle", GAMES)
     with ThreadPoolExecutor(1) as thread:
         playing = thread.submit(client.rollout, games, sampling=SAMPLING, max_rollout_turns=4)
         # Past the first, long step of the batch, into the mixture of turns that a service has most of the time.
         time.sleep(UNDER_WAY_AFTER_S)
-        update = push()
+        updates = push()
         if playing.done():
-            raise RuntimeError("The games were over before the weights were swapped: play more or longer ones.")
+            raise RuntimeError(TOO_SHORT)
         playing.result()
-    return update
+    return updates
 
 
 def report(measured: dict[str, list[ReplicaUpdate]], bare_swaps: dict[str, list[float]]) -> None:

@@ -4,7 +4,7 @@ import asyncio
 import hashlib
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Awaitable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -165,7 +165,7 @@ class Engine:
         """Changes to what was staged. An adapter needs no pause: generations under way end with the old one.
 
         Raises:
-            Exception: what broke; the weights are then in no known state and the engine is paused.
+            Exception: what broke; the weights are then in no known state and the engine generates nothing any more.
         """
         version = self._staged
         if version is None:
@@ -175,9 +175,10 @@ class Engine:
             self.loaded = Loaded(self.loaded.full, version)
             return SwapTimes()
         await self._pause(options)
-        swap_s = max(await self._llm.collective_rpc("swap_staged"))
+        # The pause waits for no answer: were the swap to fail, its worker would generate nothing (`swap_staged`).
+        swaps, pause_s = await self._resume(version, self._llm.collective_rpc("swap_staged"))
         self._staged = None
-        return SwapTimes(swap_s, await self._resume(version))
+        return SwapTimes(max(swaps), pause_s)
 
     async def init_transfer(self, init_info: dict[str, Any]) -> None:
         """Meets the trainer for transfers (how is `weight_transfer_config`'s to say); returns when both are there."""
@@ -194,10 +195,9 @@ class Engine:
     async def settle_transfer(self) -> None:
         """Makes what was received the weights; the engine stays paused."""
         await self._llm.finish_weight_update()
-        await self._llm.collective_rpc("forget_digest")
 
     async def finish_transfer(self, version: int) -> SwapTimes:
-        pause_s = await self._resume(version)
+        _, pause_s = await self._resume(version, self._llm.collective_rpc("forget_digest"))
         return SwapTimes(pause_s, pause_s)
 
     async def weight_digest(self) -> str:
@@ -219,15 +219,27 @@ class Engine:
         await self._llm.engine_core.pause_scheduler_async(mode=mode, clear_cache=options.reset_prefix_cache)
         self._paused_at = time.perf_counter()
 
-    async def _resume(self, version: int) -> float:
-        """Returns the seconds since the pause."""
-        # Sent at once, and carried out in this order.
-        await asyncio.gather(self._llm.update_weight_version(str(version)), self._llm.resume_generation())
-        pause_s = time.perf_counter() - self._paused_at
+    async def _resume(self, version: int, last: Awaitable[list[Any]]) -> tuple[list[Any], float]:
+        """Carries out `last` and goes on; returns what the workers answered to it, and the seconds since the pause."""
+        # All are sent at once and carried out in their order: `last` from here, the two as soon as this task waits.
+        relabelled = asyncio.create_task(self._llm.update_weight_version(str(version)))
+        resumed = asyncio.create_task(self._resume_scheduler())
+        try:
+            answers = await last
+            await relabelled
+            resumed_at = await resumed
+        except BaseException:
+            relabelled.cancel()
+            resumed.cancel()
+            raise
         self.loaded = Loaded(version)
         self._use_adapter(None)
         self._admitting.set()
-        return pause_s
+        return answers, resumed_at - self._paused_at
+
+    async def _resume_scheduler(self) -> float:
+        await self._llm.resume_generation()
+        return time.perf_counter()
 
     @contextmanager
     def _using(self, adapter: LoRARequest | None) -> Iterator[None]:

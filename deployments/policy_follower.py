@@ -118,6 +118,7 @@ class PolicyFollower:
                 await self._stage(parcel)
                 return Times(time.perf_counter() - began)
             case Swap(options):
+                self._stop_digest()
                 return Times(swap=await self._engine.swap(options))
             case TakeCalls():
                 self.is_current.set()

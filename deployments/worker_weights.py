@@ -8,13 +8,15 @@ import hashlib
 import json
 import time
 from collections.abc import Iterator
+from functools import partial
 from threading import Thread
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 
 READ_AHEAD_BYTES = 16 * 2**20
+PAGE_BYTES = 4096
 DIGEST_SLICE_BYTES = 4 * 2**20
 PROBE_ROWS = 128
 
@@ -24,6 +26,7 @@ class WorkerWeights:
 
     model_runner: Any
     reload_weights: Any
+    execute_model: Any
     _staging: "Staging | None" = None
     _digest: "Digest | None" = None
 
@@ -36,14 +39,23 @@ class WorkerWeights:
         return self._staging is not None and self._staging.is_done()
 
     def swap_staged(self) -> float:
-        """Puts the staged weights in place of the model's; returns the seconds that took."""
+        """Puts the staged weights in place of the model's; returns the seconds that took.
+
+        If that fails, this worker generates no token any more: its weights are those of no version.
+        """
+        began = time.perf_counter()
+        try:
+            self._swap()
+        except Exception as error:
+            self.execute_model = partial(refuse_to_generate, f"{type(error).__name__}: {error}")
+            raise
+        return time.perf_counter() - began
+
+    def _swap(self) -> None:
         if self._staging is None:
             raise RuntimeError("No weights are staged.")
-        began = time.perf_counter()
-        with safe_open(self._staging.path, framework="pt") as file:
-            self.reload_weights(weights_iterator=((name, file.get_tensor(name)) for name in file.keys()))  # noqa: SIM118
+        self.reload_weights(weights_iterator=iter(self._staging.tensors.items()))
         self._staging = self._digest = None
-        return time.perf_counter() - began
 
     def digest_weights(self, budget_s: float) -> str | None:
         """Sha-256 over the weights as they lie in this worker; `None` while more calls of `budget_s` are needed."""
@@ -56,11 +68,17 @@ class WorkerWeights:
         self._digest = None
 
 
+def refuse_to_generate(reason: str, *_: Any, **__: Any) -> NoReturn:
+    raise RuntimeError(f"The weights were left half swapped ({reason}).")
+
+
 class Staging:
-    """Reads a file once, so that the swap finds it in the page cache, which the workers of one node share."""
+    """Maps a file into memory and reads it once: its pages are shared by the workers of one node, and none is missing
+    when the swap comes to it."""
 
     def __init__(self, path: str) -> None:
-        self.path = path
+        self.tensors: dict[str, torch.Tensor] = {}
+        self._path = path
         self._error: Exception | None = None
         self._reader = Thread(target=self._read, daemon=True)
         self._reader.start()
@@ -68,10 +86,15 @@ class Staging:
     def _read(self) -> None:
         piece = bytearray(READ_AHEAD_BYTES)
         try:
-            with open(self.path, "rb", buffering=0) as file:  # noqa: PTH123 - a thread of a worker: nothing but the read
+            with open(self._path, "rb", buffering=0) as file:  # noqa: PTH123 - a thread of a worker: nothing but the read
                 while file.readinto(piece):
                     pass
-        except OSError as error:
+            with safe_open(self._path, framework="pt") as tensors:
+                for name in tensors.keys():  # noqa: SIM118
+                    self.tensors[name] = tensor = tensors.get_tensor(name)
+                    # By numpy: torch would start threads of its own for this one.
+                    tensor.reshape(-1).view(torch.uint8).numpy()[::PAGE_BYTES].max(initial=0)
+        except (OSError, SafetensorError) as error:
             self._error = error
 
     def is_done(self) -> bool:

@@ -1,0 +1,46 @@
+"""A real engine, where what the service as a whole cannot be brought to do is done to it."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file, save_file
+
+from benchmarks.bare_engine import engine_in
+from deployments.engine import Engine
+from deployments.failures import GenerationLost
+from deployments.policy_records import SwapOptions
+from deployments.protocols import Generation, GenerationRequest, SamplingOptions
+
+
+def test_an_engine_whose_swap_broke_midway_says_why_and_makes_no_token_with_half_of_the_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = engine_in(yaml.safe_load(Path("serve_config.cpu.yaml").read_text()))
+    for name, value in settings.environment_variables.items():
+        monkeypatch.setenv(name, value)
+    tensors, broken = load_file(Path(settings.model) / "model.safetensors"), tmp_path / "model.safetensors"
+    save_file(tensors | {max(tensors): torch.zeros(3)}, broken)
+
+    async def story() -> list[Generation | BaseException]:
+        engine = await Engine.start(settings.engine_args() | {"max_num_seqs": 8})
+        try:
+            await engine.stage(1, broken)
+            long = SamplingOptions(ignore_eos=True)
+            generations = [
+                asyncio.create_task(engine.generate(GenerationRequest(f"{number}", [5, 6], 2000, (), long)))
+                for number in range(4)
+            ]
+            while engine.ongoing_generations < len(generations):
+                await asyncio.sleep(0.01)
+            with pytest.raises(Exception, match="Attempted to load weight"):
+                await engine.swap(SwapOptions())
+            assert engine.loaded.version == 0
+            return await asyncio.gather(*generations, return_exceptions=True)
+        finally:
+            engine.shutdown()
+
+    ends = asyncio.run(story())
+    assert [type(end) for end in ends] == [GenerationLost] * 4
