@@ -11,7 +11,7 @@ import json
 import multiprocessing
 import random
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -26,7 +26,15 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from deployments.protocols import ChatMessage, Generation, SamplingOptions, StepOutcome, WeightSpan
+from deployments.protocols import (
+    ChatMessage,
+    Generation,
+    SamplingOptions,
+    StepOutcome,
+    WeightSpan,
+    packed_ids,
+    packed_logprobs,
+)
 from rollout_client import RolloutClient
 from rollout_client.arrow import ARROW
 from rollout_client.contract import (
@@ -59,11 +67,11 @@ console = Console(stderr=True)
 class ByteTokens:
     """Implements `ConversationTokens`: one token a byte."""
 
-    def decode(self, token_ids: list[int]) -> str:
-        return bytes(token_ids).decode()
+    def decode(self, token_ids: Sequence[int]) -> str:
+        return bytes(list(token_ids)).decode()
 
     def observation(
-        self, observation: ChatMessage, _after: list[int], _options: ChatOptions, _room: int
+        self, observation: ChatMessage, _after: Sequence[int], _options: ChatOptions, _room: int
     ) -> TokenizedObservation:
         return TokenizedObservation(list(observation["content"].encode()), observation["content"], was_cut=False)
 
@@ -175,9 +183,8 @@ def ended_rollout(group: int, generation: int, draw: random.Random, numbers: np.
         ByteTokens(),
     )
     for turn in range(TURNS):
-        token_ids = list(text(draw, TOKENS_A_TURN).encode())
-        # The engine's log-probabilities are 32 bits wide, most of them near 0.
-        logprobs = (-numbers.exponential(0.3, TOKENS_A_TURN)).astype(np.float32).tolist()
+        token_ids = packed_ids(list(text(draw, TOKENS_A_TURN).encode()))
+        logprobs = packed_logprobs(-numbers.exponential(0.3, TOKENS_A_TURN))
         spans = (WeightSpan("12", 0, TOKENS_A_TURN),)
         episode.add_generation(Generation(token_ids, logprobs, "stop", spans))
         observation: ChatMessage = {"role": "user", "content": text(draw, 20)}

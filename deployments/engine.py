@@ -32,6 +32,8 @@ from deployments.protocols import (
     PrefixCacheTokens,
     SamplingOptions,
     WeightSpan,
+    packed_ids,
+    packed_logprobs,
 )
 
 INITIAL_WEIGHT_VERSION = 0
@@ -99,7 +101,7 @@ class Engine:
             GenerationCut: an update aborted it.
             GenerationLost: the engine broke, or somebody else aborted the request.
         """
-        prompt = tokens_input(request.prompt_token_ids)
+        prompt = tokens_input(list(request.prompt_token_ids))
         await self._admitting.wait()
         adapter, cuts = self._adapter, self._cuts
         try:
@@ -306,8 +308,8 @@ def generation_of(completion: CompletionOutput, adapter_version: int | None = No
     """Tokens that came through an adapter are of the adapter's version: the engine's spans only know full weights."""
     if completion.finish_reason not in ("stop", "length"):
         raise GenerationLost(f"The engine ended the generation early ({completion.finish_reason}).")
-    token_ids = list(completion.token_ids)
-    logprobs = list(completion.logprobs.logprobs) if isinstance(completion.logprobs, FlatLogprobs) else []
+    token_ids = packed_ids(completion.token_ids)
+    logprobs = packed_logprobs(completion.logprobs.logprobs if isinstance(completion.logprobs, FlatLogprobs) else ())
     if len(logprobs) != len(token_ids):
         raise GenerationLost(f"The engine gave {len(logprobs)} log-probabilities for {len(token_ids)} tokens.")
     return Generation(

@@ -9,7 +9,14 @@ from typing import Self
 from tokenizers import Tokenizer
 
 from deployments.pace import Pace, PacedGenerations
-from deployments.protocols import Generation, GenerationRequest, GeneratorDescription, WeightSpan
+from deployments.protocols import (
+    Generation,
+    GenerationRequest,
+    GeneratorDescription,
+    WeightSpan,
+    packed_ids,
+    packed_logprobs,
+)
 
 WEIGHT_VERSION = "0"
 
@@ -29,8 +36,8 @@ class PacedEngine:
         self._timer_is_for: float | None = None
         self._letters = len(letters)
         # Long enough that each response is one slice, wherever it begins.
-        self._cycle = list(letters) * (2 + description.max_model_len // len(letters))
-        self._logprob = -math.log(len(letters))
+        self._cycle = packed_ids(letters) * (2 + description.max_model_len // len(letters))
+        self._logprob = packed_logprobs([-math.log(len(letters))])
 
     @classmethod
     def start(cls, pace: Pace, model: str, tokenizer: str | None, max_model_len: int) -> Self:
@@ -92,7 +99,7 @@ class PacedEngine:
         length = request.max_new_tokens
         return Generation(
             token_ids=self._cycle[first : first + length],
-            logprobs=[self._logprob] * length,
+            logprobs=self._logprob * length,
             finish_reason="length",
             weight_versions=(WeightSpan(WEIGHT_VERSION, 0, length),),
         )

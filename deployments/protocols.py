@@ -4,6 +4,8 @@ The loop knows only these two protocols and the records that travel through them
 deployments stand behind them (`service/hops.py`); tests implement them with scripts.
 """
 
+from array import array
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, Protocol
 
@@ -14,6 +16,16 @@ from rollout_client.contract import Role, StopString
 
 JsonObject = Annotated[dict[str, Any], GetPydanticSchema(lambda _, schema_of: schema_of(dict[str, JsonValue]))]
 """Validated as JSON all the way down; typed so that a `dict[str, int]` is one."""
+
+
+def packed_ids(token_ids: Iterable[int]) -> "array[int]":
+    """Four bytes each, in memory and on the way, where a list takes 36 and as long to pickle as to use."""
+    return array("i", token_ids)
+
+
+def packed_logprobs(logprobs: Iterable[float]) -> "array[float]":
+    """Four bytes each, as wide as the engine computes them."""
+    return array("f", logprobs)
 
 
 class ChatMessage(TypedDict):
@@ -40,7 +52,7 @@ class GenerationRequest:
     """One generation: the ids of the whole conversation in, at most `max_new_tokens` (>= 1) ids out."""
 
     request_id: str
-    prompt_token_ids: list[int]
+    prompt_token_ids: Sequence[int]
     max_new_tokens: int
     stop_strings: tuple[str, ...]
     sampling: SamplingOptions
@@ -65,8 +77,8 @@ class WeightSpan:
 class Generation:
     """What came out: `logprobs[i]` is the natural log-probability of `token_ids[i]` in the sampled distribution."""
 
-    token_ids: list[int]
-    logprobs: list[float]
+    token_ids: Sequence[int]
+    logprobs: Sequence[float]
     finish_reason: Literal["stop", "length"]
     weight_versions: tuple[WeightSpan, ...] = ()
 

@@ -1,8 +1,9 @@
 """The answer of `POST /rollout` as Arrow, two streams as `rollout_client.arrow` has them."""
 
+from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, chain
+from itertools import accumulate
 from struct import pack
 from typing import Any
 
@@ -74,13 +75,18 @@ def taken(name: str, code: str, messages: Sequence[dict[str, Any]]) -> Numbers:
 
 
 def numbers(lists: Sequence[Sequence[float] | None], code: str) -> Numbers:
-    """`code` is what `struct` calls the type; packing so takes a third of the time that numpy takes for a list."""
-    said = [items or () for items in lists]
-    count = sum(map(len, said))
+    """`code` is what `array` calls the type."""
     return Numbers(
         [None if items is None else len(items) for items in lists],
-        pack(f"<{count}{code}", *chain.from_iterable(said)),
+        b"".join(packed(items, code) for items in lists if items is not None),
     )
+
+
+def packed(items: Sequence[float], code: str) -> bytes:
+    if isinstance(items, array) and items.typecode == code:
+        return items.tobytes()
+    # A third of the time that numpy takes for a list.
+    return pack(f"<{len(items)}{code}", *items)
 
 
 def batches(rollouts: Sequence[tuple[Numbers, Numbers]]) -> Iterator[Sequence[tuple[Numbers, Numbers]]]:

@@ -7,10 +7,19 @@ exactly one status; `add_generation` and `add_outcome` change nothing if they ra
 """
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
 
-from deployments.protocols import ChatMessage, Generation, GenerationRequest, SamplingOptions, StepOutcome, StepRequest
+from deployments.protocols import (
+    ChatMessage,
+    Generation,
+    GenerationRequest,
+    SamplingOptions,
+    StepOutcome,
+    StepRequest,
+    packed_ids,
+)
 from rollout_client.contract import (
     Message,
     ObservationFormat,
@@ -46,12 +55,12 @@ class TokenizedObservation:
 class ConversationTokens(Protocol):
     """What an episode asks of the tokenizer."""
 
-    def decode(self, token_ids: list[int]) -> str:
+    def decode(self, token_ids: Sequence[int]) -> str:
         """The text of `token_ids`, special tokens skipped."""
         ...
 
     def observation(
-        self, observation: ChatMessage, after: list[int], options: ChatOptions, room: int
+        self, observation: ChatMessage, after: Sequence[int], options: ChatOptions, room: int
     ) -> TokenizedObservation:
         """Tokenizes an observation that follows the generated ids `after`, keeping at most `room` ids."""
         ...
@@ -115,7 +124,7 @@ class Episode:
         self._tokens = tokens
         self._start = start
         self._message_log = list(start.message_log)
-        self._token_ids = [token_id for message in start.message_log for token_id in message.token_ids]
+        self._token_ids = packed_ids(token_id for message in start.message_log for token_id in message.token_ids)
         self._extra_env_info = start.extra_env_info
         self._stop_strings = start.stop_strings
         self._rewards: dict[str, float] = {}
@@ -163,7 +172,7 @@ class Episode:
         turn = self._turns_in_log()
         return GenerationRequest(
             request_id=f"{self.identity.conversation}-{turn}",
-            prompt_token_ids=self._token_ids.copy(),
+            prompt_token_ids=self._token_ids[:],
             max_new_tokens=min(room, self._limits.max_new_tokens or room),
             stop_strings=self._stop_strings,
             sampling=sampling_of_turn(self._start.sampling, turn),
@@ -210,7 +219,9 @@ class Episode:
         self._message_log[-1] = response.model_copy(update={"reward": self._take_reward(outcome.reward)})
         self._message_log.append(
             Message.model_construct(
-                role=outcome.observation["role"], content=observation.content, token_ids=observation.token_ids
+                role=outcome.observation["role"],
+                content=observation.content,
+                token_ids=packed_ids(observation.token_ids),
             )
         )
         self._token_ids.extend(observation.token_ids)

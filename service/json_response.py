@@ -1,5 +1,6 @@
 """The answer of `POST /rollout` as JSON. Only what was set is said: what came as null goes back as null."""
 
+from array import array
 from collections.abc import Iterator
 
 import orjson
@@ -42,6 +43,15 @@ def json_of(model: BaseModel) -> bytes:
     It has no integers of more than 64 bits, and goes 254 levels deep.
     """
     try:
-        return orjson.dumps(model, default=set_fields)
+        return orjson.dumps(model, default=plain)
     except orjson.JSONEncodeError:
-        return model.model_dump_json(exclude_unset=True).encode()
+        return model.model_dump_json(exclude_unset=True, fallback=plain, warnings=False).encode()
+
+
+def plain(value: object) -> object:
+    """Raises `TypeError` for what has no JSON."""
+    if isinstance(value, array):
+        return value.tolist()
+    if isinstance(value, BaseModel):
+        return set_fields(value)
+    raise TypeError(f"{type(value).__name__} is no JSON")

@@ -81,12 +81,12 @@ class ConversationTokenizer:
             for message, start, end in zip(messages, cuts, cuts[1:], strict=False)
         ]
 
-    def decode(self, token_ids: list[int]) -> str:
+    def decode(self, token_ids: Sequence[int]) -> str:
         """The text of `token_ids`, special tokens skipped."""
-        return self._encoder.decode(token_ids, skip_special_tokens=True)
+        return self._encoder.decode(list(token_ids), skip_special_tokens=True)
 
     def observation(
-        self, observation: ChatMessage, after: list[int], options: ChatOptions, room: int
+        self, observation: ChatMessage, after: Sequence[int], options: ChatOptions, room: int
     ) -> TokenizedObservation:
         """Tokenizes an observation that follows the generated ids `after`, keeping at most `room` ids.
 
@@ -111,7 +111,7 @@ class ConversationTokenizer:
         shown = self._covered(observation, framed, offsets, room, options)
         return TokenizedObservation(ids[: max(room, 0)], shown, was_cut=True)
 
-    def _end_of_turn_brought_by(self, response: list[int], bridge: list[int]) -> int:
+    def _end_of_turn_brought_by(self, response: Sequence[int], bridge: list[int]) -> int:
         """How many tokens of the bridge the response has already: those up to the end of turn it ended with."""
         ends_turn = next((place for place, token_id in enumerate(bridge) if token_id in self._special_ids), None)
         if ends_turn is None or not response or response[-1] != bridge[ends_turn]:

@@ -21,13 +21,13 @@ def text_of(token_ids: Sequence[int]) -> str:
 class CharacterTokens:
     """Implements `ConversationTokens`; the chat format puts an observation between angle brackets."""
 
-    def decode(self, token_ids: list[int]) -> str:
+    def decode(self, token_ids: Sequence[int]) -> str:
         return text_of(token_ids)
 
     def observation(
         self,
         observation: ChatMessage,
-        after: list[int],
+        after: Sequence[int],
         options: ChatOptions,
         room: int,
     ) -> TokenizedObservation:

@@ -150,7 +150,7 @@ def test_an_observation_keeps_what_fits_and_its_text_is_cut_to_its_tokens(
 
 def test_an_empty_observation_is_an_empty_list_of_ids() -> None:
     result = play(EpisodeRecipe(), ScriptedGenerator(["A"]), ScriptedEnvironment([outcome(terminated=True)]))
-    assert result.message_log[2].token_ids == []
+    assert list(result.message_log[2].token_ids) == []
 
 
 def test_seeds_repeat_and_differ_by_turn() -> None:
@@ -254,7 +254,9 @@ def test_tokens_are_only_appended_and_fed_back_exactly(
     result = play(recipe, generator, ScriptedEnvironment(script))
     log = result.message_log
     turns = [place for place, message in enumerate(log) if message.generation_logprobs is not None]
-    assert [request.prompt_token_ids for request in generator.requests] == [concatenated(log[:turn]) for turn in turns]
+    assert [list(request.prompt_token_ids) for request in generator.requests] == [
+        concatenated(log[:turn]) for turn in turns
+    ]
     assert log[0].token_ids == ids_of(recipe.prompt)
     for turn in turns:
         assert len(log[turn].token_ids) == len(log[turn].generation_logprobs or [])
@@ -403,7 +405,7 @@ def test_a_failure_of_the_fleet_is_tried_again_within_the_samples_budget() -> No
     environment = ScriptedEnvironment([gone, outcome("O", 1.0, terminated=True)])
     result = play(EpisodeRecipe(retries=2), generator, environment)
     assert (result.status, texts(result), result.total_reward) == ("completed", ["Q", "A", "O"], 1.0)
-    assert [request.prompt_token_ids for request in generator.requests] == [ids_of("Q")] * 2
+    assert [list(request.prompt_token_ids) for request in generator.requests] == [ids_of("Q")] * 2
 
     exhausted = play(EpisodeRecipe(retries=1), ScriptedGenerator([lost]), environment)
     assert exhausted.error is not None
