@@ -1,6 +1,7 @@
 """The engine alone, in this process: what the service is held against."""
 
 import asyncio
+import gc
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -47,11 +48,14 @@ class BareEngine:
             return AsyncLLM.from_engine_args(args)
 
         with asyncio.Runner() as runner:
-            llm = runner.run(start())
+            bare = cls(runner.run(start()), runner)
             try:
-                yield cls(llm, runner)
+                yield bare
             finally:
-                llm.shutdown()
+                bare.llm.shutdown()
+                # vLLM's client ends itself once more when it is collected, which at the interpreter's end would fail.
+                del bare.llm
+                gc.collect()
 
     async def play(
         self,

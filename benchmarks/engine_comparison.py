@@ -40,7 +40,10 @@ from service.local import free_port
 
 WAYS = {"A": "bare engine", "B": "OpenAI server", "C": "POST /rollout"}
 SETTLE_S = 0.3
-SINGLE_SAMPLES = 30
+SINGLE_SAMPLES = 20
+SINGLE_ROUNDS = 3
+IDLE_AFTER_S = 4.0
+"""What was stopped has timers to catch up with."""
 console = Console(stderr=True)
 Conversations = list[list[int]]
 Play = Callable[[Workload, list[list[int]]], Conversations]
@@ -207,13 +210,15 @@ def rotated(ways: list[str], number: int) -> list[str]:
 def added_latency_ms(ways: dict[str, Contender]) -> float:
     """What one sample of one turn takes longer by the service than by the server, each otherwise idle: of medians."""
     seconds: dict[str, list[float]] = {"B": [], "C": []}
-    for way, measured in seconds.items():
-        with awake(ways[way]):
-            for number in range(SINGLE_SAMPLES):
-                prompts = ONE_SAMPLE.prompts(number)
-                began = time.perf_counter()
-                ways[way].play(ONE_SAMPLE, prompts)
-                measured.append(time.perf_counter() - began)
+    for round_ in range(SINGLE_ROUNDS):
+        for way in rotated(list(seconds), round_):
+            with awake(ways[way]):
+                time.sleep(IDLE_AFTER_S)
+                for number in range(SINGLE_SAMPLES):
+                    prompts = ONE_SAMPLE.prompts(round_ * SINGLE_SAMPLES + number)
+                    began = time.perf_counter()
+                    ways[way].play(ONE_SAMPLE, prompts)
+                    seconds[way].append(time.perf_counter() - began)
     return 1000 * (median(seconds["C"]) - median(seconds["B"]))
 
 

@@ -37,7 +37,7 @@ BETWEEN_SWAPS_S = 0.3
 TOO_SHORT = "The conversations were over before the weights were swapped: play more or longer ones."
 SLOW_PIECE_BYTES = 200_000
 SLOW_PIECE_S = 0.1
-SAMPLING = Sampling(temperature=1.5, max_new_tokens=96)
+SAMPLING = Sampling(temperature=1.5, max_new_tokens=96, ignore_eos=True)
 console = Console(stderr=True)
 
 
@@ -65,7 +65,7 @@ def main(
             for way, reload in bare_ways.items():
                 bare_swaps[way] += reload()
             for way, push in ways.items():
-                measured[way] += push()
+                measured[way] += checked(push())
     report(measured, bare_swaps)
 
 
@@ -132,6 +132,14 @@ def under_load(client: RolloutClient, push: Callable[[], list[ReplicaUpdate]]) -
         if playing.done():
             raise RuntimeError(TOO_SHORT)
         playing.result()
+    return updates
+
+
+def checked(updates: list[ReplicaUpdate]) -> list[ReplicaUpdate]:
+    """Raises `RuntimeError` for one that says nothing about the pause."""
+    for update in updates:
+        if update.status != "swapped":
+            raise RuntimeError(f"A replica was {update.status}: {update.error}")
     return updates
 
 

@@ -4,11 +4,11 @@ import asyncio
 import hashlib
 import time
 from collections import Counter
-from collections.abc import Awaitable, Iterator
+from collections.abc import Awaitable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from vllm.distributed.weight_transfer.base import WeightTransferInitRequest, WeightTransferUpdateRequest
 from vllm.engine.arg_utils import AsyncEngineArgs
@@ -36,6 +36,7 @@ from deployments.protocols import (
     packed_logprobs,
 )
 
+Answer = TypeVar("Answer")
 INITIAL_WEIGHT_VERSION = 0
 WARM_UP_TOKENS = 8
 WORKER_EXTENSION = "deployments.worker_weights.WorkerWeights"
@@ -51,6 +52,10 @@ class SwapTimes:
 
     swap_s: float = 0.0
     pause_s: float = 0.0
+
+
+class WeightsNotLoaded(Exception):
+    """A worker could not read new weights, or not put them in place."""
 
 
 class Engine:
@@ -143,13 +148,13 @@ class Engine:
         return current | set(self._adapter_users) | set(self._unloading.values())
 
     async def stage(self, version: int, path: Path) -> None:
-        """Reads the safetensors file at `path` ahead, while generations go on; it must stay until the swap.
+        """Reads the safetensors file at `path` ahead, while generations go on.
 
         Raises:
-            OSError: the file cannot be read.
+            WeightsNotLoaded: the file cannot be read.
         """
         await self._llm.collective_rpc("begin_staging", args=(str(path),))
-        while not all(await self._llm.collective_rpc("is_staged")):
+        while not all(unless_failed(await self._llm.collective_rpc("staged"))):
             await asyncio.sleep(STAGING_POLL_S)
         self._staged, self._staged_adapter = version, None
 
@@ -167,7 +172,7 @@ class Engine:
         """Changes to what was staged. An adapter needs no pause: generations under way end with the old one.
 
         Raises:
-            Exception: what broke; the weights are then in no known state and the engine generates nothing any more.
+            WeightsNotLoaded: it failed; the engine generates nothing any more, for its weights are of no version.
         """
         version = self._staged
         if version is None:
@@ -177,10 +182,13 @@ class Engine:
             self.loaded = Loaded(self.loaded.full, version)
             return SwapTimes()
         await self._pause(options)
-        # The pause waits for no answer: were the swap to fail, its worker would generate nothing (`swap_staged`).
-        swaps, pause_s = await self._resume(version, self._llm.collective_rpc("swap_staged"))
+        # The pause waits for no answer: were the swap to fail, its worker would end rather than generate.
+        swaps, pause_s = await self._resume(version, self._swap_staged())
         self._staged = None
         return SwapTimes(max(swaps), pause_s)
+
+    async def _swap_staged(self) -> list[float]:
+        return unless_failed(await self._llm.collective_rpc("swap_staged"))
 
     async def init_transfer(self, init_info: dict[str, Any]) -> None:
         """Meets the trainer for transfers (how is `weight_transfer_config`'s to say); returns when both are there."""
@@ -281,6 +289,14 @@ class Engine:
 
     def shutdown(self) -> None:
         self._llm.shutdown()
+
+
+def unless_failed(answers: Sequence[tuple[Answer, str | None]]) -> list[Answer]:
+    """What each worker answered; raises `WeightsNotLoaded` if one of them failed."""
+    for worker, (_, error) in enumerate(answers):
+        if error is not None:
+            raise WeightsNotLoaded(f"Worker {worker}: {error}")
+    return [answer for answer, _ in answers]
 
 
 def sampling_params(request: GenerationRequest) -> SamplingParams:

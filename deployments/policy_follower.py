@@ -96,7 +96,7 @@ class PolicyFollower:
         while self.broken is None or report is not None:
             order = await self._store.next_order(introduction.replica_id, report)
             report = None if order is None else await self._report_of(order)
-            if order is not None and isinstance(order.command, Swap | FinishTransfer):
+            if self.broken is None and order is not None and isinstance(order.command, Swap | FinishTransfer):
                 self._begin_digest(introduction.replica_id)
 
     async def _report_of(self, order: Order) -> Report:

@@ -6,15 +6,18 @@ of the weights is made a slice at a time.
 
 import hashlib
 import json
+import logging
+import os
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from threading import Thread
 from typing import Any, NoReturn
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 
+logger = logging.getLogger(__name__)
 READ_AHEAD_BYTES = 16 * 2**20
 PAGE_BYTES = 4096
 DIGEST_SLICE_BYTES = 4 * 2**20
@@ -34,27 +37,29 @@ class WorkerWeights:
         """Starts to read the safetensors file at `path`; what was staged before is dropped."""
         self._staging = Staging(path)
 
-    def is_staged(self) -> bool:
-        """Raises what broke the reading."""
-        return self._staging is not None and self._staging.is_done()
+    def staged(self) -> tuple[bool, str | None]:
+        """Whether all is read, and what went wrong: vLLM keeps the answers of its workers apart only if none raises."""
+        return (False, "nothing is staged") if self._staging is None else self._staging.state()
 
-    def swap_staged(self) -> float:
-        """Puts the staged weights in place of the model's; returns the seconds that took.
+    def swap_staged(self) -> tuple[float, str | None]:
+        """Puts the staged weights in place of the model's; returns the seconds that took, and what went wrong.
 
-        If that fails, this worker generates no token any more: its weights are those of no version.
+        If anything did, this worker generates no token any more: its weights are those of no version.
         """
         began = time.perf_counter()
         try:
             self._swap()
-        except Exception as error:
-            self.execute_model = partial(refuse_to_generate, f"{type(error).__name__}: {error}")
-            raise
-        return time.perf_counter() - began
+        except Exception as failure:  # noqa: BLE001 - whatever it is, the engine is told
+            error = sentence_of(failure)
+            for generates in (self, self.model_runner):
+                generates.execute_model = partial(end_rather_than_generate, error)
+            return 0.0, error
+        return time.perf_counter() - began, None
 
     def _swap(self) -> None:
         if self._staging is None:
-            raise RuntimeError("No weights are staged.")
-        self.reload_weights(weights_iterator=iter(self._staging.tensors.items()))
+            raise RuntimeError("no weights are staged")
+        self.reload_weights(weights_iterator=iter(self._staging.tensors().items()))
         self._staging = self._digest = None
 
     def digest_weights(self, budget_s: float) -> str | None:
@@ -68,8 +73,14 @@ class WorkerWeights:
         self._digest = None
 
 
-def refuse_to_generate(reason: str, *_: Any, **__: Any) -> NoReturn:
-    raise RuntimeError(f"The weights were left half swapped ({reason}).")
+def end_rather_than_generate(error: str, *_: object, **__: object) -> NoReturn:
+    """The engine ends with this worker, and the replica with the engine."""
+    logger.error("The weights were left half swapped (%s): this worker ends.", error)
+    os._exit(1)
+
+
+def sentence_of(failure: BaseException) -> str:
+    return f"{type(failure).__name__}: {failure}"
 
 
 class Staging:
@@ -77,30 +88,33 @@ class Staging:
     when the swap comes to it."""
 
     def __init__(self, path: str) -> None:
-        self.tensors: dict[str, torch.Tensor] = {}
-        self._path = path
-        self._error: Exception | None = None
-        self._reader = Thread(target=self._read, daemon=True)
-        self._reader.start()
+        thread = ThreadPoolExecutor(1)
+        self._reading = thread.submit(mapped, path)
+        thread.shutdown(wait=False)
 
-    def _read(self) -> None:
-        piece = bytearray(READ_AHEAD_BYTES)
-        try:
-            with open(self._path, "rb", buffering=0) as file:  # noqa: PTH123 - a thread of a worker: nothing but the read
-                while file.readinto(piece):
-                    pass
-            with safe_open(self._path, framework="pt") as tensors:
-                for name in tensors.keys():  # noqa: SIM118
-                    self.tensors[name] = tensor = tensors.get_tensor(name)
-                    # By numpy: torch would start threads of its own for this one.
-                    tensor.reshape(-1).view(torch.uint8).numpy()[::PAGE_BYTES].max(initial=0)
-        except (OSError, SafetensorError) as error:
-            self._error = error
+    def state(self) -> tuple[bool, str | None]:
+        """Whether it has come to its end, and what broke it."""
+        if not self._reading.done():
+            return False, None
+        failure = self._reading.exception()
+        return (True, None) if failure is None else (False, sentence_of(failure))
 
-    def is_done(self) -> bool:
-        if self._error is not None:
-            raise self._error
-        return not self._reader.is_alive()
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Raises what broke the reading, `TimeoutError` if it has not ended."""
+        return self._reading.result(timeout=0)
+
+
+def mapped(path: str) -> dict[str, torch.Tensor]:
+    piece = bytearray(READ_AHEAD_BYTES)
+    with open(path, "rb", buffering=0) as file:  # noqa: PTH123 - a thread of a worker: nothing but the read
+        while file.readinto(piece):
+            pass
+    with safe_open(path, framework="pt") as file:
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    for tensor in tensors.values():
+        # By numpy: torch would start threads of its own for this one.
+        tensor.reshape(-1).view(torch.uint8).numpy()[::PAGE_BYTES].max(initial=0)
+    return tensors
 
 
 class Digest:

@@ -9,7 +9,7 @@ import yaml
 from safetensors.torch import load_file, save_file
 
 from benchmarks.bare_engine import engine_in
-from deployments.engine import Engine
+from deployments.engine import Engine, WeightsNotLoaded
 from deployments.failures import GenerationLost
 from deployments.policy_records import SwapOptions
 from deployments.protocols import Generation, GenerationRequest, SamplingOptions
@@ -35,7 +35,7 @@ def test_an_engine_whose_swap_broke_midway_says_why_and_makes_no_token_with_half
             ]
             while engine.ongoing_generations < len(generations):
                 await asyncio.sleep(0.01)
-            with pytest.raises(Exception, match="Attempted to load weight"):
+            with pytest.raises(WeightsNotLoaded, match="Attempted to load weight"):
                 await engine.swap(SwapOptions())
             assert engine.loaded.version == 0
             return await asyncio.gather(*generations, return_exceptions=True)
