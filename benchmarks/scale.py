@@ -27,8 +27,8 @@ from benchmarks.rollout_load import Played, play, post_small_requests
 from service.local import free_port, local_service, read_config, sentences_for_the_user
 
 BYTES_PER_ID = 8
-BYTES_PER_LOGPROB = 32
-"""Of a log in memory: a reference to an id, of which there is one object for all, and a number of its own."""
+BYTES_PER_LOGPROB = 4
+"""Of a log in memory: an id in its message and in the whole conversation, and a log-probability."""
 WARM_UP_SAMPLES = 64
 WARM_UP_S = 2.0
 SETTLE_S = 1.0
