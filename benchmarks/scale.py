@@ -32,6 +32,7 @@ BYTES_PER_LOGPROB = 4
 WARM_UP_SAMPLES = 64
 WARM_UP_S = 2.0
 SETTLE_S = 1.0
+SETTLING_ROUNDS = 6
 ANSWERS_AT_ONCE = {"time_to_first_token_s": 0.0, "time_per_token_s": 0.0}
 FLEET = 4
 SEQUENCES_PER_REPLICA = 32
@@ -57,7 +58,7 @@ class InFlight:
     kb_per_sample_in_flight: float
     """What the ingress held at most in the first round, when all of it was new, less the tokens' own."""
     growth_kb_per_round: float
-    """Of what the ingress holds between the rounds, after the first."""
+    """Of what the ingress holds between the rounds, after those that the allocator takes to settle."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +81,7 @@ def main(
     config: Annotated[Path, typer.Argument()] = Path("serve_config.scale.yaml"),
     samples: Annotated[int, typer.Option(min=1, help="In flight at once.")] = 4096,
     turns: Annotated[int, typer.Option(min=1)] = 8,
-    rounds: Annotated[int, typer.Option(min=3)] = 11,
+    rounds: Annotated[int, typer.Option(min=SETTLING_ROUNDS + 2)] = SETTLING_ROUNDS + 10,
     clients: Annotated[int, typer.Option(min=1, help="Of small requests.")] = 64,
     seconds: Annotated[float, typer.Option(min=1, help="Of small requests.")] = 20.0,
     output: Annotated[Path, typer.Option(help="The figures, as JSON.")] = Path("bench_scale.json"),
@@ -136,17 +137,17 @@ async def many_in_flight(session: aiohttp.ClientSession, samples: int, turns: in
     return InFlight(
         turns_per_s=median(rates),
         kb_per_sample_in_flight=(first_round.kb - before_kb) / samples - kb_of_tokens(played),
-        growth_kb_per_round=growth(between_kb[1:]),
+        growth_kb_per_round=growth(between_kb[SETTLING_ROUNDS:]),
     )
 
 
 def growth(held_kb: Sequence[float]) -> float:
-    """A round, from the first half of the rounds to the second, by the least that was held in each.
+    """A round, from the middle of the first half of the rounds to that of the second.
 
-    What calls leave for the garbage collector comes and goes over several rounds; the least is what has none of it.
+    What calls leave for the garbage collector comes and goes over several rounds: some megabytes either way.
     """
     half = len(held_kb) // 2
-    return (min(held_kb[half:]) - min(held_kb[:half])) / half
+    return (median(held_kb[half:]) - median(held_kb[:half])) / half
 
 
 def kb_of_tokens(played: Played) -> float:
