@@ -30,6 +30,6 @@ def test_another_pace_and_fleet_leave_the_config_that_was_read_as_it_is() -> Non
     assert generators == [(32, 1), (1024, 4)]
 
 
-def test_growth_is_read_from_the_least_that_was_held_before_and_after_the_half() -> None:
-    assert growth([100, 108, 104, 112, 104, 110]) == (104 - 100) / 3
+def test_growth_is_read_from_the_middle_of_what_was_held_before_and_after_the_half() -> None:
+    assert growth([100, 108, 104, 112, 104, 110]) == (110 - 104) / 3
     assert growth([100, 150, 100, 150]) == 0
