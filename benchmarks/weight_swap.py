@@ -44,7 +44,7 @@ console = Console(stderr=True)
 def main(
     config: Annotated[Path, typer.Argument()] = Path("serve_config.cpu.yaml"),
     model: Annotated[Path, typer.Option(help="The weights that are pushed.")] = Path("models/tiny"),
-    rounds: Annotated[int, typer.Option(min=1)] = 7,
+    rounds: Annotated[int, typer.Option(min=1)] = 5,
 ) -> None:
     settings = read_config(config, port=free_port())
     with (
