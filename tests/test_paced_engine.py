@@ -13,7 +13,7 @@ from deployments.policy_failures import WeightsRefused
 from deployments.policy_records import ReplicaIntroduction
 from deployments.policy_settings import PolicySettings
 from deployments.policy_store import PolicyStore
-from deployments.protocols import GenerationRequest, GeneratorDescription, SamplingOptions, WeightSpan
+from deployments.protocols import GenerationRequest, GeneratorDescription, SamplingOptions, WeightSpan, packed_logprobs
 from rollout_client.policy import PushOptions
 from tests.conftest import TINY_MODEL
 from tests.scripted_replicas import ScriptedCluster, ScriptedReplica
@@ -34,7 +34,7 @@ def request(name: str, tokens: int, prompt: list[int] | None = None, seed: int |
 def test_a_response_has_all_tokens_it_may_have_and_ends_by_length() -> None:
     generation = run(engine().generate(request("a", 5, prompt=[1, 3])))
     assert list(generation.token_ids) == [66, 67, 65, 66, 67]
-    assert list(generation.logprobs) == pytest.approx([-math.log(3)] * 5)
+    assert generation.logprobs == packed_logprobs([-math.log(3)] * 5)
     assert generation.finish_reason == "length"
     assert generation.weight_versions == (WeightSpan("0", 0, 5),)
 
