@@ -9,8 +9,11 @@ from contextlib import contextmanager
 import httpx
 import psutil
 
-ENGINE_TITLE = "VLLM::"
-"""With this begin the titles that vLLM gives to the engine's processes."""
+ENGINE_MARKS = ("VLLM::", "multiprocessing.spawn")
+"""One of these is in the command line of each process of an engine: the title that vLLM gives it, or how it started.
+
+Not the title alone: setproctitle does nothing in a process that has changed the first variable of its environment.
+"""
 START_WITHIN_S = 600
 POLL_S = 0.5
 END_WITHIN_S = 60
@@ -35,10 +38,10 @@ class ProcessGroup:
         everyone = self._all()
         # Once an engine always an engine, and so are those that it started: parents come before their children here.
         for process in everyone:
-            if is_engine(process, self._engine):
+            if is_engine(process) or parent_of(process) in self._engine:
                 self._engine.add(process.pid)
         if not self._engine:
-            raise RuntimeError(f"No process below {self._root.pid} is an engine's: none is called {ENGINE_TITLE}....")
+            raise RuntimeError(f"None of the processes below {self._root.pid} is an engine's.")
         outside = (process for process in everyone if process.pid not in self._engine)
         return {process.pid: seconds for process in outside if (seconds := cost_of(process)) is not None}
 
@@ -93,12 +96,25 @@ def answers(url: str) -> bool:
         return False
 
 
-def is_engine(process: psutil.Process, engines: set[int]) -> bool:
+def is_engine(process: psutil.Process) -> bool:
+    command = command_of(process)
+    return any(mark in command for mark in ENGINE_MARKS)
+
+
+def command_of(process: psutil.Process) -> str:
+    """Its title if it has given itself one; empty for a process that has ended."""
     try:
-        titles = (process.name(), *process.cmdline()[:1])
-        return process.ppid() in engines or any(title.startswith(ENGINE_TITLE) for title in titles)
+        return " ".join(process.cmdline())
     except psutil.NoSuchProcess:
-        return False
+        return ""
+
+
+def parent_of(process: psutil.Process) -> int | None:
+    """`None` for a process that has ended."""
+    try:
+        return process.ppid()
+    except psutil.NoSuchProcess:
+        return None
 
 
 def cost_of(process: psutil.Process) -> float | None:

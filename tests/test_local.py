@@ -5,13 +5,14 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
 import pytest
 
+from benchmarks.process_group import command_of, is_engine
 from service.local import ServiceNotStarted, free_port, read_config
 from tests.conftest import REPOSITORY
 
@@ -31,34 +32,32 @@ def service_process(*arguments: str) -> Iterator[subprocess.Popen[str]]:
             service.terminate()
 
 
-def family(service: subprocess.Popen[str], until: str) -> list[psutil.Process]:
-    """All descendants of the service, once there is one of the name `until`."""
+def family(service: subprocess.Popen[str], until: Callable[[psutil.Process], bool]) -> list[psutil.Process]:
+    """All descendants of the service, once one of them is such a one."""
     deadline = time.monotonic() + STARTED_WITHIN_S
     while time.monotonic() < deadline:
         descendants = psutil.Process(service.pid).children(recursive=True)
-        if any(until in name_of(process) for process in descendants):
+        if any(until(process) for process in descendants):
             return descendants
         time.sleep(0.1)
-    pytest.fail(f"no process {until} within {STARTED_WITHIN_S} s")
+    commands = "\n".join(command_of(process) for process in descendants)
+    pytest.fail(f"no such process within {STARTED_WITHIN_S} s, only:\n{commands}")
 
 
-def name_of(process: psutil.Process) -> str:
-    try:
-        return " ".join(process.cmdline())
-    except psutil.Error:
-        return ""
+def is_controller(process: psutil.Process) -> bool:
+    return "ServeController" in command_of(process)
 
 
 def alive(processes: list[psutil.Process]) -> list[str]:
-    return [name_of(process) for process in processes if process.is_running()]
+    return [command_of(process) for process in processes if process.is_running()]
 
 
 @pytest.mark.parametrize(
     ("stop_signal", "during", "exit_code"),
-    [(signal.SIGINT, "ServeController", 130), (signal.SIGTERM, "VLLM::EngineCore", 0)],
+    [(signal.SIGINT, is_controller, 130), (signal.SIGTERM, is_engine, 0)],
 )
 def test_a_service_that_is_stopped_while_it_starts_leaves_no_process(
-    stop_signal: signal.Signals, during: str, exit_code: int
+    stop_signal: signal.Signals, during: Callable[[psutil.Process], bool], exit_code: int
 ) -> None:
     with service_process(str(CONFIG), "--port", str(free_port())) as service:
         processes = family(service, until=during)
