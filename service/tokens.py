@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from jinja2 import TemplateError
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
 from deployments.failures import EnvironmentRejected, PromptRejected
 from deployments.protocols import ChatMessage
@@ -51,6 +51,9 @@ class ConversationTokenizer:
 
     @classmethod
     def load(cls, name_or_path: str) -> "ConversationTokenizer":
+        # Brings torch along, seconds and hundreds of megabytes that who only names this class need not have.
+        from transformers import AutoTokenizer
+
         local = Path(name_or_path)
         tokenizer: Any = AutoTokenizer.from_pretrained(local.resolve() if local.is_dir() else name_or_path)
         return cls(tokenizer)
