@@ -165,7 +165,7 @@ def test_the_embedded_model_is_neither_hopeless_nor_perfect(client: RolloutClien
         return sum(result.total_reward or 0.0 for result in results) / count
 
     assert 0.40 <= solved("math", 500) <= 0.75
-    assert 0.20 <= solved("sliding_puzzle", 100) <= 0.95
+    assert 0.20 <= solved("sliding_puzzle", 50) <= 0.95
 
 
 def test_every_token_is_under_a_weight_version(mixed: RolloutResponse) -> None:

@@ -15,7 +15,7 @@ from rollout_client.errors import RequestRejected
 from rollout_client.trainers.vllm_transfer import ConnectAgain, RolloutWeightSyncClient
 from service.local import free_port
 from tests.forward_pass import logprob_differences, model_of, perturbed, tiny_state
-from tests.test_policy import LOGPROB_TOLERANCE, assert_of_weights, play, versions_of
+from tests.played_with_weights import LOGPROB_TOLERANCE, assert_of_weights, play, versions_of
 
 
 @pytest.fixture(scope="module", autouse=True)

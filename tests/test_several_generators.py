@@ -1,6 +1,8 @@
-"""Conversations on several generators: each finds its prefix in the cache, and the load is even. By vLLM's counters."""
+"""Two generators: conversations find their prefix the load is even, and both hold the same weights whatever happens."""
 
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -10,7 +12,10 @@ from ray.serve.schema import ServeDeploySchema
 from deployments.protocols import PrefixCacheTokens
 from rollout_client.client import RolloutClient
 from rollout_client.contract import SampleInput, Sampling
-from tests.conftest import scale_generators
+from rollout_client.policy import PolicyState
+from tests.conftest import replicas, scale_generators
+from tests.forward_pass import perturbed, tiny_state
+from tests.played_with_weights import assert_of_weights, play
 
 REPLICAS = 2
 TURNS = 5
@@ -19,14 +24,30 @@ CACHE_BLOCK_TOKENS = 128
 FOUND_A_TURN = PROMPT_TOKENS // CACHE_BLOCK_TOKENS * CACHE_BLOCK_TOKENS
 """At least: the cache knows whole blocks only."""
 FEW_NEW = Sampling(temperature=2.0, max_new_tokens=4, ignore_eos=True)
+READY_WITHIN_S = 120.0
 
 
 @pytest.fixture(scope="module", autouse=True)
-def two_generators(client: RolloutClient, service_config: ServeDeploySchema) -> Iterator[None]:
+def version(client: RolloutClient, service_config: ServeDeploySchema) -> Iterator[int]:
+    """The current one: the first replica was swapped to it, the second has started with it."""
+    pushed = client.push_weights(perturbed(14)).version
     scale_generators(service_config, REPLICAS)
-    client.wait_until_ready()
-    yield
+    wait_for_replicas(client, REPLICAS, pushed)
+    yield pushed
     scale_generators(service_config, 1)
+    wait_for_replicas(client, 1, client.policy().current)
+    client.push_weights(tiny_state())
+
+
+def wait_for_replicas(client: RolloutClient, count: int, version: int) -> PolicyState:
+    """Once `count` replicas, and no other, hold `version`."""
+    waited = threading.Event()
+    for _ in range(int(READY_WITHIN_S)):
+        state = client.policy()
+        if [replica.version for replica in state.replicas] == [version] * count:
+            return state
+        waited.wait(1.0)
+    pytest.fail(f"{count} replicas at version {version} are wanted, and these there are: {state.replicas}")
 
 
 def conversations(prompts: int, first_id: int) -> list[SampleInput]:
@@ -80,3 +101,29 @@ def test_a_group_finds_the_prompt_that_its_first_has_left(client: RolloutClient)
     without_groups = groups * generations * (TURNS - 1) * FOUND_A_TURN
     assert sum(found) > without_groups
     assert max(looked_up) <= 1.5 * min(looked_up)
+
+
+def test_a_replica_that_started_after_a_push_has_its_weights(client: RolloutClient, version: int) -> None:
+    assert len({replica.checksum for replica in client.policy().replicas}) == 1
+    assert_of_weights(play(client, 64).samples, version, perturbed(14))
+
+
+def test_a_replica_that_dies_during_an_update_is_replaced_with_the_new_weights(
+    client: RolloutClient, version: int
+) -> None:
+    killed = replicas("Generator")[0]
+    sampling = Sampling(temperature=2.0, max_new_tokens=800)
+    with client.stream(client.example_samples("math", 128, seed=6), sampling=sampling, retries=20) as rollouts:
+        with ThreadPoolExecutor(1) as thread:
+            # It waits for the generations under way, so that it is under way itself when the replica dies.
+            pushing = thread.submit(client.push_weights, perturbed(15), mode="wait")
+            while client.policy().updating_to is None:
+                pass
+            killed.kill()
+            update = pushing.result()
+        results = list(rollouts)
+    assert sorted(replica.status for replica in update.replicas) == ["replaced", "swapped"]
+    assert [result.error for result in results] == [None] * 128
+    after = wait_for_replicas(client, REPLICAS, version + 1)
+    assert len({replica.checksum for replica in after.replicas}) == 1
+    assert_of_weights(play(client, 64).samples, version + 1, perturbed(15))
