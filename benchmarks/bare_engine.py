@@ -39,12 +39,13 @@ class BareEngine:
     @classmethod
     @contextmanager
     def started(cls, settings: EngineSettings) -> Iterator[Self]:
-        os.environ.update(settings.environment_variables)
+        # The service keeps vLLM's notices in its logs; here they would stand between table and figures.
+        os.environ.update({**settings.environment_variables, "VLLM_LOGGING_LEVEL": "ERROR"})
         from vllm.engine.arg_utils import AsyncEngineArgs
         from vllm.v1.engine.async_llm import AsyncLLM
 
         async def start() -> AsyncLLM:
-            args = AsyncEngineArgs(**settings.engine_args(), logprobs_mode="processed_logprobs")
+            args = AsyncEngineArgs(**settings.engine_args(), logprobs_mode="processed_logprobs", use_tqdm_on_load=False)
             return AsyncLLM.from_engine_args(args)
 
         with asyncio.Runner() as runner:

@@ -27,7 +27,7 @@ import typer
 import yaml
 from rich.console import Console
 from rich.progress import Progress
-from rich.table import Table
+from rich.table import Column, Table
 from transformers import AutoTokenizer
 
 from benchmarks.bare_engine import BareEngine, engine_in
@@ -158,16 +158,22 @@ def play_rounds(ways: dict[str, Contender], workloads: Sequence[Workload], round
     for contender in ways.values():
         rest(contender)
     measured: Rounds = {workload: {way: [] for way in ways} for workload in workloads}
+    plays = [
+        (number, play, workload)
+        for number in range(rounds + 1)
+        for workload in workloads
+        for play in range(workload.plays_a_round)
+    ]
     with Progress(console=console) as progress:
-        bar = progress.add_task("Playing", total=(rounds + 1) * len(workloads) * len(ways))
-        for number in range(rounds + 1):
-            for workload in workloads:
-                for way in rotated(list(ways), number):
-                    progress.update(bar, description=f"Round {number}: {workload.name}, {WAYS[way]}")
-                    round_ = play_round(ways[way], workload, workload.prompts(number))
-                    if number:
-                        measured[workload][way].append(round_)
-                    progress.advance(bar)
+        bar = progress.add_task("Playing", total=len(plays) * len(ways))
+        for number, play, workload in plays:
+            seed = number * workload.plays_a_round + play
+            for way in rotated(list(ways), seed):
+                progress.update(bar, description=f"Round {number}: {workload.name}, {WAYS[way]}")
+                round_ = play_round(ways[way], workload, workload.prompts(seed))
+                if number:
+                    measured[workload][way].append(round_)
+                progress.advance(bar)
     return measured
 
 
@@ -228,8 +234,9 @@ def report(measured: Rounds, added_ms: float, output: Path) -> None:
     ratios = {name: values["C"] / values["B"] for name, values in tokens_per_s.items()}
     cpu_ratios = {name: values["C"] / values["B"] for name, values in ms_per_turn.items()}
     table = Table(
-        "samples x turns x new tokens", *WAYS.values(), "C/A", "C/B", "B: ms/turn", "C: ms/turn", "C/B",
-        title="Tokens per second, and processor time outside the engine per turn; medians",
+        Column("", no_wrap=True), *WAYS, "C/A", "C/B", "B, ms", "C, ms", "C/B",
+        title="Samples x turns x new tokens: tokens per second; processor time outside the engine per turn; medians",
+        caption="; ".join(f"{way}: {name}" for way, name in WAYS.items()),
     )  # fmt: skip
     for name, values in tokens_per_s.items():
         table.add_row(

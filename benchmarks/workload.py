@@ -21,6 +21,8 @@ class Workload:
     prompt_tokens: int = 48
     group: int = 1
     """Samples that share a prompt."""
+    plays_a_round: int = 1
+    """The shorter a play, the more one differs from the next."""
 
     @property
     def name(self) -> str:
@@ -46,11 +48,11 @@ class Workload:
 
 
 WORKLOADS = (
-    Workload(64, 1, 128),
-    Workload(64, 4, 32),
+    Workload(64, 1, 128, plays_a_round=2),
+    Workload(64, 4, 32, plays_a_round=2),
     Workload(256, 4, 32),
     Workload(256, 8, 16),
-    Workload(64, 2, 32, prompt_tokens=1500, group=8),
+    Workload(64, 2, 32, prompt_tokens=1500, group=8, plays_a_round=2),
 )
 ONE_SAMPLE = Workload(1, 1, 1)
 """One token: each further one is the engine's own time, which differs by more than what is to be seen."""
