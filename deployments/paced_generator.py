@@ -82,9 +82,6 @@ class PacedGenerator:
     async def describe(self) -> GeneratorDescription:
         return self._engine.describe()
 
-    async def ongoing_generations(self) -> int:
-        return self._engine.ongoing_generations
-
     async def record_autoscaling_stats(self) -> dict[str, float]:
         return stats_of(self._engine.ongoing_generations)
 

@@ -7,7 +7,7 @@ from ray.serve.handle import DeploymentHandle
 from deployments.failures import PolicyStoreLost
 from deployments.handle_calls import answer_of
 from deployments.policy_records import Loaded, Order, ReplicaIntroduction, Report
-from rollout_client.policy import PolicyLayout, PolicyState, PolicyUpdate, PushOptions, UploadState
+from rollout_client.policy import PolicyLayout, PolicyState, PolicyUpdate, PushOptions, SwitchOptions, UploadState
 
 
 class PolicyLink:
@@ -75,7 +75,7 @@ class PolicyLink:
         world_size: int = await self._call("init_transfer", init_info)
         return world_size
 
-    async def start_transfer(self, options: PushOptions) -> None:
+    async def start_transfer(self, options: SwitchOptions) -> None:
         await self._call("start_transfer", options)
 
     async def update_transfer(self, update_info: Any) -> None:

@@ -44,6 +44,7 @@ from rollout_client.policy import (
     PolicyUpdate,
     PushOptions,
     ReplicaPolicy,
+    SwitchOptions,
     UploadState,
 )
 
@@ -364,7 +365,7 @@ class PolicyStore:
             await self._roster.forget_the_dead()
             return await self._transfer.init(init_info)
 
-    async def start_transfer(self, options: PushOptions) -> None:
+    async def start_transfer(self, options: SwitchOptions) -> None:
         """Pauses every replica for weights to come; other updates wait until the transfer is finished or given up.
 
         Raises:
@@ -414,7 +415,7 @@ class PolicyStore:
             message = "all of it has arrived, and it is being checked and brought to the replicas"
             raise VersionRefused(FieldProblem(field="version", message=message, value=version))
 
-    def _refuse_if_busy(self, options: PushOptions) -> None:
+    def _refuse_if_busy(self, options: SwitchOptions) -> None:
         if options.if_busy == "wait":
             return
         if self._updating_to is not None:

@@ -31,6 +31,7 @@ from rollout_client.policy import (
     PolicyState,
     PolicyUpdate,
     PushOptions,
+    SwitchOptions,
     TransferInit,
     TransferUpdate,
     TransferWorld,
@@ -46,7 +47,6 @@ CHECKSUMS_WITHIN_S = 5.0
 LONGEST_CHECKSUMS_S = 600.0
 LARGEST_VERSION = 2**63 - 1
 NewVersion = Annotated[int, Path(ge=1, le=LARGEST_VERSION)]
-Options = Annotated[PushOptions, Query()]
 PUSH_BODY = {
     "requestBody": {
         "required": True,
@@ -122,7 +122,7 @@ def policy_routes(store: PolicyLink) -> APIRouter:
         responses=PUSH_ANSWERS,
         description=contract.__doc__,
     )
-    async def push(version: NewVersion, options: Options, request: Request) -> Response:
+    async def push(version: NewVersion, options: Annotated[PushOptions, Query()], request: Request) -> Response:
         if request.headers.get("content-type", "").lower().startswith(JSON):
             source = await checkpoint_source(request)
             return answer(await store.load_checkpoint(version, source.checkpoint, options))
@@ -142,7 +142,7 @@ def policy_routes(store: PolicyLink) -> APIRouter:
         return TransferWorld(world_size=await store.init_transfer(body.init_info))
 
     @routes.post("/transfer/start", status_code=204, responses=problem_responses(TransferRefused, UpdateUnderWay))
-    async def start_transfer(options: Options) -> None:
+    async def start_transfer(options: Annotated[SwitchOptions, Query()]) -> None:
         """Pauses every replica for the weights to come."""
         await store.start_transfer(options)
 

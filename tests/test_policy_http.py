@@ -29,6 +29,7 @@ from rollout_client.policy import (
     PolicyState,
     PolicyUpdate,
     PushOptions,
+    SwitchOptions,
     TensorLayout,
     UploadState,
     VersionInfo,
@@ -121,7 +122,7 @@ class ScriptedStore:
         self.note("init_transfer", init_info)
         return 3
 
-    async def start_transfer(self, options: PushOptions) -> None:
+    async def start_transfer(self, options: SwitchOptions) -> None:
         self.note("start_transfer", options)
 
     async def update_transfer(self, update_info: Any) -> None:
@@ -585,11 +586,18 @@ def test_a_transfer_goes_step_by_step() -> None:
     assert service.request("POST", "/policy/transfer/finish?version=9").json() == UPDATE_JSON
     assert service.store.calls == [
         ("init_transfer", {"world_size": 3}),
-        ("start_transfer", PushOptions(mode="wait")),
+        ("start_transfer", SwitchOptions(mode="wait")),
         ("update_transfer", [{"names": ["w"]}]),
         ("finish_transfer", None),
         ("finish_transfer", 9),
     ]
+
+
+def test_a_transfer_has_neither_kind_nor_base() -> None:
+    service = Service()
+    answer = service.request("POST", "/policy/transfer/start?kind=delta&base=3")
+    assert [error["field"] for error in answer.json()["errors"]] == ["query.kind", "query.base"]
+    assert service.store.calls == []
 
 
 def test_a_transfer_cannot_take_a_number_after_which_none_is_left() -> None:

@@ -30,7 +30,7 @@ from deployments.policy_settings import PolicySettings
 from deployments.policy_store import OVERTAKEN, PolicyStore
 from deployments.version_shelf import StoredVersion, VersionShelf
 from rollout_client.contract import FieldProblem
-from rollout_client.policy import PolicyUpdate, PushOptions, UploadState
+from rollout_client.policy import PolicyUpdate, PushOptions, SwitchOptions, UploadState
 from rollout_client.weights import file_checksum
 from tests.conftest import TINY_MODEL
 from tests.scripted_replicas import ScriptedCluster, ScriptedReplica, Step
@@ -38,7 +38,6 @@ from tests.virtual_time import now, run, settled, until
 
 NORM = "model.norm.weight"
 INITIAL = load_file(TINY_MODEL / "model.safetensors")
-TINY_BYTES = (TINY_MODEL / "model.safetensors").stat().st_size
 
 
 def weights(scale: float) -> bytes:
@@ -950,7 +949,7 @@ async def transferring(world: World, *names: str) -> Sequence[ScriptedReplica]:
     replicas = [await world.replica(name) for name in names]
     await until(lambda: all(replica.takes_calls for replica in replicas))
     assert await world.store.init_transfer({"world_size": 1 + len(names)}) == 1 + len(names)
-    await world.store.start_transfer(PushOptions())
+    await world.store.start_transfer(SwitchOptions())
     return replicas
 
 
@@ -982,7 +981,7 @@ def test_during_a_transfer_other_updates_wait_or_are_refused(tmp_path: Path) -> 
         async with refused(UpdateUnderWay, "if_busy", message, "refuse"):
             await world.push(5, weights(2.0), if_busy="refuse")
         async with refused(UpdateUnderWay, "if_busy", message, "refuse"):
-            await world.store.start_transfer(PushOptions(if_busy="refuse"))
+            await world.store.start_transfer(SwitchOptions(if_busy="refuse"))
         pushing = world.pushing(5, weights(2.0))
         await world.until_one_waits()
         await world.store.finish_transfer(3)

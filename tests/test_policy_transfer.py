@@ -29,7 +29,7 @@ from deployments.policy_records import (
 from deployments.policy_settings import PolicySettings
 from deployments.policy_store import PolicyStore
 from deployments.policy_transfer import rank_offsets
-from rollout_client.policy import PolicyUpdate, PushOptions
+from rollout_client.policy import PolicyUpdate, SwitchOptions
 from tests.scripted_replicas import ScriptedCluster
 from tests.transferring_replicas import PATIENCE_S, TransferringReplica
 
@@ -75,7 +75,7 @@ async def meet(store: PolicyStore, world_size: int) -> int:
 
 
 async def transfer(store: PolicyStore) -> PolicyUpdate:
-    await store.start_transfer(PushOptions())
+    await store.start_transfer(SwitchOptions())
     await store.update_transfer(WEIGHTS)
     return await store.finish_transfer(None)
 
@@ -131,7 +131,7 @@ async def test_every_replica_takes_every_step_and_the_version_is_made(make_store
     store = make_store()
     replicas = await serving(store, 1, 2)
     await meet(store, 4)
-    await store.start_transfer(PushOptions(mode="abort", reset_prefix_cache=False))
+    await store.start_transfer(SwitchOptions(mode="abort", reset_prefix_cache=False))
     await store.update_transfer(WEIGHTS)
     await store.update_transfer({"names": ["b"]})
     update = await store.finish_transfer(7)
@@ -161,7 +161,7 @@ async def test_of_a_list_each_replica_is_told_its_own_workers_part(make_store: M
     store = make_store()
     replicas = await serving(store, 2, 1)
     await meet(store, 4)
-    await store.start_transfer(PushOptions())
+    await store.start_transfer(SwitchOptions())
     await store.update_transfer([{"for": 1}, {"for": 2}, {"for": 3}])
     assert [replica.ordered[-1] for replica in replicas] == [
         UpdateTransfer([{"for": 1}, {"for": 2}]),
@@ -178,7 +178,7 @@ async def test_a_transfer_cannot_start_before_the_replicas_have_met_the_trainer(
     store = make_store()
     await serving(store, 1)
     with pytest.raises(TransferRefused) as refused:
-        await store.start_transfer(PushOptions())
+        await store.start_transfer(SwitchOptions())
     assert_refused(refused, "transfer", CHANGED)
     await meet(store, 2)
     assert (await transfer(store)).version == 1
@@ -203,7 +203,7 @@ async def test_a_replica_that_cannot_meet_the_trainer_leaves_nothing_met(make_st
         await meet(store, 3)
     assert_refused(refused, "init_info", "a replica could not meet the trainer: no route")
     with pytest.raises(TransferRefused, match=CHANGED):
-        await store.start_transfer(PushOptions())
+        await store.start_transfer(SwitchOptions())
     replica.fails.clear()
     await meet(store, 3)
     assert (await transfer(store)).version == 1
@@ -224,7 +224,7 @@ async def test_other_replicas_than_those_that_met_the_trainer_are_refused(make_s
         second.end()
         await TransferringReplica(store, second.name).join_and_serve()
     with pytest.raises(TransferRefused) as refused:
-        await store.start_transfer(PushOptions())
+        await store.start_transfer(SwitchOptions())
     assert_refused(refused, "transfer", CHANGED)
     await meet(store, {"joins": 4, "dies": 2, "joins anew": 3}[change])
     assert (await transfer(store)).version == 1
@@ -309,7 +309,7 @@ async def test_a_trainer_that_falls_silent_is_given_up_with_all_replicas(make_st
     store = make_store(transfer_idle_s=0.05)
     replicas = await serving(store, 1, 1)
     await meet(store, 3)
-    await store.start_transfer(PushOptions())
+    await store.start_transfer(SwitchOptions())
     for replica in replicas:
         await replica.was_killed()
     with pytest.raises(TransferRefused, match="none is under way"):
@@ -324,7 +324,7 @@ async def test_a_trainer_that_hangs_up_during_an_update_is_given_up_too(make_sto
     store = make_store(transfer_idle_s=0.05)
     [replica] = await serving(store, 1, hangs={UpdateTransfer})
     await meet(store, 2)
-    await store.start_transfer(PushOptions())
+    await store.start_transfer(SwitchOptions())
     updating = asyncio.create_task(store.update_transfer(WEIGHTS))
     await replica.is_asked.wait()
     updating.cancel()
@@ -348,7 +348,7 @@ async def test_a_finish_waits_for_the_update_before_it(make_store: MakeStore) ->
     store = make_store(transfer_idle_s=0.05)
     [replica] = await serving(store, 1, hangs={UpdateTransfer})
     await meet(store, 2)
-    await store.start_transfer(PushOptions())
+    await store.start_transfer(SwitchOptions())
     updating = asyncio.create_task(store.update_transfer(WEIGHTS))
     await replica.is_asked.wait()
     finishing = [asyncio.create_task(store.finish_transfer(None)) for _ in range(2)]
@@ -368,13 +368,13 @@ async def test_a_replica_that_is_late_waits_for_the_next_transfer_and_takes_part
     store = make_store()
     [early] = await serving(store, 1)
     await meet(store, 2)
-    await store.start_transfer(PushOptions())
+    await store.start_transfer(SwitchOptions())
     late = await TransferringReplica(store, "late").join()
     await store.update_transfer(WEIGHTS)
     assert [replica.replica_id for replica in (await store.finish_transfer(None)).replicas] == ["a"]
     # It is not of those that met the trainer; by then the store has seen to it, and it was told nothing.
     with pytest.raises(TransferRefused, match=CHANGED):
-        await store.start_transfer(PushOptions())
+        await store.start_transfer(SwitchOptions())
     assert late.ordered == []
     await meet(store, 3)
     update = await transfer(store)
@@ -391,9 +391,9 @@ async def test_who_does_not_want_to_wait_is_told_that_a_trainer_is_sending(make_
     store = make_store()
     await serving(store, 1)
     await meet(store, 2)
-    await store.start_transfer(PushOptions())
+    await store.start_transfer(SwitchOptions())
     with pytest.raises(UpdateUnderWay, match="a trainer is sending weights to the replicas; wait for it"):
-        await store.start_transfer(PushOptions(if_busy="refuse"))
+        await store.start_transfer(SwitchOptions(if_busy="refuse"))
     assert (await store.finish_transfer(None)).version == 1
 
 
@@ -403,7 +403,7 @@ async def test_a_number_that_is_taken_can_be_corrected(make_store: MakeStore) ->
     await serving(store, 1)
     await meet(store, 2)
     await transfer(store)
-    await store.start_transfer(PushOptions())
+    await store.start_transfer(SwitchOptions())
     with pytest.raises(VersionRefused, match="1 is taken; the next is 2"):
         await store.finish_transfer(1)
     assert (await store.finish_transfer(2)).version == 2

@@ -1,4 +1,4 @@
-"""Two generators: conversations find their prefix the load is even, and both hold the same weights whatever happens."""
+"""Two generators: conversations find their prefix, the load is even, and both hold the same weights come what may."""
 
 import threading
 from collections.abc import Iterator

@@ -39,17 +39,22 @@ first, `abort` cuts them, and their turns are played again, which costs none of 
 IfBusy = Literal["wait", "refuse"]
 
 
-class PushOptions(Strict):
-    """The query of `PUT /policy/versions/{version}`."""
+class SwitchOptions(Strict):
+    """How the replicas change over. The query of `POST /policy/transfer/start`."""
 
-    kind: WeightsKind = "full"
-    base: Version | None = None
-    """The version that a delta changes."""
     mode: PauseMode = "keep"
     reset_prefix_cache: bool = True
     """Whether what was computed with the old weights is computed anew, that of generations under way included."""
     if_busy: IfBusy = "wait"
     """While another update is under way."""
+
+
+class PushOptions(SwitchOptions):
+    """The query of `PUT /policy/versions/{version}`."""
+
+    kind: WeightsKind = "full"
+    base: Version | None = None
+    """The version that a delta changes."""
 
 
 class CheckpointSource(Strict):

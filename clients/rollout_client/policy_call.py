@@ -14,6 +14,7 @@ from rollout_client.policy import (
     PolicyState,
     PolicyUpdate,
     PushOptions,
+    SwitchOptions,
     TransferInit,
     TransferUpdate,
     TransferWorld,
@@ -89,7 +90,7 @@ def init_transfer_call(init_info: Mapping[str, Any]) -> Call[int]:
 
 
 def start_transfer_call(options: UpdateOptions) -> Call[None]:
-    query = PushOptions(**options).model_dump(mode="json", exclude_unset=True)
+    query = SwitchOptions(**options).model_dump(mode="json", exclude_unset=True)
     return Call("POST", "/policy/transfer/start", lambda _body: None, query=query)
 
 

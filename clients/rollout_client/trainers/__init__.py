@@ -1,1 +1,1 @@
-"""Adapters to trainers; each needs the extra of its name."""
+"""Adapters to trainers; each says which extra it needs."""
