@@ -18,7 +18,6 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 NEVER_THE_LIMIT = 100_000
 """Past `max_ongoing_requests` Serve's callers back off exponentially: it must never be what limits."""
 HEALTH_CHECK_PERIOD_S = 5.0
-DRAINED_POLL_S = 0.2
 NO_OPTIONS: Mapping[str, float] = {}
 POLICY_OPTIONS = {"num_cpus": 0.1}
 
@@ -48,7 +47,6 @@ def deployment(replica: type, name: str, ray_actor_options: Mapping[str, float] 
         name=name,
         max_ongoing_requests=NEVER_THE_LIMIT,
         health_check_period_s=HEALTH_CHECK_PERIOD_S,
-        graceful_shutdown_wait_loop_s=DRAINED_POLL_S,
         ray_actor_options=dict(ray_actor_options),
     )
     return as_deployment(replica)
