@@ -1,4 +1,4 @@
-"""What the training examples share: which sums are learnt and which are measured, the measuring, the curve.
+"""What the training examples share: their options, which sums are learnt and which are measured, the curve, the bar.
 
 The embedded model has never seen the sums that `models/tiny/train.py` holds out. Reinforcement learning must not see
 them either, in neither order of their operands. Training and measuring sample alike, at temperature 1.
@@ -9,10 +9,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated
 
 import matplotlib.pyplot as plt
 import typer
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from deployments.environments.math import LARGEST_OPERAND, addition_prompt, addition_sample
 from models.tiny.train import addition_pairs
@@ -25,6 +27,11 @@ SAMPLING = Sampling(temperature=1.0, max_new_tokens=24)
 ALL_SUMS = (LARGEST_OPERAND + 1) ** 2
 # With 1,000 sums, a standard error of one percentage point.
 ROLLOUTS_A_SUM = 2
+CONFIG = Path("serve_config.cpu.yaml")
+ConfigArgument = Annotated[Path, typer.Argument(help="Serve config of the service to start.")]
+UrlOption = Annotated[str | None, typer.Option(help="A running service, in place of starting one.")]
+SeedOption = Annotated[int, typer.Option(min=0, help="Of the order of prompts; sampling is not seeded.")]
+CurveOption = Annotated[Path, typer.Option(help="Where the curve is drawn, as PNG.")]
 
 _, HELD_OUT = addition_pairs(SEED_OF_THE_MODEL)
 
@@ -69,6 +76,12 @@ class Curve:
     reward: dict[int, float] = field(default_factory=dict)
     """The mean of the batch, numbered from 1."""
 
+    @property
+    def latest(self) -> str:
+        """The latest figures, for the eye."""
+        latest = {"held-out": self.held_out, "reward": self.reward}
+        return ", ".join(f"{name} {[*shares.values()][-1]:.1%}" for name, shares in latest.items() if shares)
+
     def report(self, path: Path, console: Console) -> None:
         """Draws the curve and says on stdout, in one line of JSON, where it began and where it ended."""
         self.draw(path)
@@ -87,3 +100,9 @@ class Curve:
         axes.legend(loc="lower right")
         figure.savefig(path, dpi=150)
         plt.close(figure)
+
+
+def progress_bar(console: Console) -> Progress:
+    """Counts batches of rollouts; a task's field `latest` stands at the end of the line."""
+    bar = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    return Progress(*bar, TextColumn("{task.fields[latest]}"), console=console)

@@ -18,15 +18,20 @@ from typing import Annotated
 import torch
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from transformers import LlamaForCausalLM
 
 from examples.additions import (
+    CONFIG,
     MODEL,
     SAMPLING,
+    ConfigArgument,
     Curve,
+    CurveOption,
+    SeedOption,
+    UrlOption,
     held_out_accuracy,
     mean_reward,
+    progress_bar,
     running_service,
     training_sums,
 )
@@ -47,13 +52,11 @@ STEPS_BETWEEN_MEASUREMENTS = 15
 
 
 def main(
-    config: Annotated[Path, typer.Argument(help="Serve config of the service to start.")] = Path(
-        "serve_config.cpu.yaml"
-    ),
-    url: Annotated[str | None, typer.Option(help="A running service, in place of starting one.")] = None,
+    config: ConfigArgument = CONFIG,
+    url: UrlOption = None,
     steps: Annotated[int, typer.Option(min=1)] = STEPS,
-    seed: Annotated[int, typer.Option(min=0, help="Of the order of prompts; sampling is not seeded.")] = 0,
-    curve: Annotated[Path, typer.Option(help="Where the curve is drawn, as PNG.")] = Path("train.png"),
+    seed: SeedOption = 0,
+    curve: CurveOption = Path("train.png"),
 ) -> None:
     """Trains the embedded model on additions and measures it on sums that it never sees."""
     console = Console(stderr=True)
@@ -74,7 +77,7 @@ def train(client: RolloutClient, steps: int, seed: int, console: Console) -> Cur
     version = client.push_weights(model).version
     curve = Curve("GRPO on additions", held_out={0: held_out_accuracy(client, version)})
     with progress_bar(console) as progress:
-        task = progress.add_task("", total=steps, shares=shares(curve))
+        task = progress.add_task("", total=steps, latest=curve.latest)
         for step in range(1, steps + 1):
             response = client.rollout(
                 next(prompts),
@@ -89,7 +92,7 @@ def train(client: RolloutClient, steps: int, seed: int, console: Console) -> Cur
             if step % STEPS_BETWEEN_MEASUREMENTS == 0 or step == steps:
                 curve.held_out[step] = held_out_accuracy(client, version)
                 progress.console.print(f"After {step} steps: held-out {curve.held_out[step]:.1%}")
-            progress.update(task, advance=1, shares=shares(curve))
+            progress.update(task, advance=1, latest=curve.latest)
     return curve
 
 
@@ -132,17 +135,6 @@ def policy_loss(model: LlamaForCausalLM, batch: RolloutTensors, rows: torch.Tens
 def learning_rate_factor(step: int, steps: int) -> float:
     """Rises over `WARMUP_STEPS`, and falls linearly to a tenth, so that the last weights are not the last noise."""
     return min(1.0, (step + 1) / WARMUP_STEPS) * (1 - 0.9 * step / steps)
-
-
-def progress_bar(console: Console) -> Progress:
-    bar = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-    return Progress(*bar, TextColumn("{task.fields[shares]}"), console=console)
-
-
-def shares(curve: Curve) -> str:
-    """The latest figures."""
-    held_out = f"held-out {[*curve.held_out.values()][-1]:.1%}"
-    return f"{held_out}, reward {[*curve.reward.values()][-1]:.2f}" if curve.reward else held_out
 
 
 if __name__ == "__main__":

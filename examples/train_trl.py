@@ -11,11 +11,25 @@ import torch
 import typer
 from datasets import Dataset  # type: ignore[import-untyped]
 from rich.console import Console
+from rich.progress import Progress
 from transformers import AutoTokenizer, LlamaForCausalLM, PrinterCallback, TrainerCallback
 from trl.trainer.grpo_config import GRPOConfig
 from trl.trainer.grpo_trainer import GRPOTrainer
 
-from examples.additions import MODEL, SAMPLING, Curve, held_out_accuracy, running_service, training_sums
+from examples.additions import (
+    CONFIG,
+    MODEL,
+    SAMPLING,
+    ConfigArgument,
+    Curve,
+    CurveOption,
+    SeedOption,
+    UrlOption,
+    held_out_accuracy,
+    progress_bar,
+    running_service,
+    training_sums,
+)
 from rollout_client import RolloutClient
 from rollout_client.trainers.trl import ServiceRolloutFunc, service_reward
 
@@ -29,13 +43,11 @@ MEASURE_EVERY_BATCHES = 15
 
 
 def main(
-    config: Annotated[Path, typer.Argument(help="Serve config of the service to start.")] = Path(
-        "serve_config.cpu.yaml"
-    ),
-    url: Annotated[str | None, typer.Option(help="A running service, in place of starting one.")] = None,
+    config: ConfigArgument = CONFIG,
+    url: UrlOption = None,
     batches: Annotated[int, typer.Option(min=1, help="Of rollouts.")] = BATCHES_OF_ROLLOUTS,
-    seed: Annotated[int, typer.Option(min=0, help="Of the order of prompts; sampling is not seeded.")] = 0,
-    curve: Annotated[Path, typer.Option(help="Where the curve is drawn, as PNG.")] = Path("train_trl.png"),
+    seed: SeedOption = 0,
+    curve: CurveOption = Path("train_trl.png"),
 ) -> None:
     """Trains the embedded model on additions with TRL and measures it on sums that it never sees."""
     console = Console(stderr=True)
@@ -50,17 +62,18 @@ def train(client: RolloutClient, batches: int, seed: int, console: Console) -> C
     curve = Curve("TRL's GRPOTrainer on additions")
     sums = [sample.model_dump(exclude_unset=True) for sample in training_sums(client, seed)]
     rows = [{"prompt": sample["messages"], "extra_env_info": sample["extra_env_info"]} for sample in sums]
-    trainer = GRPOTrainer(
-        LlamaForCausalLM.from_pretrained(MODEL, dtype=torch.float32),
-        args=trainer_arguments(batches, seed),
-        train_dataset=Dataset.from_list(rows),
-        processing_class=AutoTokenizer.from_pretrained(MODEL),
-        reward_funcs=service_reward,
-        rollout_func=ServiceRolloutFunc(client, task_name="math"),
-        callbacks=[Measurement(client, curve, console)],
-    )
-    trainer.remove_callback(PrinterCallback)
-    trainer.train()
+    with progress_bar(console) as progress:
+        trainer = GRPOTrainer(
+            LlamaForCausalLM.from_pretrained(MODEL, dtype=torch.float32),
+            args=trainer_arguments(batches, seed),
+            train_dataset=Dataset.from_list(rows),
+            processing_class=AutoTokenizer.from_pretrained(MODEL),
+            reward_funcs=service_reward,
+            rollout_func=ServiceRolloutFunc(client, task_name="math"),
+            callbacks=[Measurement(client, curve, progress, batches)],
+        )
+        trainer.remove_callback(PrinterCallback)
+        trainer.train()
     return curve
 
 
@@ -88,12 +101,13 @@ def trainer_arguments(batches: int, seed: int) -> GRPOConfig:
 
 
 class Measurement(TrainerCallback):
-    """Keeps the curve, in batches of rollouts."""
+    """Keeps the curve and shows it, in batches of rollouts."""
 
-    def __init__(self, client: RolloutClient, curve: Curve, console: Console) -> None:
+    def __init__(self, client: RolloutClient, curve: Curve, progress: Progress, batches: int) -> None:
         self.client = client
         self.curve = curve
-        self.console = console
+        self.progress = progress
+        self.bar = progress.add_task("", total=batches, latest="")
 
     def on_train_begin(self, *_event: Any, **about: Any) -> None:
         self.measure(0, about["model"])
@@ -102,16 +116,18 @@ class Measurement(TrainerCallback):
         batches, rest = divmod(state.global_step, STEPS_A_BATCH)
         if rest == 0 and (batches % MEASURE_EVERY_BATCHES == 0 or state.global_step == args.max_steps):
             self.measure(batches, about["model"])
+            self.progress.console.print(f"After {batches} batches of rollouts: {self.curve.latest}")
 
     def on_log(self, *event: Any, **about: Any) -> None:
         _, state, _ = event
         if "reward" in about["logs"]:
             self.curve.reward[-(-state.global_step // STEPS_A_BATCH)] = about["logs"]["reward"]
+            self.progress.update(self.bar, completed=state.global_step // STEPS_A_BATCH, latest=self.curve.latest)
 
     def measure(self, batches: int, model: Any) -> None:
         version = self.client.push_weights(model).version
         self.curve.held_out[batches] = held_out_accuracy(self.client, version)
-        self.console.print(f"After {batches} batches of rollouts: held-out {self.curve.held_out[batches]:.1%}")
+        self.progress.update(self.bar, latest=self.curve.latest)
 
 
 if __name__ == "__main__":
