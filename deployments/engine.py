@@ -12,6 +12,7 @@ from typing import Any, Self, TypeVar
 
 from vllm.distributed.weight_transfer.base import WeightTransferInitRequest, WeightTransferUpdateRequest
 from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.envs import enable_envs_cache
 from vllm.exceptions import GracefulHTTPError, RetryableRequestError, VLLMClientError, VLLMServerError
 from vllm.inputs.engine import tokens_input
 from vllm.logprobs import FlatLogprobs
@@ -85,6 +86,7 @@ class Engine:
         llm = AsyncLLM.from_engine_args(
             AsyncEngineArgs(**engine_args, logprobs_mode="processed_logprobs", worker_extension_cls=WORKER_EXTENSION)
         )
+        enable_envs_cache()
         engine = cls(llm)
         await llm.update_weight_version(str(INITIAL_WEIGHT_VERSION))
         await asyncio.gather(
