@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Self
+from unittest.mock import patch
 
 import typer
 
@@ -39,17 +40,18 @@ class BareEngine:
     @classmethod
     @contextmanager
     def started(cls, settings: EngineSettings) -> Iterator[Self]:
-        # The service keeps vLLM's notices in its logs; here they would stand between table and figures.
-        os.environ.update({**settings.environment_variables, "VLLM_LOGGING_LEVEL": "ERROR"})
-        from vllm.engine.arg_utils import AsyncEngineArgs
-        from vllm.v1.engine.async_llm import AsyncLLM
+        async def start() -> Any:
+            from vllm.engine.arg_utils import AsyncEngineArgs
+            from vllm.v1.engine.async_llm import AsyncLLM
 
-        async def start() -> AsyncLLM:
-            args = AsyncEngineArgs(**settings.engine_args(), logprobs_mode="processed_logprobs", use_tqdm_on_load=False)
-            return AsyncLLM.from_engine_args(args)
+            args = {**settings.engine_args(), "logprobs_mode": "processed_logprobs", "use_tqdm_on_load": False}
+            return AsyncLLM.from_engine_args(AsyncEngineArgs(**args))
 
+        # vLLM's notices would stand between table and figures; those of the service are in its logs.
+        variables = {**settings.environment_variables, "VLLM_LOGGING_LEVEL": "ERROR"}
         with asyncio.Runner() as runner:
-            bare = cls(runner.run(start()), runner)
+            with patch.dict(os.environ, variables):
+                bare = cls(runner.run(start()), runner)
             try:
                 yield bare
             finally:

@@ -102,10 +102,10 @@ def is_engine(process: psutil.Process) -> bool:
 
 
 def command_of(process: psutil.Process) -> str:
-    """Its title if it has given itself one; empty for a process that has ended."""
+    """Its title if it has given itself one; empty for a process that has ended or cannot be looked at."""
     try:
         return " ".join(process.cmdline())
-    except psutil.NoSuchProcess:
+    except psutil.Error:
         return ""
 
 

@@ -114,15 +114,16 @@ class Measurement(TrainerCallback):
 
     def on_step_end(self, args: Any, state: Any, *_event: Any, **about: Any) -> None:
         batches, rest = divmod(state.global_step, STEPS_A_BATCH)
+        self.progress.update(self.bar, completed=batches)
         if rest == 0 and (batches % MEASURE_EVERY_BATCHES == 0 or state.global_step == args.max_steps):
             self.measure(batches, about["model"])
             self.progress.console.print(f"After {batches} batches of rollouts: {self.curve.latest}")
 
     def on_log(self, *event: Any, **about: Any) -> None:
         _, state, _ = event
-        if "reward" in about["logs"]:
+        if about["logs"].get("reward") is not None:
             self.curve.reward[-(-state.global_step // STEPS_A_BATCH)] = about["logs"]["reward"]
-            self.progress.update(self.bar, completed=state.global_step // STEPS_A_BATCH, latest=self.curve.latest)
+            self.progress.update(self.bar, latest=self.curve.latest)
 
     def measure(self, batches: int, model: Any) -> None:
         version = self.client.push_weights(model).version

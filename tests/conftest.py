@@ -12,6 +12,8 @@ from rich.console import Console
 from rollout_client.client import RolloutClient
 from service.local import deploy, deployments_not_ready, free_port, local_service, read_config
 
+pytest.register_assert_rewrite("tests.played_with_weights")
+
 # How long an example takes says more of the machine than of the code.
 settings.register_profile("without deadlines", deadline=None)
 settings.load_profile("without deadlines")

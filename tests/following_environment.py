@@ -7,6 +7,8 @@ from pydantic import BaseModel
 from deployments.environment import TaskEnvironment
 from deployments.protocols import ChatMessage, StepOutcome
 
+QUESTION = "What is 20 + 22?"
+
 
 class Turn(BaseModel):
     observation: str = ""
@@ -40,3 +42,8 @@ class FollowingEnvironment(TaskEnvironment):
     def example_samples(self, count: int, seed: int) -> list[dict[str, Any]]:
         script = {"turns": [{"observation": f"{seed}"}]}
         return [{"messages": [{"role": "user", "content": "Go."}], "extra_env_info": script}] * count
+
+
+def following(*turns: dict[str, Any], **fields: Any) -> dict[str, Any]:
+    prompt = {} if "message_log" in fields else {"messages": [{"role": "user", "content": QUESTION}]}
+    return {"task_name": "following", "extra_env_info": {"turns": list(turns)}, **prompt, **fields}

@@ -1,12 +1,15 @@
 """A real engine, where what the service as a whole cannot be brought to do is done to it."""
 
 import asyncio
+import os
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 import torch
 import yaml
 from safetensors.torch import load_file, save_file
+from vllm.envs import disable_envs_cache
 
 from benchmarks.bare_engine import engine_in
 from deployments.engine import Engine, WeightsNotLoaded
@@ -16,11 +19,9 @@ from deployments.protocols import Generation, GenerationRequest, SamplingOptions
 
 
 def test_an_engine_whose_swap_broke_midway_says_why_and_makes_no_token_with_half_of_the_weights(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
     settings = engine_in(yaml.safe_load(Path("serve_config.cpu.yaml").read_text()))
-    for name, value in settings.environment_variables.items():
-        monkeypatch.setenv(name, value)
     tensors, broken = load_file(Path(settings.model) / "model.safetensors"), tmp_path / "model.safetensors"
     save_file(tensors | {max(tensors): torch.zeros(3)}, broken)
 
@@ -41,6 +42,9 @@ def test_an_engine_whose_swap_broke_midway_says_why_and_makes_no_token_with_half
             return await asyncio.gather(*generations, return_exceptions=True)
         finally:
             engine.shutdown()
+            disable_envs_cache()
 
-    ends = asyncio.run(story())
+    # What vLLM sets itself goes with it.
+    with patch.dict(os.environ, settings.environment_variables):
+        ends = asyncio.run(story())
     assert [type(end) for end in ends] == [GenerationLost] * 4

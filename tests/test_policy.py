@@ -19,6 +19,7 @@ from rollout_client.errors import RequestRejected
 from rollout_client.pusher import PolicyPusher
 from rollout_client.weights import Checksum
 from tests.conftest import TINY_MODEL, replicas
+from tests.following_environment import following
 from tests.forward_pass import State, logprob_differences, model_of, perturbed, tiny_state
 from tests.played_with_weights import LOGPROB_TOLERANCE, assert_of_weights, play, versions_of
 
@@ -110,15 +111,16 @@ def test_a_push_during_256_running_samples_loses_none_and_each_token_says_its_we
 @pytest.mark.parametrize("mode", ["wait", "abort"])
 def test_generations_under_way_may_be_waited_for_or_played_again(client: RolloutClient, mode: Any) -> None:
     before = client.policy().current
-    games = client.example_samples("sliding_puzzle", 64, seed=4)
-    sampling = Sampling(temperature=1.5, max_new_tokens=96)
+    # When the first one's single turn is over, the others have nine to go.
+    samples = [following({"observation": "."})] + [following(*[{"observation": "."}] * 10)] * 31
+    sampling = Sampling(max_new_tokens=48, ignore_eos=True)
     results: list[SampleResult] = []
     # No retries: what is played again because of an update is nobody's failure.
-    with client.stream(games, sampling=sampling, max_rollout_turns=4, retries=0) as rollouts:
+    with client.stream(samples, sampling=sampling, retries=0) as rollouts:
         results.append(next(iter(rollouts)))
         after = client.push_weights(perturbed(7), mode=mode).version
         results.extend(rollouts)
-    assert [result.error for result in results] == [None] * 64
+    assert [result.error for result in results] == [None] * 32
     # No generation has tokens of both.
     assert all(len(m.weight_versions or ()) < 2 for result in results for m in result.message_log)
     assert versions_of(results) == {str(before), str(after)}
@@ -282,13 +284,11 @@ def test_an_adapter_is_a_version_on_top_of_the_full_weights(client: RolloutClien
 def test_generations_end_with_their_adapter_however_many_newer_ones_have_come(
     client: RolloutClient, tmp_path: Path
 ) -> None:
-    # Nearly uniform logits, so that generations are long.
-    client.push_weights({**tiny_state(), NORM: tiny_state()[NORM] * 1e-4})
     for seed in range(4):
         adapter_folder(tmp_path / str(seed), seed)
     first = client.push_weights(tmp_path / "0", kind="adapter").version
     with ThreadPoolExecutor(1) as thread:
-        sampling = Sampling(temperature=2.0, max_new_tokens=3000)
+        sampling = Sampling(max_new_tokens=600, ignore_eos=True)
         playing = thread.submit(client.rollout, client.example_samples("math", 16), sampling=sampling, retries=0)
         time.sleep(1.0)
         # More than the engine has room for.

@@ -103,15 +103,20 @@ def test_a_group_finds_the_prompt_that_its_first_has_left(client: RolloutClient)
     assert max(looked_up) <= 1.5 * min(looked_up)
 
 
+def assert_equal_engines(state: PolicyState) -> None:
+    [checksum] = {replica.checksum for replica in state.replicas}
+    assert checksum is not None
+
+
 def test_a_replica_that_started_after_a_push_has_its_weights(client: RolloutClient, version: int) -> None:
-    assert len({replica.checksum for replica in client.policy().replicas}) == 1
+    assert_equal_engines(client.policy())
     assert_of_weights(play(client, 64).samples, version, perturbed(14))
 
 
 def test_a_replica_that_dies_during_an_update_is_replaced_with_the_new_weights(
     client: RolloutClient, version: int
 ) -> None:
-    killed = replicas("Generator")[0]
+    old, young = replicas("Generator")
     sampling = Sampling(temperature=2.0, max_new_tokens=800)
     with client.stream(client.example_samples("math", 128, seed=6), sampling=sampling, retries=20) as rollouts:
         with ThreadPoolExecutor(1) as thread:
@@ -119,11 +124,13 @@ def test_a_replica_that_dies_during_an_update_is_replaced_with_the_new_weights(
             pushing = thread.submit(client.push_weights, perturbed(15), mode="wait")
             while client.policy().updating_to is None:
                 pass
-            killed.kill()
+            old.kill()
             update = pushing.result()
         results = list(rollouts)
     assert sorted(replica.status for replica in update.replicas) == ["replaced", "swapped"]
     assert [result.error for result in results] == [None] * 128
     after = wait_for_replicas(client, REPLICAS, version + 1)
-    assert len({replica.checksum for replica in after.replicas}) == 1
-    assert_of_weights(play(client, 64).samples, version + 1, perturbed(15))
+    assert_equal_engines(after)
+    # Now the newest has to play, and one more takes the place of this one.
+    young.kill()
+    assert_of_weights(play(client, 64, retries=20).samples, version + 1, perturbed(15))

@@ -9,16 +9,11 @@ from rollout_client.client import RolloutClient
 from rollout_client.contract import Keep, Message, SampleInput, SampleResult, Sampling
 from rollout_client.resume import resumed
 from tests.conftest import TINY_MODEL
+from tests.following_environment import QUESTION, following
 
 tokenizer: Any = AutoTokenizer.from_pretrained(TINY_MODEL)
 END = tokenizer.convert_tokens_to_ids("<|end|>")
 GREEDY = Sampling(greedy=True, max_new_tokens=32)
-QUESTION = "What is 20 + 22?"
-
-
-def following(*turns: dict[str, Any], **fields: Any) -> dict[str, Any]:
-    prompt = {} if "message_log" in fields else {"messages": [{"role": "user", "content": QUESTION}]}
-    return {"task_name": "following", "extra_env_info": {"turns": list(turns)}, **prompt, **fields}
 
 
 def given(role: str, text: str) -> dict[str, Any]:

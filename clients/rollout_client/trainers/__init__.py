@@ -1,1 +1,1 @@
-"""Adapters to trainers; each says which extra it needs."""
+"""Adapters to trainers; what needs an extra says which."""

@@ -1,4 +1,4 @@
-"""Rollouts that came as Arrow, for tensors: numpy arrays over Arrow's own buffers."""
+"""Rollouts that came as Arrow, for tensors: numpy arrays over Arrow's own buffers. Needs the extra `arrow`."""
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
