@@ -134,3 +134,4 @@ def test_a_replica_that_dies_during_an_update_is_replaced_with_the_new_weights(
     # Now the newest has to play, and one more takes the place of this one.
     young.kill()
     assert_of_weights(play(client, 64, retries=20).samples, version + 1, perturbed(15))
+    wait_for_replicas(client, REPLICAS, version + 1)
