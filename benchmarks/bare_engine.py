@@ -10,7 +10,7 @@ from unittest.mock import patch
 
 import typer
 
-from deployments.generator import EngineSettings
+from deployments.generation.generator_replica import EngineSettings
 from service.app import with_absolute_model_path
 from service.settings import ServiceSettings
 

@@ -36,7 +36,7 @@ from deployments.protocols import (
     packed_logprobs,
 )
 from rollout_client import RolloutClient
-from rollout_client.arrow import ARROW
+from rollout_client.arrow.schema import ARROW
 from rollout_client.contract import (
     Message,
     PolicyVersions,
@@ -46,12 +46,19 @@ from rollout_client.contract import (
     SampleResult,
 )
 from rollout_client.trainers.tensors import to_tensors
-from service.current_policy import CurrentPolicy
-from service.episode import ChatOptions, Episode, EpisodeIdentity, EpisodeLimits, EpisodeStart, TokenizedObservation
-from service.http import build_http_app
-from service.json_response import JSON
 from service.local import free_port
+from service.remote.policy import RemotePolicy
+from service.responses.json_encoder import JSON
 from service.rollout_service import RolloutService, StartedRollout
+from service.rollouts.episode import (
+    ChatOptions,
+    Episode,
+    EpisodeIdentity,
+    EpisodeLimits,
+    EpisodeStart,
+    TokenizedObservation,
+)
+from service.routes.http_app import build_http_app
 from service.settings import Limits
 
 GROUPS, GENERATIONS, TURNS, TOKENS_A_TURN = 250, 8, 4, 500
@@ -65,7 +72,7 @@ console = Console(stderr=True)
 
 
 class ByteTokens:
-    """Implements `ConversationTokens`: one token a byte."""
+    """Implements `ChatTokenizer`: one token a byte."""
 
     def decode(self, token_ids: Sequence[int]) -> str:
         return bytes(list(token_ids)).decode()
@@ -80,7 +87,7 @@ class EndedRollouts(RolloutService):
     """Has all rollouts ready, and says in its metrics when it gave out the first and the last."""
 
     def __init__(self, results: list[SampleResult]) -> None:
-        super().__init__(None, {}, CurrentPolicy(None), None, Limits())  # type: ignore[arg-type]
+        super().__init__(None, {}, RemotePolicy(None), None, Limits())  # type: ignore[arg-type]
         self._results = results
         self._first_at = self._last_at = 0.0
 

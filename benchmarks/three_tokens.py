@@ -4,7 +4,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from deployments.environment import TaskEnvironment
+from deployments.environments.environment import TaskEnvironment
 from deployments.protocols import ChatMessage, StepOutcome
 
 THREE_TOKENS = "go."

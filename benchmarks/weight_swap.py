@@ -24,7 +24,7 @@ from rich.table import Table
 
 from benchmarks.bare_engine import BareEngine, engine_in
 from rollout_client import RolloutClient, Sampling
-from rollout_client.policy import ReplicaUpdate
+from rollout_client.policy_contract import ReplicaUpdate
 from service.local import free_port, local_service, read_config, sentences_for_the_user
 
 GAMES = 256

@@ -58,7 +58,7 @@ class GenerationRequest:
     sampling: SamplingOptions
     min_weight_version: int = 0
     """A replica whose weights are older does not take it."""
-    conversation: str = ""
+    rollout_id: str = ""
     """The rollout that this is a turn of; all of them begin with the same tokens."""
     group: str = ""
     """Conversations of one group begin with the same prompt."""
@@ -88,7 +88,7 @@ class Generator(Protocol):
         """Raises `GenerationRejected`, `GenerationLost`, `Overloaded`. Cancelling the call aborts the generation."""
         ...
 
-    def release(self, conversation: str) -> None:
+    def release(self, rollout_id: str) -> None:
         """The conversation has no further turn."""
         ...
 

@@ -7,8 +7,8 @@ import typer
 from rich.console import Console
 
 from rollout_client import RolloutClient, Sampling
+from rollout_client.cli.transcript import metrics_table, transcript
 from rollout_client.contract import RolloutResponse, SampleResult
-from rollout_client.transcript import metrics_table, transcript
 from service.local import free_port, local_service, read_config, sentences_for_the_user
 
 SAMPLES_PER_TASK = 16

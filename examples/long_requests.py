@@ -3,7 +3,7 @@
 from rich.console import Console
 
 from rollout_client import Keep, RolloutClient, Sampling, resumed
-from rollout_client.transcript import transcript
+from rollout_client.cli.transcript import transcript
 
 console = Console()
 sampling = Sampling(temperature=1.0, max_new_tokens=48)

@@ -5,7 +5,7 @@ import asyncio
 from rich.console import Console
 
 from rollout_client import AsyncRolloutClient, Sampling
-from rollout_client.transcript import metrics_table, transcript
+from rollout_client.cli.transcript import metrics_table, transcript
 
 console = Console()
 

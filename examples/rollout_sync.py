@@ -3,7 +3,7 @@
 from rich.console import Console
 
 from rollout_client import RolloutClient
-from rollout_client.transcript import metrics_table, transcript
+from rollout_client.cli.transcript import metrics_table, transcript
 
 console = Console()
 

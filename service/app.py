@@ -6,11 +6,11 @@ from pathlib import Path
 from ray import serve
 from ray.serve import Application
 
-from deployments.environment_host import EnvironmentHost
-from deployments.generator import Generator
-from deployments.home_router import HOME_ROUTING
-from deployments.paced_generator import PacedEngineSettings, PacedGenerator
-from deployments.policy_store import PolicyStore
+from deployments.environments.host import EnvironmentHost
+from deployments.generation.generator_replica import GeneratorReplica
+from deployments.policy.store import PolicyStore
+from deployments.rpc.named_replica_router import NAMED_REPLICA_ROUTING
+from deployments.simulation.simulated_generator_replica import SimulatedEngineSettings, SimulatedGeneratorReplica
 from service.ingress import Ingress
 from service.settings import AnyEngineSettings, ServiceSettings
 
@@ -29,8 +29,10 @@ def build(settings: ServiceSettings) -> Application:
     """
     engine = with_absolute_model_path(settings.engine)
     policy_store = deployment(PolicyStore, "Policy", POLICY_OPTIONS).bind(settings.policy, engine.model)
-    replica = PacedGenerator if isinstance(engine, PacedEngineSettings) else Generator
-    replicas = deployment(replica, "Generator", engine.ray_actor_options()).options(request_router_config=HOME_ROUTING)
+    replica = SimulatedGeneratorReplica if isinstance(engine, SimulatedEngineSettings) else GeneratorReplica
+    replicas = deployment(replica, "Generator", engine.ray_actor_options()).options(
+        request_router_config=NAMED_REPLICA_ROUTING
+    )
     generator = replicas.bind(engine, policy_store)
     environments = {
         task_name: deployment(EnvironmentHost, task_name).bind(

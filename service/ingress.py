@@ -7,11 +7,11 @@ from fastapi import FastAPI
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 
-from deployments.policy_link import PolicyLink
-from service.current_policy import CurrentPolicy
-from service.hops import EnvironmentHop, GeneratorHop
-from service.http import build_http_app
+from deployments.policy.store_client import PolicyStoreClient
+from service.remote.hops import RemoteEnvironment, RemoteGenerator
+from service.remote.policy import RemotePolicy
 from service.rollout_service import RolloutService
+from service.routes.http_app import build_http_app
 from service.settings import ServiceSettings
 
 GARBAGE_AFTER_OBJECTS = 50_000
@@ -31,12 +31,12 @@ class Ingress:
         policy_store: DeploymentHandle[Any],
     ) -> None:
         gc.set_threshold(GARBAGE_AFTER_OBJECTS)
-        policy = CurrentPolicy(PolicyLink(policy_store))
+        policy = RemotePolicy(PolicyStoreClient(policy_store))
         policy.follow()
         self._rollouts = await RolloutService.connect(
             settings,
-            GeneratorHop(generator),
-            {task_name: EnvironmentHop(task_name, handle) for task_name, handle in environments.items()},
+            RemoteGenerator(generator),
+            {task_name: RemoteEnvironment(task_name, handle) for task_name, handle in environments.items()},
             policy,
         )
 

@@ -23,7 +23,7 @@ from ray.serve.config import HTTPOptions
 from ray.serve.schema import ApplicationStatus, ServeDeploySchema
 from rich.console import Console
 
-from deployments.policy_cluster import cluster_weights_folder
+from deployments.policy.cluster import cluster_weights_folder
 
 SERVE_LEVERS = "serve.env"
 OBJECT_STORE_BYTES = 2**30

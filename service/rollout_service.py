@@ -13,16 +13,16 @@ from rollout_client.contract import (
     SampleResult,
     TaskInfo,
 )
-from service.current_policy import CurrentPolicy
-from service.episode import Episode
-from service.hops import EnvironmentHop, GeneratorHop
-from service.intake import Intake
-from service.keep import Stragglers
-from service.metrics import RequestTally
-from service.rollout import Call, Table, play_request, within
-from service.schedule import Async, Lockstep
+from service.remote.hops import RemoteEnvironment, RemoteGenerator
+from service.remote.policy import RemotePolicy
+from service.requests.chat_tokenizer import TransformersChatTokenizer
+from service.requests.episodes import EpisodeFactory
+from service.rollouts.early_stopping import EarlyStopping
+from service.rollouts.episode import Episode
+from service.rollouts.loop import Call, Table, play_request, with_timeout
+from service.rollouts.metrics import MetricsAccumulator
+from service.rollouts.schedule import Async, Lockstep
 from service.settings import Limits, ServiceSettings
-from service.tokens import ConversationTokenizer
 
 READY_WITHIN_S = 5.0
 
@@ -32,7 +32,7 @@ class StartedRollout:
     request: RolloutRequest
     request_id: str
     episodes: list[Episode]
-    tally: RequestTally = field(default_factory=RequestTally)
+    metrics_accumulator: MetricsAccumulator = field(default_factory=MetricsAccumulator)
     """Of what has ended so far."""
 
 
@@ -50,10 +50,10 @@ class RolloutService:
 
     def __init__(
         self,
-        generator: GeneratorHop,
-        environments: Mapping[str, EnvironmentHop],
-        policy: CurrentPolicy,
-        intake: Intake,
+        generator: RemoteGenerator,
+        environments: Mapping[str, RemoteEnvironment],
+        policy: RemotePolicy,
+        intake: EpisodeFactory,
         limits: Limits,
     ) -> None:
         self.policy = policy
@@ -66,13 +66,13 @@ class RolloutService:
     async def connect(
         cls,
         settings: ServiceSettings,
-        generator: GeneratorHop,
-        environments: Mapping[str, EnvironmentHop],
-        policy: CurrentPolicy,
+        generator: RemoteGenerator,
+        environments: Mapping[str, RemoteEnvironment],
+        policy: RemotePolicy,
     ) -> "RolloutService":
         """Waits for the generator, whose model says what a request may ask for."""
-        tokens = ConversationTokenizer.load(settings.engine.tokenizer or settings.engine.model)
-        intake = Intake(frozenset(environments), await generator.describe(), tokens, settings.limits)
+        tokens = TransformersChatTokenizer.load(settings.engine.tokenizer or settings.engine.model)
+        intake = EpisodeFactory(frozenset(environments), await generator.describe(), tokens, settings.limits)
         return cls(generator, environments, policy, intake, settings.limits)
 
     def start(self, request: RolloutRequest) -> StartedRollout:
@@ -86,12 +86,12 @@ class RolloutService:
             SampleFailed: a sample failed and the request said `on_error: fail`.
         """
         request = started.request
-        stragglers = Stragglers(request.keep, {episode: episode.identity.group for episode in started.episodes})
-        playing = play_request(started.episodes, self._table(request), stragglers, request.deadline_s)
+        early_stopping = EarlyStopping(request.keep, {episode: episode.identity.group for episode in started.episodes})
+        playing = play_request(started.episodes, self._table(request), early_stopping, request.deadline_s)
         async with aclosing(playing) as finished:
             async for episode in finished:
                 result = episode.result()
-                started.tally.add(result)
+                started.metrics_accumulator.add(result)
                 yield episode.identity.position, result
                 if episode.error is not None and request.on_error == "fail":
                     raise SampleFailed(episode.identity.group, episode.identity.generation_index, episode.error)
@@ -126,11 +126,13 @@ class RolloutService:
         asked: dict[str, Call[object]] = {"generator": self._generator.describe}
         asked |= {f"environment {name!r}": environment.describe for name, environment in self.environments.items()}
         await asyncio.gather(
-            *(within(READY_WITHIN_S, call, f"The answer of the {who}")() for who, call in asked.items())
+            *(with_timeout(READY_WITHIN_S, call, f"The answer of the {who}")() for who, call in asked.items())
         )
 
     def summary_of(self, started: StartedRollout) -> RolloutSummary:
-        tally = started.tally
+        metrics_accumulator = started.metrics_accumulator
         return RolloutSummary(
-            request_id=started.request_id, metrics=tally.metrics(), policy=tally.policy(self.policy.version)
+            request_id=started.request_id,
+            metrics=metrics_accumulator.metrics(),
+            policy=metrics_accumulator.policy(self.policy.version),
         )

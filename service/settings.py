@@ -4,20 +4,20 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 
-from deployments.generator import EngineSettings
-from deployments.paced_generator import PacedEngineSettings
-from deployments.policy_settings import PolicySettings
+from deployments.generation.generator_replica import EngineSettings
+from deployments.policy.settings import PolicySettings
+from deployments.simulation.simulated_generator_replica import SimulatedEngineSettings
 
 MIB = 2**20
 
 
 def kind_of_engine(settings: Any) -> Literal["engine", "paced"]:
-    has_pace = "pace" in settings if isinstance(settings, dict) else isinstance(settings, PacedEngineSettings)
+    has_pace = "pace" in settings if isinstance(settings, dict) else isinstance(settings, SimulatedEngineSettings)
     return "paced" if has_pace else "engine"
 
 
 AnyEngineSettings = Annotated[
-    Annotated[EngineSettings, Tag("engine")] | Annotated[PacedEngineSettings, Tag("paced")],
+    Annotated[EngineSettings, Tag("engine")] | Annotated[SimulatedEngineSettings, Tag("paced")],
     Discriminator(kind_of_engine),
 ]
 """An engine, or, where there is a `pace`, what only keeps the pace of one."""
@@ -62,6 +62,6 @@ class ServiceSettings(BaseModel):
 
     @model_validator(mode="after")
     def paced_engines_keep_no_weights(self) -> Self:
-        if isinstance(self.engine, PacedEngineSettings) and self.policy.folder is not None:
+        if isinstance(self.engine, SimulatedEngineSettings) and self.policy.folder is not None:
             raise ValueError("policy.folder has no meaning beside engine.pace, which takes no weights: leave it out")
         return self

@@ -12,7 +12,7 @@ from rich.console import Console
 from rollout_client.client import RolloutClient
 from service.local import deploy, deployments_not_ready, free_port, local_service, read_config
 
-pytest.register_assert_rewrite("tests.played_with_weights")
+pytest.register_assert_rewrite("tests.live.played_with_weights")
 
 # How long an example takes says more of the machine than of the code.
 settings.register_profile("without deadlines", deadline=None)
@@ -33,7 +33,9 @@ def service_config(checkpoint_root: Path) -> ServeDeploySchema:
     """The example config with an environment of the tests', adapters, transfers, and room for a second generator."""
     config = read_config(REPOSITORY / "serve_config.cpu.yaml", port=free_port())
     [application] = config.applications
-    application.args["environments"]["following"] = {"import_path": "tests.following_environment:FollowingEnvironment"}
+    application.args["environments"]["following"] = {
+        "import_path": "tests.live.following_environment:FollowingEnvironment"
+    }
     application.args["policy"] = {"checkpoint_roots": [str(checkpoint_root)]}
     application.args["engine"] |= {"enable_lora": True, "max_loras": 2, "max_lora_rank": 8, "num_cpus": 0.4}
     application.args["engine"] |= {"weight_transfer_config": {"backend": "gloo"}}

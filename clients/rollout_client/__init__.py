@@ -1,6 +1,5 @@
 """Client of the rollout service. Light to import: httpx, pydantic and tenacity, nothing heavier."""
 
-from rollout_client.call import RolloutOptions
 from rollout_client.client import AsyncRolloutClient, AsyncRolloutStream, RolloutClient, RolloutStream
 from rollout_client.contract import (
     FieldProblem,
@@ -32,13 +31,14 @@ from rollout_client.errors import (
     UploadLost,
     WeightsDiffer,
 )
-from rollout_client.policy import PolicyLayout, PolicyState, PolicyUpdate
-from rollout_client.policy_call import UpdateOptions
-from rollout_client.pusher import AsyncPolicyPusher, PolicyPusher
+from rollout_client.policy_calls import UpdateOptions
+from rollout_client.policy_contract import PolicyLayout, PolicyState, PolicyUpdate
 from rollout_client.resume import resumed
-from rollout_client.sources import WeightsDoNotFit
+from rollout_client.rollout_calls import RolloutOptions
 from rollout_client.staleness import Staleness, staleness
-from rollout_client.weights import NotSafetensors
+from rollout_client.weights.pusher import AsyncPolicyPusher, PolicyPusher
+from rollout_client.weights.safetensors_file import NotSafetensors
+from rollout_client.weights.sources import WeightsDoNotFit
 
 __all__ = [
     "AnswerNotUnderstood",

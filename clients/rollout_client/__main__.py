@@ -5,7 +5,7 @@ import sys
 
 def main() -> None:
     try:
-        from rollout_client.cli import app
+        from rollout_client.cli.app import app
     except ModuleNotFoundError as error:
         sys.exit(f'The command line needs {error.name}: pip install "rollout-client[cli]"')
     app()

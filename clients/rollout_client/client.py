@@ -14,7 +14,25 @@ from typing import TYPE_CHECKING, Any, Self, Unpack
 import httpx
 from tenacity import AsyncRetrying, Retrying
 
-from rollout_client.call import (
+from rollout_client.cli.progress import rollout_bar, upload_bar
+from rollout_client.contract import RolloutResponse, RolloutSummary, SampleInput, SampleResult, TaskInfo
+from rollout_client.deadline import UPDATE_ADVICE, Deadline
+from rollout_client.errors import RequestRejected, ServiceUnreachable, StreamBroken, error_of_answer
+from rollout_client.ndjson import NdjsonReader, Placed, in_input_order
+from rollout_client.policy_calls import (
+    UpdateOptions,
+    checkpoint_call,
+    is_being_brought,
+    is_known,
+    next_version,
+    policy_call,
+    policy_layout_call,
+    push_query,
+    upload_state_call,
+)
+from rollout_client.policy_contract import PolicyLayout, PolicyState, PolicyUpdate, UploadState, WeightsKind
+from rollout_client.retry import call_policy, is_unavailable, is_worth_asking, readiness_policy
+from rollout_client.rollout_calls import (
     Answer,
     Call,
     RolloutOptions,
@@ -27,30 +45,12 @@ from rollout_client.call import (
     streamed_rollout_call,
     tasks_call,
 )
-from rollout_client.contract import RolloutResponse, RolloutSummary, SampleInput, SampleResult, TaskInfo
-from rollout_client.deadline import UPDATE_ADVICE, Deadline
-from rollout_client.errors import RequestRejected, ServiceUnreachable, StreamBroken, error_of_answer
-from rollout_client.lines import Placed, RolloutLines, in_input_order
-from rollout_client.policy import PolicyLayout, PolicyState, PolicyUpdate, UploadState, WeightsKind
-from rollout_client.policy_call import (
-    UpdateOptions,
-    checkpoint_call,
-    is_being_brought,
-    is_known,
-    next_version,
-    policy_call,
-    policy_layout_call,
-    push_query,
-    upload_state_call,
-)
-from rollout_client.progress import rollout_bar, upload_bar
-from rollout_client.retry import call_policy, is_unavailable, is_worth_asking, readiness_policy
-from rollout_client.sources import WeightsSource, needs_layout, weights_to_send
-from rollout_client.upload import CHUNK_BYTES, Upload
 from rollout_client.version_wait import VersionWait
+from rollout_client.weights.sources import WeightsSource, needs_layout, weights_to_send
+from rollout_client.weights.upload import CHUNK_BYTES, Upload
 
 if TYPE_CHECKING:
-    from rollout_client.arrow_response import ArrowResponse
+    from rollout_client.arrow.response import ArrowResponse
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 SHORT_CALL_TIMEOUT_S = 30.0
@@ -129,7 +129,7 @@ class RolloutClient:
         Leaving the block early ends the request, and the service cancels what is still running.
         """
         call = streamed_rollout_call(samples, options)
-        lines = RolloutLines(rollout_count(samples, options))
+        lines = NdjsonReader(rollout_count(samples, options))
         return RolloutStream(lambda deadline: self._open(call, deadline), lines, self._timeout_s)
 
     def tasks(self) -> list[TaskInfo]:
@@ -226,7 +226,7 @@ class RolloutClient:
         return update
 
     def once(self, call: Call[Answer], timeout_s: float | None = None) -> Answer:
-        """Makes one of the calls of `rollout_client.call` or `rollout_client.policy_call`, and never tries it again."""
+        """Makes one of the calls of `rollout_client.rollout_calls` or `rollout_client.policy_calls`, and never tries it again."""
         return self._once(call, Deadline(timeout_s, advice=UPDATE_ADVICE))
 
     def _number(self, version: int | None) -> int:
@@ -336,7 +336,7 @@ class AsyncRolloutClient:
         Leaving the block early ends the request, and the service cancels what is still running.
         """
         call = streamed_rollout_call(samples, options)
-        lines = RolloutLines(rollout_count(samples, options))
+        lines = NdjsonReader(rollout_count(samples, options))
         return AsyncRolloutStream(lambda deadline: self._open(call, deadline), lines, self._timeout_s)
 
     async def tasks(self) -> list[TaskInfo]:
@@ -435,7 +435,7 @@ class AsyncRolloutClient:
         return update
 
     async def once(self, call: Call[Answer], timeout_s: float | None = None) -> Answer:
-        """Makes one of the calls of `rollout_client.call` or `rollout_client.policy_call`, and never tries it again."""
+        """Makes one of the calls of `rollout_client.rollout_calls` or `rollout_client.policy_calls`, and never tries it again."""
         return await self._once(call, Deadline(timeout_s, advice=UPDATE_ADVICE))
 
     async def _number(self, version: int | None) -> int:
@@ -502,7 +502,7 @@ class RolloutStream:
     """
 
     def __init__(
-        self, open_: Callable[[Deadline], httpx.Response], lines: RolloutLines, timeout_s: float | None
+        self, open_: Callable[[Deadline], httpx.Response], lines: NdjsonReader, timeout_s: float | None
     ) -> None:
         self._open = open_
         self._lines = lines
@@ -557,7 +557,7 @@ class AsyncRolloutStream:
     """
 
     def __init__(
-        self, open_: Callable[[Deadline], Awaitable[httpx.Response]], lines: RolloutLines, timeout_s: float | None
+        self, open_: Callable[[Deadline], Awaitable[httpx.Response]], lines: NdjsonReader, timeout_s: float | None
     ) -> None:
         self._open = open_
         self._lines = lines
@@ -659,7 +659,7 @@ def address(base_url: httpx.URL) -> str:
     return str(base_url).rstrip("/")
 
 
-def summary_of(lines: RolloutLines) -> RolloutSummary:
+def summary_of(lines: NdjsonReader) -> RolloutSummary:
     if lines.summary is None:
         raise RuntimeError("The summary comes after the last sample: iterate to the end first.")
     return lines.summary

@@ -40,7 +40,7 @@ def is_unavailable(error: BaseException) -> bool:
 def is_worth_asking(error: BaseException) -> bool:
     """Of a piece of an upload, which can be sent twice: asking the service what it has, and going on, may help."""
     if isinstance(error, RequestRejected):
-        return error.problem.type.endswith(("piece-misplaced", "piece-damaged"))
+        return error.problem.type.endswith(("chunk-misplaced", "chunk-damaged"))
     return is_worth_retrying(error) or isinstance(error, StreamBroken)
 
 

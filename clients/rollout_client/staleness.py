@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from rollout_client.contract import RolloutResponse, SampleResult
 
 if TYPE_CHECKING:
-    from rollout_client.arrow_response import ArrowResponse
+    from rollout_client.arrow.response import ArrowResponse
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from typing import Annotated, Any, ClassVar, NamedTuple
 from pebble import ProcessExpired, ProcessPool
 from pydantic import BaseModel, ConfigDict, Field, StrictFloat, StrictInt, StrictStr
 
-from deployments.environment import TaskEnvironment
+from deployments.environments.environment import TaskEnvironment
 from deployments.failures import EnvironmentLost, EnvironmentRejected
 from deployments.protocols import ChatMessage, StepOutcome
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from deployments.environment import TaskEnvironment
+from deployments.environments.environment import TaskEnvironment
 from deployments.failures import EnvironmentRejected
 from deployments.protocols import ChatMessage, StepOutcome
 

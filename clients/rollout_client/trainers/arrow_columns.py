@@ -8,9 +8,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from rollout_client.arrow import ROLLOUTS, SPAN
-from rollout_client.arrow_response import ArrowResponse
-from rollout_client.arrow_rows import values_of
+from rollout_client.arrow.response import ArrowResponse
+from rollout_client.arrow.rows import values_of
+from rollout_client.arrow.schema import ROLLOUTS, SPAN
 from rollout_client.contract import SampleResult
 from rollout_client.trainers.columns import Integers, TokenColumns, idx_of
 from rollout_client.trainers.rows import FINAL_STATUSES

@@ -14,9 +14,9 @@ from typing import Any, Literal, TypedDict, TypeVar, Unpack, cast
 
 import torch
 
-from rollout_client.call import RolloutOptions
 from rollout_client.client import RolloutClient
 from rollout_client.contract import JsonObject, Message, ObservationFormat, PolicyDemand, SampleResult, Sampling
+from rollout_client.rollout_calls import RolloutOptions
 from rollout_client.trainers.rows import RolloutsNotFinal, final_reward
 
 Batch = TypeVar("Batch", bound=Mapping[str, Any])

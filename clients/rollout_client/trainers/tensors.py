@@ -15,7 +15,7 @@ from rollout_client.trainers.columns import Integers, ListedRollouts, Rollouts, 
 from rollout_client.trainers.rows import NO_VERSION, STD_EPSILON, group_relative_advantages
 
 if TYPE_CHECKING:
-    from rollout_client.arrow_response import ArrowResponse
+    from rollout_client.arrow.response import ArrowResponse
 
 PaddingSide = Literal["right", "left"]
 Value = TypeVar("Value")

@@ -14,9 +14,9 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from typing import Any, TypedDict, Unpack, cast
 
-from rollout_client.call import RolloutOptions
 from rollout_client.client import RolloutClient
 from rollout_client.contract import JsonObject, ObservationFormat, SampleResult, Sampling
+from rollout_client.rollout_calls import RolloutOptions
 from rollout_client.trainers.prompts import Prompt, RowReader, fields_by_prompt, messages_of, prompt_key
 from rollout_client.trainers.rows import TokenRow, final_reward, token_row
 from rollout_client.trainers.weights import push_from_trainer

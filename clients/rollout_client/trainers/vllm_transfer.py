@@ -19,17 +19,17 @@ for want of a GPU.
 
 from typing import Any, TypeVar, Unpack
 
-from rollout_client.call import Call
 from rollout_client.client import RolloutClient
 from rollout_client.errors import RequestRejected, RolloutError
-from rollout_client.policy import PolicyUpdate
-from rollout_client.policy_call import (
+from rollout_client.policy_calls import (
     UpdateOptions,
     finish_transfer_call,
     init_transfer_call,
     start_transfer_call,
     update_transfer_call,
 )
+from rollout_client.policy_contract import PolicyUpdate
+from rollout_client.rollout_calls import Call
 
 Answer = TypeVar("Answer")
 TIMEOUT_S = 900.0

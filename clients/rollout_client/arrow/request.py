@@ -1,0 +1,25 @@
+"""The body of `POST /rollout` as Arrow: the samples as columns, the options as JSON beside them."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+from pydantic import BaseModel
+from pydantic_core import to_json
+
+from rollout_client.arrow.rows import record_batch
+from rollout_client.arrow.schema import FURTHER_FIELDS, REQUEST, SAMPLES
+from rollout_client.contract import SampleInput
+from rollout_client.set_fields import set_fields
+
+
+def arrow_body(samples: Sequence[SampleInput | Mapping[str, Any]], options: Mapping[str, object]) -> bytes:
+    """Raises `ValueError` if a value does not fit its column, or is no JSON."""
+    rows = [set_fields(sample) if isinstance(sample, BaseModel) else sample for sample in samples]
+    said = {FURTHER_FIELDS.name}.union(*rows)
+    schema = pa.schema([field for field in SAMPLES if field.name in said], {REQUEST: to_json(options)})
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, schema) as writer:
+        writer.write_batch(record_batch(rows, schema))
+    body: bytes = sink.getvalue().to_pybytes()
+    return body

@@ -1,0 +1,61 @@
+"""What the policy of a service looks like on a terminal, as rich renderables."""
+
+from rich.console import Group
+from rich.filesize import decimal
+from rich.table import Table
+
+from rollout_client.cli.transcript import plain
+from rollout_client.policy_contract import PolicyState, PolicyUpdate
+
+SHOWN_DIGITS = 12
+
+
+def policy_tables(state: PolicyState) -> Group:
+    """The versions that the service has, and what its replicas have loaded."""
+    return Group(versions_table(state), replicas_table(state))
+
+
+def versions_table(state: PolicyState) -> Table:
+    updating = "" if state.updating_to is None else f", updating to {state.updating_to}"
+    table = Table(title=f"Version {state.current} is current{updating}", title_justify="left")
+    for name in ("version", "kind", "base", "size", "created", "checksum"):
+        table.add_column(name, justify="right" if name in {"version", "base", "size"} else "left")
+    for info in state.versions:
+        table.add_row(
+            str(info.version),
+            info.kind,
+            "" if info.base is None else str(info.base),
+            decimal(info.size_bytes) if info.size_bytes else "",
+            "" if info.kind == "initial" else f"{info.created_at:%Y-%m-%d %H:%M:%S}",
+            shortened(info.checksum),
+            style="bold" if info.version == state.current else "",
+        )
+    return table
+
+
+def replicas_table(state: PolicyState) -> Table:
+    table = Table(title="Replicas", title_justify="left")
+    table.add_column("replica", overflow="fold")
+    table.add_column("version", justify="right")
+    table.add_column("checksum")
+    for replica in state.replicas:
+        table.add_row(plain(replica.replica_id), str(replica.version), shortened(replica.checksum))
+    return table
+
+
+def update_table(update: PolicyUpdate) -> Table:
+    """What became of an update on each replica, in seconds."""
+    table = Table(title=f"Version {update.version} is current", title_justify="left")
+    table.add_column("replica", overflow="fold")
+    table.add_column("status")
+    for name in ("load s", "swap s", "pause s"):
+        table.add_column(name, justify="right")
+    for replica in update.replicas:
+        seconds = (f"{value:.3f}" for value in (replica.load_s, replica.swap_s, replica.pause_s))
+        status = replica.status if replica.error is None else f"{replica.status}: {replica.error}"
+        table.add_row(plain(replica.replica_id), plain(status), *seconds)
+    return table
+
+
+def shortened(checksum: str | None) -> str:
+    return (checksum or "")[:SHOWN_DIGITS]

@@ -1,0 +1,154 @@
+"""The calls of the service: what each sends and how its answer is read. No I/O."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypedDict, TypeVar
+from urllib.parse import quote
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import to_json
+
+from rollout_client.contract import (
+    Keep,
+    ObservationFormat,
+    PolicyDemand,
+    RolloutResponse,
+    SampleInput,
+    Sampling,
+    TaskInfo,
+)
+from rollout_client.errors import not_understood
+from rollout_client.optional_dependencies import needed_for
+
+if TYPE_CHECKING:
+    from rollout_client.arrow.response import ArrowResponse
+
+JSON = "application/json"
+NDJSON = "application/x-ndjson"
+
+Answer = TypeVar("Answer")
+AnswerModel = TypeVar("AnswerModel", bound=BaseModel)
+Samples = Sequence[SampleInput | Mapping[str, Any]]
+
+
+class RolloutOptions(TypedDict, total=False):
+    """What a rollout can be asked for beside its samples. What is missing or `None` is the service's own default."""
+
+    num_generations: int | None
+    """Rollouts of each sample: one group."""
+    sampling: Sampling | Mapping[str, Any] | None
+    max_seq_len: int | None
+    """In tokens: prompt, generations and observations together."""
+    max_rollout_turns: int | None
+    schedule: Literal["async", "lockstep"] | None
+    observation_format: ObservationFormat | None
+    chat_template_kwargs: Mapping[str, Any] | None
+    deadline_s: float | None
+    """After so many seconds what still runs comes back as it is."""
+    on_error: Literal["return", "fail"] | None
+    retries: int | None
+    keep: Keep | Mapping[str, Any] | None
+    """When enough is done; the rest is cancelled."""
+    policy: PolicyDemand | Mapping[str, Any] | None
+    """Which weights the rollouts may begin with."""
+
+
+class Tasks(BaseModel):
+    tasks: list[TaskInfo]
+
+
+class ExampleSamples(BaseModel):
+    samples: list[SampleInput]
+
+
+@dataclass(frozen=True, slots=True)
+class Call(Generic[Answer]):
+    """One HTTP request, and how the body of its answer is read."""
+
+    method: str
+    path: str
+    read: Callable[[Any], Answer]
+    accept: str = JSON
+    query: Mapping[str, int | float | str] = field(default_factory=dict)
+    body: bytes | None = None
+    content_headers: Mapping[str, str] = field(default_factory=lambda: {"content-type": JSON})
+    """What the headers say of the body, where there is one."""
+    joined: Callable[[Sequence[bytes]], bytes | memoryview] = b"".join
+    """Makes what `read` takes of the pieces that arrived."""
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {"accept": self.accept, **({} if self.body is None else self.content_headers)}
+
+
+def tasks_call() -> Call[list[TaskInfo]]:
+    return Call("GET", "/tasks", lambda body: parsed(Tasks, "The answer of GET /tasks", body).tasks)
+
+
+def example_samples_call(task_name: str, count: int, seed: int) -> Call[list[SampleInput]]:
+    path = f"/tasks/{quote(task_name, safe='')}/samples"
+
+    def read(body: bytes) -> list[SampleInput]:
+        return parsed(ExampleSamples, f"The answer of GET {path}", body).samples
+
+    return Call("GET", path, read, query={"count": count, "seed": seed})
+
+
+def readiness_call() -> Call[None]:
+    return Call("GET", "/readyz", lambda _body: None)
+
+
+def rollout_call(samples: Samples, options: RolloutOptions) -> Call[RolloutResponse]:
+    """Raises `ValueError` if `samples` or `options` hold something that is no JSON."""
+
+    def read(body: bytes) -> RolloutResponse:
+        return parsed(RolloutResponse, "The answer of POST /rollout", body)
+
+    return Call("POST", "/rollout", read, body=rollout_body(samples, options))
+
+
+def arrow_rollout_call(samples: Samples, options: RolloutOptions) -> "Call[ArrowResponse]":
+    """Raises `ValueError` if `samples` or `options` hold what the columns of `rollout_client.arrow.schema.SAMPLES` do not.
+
+    Raises `ModuleNotFoundError` without pyarrow, which the `arrow` extra brings.
+    """
+    with needed_for("Arrow", "arrow"):
+        from rollout_client.arrow.request import arrow_body
+        from rollout_client.arrow.response import in_one_place, read_response
+        from rollout_client.arrow.schema import ARROW
+
+    body = arrow_body(samples, given_options(options))
+    headers = {"content-type": ARROW}
+    return Call(
+        "POST", "/rollout", read_response, accept=ARROW, body=body, content_headers=headers, joined=in_one_place
+    )
+
+
+def streamed_rollout_call(samples: Samples, options: RolloutOptions) -> Call[bytes]:
+    """Raises `ValueError` if `samples` or `options` hold something that is no JSON."""
+    return Call("POST", "/rollout", bytes, accept=NDJSON, body=rollout_body(samples, options))
+
+
+def rollout_body(samples: Samples, options: RolloutOptions) -> bytes:
+    """Only what was given is sent, so that the service's defaults and its checks are the only ones."""
+    return to_json({"samples": [as_given(sample) for sample in samples], **given_options(options)})
+
+
+def given_options(options: RolloutOptions) -> dict[str, object]:
+    return {name: as_given(value) for name, value in options.items() if value is not None}
+
+
+def as_given(value: object) -> object:
+    return value.model_dump(mode="json", exclude_unset=True) if isinstance(value, BaseModel) else value
+
+
+def rollout_count(samples: Samples, options: RolloutOptions) -> int:
+    return len(samples) * (options.get("num_generations") or 1)
+
+
+def parsed(model: type[AnswerModel], what: str, body: bytes) -> AnswerModel:
+    """Raises `AnswerNotUnderstood`, which calls the body `what`."""
+    try:
+        return model.model_validate_json(body)
+    except ValidationError as error:
+        raise not_understood(what, error) from error

@@ -1,0 +1,140 @@
+"""The generator deployment: one vLLM engine per Serve replica."""
+
+import asyncio
+import os
+import shutil
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import psutil
+import ray
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from ray import serve
+from ray.serve.handle import DeploymentHandle
+
+from deployments.failures import GenerationLost
+from deployments.policy.cluster import cluster_weights_folder
+from deployments.policy.records import LoadedWeights, ReplicaRegistration
+from deployments.policy.store_client import PolicyStoreClient
+from deployments.protocols import Generation, GenerationRequest, GeneratorDescription, PrefixCacheTokens
+from deployments.rpc.autoscaling import stats_of
+from deployments.rpc.batching import BatchResults
+from deployments.rpc.generation_calls import GenerationCalls
+
+RESERVED_ENGINE_ARGS = {
+    "logprobs_mode": "log-probabilities are always those of the sampled distribution",
+    "worker_extension_cls": "new weights are swapped in by the service's own extension",
+}
+
+
+class EngineSettings(BaseModel):
+    """Which model runs on what. Any further field is passed to vLLM's `AsyncEngineArgs` as it is."""
+
+    model_config = ConfigDict(extra="allow")
+
+    device: Literal["gpu", "cpu"] = "gpu"
+    model: str
+    """A local path or a hub name."""
+    tokenizer: str | None = None
+    tensor_parallel_size: int = Field(default=1, ge=1)
+    """GPUs that share one model, in one replica on one node."""
+    pipeline_parallel_size: int = Field(default=1, ge=1)
+    max_model_len: int | None = Field(default=None, ge=1)
+    """Tokens; without it the model's own limit."""
+    num_cpus: float = Field(default=1, ge=0)
+    """Cores that Ray sets aside for one replica."""
+    environment_variables: dict[str, str] = {}
+    """Set in the engine's process before vLLM is imported (`VLLM_...`)."""
+
+    @model_validator(mode="after")
+    def leaves_reserved_args_alone(self) -> Self:
+        for name in RESERVED_ENGINE_ARGS.keys() & (self.model_extra or {}).keys():
+            raise ValueError(f"{name} cannot be set: {RESERVED_ENGINE_ARGS[name]}")
+        return self
+
+    def ray_actor_options(self) -> dict[str, float]:
+        return {"num_cpus": self.num_cpus, "num_gpus": 0 if self.device == "cpu" else self.workers}
+
+    @property
+    def workers(self) -> int:
+        """Processes that hold a part of one replica's model each."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size
+
+    def engine_args(self) -> dict[str, Any]:
+        return self.model_dump(exclude={"device", "num_cpus", "environment_variables"}, exclude_none=True)
+
+
+class GeneratorReplica:
+    """Ready only when its engine is warm and has the current weights; unhealthy, and so replaced, when it broke."""
+
+    async def __init__(self, settings: EngineSettings, policy_store: DeploymentHandle[Any]) -> None:  # type: ignore[misc]  # Serve awaits it
+        os.environ.update(settings.environment_variables)
+        from deployments.generation.command_runner import CommandRunner
+        from deployments.generation.engine import VLLMEngine
+
+        self._engine = await VLLMEngine.start(settings.engine_args())
+        registration = partial(registration_of, settings.workers)
+        self._follower = CommandRunner(self._engine, PolicyStoreClient(policy_store), registration, staging_folder())
+        self._following = asyncio.create_task(self._follower.follow())
+        current = asyncio.create_task(self._follower.is_current.wait())
+        await asyncio.wait((self._following, current), return_when=asyncio.FIRST_COMPLETED)
+        await self.check_health()
+        self._calls = GenerationCalls(self._generate)
+
+    async def generate(self, requests: list[GenerationRequest]) -> AsyncGenerator[BatchResults[Generation], None]:
+        """Yields each generation, or its failure, as they finish, those of one instant together."""
+        async with aclosing(self._calls.answers(requests)) as finished:
+            async for answers in finished:
+                yield answers
+
+    async def abort(self, request_ids: list[str]) -> None:
+        """Those of a call that are not wanted any more, while the others are."""
+        self._calls.abort(request_ids)
+
+    async def _generate(self, request: GenerationRequest) -> Generation:
+        if self._follower.broken is not None:
+            raise GenerationLost("The generator replica broke while its weights were changed; it is being replaced.")
+        if self._engine.loaded.version < request.min_weight_version:
+            raise GenerationLost(f"The generator replica is not at version {request.min_weight_version} yet.")
+        return await self._engine.generate(request)
+
+    async def describe(self) -> GeneratorDescription:
+        return self._engine.describe()
+
+    async def ongoing_generations(self) -> int:
+        return self._engine.ongoing_generations
+
+    async def prefix_cache_tokens(self) -> PrefixCacheTokens:
+        return self._engine.prefix_cache_tokens()
+
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        return stats_of(self._engine.ongoing_generations)
+
+    async def check_health(self) -> None:
+        """Raises what broke the engine or the replica's way to new weights."""
+        if self._following.done():
+            self._following.result()
+            raise RuntimeError(f"An update of the weights broke the engine: {self._follower.broken}")
+        await self._engine.check_health()
+
+    def __del__(self) -> None:
+        if engine := getattr(self, "_engine", None):
+            engine.shutdown()
+            shutil.rmtree(staging_folder(), ignore_errors=True)
+
+
+def registration_of(workers: int, loaded: LoadedWeights) -> ReplicaRegistration:
+    replica_id = serve.get_replica_context().replica_id.unique_id
+    return ReplicaRegistration(replica_id, ray.get_runtime_context().current_actor, workers, loaded)
+
+
+def staging_folder() -> Path:
+    """This process's own, for weights on their way to its engine; those of processes that are no more are removed."""
+    folder = cluster_weights_folder() / "replicas"
+    for other in folder.iterdir() if folder.is_dir() else ():
+        if not psutil.pid_exists(int(other.name)):
+            shutil.rmtree(other, ignore_errors=True)
+    return folder / str(os.getpid())

@@ -1,0 +1,97 @@
+"""The policy store over its Serve handle, for replicas and for the ingress."""
+
+from typing import Any
+
+from ray.serve.handle import DeploymentHandle
+
+from deployments.failures import PolicyStoreLost
+from deployments.policy.records import CommandReport, LoadedWeights, NumberedCommand, ReplicaRegistration
+from deployments.rpc.handle_calls import call_result
+from rollout_client.policy_contract import (
+    PolicyLayout,
+    PolicyState,
+    PolicyUpdate,
+    PushOptions,
+    SwitchOptions,
+    UploadState,
+)
+
+
+class PolicyStoreClient:
+    """Calls `PolicyStore`, method by method; each raises what the store raises, and `PolicyStoreLost`."""
+
+    def __init__(self, handle: DeploymentHandle[Any]) -> None:
+        self._handle = handle
+
+    async def join(self, registration: ReplicaRegistration) -> None:
+        await self._call("join", registration)
+
+    async def next_command(self, replica_id: str, report: CommandReport | None) -> NumberedCommand | None:
+        order: NumberedCommand | None = await self._call("next_command", replica_id, report)
+        return order
+
+    async def note_checksum(self, replica_id: str, loaded: LoadedWeights, checksum: str) -> None:
+        await self._call("note_checksum", replica_id, loaded, checksum)
+
+    async def watch(self, seen: int | None) -> int:
+        current: int = await self._call("watch", seen)
+        return current
+
+    async def wait_for(self, min_version: int, version: int | None, wait_s: float | None) -> int:
+        current: int = await self._call("wait_for", min_version, version, wait_s)
+        return current
+
+    async def state(self, checksums_within_s: float = 0.0) -> PolicyState:
+        state: PolicyState = await self._call("state", checksums_within_s)
+        return state
+
+    async def layout(self) -> PolicyLayout:
+        layout: PolicyLayout = await self._call("layout")
+        return layout
+
+    async def upload_state(self, version: int) -> UploadState:
+        state: UploadState = await self._call("upload_state", version)
+        return state
+
+    async def begin_piece(self, version: int, first_byte: int) -> str:
+        sender: str = await self._call("begin_piece", version, first_byte)
+        return sender
+
+    async def write(self, version: int, sender: str, offset: int, data: bytes) -> None:
+        await self._call("write", version, sender, offset, data)
+
+    async def end_piece(self, version: int, sender: str, end: int, total_bytes: int | None) -> UploadState:
+        state: UploadState = await self._call("end_piece", version, sender, end, total_bytes)
+        return state
+
+    async def repeated_update(self, version: int, digest: str | None) -> PolicyUpdate | None:
+        update: PolicyUpdate | None = await self._call("repeated_update", version, digest)
+        return update
+
+    async def complete_upload(
+        self, version: int, sender: str, options: PushOptions, is_zstd: bool, digest: str | None
+    ) -> PolicyUpdate:
+        update: PolicyUpdate = await self._call("complete_upload", version, sender, options, is_zstd, digest)
+        return update
+
+    async def load_checkpoint(self, version: int, checkpoint: str, options: PushOptions) -> PolicyUpdate:
+        update: PolicyUpdate = await self._call("load_checkpoint", version, checkpoint, options)
+        return update
+
+    async def init_transfer(self, init_info: dict[str, Any]) -> int:
+        world_size: int = await self._call("init_transfer", init_info)
+        return world_size
+
+    async def start_transfer(self, options: SwitchOptions) -> None:
+        await self._call("start_transfer", options)
+
+    async def update_transfer(self, update_info: Any) -> None:
+        await self._call("update_transfer", update_info)
+
+    async def finish_transfer(self, version: int | None) -> PolicyUpdate:
+        update: PolicyUpdate = await self._call("finish_transfer", version)
+        return update
+
+    async def _call(self, method: str, *arguments: Any) -> Any:
+        response: Any = getattr(self._handle, method).remote(*arguments)
+        return await call_result(response, response, PolicyStoreLost, "The policy store")

@@ -1,0 +1,119 @@
+"""From an Arrow body to a request: `rollout_client.arrow.schema.SAMPLES`, read with the caution that a stranger's bytes need.
+
+Guarantee: what is read takes memory in proportion to the body. So columns have only the types of the contract, where
+every value has bytes of its own, and no buffer is compressed.
+"""
+
+from collections.abc import Iterator
+from struct import unpack_from
+from typing import Any
+
+import pyarrow as pa
+from pydantic_core import from_json
+
+from rollout_client.arrow.rows import rows_of
+from rollout_client.arrow.schema import REQUEST, SAMPLES
+from rollout_client.contract import FieldProblem, RolloutRequest
+from service.responses.problems import invalid_request, unreadable_body
+
+HEADER_OF_MESSAGE = 2
+COMPRESSION_OF_BATCH = 3
+"""Places of these fields in the tables `Message` and `RecordBatch` of Arrow's flatbuffers."""
+
+
+def arrow_request(body: bytes | bytearray) -> RolloutRequest:
+    """The request in an Arrow stream.
+
+    Raises:
+        RequestProblem: the body is no Arrow stream, or has columns that are not of the contract.
+        ValidationError: what it says is no request.
+    """
+    try:
+        table = read_samples(body)
+        said = {**options_of(table.schema), "samples": rows_of(table, SAMPLES)}
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise unreadable_body(f"{str(error).rstrip('.')}; send one Arrow stream of samples") from error
+    return RolloutRequest.model_validate(said, strict=True)
+
+
+def options_of(schema: pa.Schema) -> dict[str, Any]:
+    options = from_json((schema.metadata or {}).get(REQUEST, b"{}"))
+    if not isinstance(options, dict):
+        raise ValueError(f"the schema's metadata hold a {REQUEST.decode()} that is no JSON object")
+    return options
+
+
+def read_samples(body: bytes | bytearray) -> pa.Table:
+    messages = pa.ipc.MessageReader.open_stream(pa.BufferReader(body))
+    first = next(messages, None)
+    # Of a message of another kind pyarrow would read a schema nevertheless, and die of it.
+    if first is None or first.type != "schema":
+        raise ValueError("it does not begin with a schema")
+    schema = pa.ipc.read_schema(first)
+    if problems := list(column_problems(schema)):
+        raise invalid_request(*problems)
+    table = pa.Table.from_batches(list(record_batches(messages, schema)), schema)
+    # Offsets that point out of their buffers would be read all the same.
+    table.validate(full=True)
+    return table
+
+
+def record_batches(messages: pa.ipc.MessageReader, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    for message in messages:
+        if message.type != "record batch":
+            raise ValueError(f"it holds a {message.type} where a record batch is due")
+        if is_compressed(message.metadata):
+            raise ValueError("its buffers are compressed; compress the body as a whole, with Content-Encoding")
+        yield pa.ipc.read_record_batch(message, schema)
+
+
+def is_compressed(message: pa.Buffer) -> bool:
+    """Reads it from the flatbuffer itself, which pyarrow has verified: it would decompress without a bound."""
+    metadata = message.to_pybytes()
+    batch = field_place(metadata, unpack_from("<I", metadata)[0], HEADER_OF_MESSAGE)
+    return field_place(metadata, batch + unpack_from("<I", metadata, batch)[0], COMPRESSION_OF_BATCH) != 0
+
+
+def field_place(flatbuffer: bytes, table: int, field: int) -> int:
+    """Where a field of the table at `table` lies; 0 if it is not set."""
+    vtable = table - unpack_from("<i", flatbuffer, table)[0]
+    place = 4 + 2 * field
+    if place >= unpack_from("<H", flatbuffer, vtable)[0]:
+        return 0
+    offset: int = unpack_from("<H", flatbuffer, vtable + place)[0]
+    return table + offset if offset else 0
+
+
+def column_problems(schema: pa.Schema) -> Iterator[FieldProblem]:
+    for field in schema:
+        if field.name not in SAMPLES.names:
+            known = ", ".join(SAMPLES.names)
+            yield column_problem(field.name, f"there is no such column; the known ones are {known}", str(field.type))
+        elif not is_like(field.type, SAMPLES.field(field.name).type):
+            yield column_problem(field.name, f"the column must be {SAMPLES.field(field.name).type}", str(field.type))
+    if len(set(schema.names)) < len(schema.names):
+        yield column_problem("", "a column occurs twice")
+    if "task_name" not in schema.names:
+        yield column_problem("task_name", "this column is missing")
+
+
+def column_problem(name: str, message: str, value: str | None = None) -> FieldProblem:
+    return FieldProblem(field=f"samples[].{name}".removesuffix("."), message=message, value=value)
+
+
+def is_like(given: pa.DataType, wanted: pa.DataType) -> bool:
+    """Equal, but for the width of numbers, and fields of a struct that are left out."""
+    if pa.types.is_struct(wanted):
+        return pa.types.is_struct(given) and given.num_fields > 0 and all(is_field_of(field, wanted) for field in given)
+    if pa.types.is_list(wanted):
+        return pa.types.is_list(given) and is_like(given.value_type, wanted.value_type)
+    if pa.types.is_integer(wanted):
+        return given in (pa.int32(), pa.int64())
+    if pa.types.is_floating(wanted):
+        return given in (pa.float32(), pa.float64())
+    return bool(given == wanted)
+
+
+def is_field_of(field: pa.Field, struct: pa.StructType) -> bool:
+    place = struct.get_field_index(field.name)
+    return place >= 0 and is_like(field.type, struct.field(place).type)

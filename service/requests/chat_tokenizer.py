@@ -1,0 +1,193 @@
+"""Text to tokens and back, for whole conversations: rendered once, then only appended to."""
+
+import inspect
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+from jinja2 import TemplateError
+from transformers import PreTrainedTokenizerFast
+
+from deployments.failures import EnvironmentRejected, PromptRejected
+from deployments.protocols import ChatMessage
+from rollout_client.contract import Message, PromptMessage
+from service.rollouts.episode import ChatOptions, TokenizedObservation
+
+Chat = Sequence[Mapping[str, Any]]
+ANY_QUESTION = {"role": "user", "content": "Question"}
+ANY_ANSWER = {"role": "assistant", "content": "Answer7f3a"}
+ANY_OBSERVATION = "Observation7f3a"
+PLAIN = ChatOptions()
+RENDERING_ARGUMENTS = {"messages", *inspect.signature(PreTrainedTokenizerFast.apply_chat_template).parameters}
+"""What `apply_chat_template` takes for itself; everything else reaches the template."""
+RENDERING_ERRORS = (TemplateError, TypeError, ValueError, ArithmeticError, LookupError)
+"""What a template can raise on messages that it was not written for."""
+
+
+class UnsupportedTokenizer(Exception):
+    """The model's tokenizer or chat template cannot carry a conversation token-exactly."""
+
+
+class TransformersChatTokenizer:
+    """The model's own tokenizer and chat template, for one conversation after another; safe to share by threads."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
+        """Raises `UnsupportedTokenizer` unless the tokenizer is fast and its template frames an observation."""
+        if not tokenizer.is_fast:
+            raise UnsupportedTokenizer(
+                "The tokenizer has no fast version (tokenizer.json), which gives character offsets."
+            )
+        if tokenizer.chat_template is None:
+            raise UnsupportedTokenizer("The tokenizer has no chat template: give the model one (chat_template.jinja).")
+        self._tokenizer = tokenizer
+        self._encoder = tokenizer.backend_tokenizer
+        self._encoder.no_truncation()
+        self._encoder.no_padding()
+        # Not all of them have a name (eos_token, ...), and those without end turns too.
+        self._special_ids = {id_ for id_, token in tokenizer.added_tokens_decoder.items() if token.special}
+        self._special_ids.update(tokenizer.all_special_ids)
+        self._longest_token = max(map(len, tokenizer.get_vocab()))
+        self._content_start("user", PLAIN)
+
+    @classmethod
+    def load(cls, name_or_path: str) -> "TransformersChatTokenizer":
+        # Brings torch along, seconds and hundreds of megabytes that who only names this class need not have.
+        from transformers import AutoTokenizer
+
+        local = Path(name_or_path)
+        tokenizer: Any = AutoTokenizer.from_pretrained(local.resolve() if local.is_dir() else name_or_path)
+        return cls(tokenizer)
+
+    def prompt(self, messages: Sequence[PromptMessage], options: ChatOptions, max_tokens: int) -> list[Message]:
+        """Renders chat messages up to the generation prompt.
+
+        The concatenated ids are the tokenized rendering of the whole; each message gets the ids of its own part, the
+        last one the generation prompt too.
+
+        Raises:
+            PromptRejected: the template refuses the messages or cannot keep the tools where they are, or `max_tokens`
+                tokens cannot carry so much text.
+        """
+        chat = [message.model_dump(exclude_unset=True) for message in messages]
+        try:
+            text = self._render(chat, options)
+            self._refuse_hopeless(text, max_tokens)
+            self._refuse_moving_tools(options)
+            prefixes = (self._render(chat[:count], options, False) for count in range(1, len(chat)))
+            ends = accumulate((len(prefix) if text.startswith(prefix) else 0 for prefix in prefixes), max)
+            ids, offsets = self._tokenize(text)
+            cuts = [0, *(bisect_left(offsets, (end, 0)) for end in ends), len(ids)]
+        except RENDERING_ERRORS as error:
+            raise PromptRejected(f"The model's chat template refuses the messages: {error}") from error
+        return [
+            Message.model_construct(role=message.role, content=message.content, token_ids=ids[start:end])
+            for message, start, end in zip(messages, cuts, cuts[1:], strict=False)
+        ]
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """The text of `token_ids`, special tokens skipped."""
+        return self._encoder.decode(list(token_ids), skip_special_tokens=True)
+
+    def observation(
+        self, observation: ChatMessage, after: Sequence[int], options: ChatOptions, room: int
+    ) -> TokenizedObservation:
+        """Tokenizes an observation that follows the generated ids `after`, keeping at most `room` ids.
+
+        `raw` is the text alone. `chat` is what the template puts between the response and the next generation prompt,
+        less the end of turn that the response brought itself.
+
+        Raises:
+            EnvironmentRejected: the template refuses the observation's role.
+        """
+        framed = observation["content"]
+        if options.observation_format == "chat":
+            try:
+                framed = self._bridge(observation, options)
+            except UnsupportedTokenizer as error:
+                raise EnvironmentRejected(str(error)) from error
+        ids, offsets = self._tokenize(framed)
+        if options.observation_format == "chat":
+            brought = self._end_of_turn_brought_by(after, ids)
+            ids, offsets = ids[brought:], offsets[brought:]
+        if len(ids) <= room:
+            return TokenizedObservation(ids, observation["content"], was_cut=False)
+        shown = self._covered(observation, framed, offsets, room, options)
+        return TokenizedObservation(ids[: max(room, 0)], shown, was_cut=True)
+
+    def _end_of_turn_brought_by(self, response: Sequence[int], bridge: list[int]) -> int:
+        """How many tokens of the bridge the response has already: those up to the end of turn it ended with."""
+        ends_turn = next((place for place, token_id in enumerate(bridge) if token_id in self._special_ids), None)
+        if ends_turn is None or not response or response[-1] != bridge[ends_turn]:
+            return 0
+        return 0 if self.decode(bridge[:ends_turn]).strip() else ends_turn + 1
+
+    def _covered(
+        self, observation: ChatMessage, framed: str, offsets: list[tuple[int, int]], room: int, options: ChatOptions
+    ) -> str:
+        """As much of the observation's content as the first `room` tokens of `framed` spell out."""
+        content, start = observation["content"], 0
+        if options.observation_format == "chat":
+            start = self._content_start(observation["role"], options)
+            # A template may strip the content that it frames.
+            content = content if framed.startswith(content, start) else content.strip()
+        # A character whose bytes are not all kept is not covered: the next token begins where it does.
+        end = min(offsets[room - 1][1], offsets[room][0]) if room > 0 else 0
+        return content[: max(end - start, 0)]
+
+    def _bridge(self, observation: ChatMessage, options: ChatOptions) -> str:
+        """What the template appends to an answer when an observation follows it, up to the next generation prompt."""
+        try:
+            text = self._render([ANY_QUESTION, ANY_ANSWER, observation], options)
+        except RENDERING_ERRORS as error:
+            raise UnsupportedTokenizer(
+                f"The model's chat template refuses a message of role {observation['role']!r} after an answer: {error}"
+            ) from error
+        _, answer, bridge = text.partition(ANY_ANSWER["content"])
+        if not answer:
+            raise UnsupportedTokenizer(f"The model's chat template does not keep an answer as it is: {text!r}")
+        return bridge
+
+    def _content_start(self, role: Any, options: ChatOptions) -> int:
+        """Where the content of an observation of this role begins within its bridge."""
+        bridge = self._bridge({"role": role, "content": ANY_OBSERVATION}, options)
+        if ANY_OBSERVATION not in bridge:
+            raise UnsupportedTokenizer(f"The model's chat template drops messages of role {role!r}: {bridge!r}")
+        return bridge.index(ANY_OBSERVATION)
+
+    def _refuse_hopeless(self, text: str, max_tokens: int) -> None:
+        """Spares the tokenizer a text that is too long whatever its tokens are."""
+        if len(text) > max_tokens * self._longest_token:
+            raise PromptRejected(
+                f"The prompt has {len(text)} characters, more than max_seq_len {max_tokens} can hold: "
+                "shorten the prompt or raise max_seq_len."
+            )
+
+    def _refuse_moving_tools(self, options: ChatOptions) -> None:
+        """A template that writes the tools beside the last question would write them into every turn anew."""
+        if options.tools is None:
+            return
+        question = self._render([ANY_QUESTION], options, add_generation_prompt=False)
+        if not self._render([ANY_QUESTION, ANY_ANSWER, ANY_QUESTION], options).startswith(question):
+            raise PromptRejected(
+                "The model's chat template moves the tools to the last message, which a conversation that is only "
+                "appended to cannot follow: leave tools out and describe them in a message."
+            )
+
+    def _render(self, chat: Chat, options: ChatOptions, add_generation_prompt: bool = True) -> str:
+        conversation: Any = chat
+        tools: Any = options.tools
+        return str(
+            self._tokenizer.apply_chat_template(
+                conversation,
+                tools=tools,
+                tokenize=False,
+                add_generation_prompt=add_generation_prompt,
+                **(options.chat_template_kwargs or {}),
+            )
+        )
+
+    def _tokenize(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        encoding = self._encoder.encode(text, add_special_tokens=False)
+        return encoding.ids, encoding.offsets

@@ -1,0 +1,288 @@
+"""The command `rollout` and what it prints, against a scripted service, on a terminal of 80 columns."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from fastapi.responses import JSONResponse
+from rich.console import Console
+from safetensors.torch import load, save_file
+from typer.testing import CliRunner, Result
+
+from rollout_client.cli.app import app
+from rollout_client.cli.transcript import metrics_table, transcript
+from rollout_client.contract import SampleResult
+from tests.clients.scripted_policy import PolicyServer, ScriptedPolicy
+from tests.clients.scripted_service import REJECTED, SUMMARY, ScriptedService, ndjson, problem, result, running, sample
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@pytest.fixture
+def service() -> Iterator[ScriptedService]:
+    with running(ScriptedService()) as scripted:
+        yield scripted
+
+
+def rollout(service: ScriptedService, *arguments: str) -> Result:
+    return CliRunner().invoke(app, [*arguments, "--url", service.url], env={"COLUMNS": "80"})
+
+
+def shown(renderable: Any) -> str:
+    console = Console(width=80, record=True, file=Path(os.devnull).open("w"))  # noqa: SIM115
+    console.print(renderable)
+    return console.export_text()
+
+
+def samples_file(folder: Path, *lines: str) -> str:
+    file = folder / "samples.jsonl"
+    file.write_text("\n".join(lines))
+    return str(file)
+
+
+# Commands
+
+
+def test_tasks_shows_each_task_with_its_fields_and_an_example(service: ScriptedService) -> None:
+    done = rollout(service, "tasks")
+    assert done.exit_code == 0
+    assert done.stdout.startswith("math ───")
+    assert "ground_truth  string or array of integer  required  The [right] answer." in done.stdout
+    assert json.loads(done.stdout[done.stdout.index("{") :]) == sample(note="long " * 40)
+
+
+def test_play_shows_transcripts_rewards_and_metrics(service: ScriptedService) -> None:
+    options = ["--count", "2", "--num-generations", "2", "--temperature", "1.0", "--max-new-tokens", "64"]
+    done = rollout(service, "play", "math", *options, "--seed", "9")
+    assert done.exit_code == 0
+    assert done.stdout.count("completed · reward 1 · 1 turn") == 4
+    assert "1 · math · generation 1" in done.stdout
+    assert "mean_total_reward │ 0.500" in done.stdout
+    assert "4/4 rollouts, 8 tokens generated, 0 failed" in done.stderr
+    assert max(map(len, done.stdout.splitlines())) <= 80
+    assert service.bodies == [
+        {
+            "samples": [sample(seed=9)] * 2,
+            "num_generations": 2,
+            "sampling": {"temperature": 1.0, "max_new_tokens": 64},
+        }
+    ]
+
+
+def test_run_writes_a_result_a_line_in_input_order(service: ScriptedService, tmp_path: Path) -> None:
+    file = samples_file(tmp_path, json.dumps(sample(idx=5)), "", json.dumps(sample(idx=2)))
+    output = tmp_path / "results.jsonl"
+    done = rollout(service, "run", file, "--output", str(output), "--num-generations", "2")
+    assert done.exit_code == 0
+    written = [json.loads(line) for line in output.read_text().splitlines()]
+    assert written == [result(5, 0), result(5, 1), result(2, 0), result(2, 1)]
+
+
+def test_run_keeps_what_had_finished_when_the_stream_breaks(service: ScriptedService, tmp_path: Path) -> None:
+    service.rollouts.append(lambda _: ndjson({"position": 1, "sample": result(1)}))
+    output = tmp_path / "results.jsonl"
+    output.write_text("of an earlier run\n")
+    done = rollout(service, "run", samples_file(tmp_path, *[json.dumps(sample())] * 2), "--output", str(output))
+    assert done.exit_code == 1
+    assert "The stream ended after 1 of 2 rollouts" in done.stderr
+    assert [json.loads(line) for line in output.read_text().splitlines()] == [result(1)]
+
+
+def test_run_leaves_earlier_results_alone_when_the_request_is_refused(service: ScriptedService, tmp_path: Path) -> None:
+    service.rollouts.append(lambda _: problem(REJECTED))
+    output = tmp_path / "results.jsonl"
+    output.write_text("of an earlier run\n")
+    done = rollout(service, "run", samples_file(tmp_path, json.dumps(sample())), "--output", str(output))
+    assert done.exit_code == 1
+    assert output.read_text() == "of an earlier run\n"
+
+
+@pytest.fixture
+def served_policy() -> Iterator[ScriptedPolicy]:
+    with PolicyServer(ScriptedPolicy(layout={"a.weight": ("BF16", [2, 3])})) as policy:
+        yield policy
+
+
+def on_policy(policy: ScriptedPolicy, *arguments: str) -> Result:
+    return CliRunner().invoke(app, [*arguments, "--url", policy.url], env={"COLUMNS": "100"})
+
+
+def test_policy_shows_versions_and_replicas(served_policy: ScriptedPolicy) -> None:
+    served_policy.checksum_of = lambda version, _content: f"{version}" * 64
+    served_policy.versions[3] = b""
+    done = on_policy(served_policy, "policy")
+    assert done.exit_code == 0
+    assert "Version 3 is current" in done.stdout
+    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in done.stdout.splitlines() if "full" in line]
+    assert rows == [
+        ["0", "full", "", "", "2026-01-01 00:00:00", "000000000000"],
+        ["3", "full", "", "", "2026-01-01 00:00:00", "333333333333"],
+    ]
+    assert "Replicas" in done.stdout
+
+
+def test_push_uploads_a_file_and_says_how_it_went(served_policy: ScriptedPolicy, tmp_path: Path) -> None:
+    save_file({"a.weight": torch.ones(2, 3)}, tmp_path / "a.safetensors")
+    done = on_policy(served_policy, "push", str(tmp_path / "a.safetensors"), "--version", "5", "--mode", "abort")
+    assert (done.exit_code, served_policy.puts[0].query) == (0, {"kind": "full", "mode": "abort"})
+    assert "Version 5 is current" in done.stdout
+    assert "version 5: loaded" in done.stderr
+    assert load(served_policy.content(5))["a.weight"].tolist() == [[1.0] * 3] * 2
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "sentence"),
+    [
+        ("b.safetensors", [], "The weights are not those of the model that the service serves; nothing was sent. "),
+        ("none", [], "none: No such file or directory"),
+        ("b.safetensors", ["--kind", "delta"], "kind='delta' and base=None: a delta needs the version that it changes"),
+        ("", ["--kind", "adapter"], "holds no adapter_model.safetensors: save the adapter with save_pretrained"),
+    ],
+)
+def test_a_push_that_cannot_be_is_one_sentence(
+    served_policy: ScriptedPolicy, tmp_path: Path, name: str, options: list[str], sentence: str
+) -> None:
+    save_file({"b": torch.ones(1)}, tmp_path / "b.safetensors")
+    done = on_policy(served_policy, "push", str(tmp_path / name), *options)
+    assert (done.exit_code, done.stdout) == (1, "")
+    assert sentence in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert served_policy.puts == []
+
+
+# Errors
+
+
+@pytest.mark.parametrize(
+    ("lines", "sentence"),
+    [
+        (['{"task_name": '], "line 1 is no JSON: Expecting value at column 15."),
+        ([json.dumps(sample()), "[]"], "line 2 is no JSON object: a sample looks like `rollout tasks` shows it."),
+        ([""], "holds no samples."),
+    ],
+)
+def test_a_bad_file_is_one_sentence_that_names_the_line(
+    service: ScriptedService, tmp_path: Path, lines: list[str], sentence: str
+) -> None:
+    file = samples_file(tmp_path, *lines)
+    done = rollout(service, "run", file, "--output", str(tmp_path / "results.jsonl"))
+    assert (done.exit_code, done.stdout, done.stderr) == (1, "", f"{file} {sentence}\n")
+
+
+def test_a_file_that_is_not_there_is_one_sentence(service: ScriptedService, tmp_path: Path) -> None:
+    done = rollout(service, "run", str(tmp_path / "none"), "--output", str(tmp_path / "results.jsonl"))
+    assert (done.exit_code, done.stderr) == (1, f"{tmp_path}/none: No such file or directory\n")
+
+
+def test_an_unknown_task_is_one_sentence_with_the_known_ones(service: ScriptedService) -> None:
+    done = rollout(service, "play", "maths")
+    assert (done.exit_code, done.stdout) == (1, "")
+    assert done.stderr == (
+        "The request is not valid; nothing was started (422): samples[0].task_name: there is no task 'maths'; "
+        "the known ones are math (got 'maths')\n"
+    )
+
+
+def test_a_url_that_is_none_is_one_sentence() -> None:
+    done = CliRunner().invoke(app, ["tasks", "--url", "here"])
+    assert (done.exit_code, done.stdout) == (1, "")
+    assert done.stderr == "'here' is no URL of a service; it must look like http://127.0.0.1:8000.\n"
+
+
+def test_nobody_listening_is_one_sentence() -> None:
+    command = [sys.executable, "-m", "rollout_client", "tasks", "--url", "http://127.0.0.1:9"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == "http://127.0.0.1:9 cannot be reached: [Errno 111] Connection refused\n"
+
+
+def test_the_command_without_its_extra_says_what_to_install() -> None:
+    program = "import sys; sys.modules['typer'] = None; from rollout_client.__main__ import main; main()"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (1, 'The command line needs typer: pip install "rollout-client[cli]"\n')
+
+
+# Transcripts
+
+
+def test_a_transcript_shows_text_that_looks_like_markup_as_it_is() -> None:
+    text = shown(transcript(SampleResult(**result(content="[bold]x[/bold] [/red] [link=http://a]"))))
+    assert "[bold]x[/bold] [/red] [link=http://a]" in text
+
+
+def test_control_characters_of_a_model_do_not_reach_the_terminal() -> None:
+    text = shown(transcript(SampleResult(**result(content="\x1b[2Jgone\r\x07"))))
+    assert "␛[2Jgone␍␇" in text
+    assert not re.search(r"[\x00-\x09\x0b-\x1f]", text)
+
+
+def test_a_transcript_shows_tokens_finish_reason_and_reward_of_a_message() -> None:
+    text = shown(transcript(SampleResult(**result())))
+    assert "2 tokens · stop · mean log-probability -0.500 · reward 1" in text
+
+
+def test_a_failed_sample_shows_its_error_and_no_reward() -> None:
+    error = {"kind": "environment", "message": "The [checker] died.", "retryable": True}
+    text = shown(transcript(SampleResult(**result(status="error", error=error, total_reward=None))))
+    assert "environment: The [checker] died." in text
+    assert "error · no reward · 1 turn" in text
+
+
+def test_a_long_transcript_stays_within_its_columns() -> None:
+    text = shown(transcript(SampleResult(**result(content="word " * 100 + "x" * 200))))
+    assert max(map(len, text.splitlines())) == 80
+    assert text.count("x") >= 200
+
+
+def test_metrics_are_whole_or_have_three_decimals() -> None:
+    text = shown(metrics_table({"total_turns": 12345.0, "mean_total_reward": 1 / 3}))
+    assert re.search(r"total_turns\s+│ 12,345 │", text)
+    assert re.search(r"mean_total_reward │\s+0\.333 │", text)
+
+
+# Load test
+
+
+def locust(service: ScriptedService, *arguments: str) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-m", "locust", "-f", "clients/locustfile.py", "--headless", "-u", "2", "-r", "2"]
+    return subprocess.run(
+        [*command, "-t", "2s", "--host", service.url, *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+
+
+def test_the_load_test_passes_when_nothing_fails(service: ScriptedService) -> None:
+    done = locust(service)
+    assert done.returncode == 0, done.stderr
+    assert {body.get("num_generations") for body in service.bodies} == {1, 8}
+    assert {body["samples"][0]["task_name"] for body in service.bodies} == {"math", "sliding_puzzle"}
+    assert {body["sampling"]["max_new_tokens"] for body in service.bodies} == {32}
+
+
+def test_the_load_test_fails_when_samples_do(service: ScriptedService) -> None:
+    error = {"kind": "generation", "message": "The replica died.", "retryable": True}
+    answer = {**SUMMARY, "samples": [result(status="error", error=error)]}
+    service.rollouts.extend([lambda _: JSONResponse(answer)] * 100_000)
+    done = locust(service)
+    assert done.returncode == 1
+    assert "rollouts failed, the first with generation: The replica died." in done.stdout + done.stderr
+    assert locust(service, "--max-error-rate", "1").returncode == 0
+
+
+def test_the_load_test_fails_when_there_is_no_service() -> None:
+    unserved = ScriptedService()
+    unserved.url = "http://127.0.0.1:9"
+    done = locust(unserved)
+    assert done.returncode == 1
+    assert "No request was made." in done.stderr

@@ -1,0 +1,222 @@
+"""A stand-in for `/policy` of the service, over real sockets: takes pieces as the contract says, or breaks on cue."""
+
+import hashlib
+import re
+import socket
+import threading
+from base64 import b64encode
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import parse_qsl, urlsplit
+
+import zstandard
+from pydantic import BaseModel
+
+from rollout_client.policy_contract import (
+    PolicyLayout,
+    PolicyState,
+    PolicyUpdate,
+    TensorLayout,
+    UploadState,
+    VersionInfo,
+)
+
+RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
+CREATED_AT = "2026-01-01T00:00:00Z"
+CUT = "cut"
+"""Closes the connection without an answer, before anything of the body counts."""
+CUT_AFTER = "cut after"
+"""Takes the piece, then closes the connection without an answer."""
+FORGET = "forget"
+"""Loses everything that has arrived, and the connection."""
+
+
+@dataclass
+class Put:
+    """One `PUT /policy/versions/{version}` as it arrived."""
+
+    version: int
+    query: dict[str, str]
+    headers: dict[str, str]
+    body: bytes
+
+
+@dataclass
+class ScriptedPolicy:
+    """Holds version 0; `script` says what becomes of the next requests that bring a piece, `None` being all well."""
+
+    layout: dict[str, tuple[str, list[int]]] = field(default_factory=dict)
+    url: str = ""
+    puts: list[Put] = field(default_factory=list)
+    asked: list[str] = field(default_factory=list)
+    script: deque[str | tuple[int, dict[str, str]] | None] = field(default_factory=deque)
+    versions: dict[int, bytes] = field(default_factory=lambda: {0: b""})
+    uploads: dict[int, bytes] = field(default_factory=dict)
+    checksum_of: Callable[[int, bytes], str | None] = lambda _version, _content: None
+    polls: deque[int] = field(default_factory=deque)
+    """Which version is current at the next `GET /policy`, one each."""
+    updating: deque[int] = field(default_factory=deque)
+    """Which version is on its way at the next `GET /policy`, one each."""
+
+    @property
+    def ranges(self) -> list[str]:
+        return [put.headers["content-range"] for put in self.puts]
+
+    def content(self, version: int) -> bytes:
+        """The safetensors file that arrived as `version`, decompressed."""
+        content = self.versions[version]
+        is_packed = content.startswith(zstandard.FRAME_HEADER)
+        return zstandard.ZstdDecompressor().decompressobj().decompress(content) if is_packed else content
+
+    def state(self) -> PolicyState:
+        current = self.polls.popleft() if self.polls else max(self.versions)
+        infos = [
+            VersionInfo.model_validate(
+                {
+                    "version": version,
+                    "kind": "full",
+                    "created_at": CREATED_AT,
+                    "checksum": self.checksum_of(version, content),
+                }
+            )
+            for version, content in self.versions.items()
+        ]
+        updating_to = self.updating.popleft() if self.updating else None
+        return PolicyState(current=current, versions=infos, replicas=[], updating_to=updating_to)
+
+    def take(self, put: Put) -> tuple[int, BaseModel | dict[str, Any]]:
+        """As the contract says: what a piece is answered."""
+        found = RANGE.fullmatch(put.headers["content-range"])
+        assert found, put.headers
+        first, last, total = int(found[1]), int(found[2]), found[3]
+        assert len(put.body) == last - first + 1
+        assert put.headers["content-digest"] == digest_field(put.body)
+        if put.version in self.versions:
+            assert put.headers["repr-digest"] == digest_field(self.versions[put.version])
+            return 200, self.update(put.version)
+        arrived = self.uploads.get(put.version, b"")
+        if first > len(arrived):
+            return 409, {
+                "type": "urn:rollout:problem:chunk-misplaced",
+                "title": "Misplaced",
+                "status": 409,
+                "detail": "",
+            }
+        arrived = arrived[:first] + put.body
+        self.uploads[put.version] = arrived
+        if total == "*" or len(arrived) < int(total):
+            return 202, UploadState(version=put.version, received_bytes=len(arrived))
+        assert put.headers["repr-digest"] == digest_field(arrived)
+        self.versions[put.version] = self.uploads.pop(put.version)
+        return 200, self.update(put.version)
+
+    def update(self, version: int) -> PolicyUpdate:
+        return PolicyUpdate(version=version, checksum=self.checksum_of(version, self.versions[version]), replicas=[])
+
+
+def digest_field(content: bytes) -> str:
+    return f"sha-256=:{b64encode(hashlib.sha256(content).digest()).decode()}:"
+
+
+def layout_of(tensors: dict[str, tuple[str, list[int]]]) -> PolicyLayout:
+    return PolicyLayout(
+        tensors={name: TensorLayout(dtype=dtype, shape=shape) for name, (dtype, shape) in tensors.items()}
+    )
+
+
+def handler(policy: ScriptedPolicy) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            policy.asked.append(self.path)
+            place = urlsplit(self.path)
+            if place.path == "/policy/layout":
+                self.answer(200, layout_of(policy.layout))
+            elif place.path == "/policy":
+                self.answer_policy(int(dict(parse_qsl(place.query)).get("min_version", 0)))
+            else:
+                self.answer_upload(int(place.path.split("/")[3]))
+
+        def answer_policy(self, min_version: int) -> None:
+            state = policy.state()
+            if state.current >= min_version:
+                self.answer(200, state)
+            else:
+                self.answer(409, {"type": "about:blank", "title": "Not current", "status": 409, "detail": ""})
+
+        def answer_upload(self, version: int) -> None:
+            if version in policy.uploads:
+                self.answer(200, UploadState(version=version, received_bytes=len(policy.uploads[version])))
+            else:
+                self.answer(404, {"type": "about:blank", "title": "Not known", "status": 404, "detail": ""})
+
+        def do_PUT(self) -> None:
+            body = self.rfile.read(int(self.headers["content-length"]))
+            place = urlsplit(self.path)
+            headers = {name.lower(): value for name, value in self.headers.items()}
+            put = Put(int(place.path.split("/")[3]), dict(parse_qsl(place.query)), headers, body)
+            policy.puts.append(put)
+            step = policy.script.popleft() if policy.script else None
+            if isinstance(step, tuple):
+                self.answer(
+                    step[0], {"type": "about:blank", "title": "Scripted", "status": step[0], "detail": "", **step[1]}
+                )
+                return
+            if step == CUT:
+                self.hang_up()
+                return
+            if headers["content-type"] == "application/json":
+                policy.versions[put.version] = body
+                self.answer(200, policy.update(put.version))
+                return
+            status, answer = policy.take(put)
+            if step == FORGET:
+                policy.uploads.clear()
+            if step is None:
+                self.answer(status, answer)
+            else:
+                self.hang_up()
+
+        def hang_up(self) -> None:
+            self.connection.shutdown(socket.SHUT_RDWR)
+            self.close_connection = True
+
+        def answer(self, status: int, answer: BaseModel | dict[str, Any]) -> None:
+            said = answer if isinstance(answer, BaseModel) else _Document.model_validate(answer)
+            body = said.model_dump_json().encode()
+            self.send_response(status)
+            self.send_header("content-type", "application/json")
+            self.send_header("content-length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_arguments: object) -> None:
+            pass
+
+    return Handler
+
+
+class _Document(BaseModel, extra="allow"):
+    pass
+
+
+class PolicyServer:
+    """Serves `policy` on a free port of loopback, for the length of a block."""
+
+    def __init__(self, policy: ScriptedPolicy) -> None:
+        self._policy = policy
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), handler(policy))
+        self._server.daemon_threads = True
+
+    def __enter__(self) -> ScriptedPolicy:
+        threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+        self._policy.url = f"http://127.0.0.1:{self._server.server_port}"
+        return self._policy
+
+    def __exit__(self, *_exception: object) -> None:
+        self._server.shutdown()
+        self._server.server_close()

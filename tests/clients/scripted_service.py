@@ -1,0 +1,206 @@
+"""A stand-in for the service, over real sockets: answers as the contract says, or as a test scripts it."""
+
+import asyncio
+import json
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import uvicorn
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse, Response, StreamingResponse
+
+from rollout_client.arrow.schema import ARROW
+from rollout_client.contract import RolloutSummary, SampleResult
+from service.requests.arrow_body import arrow_request
+from service.responses.arrow_encoder import ArrowResponseEncoder
+
+Json = dict[str, Any]
+Responder = Callable[[Json], Response]
+NDJSON = "application/x-ndjson"
+REJECTED: Json = {
+    "type": "urn:rollout:problem:invalid-request",
+    "title": "The request is not valid; nothing was started",
+    "status": 422,
+    "detail": "samples[0].task_name: there is no task 'maths'; the known ones are math.",
+    "errors": [
+        {
+            "field": "samples[0].task_name",
+            "message": "there is no task 'maths'; the known ones are math",
+            "value": "maths",
+        }
+    ],
+}
+SUMMARY: Json = {
+    "request_id": "r1",
+    "metrics": {"mean_total_reward": 0.5, "total_turns": 4.0},
+    "policy": {"oldest": "0", "newest": "0", "current": "0"},
+}
+
+
+def sample(task_name: str = "math", **fields: Any) -> Json:
+    return {"task_name": task_name, "messages": [{"role": "user", "content": "What is 1 + 1?"}], **fields}
+
+
+def result(idx: int = 0, generation_index: int = 0, content: str = "\\boxed{2}", **fields: Any) -> Json:
+    prompt = {"role": "user", "content": "What is 1 + 1?", "token_ids": [1, 2]}
+    response = {
+        "role": "assistant",
+        "content": content,
+        "token_ids": [3, 4],
+        "generation_logprobs": [-0.25, -0.75],
+        "finish_reason": "stop",
+        "reward": 1.0,
+    }
+    return {
+        "idx": idx,
+        "generation_index": generation_index,
+        "task_name": "math",
+        "message_log": [prompt, response],
+        "total_reward": 1.0,
+        "rewards": {},
+        "status": "completed",
+        "terminated": True,
+        "truncated": False,
+        "max_turns_reached": False,
+        "extra_env_info": {"ground_truth": "2"},
+        "metrics": {
+            "turn_count": 1,
+            "total_tokens": 2,
+            "assistant_tokens": 2,
+            "env_tokens": 0,
+            "terminated": True,
+            "truncated": False,
+            "max_turns_reached": False,
+            "total_reward": 1.0,
+            "turn_gen_tokens": [2],
+        },
+    } | fields
+
+
+def results_of(body: Json) -> list[Json]:
+    return [
+        result(posted.get("idx", place), generation_index)
+        for place, posted in enumerate(body["samples"])
+        for generation_index in range(body.get("num_generations", 1))
+    ]
+
+
+def lines_of(body: Json) -> list[Json]:
+    """The last sample first: nothing may rely on the order."""
+    placed = [{"position": position, "sample": played} for position, played in enumerate(results_of(body))]
+    return [*reversed(placed), {"summary": SUMMARY}]
+
+
+def ndjson(*lines: Json) -> Response:
+    async def stream() -> AsyncIterator[bytes]:
+        for line in lines:
+            yield json.dumps(line, ensure_ascii=False).encode() + b"\n"
+
+    return StreamingResponse(stream(), media_type=NDJSON)
+
+
+def arrow(*results: Json) -> Response:
+    answer = ArrowResponseEncoder()
+    for position, played in enumerate(results):
+        answer.add(position, SampleResult.model_validate(played))
+    return Response(b"".join(answer.body(RolloutSummary(**SUMMARY))), media_type=ARROW)
+
+
+async def posted(request: Request) -> Json:
+    if request.headers["content-type"] == ARROW:
+        return arrow_request(await request.body()).model_dump(exclude_unset=True)
+    body: Json = await request.json()
+    return body
+
+
+def problem(document: Json, headers: dict[str, str] | None = None) -> Response:
+    return JSONResponse(document, document["status"], headers, media_type="application/problem+json")
+
+
+def unavailable(headers: dict[str, str] | None = None) -> Response:
+    document = {"type": "about:blank", "title": "Not now", "status": 503, "detail": "No replica is ready."}
+    return problem(document, headers)
+
+
+class ScriptedService:
+    """Answers `POST /rollout` and `GET /readyz` with the next of its scripts, and by itself when there is none left."""
+
+    def __init__(self) -> None:
+        self.url = ""
+        self.bodies: list[Json] = []
+        self.rollouts: deque[Responder] = deque()
+        self.readiness: deque[Response] = deque()
+        self.hung_up = threading.Event()
+        """Set when a client left a stream of `hanging` before its end."""
+        self.app = FastAPI()
+        self._add_rollout()
+        self._add_tasks()
+
+    def hanging(self, *lines: Json) -> Response:
+        """Sends `lines`, then nothing more, and does not end."""
+
+        async def stream() -> AsyncIterator[bytes]:
+            try:
+                for line in lines:
+                    yield json.dumps(line).encode() + b"\n"
+                await asyncio.sleep(60)
+            finally:
+                self.hung_up.set()
+
+        return StreamingResponse(stream(), media_type=NDJSON)
+
+    def _add_rollout(self) -> None:
+        @self.app.post("/rollout")
+        async def rollout(request: Request) -> Response:
+            body = await posted(request)
+            self.bodies.append(body)
+            if self.rollouts:
+                return self.rollouts.popleft()(body)
+            if request.headers["accept"] == NDJSON:
+                return ndjson(*lines_of(body))
+            if request.headers["accept"] == ARROW:
+                return arrow(*results_of(body))
+            return JSONResponse({**SUMMARY, "samples": results_of(body)})
+
+        @self.app.get("/readyz")
+        async def readyz() -> Response:
+            return self.readiness.popleft() if self.readiness else JSONResponse({"status": "ready"})
+
+    def _add_tasks(self) -> None:
+        @self.app.get("/tasks")
+        async def tasks() -> Json:
+            types = [{"type": "string"}, {"type": "array", "items": {"type": "integer"}}]
+            field = {"anyOf": types, "description": "The [right] answer."}
+            schema = {"properties": {"ground_truth": field}, "required": ["ground_truth"]}
+            example = sample(note="long " * 40)
+            return {"tasks": [{"task_name": "math", "description": "Sums.", "fields": schema, "example": example}]}
+
+        @self.app.get("/tasks/{task_name:path}/samples")
+        async def samples(task_name: str, count: int, seed: int) -> Response:
+            if task_name == "maths":
+                return problem(REJECTED)
+            return JSONResponse({"samples": [sample(task_name, seed=seed) for _ in range(count)]})
+
+
+@contextmanager
+def running(service: ScriptedService) -> Iterator[ScriptedService]:
+    """Serves on a free port of loopback for the length of the block."""
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        config = uvicorn.Config(service.app, log_level="critical", timeout_graceful_shutdown=1)
+        server = uvicorn.Server(config)
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
+        thread.start()
+        while not server.started:
+            time.sleep(0.005)
+        service.url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+        try:
+            yield service
+        finally:
+            server.should_exit = True
+            thread.join(timeout=10)

@@ -1,0 +1,220 @@
+"""Batches of NeMo-RL against a scripted service: what is posted, what comes back, what failures become."""
+
+from collections import UserDict
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from fastapi.responses import JSONResponse
+
+from rollout_client import RolloutClient
+from rollout_client.trainers.nemo_rl import run_async_multi_turn_rollout, run_multi_turn_rollout
+from rollout_client.trainers.rows import RolloutsNotFinal
+from tests.clients.scripted_service import SUMMARY, Json, ScriptedService, result, running
+
+Run = Callable[..., tuple[Any, dict[str, Any]]]
+LOST = {
+    "status": "error",
+    "total_reward": None,
+    "error": {"kind": "timeout", "message": "Too slow.", "retryable": True},
+}
+
+
+class BatchedDataDict(UserDict[str, Any]):
+    """As NeMo-RL's, a dict of columns."""
+
+
+@pytest.fixture
+def service() -> Iterator[ScriptedService]:
+    with running(ScriptedService()) as scripted:
+        scripted.rollouts.append(echo)
+        yield scripted
+
+
+@pytest.fixture
+def client(service: ScriptedService) -> Iterator[RolloutClient]:
+    with RolloutClient(service.url) as rollout_client:
+        yield rollout_client
+
+
+@pytest.fixture(params=[run_multi_turn_rollout, run_async_multi_turn_rollout], ids=["lockstep", "async"])
+def run(request: pytest.FixtureRequest) -> Run:
+    chosen: Run = request.param
+    return chosen
+
+
+def played(posted: Json, **fields: Any) -> Json:
+    """One turn after the posted log."""
+    response = {
+        "role": "assistant",
+        "content": "4",
+        "token_ids": [7, 8],
+        "generation_logprobs": [-0.25, -0.75],
+        "finish_reason": "stop",
+        "reward": 1.0,
+    }
+    observation = {"role": "environment", "content": "", "token_ids": []}
+    log = [*posted["message_log"], response, observation]
+    return result(posted["idx"], message_log=log, extra_env_info={"seen": 1}, **fields)
+
+
+def answer(*samples: Json) -> JSONResponse:
+    return JSONResponse({**SUMMARY, "samples": samples})
+
+
+def echo(body: Json) -> JSONResponse:
+    return answer(*map(played, body["samples"]))
+
+
+def scripted(service: ScriptedService, *fields: Json) -> None:
+    """The next answer: every sample played, with these fields each."""
+    service.rollouts.clear()
+    service.rollouts.append(
+        lambda body: answer(*(played(posted, **of) for posted, of in zip(body["samples"], fields, strict=True)))
+    )
+
+
+def batch(size: int = 2, prompts: list[int] | None = None, **columns: Any) -> BatchedDataDict:
+    ids = prompts or list(range(1, size + 1))
+    return BatchedDataDict(
+        {
+            "message_log": [
+                [{"role": "user", "content": "2+2?", "token_ids": torch.tensor([token, 5]), "mine": "kept"}]
+                for token in ids
+            ],
+            "extra_env_info": [{"ground_truth": "4"} for _ in ids],
+            "task_name": ["math" for _ in ids],
+            "idx": [40 + place for place in range(len(ids))],
+            "length": torch.tensor([2 for _ in ids]),
+            "loss_multiplier": torch.ones(len(ids)),
+        }
+        | columns
+    )
+
+
+# What is posted
+
+
+def test_a_batch_is_posted_as_message_logs_with_the_arguments_of_nemo_rl(
+    service: ScriptedService, client: RolloutClient
+) -> None:
+    run_multi_turn_rollout(client, batch(stop_strings=[["</a>"], None]), 64, 3, sampling={"temperature": 0.5})
+    prompt = {"role": "user", "content": "2+2?"}
+    shared = {"task_name": "math", "extra_env_info": {"ground_truth": "4"}}
+    assert service.bodies == [
+        {
+            "samples": [
+                {"idx": 0, **shared, "message_log": [{**prompt, "token_ids": [1, 5]}], "stop_strings": ["</a>"]},
+                {"idx": 1, **shared, "message_log": [{**prompt, "token_ids": [2, 5]}]},
+            ],
+            "sampling": {"temperature": 0.5},
+            "max_seq_len": 64,
+            "max_rollout_turns": 3,
+            "schedule": "lockstep",
+        }
+    ]
+
+
+def test_the_async_function_asks_for_the_async_schedule_and_greedy_is_greedy(
+    service: ScriptedService, client: RolloutClient
+) -> None:
+    run_async_multi_turn_rollout(client, batch(1), 64, greedy=True, policy={"min_version": 3})
+    [body] = service.bodies
+    del body["samples"]
+    assert body == {
+        "sampling": {"greedy": True},
+        "max_seq_len": 64,
+        "max_rollout_turns": 999999,
+        "schedule": "async",
+        "policy": {"min_version": 3},
+    }
+
+
+def test_a_log_that_came_back_can_be_posted_again(service: ScriptedService, client: RolloutClient, run: Run) -> None:
+    once, _ = run(client, batch(1), 64)
+    service.rollouts.append(echo)
+    run(client, once, 64)
+    [[_, response, observation]] = [posted["message_log"] for posted in service.bodies[1]["samples"]]
+    assert response == played({"idx": 0, "message_log": []})["message_log"][0]
+    assert observation == {"role": "environment", "content": "", "token_ids": []}
+
+
+# What comes back
+
+
+def test_the_batch_comes_back_with_its_class_and_every_field(client: RolloutClient, run: Run) -> None:
+    came, metrics = run(client, batch(flag=["a", "b"]), 64)
+    assert type(came) is BatchedDataDict
+    assert came["idx"] == [40, 41]
+    assert came["flag"] == ["a", "b"]
+    assert came["length"].tolist() == [2, 2]
+    assert came["loss_multiplier"].tolist() == [1, 1]
+    assert came["extra_env_info"] == [{"seen": 1}, {"seen": 1}]
+    assert came["total_reward"].dtype == torch.float32
+    assert came["total_reward"].tolist() == [1, 1]
+    assert came["truncated"].dtype == torch.bool
+    assert came["truncated"].tolist() == [False, False]
+    assert came["status"] == ["completed", "completed"]
+    assert metrics == SUMMARY["metrics"]
+
+
+def test_new_messages_have_tensors_and_the_prompt_keeps_its_own(client: RolloutClient, run: Run) -> None:
+    given = batch(1)
+    came, _ = run(client, given, 64)
+    [[prompt, response, observation]] = came["message_log"]
+    assert prompt is given["message_log"][0][0]
+    assert response["token_ids"].dtype == observation["token_ids"].dtype == torch.int64
+    assert response["token_ids"].tolist() == [7, 8]
+    assert response["generation_logprobs"].dtype == torch.float32
+    assert response["generation_logprobs"].tolist() == [-0.25, -0.75]
+    assert (response["role"], response["content"], response["finish_reason"]) == ("assistant", "4", "stop")
+    assert observation["token_ids"].shape == (0,)
+    assert "generation_logprobs" not in observation
+
+
+def test_the_input_is_left_as_it_was(client: RolloutClient, run: Run) -> None:
+    given = batch()
+    run(client, given, 64)
+    assert [len(log) for log in given["message_log"]] == [1, 1]
+    assert "total_reward" not in given
+
+
+def test_a_plain_dict_is_a_batch_too(client: RolloutClient, run: Run) -> None:
+    came, _ = run(client, dict(batch(1)), 64)
+    assert type(came) is dict
+
+
+# Samples without a final reward
+
+
+def test_a_sample_that_failed_raises_by_default_and_is_named(
+    service: ScriptedService, client: RolloutClient, run: Run
+) -> None:
+    scripted(service, {}, LOST)
+    with pytest.raises(RolloutsNotFinal) as raised:
+        run(client, batch(), 64)
+    assert str(raised.value) == (
+        "1 of 2 rollouts have no final reward; idx 1 of task math, generation 0: timeout error: Too slow."
+    )
+    assert [sample.idx for sample in raised.value.samples] == [1]
+
+
+def test_a_masked_sample_weighs_nothing_and_leaves_the_mean_of_its_prompt_alone(
+    service: ScriptedService, client: RolloutClient, run: Run
+) -> None:
+    scripted(service, {"total_reward": 0.5}, LOST, {"total_reward": 0.0}, {"total_reward": 8.0})
+    came, _ = run(client, batch(prompts=[1, 1, 1, 2]), 64, not_final="mask")
+    assert came["loss_multiplier"].tolist() == [1, 0, 1, 1]
+    assert came["total_reward"].tolist() == [0.5, 0.25, 0, 8]
+    assert came["status"] == ["completed", "error", "completed", "completed"]
+
+
+def test_a_sample_cut_off_by_the_deadline_is_masked_and_one_without_siblings_gets_nothing(
+    service: ScriptedService, client: RolloutClient, run: Run
+) -> None:
+    scripted(service, {"status": "deadline", "total_reward": 0.75})
+    given = {name: column for name, column in batch(1).items() if name != "loss_multiplier"}
+    came, _ = run(client, given, 64, not_final="mask", deadline_s=1)
+    assert came["loss_multiplier"].tolist() == [0]
+    assert came["total_reward"].tolist() == [0]

@@ -1,0 +1,251 @@
+"""Rollouts as tensors: exact values of what counts, and laws that hold for any batch."""
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rollout_client import RolloutResponse, SampleResult
+from rollout_client.trainers.rows import group_relative_advantages, token_row
+from rollout_client.trainers.tensors import PaddingSide, RolloutTensors, to_tensors
+from tests.clients.scripted_service import SUMMARY, Json, result
+
+PAD = 99
+NAN = float("nan")
+
+
+def given_message(*token_ids: int, role: str = "user") -> Json:
+    return {"role": role, "content": "", "token_ids": list(token_ids)}
+
+
+def generated(*token_ids: int, logprob: float = -0.5, **fields: Any) -> Json:
+    message = {"role": "assistant", "content": "", "token_ids": list(token_ids)}
+    return message | {"generation_logprobs": [logprob] * len(token_ids)} | fields
+
+
+def rollout(*message_log: Json, reward: float | None = 1.0, **fields: Any) -> SampleResult:
+    named = {} if reward is None else {"reward": reward}
+    return SampleResult(
+        **result(**({"message_log": list(message_log), "total_reward": reward, "rewards": named} | fields))
+    )
+
+
+def failed(*message_log: Json, **fields: Any) -> SampleResult:
+    error = {"kind": "generation", "message": "The replica died.", "retryable": True}
+    return rollout(*message_log, **({"reward": None, "status": "error", "error": error} | fields))
+
+
+TWO_TURNS = rollout(
+    given_message(1, 2),
+    generated(
+        3,
+        4,
+        logprob=-0.25,
+        weight_versions=[{"version": "7", "start": 0, "end": 1}, {"version": "8", "start": 1, "end": 2}],
+    ),
+    given_message(5),
+    generated(6, logprob=-1.5, weight_versions=[{"version": "8", "start": 0, "end": 1}]),
+    given_message(7, 8, role="environment"),
+)
+ONE_TURN = rollout(given_message(1), generated(9), reward=0.0, generation_index=1)
+
+
+# Tokens
+
+
+def test_a_row_is_the_concatenated_token_ids_with_what_the_policy_generated_marked() -> None:
+    tensors = to_tensors([TWO_TURNS, ONE_TURN], pad_token_id=PAD)
+    assert tensors.input_ids.tolist() == [[1, 2, 3, 4, 5, 6, 7, 8], [1, 9, *[PAD] * 6]]
+    assert tensors.attention_mask.tolist() == [[1] * 8, [1, 1, *[0] * 6]]
+    assert tensors.loss_mask.tolist() == [[0, 0, 1, 1, 0, 1, 0, 0], [0, 1, *[0] * 6]]
+    assert tensors.generation_logprobs.tolist() == [[0, 0, -0.25, -0.25, 0, -1.5, 0, 0], [0, -0.5, *[0] * 6]]
+    assert tensors.weight_versions.tolist() == [[-1, -1, 7, 8, -1, 8, -1, -1], [-1] * 8]
+    assert tensors.prompt_lengths.tolist() == [2, 1]
+    assert tensors.lengths.tolist() == [8, 2]
+
+
+def test_integers_are_int64_and_the_rest_is_float32() -> None:
+    tensors = to_tensors([TWO_TURNS], pad_token_id=PAD)
+    floats = {"generation_logprobs", "total_reward", "advantages"}
+    for name in RolloutTensors.__slots__:
+        if name != "rewards":
+            assert getattr(tensors, name).dtype == (torch.float32 if name in floats else torch.int64), name
+    assert tensors.rewards["reward"].dtype == torch.float32
+
+
+def test_padding_on_the_left_moves_every_tensor_alike() -> None:
+    tensors = to_tensors([TWO_TURNS, ONE_TURN], pad_token_id=PAD, padding_side="left")
+    assert tensors.input_ids[1].tolist() == [*[PAD] * 6, 1, 9]
+    assert tensors.attention_mask[1].tolist() == [*[0] * 6, 1, 1]
+    assert tensors.loss_mask[1].tolist() == [*[0] * 7, 1]
+    assert tensors.generation_logprobs[1].tolist() == [*[0] * 7, -0.5]
+
+
+def test_the_width_is_rounded_up_to_a_multiple() -> None:
+    tensors = to_tensors([ONE_TURN], pad_token_id=PAD, pad_to_multiple_of=4)
+    assert tensors.input_ids.tolist() == [[1, 9, PAD, PAD]]
+
+
+def test_no_samples_are_tensors_of_no_rows() -> None:
+    tensors = to_tensors([], pad_token_id=PAD)
+    assert tensors.input_ids.shape == (0, 0)
+    assert tensors.advantages.shape == (0,)
+
+
+def test_a_response_is_taken_as_its_samples() -> None:
+    response = RolloutResponse(**SUMMARY, samples=[TWO_TURNS])
+    assert to_tensors(response, pad_token_id=PAD).lengths.tolist() == [8]
+
+
+def test_a_message_with_other_than_one_logprob_a_token_is_refused() -> None:
+    with pytest.raises(ValueError, match="2 token_ids and 1 generation_logprobs"):
+        to_tensors([rollout(generated(1, 2, generation_logprobs=[-0.5]))], pad_token_id=PAD)
+
+
+def test_the_tail_after_the_last_generated_token_can_be_left_off() -> None:
+    row = token_row(TWO_TURNS).without_tail()
+    assert row.token_ids == [1, 2, 3, 4, 5, 6]
+    assert row.loss_mask == [0, 0, 1, 1, 0, 1]
+    assert row.weight_versions == [-1, -1, 7, 8, -1, 8]
+
+
+def test_tensors_move_to_a_device_together() -> None:
+    moved = to_tensors([ONE_TURN], pad_token_id=PAD).to("meta")
+    assert moved.input_ids.device.type == moved.rewards["reward"].device.type == "meta"
+
+
+# Rewards and groups
+
+
+def rewarded(*rewards: float, idx: int = 0) -> list[SampleResult]:
+    return [
+        rollout(generated(1), reward=reward, idx=idx, generation_index=place) for place, reward in enumerate(rewards)
+    ]
+
+
+def test_advantages_are_relative_to_the_mean_and_deviation_of_their_group() -> None:
+    tensors = to_tensors([*rewarded(0, 2, idx=4), *rewarded(3, 3, idx=1)], pad_token_id=PAD)
+    deviation = 2**0.5
+    expected = [-1 / (deviation + 1e-4), 1 / (deviation + 1e-4), 0, 0]
+    assert tensors.advantages.tolist() == pytest.approx(expected)
+    assert tensors.groups.tolist() == [0, 0, 1, 1]
+    assert tensors.total_reward.tolist() == [0, 2, 3, 3]
+
+
+def test_the_deviation_can_be_left_out() -> None:
+    tensors = to_tensors(rewarded(0, 2, 4), pad_token_id=PAD, scale_rewards=False)
+    assert tensors.advantages.tolist() == [-2, 0, 2]
+
+
+def test_a_group_of_one_has_no_advantage() -> None:
+    assert to_tensors(rewarded(5), pad_token_id=PAD).advantages.tolist() == [0]
+
+
+def test_groups_can_be_told_apart_by_something_else_than_idx() -> None:
+    samples = [*rewarded(0, 2), *rewarded(5, 7)]
+    groups = {id(sample): place // 2 for place, sample in enumerate(samples)}
+    tensors = to_tensors(samples, pad_token_id=PAD, scale_rewards=False, group_of=lambda sample: groups[id(sample)])
+    assert tensors.advantages.tolist() == [-1, 1, -1, 1]
+
+
+def test_named_rewards_are_nan_where_a_rollout_has_none_of_the_name() -> None:
+    samples = [rollout(generated(1), rewards={"form": 0.5, "sum": 1.0}), rollout(generated(1), rewards={"form": 0.25})]
+    rewards = to_tensors(samples, pad_token_id=PAD).rewards
+    assert rewards["form"].tolist() == [0.5, 0.25]
+    assert rewards["sum"].tolist() == pytest.approx([1.0, NAN], nan_ok=True)
+
+
+# Rollouts without a final reward
+
+
+@pytest.mark.parametrize(
+    "without",
+    [
+        failed(generated(8)),
+        rollout(generated(8), reward=9.0, status="deadline"),
+        rollout(generated(8), reward=9.0, status="cancelled"),
+    ],
+    ids=["error", "deadline", "cancelled"],
+)
+def test_a_rollout_without_a_final_reward_is_dropped_and_in_no_statistic(without: SampleResult) -> None:
+    tensors = to_tensors([without, *rewarded(0, 2)], pad_token_id=PAD, scale_rewards=False)
+    assert tensors.advantages.tolist() == [-1, 1]
+    assert tensors.positions.tolist() == [1, 2]
+    assert tensors.sample_mask.tolist() == [1, 1]
+
+
+def test_such_a_rollout_can_be_kept_as_a_row_that_moves_nothing() -> None:
+    tensors = to_tensors([failed(given_message(1), generated(8)), *rewarded(0, 2)], pad_token_id=PAD, not_final="mask")
+    assert tensors.input_ids[0].tolist() == [1, 8]
+    assert tensors.loss_mask[0].tolist() == [0, 0]
+    assert tensors.sample_mask.tolist() == [0, 1, 1]
+    assert tensors.advantages[0].item() == 0
+    assert tensors.advantages[1:].tolist() == pytest.approx([-1 / (2**0.5 + 1e-4), 1 / (2**0.5 + 1e-4)])
+    assert tensors.total_reward.tolist() == pytest.approx([NAN, 0, 2], nan_ok=True)
+
+
+@pytest.mark.parametrize("status", ["truncated", "max_turns"])
+def test_a_rollout_that_reached_a_limit_counts(status: str) -> None:
+    assert to_tensors([rollout(generated(1), status=status)], pad_token_id=PAD).sample_mask.tolist() == [1]
+
+
+# Laws
+
+token_lists = st.lists(st.integers(0, 2**31), max_size=5)
+messages = st.one_of(
+    token_lists.map(lambda ids: given_message(*ids)), token_lists.map(lambda ids: generated(*ids, logprob=-0.125))
+)
+rollouts = st.builds(
+    lambda log, idx, reward: rollout(*log, idx=idx, reward=reward),
+    st.lists(messages, max_size=5),
+    st.integers(0, 2),
+    st.floats(-100, 100),
+)
+
+
+@settings(deadline=None)
+@given(st.lists(rollouts, max_size=6), st.sampled_from(["left", "right"]), st.integers(1, 7))
+def test_taking_the_padding_away_gives_back_each_log(
+    samples: list[SampleResult], padding_side: PaddingSide, multiple: int
+) -> None:
+    tensors = to_tensors(samples, pad_token_id=0, padding_side=padding_side, pad_to_multiple_of=multiple)
+    for row, sample in enumerate(samples):
+        unpadded = tensors.input_ids[row][tensors.attention_mask[row].bool()]
+        assert unpadded.tolist() == [token_id for message in sample.message_log for token_id in message.token_ids]
+    assert tensors.lengths.tolist() == tensors.attention_mask.sum(dim=1).tolist()
+    assert tensors.input_ids.shape[1] % multiple == 0
+
+
+@settings(deadline=None)
+@given(st.lists(rollouts, max_size=6))
+def test_the_loss_mask_counts_the_generated_tokens_and_nothing_else_has_a_logprob(samples: list[SampleResult]) -> None:
+    tensors = to_tensors(samples, pad_token_id=0)
+    counts = [
+        sum(len(message.token_ids) for message in sample.message_log if message.generation_logprobs is not None)
+        for sample in samples
+    ]
+    assert tensors.loss_mask.sum(dim=1).tolist() == counts
+    assert (tensors.generation_logprobs == -0.125).long().tolist() == tensors.loss_mask.tolist()
+
+
+@settings(deadline=None)
+@given(st.lists(rollouts, max_size=8), st.booleans())
+def test_the_advantages_of_a_group_sum_to_zero(samples: list[SampleResult], scale_rewards: bool) -> None:
+    rewards = [sample.total_reward for sample in samples]
+    groups = [sample.idx for sample in samples]
+    advantages = group_relative_advantages(rewards, groups, scale_rewards=scale_rewards)
+    for group in set(groups):
+        members = [advantage for advantage, of in zip(advantages, groups, strict=True) if of == group]
+        assert sum(members) == pytest.approx(0, abs=1e-8)
+
+
+# The package
+
+
+def test_importing_the_client_imports_no_torch() -> None:
+    program = "import sys, rollout_client, rollout_client.trainers.rows; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

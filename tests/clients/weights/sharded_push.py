@@ -1,0 +1,39 @@
+"""Run by a test, once per process of a sharded model: the first one writes a file, the other takes part."""
+
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
+
+from rollout_client.policy_contract import PolicyLayout, TensorLayout
+from rollout_client.weights.sources import full_weights
+from rollout_client.weights.torch_tensors import gather
+
+
+def main(rank: int, folder: Path) -> None:
+    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
+    mesh = init_device_mesh("cpu", (2,))
+    embed = distribute_tensor(torch.arange(15, dtype=torch.float32).reshape(5, 3), mesh, [Shard(0)])
+    state = {"embed": embed, "lm_head": embed, "norm": torch.ones(3)}
+    tensors = {
+        "embed": TensorLayout(dtype="BF16", shape=[5, 3]),
+        "norm": TensorLayout(dtype="BF16", shape=[3]),
+    }
+    layout = PolicyLayout(tensors=tensors)
+    if rank:
+        gather(state, layout)
+    else:
+        weights = full_weights(state, layout)
+        assert not weights.can_repeat
+        with (folder / "whole.safetensors").open("wb") as file:
+            file.writelines(weights.blocks())
+    # The one that ends first would cut the connection that the other still closes.
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), Path(sys.argv[2]))

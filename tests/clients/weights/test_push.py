@@ -1,0 +1,443 @@
+"""Pushing weights from both clients to a scripted policy over real sockets: what is sent, and what a break costs."""
+
+import asyncio
+import json
+import subprocess
+import sys
+import tracemalloc
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load, save_file
+from tenacity import wait_none
+from torch import nn
+
+from rollout_client import (
+    AsyncRolloutClient,
+    NotSafetensors,
+    PolicyState,
+    PolicyUpdate,
+    RequestRejected,
+    RolloutClient,
+    RolloutTimeout,
+    ServiceFailed,
+    ServiceUnreachable,
+    UploadLost,
+    WeightsDoNotFit,
+)
+from rollout_client.policy_contract import PolicyLayout, UploadState
+from rollout_client.rollout_calls import Call
+from rollout_client.weights.safetensors_file import TensorEntry, header_of
+from rollout_client.weights.sources import Weights, full_weights
+from rollout_client.weights.upload import MOST_RESTARTS, Upload, pieces
+from tests.clients.scripted_policy import CUT, CUT_AFTER, FORGET, PolicyServer, ScriptedPolicy, digest_field, layout_of
+
+CallClient = Callable[..., Any]
+LAYOUT = {"embed.weight": ("BF16", [4, 3]), "norm.weight": ("BF16", [3])}
+
+
+class Tiny(nn.Module):
+    """A model with tied embeddings, in 32 bits as a trainer holds it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(4, 3)
+        self.norm = nn.RMSNorm(3)
+        self.lm_head = nn.Linear(3, 4, bias=False)
+        self.lm_head.weight = self.embed.weight
+
+
+@pytest.fixture
+def policy(monkeypatch: pytest.MonkeyPatch) -> Iterator[ScriptedPolicy]:
+    monkeypatch.setattr("rollout_client.retry.BACKOFF", wait_none())
+    with PolicyServer(ScriptedPolicy(layout=dict(LAYOUT))) as served:
+        yield served
+
+
+def call_sync(url: str, method: str, *arguments: Any, client: dict[str, Any] | None = None, **options: Any) -> Any:
+    with RolloutClient(url, **(client or {})) as rollout_client:
+        return getattr(rollout_client, method)(*arguments, **options)
+
+
+def call_async(url: str, method: str, *arguments: Any, client: dict[str, Any] | None = None, **options: Any) -> Any:
+    async def call() -> Any:
+        async with AsyncRolloutClient(url, **(client or {})) as rollout_client:
+            return await getattr(rollout_client, method)(*arguments, **options)
+
+    return asyncio.run(call())
+
+
+@pytest.fixture(params=[call_sync, call_async], ids=["sync", "async"])
+def call(request: pytest.FixtureRequest) -> CallClient:
+    chosen: CallClient = request.param
+    return chosen
+
+
+def bf16_state(seed: int = 0) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return {name: torch.randn(shape, generator=generator).bfloat16() for name, (_, shape) in LAYOUT.items()}
+
+
+def arrived(policy: ScriptedPolicy, version: int) -> dict[str, torch.Tensor]:
+    tensors: dict[str, torch.Tensor] = load(policy.content(version))
+    return tensors
+
+
+def same(tensors: dict[str, torch.Tensor], others: dict[str, torch.Tensor]) -> bool:
+    return tensors.keys() == others.keys() and all(torch.equal(tensors[name], others[name]) for name in tensors)
+
+
+# What is sent
+
+
+def test_weights_are_sent_in_pieces_that_name_their_place_and_digest(policy: ScriptedPolicy, call: CallClient) -> None:
+    state = bf16_state()
+    update = call(policy.url, "push_weights", state, 7, chunk_bytes=80)
+    assert update == PolicyUpdate(version=7, checksum=None, replicas=[])
+    content = policy.versions[7]
+    assert policy.ranges == ["bytes 0-79/206", "bytes 80-159/206", "bytes 160-205/206"]
+    assert [put.headers["content-digest"] for put in policy.puts] == [
+        digest_field(content[:80]),
+        digest_field(content[80:160]),
+        digest_field(content[160:]),
+    ]
+    assert [put.headers.get("repr-digest") for put in policy.puts] == [None, None, digest_field(content)]
+    assert {put.headers["content-type"] for put in policy.puts} == {"application/vnd.safetensors"}
+    assert not any("content-encoding" in put.headers for put in policy.puts)
+    assert [put.query for put in policy.puts] == [{"kind": "full"}] * 3
+    assert same(arrived(policy, 7), state)
+
+
+def test_options_that_are_given_stand_in_the_query(policy: ScriptedPolicy, call: CallClient) -> None:
+    call(policy.url, "push_weights", bf16_state(), 1, mode="wait", reset_prefix_cache=False, if_busy="refuse")
+    [put] = policy.puts
+    assert put.query == {"kind": "full", "mode": "wait", "reset_prefix_cache": "false", "if_busy": "refuse"}
+    assert put.headers["content-range"] == "bytes 0-205/206"
+
+
+def test_a_version_that_is_not_given_is_one_more_than_the_newest(policy: ScriptedPolicy, call: CallClient) -> None:
+    policy.versions[4] = b""
+    assert call(policy.url, "push_weights", bf16_state()).version == 5
+
+
+def test_a_module_is_cast_and_its_tied_head_left_out(policy: ScriptedPolicy, call: CallClient) -> None:
+    model = Tiny()
+    call(policy.url, "push_weights", model)
+    expected = {name: tensor.bfloat16() for name, tensor in model.state_dict().items() if name in LAYOUT}
+    assert same(arrived(policy, 1), expected)
+
+
+def test_names_are_those_without_wrappers(policy: ScriptedPolicy) -> None:
+    state = bf16_state()
+    wrapped = {f"module._orig_mod.{name}".replace("norm.", "norm._orig_mod."): value for name, value in state.items()}
+    call_sync(policy.url, "push_weights", wrapped)
+    assert same(arrived(policy, 1), state)
+
+
+def test_a_sharded_model_is_gathered_by_all_its_processes(tmp_path: Path) -> None:
+    processes = [
+        subprocess.Popen([sys.executable, "-m", "tests.clients.weights.sharded_push", str(rank), str(tmp_path)])
+        for rank in range(2)
+    ]
+    assert [process.wait(timeout=300) for process in processes] == [0, 0]
+    loaded = load((tmp_path / "whole.safetensors").read_bytes())
+    assert same(loaded, {"embed": torch.arange(15).reshape(5, 3).bfloat16(), "norm": torch.ones(3).bfloat16()})
+
+
+@pytest.mark.parametrize("is_folder", [False, True])
+def test_a_checkpoint_is_uploaded_as_it_lies_there(policy: ScriptedPolicy, tmp_path: Path, is_folder: bool) -> None:
+    state = bf16_state()
+    if is_folder:
+        save_file({"norm.weight": state["norm.weight"]}, tmp_path / "model-00001-of-00002.safetensors")
+        save_file({"embed.weight": state["embed.weight"]}, tmp_path / "model-00002-of-00002.safetensors")
+        weight_map = {
+            "norm.weight": "model-00001-of-00002.safetensors",
+            "embed.weight": "model-00002-of-00002.safetensors",
+        }
+        (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+        save_file({"norm.weight": torch.zeros(3)}, tmp_path / "consolidated.safetensors")
+        path = tmp_path
+    else:
+        path = tmp_path / "weights.safetensors"
+        save_file(state | {"lm_head.weight": state["embed.weight"].clone()}, path)
+    call_sync(policy.url, "push_weights", str(path))
+    assert same(arrived(policy, 1), state)
+
+
+def test_a_checkpoint_of_another_dtype_is_cast(policy: ScriptedPolicy, tmp_path: Path) -> None:
+    state = bf16_state()
+    save_file({name: tensor.float() for name, tensor in state.items()}, tmp_path / "model.safetensors")
+    call_sync(policy.url, "push_weights", tmp_path)
+    assert same(arrived(policy, 1), state)
+
+
+def test_an_adapter_is_sent_with_its_config_in_the_metadata(
+    policy: ScriptedPolicy, call: CallClient, tmp_path: Path
+) -> None:
+    save_file({"lora_A.weight": torch.ones(2, 3)}, tmp_path / "adapter_model.safetensors", {"format": "pt"})
+    (tmp_path / "adapter_config.json").write_text('{"r": 2}\n')
+    call(policy.url, "push_weights", tmp_path, kind="adapter")
+    content = policy.content(1)
+    header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+    assert header["__metadata__"] == {"format": "pt", "adapter_config": '{"r": 2}\n'}
+    assert same(load(content), {"lora_A.weight": torch.ones(2, 3)})
+    assert policy.puts[0].query == {"kind": "adapter"}
+
+
+def test_a_delta_is_one_zstd_stream_whose_length_its_last_piece_knows(
+    policy: ScriptedPolicy, call: CallClient, tmp_path: Path
+) -> None:
+    parts = {"norm.weight.gaps": torch.tensor([1], dtype=torch.int32), "norm.weight.values": torch.ones(1).bfloat16()}
+    save_file(parts, tmp_path / "delta.safetensors")
+    call(policy.url, "push_weights", tmp_path / "delta.safetensors", kind="delta", base=0, chunk_bytes=50)
+    total = len(policy.versions[1])
+    assert policy.ranges[:2] == ["bytes 0-49/*", "bytes 50-99/*"]
+    assert policy.ranges[-1] == f"bytes {(total - 1) // 50 * 50}-{total - 1}/{total}"
+    assert {put.headers["content-encoding"] for put in policy.puts} == {"zstd"}
+    assert policy.puts[0].query == {"kind": "delta", "base": "0"}
+    assert same(arrived(policy, 1), parts)
+
+
+def test_a_checkpoint_that_the_service_fetches_is_named(policy: ScriptedPolicy, call: CallClient) -> None:
+    assert call(policy.url, "load_checkpoint", "s3://bucket/step-8", mode="abort").version == 1
+    [put] = policy.puts
+    assert (json.loads(put.body), put.query) == (
+        {"checkpoint": "s3://bucket/step-8"},
+        {"kind": "full", "mode": "abort"},
+    )
+    assert put.headers["content-type"] == "application/json"
+
+
+def test_a_checkpoint_is_asked_for_again_only_where_the_service_took_nothing_on(
+    policy: ScriptedPolicy, call: CallClient
+) -> None:
+    policy.script += [(503, {}), None, CUT]
+    assert call(policy.url, "load_checkpoint", "/weights").version == 1
+    assert len(policy.puts) == 2
+    with pytest.raises(ServiceUnreachable):
+        call(policy.url, "load_checkpoint", "/weights")
+    assert len(policy.puts) == 3
+
+
+def test_the_progress_bar_counts_bytes(
+    policy: ScriptedPolicy, call: CallClient, capsys: pytest.CaptureFixture[str]
+) -> None:
+    call(policy.url, "push_weights", bf16_state(), chunk_bytes=100, progress=True)
+    assert "206/206 bytes" in capsys.readouterr().err
+
+
+# What is refused before anything is sent
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"norm.weight": None}, "Missing: norm.weight."),
+        ({"rope.inv_freq": torch.ones(2)}, "Not known there: rope.inv_freq."),
+        ({"lm_head.weight": torch.zeros(4, 3)}, "Not known there: lm_head.weight."),
+        ({"norm.weight": torch.ones(1, 3)}, r"Different: norm.weight has shape \[1, 3\] instead of \[3\]."),
+        ({"norm.weight": torch.ones(3, dtype=torch.int32)}, "Different: norm.weight is I32 instead of BF16."),
+        ({"norm.weight": None, "a": torch.ones(1)}, "Missing: norm.weight. Not known there: a."),
+    ],
+)
+def test_weights_of_another_model_are_refused_by_name(
+    policy: ScriptedPolicy, call: CallClient, change: dict[str, torch.Tensor | None], sentence: str
+) -> None:
+    state = {name: tensor for name, tensor in {**bf16_state(), **change}.items() if tensor is not None}
+    with pytest.raises(WeightsDoNotFit, match=f"^The weights are not those .* nothing was sent. {sentence}$"):
+        call(policy.url, "push_weights", state)
+    assert policy.puts == []
+
+
+def test_many_names_are_cut_short() -> None:
+    error = WeightsDoNotFit([f"layer.{place}" for place in range(7)], [], {})
+    assert str(error).endswith("Missing: layer.0, layer.1, layer.2, layer.3, layer.4 and 2 more.")
+
+
+@pytest.mark.parametrize(
+    ("source", "options", "sentence"),
+    [
+        ({}, {"kind": "delta", "base": 0}, "delta weights come from a path, not from dict; see PolicyPusher"),
+        ({}, {"kind": "adapter"}, "adapter weights come from a path"),
+        ({}, {"kind": "delta"}, "kind='delta' and base=None: a delta needs the version that it changes"),
+        ({}, {"base": 3}, "kind='full' and base=3: a delta needs"),
+        ({}, {"mode": "gently"}, "mode"),
+        (bf16_state(), {"chunk_bytes": 0}, "chunk_bytes=0: a piece needs at least one byte"),
+    ],
+)
+def test_arguments_that_contradict_each_other_are_value_errors(
+    policy: ScriptedPolicy, call: CallClient, source: Any, options: dict[str, Any], sentence: str
+) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        call(policy.url, "push_weights", source, **options)
+    assert policy.puts == []
+
+
+def test_files_that_are_no_checkpoint_or_adapter_are_refused_by_name(policy: ScriptedPolicy, tmp_path: Path) -> None:
+    with pytest.raises(NotSafetensors, match=r"holds no \.safetensors file"):
+        call_sync(policy.url, "push_weights", tmp_path)
+    with pytest.raises(NotSafetensors, match=r"holds no adapter_model\.safetensors: save the adapter"):
+        call_sync(policy.url, "push_weights", tmp_path, kind="adapter")
+    save_file({"a": torch.ones(1)}, tmp_path / "adapter_model.safetensors")
+    (tmp_path / "adapter_config.json").write_text("{")
+    with pytest.raises(NotSafetensors, match=r"adapter_config\.json is no JSON"):
+        call_sync(policy.url, "push_weights", tmp_path, kind="adapter")
+    save_file({"a": torch.ones(1)}, tmp_path / "other.safetensors")
+    with pytest.raises(NotSafetensors, match="holds a, and so does another file"):
+        call_sync(policy.url, "push_weights", tmp_path)
+    (tmp_path / "model.safetensors.index.json").write_text("[]")
+    with pytest.raises(NotSafetensors, match="has no weight_map of names to files"):
+        call_sync(policy.url, "push_weights", tmp_path)
+
+
+# What a break costs
+
+
+@pytest.mark.parametrize(
+    ("script", "ranges"),
+    [
+        ([None, CUT], ["0-79", "80-159", "80-159", "160-205"]),
+        ([None, CUT_AFTER], ["0-79", "80-159", "160-205"]),
+        ([None, (503, {})], ["0-79", "80-159", "80-159", "160-205"]),
+        ([None, (400, {"type": "urn:x:chunk-damaged"})], ["0-79", "80-159", "80-159", "160-205"]),
+        ([None, None, CUT], ["0-79", "80-159", "160-205", "160-205"]),
+        ([None, None, CUT_AFTER], ["0-79", "80-159", "160-205", "160-205"]),
+        ([CUT], ["0-79", "0-79", "80-159", "160-205"]),
+        ([None, FORGET], ["0-79", "80-159", "0-79", "80-159", "160-205"]),
+    ],
+    ids=str,
+)
+def test_a_break_costs_at_most_the_piece_that_was_under_way(
+    policy: ScriptedPolicy, call: CallClient, script: list[Any], ranges: list[str]
+) -> None:
+    policy.script += script
+    state = bf16_state()
+    assert call(policy.url, "push_weights", state, chunk_bytes=80).version == 1
+    assert policy.ranges == [f"bytes {span}/206" for span in ranges]
+    assert same(arrived(policy, 1), state)
+
+
+def test_a_call_that_broke_off_during_the_update_waits_for_its_end_and_asks_for_the_answer(
+    policy: ScriptedPolicy, call: CallClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rollout_client.client.ASK_AGAIN_S", 0.01)
+    policy.script += [None, None, CUT_AFTER]
+    policy.updating += [1, 1, 1]
+    assert call(policy.url, "push_weights", bf16_state(), 1, chunk_bytes=80).version == 1
+    assert policy.ranges == [f"bytes {span}/206" for span in ("0-79", "80-159", "160-205", "160-205")]
+    assert policy.asked == ["/policy/layout"] + ["/policy?checksums_within_s=0"] * 4
+
+
+def test_what_arrived_of_a_piece_is_not_sent_again(policy: ScriptedPolicy, call: CallClient) -> None:
+    content = b"".join(bytes(block) for block in full_weights(bf16_state(), layout_of(LAYOUT)).blocks())
+    policy.uploads[1] = content[:100]
+    policy.script += [(503, {})]
+    call(policy.url, "push_weights", bf16_state(), 1, chunk_bytes=206)
+    assert policy.ranges == ["bytes 0-205/206", "bytes 100-205/206"]
+    assert policy.puts[1].headers["content-digest"] == digest_field(content[100:])
+    assert policy.puts[1].headers["repr-digest"] == digest_field(content)
+
+
+def test_a_service_that_lost_the_pieces_between_two_of_them_gets_them_again(
+    policy: ScriptedPolicy, call: CallClient
+) -> None:
+    misplaced = (409, {"type": "urn:rollout:problem:chunk-misplaced"})
+    policy.script += [None, None, misplaced]
+    call(policy.url, "push_weights", bf16_state(), chunk_bytes=80)
+    assert policy.ranges[-2:] == ["bytes 160-205/206"] * 2
+
+
+@pytest.mark.parametrize("status", [409, 422, 500])
+def test_a_refusal_ends_the_push(policy: ScriptedPolicy, call: CallClient, status: int) -> None:
+    policy.script += [None, (status, {"type": "urn:rollout:problem:version-refused", "detail": "It is taken."})]
+    with pytest.raises((RequestRejected, ServiceFailed), match=rf"^Scripted \({status}\): It is taken\.$"):
+        call(policy.url, "push_weights", bf16_state(), chunk_bytes=80)
+    assert len(policy.puts) == 2
+
+
+def test_breaks_without_end_end_after_the_retries(policy: ScriptedPolicy, call: CallClient) -> None:
+    policy.script += [None] + [CUT] * 9
+    with pytest.raises(ServiceUnreachable):
+        call(policy.url, "push_weights", bf16_state(), chunk_bytes=80, client={"retries": 2})
+    assert len(policy.puts) == 4
+
+
+def upload_of(can_repeat: bool = True) -> Upload:
+    header = header_of([("a", "U8", (100,))])
+    return Upload(Weights(header, lambda _: iter([bytes(100)]), can_repeat), 3, {"kind": "full"}, 60)
+
+
+def first_byte(call: Call[Any]) -> int:
+    return int(call.content_headers["content-range"].split()[1].split("-")[0])
+
+
+def test_an_upload_begins_anew_only_so_often() -> None:
+    upload = upload_of()
+    lost = PolicyState(current=0, versions=[], replicas=[])
+    for _ in range(MOST_RESTARTS):
+        assert first_byte(upload.next_call()) == 0
+        upload.answered(UploadState(version=3, received_bytes=60))
+        assert first_byte(upload.next_call()) == 60
+        upload.found(lost)
+    upload.next_call()
+    upload.answered(UploadState(version=3, received_bytes=60))
+    upload.next_call()
+    with pytest.raises(UploadLost, match="has 0 bytes of version 3 after 60 had arrived, each time it was sent: push"):
+        upload.found(lost)
+
+
+def test_sharded_weights_are_not_gathered_twice() -> None:
+    upload = upload_of(can_repeat=False)
+    upload.next_call()
+    upload.answered(UploadState(version=3, received_bytes=60))
+    upload.next_call()
+    with pytest.raises(UploadLost, match="sharded weights are gathered only once: push it again"):
+        upload.found(PolicyState(current=0, versions=[], replicas=[]))
+
+
+# Memory
+
+
+def test_tensors_are_made_one_at_a_time_and_pieces_held_one_at_a_time() -> None:
+    made: list[str] = []
+
+    def read(entry: TensorEntry) -> Iterator[bytes]:
+        made.append(entry.name)
+        yield bytes(entry.size_bytes)
+
+    header = header_of([(f"layer.{place}", "U8", (1 << 20,)) for place in range(64)])
+    tracemalloc.start()
+    sizes = []
+    for number, piece in enumerate(pieces(Weights(header, read).blocks(), 4 << 20)):
+        sizes.append(len(piece.body))
+        assert len(made) <= 4 * (number + 1) + 1
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert sum(sizes) == header.file_bytes
+    assert peak_bytes < 16 << 20
+
+
+# What is asked
+
+
+def test_the_policy_and_its_layout_come_typed(policy: ScriptedPolicy, call: CallClient) -> None:
+    assert call(policy.url, "policy").current == 0
+    layout: PolicyLayout = call(policy.url, "policy_layout")
+    assert layout == layout_of(LAYOUT)
+
+
+def test_waiting_for_a_version_asks_until_it_is_current(policy: ScriptedPolicy, call: CallClient) -> None:
+    policy.polls += [2, 2, 3]
+    assert call(policy.url, "wait_for_version", 3, timeout_s=60).current == 3
+    assert policy.asked == ["/policy?min_version=3&wait_s=20.0"] * 3
+
+
+def test_waiting_for_a_version_ends_at_its_timeout(policy: ScriptedPolicy, call: CallClient) -> None:
+    with pytest.raises(
+        RolloutTimeout, match=r"^Version 3 was not current after 0\.5 s\. Check that somebody pushes it"
+    ):
+        call(policy.url, "wait_for_version", 3, timeout_s=0.5)
+    assert 2 <= len(policy.asked) <= 4

@@ -1,0 +1,318 @@
+"""Safetensors files, the checksum over tensors, and deltas: written and read bit for bit, and refused where broken."""
+
+import hashlib
+import json
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors import safe_open
+from safetensors.torch import load_file, save, save_file
+
+from rollout_client.weights.delta import BadDelta, Changes, applied, bits, changed_tensors, decode, encode
+from rollout_client.weights.safetensors_file import (
+    Checksum,
+    Header,
+    NotSafetensors,
+    TensorEntry,
+    file_checksum,
+    header_bytes,
+    header_of,
+    parsed_header,
+    read_header,
+    read_tensor,
+    tensor_blocks,
+)
+
+NAMES = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=8).filter(lambda name: name[0] != "_")
+SPECS = st.lists(
+    st.tuples(NAMES, st.sampled_from(["BF16", "F32", "U8", "I64"]), st.lists(st.integers(0, 4), max_size=3)),
+    unique_by=lambda spec: spec[0],
+    max_size=6,
+)
+TENSORS = {"a.weight": torch.arange(6, dtype=torch.float32).reshape(2, 3), "b": torch.ones(3, dtype=torch.bfloat16)}
+
+
+def written(path: Path, tensors: dict[str, torch.Tensor], metadata: dict[str, str] | None = None) -> Path:
+    save_file(tensors, path, metadata)
+    return path
+
+
+def raw_file(path: Path, said: object, data: bytes = b"") -> Path:
+    text = said if isinstance(said, bytes) else json.dumps(said).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + data)
+    return path
+
+
+def tensor(dtype: str = "U8", shape: object = (2,), offsets: object = (0, 2)) -> dict[str, Any]:
+    return {"dtype": dtype, "shape": shape, "data_offsets": offsets}
+
+
+# Headers
+
+
+def test_a_header_is_its_length_then_json_padded_to_eight_bytes() -> None:
+    header = header_of([("b", "BF16", (2, 3)), ("a", "F32", ())], {"format": "pt"})
+    text = (
+        b'{"__metadata__":{"format":"pt"},"b":{"dtype":"BF16","shape":[2,3],"data_offsets":[0,12]},'
+        b'"a":{"dtype":"F32","shape":[],"data_offsets":[12,16]}}'
+    )
+    assert header_bytes(header.entries, header.metadata) == (144).to_bytes(8, "little") + text.ljust(144)
+    assert (header.data_begin, header.file_bytes) == (152, 168)
+
+
+@settings(deadline=None)
+@given(SPECS, st.dictionaries(NAMES, NAMES, max_size=2))
+def test_a_header_that_was_written_is_read_back(
+    specs: list[tuple[str, str, list[int]]], metadata: dict[str, str]
+) -> None:
+    header = header_of(specs, metadata)
+    begun = header_bytes(header.entries, header.metadata)
+    assert len(begun) % 8 == 0
+    assert parsed_header(begun[8:]) == header
+
+
+def test_the_safetensors_library_reads_what_is_written(tmp_path: Path) -> None:
+    header = header_of([("b", "BF16", (3,)), ("a.weight", "F32", (2, 3))], {"adapter_config": '{"r": 8}'})
+    data = TENSORS["b"].view(torch.uint8).numpy().tobytes() + TENSORS["a.weight"].numpy().tobytes()
+    file = tmp_path / "mine.safetensors"
+    file.write_bytes(header_bytes(header.entries, header.metadata) + data)
+    loaded = load_file(file)
+    assert {name: value.tolist() for name, value in loaded.items()} == {k: v.tolist() for k, v in TENSORS.items()}
+    with safe_open(file, "pt") as opened:
+        assert opened.metadata() == {"adapter_config": '{"r": 8}'}
+
+
+def test_what_the_safetensors_library_wrote_is_read(tmp_path: Path) -> None:
+    file = written(tmp_path / "theirs.safetensors", TENSORS, {"format": "pt"})
+    header = read_header(file)
+    assert header.metadata == {"format": "pt"}
+    assert header.entries == (TensorEntry("a.weight", "F32", (2, 3), 0, 24), TensorEntry("b", "BF16", (3,), 24, 30))
+    assert read_tensor(file, header, header.by_name["a.weight"]) == TENSORS["a.weight"].numpy().tobytes()
+    assert list(tensor_blocks(file, header, header.by_name["b"], block_bytes=4)) == [b"\x80\x3f\x80\x3f", b"\x80\x3f"]
+
+
+@pytest.mark.parametrize(
+    ("tensors", "sentence"),
+    [
+        ([("a", "F32", ()), ("a", "F32", ())], "cannot hold the name 'a' twice"),
+        ([("__metadata__", "F32", ())], "cannot hold the name '__metadata__' at all"),
+        ([("a", "complex", ())], "a: a safetensors file cannot hold the dtype 'complex'"),
+    ],
+)
+def test_a_header_that_cannot_be_is_refused(tensors: list[tuple[str, str, tuple[int, ...]]], sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        header_of(tensors)
+
+
+# Files that are none
+
+
+@pytest.mark.parametrize(
+    ("said", "data", "sentence"),
+    [
+        (b"[]", b"", "The header does not begin with {"),
+        (b"{", b"", "The header is no JSON"),
+        (b"{\xff}", b"", "The header is no JSON"),
+        (b'{"a":' * 100_000, b"", "The header is no JSON"),
+        (b'{"a": {}, "a": {}}', b"", "a name occurs twice"),
+        ({"__metadata__": {"a": 1}}, b"", "__metadata__ holds something that is no text"),
+        ({"__metadata__": None}, b"", "__metadata__ holds something that is no text"),
+        ({"a": None}, b"", "a has not just dtype, shape and data_offsets"),
+        ({"a": tensor("Q8")}, b"ab", "a has the dtype 'Q8', which is not known"),
+        ({"a": tensor(shape=(-2,))}, b"ab", "that are no sizes"),
+        ({"a": tensor(shape=(True, 2))}, b"ab", "that are no sizes"),
+        ({"a": tensor(shape=2)}, b"ab", "that are no sizes"),
+        ({"a": tensor(offsets=(0,))}, b"ab", "that are no sizes"),
+        ({"a": tensor(shape=(2**63,))}, b"ab", "that are no sizes"),
+        ({"a": tensor(shape=(10**4000,) * 1200)}, b"ab", "that are no sizes"),
+        ({"a" * 10_000: tensor(shape=(2**62,) * 64)}, b"ab", r"a\.\.\."),
+        ({"\ud800": tensor()}, b"ab", "a name that is no text"),
+        ({"__metadata__": {"adapter_config": "\udfff"}}, b"", "__metadata__ holds something that is no text"),
+        ({"a": tensor(offsets=(0, 1))}, b"a", "a has 1 bytes, which is not its shape"),
+        ({"a": tensor(offsets=(2, 0))}, b"ab", "a has -2 bytes"),
+        ({"a": tensor(offsets=(1, 3))}, b"abc", "The data of a begin at 1 where 0 is due"),
+        ({"a": tensor(), "b": tensor(offsets=(1, 3))}, b"abc", "The data of b begin at 1 where 2 is due"),
+        ({"a": tensor(), "b": tensor(offsets=(3, 5))}, b"abcde", "The data of b begin at 3 where 2 is due"),
+        ({"a": tensor()}, b"a", "it is not whole"),
+        ({"a": tensor()}, b"abc", "it is not whole"),
+    ],
+)
+def test_a_broken_file_is_refused_with_what_is_wrong(tmp_path: Path, said: object, data: bytes, sentence: str) -> None:
+    file = raw_file(tmp_path / "broken.safetensors", said, data)
+    with pytest.raises(NotSafetensors, match=sentence) as refused:
+        read_header(file)
+    assert str(file) in str(refused.value)
+    assert len(str(refused.value)) < 1000
+
+
+@pytest.mark.parametrize("content", [b"", b"1234567", (9).to_bytes(8, "little") + b"{}", b"\xff" * 32])
+def test_a_file_that_ends_within_its_header_is_refused(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "cut.safetensors").write_bytes(content)
+    with pytest.raises(NotSafetensors, match="it ends within its header"):
+        read_header(tmp_path / "cut.safetensors")
+
+
+def test_a_pickle_is_called_one(tmp_path: Path) -> None:
+    (tmp_path / "a.bin").write_bytes(pickle.dumps({"a": list(range(9))}))
+    torch.save(TENSORS, tmp_path / "b.bin")
+    for file in tmp_path.iterdir():
+        with pytest.raises(NotSafetensors, match="is a pickle or an archive: save the weights as safetensors"):
+            read_header(file)
+
+
+@settings(deadline=None)
+@given(st.binary(max_size=64), st.integers(0, 200))
+def test_garbage_is_refused_unless_it_is_whole(tmp_path_factory: Any, garbage: bytes, cut: int) -> None:
+    file = tmp_path_factory.getbasetemp() / "garbage.safetensors"
+    whole = save(TENSORS)
+    content = whole[:cut] + garbage
+    file.write_bytes(content)
+    try:
+        assert read_header(file).file_bytes == len(content)
+    except NotSafetensors:
+        assert not content.startswith(whole[:-6]) or len(content) != len(whole)
+
+
+def test_a_file_that_shrinks_while_it_is_read_is_noticed(tmp_path: Path) -> None:
+    file = written(tmp_path / "a.safetensors", TENSORS)
+    header = read_header(file)
+    file.write_bytes(file.read_bytes()[:-4])
+    with pytest.raises(NotSafetensors, match="ends within b: it was changed while it was read"):
+        read_tensor(file, header, header.by_name["b"])
+
+
+# Checksums
+
+
+def test_a_checksum_is_that_of_sorted_lines() -> None:
+    checksum = Checksum()
+    checksum.add("b", "BF16", (1, 2), [b"12", b"34"])
+    checksum.add("a", "F32", (), [b"5678"])
+    lines = f"a F32 [] {hashlib.sha256(b'5678').hexdigest()}\nb BF16 [1,2] {hashlib.sha256(b'1234').hexdigest()}\n"
+    assert checksum.hexdigest() == hashlib.sha256(lines.encode()).hexdigest()
+
+
+def test_a_checksum_is_the_same_whatever_the_order_in_the_file(tmp_path: Path) -> None:
+    file = written(tmp_path / "theirs.safetensors", TENSORS, {"format": "pt"})
+    checksum = Checksum()
+    for name in ("b", "a.weight"):
+        header = read_header(file)
+        entry = header.by_name[name]
+        checksum.add(name, entry.dtype, entry.shape, [read_tensor(file, header, entry)])
+    assert checksum.hexdigest() == file_checksum(file)
+
+
+# Deltas
+
+
+@st.composite
+def bases_and_news(draw: st.DrawFn) -> tuple[str, np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    dtype, size = draw(st.sampled_from([("U8", 1), ("BF16", 2), ("F32", 4), ("F64", 8)]))
+    base = draw(st.binary(max_size=40 * size).map(lambda data: data[: len(data) // size * size]))
+    new = bytearray(base)
+    for place in draw(st.lists(st.integers(0, max(len(new) - 1, 0)), max_size=5 if new else 0)):
+        new[place] = draw(st.integers(0, 255))
+    return dtype, bits(dtype, base), bits(dtype, bytes(new))
+
+
+@settings(deadline=None)
+@given(bases_and_news(), st.integers(1, 50))
+def test_what_was_encoded_is_decoded_bit_for_bit(
+    pair: tuple[str, np.ndarray[Any, Any], np.ndarray[Any, Any]], largest_gap: int
+) -> None:
+    _, base, new = pair
+    changes = encode(base, new, largest_gap)
+    assert changes.gaps.dtype == np.int32
+    assert changes.gaps.max(initial=0) <= largest_gap
+    restored = base.copy()
+    decode("a", restored, changes)
+    assert restored.tobytes() == new.tobytes()
+
+
+def test_a_delta_holds_only_what_changed_nan_payloads_and_signs_of_zero_included() -> None:
+    base = np.array([0x7FC0, 0x0000, 0x3F80, 0x4000], np.uint16)
+    new = np.array([0x7FC1, 0x8000, 0x3F80, 0x4001], np.uint16)
+    changes = encode(base, new)
+    assert (changes.gaps.tolist(), changes.values.tolist()) == ([0, 1, 2], [0x7FC1, 0x8000, 0x4001])
+    assert changes.size_bytes == 3 * (4 + 2)
+
+
+def test_a_gap_that_is_too_large_for_its_number_is_gone_in_stops() -> None:
+    base = np.zeros(12, np.uint16)
+    new = base.copy()
+    new[11] = 7
+    changes = encode(base, new, largest_gap=4)
+    assert (changes.gaps.tolist(), changes.values.tolist()) == ([4, 4, 3], [0, 0, 7])
+
+
+GAPS: Callable[..., np.ndarray[Any, Any]] = lambda *gaps: np.array(gaps, np.int32)  # noqa: E731
+HALVES: Callable[..., np.ndarray[Any, Any]] = lambda *values: np.array(values, np.uint16)  # noqa: E731
+
+
+@pytest.mark.parametrize(
+    ("gaps", "values", "sentence"),
+    [
+        (GAPS([0, 1]), HALVES(1, 2), "gaps and values have 2 and 1 dimensions"),
+        (np.array([0, 1], np.int64), HALVES(1, 2), "gaps are int64 and values uint16; int32 and uint16 must be"),
+        (GAPS(0, 1), np.array([1, 2], np.uint32), "gaps are int32 and values uint32"),
+        (GAPS(0, 1), HALVES(1), "there are 2 gaps and 1 values"),
+        (GAPS(-1), HALVES(1), "a gap is too small"),
+        (GAPS(0, 0), HALVES(1, 2), "a gap is too small"),
+        (GAPS(4), HALVES(1), "place 4 is changed, and the tensor has only 4 values"),
+        (GAPS(1, 2**31 - 1), HALVES(1, 2), "place 2147483648 is changed"),
+    ],
+)
+def test_changes_that_do_not_fit_are_refused_and_change_nothing(gaps: Any, values: Any, sentence: str) -> None:
+    base = HALVES(9, 9, 9, 9)
+    with pytest.raises(BadDelta, match=f"^layer: .*{sentence}") as refused:
+        decode("layer", base, Changes(gaps, values))
+    assert refused.value.tensor == "layer"
+    assert base.tolist() == [9, 9, 9, 9]
+
+
+BASE = header_of([("a", "BF16", (4,)), ("b.values", "F32", (2,))]).by_name
+
+
+@pytest.mark.parametrize(
+    ("tensors", "tensor_name", "sentence"),
+    [
+        ([("a", "BF16", (1,))], "a", "only names that end in .gaps or .values"),
+        ([("c.gaps", "I32", (1,)), ("c.values", "BF16", (1,))], "c", "the base has no such tensor"),
+        ([("a.gaps", "I32", (1,))], "a", "a.values is missing"),
+        ([("a.values", "BF16", (1,))], "a", "a.gaps is missing"),
+        ([("a.gaps", "I64", (1,)), ("a.values", "BF16", (1,))], "a", "gaps are I64"),
+        ([("a.gaps", "I32", (1,)), ("a.values", "F16", (1,))], "a", "values are F16 where the base has BF16"),
+        ([("a.gaps", "I32", (1,)), ("a.values", "BF16", (2,))], "a", "both must be one"),
+        ([("a.gaps", "I32", (1, 1)), ("a.values", "BF16", (1, 1))], "a", "both must be one"),
+    ],
+)
+def test_a_delta_that_does_not_fit_its_base_is_refused_by_its_header(
+    tensors: list[tuple[str, str, tuple[int, ...]]], tensor_name: str, sentence: str
+) -> None:
+    with pytest.raises(BadDelta, match=sentence) as refused:
+        changed_tensors(header_of(tensors), BASE)
+    assert refused.value.tensor == tensor_name
+
+
+def test_a_tensor_may_be_named_like_a_part_of_a_delta() -> None:
+    delta: Header = header_of([("b.values.gaps", "I32", (1,)), ("b.values.values", "F32", (1,))])
+    assert list(changed_tensors(delta, BASE)) == ["b.values"]
+
+
+def test_a_delta_file_applied_to_a_base_file_gives_the_new_tensors(tmp_path: Path) -> None:
+    base = written(tmp_path / "base.safetensors", TENSORS)
+    parts = {
+        "a.weight.gaps": torch.tensor([1, 4], dtype=torch.int32),
+        "a.weight.values": torch.tensor([-0.0, 7.0]),
+    }
+    delta = written(tmp_path / "delta.safetensors", parts)
+    new = {entry.name: bytes(data) for entry, data in applied(base, delta)}
+    assert new["b"] == TENSORS["b"].view(torch.uint8).numpy().tobytes()
+    assert new["a.weight"] == torch.tensor([0.0, -0.0, 2.0, 3.0, 4.0, 7.0]).numpy().tobytes()

@@ -1,0 +1,157 @@
+"""Generator replicas without an engine: they join, take orders, and do with each what their script says."""
+
+import asyncio
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, Protocol
+
+from deployments.policy.records import (
+    AcceptRequests,
+    CommandReport,
+    FinishTransfer,
+    LoadedWeights,
+    NumberedCommand,
+    ReplicaRegistration,
+    Stage,
+    Swap,
+    VersionPayload,
+)
+from deployments.policy.replica_registry import ReplicaNotRegistered, ReplicaRegistry
+
+Step = Literal["ok", "error", "die", "die after", "hang", "rejoin"]
+"""What becomes of an order: `die` before and `die after` it was carried out, without a report in both cases; `hang`:
+nothing more is heard; `rejoin`: it is carried out, and instead of reporting the replica joins anew."""
+STEPS: tuple[Step, ...] = ("ok", "error", "die", "die after", "hang", "rejoin")
+
+
+class Died(Exception):
+    pass
+
+
+class Link(Protocol):
+    async def join(self, registration: ReplicaRegistration) -> None: ...
+
+    async def next_command(self, replica_id: str, report: CommandReport | None) -> NumberedCommand | None: ...
+
+
+@dataclass
+class RosterLink:
+    registry: ReplicaRegistry
+
+    async def join(self, registration: ReplicaRegistration) -> None:
+        self.registry.join(registration)
+
+    async def next_command(self, replica_id: str, report: CommandReport | None) -> NumberedCommand | None:
+        return await self.registry.next_command(replica_id, report)
+
+
+@dataclass
+class ScriptedCluster:
+    """Implements `Cluster`: an object is its own reference, and an actor is a `ScriptedReplica`."""
+
+    events: list[tuple[str, str, int]] = field(default_factory=list)
+    """Who did what with which version, in order."""
+    killed: list[str] = field(default_factory=list)
+    puts: list[bytes] = field(default_factory=list)
+
+    def put(self, piece: bytes) -> Any:
+        self.puts.append(piece)
+        return piece
+
+    async def is_alive(self, actor: Any) -> bool:
+        return bool(actor.is_alive)
+
+    def kill(self, actor: Any) -> None:
+        self.killed.append(actor.name)
+        actor.end()
+
+    def done(self, what: str) -> list[tuple[str, int]]:
+        return [(who, version) for who, did, version in self.events if did == what]
+
+
+@dataclass(eq=False)
+class ScriptedReplica:
+    """`script` says what becomes of the next orders, which go well after its end; each takes `order_s`."""
+
+    name: str
+    link: Link
+    cluster: ScriptedCluster
+    script: Iterable[Step] = ()
+    loaded: LoadedWeights = field(default_factory=LoadedWeights)
+    order_s: float = 0.0
+    is_alive: bool = True
+    accepts_requests: bool = False
+    """Whether it was ever told that it may."""
+    staged: VersionPayload | None = None
+    taken: list[int] = field(default_factory=list)
+    """The numbers of the orders that reached it."""
+
+    def __post_init__(self) -> None:
+        self._script = deque(self.script)
+        self._life: asyncio.Task[None] | None = None
+
+    async def start(self) -> "ScriptedReplica":
+        """Returns once it has joined."""
+        await self.join()
+        self._life = asyncio.create_task(self._live())
+        return self
+
+    async def join(self) -> None:
+        await self.link.join(ReplicaRegistration(self.name, self, workers=1, loaded=self.loaded))
+
+    def end(self) -> None:
+        self.is_alive = False
+        if self._life is not None:
+            self._life.cancel()
+
+    async def _live(self) -> None:
+        report: CommandReport | None = None
+        while self.is_alive:
+            try:
+                order = await self.link.next_command(self.name, report)
+                report = None if order is None else await self._report_of(order)
+            except ReplicaNotRegistered:
+                report = None
+                await self.join()
+            except Died:
+                self.is_alive = False
+
+    async def _report_of(self, order: NumberedCommand) -> CommandReport | None:
+        self.taken.append(order.number)
+        await asyncio.sleep(self.order_s)
+        step = self._script.popleft() if self._script else "ok"
+        if step == "die":
+            raise Died
+        if step == "hang":
+            await asyncio.Event().wait()
+        report = CommandReport(order.number, self.loaded)
+        if step == "error":
+            return replace(report, error=f"OSError: {self.name} has no room", broken=isinstance(order.command, Swap))
+        self._carry_out(order)
+        if step == "die after":
+            raise Died
+        if step == "rejoin":
+            await self.join()
+            return None
+        return replace(report, loaded=self.loaded, load_s=1.0, swap_s=2.0, pause_s=3.0)
+
+    def _carry_out(self, order: NumberedCommand) -> None:
+        match order.command:
+            case Stage(payload):
+                self.staged = payload
+                self._note("stage", payload.version)
+            case Swap():
+                assert self.staged is not None
+                version = self.staged.version
+                is_adapter = self.staged.kind == "adapter"
+                self.loaded = LoadedWeights(self.loaded.full, version) if is_adapter else LoadedWeights(version)
+                self._note("swap", version)
+            case AcceptRequests():
+                self.accepts_requests = True
+                self._note("take calls", self.loaded.version)
+            case FinishTransfer(version):
+                self.loaded = LoadedWeights(version)
+
+    def _note(self, what: str, version: int) -> None:
+        self.cluster.events.append((self.name, what, version))

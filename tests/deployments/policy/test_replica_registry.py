@@ -1,0 +1,306 @@
+"""The registry: whom an order reaches, and what is told to whoever waits for its report."""
+
+import asyncio
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from deployments.policy.records import (
+    AcceptRequests,
+    Command,
+    CommandReport,
+    LoadedWeights,
+    NumberedCommand,
+    ReplicaRegistration,
+    Swap,
+    SwapOptions,
+)
+from deployments.policy.replica_registry import (
+    LIVENESS_POLL_S,
+    LONG_POLL_S,
+    RegisteredReplica,
+    ReplicaLost,
+    ReplicaNotRegistered,
+    ReplicaRegistry,
+)
+from tests.virtual_time import now, run, settled
+
+SWAP = Swap(SwapOptions())
+
+
+class Actors:
+    """Of replicas `a`, `b`, ...; an actor is the replica's name."""
+
+    def __init__(self) -> None:
+        self.dead: set[str] = set()
+        self.registry = ReplicaRegistry(self.is_alive)
+
+    async def is_alive(self, actor: Any) -> bool:
+        return actor not in self.dead
+
+    def join(self, name: str, loaded: LoadedWeights | None = None) -> RegisteredReplica:
+        return self.registry.join(ReplicaRegistration(name, name, 1, loaded or LoadedWeights()))
+
+    def ask(
+        self, member: RegisteredReplica, command: Command = SWAP, timeout_s: float = 100.0
+    ) -> asyncio.Task[CommandReport]:
+        return asyncio.create_task(self.registry.ask(member, command, timeout_s))
+
+    async def order(self, name: str, report: CommandReport | None = None) -> NumberedCommand:
+        order = await self.registry.next_command(name, report)
+        assert order is not None
+        return order
+
+    def poll(self, name: str, report: CommandReport | None = None) -> asyncio.Task[NumberedCommand | None]:
+        return asyncio.create_task(self.registry.next_command(name, report))
+
+
+async def lost(report: asyncio.Task[CommandReport]) -> str:
+    with pytest.raises(ReplicaLost) as told:
+        await report
+    return str(told.value)
+
+
+def test_members_stand_in_the_order_in_which_they_joined() -> None:
+    actors = Actors()
+    for name in "bac":
+        actors.join(name)
+    actors.join("b", LoadedWeights(3))
+    assert [(member.replica_id, member.loaded.version) for member in actors.registry.members] == [
+        ("a", 0),
+        ("c", 0),
+        ("b", 3),
+    ]
+
+
+def test_each_order_reaches_the_replica_that_it_is_for_and_its_report_who_gave_it() -> None:
+    async def story() -> None:
+        actors = Actors()
+        a, b = actors.join("a"), actors.join("b")
+        asked = [actors.ask(a, SWAP), actors.ask(b, AcceptRequests()), actors.ask(a, AcceptRequests())]
+        of_b = await actors.order("b")
+        first = await actors.order("a")
+        assert (first.command, of_b.command) == (SWAP, AcceptRequests())
+        first_report = CommandReport(first.number, LoadedWeights(7), swap_s=0.5)
+        second = await actors.order("a", first_report)
+        assert second.command == AcceptRequests()
+        assert len({first.number, second.number, of_b.number}) == 3
+        assert await asked[0] == first_report
+        assert (asked[1].done(), asked[2].done()) == (False, False)
+        polls = [
+            actors.poll("a", CommandReport(second.number, LoadedWeights(7))),
+            actors.poll("b", CommandReport(of_b.number, LoadedWeights())),
+        ]
+        assert [report.command_number for report in await asyncio.gather(*asked[1:])] == [of_b.number, second.number]
+        assert (a.loaded, b.loaded) == (LoadedWeights(7), LoadedWeights())
+        assert now() == 0.0
+        for poll in polls:
+            poll.cancel()
+
+    run(story())
+
+
+def test_an_order_that_is_given_before_the_replica_asks_waits_for_it() -> None:
+    async def story() -> None:
+        actors = Actors()
+        actors.ask(actors.join("a"))
+        await asyncio.sleep(5.0)
+        assert (await actors.order("a")).command == SWAP
+
+    run(story())
+
+
+def test_a_replica_that_nothing_is_ordered_from_is_told_so_after_a_while() -> None:
+    async def story() -> None:
+        actors = Actors()
+        actors.join("a")
+        assert await actors.registry.next_command("a", None) is None
+        assert now() == LONG_POLL_S
+
+    run(story())
+
+
+def test_a_poll_that_was_cut_off_takes_no_order_with_it() -> None:
+    async def story() -> None:
+        actors = Actors()
+        member = actors.join("a")
+        poll = actors.poll("a")
+        await settled()
+        actors.ask(member)
+        await asyncio.sleep(0)
+        poll.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await poll
+        assert (await actors.order("a")).command == SWAP
+
+    run(story())
+
+
+def test_a_replica_that_has_not_joined_is_unknown() -> None:
+    async def story() -> None:
+        actors = Actors()
+        actors.join("a")
+        actors.registry.forget("a", "test")
+        for name in ("a", "b"):
+            with pytest.raises(ReplicaNotRegistered, match=name):
+                await actors.registry.next_command(name, CommandReport(1, LoadedWeights()))
+            with pytest.raises(ReplicaNotRegistered, match=name):
+                actors.registry.note_checksum(name, LoadedWeights(), "c")
+        actors.registry.forget("b", "test")
+
+    run(story())
+
+
+def test_joining_anew_ends_what_was_ordered_before() -> None:
+    async def story() -> None:
+        actors = Actors()
+        member = actors.join("a")
+        taken = actors.ask(member)
+        await actors.order("a")
+        old_poll = actors.poll("a")
+        await settled()
+        waiting = asyncio.create_task(actors.registry.ask(member, SWAP, 100.0))
+        again = actors.join("a", LoadedWeights(4))
+        assert (await lost(taken), await lost(waiting)) == ("it joined anew", "it has left")
+        assert await lost(actors.ask(member)) == "it has left"
+        assert (actors.registry.has(member), actors.registry.has(again)) == (False, True)
+        assert (again.loaded, again.accepts_requests) == (LoadedWeights(4), False)
+        actors.ask(again, AcceptRequests())
+        assert (await actors.order("a")).command == AcceptRequests()
+        await settled()
+        assert not old_poll.done()
+        old_poll.cancel()
+
+    run(story())
+
+
+def test_a_replica_that_takes_too_long_is_lost_and_its_late_report_only_noted() -> None:
+    async def story() -> None:
+        actors = Actors()
+        member = actors.join("a")
+        asked = actors.ask(member, timeout_s=7.5)
+        order = await actors.order("a")
+        assert await lost(asked) == "it did not report within 7.5 s"
+        assert now() == 7.5
+        assert actors.registry.has(member)
+        assert await actors.registry.next_command("a", CommandReport(order.number, LoadedWeights(9))) is None
+        assert (member.loaded, member.awaited) == (LoadedWeights(9), {})
+
+    run(story())
+
+
+def test_a_report_that_nobody_waits_for_is_only_noted() -> None:
+    async def story() -> None:
+        actors = Actors()
+        member = actors.join("a")
+        assert await actors.registry.next_command("a", CommandReport(12345, LoadedWeights(2))) is None
+        assert member.loaded == LoadedWeights(2)
+
+    run(story())
+
+
+def test_a_replica_that_dies_is_lost_and_forgotten() -> None:
+    async def story() -> None:
+        actors = Actors()
+        a, b = actors.join("a"), actors.join("b")
+        asked = actors.ask(a)
+        await actors.order("a")
+        actors.dead |= {"a", "b"}
+        assert await lost(asked) == "it died"
+        assert now() <= LIVENESS_POLL_S
+        assert actors.registry.members == [b]
+
+    run(story())
+
+
+def test_the_dead_are_forgotten() -> None:
+    async def story() -> None:
+        actors = Actors()
+        a, b, c = (actors.join(name) for name in "abc")
+        actors.dead |= {"a", "c"}
+        await actors.registry.forget_the_dead()
+        assert actors.registry.members == [b]
+        assert not actors.registry.has(a)
+        assert not actors.registry.has(c)
+
+    run(story())
+
+
+def test_a_replica_that_joins_anew_while_it_is_asked_whether_it_lives_stays() -> None:
+    async def story() -> None:
+        registry: ReplicaRegistry
+
+        async def is_alive(_actor: Any) -> bool:
+            registry.join(ReplicaRegistration("a", "young", 1))
+            return False
+
+        registry = ReplicaRegistry(is_alive)
+        registry.join(ReplicaRegistration("a", "old", 1))
+        await registry.forget_the_dead()
+        assert [member.registration.actor for member in registry.members] == ["young"]
+
+    run(story())
+
+
+def test_a_checksum_is_of_the_weights_that_it_names() -> None:
+    async def story() -> None:
+        actors = Actors()
+        member = actors.join("a", LoadedWeights(5))
+        actors.registry.note_checksum("a", LoadedWeights(4), "old")
+        known = [member.checksum]
+        actors.registry.note_checksum("a", LoadedWeights(5), "new")
+        known.append(member.checksum)
+        for loaded in (LoadedWeights(5), LoadedWeights(5, adapter=6)):
+            await actors.registry.next_command("a", CommandReport(1, loaded))
+            known.append(member.checksum)
+        assert known == [None, "new", "new", None]
+
+    run(story())
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(["join", "ask", "poll", "break", "die"]), st.sampled_from("ab")), max_size=30)
+)
+def test_whatever_happens_an_order_reaches_its_replica_at_most_once(events: list[tuple[str, str]]) -> None:
+    async def story() -> None:
+        actors = Actors()
+        for name in "ab":
+            actors.join(name)
+        asked: dict[str, list[asyncio.Task[CommandReport]]] = {"a": [], "b": []}
+        polls: dict[str, list[asyncio.Task[NumberedCommand | None]]] = {"a": [], "b": []}
+
+        async def happen(event: str, name: str) -> None:
+            member = next((member for member in actors.registry.members if member.replica_id == name), None)
+            if event == "join" or member is None:
+                actors.dead.discard(name)
+                actors.join(name)
+            elif event == "ask":
+                asked[name].append(actors.ask(member, command_of(name)))
+            elif event == "poll":
+                polls[name].append(actors.poll(name))
+            elif event == "break" and polls[name]:
+                polls[name][-1].cancel()
+            elif event == "die":
+                actors.dead.add(name)
+                await actors.registry.forget_the_dead()
+
+        for event in events:
+            await happen(*event)
+        await settled()
+        for name in "ab":
+            orders = [poll.result() for poll in polls[name] if poll.done() and not poll.cancelled()]
+            numbers = [order.number for order in orders if order is not None]
+            assert len(numbers) == len(set(numbers)) <= len(asked[name])
+            assert all(order is None or order.command == command_of(name) for order in orders)
+        everything: list[asyncio.Task[Any]] = [*asked["a"], *asked["b"], *polls["a"], *polls["b"]]
+        for task in everything:
+            task.cancel()
+        await asyncio.gather(*everything, return_exceptions=True)
+
+    run(story())
+
+
+def command_of(name: str) -> Command:
+    return Swap(SwapOptions(mode="keep" if name == "a" else "wait"))

@@ -1,0 +1,497 @@
+"""The steps of weight transfers, with scripted replicas: who takes part at which rank, and what a break costs."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deployments.failures import PolicyStoreLost
+from deployments.generation.command_runner import CommandRunner
+from deployments.generation.engine import SwapTimes
+from deployments.policy.failures import TransferRefused, UpdateUnderWay, VersionRefused
+from deployments.policy.records import (
+    AcceptRequests,
+    Command,
+    CommandReport,
+    FinishTransfer,
+    InitTransfer,
+    LoadedWeights,
+    NumberedCommand,
+    ReplicaRegistration,
+    SettleTransfer,
+    StartTransfer,
+    SwapOptions,
+    UpdateTransfer,
+)
+from deployments.policy.settings import PolicySettings
+from deployments.policy.store import PolicyStore
+from deployments.policy.transfer import rank_offsets
+from rollout_client.policy_contract import PolicyUpdate, SwitchOptions
+from tests.deployments.policy.scripted_replicas import ScriptedCluster
+from tests.deployments.policy.transferring_replicas import PATIENCE_S, TransferringReplica
+
+MakeStore = Callable[..., PolicyStore]
+WEIGHTS = {"names": ["a"]}
+CHANGED = "the replicas are others than those that met the trainer; init it again"
+STEPS: list[type[Command]] = [StartTransfer, UpdateTransfer, SettleTransfer]
+
+
+@pytest.fixture
+def make_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MakeStore:
+    monkeypatch.setattr("deployments.policy.replica_registry.LIVENESS_POLL_S", 0.01)
+
+    def make(**settings: Any) -> PolicyStore:
+        return PolicyStore(PolicySettings(folder=str(tmp_path), **settings), model="none", cluster=ScriptedCluster())
+
+    return make
+
+
+def in_a_loop(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
+    @wraps(test)
+    def run(*arguments: Any, **named: Any) -> None:
+        async def whole() -> None:
+            await test(*arguments, **named)
+
+        asyncio.run(whole())
+
+    return run
+
+
+async def serving(store: PolicyStore, *workers: int, **script: Any) -> list[TransferringReplica]:
+    """Replicas "a", "b", ... with so many workers each; `script` is that of the first."""
+    scripts = [script] + [{}] * (len(workers) - 1)
+    replicas = [
+        TransferringReplica(store, name, count, **said)
+        for name, count, said in zip("abcdef", workers, scripts, strict=False)
+    ]
+    return [await replica.join_and_serve() for replica in replicas]
+
+
+async def meet(store: PolicyStore, world_size: int) -> int:
+    return await store.init_transfer({"master_port": 1, "rank_offset": 1, "world_size": world_size})
+
+
+async def transfer(store: PolicyStore) -> PolicyUpdate:
+    await store.start_transfer(SwitchOptions())
+    await store.update_transfer(WEIGHTS)
+    return await store.finish_transfer(None)
+
+
+def kinds(replica: TransferringReplica) -> list[type[Command]]:
+    return [type(command) for command in replica.ordered]
+
+
+def assert_refused(refused: pytest.ExceptionInfo[Exception], field: str, message: str) -> None:
+    assert isinstance(refused.value, TransferRefused)
+    assert [(problem.field, problem.message) for problem in refused.value.problems] == [(field, message)]
+
+
+@pytest.mark.parametrize(
+    ("workers", "offsets"), [([1], [1]), ([1, 1, 1], [1, 2, 3]), ([4, 4], [1, 5]), ([2, 1, 4], [1, 3, 4]), ([], [])]
+)
+def test_each_replica_begins_after_the_workers_of_those_before_it(workers: list[int], offsets: list[int]) -> None:
+    assert rank_offsets(workers) == offsets
+
+
+@in_a_loop
+async def test_replicas_meet_the_trainer_each_at_ranks_of_its_own(make_store: MakeStore) -> None:
+    store = make_store()
+    replicas = await serving(store, 2, 1, 4)
+    assert (await store.state(0)).transfer_world_size == 8
+    assert await meet(store, 8) == 8
+    assert [replica.ordered for replica in replicas] == [
+        [AcceptRequests(), InitTransfer({"master_port": 1, "rank_offset": rank_offset, "world_size": 8})]
+        for rank_offset in (1, 3, 4)
+    ]
+
+
+@in_a_loop
+async def test_a_world_of_another_size_is_refused_with_the_right_one(make_store: MakeStore) -> None:
+    store = make_store()
+    [replica] = await serving(store, 2)
+    with pytest.raises(TransferRefused) as refused:
+        await meet(store, 2)
+    assert_refused(refused, "init_info.world_size", "3 processes take part: the trainer's one and 2 of the replicas")
+    assert refused.value.problems[0].value == 2
+    assert kinds(replica) == [AcceptRequests]
+
+
+@in_a_loop
+async def test_without_replicas_there_is_nobody_to_meet(make_store: MakeStore) -> None:
+    with pytest.raises(TransferRefused) as refused:
+        await meet(make_store(), 1)
+    assert_refused(refused, "transfer", "no replica is there yet; wait until the service is ready")
+
+
+@in_a_loop
+async def test_every_replica_takes_every_step_and_the_version_is_made(make_store: MakeStore) -> None:
+    store = make_store()
+    replicas = await serving(store, 1, 2)
+    await meet(store, 4)
+    await store.start_transfer(SwitchOptions(mode="abort", reset_prefix_cache=False))
+    await store.update_transfer(WEIGHTS)
+    await store.update_transfer({"names": ["b"]})
+    update = await store.finish_transfer(7)
+    assert (update.version, update.checksum) == (7, None)
+    assert [(replica.replica_id, replica.status) for replica in update.replicas] == [("a", "swapped"), ("b", "swapped")]
+    for replica in replicas:
+        assert replica.ordered[2:] == [
+            StartTransfer(SwapOptions("abort", reset_prefix_cache=False)),
+            UpdateTransfer(WEIGHTS),
+            UpdateTransfer({"names": ["b"]}),
+            SettleTransfer(),
+            FinishTransfer(7),
+        ]
+    assert await store.wait_for(7, 7, 0.0) == 7
+
+
+@in_a_loop
+async def test_those_who_have_met_need_not_meet_again(make_store: MakeStore) -> None:
+    store = make_store()
+    await serving(store, 1, 1)
+    await meet(store, 3)
+    assert [(await transfer(store)).version for _ in range(3)] == [1, 2, 3]
+
+
+@in_a_loop
+async def test_of_a_list_each_replica_is_told_its_own_workers_part(make_store: MakeStore) -> None:
+    store = make_store()
+    replicas = await serving(store, 2, 1)
+    await meet(store, 4)
+    await store.start_transfer(SwitchOptions())
+    await store.update_transfer([{"for": 1}, {"for": 2}, {"for": 3}])
+    assert [replica.ordered[-1] for replica in replicas] == [
+        UpdateTransfer([{"for": 1}, {"for": 2}]),
+        UpdateTransfer([{"for": 3}]),
+    ]
+    with pytest.raises(TransferRefused) as refused:
+        await store.update_transfer([{"for": 1}])
+    assert_refused(refused, "update_info", "3 workers take part, one entry each")
+    assert (await store.finish_transfer(None)).version == 1
+
+
+@in_a_loop
+async def test_a_transfer_cannot_start_before_the_replicas_have_met_the_trainer(make_store: MakeStore) -> None:
+    store = make_store()
+    await serving(store, 1)
+    with pytest.raises(TransferRefused) as refused:
+        await store.start_transfer(SwitchOptions())
+    assert_refused(refused, "transfer", CHANGED)
+    await meet(store, 2)
+    assert (await transfer(store)).version == 1
+
+
+@pytest.mark.parametrize("step", ["update_transfer", "finish_transfer"])
+@in_a_loop
+async def test_no_step_is_taken_before_the_start(make_store: MakeStore, step: str) -> None:
+    store = make_store()
+    await serving(store, 1)
+    await meet(store, 2)
+    with pytest.raises(TransferRefused) as refused:
+        await getattr(store, step)(None)
+    assert_refused(refused, "transfer", "none is under way; start it first, or it was abandoned")
+
+
+@in_a_loop
+async def test_a_replica_that_cannot_meet_the_trainer_leaves_nothing_met(make_store: MakeStore) -> None:
+    store = make_store()
+    replica, other = await serving(store, 1, 1, fails={InitTransfer: "no route"})
+    with pytest.raises(TransferRefused) as refused:
+        await meet(store, 3)
+    assert_refused(refused, "init_info", "a replica could not meet the trainer: no route")
+    with pytest.raises(TransferRefused, match=CHANGED):
+        await store.start_transfer(SwitchOptions())
+    replica.fails.clear()
+    await meet(store, 3)
+    assert (await transfer(store)).version == 1
+    assert (replica.is_alive, other.is_alive) == (True, True)
+
+
+@pytest.mark.parametrize("change", ["joins", "dies", "joins anew"])
+@in_a_loop
+async def test_other_replicas_than_those_that_met_the_trainer_are_refused(make_store: MakeStore, change: str) -> None:
+    store = make_store()
+    first, second = await serving(store, 1, 1)
+    await meet(store, 3)
+    if change == "joins":
+        await TransferringReplica(store, "c").join_and_serve()
+    elif change == "dies":
+        second.end()
+    else:
+        second.end()
+        await TransferringReplica(store, second.name).join_and_serve()
+    with pytest.raises(TransferRefused) as refused:
+        await store.start_transfer(SwitchOptions())
+    assert_refused(refused, "transfer", CHANGED)
+    await meet(store, {"joins": 4, "dies": 2, "joins anew": 3}[change])
+    assert (await transfer(store)).version == 1
+    assert kinds(first)[-4:] == [StartTransfer, UpdateTransfer, SettleTransfer, FinishTransfer]
+
+
+@pytest.mark.parametrize("how", ["fails", "dies"])
+@pytest.mark.parametrize("step", STEPS[:2])
+@in_a_loop
+async def test_one_that_breaks_midway_costs_all_replicas_even_those_that_wait_for_the_trainer(
+    make_store: MakeStore, step: type[Command], how: str
+) -> None:
+    store = make_store()
+    script: dict[str, Any] = {"fails": {step: "out of memory"}} if how == "fails" else {"dies": {step}}
+    replicas = await serving(store, 1, 1, 1, **script)
+    replicas[1].hangs.add(step)
+    await meet(store, 4)
+    with pytest.raises(TransferRefused) as refused:
+        await transfer(store)
+    why = "out of memory" if how == "fails" else "it died"
+    assert_refused(refused, "transfer", f"it broke and every replica is replaced: {why}")
+    assert [replica.is_alive for replica in replicas] == [False, False, False]
+    assert (await store.state(0)).current == 0
+    # Nothing is left held: those in their places serve, meet the trainer, and receive.
+    await serving(store, 1, 1)
+    await meet(store, 3)
+    assert (await transfer(store)).version == 1
+
+
+@in_a_loop
+async def test_what_no_replica_can_make_its_weights_is_no_version(make_store: MakeStore) -> None:
+    store = make_store()
+    [replica] = await serving(store, 1, fails={SettleTransfer: "a tensor is missing"})
+    await meet(store, 2)
+    with pytest.raises(TransferRefused) as refused:
+        await transfer(store)
+    assert_refused(refused, "transfer", "it broke and every replica is replaced: a tensor is missing")
+    assert not replica.is_alive
+    assert (await store.state(0)).current == 0
+    await serving(store, 1)
+
+
+@pytest.mark.parametrize("step", [SettleTransfer, FinishTransfer])
+@in_a_loop
+async def test_one_that_fails_once_all_is_sent_is_replaced_alone(make_store: MakeStore, step: type[Command]) -> None:
+    store = make_store()
+    first, second = await serving(store, 1, 1, fails={step: "cannot"})
+    await meet(store, 3)
+    update = await transfer(store)
+    assert [(replica.status, replica.error) for replica in update.replicas] == [
+        ("replaced", "cannot"),
+        ("swapped", None),
+    ]
+    assert (first.is_alive, second.is_alive) == (False, True)
+    assert await store.wait_for(1, 1, 0.0) == 1
+
+
+@in_a_loop
+async def test_a_version_that_cannot_be_kept_costs_the_replicas_that_hold_it(
+    make_store: MakeStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = make_store()
+    [replica] = await serving(store, 1)
+    await meet(store, 2)
+
+    def full(*_arguments: object) -> None:
+        raise OSError("no space left")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("deployments.policy.version_store.write_durably", full)
+        with pytest.raises(OSError, match="no space left"):
+            await transfer(store)
+    assert not replica.is_alive
+    assert (await store.state(0)).current == 0
+    await serving(store, 1)
+    await meet(store, 2)
+    assert (await transfer(store)).version == 1
+
+
+@in_a_loop
+async def test_a_trainer_that_falls_silent_is_given_up_with_all_replicas(make_store: MakeStore) -> None:
+    store = make_store(transfer_idle_s=0.05)
+    replicas = await serving(store, 1, 1)
+    await meet(store, 3)
+    await store.start_transfer(SwitchOptions())
+    for replica in replicas:
+        await replica.was_killed()
+    with pytest.raises(TransferRefused, match="none is under way"):
+        await store.update_transfer(WEIGHTS)
+    await serving(store, 1)
+    await meet(store, 2)
+    assert (await transfer(store)).version == 1
+
+
+@in_a_loop
+async def test_a_trainer_that_hangs_up_during_an_update_is_given_up_too(make_store: MakeStore) -> None:
+    store = make_store(transfer_idle_s=0.05)
+    [replica] = await serving(store, 1, hangs={UpdateTransfer})
+    await meet(store, 2)
+    await store.start_transfer(SwitchOptions())
+    updating = asyncio.create_task(store.update_transfer(WEIGHTS))
+    await replica.is_asked.wait()
+    updating.cancel()
+    replica.go_on.set()
+    await replica.was_killed()
+    await serving(store, 1)
+
+
+@in_a_loop
+async def test_a_trainer_that_is_done_is_not_given_up_later(make_store: MakeStore) -> None:
+    store = make_store(transfer_idle_s=0.05)
+    [replica] = await serving(store, 1)
+    await meet(store, 2)
+    await transfer(store)
+    await asyncio.sleep(0.2)
+    assert replica.is_alive
+
+
+@in_a_loop
+async def test_a_finish_waits_for_the_update_before_it(make_store: MakeStore) -> None:
+    store = make_store(transfer_idle_s=0.05)
+    [replica] = await serving(store, 1, hangs={UpdateTransfer})
+    await meet(store, 2)
+    await store.start_transfer(SwitchOptions())
+    updating = asyncio.create_task(store.update_transfer(WEIGHTS))
+    await replica.is_asked.wait()
+    finishing = [asyncio.create_task(store.finish_transfer(None)) for _ in range(2)]
+    await asyncio.sleep(0)
+    replica.go_on.set()
+    await updating
+    assert (await finishing[0]).version == 1
+    with pytest.raises(TransferRefused, match="none is under way"):
+        await finishing[1]
+    await asyncio.sleep(0.2)
+    assert replica.is_alive
+    assert kinds(replica)[-3:] == [UpdateTransfer, SettleTransfer, FinishTransfer]
+
+
+@in_a_loop
+async def test_a_replica_that_is_late_waits_for_the_next_transfer_and_takes_part_in_it(make_store: MakeStore) -> None:
+    store = make_store()
+    [early] = await serving(store, 1)
+    await meet(store, 2)
+    await store.start_transfer(SwitchOptions())
+    late = await TransferringReplica(store, "late").join()
+    await store.update_transfer(WEIGHTS)
+    assert [replica.replica_id for replica in (await store.finish_transfer(None)).replicas] == ["a"]
+    # It is not of those that met the trainer; by then the store has seen to it, and it was told nothing.
+    with pytest.raises(TransferRefused, match=CHANGED):
+        await store.start_transfer(SwitchOptions())
+    assert late.ordered == []
+    await meet(store, 3)
+    update = await transfer(store)
+    assert [(replica.replica_id, replica.status) for replica in update.replicas] == [
+        ("a", "swapped"),
+        ("late", "swapped"),
+    ]
+    assert kinds(late) == [InitTransfer, StartTransfer, UpdateTransfer, SettleTransfer, FinishTransfer, AcceptRequests]
+    assert early.loaded == late.loaded == LoadedWeights(2)
+
+
+@in_a_loop
+async def test_who_does_not_want_to_wait_is_told_that_a_trainer_is_sending(make_store: MakeStore) -> None:
+    store = make_store()
+    await serving(store, 1)
+    await meet(store, 2)
+    await store.start_transfer(SwitchOptions())
+    with pytest.raises(UpdateUnderWay, match="a trainer is sending weights to the replicas; wait for it"):
+        await store.start_transfer(SwitchOptions(if_busy="refuse"))
+    assert (await store.finish_transfer(None)).version == 1
+
+
+@in_a_loop
+async def test_a_number_that_is_taken_can_be_corrected(make_store: MakeStore) -> None:
+    store = make_store()
+    await serving(store, 1)
+    await meet(store, 2)
+    await transfer(store)
+    await store.start_transfer(SwitchOptions())
+    with pytest.raises(VersionRefused, match="1 is taken; the next is 2"):
+        await store.finish_transfer(1)
+    assert (await store.finish_transfer(2)).version == 2
+
+
+class LostStore:
+    """Gives the orders that it has, then is not there any more."""
+
+    def __init__(self, *commands: Command) -> None:
+        self.orders = [NumberedCommand(number, command) for number, command in enumerate(commands, 1)]
+        self.reports: list[CommandReport] = []
+        self.joined = 0
+        self.is_joined_again = asyncio.Event()
+
+    async def join(self, _registration: ReplicaRegistration) -> None:
+        self.joined += 1
+        if self.joined == 2:
+            self.is_joined_again.set()
+
+    async def next_command(self, _replica_id: str, report: CommandReport | None) -> NumberedCommand | None:
+        if report is not None:
+            self.reports.append(report)
+        if not self.orders:
+            raise PolicyStoreLost("The policy store died during the call.")
+        return self.orders.pop(0)
+
+    async def note_checksum(self, _replica_id: str, _loaded: LoadedWeights, _checksum: str) -> None:
+        pass
+
+
+class PatientEngine:
+    """Carries every step of a transfer out, and never comes to the end of a digest."""
+
+    def __init__(self) -> None:
+        self.loaded = LoadedWeights()
+        self.is_digesting = False
+
+    async def weight_digest(self) -> str:
+        self.is_digesting = True
+        try:
+            await asyncio.Event().wait()
+            return ""
+        finally:
+            self.is_digesting = False
+
+    async def init_transfer(self, _init_info: dict[str, Any]) -> None:
+        await asyncio.sleep(0)
+        assert self.is_digesting
+
+    async def start_transfer(self, _options: SwapOptions) -> None:
+        await asyncio.sleep(0)
+        assert not self.is_digesting, "half of the weights have no digest"
+
+    async def settle_transfer(self) -> None:
+        pass
+
+    async def finish_transfer(self, version: int) -> SwapTimes:
+        self.loaded = LoadedWeights(version)
+        return SwapTimes()
+
+
+def follower(store: LostStore, folder: Path) -> CommandRunner:
+    engine: Any = PatientEngine()
+    return CommandRunner(engine, store, lambda loaded: ReplicaRegistration("a", None, 1, loaded), folder)
+
+
+@in_a_loop
+async def test_a_replica_that_loses_the_store_midway_is_broken_instead_of_serving_half_of_the_weights(
+    tmp_path: Path,
+) -> None:
+    store = LostStore(InitTransfer({}), StartTransfer(SwapOptions()), SettleTransfer())
+    following = follower(store, tmp_path)
+    async with asyncio.timeout(PATIENCE_S):
+        await following.follow()
+    assert following.broken == (
+        "PolicyStoreLost in the middle of a weight transfer: The policy store died during the call."
+    )
+    assert store.joined == 1
+    assert [report.error for report in store.reports] == [None, None, None]
+
+
+@in_a_loop
+async def test_a_replica_whose_transfer_is_finished_joins_the_store_anew(tmp_path: Path) -> None:
+    store = LostStore(StartTransfer(SwapOptions()), SettleTransfer(), FinishTransfer(3))
+    following = follower(store, tmp_path)
+    task = asyncio.create_task(following.follow())
+    async with asyncio.timeout(PATIENCE_S):
+        await store.is_joined_again.wait()
+    task.cancel()
+    assert following.broken is None
+    assert store.reports[-1].loaded == LoadedWeights(3)

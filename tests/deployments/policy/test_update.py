@@ -1,0 +1,259 @@
+"""One update over scripted replicas: nothing is swapped too early, and none is left behind whatever fails when."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from deployments.policy.failures import WeightsRefused
+from deployments.policy.records import LoadedWeights, SwapOptions, VersionPayload
+from deployments.policy.replica_registry import RegisteredReplica, ReplicaRegistry
+from deployments.policy.update import Fleet, bring_up, update_all
+from rollout_client.contract import FieldProblem
+from rollout_client.policy_contract import ReplicaUpdate
+from tests.deployments.policy.scripted_replicas import STEPS, RosterLink, ScriptedCluster, ScriptedReplica, Step
+from tests.virtual_time import now, run, settled
+
+ORDER_TIMEOUT_S = 60.0
+NEW = VersionPayload(version=7, kind="full", pieces=(b"weights",))
+ADAPTER = VersionPayload(version=8, kind="adapter", pieces=(b"adapter",), adapter_config="{}")
+
+
+@dataclass
+class Scene:
+    """Replicas `r0`, `r1`, ... with a script each."""
+
+    scripts: Sequence[Sequence[Step]]
+    cluster: ScriptedCluster = field(default_factory=ScriptedCluster)
+    replicas: list[ScriptedReplica] = field(default_factory=list)
+
+    async def begin(self) -> "Scene":
+        self.registry = ReplicaRegistry(self.cluster.is_alive)
+        self.fleet = Fleet(self.registry, lambda member: self.cluster.kill(member.registration.actor), ORDER_TIMEOUT_S)
+        for number, script in enumerate(self.scripts):
+            replica = ScriptedReplica(f"r{number}", RosterLink(self.registry), self.cluster, script)
+            self.replicas.append(await replica.start())
+        return self
+
+    async def update(self, members: Sequence[RegisteredReplica] | None = None) -> list[ReplicaUpdate]:
+        members = self.registry.members if members is None else members
+        return await update_all(self.fleet, members, NEW, SwapOptions(), self.make_durable)
+
+    def make_durable(self) -> None:
+        self.cluster.events.append(("store", "durable", NEW.version))
+
+    async def end(self) -> None:
+        for replica in self.replicas:
+            replica.end()
+        await settled()
+
+
+def swapped(name: str) -> ReplicaUpdate:
+    return ReplicaUpdate(replica_id=name, status="swapped", load_s=1.0, swap_s=2.0, pause_s=3.0)
+
+
+def replaced(name: str, error: str) -> ReplicaUpdate:
+    return ReplicaUpdate(replica_id=name, status="replaced", error=error)
+
+
+def updated(*scripts: Sequence[Step]) -> tuple[Scene, list[ReplicaUpdate]]:
+    async def story() -> tuple[Scene, list[ReplicaUpdate]]:
+        scene = await Scene(scripts).begin()
+        replicas = await scene.update()
+        members = [member.replica_id for member in scene.registry.members]
+        assert members == [update.replica_id for update in replicas if update.status == "swapped"]
+        await scene.end()
+        return scene, replicas
+
+    return run(story())
+
+
+def test_all_have_staged_and_the_version_is_durable_before_the_first_one_swaps() -> None:
+    scene, replicas = updated([], [], [])
+    assert [what for _, what, _ in scene.cluster.events] == ["stage"] * 3 + ["durable"] + ["swap"] * 3
+    assert {version for _, _, version in scene.cluster.events} == {7}
+    assert replicas == [swapped("r0"), swapped("r1"), swapped("r2")]
+    assert [replica.loaded for replica in scene.replicas] == [LoadedWeights(7)] * 3
+    assert scene.cluster.killed == []
+
+
+def test_a_slow_one_is_waited_for_by_all() -> None:
+    async def story() -> None:
+        scene = await Scene([[], []]).begin()
+        scene.replicas[1].order_s = 10.0
+        await scene.update()
+        assert [(who, what) for who, what, _ in scene.cluster.events] == [
+            ("r0", "stage"),
+            ("r1", "stage"),
+            ("store", "durable"),
+            ("r0", "swap"),
+            ("r1", "swap"),
+        ]
+        assert now() == 20.0
+        await scene.end()
+
+    run(story())
+
+
+def test_weights_that_no_engine_can_take_are_refused_and_nothing_is_changed() -> None:
+    async def story() -> None:
+        scene = await Scene([["error"], ["error"]]).begin()
+        with pytest.raises(WeightsRefused) as refused:
+            await scene.update()
+        message = "the engine cannot take them: OSError: r0 has no room"
+        assert refused.value.problems == (FieldProblem(field="weights", message=message),)
+        assert (scene.cluster.events, scene.cluster.killed) == ([], [])
+        assert [member.replica_id for member in scene.registry.members] == ["r0", "r1"]
+        await scene.end()
+
+    run(story())
+
+
+def test_those_that_die_say_nothing_of_the_weights() -> None:
+    async def story() -> None:
+        scene = await Scene([["die"], ["error"]]).begin()
+        with pytest.raises(WeightsRefused, match="r1 has no room"):
+            await scene.update()
+        assert scene.cluster.events == []
+        assert [member.replica_id for member in scene.registry.members] == ["r1"]
+        await scene.end()
+
+    run(story())
+
+
+LOST = {
+    "die": "it died",
+    "die after": "it died",
+    "hang": "it did not report within 60 s",
+    "rejoin": "it joined anew",
+    "error": "OSError: r1 has no room",
+}
+
+
+@pytest.mark.parametrize("at", ["stage", "swap"])
+@pytest.mark.parametrize("step", LOST)
+def test_the_one_that_fails_is_replaced_and_the_others_swap(step: Step, at: str) -> None:
+    scene, replicas = updated([], [step] if at == "stage" else ["ok", step], [])
+    assert replicas == [swapped("r0"), replaced("r1", LOST[step]), swapped("r2")]
+    assert scene.cluster.killed == ["r1"]
+    others = [event for event in scene.cluster.events if event[0] != "r1"]
+    assert [what for _, what, _ in others] == ["stage", "stage", "durable", "swap", "swap"]
+
+
+def test_where_all_die_while_they_stage_the_version_is_made_all_the_same() -> None:
+    scene, replicas = updated(["die"], ["die"])
+    assert replicas == [replaced("r0", "it died"), replaced("r1", "it died")]
+    assert scene.cluster.events == [("store", "durable", 7)]
+
+
+def test_without_replicas_the_version_is_made_for_those_to_come() -> None:
+    scene, replicas = updated()
+    assert (replicas, scene.cluster.events) == ([], [("store", "durable", 7)])
+
+
+def test_a_version_that_cannot_be_made_durable_is_swapped_nowhere() -> None:
+    async def story() -> None:
+        scene = await Scene([[], []]).begin()
+
+        def fail() -> None:
+            raise OSError("no space left")
+
+        with pytest.raises(OSError, match="no space left"):
+            await update_all(scene.fleet, scene.registry.members, NEW, SwapOptions(), fail)
+        assert [what for _, what, _ in scene.cluster.events] == ["stage", "stage"]
+        assert (len(scene.registry.members), scene.cluster.killed) == (2, [])
+        await scene.end()
+
+    run(story())
+
+
+def test_only_those_that_are_named_are_updated() -> None:
+    async def story() -> None:
+        scene = await Scene([[], []]).begin()
+        assert await scene.update(scene.registry.members[1:]) == [swapped("r1")]
+        assert scene.replicas[0].taken == []
+        await scene.end()
+
+    run(story())
+
+
+def test_one_that_joined_late_gets_all_that_it_lacks_one_after_the_other() -> None:
+    async def story() -> None:
+        scene = await Scene([[]]).begin()
+        [member] = scene.registry.members
+        assert await bring_up(scene.fleet, member, [NEW, ADAPTER])
+        assert [(what, version) for _, what, version in scene.cluster.events] == [
+            ("stage", 7),
+            ("swap", 7),
+            ("stage", 8),
+            ("swap", 8),
+        ]
+        assert member.loaded == LoadedWeights(7, adapter=8)
+        assert await bring_up(scene.fleet, member, [])
+        await scene.end()
+
+    run(story())
+
+
+@pytest.mark.parametrize("before", range(4))
+@pytest.mark.parametrize("step", ["error", "hang"])
+def test_one_that_joined_late_and_fails_is_replaced(step: Step, before: int) -> None:
+    async def story() -> None:
+        scene = await Scene([[*["ok"] * before, step]]).begin()  # type: ignore[list-item]
+        assert not await bring_up(scene.fleet, scene.registry.members[0], [NEW, ADAPTER])
+        assert (scene.cluster.killed, scene.registry.members) == (["r0"], [])
+        await scene.end()
+
+    run(story())
+
+
+@pytest.mark.parametrize(("step", "left"), [("die", []), ("rejoin", ["r0"])])
+def test_one_that_joined_late_and_left_is_not_killed_for_it(step: Step, left: list[str]) -> None:
+    async def story() -> None:
+        scene = await Scene([[step]]).begin()
+        assert not await bring_up(scene.fleet, scene.registry.members[0], [NEW])
+        assert [member.replica_id for member in scene.registry.members] == left
+        assert scene.cluster.killed == []
+        await scene.end()
+
+    run(story())
+
+
+@given(st.lists(st.tuples(st.sampled_from(STEPS), st.sampled_from(STEPS)), max_size=5), st.randoms())
+def test_after_an_update_every_member_has_the_new_version_or_was_given_up(
+    scripts: list[tuple[Step, Step]], random: Random
+) -> None:
+    async def story() -> None:
+        scene = await Scene(scripts).begin()
+        for replica in scene.replicas:
+            replica.order_s = random.choice([0.0, 0.1, 5.0])
+        everyone = {replica.name for replica in scene.replicas}
+        refused = False
+        try:
+            replicas = await scene.update()
+        except WeightsRefused:
+            refused = True
+        done = [what for _, what, _ in scene.cluster.events]
+        heard = [first for first, _ in scripts if first in ("ok", "error")]
+        assert refused == (bool(heard) and "ok" not in heard)
+        if refused:
+            assert not {"durable", "swap"} & set(done)
+            assert scene.cluster.killed == []
+        else:
+            assert done.count("durable") == 1
+            assert "stage" not in done[done.index("durable") :]
+            assert "swap" not in done[: done.index("durable")]
+            outcomes = {update.replica_id: update.status for update in replicas}
+            went_well = {name for name, steps in zip(sorted(everyone), scripts, strict=True) if steps == ("ok", "ok")}
+            assert outcomes == {name: "swapped" if name in went_well else "replaced" for name in everyone}
+            assert {member.replica_id for member in scene.registry.members} == went_well
+            assert all(member.loaded == LoadedWeights(NEW.version) for member in scene.registry.members)
+            assert set(scene.cluster.killed) == everyone - went_well
+        for replica in scene.replicas:
+            assert len(replica.taken) == len(set(replica.taken))
+        await scene.end()
+
+    run(story())

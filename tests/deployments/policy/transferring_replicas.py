@@ -1,0 +1,85 @@
+"""Generator replicas for weight transfers without Ray and engines: they hang, fail and die by the kind of command."""
+
+import asyncio
+from dataclasses import dataclass, field
+
+from deployments.policy.records import (
+    AcceptRequests,
+    Command,
+    CommandReport,
+    FinishTransfer,
+    LoadedWeights,
+    ReplicaRegistration,
+)
+from deployments.policy.store import PolicyStore
+
+PATIENCE_S = 10.0
+
+
+@dataclass(eq=False)
+class TransferringReplica:
+    """Follows `store` as a replica does; it is its own actor."""
+
+    store: PolicyStore
+    name: str
+    workers: int = 1
+    loaded: LoadedWeights = field(default_factory=LoadedWeights)
+    fails: dict[type[Command], str] = field(default_factory=dict)
+    """By the kind of command, the error that it answers."""
+    hangs: set[type[Command]] = field(default_factory=set)
+    """Kinds of commands that it does not answer, until `go_on`."""
+    dies: set[type[Command]] = field(default_factory=set)
+    ordered: list[Command] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.accepts_requests = asyncio.Event()
+        self.is_asked = asyncio.Event()
+        """By a command on which it hangs."""
+        self.go_on = asyncio.Event()
+        self.killed = asyncio.Event()
+        self.is_alive = True
+        self._living: asyncio.Task[None] | None = None
+
+    async def join(self) -> "TransferringReplica":
+        await self.store.join(ReplicaRegistration(self.name, self, self.workers, self.loaded))
+        self._living = asyncio.create_task(self._live())
+        return self
+
+    async def join_and_serve(self) -> "TransferringReplica":
+        await self.join()
+        async with asyncio.timeout(PATIENCE_S):
+            await self.accepts_requests.wait()
+        return self
+
+    def end(self) -> None:
+        self.is_alive = False
+        self.killed.set()
+        if self._living is not None:
+            self._living.cancel()
+
+    async def was_killed(self) -> None:
+        async with asyncio.timeout(PATIENCE_S):
+            await self.killed.wait()
+
+    async def _live(self) -> None:
+        report: CommandReport | None = None
+        while True:
+            order = await self.store.next_command(self.name, report)
+            report = None if order is None else await self._carry_out(order.number, order.command)
+
+    async def _carry_out(self, number: int, command: Command) -> CommandReport:
+        self.ordered.append(command)
+        kind = type(command)
+        if kind in self.dies:
+            self.end()
+            await asyncio.sleep(0)
+        if kind in self.hangs:
+            self.is_asked.set()
+            await self.go_on.wait()
+        if kind in self.fails:
+            return CommandReport(number, self.loaded, self.fails[kind], broken=True)
+        if isinstance(command, AcceptRequests):
+            self.accepts_requests.set()
+        if isinstance(command, FinishTransfer):
+            self.loaded = LoadedWeights(command.version)
+        return CommandReport(number, self.loaded)

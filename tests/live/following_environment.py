@@ -1,0 +1,49 @@
+"""A task that does what its sample says, turn by turn: for tests of the whole service."""
+
+from typing import Any
+
+from pydantic import BaseModel
+
+from deployments.environments.environment import TaskEnvironment
+from deployments.protocols import ChatMessage, StepOutcome
+
+QUESTION = "What is 20 + 22?"
+
+
+class Turn(BaseModel):
+    observation: str = ""
+    reward: float | dict[str, float] = 0.0
+    next_stop_strings: list[str] | None = None
+
+
+class Script(BaseModel):
+    turns: list[Turn]
+    turn: int = 0
+
+
+class FollowingEnvironment(TaskEnvironment):
+    """Plays the turns of the script in order and terminates with the last."""
+
+    description = "Does what the sample says."
+    ExtraEnvInfo = Script
+
+    async def step(self, message_log: list[ChatMessage], extra_env_info: Script) -> StepOutcome:
+        turn = extra_env_info.turns[extra_env_info.turn]
+        following = extra_env_info.model_copy(update={"turn": extra_env_info.turn + 1})
+        return StepOutcome(
+            {"role": "user", "content": turn.observation},
+            turn.reward,
+            terminated=following.turn == len(extra_env_info.turns),
+            metadata=following.model_dump(),
+            next_stop_strings=turn.next_stop_strings,
+            answer=message_log[-1]["content"],
+        )
+
+    def example_samples(self, count: int, seed: int) -> list[dict[str, Any]]:
+        script = {"turns": [{"observation": f"{seed}"}]}
+        return [{"messages": [{"role": "user", "content": "Go."}], "extra_env_info": script}] * count
+
+
+def following(*turns: dict[str, Any], **fields: Any) -> dict[str, Any]:
+    prompt = {} if "message_log" in fields else {"messages": [{"role": "user", "content": QUESTION}]}
+    return {"task_name": "following", "extra_env_info": {"turns": list(turns)}, **prompt, **fields}

@@ -1,0 +1,25 @@
+"""What the running service plays, and whether the weights that it names made it."""
+
+from typing import Any
+
+from rollout_client.client import RolloutClient
+from rollout_client.contract import RolloutResponse, SampleResult, Sampling
+from tests.live.forward_pass import State, logprob_differences, model_of
+
+LOGPROB_TOLERANCE = 0.02
+
+
+def play(client: RolloutClient, count: int = 32, **options: Any) -> RolloutResponse:
+    sampling = options.pop("sampling", Sampling(max_new_tokens=48))
+    return client.rollout(client.example_samples("math", count, seed=5), sampling=sampling, **options)
+
+
+def versions_of(results: list[SampleResult]) -> set[str]:
+    return {span.version for result in results for m in result.message_log for span in m.weight_versions or ()}
+
+
+def assert_of_weights(results: list[SampleResult], version: int, state: State) -> None:
+    """Every token was made by `state`, under the name `version`."""
+    assert versions_of(results) == {str(version)}
+    differences = logprob_differences(results, {str(version): model_of(state)})[str(version)]
+    assert differences.mean().item() <= LOGPROB_TOLERANCE

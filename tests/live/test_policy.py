@@ -1,0 +1,325 @@
+"""New weights for the running service: what every token is of then, and what refuses to become current."""
+
+import json
+import shutil
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import torch
+from safetensors.torch import save, save_file
+
+from rollout_client.client import RolloutClient
+from rollout_client.contract import SampleResult, Sampling
+from rollout_client.errors import RequestRejected
+from rollout_client.weights.pusher import PolicyPusher
+from rollout_client.weights.safetensors_file import Checksum
+from tests.conftest import TINY_MODEL, replicas
+from tests.live.following_environment import following
+from tests.live.forward_pass import State, logprob_differences, model_of, perturbed, tiny_state
+from tests.live.played_with_weights import LOGPROB_TOLERANCE, assert_of_weights, play, versions_of
+
+NORM = "model.norm.weight"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def leaves_the_original_weights(client: RolloutClient) -> Iterator[None]:
+    yield
+    client.push_weights(tiny_state())
+
+
+def put(client: RolloutClient, version: int, **options: Any) -> httpx.Response:
+    return httpx.put(f"{base_url(client)}/policy/versions/{version}", timeout=60, **options)
+
+
+def base_url(client: RolloutClient) -> str:
+    return str(client._http.base_url)
+
+
+def next_version(client: RolloutClient) -> int:
+    return client.policy().current + 1
+
+
+def test_after_a_push_every_token_is_of_the_new_weights(client: RolloutClient) -> None:
+    state = perturbed(1)
+    before = client.policy()
+    update = client.push_weights(state)
+    assert update.version == before.current + 1
+    assert [replica.status for replica in update.replicas] == ["swapped"]
+    played = play(client)
+    assert_of_weights(played.samples, update.version, state)
+    old = logprob_differences(played.samples, {str(update.version): model_of(tiny_state())})
+    assert old[str(update.version)].mean().item() > 2 * LOGPROB_TOLERANCE, "the test could not tell old from new"
+    said = str(update.version)
+    assert (played.policy.oldest, played.policy.newest, played.policy.current) == (said, said, said)
+
+
+def test_the_policy_says_what_is_current_and_what_each_replica_holds(client: RolloutClient) -> None:
+    state = perturbed(2)
+    before = client.policy()
+    update = client.push_weights(state)
+    after = client.policy()
+    checksum = Checksum()
+    for name, tensor in state.items():
+        checksum.add(name, "BF16", tensor.shape, [tensor.contiguous().view(torch.uint8).numpy().tobytes()])
+    assert (after.current, after.updating_to) == (update.version, None)
+    assert after.versions[-1].version == update.version
+    assert after.versions[-1].checksum == update.checksum == checksum.hexdigest()
+    assert [replica.version for replica in after.replicas] == [update.version]
+    assert after.replicas[0].checksum not in (None, before.replicas[0].checksum)
+
+
+def test_equal_weights_have_equal_checksums_in_the_engine(client: RolloutClient) -> None:
+    checksums = []
+    for state in (perturbed(3), perturbed(4), perturbed(3)):
+        client.push_weights(state)
+        checksums += [replica.checksum for replica in client.policy().replicas]
+    assert checksums[0] == checksums[2] != checksums[1]
+
+
+def test_a_push_during_256_running_samples_loses_none_and_each_token_says_its_weights(client: RolloutClient) -> None:
+    old, new = perturbed(5), perturbed(6)
+    before = client.push_weights(old).version
+    games = client.example_samples("sliding_puzzle", 256, seed=3)
+    # Hot enough to babble: most generations are long, and many are under way when the weights change.
+    sampling = Sampling(temperature=1.5, max_new_tokens=96)
+    results: list[SampleResult] = []
+    with client.stream(games, sampling=sampling, max_rollout_turns=4) as rollouts:
+        results.append(next(iter(rollouts)))
+        after = client.push_weights(new).version
+        results.extend(rollouts)
+    assert len(results) == 256
+    assert [result.error for result in results] == [None] * 256
+    models = {str(before): model_of(old), str(after): model_of(new)}
+    differences = logprob_differences(results, models, temperature=1.5)
+    for version, difference in differences.items():
+        assert len(difference) > 500, f"hardly a token is of version {version}"
+        assert difference.mean().item() <= LOGPROB_TOLERANCE
+    cut = [m for result in results for m in result.message_log if len(m.weight_versions or ()) == 2]
+    assert len(cut) > 20, "hardly a generation was under way when the weights changed"
+    for message in cut:
+        [first, second] = message.weight_versions or []
+        assert (first.version, first.start, second.version) == (str(before), 0, str(after))
+        assert (second.start, second.end) == (first.end, len(message.token_ids))
+    assert (rollouts.summary.policy.oldest, rollouts.summary.policy.newest) == (str(before), str(after))
+
+
+@pytest.mark.parametrize("mode", ["wait", "abort"])
+def test_generations_under_way_may_be_waited_for_or_played_again(client: RolloutClient, mode: Any) -> None:
+    before = client.policy().current
+    # When the first one's single turn is over, the others have nine to go.
+    samples = [following({"observation": "."})] + [following(*[{"observation": "."}] * 10)] * 31
+    sampling = Sampling(max_new_tokens=48, ignore_eos=True)
+    results: list[SampleResult] = []
+    # No retries: what is played again because of an update is nobody's failure.
+    with client.stream(samples, sampling=sampling, retries=0) as rollouts:
+        results.append(next(iter(rollouts)))
+        after = client.push_weights(perturbed(7), mode=mode).version
+        results.extend(rollouts)
+    assert [result.error for result in results] == [None] * 32
+    # No generation has tokens of both.
+    assert all(len(m.weight_versions or ()) < 2 for result in results for m in result.message_log)
+    assert versions_of(results) == {str(before), str(after)}
+
+
+def broken(state: State, how: str) -> bytes:
+    if how == "missing":
+        del state[NORM]
+    elif how == "extra":
+        state["model.extra.weight"] = torch.ones(3, dtype=torch.bfloat16)
+    elif how == "shape":
+        state[NORM] = torch.ones(3, dtype=torch.bfloat16)
+    elif how == "dtype":
+        state[NORM] = state[NORM].float()
+    elif how == "nan":
+        state[NORM][7] = float("nan")
+    return save(state)
+
+
+@pytest.mark.parametrize(
+    ("how", "field", "says"),
+    [
+        ("missing", NORM, "the tensor is missing"),
+        ("extra", "model.extra.weight", "the tensor is not known to the model"),
+        ("shape", NORM, "its shape is [3]; the model's is [128]"),
+        ("dtype", NORM, "its dtype is F32; the model's is BF16"),
+        ("nan", NORM, "it holds NaN or infinity; the training has gone astray"),
+    ],
+)
+def test_bad_weights_are_refused_by_name_and_the_current_ones_go_on(
+    client: RolloutClient, how: str, field: str, says: str
+) -> None:
+    before = client.policy()
+    answer = put(client, before.current + 1, content=broken(tiny_state(), how))
+    assert answer.status_code == 422
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert [(error["field"], error["message"]) for error in answer.json()["errors"]] == [(field, says)]
+    assert client.policy() == before
+    assert versions_of(play(client, 4).samples) == {str(before.current)}
+
+
+@pytest.mark.parametrize(
+    ("options", "status", "says"),
+    [
+        ({"content": save(tiny_state())[:-3]}, 422, "it is not whole"),
+        ({"content": b""}, 422, "it ends within its header"),
+        ({"content": b"\x80\x04\x95" + b"." * 100}, 422, "is a pickle or an archive"),
+        ({"json": {"checkpoint": "/etc"}}, 422, "outside the roots"),
+        ({"json": {"checkpoint": "file:///etc/passwd"}}, 422, "outside the roots"),
+        ({"json": {"checkpoint": "s3://elsewhere/model"}}, 422, "outside the roots"),
+        ({"content": save(tiny_state()), "headers": {"content-digest": "sha-256=:AAAA:"}}, 400, "send it again"),
+        ({"content": save(tiny_state()), "headers": {"content-encoding": "zstd"}}, 422, "no zstd stream"),
+        ({"content": save(tiny_state()), "params": {"kind": "delta"}}, 422, "must say which version it changes"),
+        ({"content": save(tiny_state()), "params": {"kind": "delta", "base": 0}}, 422, "a delta holds only names"),
+        ({"content": save(tiny_state()), "params": {"kind": "adapter"}}, 422, "adapter_config"),
+    ],
+)
+def test_what_is_no_weights_is_refused_before_anything_is_paused(
+    client: RolloutClient, options: dict[str, Any], status: int, says: str
+) -> None:
+    before = client.policy()
+    answer = put(client, before.current + 1, **options)
+    assert answer.status_code == status
+    assert says in answer.json()["detail"]
+    assert client.policy() == before
+
+
+def test_a_folder_outside_the_roots_is_not_reached_by_dots_nor_links(
+    client: RolloutClient, checkpoint_root: Path, tmp_path: Path
+) -> None:
+    shutil.copy(TINY_MODEL / "model.safetensors", tmp_path)
+    (checkpoint_root / "link").symlink_to(tmp_path)
+    for place in (checkpoint_root / "link", checkpoint_root / ".." / tmp_path.name, f"{checkpoint_root}-evil"):
+        with pytest.raises(RequestRejected, match="outside the roots"):
+            client.load_checkpoint(str(place))
+
+
+def test_a_version_number_is_taken_once(client: RolloutClient) -> None:
+    current = client.policy().current
+    with pytest.raises(RequestRejected, match=f"numbered upward and {current} is taken; the next is {current + 1}"):
+        client.push_weights(perturbed(8), version=current)
+
+
+def test_the_service_reads_a_checkpoint_under_its_roots(client: RolloutClient, checkpoint_root: Path) -> None:
+    state = perturbed(9)
+    folder = checkpoint_root / "step-1"
+    folder.mkdir()
+    names = sorted(state)
+    # In two files, as large models are.
+    save_file({name: state[name] for name in names[:20]}, folder / "model-00001-of-00002.safetensors")
+    save_file({name: state[name] for name in names[20:]}, folder / "model-00002-of-00002.safetensors")
+    update = client.load_checkpoint(folder)
+    assert_of_weights(play(client).samples, update.version, state)
+
+
+def test_what_changed_can_be_pushed_alone(client: RolloutClient) -> None:
+    state = perturbed(10)
+    pusher = PolicyPusher(client)
+    full = pusher.push(state)
+    changed = {**state, NORM: state[NORM] * 1.5}
+    delta = pusher.push(changed)
+    kinds = {stored.version: (stored.kind, stored.base) for stored in client.policy().versions}
+    assert kinds[full.version] == ("full", None)
+    assert kinds[delta.version] == ("delta", full.version)
+    assert_of_weights(play(client).samples, delta.version, changed)
+
+
+def test_an_upload_goes_on_where_it_broke_off(client: RolloutClient) -> None:
+    state = perturbed(11)
+    data = save(state)
+    version = next_version(client)
+    first, second = data[:1_000_000], data[1_000_000:]
+
+    def piece(content: bytes, begin: int) -> httpx.Response:
+        span = f"bytes {begin}-{begin + len(content) - 1}/{len(data)}"
+        return put(client, version, content=content, headers={"content-range": span})
+
+    assert piece(first, 0).status_code == 202
+    misplaced = piece(second[5:], 1_000_005)
+    assert misplaced.status_code == 409
+    assert "1000000 bytes have arrived; go on from there" in misplaced.json()["detail"]
+    replicas("Policy")[0].kill()
+    client.wait_until_ready()
+    arrived = httpx.get(f"{base_url(client)}/policy/versions/{version}/upload", timeout=60)
+    while arrived.status_code == 503:
+        arrived = httpx.get(f"{base_url(client)}/policy/versions/{version}/upload", timeout=60)
+    assert arrived.json() == {"version": version, "received_bytes": 1_000_000, "total_bytes": len(data)}
+    assert piece(second, 1_000_000).status_code == 200
+    assert_of_weights(play(client).samples, version, state)
+
+
+def adapter_folder(folder: Path, seed: int, rank: int = 4) -> State:
+    """Writes a LoRA adapter as PEFT does; returns what it adds to the weights."""
+    generator = torch.Generator().manual_seed(seed)
+    adapter: State = {}
+    added: State = {}
+    for layer in range(4):
+        name = f"model.layers.{layer}.self_attn.o_proj"
+        a, b = (0.07 * torch.randn(shape, generator=generator) for shape in ((rank, 128), (128, rank)))
+        adapter[f"base_model.model.{name}.lora_A.weight"] = a
+        adapter[f"base_model.model.{name}.lora_B.weight"] = b
+        added[f"{name}.weight"] = b @ a
+    folder.mkdir()
+    save_file(adapter, folder / "adapter_model.safetensors")
+    config = {"peft_type": "LORA", "r": rank, "lora_alpha": rank, "target_modules": ["o_proj"], "bias": "none"}
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    return added
+
+
+def test_an_adapter_is_a_version_on_top_of_the_full_weights(client: RolloutClient, tmp_path: Path) -> None:
+    state = perturbed(12)
+    client.push_weights(state)
+    added = adapter_folder(tmp_path / "adapter", seed=1)
+    update = client.push_weights(tmp_path / "adapter", kind="adapter")
+    merged = {name: (t.float() + added.get(name, 0)).to(t.dtype) for name, t in state.items()}
+    assert_of_weights(play(client).samples, update.version, merged)
+    full = client.push_weights(state)
+    assert_of_weights(play(client).samples, full.version, state)
+
+
+def test_generations_end_with_their_adapter_however_many_newer_ones_have_come(
+    client: RolloutClient, tmp_path: Path
+) -> None:
+    for seed in range(4):
+        adapter_folder(tmp_path / str(seed), seed)
+    first = client.push_weights(tmp_path / "0", kind="adapter").version
+    with ThreadPoolExecutor(1) as thread:
+        sampling = Sampling(max_new_tokens=600, ignore_eos=True)
+        playing = thread.submit(client.rollout, client.example_samples("math", 16), sampling=sampling, retries=0)
+        time.sleep(1.0)
+        # More than the engine has room for.
+        for seed in (1, 2, 3):
+            client.push_weights(tmp_path / str(seed), kind="adapter")
+        assert not playing.done()
+        results = playing.result().samples
+    assert [result.error for result in results] == [None] * 16
+    assert str(first) in versions_of(results)
+
+
+def test_an_adapter_that_the_engine_cannot_take_is_refused(client: RolloutClient, tmp_path: Path) -> None:
+    before = client.policy()
+    adapter_folder(tmp_path / "adapter", seed=1, rank=16)
+    with pytest.raises(RequestRejected, match="LoRA rank 16 is greater than max_lora_rank 8"):
+        client.push_weights(tmp_path / "adapter", kind="adapter")
+    assert client.policy() == before
+
+
+def test_a_rollout_waits_for_the_weights_that_it_demands(client: RolloutClient) -> None:
+    version = next_version(client)
+    with ThreadPoolExecutor(1) as thread:
+        waiting = thread.submit(play, client, 4, policy={"min_version": version})
+        client.push_weights(perturbed(13))
+        assert versions_of(waiting.result().samples) == {str(version)}
+
+
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_weights_that_do_not_become_current_in_time_are_a_conflict(client: RolloutClient, ahead: int) -> None:
+    current = client.policy().current
+    demand = {"version": current - 1} if ahead == 0 else {"min_version": current + 1, "wait_s": 0.1}
+    with pytest.raises(RequestRejected, match=f"version {current} is current") as rejected:
+        play(client, 4, policy=demand)
+    assert rejected.value.problem.status == 409

@@ -1,0 +1,238 @@
+"""The whole service for real: HTTP, Ray Serve, vLLM and the embedded model, the real environments."""
+
+import json
+import time
+from typing import Any
+
+import httpx
+import pytest
+from ray import serve
+from transformers import AutoTokenizer
+
+from rollout_client.client import RolloutClient
+from rollout_client.contract import Message, RolloutResponse, SampleInput, SampleResult, Sampling
+from rollout_client.resume import resumed
+from tests.conftest import TINY_MODEL
+from tests.live.forward_pass import logprob_differences, model_of, tiny_state
+
+TEMPERATURE = 0.8
+LOGPROB_TOLERANCE = 0.02
+PROMPT = [{"role": "user", "content": "What is 20 + 22?"}]
+tokenizer: Any = AutoTokenizer.from_pretrained(TINY_MODEL)
+
+
+@pytest.fixture(scope="module")
+def mixed_samples(client: RolloutClient) -> list[SampleInput]:
+    return [*client.example_samples("math", 8, seed=1), *client.example_samples("sliding_puzzle", 8, seed=1)]
+
+
+@pytest.fixture(scope="module")
+def mixed(client: RolloutClient, mixed_samples: list[SampleInput]) -> RolloutResponse:
+    sampling = Sampling(temperature=TEMPERATURE, max_new_tokens=48, seed=7)
+    return client.rollout(mixed_samples, num_generations=2, sampling=sampling, max_rollout_turns=6)
+
+
+def tokens_of(result: SampleResult) -> list[tuple[str, str, list[int]]]:
+    """A log without its log-probabilities, whose last digits depend on what else is in the engine's batch."""
+    return [(message.role, message.content, message.token_ids) for message in result.message_log]
+
+
+def generated(result: SampleResult) -> list[Message]:
+    return [message for message in result.message_log if message.generation_logprobs is not None]
+
+
+def test_results_come_back_in_input_order_with_their_groups_together(mixed: RolloutResponse) -> None:
+    assert [(result.idx, result.generation_index) for result in mixed.samples] == [
+        (idx, generation) for idx in range(16) for generation in range(2)
+    ]
+    assert [result.task_name for result in mixed.samples] == ["math"] * 16 + ["sliding_puzzle"] * 16
+    assert all(result.error is None for result in mixed.samples)
+
+
+def test_log_probabilities_are_those_of_a_forward_pass_over_the_same_ids(mixed: RolloutResponse) -> None:
+    [version] = {
+        span.version for result in mixed.samples for m in generated(result) for span in m.weight_versions or ()
+    }
+    differences = logprob_differences(mixed.samples, {version: model_of(tiny_state())}, TEMPERATURE)[version]
+    assert len(differences) > 500
+    assert differences.mean().item() <= LOGPROB_TOLERANCE
+
+
+def test_a_log_decodes_to_the_templates_rendering_of_the_conversation(mixed: RolloutResponse) -> None:
+    for result in mixed.samples:
+        if any(message.finish_reason == "length" for message in generated(result)):
+            continue
+        chat = [{"role": message.role, "content": message.content} for message in result.message_log]
+        ids = [token_id for message in result.message_log for token_id in message.token_ids]
+        assert tokenizer.decode(ids) == tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
+
+
+@pytest.mark.parametrize("turns_before_the_cut", [1, 2, 3])
+def test_a_game_cut_at_any_turn_and_posted_back_ends_as_the_uncut_one(
+    client: RolloutClient, turns_before_the_cut: int
+) -> None:
+    greedy = Sampling(greedy=True, max_new_tokens=48)
+    games = client.example_samples("sliding_puzzle", 8, seed=5)
+    whole = client.rollout(games, sampling=greedy, max_rollout_turns=6).samples
+    cut = client.rollout(games, sampling=greedy, max_rollout_turns=turns_before_the_cut).samples
+    unfinished = [game for game in cut if game.status == "max_turns"]
+    assert unfinished, "games must take several turns for this test to say anything"
+    again = client.rollout([resumed(game) for game in unfinished], sampling=greedy, max_rollout_turns=6).samples
+    for game in again:
+        assert tokens_of(game) == tokens_of(whole[game.idx])
+        assert (game.status, game.extra_env_info) == (whole[game.idx].status, whole[game.idx].extra_env_info)
+
+
+def test_equal_seeds_repeat_a_request_and_the_rollouts_of_a_group_differ(client: RolloutClient) -> None:
+    def ids(seed: int) -> list[list[int]]:
+        sampling = Sampling(temperature=2.0, max_new_tokens=24, seed=seed)
+        samples = [{"task_name": "math", "messages": PROMPT}] * 2
+        infos = [{**sample, "extra_env_info": {"ground_truth": "42"}} for sample in samples]
+        response = client.rollout(infos, num_generations=3, sampling=sampling)
+        return [generated(result)[0].token_ids for result in response.samples]
+
+    first = ids(seed=1)
+    assert ids(seed=1) == first
+    assert len({tuple(token_ids) for token_ids in first}) == 6
+    assert ids(seed=2) != first
+
+
+@pytest.mark.parametrize("stop_strings", [["}"], ["xed{"], ["never", "boxed"]])
+def test_a_stop_string_ends_the_generation_and_stays_in_it(client: RolloutClient, stop_strings: list[str]) -> None:
+    sample = {"task_name": "math", "messages": PROMPT, "extra_env_info": {"ground_truth": "42"}}
+    sampling = Sampling(greedy=True, max_new_tokens=32, stop_strings=stop_strings)
+    message = generated(client.rollout([sample], sampling=sampling).samples[0])[0]
+    assert message.finish_reason == "stop"
+    assert message.content.endswith(stop_strings[-1])
+    assert tokenizer.decode(message.token_ids, skip_special_tokens=True) == message.content
+    assert len(message.generation_logprobs or []) == len(message.token_ids)
+
+
+def test_seeded_generations_of_long_prompts_side_by_side_all_end(client: RolloutClient) -> None:
+    samples = [
+        {
+            "task_name": "math",
+            "messages": [{"role": "user", "content": f"{number}" * 3000}],
+            "extra_env_info": {"ground_truth": "42"},
+        }
+        for number in range(6)
+    ]
+    response = client.rollout(samples, sampling=Sampling(max_new_tokens=2, seed=1))
+    assert [result.status for result in response.samples] == ["completed"] * 6
+
+
+def test_max_seq_len_counts_prompt_generations_and_observations(client: RolloutClient) -> None:
+    [sample] = client.example_samples("sliding_puzzle", 1, seed=3)
+    prompt_length = len(client.rollout([sample], max_rollout_turns=1).samples[0].message_log[0].token_ids)
+    max_seq_len = prompt_length + 25
+    result = client.rollout([sample], max_seq_len=max_seq_len, sampling=Sampling(greedy=True)).samples[0]
+    assert (result.status, result.truncated) == ("truncated", True)
+    assert prompt_length + result.metrics.total_tokens == max_seq_len
+
+
+def test_further_fields_come_back_untouched(client: RolloutClient) -> None:
+    sample = {
+        "id": "a",
+        "idx": 70,
+        "task_name": "math",
+        "messages": PROMPT,
+        "extra_env_info": {"ground_truth": "42"},
+        "loss_multiplier": 0.5,
+        "source": {"file": None, "lines": [1, 2]},
+    }
+    response = client.rollout([sample], sampling=Sampling(max_new_tokens=8))
+    [result] = response.samples
+    assert (result.id, result.idx) == ("a", 70)
+    assert result.model_extra == {"loss_multiplier": 0.5, "source": {"file": None, "lines": [1, 2]}}
+
+
+def test_a_sample_that_its_environment_cannot_take_fails_alone(client: RolloutClient) -> None:
+    good = {"task_name": "math", "messages": PROMPT, "extra_env_info": {"ground_truth": "42"}}
+    without_truth = {"task_name": "math", "messages": PROMPT}
+    response = client.rollout([good, without_truth], sampling=Sampling(max_new_tokens=16))
+    assert [result.status for result in response.samples] == ["completed", "error"]
+    error = response.samples[1].error
+    assert error is not None
+    assert (error.kind, error.retryable) == ("environment", False)
+    assert "extra_env_info.ground_truth: Field required" in error.message
+    assert response.metrics["total_turns"] == 1
+
+
+def test_the_embedded_model_is_neither_hopeless_nor_perfect(client: RolloutClient) -> None:
+    def solved(task_name: str, count: int) -> float:
+        samples = client.example_samples(task_name, count, seed=123)
+        results = client.rollout(samples, sampling=Sampling(max_new_tokens=32, seed=0), max_rollout_turns=20).samples
+        return sum(result.total_reward or 0.0 for result in results) / count
+
+    assert 0.40 <= solved("math", 500) <= 0.75
+    assert 0.20 <= solved("sliding_puzzle", 50) <= 0.95
+
+
+def test_every_token_is_under_a_weight_version(mixed: RolloutResponse) -> None:
+    for result in mixed.samples:
+        for message in generated(result):
+            spans = [(span.version, span.start, span.end) for span in message.weight_versions or []]
+            assert spans == [(mixed.policy.current, 0, len(message.token_ids))]
+    assert mixed.policy.oldest == mixed.policy.newest == mixed.policy.current
+
+
+def test_a_stream_brings_each_sample_once_and_then_the_summary(
+    mixed: RolloutResponse, mixed_samples: list[SampleInput], service_url: str
+) -> None:
+    body = {
+        "samples": [sample.model_dump(exclude_unset=True) for sample in mixed_samples],
+        "num_generations": 2,
+        "sampling": {"temperature": TEMPERATURE, "max_new_tokens": 48, "seed": 7},
+        "max_rollout_turns": 6,
+    }
+    answer = httpx.post(
+        f"{service_url}/rollout", json=body, headers={"accept": "application/x-ndjson"}, timeout=60
+    ).text
+    *samples, last = [json.loads(line) for line in answer.strip().split("\n")]
+    assert sorted(line["position"] for line in samples) == list(range(32))
+    assert last.keys() == {"summary"}
+    assert last["summary"]["metrics"].keys() == mixed.metrics.keys()
+
+
+def test_a_large_answer_comes_as_arrow_what_it_is_as_json(client: RolloutClient) -> None:
+    games = client.example_samples("sliding_puzzle", 64, seed=3)
+    greedy: dict[str, Any] = {"sampling": Sampling(greedy=True, max_new_tokens=48), "max_rollout_turns": 4}
+    as_json = client.rollout(games, **greedy)
+    as_arrow = client.rollout_arrow(games, **greedy).to_response()
+    assert sum(len(message.token_ids) for sample in as_json.samples for message in sample.message_log) > 8192
+    assert token_ids_of(as_arrow.samples) == token_ids_of(as_json.samples)
+    assert as_arrow.metrics["total_generated_tokens"] == as_json.metrics["total_generated_tokens"]
+
+
+def token_ids_of(samples: list[SampleResult]) -> list[list[list[int]]]:
+    return [[message.token_ids for message in sample.message_log] for sample in samples]
+
+
+def test_the_tasks_examples_can_be_posted_as_they_are(client: RolloutClient) -> None:
+    tasks = client.tasks()
+    assert sorted(task.task_name for task in tasks) == ["following", "math", "sliding_puzzle"]
+    response = client.rollout([task.example for task in tasks], sampling=Sampling(max_new_tokens=32))
+    assert all(result.error is None for result in response.samples)
+
+
+def test_a_request_whose_caller_hangs_up_is_cancelled_in_the_engine(service_url: str, client: RolloutClient) -> None:
+    games = client.example_samples("sliding_puzzle", 64)
+    for game in games:
+        game.extra_env_info["max_moves"] = 100_000
+    takes_a_minute = {
+        "samples": [game.model_dump(exclude_unset=True) for game in games],
+        "sampling": {"temperature": 2},
+        "max_rollout_turns": 100_000,
+    }
+    with pytest.raises(httpx.ReadTimeout):
+        httpx.post(f"{service_url}/rollout", json=takes_a_minute, timeout=httpx.Timeout(30, read=1))
+    deadline = time.monotonic() + 10
+    while (ongoing := ongoing_generations()) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert ongoing == 0
+
+
+def ongoing_generations() -> int:
+    handle = serve.get_deployment_handle("Generator", app_name="rollout")
+    ongoing: int = handle.ongoing_generations.remote().result()
+    return ongoing

@@ -1,0 +1,137 @@
+"""Two generators: conversations find their prefix, the load is even, and both hold the same weights come what may."""
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from ray import serve
+from ray.serve.schema import ServeDeploySchema
+
+from deployments.protocols import PrefixCacheTokens
+from rollout_client.client import RolloutClient
+from rollout_client.contract import SampleInput, Sampling
+from rollout_client.policy_contract import PolicyState
+from tests.conftest import replicas, scale_generators
+from tests.live.forward_pass import perturbed, tiny_state
+from tests.live.played_with_weights import assert_of_weights, play
+
+REPLICAS = 2
+TURNS = 5
+PROMPT_TOKENS = 520
+CACHE_BLOCK_TOKENS = 128
+FOUND_A_TURN = PROMPT_TOKENS // CACHE_BLOCK_TOKENS * CACHE_BLOCK_TOKENS
+"""At least: the cache knows whole blocks only."""
+FEW_NEW = Sampling(temperature=2.0, max_new_tokens=4, ignore_eos=True)
+READY_WITHIN_S = 120.0
+
+
+@pytest.fixture(scope="module", autouse=True)
+def version(client: RolloutClient, service_config: ServeDeploySchema) -> Iterator[int]:
+    """The current one: the first replica was swapped to it, the second has started with it."""
+    pushed = client.push_weights(perturbed(14)).version
+    scale_generators(service_config, REPLICAS)
+    wait_for_replicas(client, REPLICAS, pushed)
+    yield pushed
+    scale_generators(service_config, 1)
+    wait_for_replicas(client, 1, client.policy().current)
+    client.push_weights(tiny_state())
+
+
+def wait_for_replicas(client: RolloutClient, count: int, version: int) -> PolicyState:
+    """Once `count` replicas, and no other, hold `version`."""
+    waited = threading.Event()
+    for _ in range(int(READY_WITHIN_S)):
+        state = client.policy()
+        if [replica.version for replica in state.replicas] == [version] * count:
+            return state
+        waited.wait(1.0)
+    pytest.fail(f"{count} replicas at version {version} are wanted, and these there are: {state.replicas}")
+
+
+def conversations(prompts: int, first_id: int) -> list[SampleInput]:
+    """Prompts of which no two begin with the same tokens, played for all turns."""
+    return [
+        SampleInput.model_validate(
+            {
+                "task_name": "following",
+                "message_log": [
+                    {
+                        "role": "user",
+                        "content": "",
+                        "token_ids": [5 + (first_id + number) // 64, 5 + (first_id + number) % 64]
+                        + [7] * (PROMPT_TOKENS - 2),
+                    }
+                ],
+                "extra_env_info": {"turns": [{"observation": "go"}] * TURNS},
+            }
+        )
+        for number in range(prompts)
+    ]
+
+
+def cached_tokens(client: RolloutClient) -> list[PrefixCacheTokens]:
+    handle: Any = serve.get_deployment_handle("Generator", app_name="rollout")
+    names = [replica.replica_id for replica in client.policy().replicas]
+    return [handle.options(session_id=name).prefix_cache_tokens.remote().result() for name in names]
+
+
+def played(client: RolloutClient, samples: list[SampleInput], num_generations: int = 1) -> tuple[list[int], list[int]]:
+    """Of each replica, the tokens looked up and found while the samples were played."""
+    before = cached_tokens(client)
+    response = client.rollout(samples, num_generations=num_generations, sampling=FEW_NEW, max_rollout_turns=TURNS)
+    assert [sample.metrics.turn_count for sample in response.samples] == [TURNS] * len(samples) * num_generations
+    after = cached_tokens(client)
+    looked_up = [now.looked_up - then.looked_up for then, now in zip(before, after, strict=True)]
+    found = [now.found - then.found for then, now in zip(before, after, strict=True)]
+    return looked_up, found
+
+
+def test_each_turn_after_the_first_finds_its_prefix_and_the_replicas_get_as_much(client: RolloutClient) -> None:
+    samples = 32
+    looked_up, found = played(client, conversations(samples, first_id=0))
+    assert sum(found) >= samples * (TURNS - 1) * FOUND_A_TURN
+    assert max(looked_up) == min(looked_up)
+
+
+def test_a_group_finds_the_prompt_that_its_first_has_left(client: RolloutClient) -> None:
+    groups, generations = 8, 8
+    looked_up, found = played(client, conversations(groups, first_id=1000), generations)
+    without_groups = groups * generations * (TURNS - 1) * FOUND_A_TURN
+    assert sum(found) > without_groups
+    assert max(looked_up) <= 1.5 * min(looked_up)
+
+
+def assert_equal_engines(state: PolicyState) -> None:
+    [checksum] = {replica.checksum for replica in state.replicas}
+    assert checksum is not None
+
+
+def test_a_replica_that_started_after_a_push_has_its_weights(client: RolloutClient, version: int) -> None:
+    assert_equal_engines(client.policy())
+    assert_of_weights(play(client, 64).samples, version, perturbed(14))
+
+
+def test_a_replica_that_dies_during_an_update_is_replaced_with_the_new_weights(
+    client: RolloutClient, version: int
+) -> None:
+    old, young = replicas("Generator")
+    sampling = Sampling(temperature=2.0, max_new_tokens=800)
+    with client.stream(client.example_samples("math", 128, seed=6), sampling=sampling, retries=20) as rollouts:
+        with ThreadPoolExecutor(1) as thread:
+            # It waits for the generations under way, so that it is under way itself when the replica dies.
+            pushing = thread.submit(client.push_weights, perturbed(15), mode="wait")
+            while client.policy().updating_to is None:
+                pass
+            old.kill()
+            update = pushing.result()
+        results = list(rollouts)
+    assert sorted(replica.status for replica in update.replicas) == ["replaced", "swapped"]
+    assert [result.error for result in results] == [None] * 128
+    after = wait_for_replicas(client, REPLICAS, version + 1)
+    assert_equal_engines(after)
+    # Now the newest has to play, and one more takes the place of this one.
+    young.kill()
+    assert_of_weights(play(client, 64, retries=20).samples, version + 1, perturbed(15))
+    wait_for_replicas(client, REPLICAS, version + 1)

@@ -1,0 +1,145 @@
+"""Weights that a trainer sends straight into the engines of the running service, over gloo."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from vllm.distributed.weight_transfer.base import ModuleSource
+from vllm.distributed.weight_transfer.factory import WeightTransferTrainerFactory
+
+from deployments.generation.gloo_transfer import GlooTrainerInitInfo, GlooTrainerWeightTransferEngine
+from deployments.generation.vllm_plugin import install
+from rollout_client.client import RolloutClient
+from rollout_client.contract import SampleResult, Sampling
+from rollout_client.errors import RequestRejected
+from rollout_client.trainers.vllm_transfer import ConnectAgain, RolloutWeightSyncClient
+from service.local import free_port
+from tests.live.forward_pass import logprob_differences, model_of, perturbed, tiny_state
+from tests.live.played_with_weights import LOGPROB_TOLERANCE, assert_of_weights, play, versions_of
+
+
+@pytest.fixture(scope="module", autouse=True)
+def leaves_the_original_weights(client: RolloutClient) -> Iterator[None]:
+    """A replica that starts after a transfer would not get its weights: the last version has to be a full one."""
+    yield
+    client.push_weights(tiny_state())
+
+
+def connected(transfer: RolloutWeightSyncClient, world_size: int | None, model: Any) -> GlooTrainerWeightTransferEngine:
+    install()
+    engine = WeightTransferTrainerFactory.trainer_init(
+        GlooTrainerInitInfo("127.0.0.1", free_port(), world_size or 0, rank=0),
+        client=transfer,
+        source=ModuleSource(model),
+    )
+    assert isinstance(engine, GlooTrainerWeightTransferEngine)
+    return engine
+
+
+def test_after_a_transfer_every_token_is_of_the_trainers_weights(client: RolloutClient) -> None:
+    before = client.policy()
+    state = perturbed(31)
+    transfer = RolloutWeightSyncClient(client)
+    connected(transfer, before.transfer_world_size, model_of(state)).send_weights()
+    assert transfer.update is not None
+    assert transfer.update.version == before.current + 1
+    assert [replica.status for replica in transfer.update.replicas] == ["swapped"]
+    assert_of_weights(play(client).samples, transfer.update.version, state)
+
+
+def test_a_transfer_and_a_push_of_equal_weights_make_equal_engines(client: RolloutClient) -> None:
+    before = client.policy()
+    state = perturbed(32)
+    transfer = RolloutWeightSyncClient(client)
+    connected(transfer, before.transfer_world_size, model_of(state)).send_weights()
+    transferred = client.policy()
+    assert (transferred.versions[-1].kind, transferred.versions[-1].checksum) == ("transfer", None)
+    assert transferred.versions[-1].version == transferred.current == before.current + 1
+    client.push_weights(state)
+    pushed = client.policy()
+    assert [replica.checksum for replica in transferred.replicas] == [replica.checksum for replica in pushed.replicas]
+    assert transferred.replicas[0].checksum not in (None, before.replicas[0].checksum)
+
+
+def test_one_connection_carries_each_step_and_numbers_go_up(client: RolloutClient) -> None:
+    before = client.policy()
+    model = model_of(perturbed(33))
+    transfer = RolloutWeightSyncClient(client)
+    engine = connected(transfer, before.transfer_world_size, model)
+    versions = []
+    for seed in (34, 35):
+        model.load_state_dict(perturbed(seed), strict=False)
+        engine.send_weights()
+        assert transfer.update is not None
+        versions.append(transfer.update.version)
+    assert versions == [before.current + 1, before.current + 2]
+    assert_of_weights(play(client).samples, versions[-1], perturbed(35))
+
+
+def test_a_transfer_during_running_samples_loses_none_and_each_token_says_its_weights(client: RolloutClient) -> None:
+    old, new = perturbed(36), perturbed(37)
+    before = client.push_weights(old).version
+    transfer = RolloutWeightSyncClient(client)
+    engine = connected(transfer, client.policy().transfer_world_size, model_of(new))
+    # Hot enough to babble: most generations are long, and many are under way when the weights change.
+    sampling = Sampling(temperature=1.5, max_new_tokens=96)
+    results: list[SampleResult] = []
+    with client.stream(
+        client.example_samples("sliding_puzzle", 128, seed=3), sampling=sampling, max_rollout_turns=4
+    ) as rollouts:
+        results.append(next(iter(rollouts)))
+        engine.send_weights()
+        results.extend(rollouts)
+    assert [result.error for result in results] == [None] * 128
+    differences = logprob_differences(
+        results, {str(before): model_of(old), str(before + 1): model_of(new)}, temperature=1.5
+    )
+    for version, difference in differences.items():
+        assert len(difference) > 500, f"hardly a token is of version {version}"
+        assert difference.mean().item() <= LOGPROB_TOLERANCE
+
+
+def test_the_number_of_a_version_is_the_trainers_to_choose_and_taken_once(client: RolloutClient) -> None:
+    before = client.policy()
+    transfer = RolloutWeightSyncClient(client, mode="wait")
+    connected(transfer, before.transfer_world_size, model_of(perturbed(38)))
+    transfer.start_weight_update()
+    with pytest.raises(RequestRejected, match=f"{before.current} is taken; the next is {before.current + 1}"):
+        transfer.finish_weight_update(str(before.current))
+    transfer.finish_weight_update(str(before.current + 5))
+    # Nothing was sent: the same weights under a new number.
+    after = client.policy()
+    assert after.current == before.current + 5
+    assert [replica.checksum for replica in after.replicas] == [replica.checksum for replica in before.replicas]
+    assert versions_of(play(client, 4).samples) == {str(before.current + 5)}
+
+
+def test_a_world_of_another_size_is_refused_at_once_with_the_right_one(client: RolloutClient) -> None:
+    before = client.policy()
+    assert before.transfer_world_size == 2
+    with pytest.raises(
+        RequestRejected, match="2 processes take part: the trainer's one and 1 of the replicas"
+    ) as refused:
+        connected(RolloutWeightSyncClient(client), 3, model_of(tiny_state()))
+    assert (refused.value.problem.status, refused.value.problem.type) == (409, "urn:rollout:problem:transfer-refused")
+    assert client.policy() == before
+
+
+def test_what_has_not_met_the_service_is_told_to_connect(client: RolloutClient) -> None:
+    before = client.policy()
+    transfer = RolloutWeightSyncClient(client)
+    with pytest.raises(RequestRejected, match=r"a replica could not meet the trainer: .*missing.*meeting"):
+        transfer.init_weight_transfer_engine(
+            {"master_address": "127.0.0.1", "master_port": 1, "world_size": before.transfer_world_size}
+        )
+    with pytest.raises(ConnectAgain, match="Connect again: a new trainer_init") as refused:
+        transfer.start_weight_update()
+    cause = refused.value.__cause__
+    assert isinstance(cause, RequestRejected)
+    assert (cause.problem.status, cause.problem.type) == (409, "urn:rollout:problem:transfer-refused")
+    with pytest.raises(ConnectAgain, match="none is under way; start it first"):
+        transfer.update_weights({"names": []})
+    with pytest.raises(ConnectAgain, match="none is under way; start it first"):
+        transfer.finish_weight_update()
+    assert client.policy() == before
+    assert versions_of(play(client, 4).samples) == {str(before.current)}

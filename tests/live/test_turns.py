@@ -1,0 +1,186 @@
+"""Everything a rollout is, on the real engine: stop strings, limits, schedules, cuts, and what comes back of them."""
+
+from typing import Any
+
+import pytest
+from transformers import AutoTokenizer
+
+from rollout_client.client import RolloutClient
+from rollout_client.contract import Keep, Message, SampleInput, SampleResult, Sampling
+from rollout_client.resume import resumed
+from tests.conftest import TINY_MODEL
+from tests.live.following_environment import QUESTION, following
+
+tokenizer: Any = AutoTokenizer.from_pretrained(TINY_MODEL)
+END = tokenizer.convert_tokens_to_ids("<|end|>")
+GREEDY = Sampling(greedy=True, max_new_tokens=32)
+
+
+def given(role: str, text: str) -> dict[str, Any]:
+    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+    return {"role": role, "content": text, "token_ids": ids}
+
+
+def generated(result: SampleResult) -> list[Message]:
+    return [message for message in result.message_log if message.generation_logprobs is not None]
+
+
+def length(result: SampleResult) -> int:
+    return sum(len(message.token_ids) for message in result.message_log)
+
+
+def tokens_of(result: SampleResult) -> list[tuple[str, str, list[int]]]:
+    return [(message.role, message.content, message.token_ids) for message in result.message_log]
+
+
+def play_one(client: RolloutClient, sample: dict[str, Any], **options: Any) -> SampleResult:
+    [result] = client.rollout([sample], **{"sampling": GREEDY, **options}).samples
+    assert result.error is None, result.error
+    return result
+
+
+def test_stop_strings_change_by_turn_as_the_environment_says(client: RolloutClient) -> None:
+    turns: list[dict[str, Any]] = [{"observation": QUESTION, "next_stop_strings": ["\\"]}, {"observation": QUESTION}]
+    result = play_one(client, following(*turns, {"observation": "."}, stop_strings=["bo"]))
+    assert [message.content for message in generated(result)] == ["\\bo", "\\", "\\"]
+    assert result.stop_strings == ["\\"]
+
+
+def test_an_empty_list_of_stop_strings_stands_for_none(client: RolloutClient) -> None:
+    sampling = Sampling(greedy=True, max_new_tokens=32, stop_strings=["bo"])
+    result = play_one(client, following({}, stop_strings=[]), sampling=sampling)
+    assert generated(result)[0].token_ids[-1] == END
+
+
+def test_a_generation_of_nothing_but_its_end_is_an_empty_message(client: RolloutClient) -> None:
+    prefix = f"<|user|>\n{QUESTION}<|end|>\n<|assistant|>\n\\boxed{{42}}"
+    result = play_one(client, following({}, message_log=[given("user", prefix)]))
+    assert (generated(result)[0].content, generated(result)[0].token_ids) == ("", [END])
+
+
+def test_special_tokens_and_broken_characters_stay_in_ids_and_leave_the_text(client: RolloutClient) -> None:
+    sampling = Sampling(temperature=2.0, max_new_tokens=64, seed=3)
+    results = client.rollout([following({})] * 64, sampling=sampling).samples
+    messages = [message for result in results for message in generated(result)]
+    special = set(tokenizer.all_special_ids)
+    assert any(special & set(message.token_ids[:-1]) for message in messages), "no special token was sampled"
+    assert any("\ufffd" in message.content for message in messages), "no broken character was sampled"
+    for message in messages:
+        assert message.content == tokenizer.decode(message.token_ids, skip_special_tokens=True)
+        assert not any(token in message.content for token in tokenizer.all_special_tokens)
+
+
+def test_characters_that_are_split_across_tokens_come_through_whole(client: RolloutClient) -> None:
+    text = "né 漢字 🙂"
+    result = play_one(client, following({"observation": text}, messages=[{"role": "user", "content": text}]))
+    assert (result.message_log[0].content, result.message_log[2].content) == (text, text)
+    assert text in tokenizer.decode(result.message_log[2].token_ids)
+
+
+@pytest.mark.parametrize("observation_format", ["raw", "chat"])
+def test_a_zero_length_observation_is_taken_as_it_is(client: RolloutClient, observation_format: str) -> None:
+    sample = following({}, {}, observation_format=observation_format)
+    result = play_one(client, sample)
+    bridge = [] if observation_format == "raw" else tokenizer("\n<|user|>\n<|end|>\n<|assistant|>\n")["input_ids"]
+    assert [message.content for message in result.message_log if message.role == "user"][1:] == ["", ""]
+    assert result.message_log[2].token_ids == bridge
+
+
+def test_fifty_turns_are_played_to_the_end(client: RolloutClient) -> None:
+    turns: list[dict[str, Any]] = [{"observation": f"{turn}", "reward": 0.5} for turn in range(50)]
+    sampling = Sampling(greedy=True, max_new_tokens=4)
+    result = play_one(client, following(*turns), sampling=sampling, max_rollout_turns=50)
+    assert (result.status, result.metrics.turn_count, result.total_reward) == ("completed", 50, 25.0)
+    assert [message.content for message in result.message_log[2::2]] == [f"{turn}" for turn in range(50)]
+    assert result.extra_env_info["turn"] == 50
+
+
+def test_rewards_come_by_name_by_turn_and_summed(client: RolloutClient) -> None:
+    turns: list[dict[str, Any]] = [
+        {"reward": {"format": 0.25, "tool": 1.0}},
+        {"reward": {"format": 0.5}},
+        {"reward": -1.0},
+    ]
+    result = play_one(client, following(*turns))
+    assert result.rewards == {"format": 0.75, "tool": 1.0, "reward": -1.0}
+    assert result.total_reward == 0.75
+    assert [message.reward for message in generated(result)] == [1.25, 0.5, -1.0]
+
+
+@pytest.mark.parametrize(
+    ("room", "status", "generated_tokens", "env_tokens"),
+    [(0, "truncated", [], 0), (5, "truncated", [5], 0), (11, "truncated", [11], 0), (16, "truncated", [11], 5)],
+    ids=["in the prompt", "in the generation", "at its last token", "in the observation"],
+)
+def test_max_seq_len_is_never_passed_wherever_it_is_reached(
+    client: RolloutClient, room: int, status: str, generated_tokens: list[int], env_tokens: int
+) -> None:
+    whole = play_one(client, following({"observation": "A long answer."}, {}))
+    prompt_tokens = len(whole.message_log[0].token_ids)
+    assert len(generated(whole)[0].token_ids) == 11
+    result = play_one(client, following({"observation": "A long answer."}, {}), max_seq_len=prompt_tokens + room)
+    assert (result.status, result.metrics.turn_gen_tokens, result.metrics.env_tokens) == (
+        status,
+        generated_tokens,
+        env_tokens,
+    )
+    assert length(result) == prompt_tokens + room
+
+
+def test_both_schedules_give_the_same_logs_and_rewards(client: RolloutClient) -> None:
+    samples = [*client.example_samples("sliding_puzzle", 8, seed=2), *client.example_samples("math", 8, seed=2)]
+    free = client.rollout(samples, sampling=GREEDY, max_rollout_turns=6).samples
+    in_step = client.rollout(samples, sampling=GREEDY, max_rollout_turns=6, schedule="lockstep").samples
+    assert [tokens_of(result) for result in in_step] == [tokens_of(result) for result in free]
+    assert [result.total_reward for result in in_step] == [result.total_reward for result in free]
+
+
+def test_a_deadline_cuts_what_still_runs_and_its_log_goes_on_where_it_was_cut(client: RolloutClient) -> None:
+    short = [following({"observation": "."})] * 2
+    long = [following(*[{"observation": f"{turn}"} for turn in range(60)], idx=7)] * 2
+    options: dict[str, Any] = {"sampling": GREEDY, "max_rollout_turns": 60}
+    cut = client.rollout(short + long, deadline_s=1.0, **options).samples
+    assert [result.status for result in cut] == ["completed", "completed", "deadline", "deadline"]
+    assert all(1 <= result.metrics.turn_count < 60 for result in cut[2:])
+    whole = client.rollout(long, **options).samples
+    again = client.rollout([resumed(result) for result in cut[2:]], **options).samples
+    assert [tokens_of(result) for result in again] == [tokens_of(result) for result in whole]
+    assert [(result.status, result.idx) for result in again] == [("completed", 7)] * 2
+
+
+def test_the_first_two_of_four_are_kept_and_the_rest_cancelled(client: RolloutClient) -> None:
+    games = client.example_samples("sliding_puzzle", 6, seed=4)
+    keep = Keep(per_group=2)
+    results = client.rollout(
+        games, num_generations=4, sampling=Sampling(max_new_tokens=48), max_rollout_turns=12, keep=keep
+    ).samples
+    for game in range(6):
+        statuses = [result.status for result in results if result.idx == game]
+        assert len(statuses) == 4
+        assert sum(status != "cancelled" for status in statuses) >= 2
+    assert any(result.status == "cancelled" for result in results)
+
+
+def test_a_stream_that_is_left_early_ends_the_request(client: RolloutClient) -> None:
+    samples = [following(*[{"observation": "."}] * 3)] * 16
+    with client.stream(samples, sampling=GREEDY) as rollouts:
+        first = next(iter(rollouts))
+    assert first.status == "completed"
+
+
+def test_tools_and_template_switches_come_back_to_be_posted_again(client: RolloutClient) -> None:
+    tools = [{"type": "function", "function": {"name": "add"}}]
+    result = play_one(client, following({}, tools=tools, chat_template_kwargs={"enable_thinking": False}))
+    again = resumed(result)
+    assert (again.tools, again.chat_template_kwargs) == (tools, {"enable_thinking": False})
+
+
+def test_a_thousand_samples_of_two_tasks_come_back_complete_and_in_order(client: RolloutClient) -> None:
+    sums = client.example_samples("math", 512, seed=9)
+    games = client.example_samples("sliding_puzzle", 512, seed=9)
+    mixed: list[SampleInput] = [sample for pair in zip(sums, games, strict=True) for sample in pair]
+    response = client.rollout(mixed, sampling=Sampling(max_new_tokens=24), max_rollout_turns=3)
+    assert [result.idx for result in response.samples] == list(range(1024))
+    assert [result.task_name for result in response.samples] == ["math", "sliding_puzzle"] * 512
+    assert all(result.error is None for result in response.samples)
+    assert {result.metrics.turn_count for result in response.samples} == {1, 2, 3}

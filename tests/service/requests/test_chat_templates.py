@@ -1,0 +1,184 @@
+"""The chat formats of the common model families: what is appended is what the template would have rendered.
+
+The templates are short ones of our own that frame messages as those families do.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import AddedToken, AutoTokenizer
+
+from deployments.failures import EnvironmentRejected, PromptRejected
+from deployments.protocols import ChatMessage
+from rollout_client.contract import PromptMessage
+from service.requests.chat_tokenizer import TransformersChatTokenizer, UnsupportedTokenizer
+from service.rollouts.episode import ChatOptions
+from tests.conftest import TINY_MODEL
+
+TEMPLATES = Path(__file__).parent / "templates"
+SPECIAL_TOKENS = {
+    "llama3": ("<|begin_of_text|>", "<|eot_id|>", ["<|start_header_id|>", "<|end_header_id|>"]),
+    "qwen2_5": (None, "<|im_end|>", ["<|im_start|>"]),
+    "qwen3": (None, "<|im_end|>", ["<|im_start|>"]),
+    "mistral": ("<s>", "</s>", ["[INST]", "[/INST]"]),
+    "gemma": ("<bos>", "<end_of_turn>", ["<start_of_turn>"]),
+}
+ROOM = 10_000
+CHAT = ChatOptions()
+
+words = st.text(alphabet="ab é漢{<", max_size=8)
+answers = words.map(str.strip)
+
+
+def tokenizer_of(family: str) -> Any:
+    bos, eos, others = SPECIAL_TOKENS[family]
+    tokenizer: Any = AutoTokenizer.from_pretrained(TINY_MODEL)
+    special = {"eos_token": eos, "additional_special_tokens": others} | ({"bos_token": bos} if bos else {})
+    tokenizer.add_special_tokens(special)
+    tokenizer.chat_template = (TEMPLATES / f"{family}.jinja").read_text()
+    return tokenizer
+
+
+TOKENIZERS = {family: tokenizer_of(family) for family in SPECIAL_TOKENS}
+CONVERSATIONS = {family: TransformersChatTokenizer(tokenizer) for family, tokenizer in TOKENIZERS.items()}
+families = st.sampled_from(sorted(SPECIAL_TOKENS))
+
+
+def rendered(family: str, chat: list[Any], add_generation_prompt: bool = True, **kwargs: Any) -> str:
+    return str(
+        TOKENIZERS[family].apply_chat_template(
+            chat, tokenize=False, add_generation_prompt=add_generation_prompt, **kwargs
+        )
+    )
+
+
+def ids_of(family: str, text: str) -> list[int]:
+    ids: list[int] = TOKENIZERS[family](text, add_special_tokens=False)["input_ids"]
+    return ids
+
+
+def response_to(family: str, chat: list[Any], answer: str) -> list[int]:
+    """What a model of the family generates for `answer`: all of its turn up to the end token."""
+    whole = rendered(family, [*chat, {"role": "assistant", "content": answer}, {"role": "user", "content": "?"}])
+    eos = SPECIAL_TOKENS[family][1]
+    turn = whole[len(rendered(family, chat)) :]
+    return ids_of(family, turn[: turn.index(eos) + len(eos)])
+
+
+@given(family=families, question=words, turns=st.lists(st.tuples(answers, words), min_size=1, max_size=4))
+def test_a_conversations_ids_decode_to_the_templates_rendering_of_it(
+    family: str, question: str, turns: list[tuple[str, str]]
+) -> None:
+    tokens = CONVERSATIONS[family]
+    chat = [{"role": "user", "content": question}]
+    log = [
+        token_id
+        for message in tokens.prompt([PromptMessage(role="user", content=question)], CHAT, ROOM)
+        for token_id in message.token_ids
+    ]
+    for answer, said in turns:
+        response = response_to(family, chat, answer)
+        observation = tokens.observation({"role": "user", "content": said}, response, CHAT, ROOM)
+        log += response + observation.token_ids
+        chat += [{"role": "assistant", "content": answer}, {"role": "user", "content": said}]
+    assert TOKENIZERS[family].decode(log) == rendered(family, chat)
+    assert log == ids_of(family, rendered(family, chat))
+
+
+@pytest.mark.parametrize("family", ["llama3", "qwen2_5", "qwen3"])
+def test_system_prompts_and_tool_answers_are_framed_as_the_template_does(family: str) -> None:
+    system: ChatMessage = {"role": "system", "content": "Be brief."}
+    question: ChatMessage = {"role": "user", "content": "Q"}
+    answer: ChatMessage = {"role": "assistant", "content": "call()"}
+    result: ChatMessage = {"role": "tool", "content": "42"}
+    tokens = CONVERSATIONS[family]
+    prompt = tokens.prompt([PromptMessage(**system), PromptMessage(**question)], CHAT, ROOM)
+    response = response_to(family, [system, question], answer["content"])
+    observation = tokens.observation(result, response, CHAT, ROOM)
+    log = [*(token_id for message in prompt for token_id in message.token_ids), *response, *observation.token_ids]
+    assert TOKENIZERS[family].decode(log) == rendered(family, [system, question, answer, result])
+
+
+def test_template_switches_reach_prompt_and_observations() -> None:
+    off = ChatOptions(chat_template_kwargs={"enable_thinking": False})
+    tokens = CONVERSATIONS["qwen3"]
+    [message] = tokens.prompt([PromptMessage(role="user", content="Q")], off, ROOM)
+    assert TOKENIZERS["qwen3"].decode(message.token_ids).endswith("<|im_start|>assistant\n<think>\n\n</think>\n\n")
+    response = ids_of("qwen3", "A<|im_end|>")
+    observation = tokens.observation({"role": "user", "content": "O"}, response, off, ROOM)
+    assert TOKENIZERS["qwen3"].decode(observation.token_ids) == (
+        "\n<|im_start|>user\nO<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
+    )
+
+
+def test_what_was_generated_is_kept_where_the_template_would_drop_it_from_a_history() -> None:
+    tokens = CONVERSATIONS["qwen3"]
+    response = ids_of("qwen3", "<think>\nhm\n</think>\n\nA<|im_end|>")
+    observation = tokens.observation({"role": "user", "content": "O"}, response, CHAT, ROOM)
+    assert TOKENIZERS["qwen3"].decode(response + observation.token_ids) == (
+        "<think>\nhm\n</think>\n\nA<|im_end|>\n<|im_start|>user\nO<|im_end|>\n<|im_start|>assistant\n"
+    )
+
+
+def test_tools_reach_the_prompt() -> None:
+    tools: list[dict[str, Any]] = [{"type": "function", "function": {"name": "add"}}]
+    [message] = CONVERSATIONS["llama3"].prompt(
+        [PromptMessage(role="user", content="Q")], ChatOptions(tools=tools), ROOM
+    )
+    text = TOKENIZERS["llama3"].decode(message.token_ids)
+    assert text == rendered("llama3", [{"role": "user", "content": "Q"}], tools=tools)
+    assert '"name": "add"' in text
+
+
+def test_tools_that_move_with_the_last_message_are_refused() -> None:
+    tokenizer = tokenizer_of("mistral")
+    tokenizer.chat_template = tokenizer.chat_template.replace(
+        '{{- "[INST] "', '{{- ("[TOOLS]" + (tools | tojson) if tools and loop.last else "") + "[INST] "'
+    )
+    tokens = TransformersChatTokenizer(tokenizer)
+    question = [PromptMessage(role="user", content="Q")]
+    assert len(tokens.prompt(question, CHAT, ROOM)) == 1
+    with pytest.raises(PromptRejected, match="moves the tools to the last message"):
+        tokens.prompt(question, ChatOptions(tools=[{"type": "function"}]), ROOM)
+
+
+@pytest.mark.parametrize(("family", "content", "kept"), [("llama3", "  abc  ", "ab"), ("gemma", "  abc  ", "ab")])
+def test_a_cut_observation_shows_what_its_tokens_say_also_where_the_template_strips(
+    family: str, content: str, kept: str
+) -> None:
+    observation: ChatMessage = {"role": "user", "content": content}
+    tokens = CONVERSATIONS[family]
+    whole = tokens.observation(observation, [], CHAT, ROOM).token_ids
+    decoded = [TOKENIZERS[family].decode(whole[:room]) for room in range(len(whole))]
+    room = next(place for place, text in enumerate(decoded) if text.endswith(kept))
+    assert tokens.observation(observation, [], CHAT, room).content == kept
+
+
+def test_an_end_of_turn_that_is_not_the_tokenizers_eos_is_not_doubled() -> None:
+    tokenizer: Any = AutoTokenizer.from_pretrained(TINY_MODEL)
+    tokenizer.add_special_tokens({"bos_token": "<bos>", "eos_token": "<eos>"})
+    unnamed = [AddedToken(text, special=True) for text in ("<start_of_turn>", "<end_of_turn>")]
+    tokenizer.add_tokens(unnamed, special_tokens=True)
+    tokenizer.chat_template = (TEMPLATES / "gemma.jinja").read_text()
+    response = tokenizer("A<end_of_turn>", add_special_tokens=False)["input_ids"]
+    observation = TransformersChatTokenizer(tokenizer).observation(
+        {"role": "user", "content": "O"}, response, CHAT, ROOM
+    )
+    assert tokenizer.decode(response + observation.token_ids) == (
+        "A<end_of_turn>\n<start_of_turn>user\nO<end_of_turn>\n<start_of_turn>model\n"
+    )
+
+
+def test_a_family_that_knows_no_tool_role_rejects_a_tools_observation() -> None:
+    with pytest.raises(EnvironmentRejected, match="'tool' after an answer: only user and assistant may speak"):
+        CONVERSATIONS["mistral"].observation({"role": "tool", "content": "O"}, [], CHAT, ROOM)
+
+
+def test_a_template_that_drops_what_follows_an_answer_is_refused_at_start() -> None:
+    tokenizer = tokenizer_of("gemma")
+    tokenizer.chat_template = "{% for m in messages[:2] %}{{ m.content }}{% endfor %}"
+    with pytest.raises(UnsupportedTokenizer, match="drops messages of role 'user'"):
+        TransformersChatTokenizer(tokenizer)

@@ -1,0 +1,145 @@
+"""Conversations through the embedded model's real tokenizer and template."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import AutoTokenizer
+
+from deployments.failures import EnvironmentRejected, PromptRejected
+from deployments.protocols import ChatMessage
+from rollout_client.contract import PromptMessage
+from service.requests.chat_tokenizer import TransformersChatTokenizer, UnsupportedTokenizer
+from service.rollouts.episode import ChatOptions, TokenizedObservation
+from tests.conftest import TINY_MODEL
+
+
+def load_tokenizer() -> Any:
+    return AutoTokenizer.from_pretrained(TINY_MODEL)
+
+
+hf_tokenizer = load_tokenizer()
+tokens = TransformersChatTokenizer(hf_tokenizer)
+END = hf_tokenizer.convert_tokens_to_ids("<|end|>")
+ROOM = 10_000
+CHAT = ChatOptions()
+RAW = ChatOptions(observation_format="raw")
+
+conversations = st.lists(
+    st.builds(PromptMessage, role=st.sampled_from(["system", "user", "assistant"]), content=st.text(max_size=20)),
+    min_size=1,
+    max_size=5,
+)
+
+
+def rendered(chat: list[dict[str, str]]) -> str:
+    return str(hf_tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True))
+
+
+def text(token_ids: list[int]) -> str:
+    return str(hf_tokenizer.decode(token_ids, skip_special_tokens=False))
+
+
+def test_each_message_of_a_prompt_has_its_own_part_of_the_rendering() -> None:
+    log = tokens.prompt(
+        [PromptMessage(role="system", content="Be brief."), PromptMessage(role="user", content="Hi")], CHAT, ROOM
+    )
+    assert [text(message.token_ids) for message in log] == [
+        "<|system|>\nBe brief.<|end|>\n",
+        "<|user|>\nHi<|end|>\n<|assistant|>\n",
+    ]
+
+
+@given(conversations)
+def test_a_prompts_ids_are_the_tokenized_rendering_of_the_whole(messages: list[PromptMessage]) -> None:
+    log = tokens.prompt(messages, CHAT, ROOM)
+    chat = [{"role": message.role, "content": message.content} for message in messages]
+    expected = hf_tokenizer(rendered(chat), add_special_tokens=False)["input_ids"]
+    assert [token_id for message in log for token_id in message.token_ids] == expected
+
+
+@given(answer=st.text(alphabet="abc é", max_size=10), content=st.text(alphabet="xyz 漢", max_size=10))
+def test_appended_ids_decode_to_the_template_rendering_of_the_whole_conversation(answer: str, content: str) -> None:
+    question = PromptMessage(role="user", content="Q")
+    log = [token_id for message in tokens.prompt([question], CHAT, ROOM) for token_id in message.token_ids]
+    generated = [*hf_tokenizer(answer, add_special_tokens=False)["input_ids"], END]
+    observation = tokens.observation({"role": "user", "content": content}, generated, CHAT, ROOM)
+    whole = [question.model_dump(), {"role": "assistant", "content": answer}, {"role": "user", "content": content}]
+    assert text(log + generated + observation.token_ids) == rendered(whole)
+    assert (observation.content, observation.was_cut) == (content, False)
+
+
+def test_a_response_without_its_end_of_turn_gets_it_from_the_bridge() -> None:
+    cut_short = hf_tokenizer("abc", add_special_tokens=False)["input_ids"]
+    bridge = tokens.observation({"role": "user", "content": "O"}, cut_short, CHAT, ROOM)
+    assert text(bridge.token_ids) == "<|end|>\n<|user|>\nO<|end|>\n<|assistant|>\n"
+
+
+def test_a_raw_observation_is_its_text_alone() -> None:
+    raw = tokens.observation({"role": "user", "content": "O 1"}, [END], RAW, ROOM)
+    assert raw == TokenizedObservation(hf_tokenizer("O 1")["input_ids"], "O 1", was_cut=False)
+
+
+@pytest.mark.parametrize(
+    ("room", "ids_text", "content"),
+    [
+        (9, "\n<|user|>\nworld<", "world<"),
+        (8, "\n<|user|>\nworld", "world"),
+        (5, "\n<|user|>\nwo", "wo"),
+        (2, "\n<|user|>", ""),
+        (0, "", ""),
+        (-3, "", ""),
+    ],
+)
+def test_an_observation_that_does_not_fit_is_cut_in_ids_and_text(room: int, ids_text: str, content: str) -> None:
+    cut = tokens.observation({"role": "user", "content": "world<"}, [END], CHAT, room)
+    assert (text(cut.token_ids), cut.content, cut.was_cut) == (ids_text, content, True)
+
+
+def test_a_text_that_no_tokens_could_hold_is_rejected_before_it_is_tokenized() -> None:
+    with pytest.raises(PromptRejected, match="more than max_seq_len 10 can hold"):
+        tokens.prompt([PromptMessage(role="user", content="x" * 1000)], CHAT, 10)
+
+
+def test_a_character_of_which_bytes_are_cut_off_is_not_shown() -> None:
+    observation: ChatMessage = {"role": "user", "content": "x漢y"}
+    shown = [tokens.observation(observation, [END], RAW, room).content for room in range(5)]
+    assert shown == ["", "x", "x", "x", "x漢"]
+
+
+def test_special_tokens_are_skipped_and_bytes_of_one_character_joined_in_content() -> None:
+    ids = hf_tokenizer("é漢", add_special_tokens=False)["input_ids"]
+    assert len(ids) == 5
+    assert tokens.decode([*ids, END]) == "é漢"
+
+
+def test_a_template_that_refuses_the_messages_rejects_the_prompt() -> None:
+    refusing = load_tokenizer()
+    refusing.chat_template = (
+        "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system prompts') }}{% endif %}"
+        + hf_tokenizer.chat_template
+    )
+    with pytest.raises(PromptRejected, match="no system prompts"):
+        TransformersChatTokenizer(refusing).prompt([PromptMessage(role="system", content="Be brief.")], CHAT, ROOM)
+
+
+def test_a_template_that_refuses_the_role_of_an_observation_rejects_it() -> None:
+    refusing = load_tokenizer()
+    refusing.chat_template = (
+        "{% for m in messages %}{% if m['role'] == 'tool' %}{{ raise_exception('no tools') }}{% endif %}{% endfor %}"
+        + hf_tokenizer.chat_template
+    )
+    with pytest.raises(EnvironmentRejected, match="'tool' after an answer: no tools"):
+        TransformersChatTokenizer(refusing).observation({"role": "tool", "content": "O"}, [END], CHAT, ROOM)
+
+
+def test_a_tokenizer_that_cannot_carry_a_conversation_is_refused_at_start() -> None:
+    forgetful = load_tokenizer()
+    forgetful.chat_template = "{{ messages[0]['content'] }}"
+    with pytest.raises(UnsupportedTokenizer, match="does not keep an answer"):
+        TransformersChatTokenizer(forgetful)
+    without_template = load_tokenizer()
+    without_template.chat_template = None
+    with pytest.raises(UnsupportedTokenizer, match="no chat template"):
+        TransformersChatTokenizer(without_template)

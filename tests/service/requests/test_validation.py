@@ -1,0 +1,240 @@
+"""Bad input through the real HTTP face: a problem document that names the field, and nothing started."""
+
+import json
+from typing import Any
+
+import pytest
+
+from deployments.failures import GenerationRejected
+from tests.service.scripted_http import VOCAB_SIZE, ScriptedHttp
+
+GOOD = {"task_name": "math", "messages": [{"role": "user", "content": "What is 1 + 1?"}]}
+LOG = [{"role": "user", "content": "a", "token_ids": [64]}]
+
+
+@pytest.mark.parametrize(
+    ("body", "field", "says"),
+    [
+        ({"samples": []}, "samples", "at least 1 item"),
+        ({}, "samples", "Field required"),
+        ({"samples": [{**GOOD, "task_name": "chess"}]}, "samples[0].task_name", "known ones are math, sliding_puzzle"),
+        ({"samples": [GOOD, {**GOOD, "message_log": LOG}]}, "samples[1]", "messages and message_log are both given"),
+        ({"samples": [{"task_name": "math"}]}, "samples[0]", "messages and message_log are both missing"),
+        ({"samples": [{**GOOD, "messages": []}]}, "samples[0].messages", "at least 1 item"),
+        (
+            {"samples": [{"task_name": "math", "message_log": [{**LOG[0], "token_ids": [64, VOCAB_SIZE]}]}]},
+            "samples[0].message_log[0].token_ids[1]",
+            "262 is no token of the model; its ids are 0 to 261",
+        ),
+        (
+            {"samples": [{"task_name": "math", "message_log": [{**LOG[0], "token_ids": [-1]}]}]},
+            "samples[0].message_log[0].token_ids[0]",
+            "greater than or equal to 0",
+        ),
+        ({"samples": [{**GOOD, "reward": 1}, {**GOOD, "status": 1}]}, "samples[1].status", "field of the result"),
+        ({"samples": [GOOD], "sampling": {"temperature": float("nan")}}, "sampling.temperature", "finite number"),
+        ({"samples": [GOOD], "sampling": {"temperature": float("inf")}}, "sampling.temperature", "finite number"),
+        ({"samples": [GOOD], "sampling": {"temperature": -0.1}}, "sampling.temperature", "greater than or equal to 0"),
+        ({"samples": [GOOD], "sampling": {"temperature": 2.5}}, "sampling.temperature", "less than or equal to 2"),
+        ({"samples": [GOOD], "sampling": {"temperature": 1e-3}}, "sampling.temperature", "at least 0.01"),
+        ({"samples": [GOOD], "sampling": {"top_p": 0}}, "sampling.top_p", "greater than 0"),
+        ({"samples": [GOOD], "sampling": {"top_p": 1.5}}, "sampling.top_p", "less than or equal to 1"),
+        ({"samples": [GOOD], "sampling": {"top_k": 2**64}}, "sampling.top_k", "less than"),
+        ({"samples": [GOOD], "sampling": {"seed": "5"}}, "sampling.seed", "valid integer"),
+        ({"samples": [GOOD], "sampling": {"greedy": "yes"}}, "sampling.greedy", "valid boolean"),
+        ({"samples": [{**GOOD, "note": [1.0, float("nan")]}]}, "samples[0].note", "NaN or infinity"),
+        ({"samples": [{**GOOD, "extra_env_info": {"x": float("inf")}}]}, "samples[0].extra_env_info", "infinity"),
+        (
+            {"samples": [{"task_name": "math", "message_log": [{**LOG[0], "token_ids": []}]}]},
+            "samples[0].message_log",
+            "no token at all",
+        ),
+        (
+            {"samples": [{"task_name": "math", "message_log": [{**LOG[0], "generation_logprobs": [-1.0, -2.0]}]}]},
+            "samples[0].message_log[0]",
+            "2 generation_logprobs for 1 token_ids",
+        ),
+        (
+            {"samples": [{"task_name": "math", "message_log": [{**LOG[0], "token_id": 1}]}]},
+            "samples[0].message_log[0].token_id",
+            "not known",
+        ),
+        (
+            {
+                "samples": [
+                    {
+                        "task_name": "math",
+                        "message_log": [{**LOG[0], "weight_versions": [{"version": "step-1", "start": 0, "end": 1}]}],
+                    }
+                ]
+            },
+            "samples[0].message_log[0].weight_versions[0].version",
+            "match pattern",
+        ),
+        ({"samples": [GOOD], "keep": {"per_group": 2}}, "keep.per_group", "only 1 rollouts"),
+        ({"samples": [GOOD], "keep": {"groups": 2}}, "keep.groups", "only 1 groups"),
+        (
+            {"samples": [{**GOOD, "chat_template_kwargs": {"chat_template": "x"}}]},
+            "samples[0].chat_template_kwargs.chat_template",
+            "the service's own",
+        ),
+        (
+            {"samples": [GOOD], "chat_template_kwargs": {"tokenize": True}},
+            "chat_template_kwargs.tokenize",
+            "own to say",
+        ),
+        ({"samples": [GOOD], "deadline_s": 0}, "deadline_s", "greater than 0"),
+        ({"samples": [GOOD], "schedule": "sync"}, "schedule", "'async' or 'lockstep'"),
+        ({"samples": [GOOD], "sampling": {"top_k": -2}}, "sampling.top_k", "greater than or equal to -1"),
+        ({"samples": [GOOD], "sampling": {"min_p": float("-inf")}}, "sampling.min_p", "finite number"),
+        (
+            {"samples": [GOOD], "sampling": {"max_new_tokens": 0}},
+            "sampling.max_new_tokens",
+            "greater than or equal to 1",
+        ),
+        ({"samples": [GOOD], "sampling": {"stop_strings": [""]}}, "sampling.stop_strings[0]", "at least 1 character"),
+        ({"samples": [GOOD], "sampling": {"temprature": 1}}, "sampling.temprature", "not known"),
+        ({"samples": [GOOD], "num_generation": 4}, "num_generation", "not known"),
+        ({"samples": [GOOD], "num_generations": 0}, "num_generations", "greater than or equal to 1"),
+        ({"samples": [GOOD], "num_generations": 101}, "samples", "more than 100 rollouts"),
+        ({"samples": [GOOD], "max_seq_len": 101}, "max_seq_len", "at most 100 tokens"),
+        ({"samples": [GOOD], "max_rollout_turns": 0}, "max_rollout_turns", "greater than or equal to 1"),
+    ],
+)
+def test_an_invalid_request_names_its_field_and_starts_nothing(body: dict[str, Any], field: str, says: str) -> None:
+    service = ScriptedHttp()
+    response = service.post(body)
+    assert (response.status_code, response.headers["content-type"]) == (422, "application/problem+json")
+    problem = response.json()
+    assert [error["field"] for error in problem["errors"]] == [field]
+    assert says in problem["errors"][0]["message"]
+    assert field in problem["detail"]
+    assert not service.has_started_something
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        ('{"samples": ', "Invalid JSON"),
+        ("not json", "Invalid JSON"),
+        (json.dumps({"samples": [{**GOOD, "note": "x" * 5000}]}), "larger than the limit of 4096 bytes"),
+    ],
+)
+def test_an_unreadable_body_is_refused_and_starts_nothing(body: str, says: str) -> None:
+    service = ScriptedHttp()
+    response = service.post(body)
+    assert (response.status_code, response.headers["content-type"]) == (400, "application/problem+json")
+    assert response.json()["errors"][0]["field"] == "body"
+    assert says in response.json()["errors"][0]["message"]
+    assert not service.has_started_something
+
+
+def test_a_body_over_the_limit_is_refused_also_when_its_length_was_not_announced() -> None:
+    service = ScriptedHttp()
+
+    async def chunks() -> Any:
+        for _ in range(10):
+            yield b" " * 1000
+
+    response = service.request("POST", "/rollout", content=chunks())
+    assert (response.status_code, response.json()["errors"][0]["field"]) == (400, "body")
+
+
+def test_a_prompt_that_is_too_long_is_one_samples_error_and_the_others_run() -> None:
+    service = ScriptedHttp()
+    long = {"task_name": "math", "messages": [{"role": "user", "content": "x" * 200}]}
+    response = service.post({"samples": [GOOD, long, GOOD]})
+    assert response.status_code == 200
+    samples = response.json()["samples"]
+    assert [sample["status"] for sample in samples] == ["completed", "error", "completed"]
+    assert samples[1]["error"] == {
+        "kind": "request",
+        "message": "The prompt has 206 tokens and max_seq_len is 100: shorten the prompt or raise max_seq_len.",
+        "retryable": False,
+    }
+    assert len(service.generator.requests) == 2
+
+
+def test_several_mistakes_are_named_at_once() -> None:
+    response = ScriptedHttp().post({"samples": [GOOD], "sampling": {"top_p": 2, "min_p": 2}, "x": None})
+    assert {error["field"] for error in response.json()["errors"]} == {"sampling.top_p", "sampling.min_p", "x"}
+
+
+def test_an_unknown_route_and_an_unknown_task_are_problems_too() -> None:
+    service = ScriptedHttp()
+    unknown_route = service.request("GET", "/rollouts")
+    assert (unknown_route.status_code, unknown_route.headers["content-type"]) == (404, "application/problem+json")
+    wrong_method = service.request("GET", "/rollout")
+    assert (wrong_method.status_code, wrong_method.json()["status"]) == (405, 405)
+    unknown_task = service.request("GET", "/tasks/chess/samples")
+    assert (unknown_task.status_code, unknown_task.json()["errors"][0]["value"]) == (422, "chess")
+    too_many = service.request("GET", "/tasks/math/samples?count=0")
+    assert (too_many.status_code, too_many.json()["errors"][0]["field"]) == (422, "query.count")
+
+
+def test_the_openapi_page_shows_the_request_and_the_response() -> None:
+    schema = ScriptedHttp().request("GET", "/openapi.json").json()
+    schemas = schema["components"]["schemas"]
+    assert {"RolloutRequest", "SampleInput", "Sampling", "RolloutResponse", "SampleResult"} <= schemas.keys()
+    body = schema["paths"]["/rollout"]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    assert body == {"$ref": "#/components/schemas/RolloutRequest"}
+
+
+def test_the_openapi_page_says_how_weights_are_pushed_and_what_each_call_is_refused_with() -> None:
+    paths = ScriptedHttp().request("GET", "/openapi.json").json()["paths"]
+    push = paths["/policy/versions/{version}"]["put"]
+    assert "Content-Range" in push["description"]
+    assert push["responses"].keys() == {"200", "202", "400", "404", "409", "422"}
+    assert paths["/policy/layout"]["get"]["responses"].keys() == {"200"}
+    assert paths["/tasks/{task_name}/samples"]["get"]["responses"].keys() == {"200", "422"}
+
+
+def test_a_stream_that_breaks_midway_ends_with_its_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken_metrics(_tally: Any) -> None:
+        raise ZeroDivisionError("by zero")
+
+    monkeypatch.setattr("service.rollouts.metrics.MetricsAccumulator.metrics", broken_metrics)
+    service = ScriptedHttp()
+    body = json.dumps({"samples": [GOOD]})
+    answer = service.request("POST", "/rollout", content=body, headers={"accept": "application/x-ndjson"}).text
+    sample, problem = [json.loads(line) for line in answer.strip().split("\n")]
+    assert sample["position"] == 0
+    assert (problem["problem"]["status"], problem["problem"]["errors"][0]["message"]) == (
+        500,
+        "ZeroDivisionError: by zero",
+    )
+
+
+def test_many_mistakes_are_named_up_to_a_number() -> None:
+    body = {"samples": [{"task_name": "math", "message_log": [{**LOG[0], "token_ids": ["a"] * 500}]}]}
+    errors = ScriptedHttp().post(body).json()["errors"]
+    assert (len(errors), errors[-1]["message"]) == (21, "480 more are wrong in the same request")
+
+
+@pytest.mark.parametrize("name", ["cls", "_fields_set", "self", "model_config", "__class__", ""])
+def test_a_further_field_may_have_any_name(name: str) -> None:
+    response = ScriptedHttp().post({"samples": [{**GOOD, name: [None, "x"]}]})
+    assert response.json()["samples"][0][name] == [None, "x"]
+
+
+def test_the_first_failure_ends_a_request_that_asked_for_it() -> None:
+    service = ScriptedHttp()
+    service.generator.script = [GenerationRejected("The engine refused the generation: no.")]
+    response = service.post({"samples": [GOOD], "on_error": "fail"})
+    assert (response.status_code, response.json()["errors"]) == (
+        502,
+        [
+            {
+                "field": "samples[0]",
+                "message": "generation 0 failed: The engine refused the generation: no.",
+                "value": "generation",
+            }
+        ],
+    )
+
+
+def test_a_failed_sample_has_no_reward() -> None:
+    service = ScriptedHttp()
+    service.generator.script = [GenerationRejected("no")]
+    sample = service.post({"samples": [GOOD]}).json()["samples"][0]
+    assert (sample["status"], sample["total_reward"], sample["metrics"]["total_reward"]) == ("error", None, None)

@@ -1,0 +1,363 @@
+"""An answer as Arrow: the same as the JSON answer, its numbers where they arrived, and never half of it."""
+
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from deployments.failures import GenerationRejected
+from deployments.protocols import StepOutcome
+from rollout_client import AnswerNotUnderstood, RolloutError, RolloutResponse, RolloutSummary, SampleResult, staleness
+from rollout_client.arrow.response import ArrowResponse, read_response
+from rollout_client.arrow.schema import ARROW
+from rollout_client.trainers.tensors import NotFinal, PaddingSide, RolloutTensors, to_tensors
+from service.responses.arrow_encoder import ArrowResponseEncoder
+from service.responses.json_encoder import JsonResponseEncoder
+from service.settings import Limits
+from tests.clients.scripted_service import SUMMARY, Json, result
+from tests.service.scripted_http import ScriptedHttp
+
+SAMPLE = {"task_name": "math", "messages": [{"role": "user", "content": "Hi"}], "note": None}
+texts = st.text(max_size=8)
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | texts,
+    lambda values: st.lists(values, max_size=3) | st.dictionaries(texts, values, max_size=3),
+    max_leaves=5,
+)
+objects = st.dictionaries(texts, json_values, max_size=3)
+numbers = st.floats(allow_nan=False, allow_infinity=False)
+counts = st.integers(0, 2**31 - 1)
+
+
+def fields(required: dict[str, Any], optional: dict[str, Any]) -> st.SearchStrategy[Json]:
+    """Objects with some of the `optional` fields, and one or the other that no contract knows."""
+    known = st.fixed_dictionaries(required, optional=optional)
+    further = st.dictionaries(texts.filter(lambda name: name not in required | optional), json_values, max_size=2)
+    return st.builds(lambda said, more: more | said, known, further)
+
+
+spans = fields({"version": st.integers(0, 99).map(str), "start": counts, "end": counts}, {})
+messages = fields(
+    {
+        "role": st.sampled_from(["user", "assistant", "tool"]),
+        "content": texts,
+        "token_ids": st.lists(counts, max_size=4),
+    },
+    {
+        "generation_logprobs": st.none() | st.lists(st.floats(-9, 0, width=32), max_size=4),
+        "finish_reason": st.sampled_from([None, "stop", "length"]),
+        "weight_versions": st.none() | st.lists(spans, max_size=2),
+        "reward": st.none() | numbers,
+    },
+)
+metrics = fields(
+    {
+        "turn_count": counts,
+        "total_tokens": counts,
+        "assistant_tokens": counts,
+        "env_tokens": counts,
+        "terminated": st.booleans(),
+        "truncated": st.booleans(),
+        "max_turns_reached": st.booleans(),
+        "total_reward": st.none() | numbers,
+        "turn_gen_tokens": st.lists(counts, max_size=2),
+    },
+    {"turn_input_tokens": st.lists(counts, max_size=2)},
+)
+errors = fields({"kind": st.just("timeout"), "message": texts, "retryable": st.booleans()}, {})
+results = fields(
+    {
+        "idx": st.integers(-(2**63), 2**63 - 1),
+        "generation_index": counts,
+        "task_name": texts,
+        "message_log": st.lists(messages, max_size=3),
+        "total_reward": st.none() | numbers,
+        "rewards": st.dictionaries(texts, numbers, max_size=2),
+        "status": st.sampled_from(["completed", "error", "deadline"]),
+        "terminated": st.booleans(),
+        "truncated": st.booleans(),
+        "max_turns_reached": st.booleans(),
+        "extra_env_info": objects,
+        "metrics": metrics,
+    },
+    {
+        "id": st.none() | texts,
+        "error": st.none() | errors,
+        "stop_strings": st.lists(texts, max_size=2),
+        "observation_format": st.sampled_from(["chat", "raw"]),
+        "tools": st.none() | st.lists(objects, max_size=2),
+        "chat_template_kwargs": st.none() | objects,
+        "answer": st.none() | texts,
+        "further_fields": json_values,
+    },
+).map(SampleResult.model_validate)
+
+
+def arrow_body(samples: list[SampleResult], order: list[int] | None = None, **summary: Any) -> bytes:
+    answer = ArrowResponseEncoder()
+    for position in order or range(len(samples)):
+        answer.add(position, samples[position])
+    return b"".join(answer.body(RolloutSummary(**SUMMARY | summary)))
+
+
+def json_body(samples: list[SampleResult]) -> bytes:
+    answer = JsonResponseEncoder()
+    for position, sample in enumerate(samples):
+        answer.add(position, sample)
+    return b"".join(answer.body(RolloutSummary(**SUMMARY)))
+
+
+def as_json(samples: list[SampleResult]) -> RolloutResponse:
+    return RolloutResponse.model_validate_json(json_body(samples))
+
+
+def as_arrow(samples: list[SampleResult]) -> ArrowResponse:
+    return read_response(arrow_body(samples))
+
+
+def plain(idx: int = 0, **said: Any) -> SampleResult:
+    return SampleResult.model_validate(result(idx, **said))
+
+
+# The same as JSON
+
+
+@settings(suppress_health_check=[HealthCheck.too_slow])
+@given(st.lists(results, max_size=4))
+def test_either_encoding_gives_the_same_response_to_the_last_null(samples: list[SampleResult]) -> None:
+    by_json, by_arrow = as_json(samples), as_arrow(samples).to_response()
+    assert by_arrow == by_json
+    assert by_arrow.model_dump(exclude_unset=True) == by_json.model_dump(exclude_unset=True)
+
+
+@settings(suppress_health_check=[HealthCheck.too_slow])
+@given(st.lists(results, max_size=4))
+def test_json_says_what_pydantic_would_say(samples: list[SampleResult]) -> None:
+    response = RolloutResponse(**SUMMARY, samples=samples)
+    assert as_json(samples).model_dump(exclude_unset=True) == response.model_dump(exclude_unset=True)
+
+
+def test_rollouts_come_in_input_order_whatever_the_order_they_ended_in_and_however_many_batches(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("service.responses.arrow_encoder.ROWS_A_TIME", 3)
+    monkeypatch.setattr("service.responses.arrow_encoder.TOKENS_A_BATCH", 7)
+    samples = [plain(idx, content=f"text {idx}") for idx in range(10)]
+    response = read_response(arrow_body(samples, order=[9, 0, 5, 3, 1, 8, 2, 7, 6, 4]))
+    assert response.samples == samples
+    assert [len(batch) for batch in response.tokens.to_batches()] == [2] * 5
+
+
+def test_the_service_answers_the_same_in_either_encoding() -> None:
+    service = ScriptedHttp(Limits())
+    service.generator.script = ["A", GenerationRejected("no"), "B\u2028\u00e9"]
+    observation = StepOutcome({"role": "user", "content": ""}, {"form": 0.5, "sum": 1.0}, terminated=True)
+    service.environments["math"].script = [observation]
+    samples: list[Json] = [
+        {**SAMPLE, "id": "first"},
+        SAMPLE,
+        {**SAMPLE, "idx": 7, "nested": {"null": None, "deep": [1, {}]}},
+    ]
+    by_json = service.ask(lambda client: client.rollout(samples, num_generations=2))
+    by_arrow = service.ask(lambda client: client.rollout_arrow(samples, num_generations=2))
+    assert [sample.status for sample in by_json.samples].count("error") == 2
+    assert by_arrow.samples == by_json.samples
+    assert (by_arrow.metrics, by_arrow.policy) == (by_json.metrics, by_json.policy)
+    assert by_arrow.samples[0].model_dump(exclude_unset=True) == by_json.samples[0].model_dump(exclude_unset=True)
+
+
+def test_a_number_of_more_than_64_bits_comes_back_in_either_encoding() -> None:
+    samples = [plain(extra_env_info={"ground_truth": 2**70})]
+    assert as_json(samples).samples == as_arrow(samples).samples == samples
+
+
+def test_the_summary_may_say_more_than_this_client_knows() -> None:
+    response = read_response(arrow_body([], further=[1, None]))
+    assert response.model_dump() == {**SUMMARY, "further": [1, None], "samples": []}
+
+
+def test_staleness_is_that_of_the_json_answer() -> None:
+    span = {"version": "3", "start": 0, "end": 2}
+    message = {"role": "assistant", "content": "", "token_ids": [1, 2], "generation_logprobs": [-1.0, -2.0]}
+    samples = [plain(message_log=[{**message, "weight_versions": [span]}])]
+    assert staleness(as_arrow(samples), 5) == staleness(as_json(samples), 5)
+
+
+# Where the numbers are
+
+
+def test_token_ids_and_logprobs_are_read_where_they_arrived() -> None:
+    body = arrow_body([plain(), plain(1)])
+    arrived = np.frombuffer(body, np.uint8)
+    tokens = read_response(body).tokens
+    for name, dtype, values in (
+        ("token_ids", np.int32, [1, 2, 3, 4] * 2),
+        ("generation_logprobs", np.float32, [-0.25, -0.75] * 2),
+    ):
+        array = tokens[name].chunk(0).values.values.to_numpy()
+        assert array.dtype == dtype
+        assert array.tolist() == values
+        assert np.shares_memory(array, arrived)
+
+
+@pytest.mark.filterwarnings("ignore:The given NumPy array is not writable")
+def test_torch_reads_them_there_too() -> None:
+    array = as_arrow([plain()]).tokens["token_ids"].chunk(0).values.values.to_numpy()
+    tensor = torch.from_numpy(array)
+    assert tensor.dtype == torch.int32
+    assert np.shares_memory(tensor.numpy(), array)
+
+
+# Tensors
+
+
+def assert_same(ours: RolloutTensors, others: RolloutTensors) -> None:
+    for name in RolloutTensors.__slots__:
+        if name != "rewards":
+            torch.testing.assert_close(getattr(ours, name), getattr(others, name), rtol=0, atol=0, equal_nan=True)
+    torch.testing.assert_close(dict(ours.rewards), dict(others.rewards), rtol=0, atol=0, equal_nan=True)
+
+
+token_ids = st.lists(st.integers(0, 2**31 - 1), max_size=5)
+versions = st.lists(
+    st.builds(
+        lambda version, start, length: {"version": str(version), "start": start, "end": start + length},
+        st.integers(0, 3),
+        st.integers(0, 4),
+        st.integers(0, 4),
+    ),
+    max_size=2,
+)
+given_messages = token_ids.map(lambda ids: {"role": "user", "content": "", "token_ids": ids})
+generated_messages = st.builds(
+    lambda ids, spans: {
+        "role": "assistant",
+        "content": "",
+        "token_ids": ids,
+        "generation_logprobs": [-0.125 * place for place in range(len(ids))],
+        "weight_versions": spans,
+    },
+    token_ids,
+    versions,
+)
+trained = st.builds(
+    lambda log, idx, reward, status: plain(
+        idx, message_log=log, total_reward=reward, rewards={"sum": reward}, status=status
+    ),
+    st.lists(given_messages | generated_messages, max_size=4),
+    st.integers(0, 2),
+    st.floats(-9, 9),
+    st.sampled_from(["completed", "truncated", "deadline", "error"]),
+)
+
+
+@given(
+    st.lists(trained, max_size=5),
+    st.sampled_from(["left", "right"]),
+    st.sampled_from(["drop", "mask"]),
+    st.integers(1, 5),
+)
+def test_tensors_of_either_answer_are_the_same(
+    samples: list[SampleResult], padding_side: PaddingSide, not_final: NotFinal, multiple: int
+) -> None:
+    of_arrow, of_list, of_json = (
+        to_tensors(given, pad_token_id=9, padding_side=padding_side, pad_to_multiple_of=multiple, not_final=not_final)
+        for given in (as_arrow(samples), samples, as_json(samples))
+    )
+    assert_same(of_arrow, of_list)
+    assert_same(of_arrow, of_json)
+
+
+def test_groups_can_be_told_apart_by_what_only_the_sample_says() -> None:
+    samples = [plain(note=note, total_reward=reward) for note, reward in (("a", 0.0), ("b", 4.0), ("a", 2.0))]
+    tensors = to_tensors(
+        as_arrow(samples),
+        pad_token_id=0,
+        scale_rewards=False,
+        group_of=lambda sample: (sample.model_extra or {})["note"],
+    )
+    assert tensors.groups.tolist() == [0, 1, 0]
+    assert tensors.advantages.tolist() == [-1, 0, 1]
+
+
+def test_a_message_with_other_than_one_logprob_a_token_is_refused() -> None:
+    message = {"role": "assistant", "content": "", "token_ids": [1, 2], "generation_logprobs": [-0.5]}
+    with pytest.raises(ValueError, match="2 token_ids and 1 generation_logprobs"):
+        to_tensors(as_arrow([plain(message_log=[message])]), pad_token_id=0)
+
+
+# What goes wrong
+
+
+@given(st.data())
+def test_an_answer_that_was_cut_anywhere_is_an_error_of_the_client_and_never_half_an_answer(
+    data: st.DataObject,
+) -> None:
+    samples = [plain(idx) for idx in range(3)]
+    body = arrow_body(samples)
+    cut = data.draw(st.integers(0, len(body) - 1))
+    try:
+        response = read_response(body[:cut])
+    except RolloutError:
+        return
+    # Only the mark of the end is missing.
+    assert response.samples == samples
+
+
+@given(st.binary(max_size=64))
+def test_an_answer_that_is_something_else_is_not_understood(body: bytes) -> None:
+    with pytest.raises(AnswerNotUnderstood, match="no Arrow stream"):
+        read_response(body)
+
+
+def test_an_answer_of_json_is_not_understood() -> None:
+    with pytest.raises(AnswerNotUnderstood, match="matching versions"):
+        read_response(json_body([plain()]))
+
+
+@given(st.integers(0), st.integers(0, 255))
+def test_a_damaged_byte_is_no_crash(place: int, value: int) -> None:
+    body = bytearray(arrow_body([plain(idx) for idx in range(3)]))
+    body[place % len(body)] = value
+    try:
+        response = read_response(bytes(body))
+        _ = response.samples
+    except RolloutError:
+        return
+    assert len(response.samples) == 3
+
+
+def test_tokens_of_other_messages_than_the_logs_are_not_understood() -> None:
+    one, other = arrow_body([plain()]), arrow_body([plain(message_log=[])])
+    second = [body.index(b"\xff\xff\xff\xff\x00\x00\x00\x00") + 8 for body in (one, other)]
+    with pytest.raises(AnswerNotUnderstood, match="tokens of other messages"):
+        read_response(one[: second[0]] + other[second[1] :])
+
+
+def test_an_invalid_request_is_a_problem_document_whatever_the_answer_was_to_be() -> None:
+    answer = ScriptedHttp().post({"samples": []}, accept=ARROW)
+    assert (answer.status_code, answer.headers["content-type"]) == (422, "application/problem+json")
+
+
+def test_a_sample_that_fails_a_request_is_a_problem_document_too() -> None:
+    service = ScriptedHttp()
+    service.generator.script = [GenerationRejected("The engine refused the generation: no.")]
+    answer = service.post({"samples": [SAMPLE], "on_error": "fail"}, accept=ARROW)
+    assert (answer.status_code, answer.headers["content-type"]) == (502, "application/problem+json")
+
+
+def test_without_pyarrow_the_client_works_and_says_what_brings_it() -> None:
+    program = (
+        "import sys; sys.modules['pyarrow'] = None\n"
+        "from rollout_client import RolloutClient\n"
+        "import rollout_client.trainers.tensors\n"
+        "try: RolloutClient('http://127.0.0.1:9').rollout_arrow([])\n"
+        "except ModuleNotFoundError as error: sys.exit(str(error))"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], check=False, capture_output=True, text=True)
+    assert ended.stderr.strip() == 'Arrow needs pyarrow: pip install "rollout-client[arrow]"'

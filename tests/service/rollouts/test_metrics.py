@@ -1,0 +1,136 @@
+"""The metrics of a request, to the exact number."""
+
+from collections.abc import Iterable
+
+import pytest
+
+from rollout_client.contract import (
+    Message,
+    PolicyVersions,
+    RequestMetrics,
+    SampleMetrics,
+    SampleResult,
+    WeightVersionSpan,
+)
+from service.rollouts.metrics import MetricsAccumulator
+
+
+def result(
+    turn_gen_tokens: list[int], env_tokens: int, total_reward: float, *, status: str = "completed", versions: str = ""
+) -> SampleResult:
+    assistant_tokens = sum(turn_gen_tokens)
+    flags = {
+        "terminated": status == "completed",
+        "truncated": status == "truncated",
+        "max_turns_reached": status == "max_turns",
+    }
+    spans = [WeightVersionSpan(version=version, start=0, end=1) for version in versions.split()]
+    return SampleResult.model_construct(
+        status=status,
+        message_log=[Message(role="assistant", content="", token_ids=[], weight_versions=spans)],
+        metrics=SampleMetrics(
+            turn_count=len(turn_gen_tokens),
+            total_tokens=assistant_tokens + env_tokens,
+            assistant_tokens=assistant_tokens,
+            env_tokens=env_tokens,
+            total_reward=total_reward,
+            turn_gen_tokens=turn_gen_tokens,
+            turn_input_tokens=[100 + turn for turn in range(len(turn_gen_tokens))],
+            **flags,
+        ),
+    )
+
+
+def tally_of(results: Iterable[SampleResult]) -> MetricsAccumulator:
+    metrics_accumulator = MetricsAccumulator()
+    for each in results:
+        metrics_accumulator.add(each)
+    return metrics_accumulator
+
+
+def metrics_of(results: Iterable[SampleResult]) -> RequestMetrics:
+    return tally_of(results).metrics()
+
+
+SAMPLES = [
+    result([3, 5], env_tokens=4, total_reward=1.0),
+    result([10], env_tokens=0, total_reward=-0.5, status="truncated"),
+    result([1, 1, 1], env_tokens=6, total_reward=0.0, status="max_turns"),
+    result([2, 2], env_tokens=2, total_reward=2.5),
+]
+
+
+def test_metrics_carry_the_fields_names_and_exact_values() -> None:
+    by_field = ("turns_per_sample", "total_tokens_per_sample", "gen_tokens_per_sample", "env_tokens_per_sample")
+    plain = {
+        name: value for name, value in metrics_of(SAMPLES).items() if not name.startswith((*by_field, "total_reward/"))
+    }
+    assert plain == {
+        "total_turns": 8,
+        "avg_turns_per_sample": 2.0,
+        "max_turns_per_sample": 3,
+        "natural_termination_rate": 0.5,
+        "truncation_rate": 0.25,
+        "max_turns_reached_rate": 0.25,
+        "mean_total_tokens_per_sample": 9.25,
+        "mean_gen_tokens_per_sample": 6.25,
+        "mean_env_tokens_per_sample": 3.0,
+        "mean_total_reward": 0.75,
+        "max_total_reward": 2.5,
+        "min_total_reward": -0.5,
+        "mean_generation_length": 3.125,
+        "total_generated_tokens": 25,
+        "max_gen_tokens_per_sample": 10,
+        "max_gen_tokens_per_turn/max": 10,
+        "max_gen_tokens_per_turn/mean": 4.5,
+        "max_gen_tokens_per_turn/p95": pytest.approx(9.25),
+        "histogram/gen_tokens_length": [3, 5, 10, 1, 1, 1, 2, 2],
+        "histogram/input_tokens_length": [100, 101, 100, 100, 101, 102, 100, 101],
+        "histogram/total_tokens_length": [103, 106, 110, 101, 102, 103, 102, 103],
+    }
+
+
+@pytest.mark.parametrize(
+    ("field", "mean", "highest", "lowest", "median", "stddev"),
+    [
+        ("turns_per_sample", 2.0, 3, 1, 2.0, 0.816497),
+        ("total_tokens_per_sample", 9.25, 12, 6, 9.5, 2.5),
+        ("gen_tokens_per_sample", 6.25, 10, 3, 6.0, 3.304038),
+        ("env_tokens_per_sample", 3.0, 6, 0, 3.0, 2.581989),
+        ("total_reward", 0.75, 2.5, -0.5, 0.5, 1.322876),
+    ],
+)
+def test_each_field_has_its_spread(
+    field: str, mean: float, highest: float, lowest: float, median: float, stddev: float
+) -> None:
+    metrics = metrics_of(SAMPLES)
+    assert [metrics[f"{field}/{name}"] for name in ("mean", "max", "min", "median")] == [mean, highest, lowest, median]
+    assert metrics[f"{field}/stddev"] == pytest.approx(stddev, abs=1e-6)
+
+
+def test_percentiles_of_the_turns_interpolate() -> None:
+    metrics = metrics_of([result([1] * turns, env_tokens=0, total_reward=0.0) for turns in range(1, 102)])
+    assert (metrics["turns_per_sample/p95"], metrics["turns_per_sample/p99"]) == (96.0, 100.0)
+
+
+@pytest.mark.parametrize("status", ["error", "deadline", "cancelled"])
+def test_a_sample_without_its_final_reward_is_in_no_average(status: str) -> None:
+    good = result([4], env_tokens=2, total_reward=1.0)
+    unfinished = result([400], env_tokens=200, total_reward=0.0, status=status)
+    assert metrics_of([good, unfinished]) == metrics_of([good])
+
+
+def test_nothing_but_failures_has_no_metrics() -> None:
+    assert metrics_of([result([4], env_tokens=2, total_reward=0.0, status="error")]) == {}
+
+
+def test_samples_that_generated_nothing_have_metrics_too() -> None:
+    metrics = metrics_of([result([], env_tokens=0, total_reward=0.0, status="truncated")])
+    assert (metrics["mean_generation_length"], metrics["max_gen_tokens_per_turn/max"]) == (0.0, 0)
+    assert metrics["turns_per_sample/stddev"] == 0.0
+
+
+def test_policy_names_the_oldest_and_newest_weights_by_number() -> None:
+    samples = [result([1], 0, 0.0, versions="9 10"), result([1], 0, 0.0, versions="11")]
+    assert tally_of(samples).policy() == PolicyVersions(oldest="9", newest="11")
+    assert tally_of([result([], 0, 0.0)]).policy() == PolicyVersions(oldest=None, newest=None)

@@ -1,0 +1,682 @@
+"""The routes of `/policy` over a scripted store: what headers, queries and bodies say, and each refusal's document."""
+
+import asyncio
+import base64
+import hashlib
+import json
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime
+from typing import Any
+
+import httpx
+import pytest
+
+from deployments.failures import PolicyStoreLost
+from deployments.policy.failures import (
+    ChunkMisplaced,
+    PolicyFailure,
+    PolicyNotCurrent,
+    SourceRefused,
+    UpdateUnderWay,
+    VersionRefused,
+    VersionUnknown,
+    WeightsRefused,
+)
+from deployments.protocols import GeneratorDescription
+from rollout_client.contract import FieldProblem
+from rollout_client.policy_contract import (
+    PolicyLayout,
+    PolicyState,
+    PolicyUpdate,
+    PushOptions,
+    SwitchOptions,
+    TensorLayout,
+    UploadState,
+    VersionInfo,
+)
+from service.remote.policy import RemotePolicy
+from service.requests.chat_tokenizer import TransformersChatTokenizer
+from service.requests.episodes import EpisodeFactory
+from service.rollout_service import RolloutService
+from service.routes.http_app import build_http_app
+from service.routes.policy import FORWARDED_BYTES
+from service.settings import Limits
+from tests.conftest import TINY_MODEL
+from tests.service.scripted import ScriptedEnvironment, ScriptedGenerator, outcome
+
+LIMITS = Limits(max_body_bytes=4096, max_rollouts_per_request=100)
+tokens = TransformersChatTokenizer.load(str(TINY_MODEL))
+SENDER = "the sender"
+UPDATE = PolicyUpdate(version=7, checksum="c" * 64, replicas=[])
+UPDATE_JSON = {"version": 7, "checksum": "c" * 64, "replicas": []}
+GOOD = {"task_name": "math", "messages": [{"role": "user", "content": "What is 1 + 1?"}]}
+
+
+class ScriptedStore:
+    """Keeps the bytes of one upload; `failures` says what a method raises, `current` what is current."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+        self.arrived = bytearray()
+        self.failures: dict[str, Exception] = {}
+        self.repeated: PolicyUpdate | None = None
+        self.current = 3
+
+    def note(self, method: str, *arguments: Any) -> None:
+        self.calls.append((method, *arguments))
+        if method in self.failures:
+            raise self.failures[method]
+
+    def named(self, method: str) -> list[tuple[Any, ...]]:
+        """The arguments of each call of `method`."""
+        return [call[1:] for call in self.calls if call[0] == method]
+
+    async def wait_for(self, min_version: int, version: int | None, wait_s: float | None) -> int:
+        self.note("wait_for", min_version, version, wait_s)
+        return self.current
+
+    async def state(self, checksums_within_s: float) -> PolicyState:
+        self.note("state", checksums_within_s)
+        info = VersionInfo(version=0, kind="initial", created_at=datetime.fromtimestamp(0, UTC))
+        return PolicyState(current=self.current, versions=[info], replicas=[], transfer_world_size=1)
+
+    async def layout(self) -> PolicyLayout:
+        return PolicyLayout(tensors={"w": TensorLayout(dtype="BF16", shape=[2, 3])})
+
+    async def upload_state(self, version: int) -> UploadState:
+        self.note("upload_state", version)
+        return UploadState(version=version, received_bytes=len(self.arrived), total_bytes=9)
+
+    async def begin_piece(self, version: int, first_byte: int) -> str:
+        self.note("begin_piece", version, first_byte)
+        del self.arrived[first_byte:]
+        return SENDER
+
+    async def write(self, version: int, sender: str, offset: int, data: bytes) -> None:
+        assert sender == SENDER
+        self.note("write", version, offset, len(data))
+        assert len(self.arrived) == offset
+        self.arrived += data
+
+    async def end_piece(self, version: int, sender: str, end: int, total_bytes: int | None) -> UploadState:
+        assert sender == SENDER
+        self.note("end_piece", version, end, total_bytes)
+        return UploadState(version=version, received_bytes=end, total_bytes=total_bytes)
+
+    async def repeated_update(self, version: int, digest: str | None) -> PolicyUpdate | None:
+        self.note("repeated_update", version, digest)
+        return self.repeated
+
+    async def complete_upload(
+        self, version: int, sender: str, options: PushOptions, is_zstd: bool, digest: str | None
+    ) -> PolicyUpdate:
+        assert sender == SENDER
+        self.note("complete_upload", version, options, is_zstd, digest)
+        return UPDATE
+
+    async def load_checkpoint(self, version: int, checkpoint: str, options: PushOptions) -> PolicyUpdate:
+        self.note("load_checkpoint", version, checkpoint, options)
+        return UPDATE
+
+    async def init_transfer(self, init_info: dict[str, Any]) -> int:
+        self.note("init_transfer", init_info)
+        return 3
+
+    async def start_transfer(self, options: SwitchOptions) -> None:
+        self.note("start_transfer", options)
+
+    async def update_transfer(self, update_info: Any) -> None:
+        self.note("update_transfer", update_info)
+
+    async def finish_transfer(self, version: int | None) -> PolicyUpdate:
+        self.note("finish_transfer", version)
+        return UPDATE
+
+
+class Service:
+    """The HTTP face over a scripted store."""
+
+    def __init__(self) -> None:
+        self.store = ScriptedStore()
+        self.generator = ScriptedGenerator(["A"])
+        self.environment = ScriptedEnvironment([outcome(terminated=True)])
+        self.policy = RemotePolicy(self.store)  # type: ignore[arg-type]
+        environments: Any = {"math": self.environment}
+        description = GeneratorDescription("tiny", max_model_len=100, vocab_size=262)
+        intake = EpisodeFactory(frozenset(environments), description, tokens, LIMITS)
+        rollouts = RolloutService(self.generator, environments, self.policy, intake, LIMITS)  # type: ignore[arg-type]
+        self._app = build_http_app(rollouts)
+
+    def request(self, method: str, path: str, **options: Any) -> httpx.Response:
+        async def send() -> httpx.Response:
+            transport = httpx.ASGITransport(self._app)
+            async with httpx.AsyncClient(transport=transport, base_url="http://service") as http:
+                return await http.request(method, path, **options)
+
+        return asyncio.run(send())
+
+    def put(self, content: Any = b"weights", version: Any = 7, query: str = "", **headers: str) -> httpx.Response:
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        return self.request("PUT", f"/policy/versions/{version}{query}", content=content, headers=named)
+
+    def rollout(self, policy: Any) -> httpx.Response:
+        return self.request("POST", "/rollout", content=json.dumps({"samples": [GOOD], "policy": policy}))
+
+    @property
+    def has_started_something(self) -> bool:
+        return bool(self.generator.requests or self.environment.requests)
+
+
+def digest_field(content: bytes) -> str:
+    return f"sha-256=:{base64.b64encode(hashlib.sha256(content).digest()).decode()}:"
+
+
+def sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def assert_problem(
+    answer: httpx.Response, status: int, name: str, errors: list[tuple[str, str, Any]], title: str | None = None
+) -> None:
+    assert (answer.status_code, answer.headers["content-type"]) == (status, "application/problem+json")
+    problem = answer.json()
+    assert problem["type"] == f"urn:rollout:problem:{name}"
+    assert problem["status"] == status
+    assert [(error["field"], error["message"], error.get("value")) for error in problem["errors"]] == errors
+    assert title in (None, problem["title"])
+
+
+# Bodies
+
+
+def test_a_whole_file_is_handed_on_and_completed() -> None:
+    service = Service()
+    answer = service.put(b"weights")
+    assert (answer.status_code, answer.json(), answer.headers["content-type"]) == (200, UPDATE_JSON, "application/json")
+    assert service.store.calls == [
+        ("repeated_update", 7, None),
+        ("begin_piece", 7, 0),
+        ("write", 7, 0, 7),
+        ("end_piece", 7, 7, 7),
+        ("complete_upload", 7, PushOptions(), False, None),
+    ]
+    assert service.store.arrived == b"weights"
+
+
+def test_a_body_that_would_fill_the_proxys_memory_is_refused() -> None:
+    service = Service()
+    answer = service.request("PUT", "/policy/versions/1", content=b"x", headers={"content-length": str(2**28 + 1)})
+    assert_problem(
+        answer,
+        400,
+        "unreadable-body",
+        [
+            (
+                "body",
+                "it has more than 268435456 bytes; send it in pieces with Content-Range, as the client does",
+                None,
+            )
+        ],
+    )
+    assert service.store.calls == []
+
+
+def test_a_large_body_is_handed_on_as_it_comes() -> None:
+    service = Service()
+
+    async def chunks() -> AsyncIterator[bytes]:
+        for _ in range(5):
+            yield b"x" * (FORWARDED_BYTES // 2)
+
+    assert service.put(chunks()).status_code == 200
+    assert service.store.named("write") == [
+        (7, 0, FORWARDED_BYTES),
+        (7, FORWARDED_BYTES, FORWARDED_BYTES),
+        (7, 2 * FORWARDED_BYTES, FORWARDED_BYTES // 2),
+    ]
+
+
+def test_an_empty_body_is_an_upload_of_nothing() -> None:
+    service = Service()
+    assert service.put(b"").status_code == 200
+    assert service.store.named("end_piece") == [(7, 0, 0)]
+
+
+@pytest.mark.parametrize(
+    ("content_range", "status", "ended"),
+    [
+        ("bytes 0-6/9", 202, (7, 7, 9)),
+        ("bytes 0-6/*", 202, (7, 7, None)),
+        ("bytes 0-6/7", 200, (7, 7, 7)),
+    ],
+)
+def test_an_upload_is_complete_when_all_has_arrived(content_range: str, status: int, ended: tuple[Any, ...]) -> None:
+    service = Service()
+    answer = service.put(b"weights", content_range=content_range)
+    assert answer.status_code == status
+    assert service.store.named("end_piece") == [ended]
+    if status == 202:
+        assert answer.json() == {"version": 7, "received_bytes": 7, "total_bytes": ended[2]}
+        assert service.store.named("complete_upload") == []
+    else:
+        assert answer.json() == UPDATE_JSON
+
+
+def test_pieces_go_on_where_the_last_one_ended() -> None:
+    service = Service()
+    service.store.arrived += b"weig"
+    assert service.put(b"hts", content_range="bytes 4-6/7").status_code == 200
+    assert (service.store.named("begin_piece"), bytes(service.store.arrived)) == ([(7, 4)], b"weights")
+
+
+@pytest.mark.parametrize(
+    "content_range",
+    ["bytes */7", "bytes 0-6", "items 0-6/7", "bytes=0-6/7", "bytes 0-6/x", "0-6/7", "bytes 0-6/" + "9" * 5000],
+)
+def test_a_content_range_of_another_form_cannot_be_read(content_range: str) -> None:
+    service = Service()
+    message = f"Content-Range {content_range!r} is not of the form bytes first-last/total"
+    answer = service.put(content_range=content_range)
+    assert_problem(answer, 400, "unreadable-body", [("body", message, None)])
+    assert service.store.calls == []
+
+
+@pytest.mark.parametrize("content_range", ["bytes 6-0/7", "bytes 0-6/6", "bytes 9-9/9"])
+def test_a_content_range_that_contradicts_itself_cannot_be_read(content_range: str) -> None:
+    service = Service()
+    answer = service.put(content_range=content_range)
+    message = f"Content-Range {content_range!r} contradicts itself"
+    assert_problem(answer, 400, "unreadable-body", [("body", message, None)])
+    assert service.store.calls == []
+
+
+@pytest.mark.parametrize(("last", "due"), [(5, 6), (7, 8)])
+def test_a_body_that_is_not_as_long_as_its_range_does_not_count(last: int, due: int) -> None:
+    service = Service()
+    answer = service.put(b"weights", content_range=f"bytes 0-{last}/99")
+    errors = [("content-range", f"7 bytes came where {due} were due", 7)]
+    title = "The bytes that arrived are not those that were sent"
+    assert_problem(answer, 400, "chunk-damaged", errors, title)
+    assert service.store.named("end_piece") == []
+
+
+# Digests and encodings
+
+
+def test_digests_of_the_body_and_of_the_whole_are_checked_and_handed_on() -> None:
+    service = Service()
+    service.store.arrived += b"weig"
+    answer = service.put(
+        b"hts",
+        content_range="bytes 4-6/7",
+        content_digest=digest_field(b"hts"),
+        repr_digest=digest_field(b"weights"),
+    )
+    assert answer.status_code == 200
+    assert service.store.named("repeated_update") == [(7, sha256(b"weights"))]
+    assert service.store.named("complete_upload") == [(7, PushOptions(), False, sha256(b"weights"))]
+
+
+def test_a_body_with_another_digest_does_not_count() -> None:
+    service = Service()
+    answer = service.put(b"weights", content_digest=digest_field(b"others"))
+    message = f"the body's sha-256 is {sha256(b'weights')}; send it again"
+    assert_problem(answer, 400, "chunk-damaged", [("content-digest", message, sha256(b"others"))])
+    assert service.store.named("end_piece") == []
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        "{good}",
+        "sha-512=:AAAA:, {good}",
+        "{good},sha-512=:AAAA:",
+        "sha-512=:AAAA:",
+        "x-sha-256=:AAAA:",
+        "unixsum=1",
+    ],
+)
+def test_other_algorithms_are_passed_over(form: str) -> None:
+    service = Service()
+    good = digest_field(b"weights")
+    assert service.put(b"weights", content_digest=form.format(good=good)).status_code == 200
+    assert service.put(b"weights", repr_digest=form.format(good=good)).status_code == 200
+    said = sha256(b"weights") if "{good}" in form else None
+    assert [arguments[3] for arguments in service.store.named("complete_upload")] == [None, said]
+
+
+@pytest.mark.parametrize("name", ["content-digest", "repr-digest"])
+@pytest.mark.parametrize(
+    ("value", "says"),
+    [
+        (f"sha-256={sha256(b'weights')}", "does not stand between colons"),
+        ("sha-256", "does not stand between colons"),
+        ("sha-256=::extra", "does not stand between colons"),
+        ("sha-256=:abc:", "is no base64: Incorrect padding"),
+        ("sha-512=:AAAA:, sha-256=:a_-b:", "is no base64: Only base64 data is allowed"),
+    ],
+)
+def test_a_digest_that_cannot_be_read_is_never_taken_for_none(name: str, value: str, says: str) -> None:
+    service = Service()
+    answer = service.put(b"weights", **{name: value})
+    assert_problem(answer, 400, "unreadable-body", [("body", f"the sha-256 in {name} {says}", None)])
+    assert service.store.calls == []
+
+
+@pytest.mark.parametrize(("encoding", "is_zstd"), [("zstd", True), ("identity", False)])
+def test_the_encoding_is_handed_on(encoding: str, is_zstd: bool) -> None:
+    service = Service()
+    assert service.put(content_encoding=encoding).status_code == 200
+    assert service.store.named("complete_upload") == [(7, PushOptions(), is_zstd, None)]
+
+
+def test_another_encoding_cannot_be_read() -> None:
+    service = Service()
+    message = "weights are read as they are or with Content-Encoding zstd, not gzip"
+    assert_problem(service.put(content_encoding="gzip"), 400, "unreadable-body", [("body", message, None)])
+    assert service.store.calls == []
+
+
+def test_what_is_current_already_is_answered_again_without_the_body() -> None:
+    service = Service()
+    service.store.repeated = UPDATE
+    answer = service.put(repr_digest=digest_field(b"weights"))
+    assert (answer.status_code, answer.json()) == (200, UPDATE_JSON)
+    assert service.store.calls == [("repeated_update", 7, sha256(b"weights"))]
+
+
+# Queries
+
+
+def test_options_stand_in_the_query() -> None:
+    service = Service()
+    query = "?kind=delta&base=3&mode=abort&reset_prefix_cache=false&if_busy=refuse"
+    assert service.put(query=query).status_code == 200
+    options = PushOptions(kind="delta", base=3, mode="abort", reset_prefix_cache=False, if_busy="refuse")
+    assert service.store.named("complete_upload") == [(7, options, False, None)]
+
+
+@pytest.mark.parametrize(
+    ("query", "field", "message", "value"),
+    [
+        ("?kind=half", "query.kind", "Input should be 'full', 'delta' or 'adapter'", "half"),
+        ("?base=-1", "query.base", "Input should be greater than or equal to 0", "-1"),
+        ("?mode=stop", "query.mode", "Input should be 'keep', 'wait' or 'abort'", "stop"),
+        ("?if_busy=fail", "query.if_busy", "Input should be 'wait' or 'refuse'", "fail"),
+        (
+            "?reset_prefix_cache=maybe",
+            "query.reset_prefix_cache",
+            "Input should be a valid boolean, unable to interpret input",
+            "maybe",
+        ),
+        (
+            "?pause=keep",
+            "query.pause",
+            "this field is not known; remove it or check its spelling against /docs",
+            "keep",
+        ),
+    ],
+)
+def test_a_query_that_is_not_known_is_refused(query: str, field: str, message: str, value: str) -> None:
+    service = Service()
+    assert_problem(service.put(query=query), 422, "invalid-request", [(field, message, value)])
+    assert service.store.calls == []
+
+
+@pytest.mark.parametrize(
+    ("version", "message"),
+    [
+        ("0", "Input should be greater than or equal to 1"),
+        ("-1", "Input should be greater than or equal to 1"),
+        (str(2**63), f"Input should be less than or equal to {2**63 - 1}"),
+        ("latest", "Input should be a valid integer, unable to parse string as an integer"),
+    ],
+)
+def test_a_version_that_is_no_number_from_one_on_is_refused(version: str, message: str) -> None:
+    service = Service()
+    answer = service.put(version=version)
+    assert_problem(answer, 422, "invalid-request", [("path.version", message, version)])
+    assert service.store.calls == []
+
+
+# Checkpoints
+
+
+@pytest.mark.parametrize("content_type", ["application/json", "application/json; charset=utf-8", "Application/JSON"])
+def test_a_checkpoint_is_named_by_a_json_body(content_type: str) -> None:
+    service = Service()
+    answer = service.put('{"checkpoint": "/roots/a"}', query="?mode=wait", content_type=content_type)
+    assert (answer.status_code, answer.json()) == (200, UPDATE_JSON)
+    assert service.store.calls == [("load_checkpoint", 7, "/roots/a", PushOptions(mode="wait"))]
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "name", "error"),
+    [
+        ("{}", 422, "invalid-request", ("checkpoint", "Field required", "{}")),
+        ('{"checkpoint": 1}', 422, "invalid-request", ("checkpoint", "Input should be a valid string", 1)),
+        (
+            '{"checkpoint": "a", "root": "b"}',
+            422,
+            "invalid-request",
+            ("root", "this field is not known; remove it or check its spelling against /docs", "b"),
+        ),
+        (
+            " " * (2**20 + 1),
+            400,
+            "unreadable-body",
+            ("body", "a JSON body of more than 1048576 bytes is no checkpoint's place", None),
+        ),
+        (
+            "{",
+            400,
+            "unreadable-body",
+            (
+                "body",
+                "Invalid JSON: EOF while parsing an object at line 1 column 1; send one JSON object",
+                None,
+            ),
+        ),
+    ],
+)
+def test_a_json_body_that_names_no_checkpoint_is_refused(
+    body: str, status: int, name: str, error: tuple[str, str, Any]
+) -> None:
+    service = Service()
+    assert_problem(service.put(body, content_type="application/json"), status, name, [error])
+    assert service.store.calls == []
+
+
+# What the store refuses
+
+
+@pytest.mark.parametrize(
+    ("method", "failure", "status", "name"),
+    [
+        ("begin_piece", VersionRefused, 409, "version-refused"),
+        ("begin_piece", ChunkMisplaced, 409, "chunk-misplaced"),
+        ("write", ChunkMisplaced, 409, "chunk-misplaced"),
+        ("end_piece", ChunkMisplaced, 409, "chunk-misplaced"),
+        ("repeated_update", WeightsRefused, 422, "weights-refused"),
+        ("complete_upload", WeightsRefused, 422, "weights-refused"),
+        ("complete_upload", VersionUnknown, 404, "version-unknown"),
+        ("complete_upload", UpdateUnderWay, 409, "update-under-way"),
+    ],
+)
+def test_what_the_store_refuses_is_a_problem_with_its_fields(
+    method: str, failure: type[PolicyFailure], status: int, name: str
+) -> None:
+    service = Service()
+    service.store.failures[method] = failure(
+        FieldProblem(field="a.weight", message="is wrong", value=7), FieldProblem(field="b.weight", message="is too")
+    )
+    answer = service.put()
+    assert_problem(answer, status, name, [("a.weight", "is wrong", 7), ("b.weight", "is too", None)], failure.title)
+    assert answer.json()["detail"] == "a.weight: is wrong. b.weight: is too."
+
+
+def test_a_checkpoint_that_is_refused_is_a_problem_of_its_place() -> None:
+    service = Service()
+    problem = FieldProblem(field="checkpoint", message="it lies outside", value="/etc")
+    service.store.failures["load_checkpoint"] = SourceRefused(problem)
+    answer = service.put('{"checkpoint": "/etc"}', content_type="application/json")
+    assert_problem(answer, 422, "source-refused", [("checkpoint", "it lies outside", "/etc")])
+
+
+def test_a_store_that_is_not_there_is_worth_another_try() -> None:
+    service = Service()
+    service.store.failures["begin_piece"] = PolicyStoreLost("The policy store died during the call.")
+    answer = service.put()
+    assert_problem(answer, 503, "not-ready", [("", "The policy store died during the call", None)])
+    assert answer.headers["retry-after"] == "2"
+
+
+# Questions
+
+
+def test_what_has_arrived_of_an_upload_can_be_asked() -> None:
+    service = Service()
+    answer = service.request("GET", "/policy/versions/7/upload")
+    assert (answer.status_code, answer.json()) == (200, {"version": 7, "received_bytes": 0, "total_bytes": 9})
+    problem = FieldProblem(field="version", message="nothing of it has arrived", value=7)
+    service.store.failures["upload_state"] = VersionUnknown(problem)
+    answer = service.request("GET", "/policy/versions/7/upload")
+    assert_problem(answer, 404, "version-unknown", [("version", "nothing of it has arrived", 7)])
+
+
+def test_the_state_and_the_layout_can_be_asked() -> None:
+    service = Service()
+    answer = service.request("GET", "/policy")
+    assert (answer.status_code, answer.json()["current"], service.store.calls) == (200, 3, [("state", 5.0)])
+    service.request("GET", "/policy?checksums_within_s=0")
+    assert service.store.named("state") == [(5.0,), (0.0,)]
+    layout = service.request("GET", "/policy/layout")
+    assert layout.json() == {"tensors": {"w": {"dtype": "BF16", "shape": [2, 3]}}}
+
+
+def test_the_state_can_be_asked_once_a_version_is_current() -> None:
+    service = Service()
+    assert service.request("GET", "/policy?min_version=3&wait_s=1.5").status_code == 200
+    assert service.request("GET", "/policy?min_version=3").status_code == 200
+    assert service.store.named("wait_for") == [(3, None, 1.5), (3, None, 0.0)]
+    problem = FieldProblem(field="policy.min_version", message="it is not there", value=4)
+    service.store.failures["wait_for"] = PolicyNotCurrent(problem)
+    answer = service.request("GET", "/policy?min_version=4")
+    assert_problem(answer, 409, "policy-not-current", [("policy.min_version", "it is not there", 4)])
+
+
+@pytest.mark.parametrize(
+    ("query", "field"),
+    [("min_version=-1", "query.min_version"), ("wait_s=-1", "query.wait_s"), ("wait_s=nan", "query.wait_s")],
+)
+def test_a_question_that_cannot_be_is_refused(query: str, field: str) -> None:
+    answer = Service().request("GET", f"/policy?{query}")
+    assert (answer.status_code, [error["field"] for error in answer.json()["errors"]]) == (422, [field])
+
+
+def test_a_transfer_goes_step_by_step() -> None:
+    service = Service()
+    init = service.request("POST", "/policy/transfer/init", json={"init_info": {"world_size": 3}})
+    assert (init.status_code, init.json()) == (200, {"world_size": 3})
+    assert service.request("POST", "/policy/transfer/start?mode=wait").status_code == 204
+    assert (
+        service.request("POST", "/policy/transfer/update", json={"update_info": [{"names": ["w"]}]}).status_code == 204
+    )
+    assert service.request("POST", "/policy/transfer/finish").json() == UPDATE_JSON
+    assert service.request("POST", "/policy/transfer/finish?version=9").json() == UPDATE_JSON
+    assert service.store.calls == [
+        ("init_transfer", {"world_size": 3}),
+        ("start_transfer", SwitchOptions(mode="wait")),
+        ("update_transfer", [{"names": ["w"]}]),
+        ("finish_transfer", None),
+        ("finish_transfer", 9),
+    ]
+
+
+def test_a_transfer_has_neither_kind_nor_base() -> None:
+    service = Service()
+    answer = service.request("POST", "/policy/transfer/start?kind=delta&base=3")
+    assert [error["field"] for error in answer.json()["errors"]] == ["query.kind", "query.base"]
+    assert service.store.calls == []
+
+
+def test_a_transfer_cannot_take_a_number_after_which_none_is_left() -> None:
+    service = Service()
+    assert service.request("POST", f"/policy/transfer/finish?version={2**63}").status_code == 422
+    assert service.store.calls == []
+
+
+# Demands of a rollout
+
+
+def test_a_rollout_without_a_demand_asks_nobody() -> None:
+    service = Service()
+    assert service.rollout({}).status_code == 200
+    assert service.rollout({"wait_s": 1.0}).status_code == 200
+    assert service.store.calls == []
+
+
+def test_a_demand_is_put_to_the_store_and_then_the_rollout_is_played() -> None:
+    service = Service()
+    answer = service.rollout({"min_version": 3, "wait_s": 0.5})
+    assert (answer.status_code, len(service.generator.requests)) == (200, 1)
+    assert service.store.calls == [("wait_for", 3, None, 0.5)]
+    # What was reached once stays reached.
+    assert service.rollout({"min_version": 2}).status_code == 200
+    assert len(service.store.calls) == 1
+
+
+def test_whether_an_exact_version_is_still_current_is_asked_each_time() -> None:
+    service = Service()
+    for _ in range(2):
+        assert service.rollout({"version": 3}).status_code == 200
+    assert service.store.calls == [("wait_for", 0, 3, None)] * 2
+
+
+@pytest.mark.parametrize(
+    ("demand", "field", "value"),
+    [
+        ({"min_version": 9}, "policy.min_version", 9),
+        ({"version": 2}, "policy.version", 2),
+        ({"min_version": 1, "version": 9}, "policy.version", 9),
+    ],
+)
+def test_a_demand_that_is_not_met_is_a_conflict_and_nothing_is_started(
+    demand: dict[str, int], field: str, value: int
+) -> None:
+    service = Service()
+    problem = FieldProblem(field=field, message="it is not there after 1 s; version 3 is current", value=value)
+    service.store.failures["wait_for"] = PolicyNotCurrent(problem)
+    answer = service.rollout(demand)
+    title = "The demanded weights are not current; nothing was started"
+    assert_problem(answer, 409, "policy-not-current", [(field, problem.message, value)], title)
+    assert not service.has_started_something
+
+
+def test_a_demand_that_nobody_can_answer_starts_nothing() -> None:
+    service = Service()
+    service.store.failures["wait_for"] = PolicyStoreLost("The policy store died during the call.")
+    answer = service.rollout({"min_version": 9})
+    assert_problem(answer, 503, "not-ready", [("", "The policy store died during the call", None)])
+    assert not service.has_started_something
+
+
+@pytest.mark.parametrize(
+    ("demand", "field", "message"),
+    [
+        ({"min_version": -1}, "policy.min_version", "Input should be greater than or equal to 0"),
+        ({"min_version": "3"}, "policy.min_version", "Input should be a valid integer"),
+        ({"version": 1.5}, "policy.version", "Input should be a valid integer"),
+        ({"version": True}, "policy.version", "Input should be a valid integer"),
+        ({"wait_s": -0.5}, "policy.wait_s", "Input should be greater than or equal to 0"),
+        ({"wait_s": float("inf")}, "policy.wait_s", "Input should be a finite number"),
+        ({"newest": 3}, "policy.newest", "this field is not known; remove it or check its spelling against /docs"),
+        (3, "policy", "Input should be an object"),
+    ],
+)
+def test_a_demand_that_cannot_be_is_refused_by_its_field(demand: Any, field: str, message: str) -> None:
+    service = Service()
+    answer = service.rollout(demand)
+    assert answer.status_code == 422
+    assert [(error["field"], error["message"]) for error in answer.json()["errors"]] == [(field, message)]
+    assert (service.store.calls, service.has_started_something) == ([], False)

@@ -1,0 +1,134 @@
+"""Scripted stand-ins for the two protocols and a tokenizer of one token a character: to test the loop's logic alone."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from deployments.protocols import ChatMessage, Generation, GenerationRequest, SamplingOptions, StepOutcome, StepRequest
+from rollout_client.contract import Message, ObservationFormat
+from service.rollouts.episode import (
+    ChatOptions,
+    Episode,
+    EpisodeIdentity,
+    EpisodeLimits,
+    EpisodeStart,
+    TokenizedObservation,
+)
+
+
+def ids_of(text: str) -> list[int]:
+    return [ord(character) for character in text]
+
+
+def text_of(token_ids: Sequence[int]) -> str:
+    return "".join(chr(token_id) for token_id in token_ids)
+
+
+class CharacterTokens:
+    """Implements `ChatTokenizer`; the chat format puts an observation between angle brackets."""
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        return text_of(token_ids)
+
+    def observation(
+        self,
+        observation: ChatMessage,
+        after: Sequence[int],
+        options: ChatOptions,
+        room: int,
+    ) -> TokenizedObservation:
+        content = observation["content"]
+        framed = content if options.observation_format == "raw" else f"<{content}>"
+        kept = max(room, 0)
+        covered = content if len(framed) <= kept else framed[:kept].removeprefix("<")
+        return TokenizedObservation(ids_of(framed)[:kept], covered, len(framed) > kept)
+
+
+@dataclass
+class ScriptedGenerator:
+    """Answers each generation with the next text of its script, cut at the asked length; an exception is raised."""
+
+    script: Sequence[str | Exception]
+    requests: list[GenerationRequest] = field(default_factory=list)
+    delay_s: float = 0.0
+    cancelled: int = 0
+    released: list[str] = field(default_factory=list)
+
+    async def generate(self, request: GenerationRequest) -> Generation:
+        answer = self.script[len(self.requests) % len(self.script)]
+        self.requests.append(request)
+        try:
+            await asyncio.sleep(self.delay_s)
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+        if isinstance(answer, Exception):
+            raise answer
+        token_ids = ids_of(answer)[: request.max_new_tokens]
+        return Generation(
+            token_ids=token_ids,
+            logprobs=[-1.0] * len(token_ids),
+            finish_reason="length" if len(answer) >= request.max_new_tokens else "stop",
+        )
+
+    def release(self, rollout_id: str) -> None:
+        self.released.append(rollout_id)
+
+
+@dataclass
+class ScriptedEnvironment:
+    """Answers each step with the next outcome of its script; an exception is raised."""
+
+    script: Sequence[StepOutcome | Exception]
+    requests: list[StepRequest] = field(default_factory=list)
+
+    async def step(self, request: StepRequest) -> StepOutcome:
+        answer = self.script[len(self.requests) % len(self.script)]
+        self.requests.append(request)
+        await asyncio.sleep(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+def outcome(content: str = "", reward: float | dict[str, float] = 0.0, terminated: bool = False) -> StepOutcome:
+    return StepOutcome({"role": "user", "content": content}, reward, terminated)
+
+
+def user_message(text: str) -> Message:
+    return Message(role="user", content=text, token_ids=ids_of(text))
+
+
+@dataclass
+class EpisodeRecipe:
+    """An episode with everything at its plainest, but for what a test says."""
+
+    prompt: str = "Q"
+    max_seq_len: int = 1000
+    max_new_tokens: int | None = None
+    max_rollout_turns: int = 10
+    stop_strings: tuple[str, ...] = ()
+    seed: int | None = None
+    observation_format: ObservationFormat = "raw"
+    position: int = 0
+    group: int = 0
+    retries: int = 0
+    extra_env_info: dict[str, Any] = field(default_factory=lambda: {"state": 0})
+    message_log: Callable[[str], list[Message]] = field(default=lambda prompt: [user_message(prompt)])
+
+    def make(self) -> Episode:
+        return Episode(
+            EpisodeIdentity(
+                "request", self.position, self.group, generation_index=0, idx=self.position, task_name="task"
+            ),
+            EpisodeStart(
+                tuple(self.message_log(self.prompt)),
+                extra_env_info=self.extra_env_info,
+                stop_strings=self.stop_strings,
+                sampling=SamplingOptions(seed=self.seed),
+                chat=ChatOptions(self.observation_format),
+            ),
+            EpisodeLimits(self.max_seq_len, self.max_new_tokens, self.max_rollout_turns, self.retries),
+            CharacterTokens(),
+        )

@@ -1,0 +1,78 @@
+"""What the app builder accepts, and the configs in the repository."""
+
+from typing import Any
+
+import pytest
+import yaml
+from pydantic import ValidationError
+
+from deployments.generation.generator_replica import EngineSettings
+from deployments.simulation.simulated_generator_replica import SimulatedEngineSettings
+from deployments.simulation.timing import Timing
+from service.settings import ServiceSettings
+from tests.conftest import REPOSITORY
+
+ENGINE = {"device": "cpu", "model": "models/tiny"}
+PACED = {"model": "models/tiny", "max_model_len": 64, "pace": {"time_per_token_s": 0.01}}
+MATH = {"import_path": "deployments.environments.math:MathEnvironment"}
+
+
+@pytest.mark.parametrize("name", ["serve_config.yaml", "serve_config.cpu.yaml", "serve_config.scale.yaml"])
+def test_the_configs_in_the_repository_are_valid_and_size_each_deployment(name: str) -> None:
+    config = yaml.safe_load((REPOSITORY / name).read_text())
+    [application] = config["applications"]
+    settings = ServiceSettings.model_validate(application["args"])
+    sized = {deployment["name"]: deployment for deployment in application["deployments"]}
+    assert sized.keys() == {"Ingress", "Generator", *settings.environments}
+    assert "ray_actor_options" not in sized["Generator"], "they follow from engine and would replace it whole"
+
+
+def test_the_gpu_config_autoscales_every_deployment() -> None:
+    [application] = yaml.safe_load((REPOSITORY / "serve_config.yaml").read_text())["applications"]
+    assert all(deployment["autoscaling_config"]["max_replicas"] > 1 for deployment in application["deployments"])
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"engine": ENGINE, "environments": {}}, "at least 1 item"),
+        ({"engine": {"device": "cpu"}, "environments": {"math": MATH}}, "engine.model"),
+        ({"engine": ENGINE, "environments": {"Generator": MATH}}, "name of another deployment"),
+        ({"engine": ENGINE, "environments": {"math": MATH}, "enviroments": {}}, "enviroments"),
+        ({"engine": {**ENGINE, "logprobs_mode": "raw_logprobs"}, "environments": {"math": MATH}}, "cannot be set"),
+        (
+            {"engine": {**PACED, "dtype": "bfloat16"}, "environments": {"math": MATH}},
+            "dtype has no meaning",
+        ),
+        ({"engine": {**PACED, "device": "gpu"}, "environments": {"math": MATH}}, "should be 'cpu'"),
+        ({"engine": {**ENGINE, "pace": {}}, "environments": {"math": MATH}}, "max_model_len"),
+        ({"engine": PACED, "environments": {"math": MATH}, "policy": {"folder": "/p"}}, "policy.folder has no meaning"),
+    ],
+)
+def test_wrong_settings_are_refused_by_name(settings: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValidationError, match=says):
+        ServiceSettings.model_validate(settings)
+
+
+def test_a_pace_takes_the_place_of_an_engine_and_needs_no_gpu() -> None:
+    engine = ServiceSettings.model_validate({"engine": PACED, "environments": {"math": MATH}}).engine
+    assert isinstance(engine, SimulatedEngineSettings)
+    assert engine.pace == Timing(time_to_first_token_s=0.0, time_per_token_s=0.01, max_num_seqs=256)
+    assert engine.ray_actor_options() == {"num_cpus": 0.1}
+
+
+def test_tensor_and_pipeline_parallel_size_set_the_gpus_of_a_replica() -> None:
+    on_gpus = EngineSettings(model="m", tensor_parallel_size=4, pipeline_parallel_size=2, num_cpus=3)
+    assert on_gpus.ray_actor_options() == {"num_cpus": 3, "num_gpus": 8}
+    on_processors = EngineSettings(model="m", device="cpu", tensor_parallel_size=2)
+    assert on_processors.ray_actor_options() == {"num_cpus": 1, "num_gpus": 0}
+
+
+def test_further_engine_fields_reach_the_engine_as_they_are() -> None:
+    settings = EngineSettings(model="m", tensor_parallel_size=2, gpu_memory_utilization=0.5)  # type: ignore[call-arg]
+    assert settings.engine_args() == {
+        "model": "m",
+        "tensor_parallel_size": 2,
+        "pipeline_parallel_size": 1,
+        "gpu_memory_utilization": 0.5,
+    }
