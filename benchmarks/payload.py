@@ -49,7 +49,7 @@ from rollout_client.trainers.tensors import to_tensors
 from service.local import free_port
 from service.remote.policy import RemotePolicy
 from service.responses.json_encoder import JSON
-from service.rollout_service import RolloutService, StartedRollout
+from service.rollout_service import RolloutService, RunningRollout
 from service.rollouts.episode import (
     ChatOptions,
     Episode,
@@ -88,24 +88,34 @@ class EndedRollouts(RolloutService):
 
     def __init__(self, results: list[SampleResult]) -> None:
         super().__init__(None, {}, RemotePolicy(None), None, Limits())  # type: ignore[arg-type]
-        self._results = results
-        self._first_at = self._last_at = 0.0
+        self._ended_results = results
 
     async def check_ready(self) -> None:
         """There is nothing to wait for."""
 
-    def start(self, request: RolloutRequest) -> StartedRollout:
-        return StartedRollout(request, "bench", [])
+    async def rollout(self, _request: RolloutRequest, request_id: str, _body_bytes: int) -> RunningRollout:
+        return EndedRollout(request_id, self._ended_results)
 
-    async def play(self, _started: StartedRollout) -> AsyncGenerator[tuple[int, SampleResult], None]:
+
+class EndedRollout(RunningRollout):
+    def __init__(self, request_id: str, results: list[SampleResult]) -> None:
+        self.request_id = request_id
+        self._ended_results = results
+        self._first_at = self._last_at = 0.0
+        self._results = self._play()
+
+    async def _play(self) -> AsyncGenerator[tuple[int, SampleResult], None]:
         self._first_at = time.monotonic()
-        for position, result in enumerate(self._results):
+        for position, result in enumerate(self._ended_results):
             self._last_at = time.monotonic()
             yield position, result
 
-    def summary_of(self, _started: StartedRollout) -> RolloutSummary:
+    @property
+    def summary(self) -> RolloutSummary:
         metrics: RequestMetrics = {"first_at": self._first_at, "last_at": self._last_at}
-        return RolloutSummary(request_id="bench", metrics=metrics, policy=PolicyVersions(oldest="12", newest="12"))
+        return RolloutSummary(
+            request_id=self.request_id, metrics=metrics, policy=PolicyVersions(oldest="12", newest="12")
+        )
 
 
 @dataclass(frozen=True, slots=True)

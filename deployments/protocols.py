@@ -99,6 +99,8 @@ class StepRequest:
 
     message_log: list[ChatMessage]
     extra_env_info: dict[str, Any]
+    rollout_id: str = ""
+    """The rollout that this is a step of, for logs."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,8 @@ from ray import serve
 from ray.serve.handle import DeploymentHandle
 
 from deployments.policy.store_client import PolicyStoreClient
-from service.remote.hops import RemoteEnvironment, RemoteGenerator
+from service.remote.environment import RemoteEnvironment
+from service.remote.generator import RemoteGenerator
 from service.remote.policy import RemotePolicy
 from service.rollout_service import RolloutService
 from service.routes.http_app import build_http_app

@@ -1,9 +1,8 @@
 """What the service does, without HTTP: takes requests in, plays them, sums them up, knows its tasks."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
 
 from rollout_client.contract import (
     RolloutRequest,
@@ -13,27 +12,22 @@ from rollout_client.contract import (
     SampleResult,
     TaskInfo,
 )
-from service.remote.hops import RemoteEnvironment, RemoteGenerator
+from service.remote.environment import RemoteEnvironment
+from service.remote.generator import RemoteGenerator
 from service.remote.policy import RemotePolicy
 from service.requests.chat_tokenizer import TransformersChatTokenizer
 from service.requests.episodes import EpisodeFactory
 from service.rollouts.early_stopping import EarlyStopping
 from service.rollouts.episode import Episode
-from service.rollouts.loop import Call, Table, play_request, with_timeout
+from service.rollouts.loop import Call, RolloutContext, play_request, with_timeout
 from service.rollouts.metrics import MetricsAccumulator
 from service.rollouts.schedule import Async, Lockstep
 from service.settings import Limits, ServiceSettings
 
 READY_WITHIN_S = 5.0
-
-
-@dataclass(frozen=True, slots=True)
-class StartedRollout:
-    request: RolloutRequest
-    request_id: str
-    episodes: list[Episode]
-    metrics_accumulator: MetricsAccumulator = field(default_factory=MetricsAccumulator)
-    """Of what has ended so far."""
+MOST_BYTES_STARTED_INLINE = 2**12
+MOST_GENERATIONS_STARTED_INLINE = 16
+"""Rendering and tokenizing so much takes a millisecond or two."""
 
 
 class SampleFailed(Exception):
@@ -45,6 +39,56 @@ class SampleFailed(Exception):
         super().__init__(f"generation {generation_index} failed: {error.message}")
 
 
+class RunningRollout:
+    """One request under way. Iterate it for the samples, each with its position in the response, the moment they end.
+
+    Guarantees: every sample comes exactly once; closing the iteration cancels the samples that still run.
+    """
+
+    def __init__(
+        self,
+        request: RolloutRequest,
+        request_id: str,
+        episodes: Sequence[Episode],
+        context: RolloutContext,
+        current_version: Callable[[], int | None],
+    ) -> None:
+        self.request_id = request_id
+        self._request = request
+        self._episodes = episodes
+        self._context = context
+        self._current_version = current_version
+        self._metrics = MetricsAccumulator()
+        self._results = self._play()
+
+    def __aiter__(self) -> AsyncGenerator[tuple[int, SampleResult], None]:
+        """Raises `SampleFailed` if a sample failed and the request said `on_error: fail`."""
+        return self._results
+
+    async def aclose(self) -> None:
+        await self._results.aclose()
+
+    @property
+    def summary(self) -> RolloutSummary:
+        """Metrics and weight versions of the samples that have ended so far."""
+        metrics = self._metrics
+        return RolloutSummary(
+            request_id=self.request_id, metrics=metrics.metrics(), policy=metrics.policy(self._current_version())
+        )
+
+    async def _play(self) -> AsyncGenerator[tuple[int, SampleResult], None]:
+        request = self._request
+        early_stopping = EarlyStopping(request.keep, {episode: episode.identity.group for episode in self._episodes})
+        playing = play_request(self._episodes, self._context, early_stopping, request.deadline_s)
+        async with aclosing(playing) as ended:
+            async for episode in ended:
+                result = episode.result()
+                self._metrics.add(result)
+                yield episode.identity.position, result
+                if episode.error is not None and request.on_error == "fail":
+                    raise SampleFailed(episode.identity.group, episode.identity.generation_index, episode.error)
+
+
 class RolloutService:
     """One ingress replica's rollouts."""
 
@@ -53,14 +97,14 @@ class RolloutService:
         generator: RemoteGenerator,
         environments: Mapping[str, RemoteEnvironment],
         policy: RemotePolicy,
-        intake: EpisodeFactory,
+        episode_factory: EpisodeFactory,
         limits: Limits,
     ) -> None:
         self.policy = policy
         self.environments = environments
         self.limits = limits
         self._generator = generator
-        self._intake = intake
+        self._episode_factory = episode_factory
 
     @classmethod
     async def connect(
@@ -72,32 +116,29 @@ class RolloutService:
     ) -> "RolloutService":
         """Waits for the generator, whose model says what a request may ask for."""
         tokens = TransformersChatTokenizer.load(settings.engine.tokenizer or settings.engine.model)
-        intake = EpisodeFactory(frozenset(environments), await generator.describe(), tokens, settings.limits)
-        return cls(generator, environments, policy, intake, settings.limits)
+        episode_factory = EpisodeFactory(frozenset(environments), await generator.describe(), tokens, settings.limits)
+        return cls(generator, environments, policy, episode_factory, settings.limits)
 
-    def start(self, request: RolloutRequest) -> StartedRollout:
-        """Raises `RequestProblem` if the request asks for what this service does not have."""
-        return StartedRollout(request, *self._intake.episodes(request))
+    async def rollout(self, request: RolloutRequest, request_id: str, body_bytes: int) -> RunningRollout:
+        """Validates the request, waits for the weights that it demands, and plays it as the result is iterated.
 
-    async def play(self, started: StartedRollout) -> AsyncGenerator[tuple[int, SampleResult], None]:
-        """Yields each sample the moment it ends, with its position in the response; closing it cancels the rest.
+        Args:
+            body_bytes: size of the request's body. Long prompts take the tokenizer seconds: above a bound they are
+                rendered in a thread, so that other requests go on.
 
         Raises:
-            SampleFailed: a sample failed and the request said `on_error: fail`.
+            RequestProblem: the request asks for what this service does not have.
+            PolicyNotCurrent: the weights that it demands are not current, and do not become so in time.
         """
-        request = started.request
-        early_stopping = EarlyStopping(request.keep, {episode: episode.identity.group for episode in started.episodes})
-        playing = play_request(started.episodes, self._table(request), early_stopping, request.deadline_s)
-        async with aclosing(playing) as finished:
-            async for episode in finished:
-                result = episode.result()
-                started.metrics_accumulator.add(result)
-                yield episode.identity.position, result
-                if episode.error is not None and request.on_error == "fail":
-                    raise SampleFailed(episode.identity.group, episode.identity.generation_index, episode.error)
+        if body_bytes <= MOST_BYTES_STARTED_INLINE and request.num_generations <= MOST_GENERATIONS_STARTED_INLINE:
+            episodes = self._episode_factory.episodes(request, request_id)
+        else:
+            episodes = await asyncio.to_thread(self._episode_factory.episodes, request, request_id)
+        await self.policy.wait_for_version(request.policy)
+        return RunningRollout(request, request_id, episodes, self._context(request), lambda: self.policy.version)
 
-    def _table(self, request: RolloutRequest) -> Table:
-        return Table(
+    def _context(self, request: RolloutRequest) -> RolloutContext:
+        return RolloutContext(
             self._generator,
             self.environments,
             Lockstep() if request.schedule == "lockstep" else Async(),
@@ -127,12 +168,4 @@ class RolloutService:
         asked |= {f"environment {name!r}": environment.describe for name, environment in self.environments.items()}
         await asyncio.gather(
             *(with_timeout(READY_WITHIN_S, call, f"The answer of the {who}")() for who, call in asked.items())
-        )
-
-    def summary_of(self, started: StartedRollout) -> RolloutSummary:
-        metrics_accumulator = started.metrics_accumulator
-        return RolloutSummary(
-            request_id=started.request_id,
-            metrics=metrics_accumulator.metrics(),
-            policy=metrics_accumulator.policy(self.policy.version),
         )

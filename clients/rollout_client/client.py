@@ -226,7 +226,7 @@ class RolloutClient:
         return update
 
     def once(self, call: Call[Answer], timeout_s: float | None = None) -> Answer:
-        """Makes one of the calls of `rollout_client.rollout_calls` or `rollout_client.policy_calls`, and never tries it again."""
+        """Makes one of the calls of `rollout_calls` or `policy_calls`, and never tries it again."""
         return self._once(call, Deadline(timeout_s, advice=UPDATE_ADVICE))
 
     def _number(self, version: int | None) -> int:
@@ -435,7 +435,7 @@ class AsyncRolloutClient:
         return update
 
     async def once(self, call: Call[Answer], timeout_s: float | None = None) -> Answer:
-        """Makes one of the calls of `rollout_client.rollout_calls` or `rollout_client.policy_calls`, and never tries it again."""
+        """Makes one of the calls of `rollout_calls` or `policy_calls`, and never tries it again."""
         return await self._once(call, Deadline(timeout_s, advice=UPDATE_ADVICE))
 
     async def _number(self, version: int | None) -> int:

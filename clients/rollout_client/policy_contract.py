@@ -81,7 +81,7 @@ class VersionInfo(Lenient):
     kind: Literal["initial", "full", "delta", "adapter", "transfer"]
     base: Version | None = None
     checksum: str | None = None
-    """Sha-256 over the tensors (`rollout_client.weights.safetensors_file.Checksum`); null where the service never held them."""
+    """Sha-256 over the tensors (`weights.safetensors_file.Checksum`); null where the service never held them."""
     size_bytes: int = 0
     created_at: datetime
 

@@ -108,7 +108,7 @@ def rollout_call(samples: Samples, options: RolloutOptions) -> Call[RolloutRespo
 
 
 def arrow_rollout_call(samples: Samples, options: RolloutOptions) -> "Call[ArrowResponse]":
-    """Raises `ValueError` if `samples` or `options` hold what the columns of `rollout_client.arrow.schema.SAMPLES` do not.
+    """Raises `ValueError` if `samples` or `options` hold what the columns of `arrow.schema.SAMPLES` do not.
 
     Raises `ModuleNotFoundError` without pyarrow, which the `arrow` extra brings.
     """

@@ -1,4 +1,4 @@
-"""The weights that the service has: the model's own, those on the version_store, and what a replica lacks of the current ones.
+"""The weights that the service has: version 0, stored versions, and what a replica lacks.
 
 All of it reads and writes files, so the policy store calls what takes long from a thread.
 """

@@ -1,4 +1,4 @@
-"""From an Arrow body to a request: `rollout_client.arrow.schema.SAMPLES`, read with the caution that a stranger's bytes need.
+"""From an Arrow body to a request: `rollout_client.arrow.schema.SAMPLES`, read as untrusted bytes.
 
 Guarantee: what is read takes memory in proportion to the body. So columns have only the types of the contract, where
 every value has bytes of its own, and no buffer is compressed.

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from uuid import uuid4
 
 from pydantic import JsonValue
 
@@ -27,8 +26,8 @@ class EpisodeFactory:
     tokens: TransformersChatTokenizer
     limits: Limits
 
-    def episodes(self, request: RolloutRequest) -> tuple[str, list[Episode]]:
-        """Makes the request's id and its episodes, sample by sample, the rollouts of one sample next to each other.
+    def episodes(self, request: RolloutRequest, request_id: str) -> list[Episode]:
+        """Makes the episodes of a request, sample by sample, the rollouts of one sample next to each other.
 
         A prompt that cannot be rendered is an episode that has failed already; its siblings play.
 
@@ -37,8 +36,7 @@ class EpisodeFactory:
         """
         if problems := list(self._problems(request)):
             raise invalid_request(*problems)
-        request_id = uuid4().hex
-        return request_id, [
+        return [
             episode
             for sample_position, sample in enumerate(request.samples)
             for episode in self._group(request, request_id, sample_position, sample)

@@ -14,6 +14,7 @@ from rollout_client.arrow.rows import record_batch
 from rollout_client.arrow.schema import ARROW, LOGPROBS, ROLLOUTS, SUMMARY, TOKEN_IDS, TOKENS
 from rollout_client.contract import RolloutSummary, SampleResult
 from rollout_client.set_fields import set_fields
+from service.responses.encoder import ResponseEncoder
 
 ROWS_A_TIME = 64
 """So many rollouts become columns together: one by one would cost several times as much, and more of them would keep
@@ -35,7 +36,7 @@ class Numbers:
     data: bytes
 
 
-class ArrowResponseEncoder:
+class ArrowResponseEncoder(ResponseEncoder):
     """Turns rollouts into columns as they end, so that after the last token little is left to do."""
 
     media_type = ARROW

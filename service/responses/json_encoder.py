@@ -8,13 +8,14 @@ from pydantic import BaseModel
 
 from rollout_client.contract import RolloutSummary, SampleResult
 from rollout_client.set_fields import set_fields
+from service.responses.encoder import ResponseEncoder
 
 JSON = "application/json"
 PIECE_BYTES = 2**20
 """Large enough that handing it on costs nothing, small enough that the next is made while it is being sent."""
 
 
-class JsonResponseEncoder:
+class JsonResponseEncoder(ResponseEncoder):
     """Writes each rollout when it ends, so that after the last one little is left to do."""
 
     media_type = JSON

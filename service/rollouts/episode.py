@@ -207,6 +207,7 @@ class Episode:
         return StepRequest(
             message_log=[{"role": message.role, "content": message.content} for message in self._message_log],
             extra_env_info=self._extra_env_info,
+            rollout_id=self.identity.rollout_id,
         )
 
     def add_outcome(self, outcome: StepOutcome) -> None:

@@ -26,7 +26,7 @@ Call = Callable[[], Coroutine[Any, Any, Answer]]
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class RolloutContext:
     """What the samples of a request play with."""
 
     generator: Generator
@@ -36,53 +36,56 @@ class Table:
     step_timeout_s: float | None = None
 
 
-async def play_turn(episode: Episode, table: Table) -> None:
+async def play_turn(episode: Episode, context: RolloutContext) -> None:
     """One generation and one environment step, as far as they are due: a log may end between the two."""
     begins_with_the_step = episode.step_is_due
-    await table.schedule.phase()
+    await context.schedule.phase()
     if not begins_with_the_step:
-        await play_generation(episode, table)
+        await play_generation(episode, context)
     if not episode.done:
-        await table.schedule.phase()
-        await play_step(episode, table)
+        await context.schedule.phase()
+        await play_step(episode, context)
 
 
-async def play_generation(episode: Episode, table: Table) -> None:
+async def play_generation(episode: Episode, context: RolloutContext) -> None:
     request = episode.next_generation()
     if request is not None:
-        call = with_timeout(table.generation_timeout_s, lambda: table.generator.generate(request), "The generation")
+        call = with_timeout(context.generation_timeout_s, lambda: context.generator.generate(request), "The generation")
         episode.add_generation(await with_retries(call, episode))
 
 
-async def play_step(episode: Episode, table: Table) -> None:
+async def play_step(episode: Episode, context: RolloutContext) -> None:
     request = episode.step_request()
-    environment = table.environments[episode.identity.task_name]
-    call = with_timeout(table.step_timeout_s, lambda: environment.step(request), "The environment's step")
+    environment = context.environments[episode.identity.task_name]
+    call = with_timeout(context.step_timeout_s, lambda: environment.step(request), "The environment's step")
     episode.add_outcome(await with_retries(call, episode))
 
 
-async def play_sample(episode: Episode, table: Table) -> Episode:
+async def play_sample(episode: Episode, context: RolloutContext) -> Episode:
     """Plays until the episode is over; whatever breaks becomes its error."""
     try:
         while not episode.done:
-            await play_turn(episode, table)
+            await play_turn(episode, context)
     except Exception as error:  # noqa: BLE001 - a failed sample is data
         episode.fail(failure_of(error))
     finally:
-        table.schedule.leave()
-        table.generator.release(episode.identity.rollout_id)
+        context.schedule.leave()
+        context.generator.release(episode.identity.rollout_id)
     return episode
 
 
 async def play_request(
-    episodes: Sequence[Episode], table: Table, early_stopping: EarlyStopping[Episode], deadline_s: float | None = None
+    episodes: Sequence[Episode],
+    context: RolloutContext,
+    early_stopping: EarlyStopping[Episode],
+    deadline_s: float | None = None,
 ) -> AsyncGenerator[Episode, None]:
     """Plays all episodes at once, yielding each when it is over; closing the iterator cancels the rest.
 
     Those that nobody needs any more end as `cancelled`, those that run at the deadline as `deadline`, at that moment,
     however slowly the iterator is read.
     """
-    running = RunningEpisodes(episodes, table, early_stopping)
+    running = RunningEpisodes(episodes, context, early_stopping)
     if deadline_s is not None:
         running.cut_off_after(deadline_s)
     try:
@@ -95,18 +98,20 @@ async def play_request(
 class RunningEpisodes:
     """The samples of one request under way; each is put into `ended` exactly once, when it is."""
 
-    def __init__(self, episodes: Sequence[Episode], table: Table, early_stopping: EarlyStopping[Episode]) -> None:
+    def __init__(
+        self, episodes: Sequence[Episode], context: RolloutContext, early_stopping: EarlyStopping[Episode]
+    ) -> None:
         self.ended: asyncio.Queue[Episode] = asyncio.Queue()
-        self._table = table
+        self._context = context
         self._early_stopping = early_stopping
         self._deadline: asyncio.TimerHandle | None = None
         for _ in episodes:
-            table.schedule.join()
+            context.schedule.join()
         self._tasks = {episode: asyncio.create_task(self._play(episode)) for episode in episodes}
 
     async def _play(self, episode: Episode) -> None:
         try:
-            await play_sample(episode, self._table)
+            await play_sample(episode, self._context)
         except asyncio.CancelledError:
             # Ours, if it was cut off; else somebody below gave the call up, which is no reason to lose the sample.
             episode.fail(SampleError(kind="internal", message="A call of the sample was cancelled.", retryable=True))

@@ -21,7 +21,7 @@ class CapturedWeights:
     base: Version | None
     """The version that they change; without one they are full weights."""
     checksum: str | None
-    """Sha-256 over all tensors (`rollout_client.weights.safetensors_file.Checksum`); `None` where it was not asked for."""
+    """Sha-256 over all tensors (`safetensors_file.Checksum`); `None` where it was not asked for."""
     changes: dict[str, Changes] = field(default_factory=dict)
 
     @property

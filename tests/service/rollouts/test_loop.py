@@ -21,7 +21,7 @@ from deployments.protocols import Environment, Generation, GenerationRequest, Ge
 from rollout_client.contract import Keep, Message, SampleResult
 from service.rollouts.early_stopping import EarlyStopping
 from service.rollouts.episode import Episode
-from service.rollouts.loop import Table, play_request, play_sample
+from service.rollouts.loop import RolloutContext, play_request, play_sample
 from service.rollouts.schedule import Async, Lockstep, Schedule
 from tests.service.scripted import (
     EpisodeRecipe,
@@ -37,7 +37,7 @@ EVERYTHING = Keep()
 
 
 def play(recipe: EpisodeRecipe, generator: Generator, environment: Environment) -> SampleResult:
-    return asyncio.run(play_sample(recipe.make(), Table(generator, {"task": environment}, Async()))).result()
+    return asyncio.run(play_sample(recipe.make(), RolloutContext(generator, {"task": environment}, Async()))).result()
 
 
 def texts(result: SampleResult) -> list[str]:
@@ -175,7 +175,7 @@ def test_a_failing_sample_keeps_its_log_and_leaves_its_siblings_alone() -> None:
     episodes = [EpisodeRecipe(position=position).make() for position in range(3)]
     generator = ScriptedGenerator(["A", GenerationLost("The generator replica died during the call."), "C"])
     environment = ScriptedEnvironment([outcome("O", 1.0, terminated=True)])
-    results = collect(episodes, Table(generator, {"task": environment}, Async()))
+    results = collect(episodes, RolloutContext(generator, {"task": environment}, Async()))
     assert [results[position].status for position in range(3)] == ["completed", "error", "completed"]
     assert results[1].error is not None
     assert results[1].error.model_dump() == {
@@ -202,10 +202,10 @@ def test_closing_a_request_cancels_what_is_under_way() -> None:
     generator = ScriptedGenerator(["A"], delay_s=60)
     episodes = [EpisodeRecipe(position=position).make() for position in range(4)]
 
-    table = Table(generator, {"task": ScriptedEnvironment([outcome()])}, Async())
+    context = RolloutContext(generator, {"task": ScriptedEnvironment([outcome()])}, Async())
 
     async def play_for(seconds: float) -> None:
-        playing = play_request(episodes, table, EarlyStopping(Keep(), dict.fromkeys(episodes, 0)))
+        playing = play_request(episodes, context, EarlyStopping(Keep(), dict.fromkeys(episodes, 0)))
         async with asyncio.timeout(seconds), aclosing(playing) as finished:
             async for _ in finished:
                 pass
@@ -216,13 +216,13 @@ def test_closing_a_request_cancels_what_is_under_way() -> None:
 
 
 def collect(
-    episodes: list[Episode], table: Table, keep: Keep = EVERYTHING, deadline_s: float | None = None
+    episodes: list[Episode], context: RolloutContext, keep: Keep = EVERYTHING, deadline_s: float | None = None
 ) -> dict[int, SampleResult]:
     """Plays a request and gives its results by position, in the order in which they came out."""
     early_stopping = EarlyStopping(keep, {episode: episode.identity.group for episode in episodes})
 
     async def drain() -> dict[int, SampleResult]:
-        async with aclosing(play_request(episodes, table, early_stopping, deadline_s)) as finished:
+        async with aclosing(play_request(episodes, context, early_stopping, deadline_s)) as finished:
             return {episode.identity.position: episode.result() async for episode in finished}
 
     return asyncio.run(drain())
@@ -288,8 +288,8 @@ def test_every_episode_that_goes_in_comes_out_exactly_once(
     recipes_of_request: list[EpisodeRecipe], responses: list[str], script: list[StepOutcome]
 ) -> None:
     episodes = [replace(recipe, position=position).make() for position, recipe in enumerate(recipes_of_request)]
-    table = Table(ScriptedGenerator(responses), {"task": ScriptedEnvironment(script)}, Async())
-    results = collect(episodes, table)
+    context = RolloutContext(ScriptedGenerator(responses), {"task": ScriptedEnvironment(script)}, Async())
+    results = collect(episodes, context)
     assert sorted(results) == list(range(len(episodes)))
     assert all(result.status is not None for result in results.values())
 
@@ -327,7 +327,7 @@ class JudgingEnvironment(ScriptedEnvironment):
 
 def played(requested: list[EpisodeRecipe], schedule: Schedule) -> dict[int, SampleResult]:
     episodes = [replace(recipe, position=position).make() for position, recipe in enumerate(requested)]
-    return collect(episodes, Table(SpeakingGenerator([]), {"task": JudgingEnvironment([])}, schedule))
+    return collect(episodes, RolloutContext(SpeakingGenerator([]), {"task": JudgingEnvironment([])}, schedule))
 
 
 @given(st.lists(recipes, max_size=6))
@@ -353,7 +353,7 @@ def test_in_lockstep_all_generate_then_all_step_and_the_finished_drop_out() -> N
         EpisodeRecipe(prompt=prompt, position=place, max_rollout_turns=3).make()
         for place, prompt in enumerate(["q", "qq", "qqq"])
     ]
-    collect(episodes, Table(Noting([]), {"task": Judge([])}, Lockstep()))
+    collect(episodes, RolloutContext(Noting([]), {"task": Judge([])}, Lockstep()))
     rounds = ["generation"] * 3 + ["step"] * 3
     assert order == rounds * 2 + ["generation"] * 2 + ["step"] * 2
 
@@ -429,8 +429,8 @@ def test_a_failure_of_the_sample_itself_is_not_tried_again() -> None:
 
 def test_a_call_that_takes_too_long_is_a_timeout_and_tried_again() -> None:
     generator = ScriptedGenerator(["A"], delay_s=5)
-    table = Table(generator, {"task": ScriptedEnvironment([outcome()])}, Async(), generation_timeout_s=0.02)
-    results = collect([EpisodeRecipe(retries=1).make()], table)
+    context = RolloutContext(generator, {"task": ScriptedEnvironment([outcome()])}, Async(), generation_timeout_s=0.02)
+    results = collect([EpisodeRecipe(retries=1).make()], context)
     assert results[0].error is not None
     assert results[0].error.model_dump() == {
         "kind": "timeout",
@@ -452,7 +452,7 @@ def test_at_the_deadline_what_is_done_comes_back_and_the_rest_keeps_its_log() ->
 
     episodes = [EpisodeRecipe(prompt=prompt, position=place).make() for place, prompt in enumerate(["Q", "QQQ"])]
     generator = SlowAfterTheFirstTurn(["A"])
-    results = collect(episodes, Table(generator, {"task": EndingShortGames([])}, Async()), deadline_s=0.1)
+    results = collect(episodes, RolloutContext(generator, {"task": EndingShortGames([])}, Async()), deadline_s=0.1)
     assert (results[0].status, texts(results[0])) == ("completed", ["Q", "A", "O"])
     assert (results[1].status, texts(results[1])) == ("deadline", ["QQQ", "A", "O"])
     assert results[1].error is None
@@ -485,7 +485,7 @@ def test_enough_is_enough(keep: Keep, kept: dict[int, list[str]]) -> None:
     ]
     generator = Ordered(["A"])
     results = collect(
-        episodes, Table(generator, {"task": ScriptedEnvironment([outcome(terminated=True)])}, Async()), keep
+        episodes, RolloutContext(generator, {"task": ScriptedEnvironment([outcome(terminated=True)])}, Async()), keep
     )
     statuses = {group: [results[2 * group + place].status for place in range(2)] for group in range(3)}
     assert statuses == kept
@@ -496,7 +496,7 @@ def test_a_failed_rollout_fills_no_group() -> None:
     episodes = [EpisodeRecipe(position=position).make() for position in range(3)]
     generator = ScriptedGenerator([GenerationRejected("no"), "A", "A"])
     environment = ScriptedEnvironment([outcome(terminated=True)])
-    results = collect(episodes, Table(generator, {"task": environment}, Async()), Keep(per_group=2))
+    results = collect(episodes, RolloutContext(generator, {"task": environment}, Async()), Keep(per_group=2))
     assert [results[position].status for position in range(3)] == ["error", "completed", "completed"]
 
 
@@ -508,7 +508,7 @@ def test_a_slow_environment_holds_up_nobody_but_its_own_sample() -> None:
             return outcome(terminated=True)
 
     episodes = [EpisodeRecipe(prompt=prompt, position=place).make() for place, prompt in enumerate(["slow", "Q", "Q"])]
-    results = collect(episodes, Table(ScriptedGenerator(["A"]), {"task": SlowForOne([])}, Async()))
+    results = collect(episodes, RolloutContext(ScriptedGenerator(["A"]), {"task": SlowForOne([])}, Async()))
     assert list(results) == [1, 2, 0]
 
 
@@ -518,7 +518,7 @@ def test_lockstep_keeps_stop_strings_by_sample_and_none_clears_none() -> None:
         EpisodeRecipe(prompt=prompt, position=place, stop_strings=stop_strings, max_rollout_turns=2).make()
         for place, (prompt, stop_strings) in enumerate([("p", ("x",)), ("qq", ())])
     ]
-    collect(episodes, Table(generator, {"task": ScriptedEnvironment([outcome("O")])}, Lockstep()))
+    collect(episodes, RolloutContext(generator, {"task": ScriptedEnvironment([outcome("O")])}, Lockstep()))
     by_prompt: dict[str, list[tuple[str, ...]]] = {"p": [], "q": []}
     for request in generator.requests:
         by_prompt[chr(request.prompt_token_ids[0])].append(request.stop_strings)
@@ -529,7 +529,7 @@ def test_lockstep_counts_no_truncated_sample_as_terminated_and_ends_it() -> None
     generator = ScriptedGenerator(["AAAA"])
     environment = ScriptedEnvironment([outcome("O")])
     episodes = [EpisodeRecipe(max_seq_len=4).make()]
-    results = collect(episodes, Table(generator, {"task": environment}, Lockstep()))
+    results = collect(episodes, RolloutContext(generator, {"task": environment}, Lockstep()))
     assert (results[0].status, results[0].terminated, results[0].truncated) == ("truncated", False, True)
     assert (len(generator.requests), environment.requests) == (1, [])
 
@@ -550,8 +550,8 @@ def test_lockstep_never_deadlocks_whoever_is_cancelled_fails_or_ends(seed: int, 
     episodes = [
         EpisodeRecipe(position=place, group=place // size, max_rollout_turns=4).make() for place in range(groups * size)
     ]
-    table = Table(SpeakingGenerator([]), {"task": Uneven([])}, Lockstep())
-    results = collect(episodes, table, keep, deadline_s=5)
+    context = RolloutContext(SpeakingGenerator([]), {"task": Uneven([])}, Lockstep())
+    results = collect(episodes, context, keep, deadline_s=5)
     assert sorted(results) == list(range(groups * size))
     assert all(result.status != "deadline" for result in results.values())
     assert all(result.error is None or result.error.message == "no" for result in results.values())
@@ -562,7 +562,9 @@ def test_a_call_that_cancels_itself_loses_no_sample() -> None:
         async def generate(self, request: GenerationRequest) -> Generation:
             raise asyncio.CancelledError
 
-    results = collect([EpisodeRecipe().make()], Table(GivingUp([]), {"task": ScriptedEnvironment([])}, Async()))
+    results = collect(
+        [EpisodeRecipe().make()], RolloutContext(GivingUp([]), {"task": ScriptedEnvironment([])}, Async())
+    )
     assert results[0].error is not None
     assert results[0].error.message == "A call of the sample was cancelled."
 
@@ -583,7 +585,7 @@ def test_a_resumed_sample_whose_step_is_due_stays_in_step_with_the_others() -> N
     unjudged = Message(role="assistant", content="a", token_ids=[97], generation_logprobs=[-1.0], finish_reason="stop")
     resumed = EpisodeRecipe(position=1, message_log=lambda _: [user_message("Q"), unjudged], max_rollout_turns=2)
     episodes = [EpisodeRecipe(max_rollout_turns=2).make(), resumed.make()]
-    collect(episodes, Table(Noting([]), {"task": Judge([])}, Lockstep()))
+    collect(episodes, RolloutContext(Noting([]), {"task": Judge([])}, Lockstep()))
     assert order == ["generation", "step", "step", "generation", "generation", "step", "step"]
 
 
@@ -594,12 +596,12 @@ def test_the_deadline_holds_however_slowly_the_results_are_read() -> None:
             return outcome("o")
 
     episodes = [EpisodeRecipe(position=place, max_rollout_turns=10_000).make() for place in range(3)]
-    table = Table(ScriptedGenerator(["A"]), {"task": Endless([])}, Async())
+    context = RolloutContext(ScriptedGenerator(["A"]), {"task": Endless([])}, Async())
 
     async def read_slowly() -> list[int]:
         turns = []
         early_stopping = EarlyStopping(EVERYTHING, dict.fromkeys(episodes, 0))
-        async with aclosing(play_request(episodes, table, early_stopping, deadline_s=0.1)) as finished:
+        async with aclosing(play_request(episodes, context, early_stopping, deadline_s=0.1)) as finished:
             async for episode in finished:
                 turns.append(episode.result().metrics.turn_count)
                 await asyncio.sleep(0.2)

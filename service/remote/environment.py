@@ -1,0 +1,39 @@
+"""The `Environment` protocol over Serve handles."""
+
+from typing import Any
+
+from ray.serve.handle import DeploymentHandle
+
+from deployments.failures import EnvironmentLost
+from deployments.protocols import (
+    StepOutcome,
+    StepRequest,
+    TaskDescription,
+)
+from deployments.rpc.handle_calls import call_result
+from service.remote.batching import RequestBatcher
+
+
+class RemoteEnvironment:
+    """The `Environment` protocol, on whichever replica of the task Serve picks."""
+
+    def __init__(self, task_name: str, handle: DeploymentHandle[Any]) -> None:
+        self._handle = handle
+        self._who = f"The replica of environment {task_name!r}"
+        self._steps: RequestBatcher[StepRequest, StepOutcome] = RequestBatcher(
+            handle.options(stream=True).step.remote, EnvironmentLost, self._who
+        )
+
+    async def step(self, request: StepRequest) -> StepOutcome:
+        return await self._steps.ask(request)
+
+    async def describe(self) -> TaskDescription:
+        description: TaskDescription = await self._answer(self._handle.describe.remote())
+        return description
+
+    async def example_samples(self, count: int, seed: int) -> list[dict[str, Any]]:
+        samples: list[dict[str, Any]] = await self._answer(self._handle.example_samples.remote(count, seed))
+        return samples
+
+    async def _answer(self, response: Any) -> Any:
+        return await call_result(response, response, EnvironmentLost, self._who)
