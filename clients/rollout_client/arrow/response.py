@@ -38,7 +38,7 @@ class ArrowResponse(RolloutSummary):
 
     @property
     def tokens(self) -> pa.Table:
-        """Row for row the numbers of `rollouts`, `rollout_client.arrow.schema.TOKENS`, in the memory they arrived in."""
+        """Row for row the numbers of `rollouts`, `rollout_client.arrow.schema.TOKENS`, where they arrived."""
         return self._tokens
 
     @computed_field  # type: ignore[prop-decorator]
