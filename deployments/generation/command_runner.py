@@ -11,12 +11,14 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from deployments.failures import PolicyStoreLost
 from deployments.generation.engine import SwapTimes, VLLMEngine
+from deployments.policy.command_source import CommandSource, ReplicaNotRegistered
 from deployments.policy.records import (
     AcceptRequests,
+    ApplyTransfer,
     Command,
     CommandReport,
     FinishTransfer,
@@ -24,30 +26,16 @@ from deployments.policy.records import (
     LoadedWeights,
     NumberedCommand,
     ReplicaRegistration,
-    SettleTransfer,
     Stage,
     StartTransfer,
     Swap,
     UpdateTransfer,
     VersionPayload,
 )
-from deployments.policy.replica_registry import ReplicaNotRegistered
 
 REJOIN_AFTER_S = 0.5
-BREAKS_THE_ENGINE = Swap | StartTransfer | UpdateTransfer | SettleTransfer | FinishTransfer
+BREAKS_THE_ENGINE = Swap | StartTransfer | UpdateTransfer | ApplyTransfer | FinishTransfer
 """What leaves the weights in no known state when it fails midway."""
-
-
-class PolicyStoreLink(Protocol):
-    """The store as a replica sees it; every call raises `PolicyStoreLost` where the store is not there."""
-
-    async def join(self, registration: ReplicaRegistration) -> None: ...
-
-    async def next_command(self, replica_id: str, report: CommandReport | None) -> NumberedCommand | None:
-        """Raises `ReplicaNotRegistered` if the store does not know this replica (any more)."""
-        ...
-
-    async def note_checksum(self, replica_id: str, loaded: LoadedWeights, checksum: str) -> None: ...
 
 
 NO_SWAP = SwapTimes()
@@ -65,7 +53,7 @@ class CommandRunner:
     def __init__(
         self,
         engine: VLLMEngine,
-        store: PolicyStoreLink,
+        store: CommandSource,
         registration: Callable[[LoadedWeights], ReplicaRegistration],
         folder: Path,
     ) -> None:
@@ -90,25 +78,25 @@ class CommandRunner:
 
     async def _follow_one_store(self) -> None:
         registration = self._registration(self._engine.loaded)
-        await self._store.join(registration)
+        await self._store.register(registration)
         self._begin_digest(registration.replica_id)
         report: CommandReport | None = None
         while self.broken is None or report is not None:
-            order = await self._store.next_command(registration.replica_id, report)
-            report = None if order is None else await self._report_of(order)
-            if self.broken is None and order is not None and isinstance(order.command, Swap | FinishTransfer):
+            numbered = await self._store.next_command(registration.replica_id, report)
+            report = None if numbered is None else await self._report_of(numbered)
+            if self.broken is None and numbered is not None and isinstance(numbered.command, Swap | FinishTransfer):
                 self._begin_digest(registration.replica_id)
 
-    async def _report_of(self, order: NumberedCommand) -> CommandReport:
+    async def _report_of(self, numbered: NumberedCommand) -> CommandReport:
         error: str | None = None
         times = Times()
         try:
-            times = await self._carry_out(order.command)
+            times = await self._carry_out(numbered.command)
         except Exception as failure:  # noqa: BLE001 - whatever it is, the store decides what becomes of this replica
             error = f"{type(failure).__name__}: {failure}"
-            if isinstance(order.command, BREAKS_THE_ENGINE) or not await self._engine.is_alive():
+            if isinstance(numbered.command, BREAKS_THE_ENGINE) or not await self._engine.is_alive():
                 self.broken = error
-        report = CommandReport(order.number, self._engine.loaded, error, broken=self.broken is not None)
+        report = CommandReport(numbered.number, self._engine.loaded, error, broken=self.broken is not None)
         return replace(report, load_s=times.load_s, swap_s=times.swap.swap_s, pause_s=times.swap.pause_s)
 
     async def _carry_out(self, command: Command) -> Times:
@@ -130,7 +118,7 @@ class CommandRunner:
                 await self._engine.start_transfer(options)
             case UpdateTransfer(update_info):
                 await self._engine.update_transfer(update_info)
-            case SettleTransfer():
+            case ApplyTransfer():
                 await self._engine.settle_transfer()
             case FinishTransfer(version):
                 times = Times(swap=await self._engine.finish_transfer(version))
@@ -142,7 +130,7 @@ class CommandRunner:
         folder = self._folder / str(payload.version)
         await asyncio.to_thread(self._make_room, folder)
         path = folder / ("adapter_model.safetensors" if payload.kind == "adapter" else "model.safetensors")
-        for piece in payload.pieces:
+        for piece in payload.chunks:
             await asyncio.to_thread(append, path, await piece)
         if payload.kind == "adapter":
             (folder / "adapter_config.json").write_text(payload.adapter_config or "{}")
@@ -169,7 +157,7 @@ class CommandRunner:
     async def _digest(self, replica_id: str, loaded: LoadedWeights) -> None:
         checksum = await self._engine.weight_digest()
         try:
-            await self._store.note_checksum(replica_id, loaded, checksum)
+            await self._store.record_checksum(replica_id, loaded, checksum)
         except (PolicyStoreLost, ReplicaNotRegistered):
             return
 

@@ -19,11 +19,11 @@ class SwapOptions:
 
 @dataclass(frozen=True, slots=True)
 class VersionPayload:
-    """One version's weights on their way: `pieces` are Ray objects, together the bytes of a safetensors file."""
+    """One version's weights on their way: `chunks` are Ray objects, together the bytes of a safetensors file."""
 
     version: int
     kind: StoredKind
-    pieces: tuple[Any, ...]
+    chunks: tuple[Any, ...]
     adapter_config: str | None = None
 
 
@@ -68,7 +68,7 @@ class UpdateTransfer:
 
 
 @dataclass(frozen=True, slots=True)
-class SettleTransfer:
+class ApplyTransfer:
     """All has been sent: make it the weights, and stay paused."""
 
 
@@ -79,9 +79,7 @@ class FinishTransfer:
     version: int
 
 
-Command = (
-    Stage | Swap | AcceptRequests | InitTransfer | StartTransfer | UpdateTransfer | SettleTransfer | FinishTransfer
-)
+Command = Stage | Swap | AcceptRequests | InitTransfer | StartTransfer | UpdateTransfer | ApplyTransfer | FinishTransfer
 
 
 @dataclass(frozen=True, slots=True)

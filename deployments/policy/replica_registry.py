@@ -1,7 +1,7 @@
 """The generator replicas as the policy store knows them, and how it gives them orders.
 
 Replicas ask for their next order and report the last one with it; Serve's handles cannot single a replica out, nor do
-they know one that is still starting. Guarantees: each order reaches the replica it is for at most once, and whoever
+they know one that is still starting. Guarantees: each numbered reaches the replica it is for at most once, and whoever
 waits for its report is told when the replica died, came back anew, or took too long.
 """
 
@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
+from deployments.policy.command_source import ReplicaNotRegistered
 from deployments.policy.records import Command, CommandReport, LoadedWeights, NumberedCommand, ReplicaRegistration
 
 LONG_POLL_S = 20.0
@@ -21,10 +22,6 @@ class ReplicaLost(Exception):
     """The replica will not report; the message says why."""
 
 
-class ReplicaNotRegistered(Exception):
-    """A replica asked for orders that has not joined this store."""
-
-
 @dataclass(eq=False)
 class RegisteredReplica:
     registration: ReplicaRegistration
@@ -33,7 +30,7 @@ class RegisteredReplica:
     """Whether it was told that it is current; one that only starts is not ready before."""
     checksum: str | None = None
     """Of the weights in its engine; `None` until it has told it."""
-    orders: "asyncio.Queue[NumberedCommand]" = field(default_factory=asyncio.Queue)
+    commands: "asyncio.Queue[NumberedCommand]" = field(default_factory=asyncio.Queue)
     awaited: "dict[int, asyncio.Future[CommandReport]]" = field(default_factory=dict)
 
     @property
@@ -54,7 +51,7 @@ class ReplicaRegistry:
         """In the order in which they joined."""
         return list(self._members.values())
 
-    def join(self, registration: ReplicaRegistration) -> RegisteredReplica:
+    def register(self, registration: ReplicaRegistration) -> RegisteredReplica:
         """A replica that was a member already begins anew: what was ordered before is lost."""
         self.forget(registration.replica_id, "it joined anew")
         member = self._members[registration.replica_id] = RegisteredReplica(registration, registration.loaded)
@@ -92,11 +89,11 @@ class ReplicaRegistry:
                 awaited.set_result(report)
         try:
             async with asyncio.timeout(LONG_POLL_S):
-                return await member.orders.get()
+                return await member.commands.get()
         except TimeoutError:
             return None
 
-    def note_checksum(self, replica_id: str, loaded: LoadedWeights, checksum: str) -> None:
+    def record_checksum(self, replica_id: str, loaded: LoadedWeights, checksum: str) -> None:
         """Raises `ReplicaNotRegistered`."""
         member = self._member(replica_id)
         if member.loaded == loaded:
@@ -110,10 +107,10 @@ class ReplicaRegistry:
         """
         if not self.has(member):
             raise ReplicaLost("it has left")
-        order = NumberedCommand(next(self._numbers), command)
+        numbered = NumberedCommand(next(self._numbers), command)
         report: asyncio.Future[CommandReport] = asyncio.get_running_loop().create_future()
-        member.awaited[order.number] = report
-        member.orders.put_nowait(order)
+        member.awaited[numbered.number] = report
+        member.commands.put_nowait(numbered)
         watch = asyncio.create_task(self._forget_if_dead(member))
         try:
             async with asyncio.timeout(timeout_s):
@@ -122,7 +119,7 @@ class ReplicaRegistry:
             raise ReplicaLost(f"it did not report within {timeout_s:g} s") from None
         finally:
             watch.cancel()
-            member.awaited.pop(order.number, None)
+            member.awaited.pop(numbered.number, None)
 
     async def _forget_if_dead(self, member: RegisteredReplica) -> None:
         while await self._is_alive(member.registration.actor):

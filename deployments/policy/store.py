@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from uuid import uuid4
 
 from deployments.policy.cluster import Cluster, RayCluster, cluster_weights_folder
+from deployments.policy.command_source import CommandSource
 from deployments.policy.failures import (
     ChunkDamaged,
     ChunkMisplaced,
@@ -73,7 +74,7 @@ class ActiveUpdate:
     task: asyncio.Task[PolicyUpdate]
 
 
-class PolicyStore:
+class PolicyStore(CommandSource):
     """Args: `model` is the folder or hub name of the checkpoint that engines begin with, version 0."""
 
     def __init__(self, settings: PolicySettings, model: str, cluster: Cluster | None = None) -> None:
@@ -100,17 +101,17 @@ class PolicyStore:
 
     # What replicas ask.
 
-    async def join(self, registration: ReplicaRegistration) -> None:
+    async def register(self, registration: ReplicaRegistration) -> None:
         """Takes the replica in and brings it to the current version, then tells it to take calls."""
-        self._begin(self._bring_up(self._registry.join(registration)))
+        self._begin(self._bring_up(self._registry.register(registration)))
 
     async def next_command(self, replica_id: str, report: CommandReport | None) -> NumberedCommand | None:
         """Raises `ReplicaNotRegistered`."""
         return await self._registry.next_command(replica_id, report)
 
-    async def note_checksum(self, replica_id: str, loaded: LoadedWeights, checksum: str) -> None:
+    async def record_checksum(self, replica_id: str, loaded: LoadedWeights, checksum: str) -> None:
         """Raises `ReplicaNotRegistered`."""
-        self._registry.note_checksum(replica_id, loaded, checksum)
+        self._registry.record_checksum(replica_id, loaded, checksum)
 
     async def _bring_up(self, member: RegisteredReplica) -> None:
         async with self._lock:
@@ -187,7 +188,7 @@ class PolicyStore:
         """Raises `VersionUnknown`."""
         return self._version_store.upload_state(version)
 
-    async def begin_piece(self, version: int, first_byte: int) -> str:
+    async def begin_chunk(self, version: int, first_byte: int) -> str:
         """Returns the name of its sender, who alone may go on until another piece of the version is begun.
 
         Raises:
@@ -196,11 +197,11 @@ class PolicyStore:
         async with self._writing:
             self._refuse_taken(version)
             self._refuse_if_brought(version)
-            self._version_store.begin_piece(version, first_byte)
+            self._version_store.begin_chunk(version, first_byte)
             sender = self._senders[version] = uuid4().hex
             return sender
 
-    async def write(self, version: int, sender: str, offset: int, data: bytes) -> None:
+    async def write_chunk(self, version: int, sender: str, offset: int, data: bytes) -> None:
         """Takes bytes in that count once the piece has ended.
 
         Raises:
@@ -216,13 +217,13 @@ class PolicyStore:
             if offset + len(data) > most_bytes:
                 self._version_store.drop_upload(version)
                 raise too_large(most_bytes)
-            await asyncio.to_thread(self._version_store.write, version, offset, data)
+            await asyncio.to_thread(self._version_store.write_chunk, version, offset, data)
 
-    async def end_piece(self, version: int, sender: str, end: int, total_bytes: int | None) -> UploadState:
+    async def end_chunk(self, version: int, sender: str, end: int, total_bytes: int | None) -> UploadState:
         """Raises what `write` raises."""
         async with self._writing:
             self._refuse_overtaken(version, sender)
-            return self._version_store.end_piece(version, end, total_bytes)
+            return self._version_store.end_chunk(version, end, total_bytes)
 
     def _refuse_overtaken(self, version: int, sender: str) -> None:
         if self._senders.get(version) != sender or version in self._bringing:

@@ -5,6 +5,7 @@ from typing import Any
 from ray.serve.handle import DeploymentHandle
 
 from deployments.failures import PolicyStoreLost
+from deployments.policy.command_source import CommandSource
 from deployments.policy.records import CommandReport, LoadedWeights, NumberedCommand, ReplicaRegistration
 from deployments.rpc.handle_calls import call_result
 from rollout_client.policy_contract import (
@@ -17,21 +18,21 @@ from rollout_client.policy_contract import (
 )
 
 
-class PolicyStoreClient:
+class PolicyStoreClient(CommandSource):
     """Calls `PolicyStore`, method by method; each raises what the store raises, and `PolicyStoreLost`."""
 
     def __init__(self, handle: DeploymentHandle[Any]) -> None:
         self._handle = handle
 
-    async def join(self, registration: ReplicaRegistration) -> None:
-        await self._call("join", registration)
+    async def register(self, registration: ReplicaRegistration) -> None:
+        await self._call("register", registration)
 
     async def next_command(self, replica_id: str, report: CommandReport | None) -> NumberedCommand | None:
-        order: NumberedCommand | None = await self._call("next_command", replica_id, report)
-        return order
+        numbered: NumberedCommand | None = await self._call("next_command", replica_id, report)
+        return numbered
 
-    async def note_checksum(self, replica_id: str, loaded: LoadedWeights, checksum: str) -> None:
-        await self._call("note_checksum", replica_id, loaded, checksum)
+    async def record_checksum(self, replica_id: str, loaded: LoadedWeights, checksum: str) -> None:
+        await self._call("record_checksum", replica_id, loaded, checksum)
 
     async def watch(self, seen: int | None) -> int:
         current: int = await self._call("watch", seen)
@@ -53,15 +54,15 @@ class PolicyStoreClient:
         state: UploadState = await self._call("upload_state", version)
         return state
 
-    async def begin_piece(self, version: int, first_byte: int) -> str:
-        sender: str = await self._call("begin_piece", version, first_byte)
+    async def begin_chunk(self, version: int, first_byte: int) -> str:
+        sender: str = await self._call("begin_chunk", version, first_byte)
         return sender
 
-    async def write(self, version: int, sender: str, offset: int, data: bytes) -> None:
-        await self._call("write", version, sender, offset, data)
+    async def write_chunk(self, version: int, sender: str, offset: int, data: bytes) -> None:
+        await self._call("write_chunk", version, sender, offset, data)
 
-    async def end_piece(self, version: int, sender: str, end: int, total_bytes: int | None) -> UploadState:
-        state: UploadState = await self._call("end_piece", version, sender, end, total_bytes)
+    async def end_chunk(self, version: int, sender: str, end: int, total_bytes: int | None) -> UploadState:
+        state: UploadState = await self._call("end_chunk", version, sender, end, total_bytes)
         return state
 
     async def repeated_update(self, version: int, digest: str | None) -> PolicyUpdate | None:

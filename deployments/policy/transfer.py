@@ -11,10 +11,10 @@ from typing import Any
 
 from deployments.policy.failures import TransferRefused
 from deployments.policy.records import (
+    ApplyTransfer,
     Command,
     FinishTransfer,
     InitTransfer,
-    SettleTransfer,
     StartTransfer,
     SwapOptions,
     UpdateTransfer,
@@ -86,7 +86,7 @@ class Transfer:
             self._refuse_unless_under_way()
             self._stop_watching()
             members = self._met
-            settled = dict(zip(members, await self._fleet.ask_all(members, SettleTransfer()), strict=True))
+            settled = dict(zip(members, await self._fleet.ask_all(members, ApplyTransfer()), strict=True))
             if len(errors := errors_in(list(settled.values()))) == len(members):
                 raise self._broken(errors[0])
             try:

@@ -136,7 +136,7 @@ class VersionStore:
             )
         return UploadState(version=version, received_bytes=upload.received_bytes, total_bytes=upload.total_bytes)
 
-    def begin_piece(self, version: int, first_byte: int) -> None:
+    def begin_chunk(self, version: int, first_byte: int) -> None:
         """What had arrived from `first_byte` on counts no more; at 0 the upload begins anew.
 
         Raises:
@@ -152,8 +152,8 @@ class VersionStore:
         with path.open("ab") as file:
             file.truncate(first_byte)
 
-    def write(self, version: int, offset: int, data: bytes) -> None:
-        """What is written counts only once `end_piece` says so.
+    def write_chunk(self, version: int, offset: int, data: bytes) -> None:
+        """What is written counts only once `end_chunk` says so.
 
         Raises:
             ChunkMisplaced: another sender has begun the upload anew, or it was dropped.
@@ -163,8 +163,8 @@ class VersionStore:
             file.seek(offset)
             file.write(data)
 
-    def end_piece(self, version: int, end: int, total_bytes: int | None) -> UploadState:
-        """Raises what `write` raises."""
+    def end_chunk(self, version: int, end: int, total_bytes: int | None) -> UploadState:
+        """Raises what `write_chunk` raises."""
         self._refuse_hole(version, end)
         os.truncate(self.upload_path(version), end)
         self._note_upload(version, Upload(received_bytes=end, total_bytes=total_bytes))

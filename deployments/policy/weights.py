@@ -19,7 +19,7 @@ from deployments.policy.version_store import StoredVersion, VersionStore
 from rollout_client.contract import FieldProblem
 from rollout_client.policy_contract import PolicyLayout, PushOptions, VersionInfo
 
-PIECE_BYTES = 64 * 2**20
+CHUNK_BYTES = 64 * 2**20
 
 
 class PolicyWeights:
@@ -103,7 +103,7 @@ class PolicyWeights:
     def payload(self, info: VersionInfo) -> VersionPayload:
         """Puts the weights into Ray's object store once; replicas of every node fetch them from there."""
         with self._file_of(info.version).open("rb") as file:
-            pieces = tuple(self._put(piece) for piece in iter(lambda: file.read(PIECE_BYTES), b""))
+            pieces = tuple(self._put(piece) for piece in iter(lambda: file.read(CHUNK_BYTES), b""))
         if isinstance(info, StoredVersion) and info.kind == "adapter":
             return VersionPayload(info.version, "adapter", pieces, info.adapter_config)
         return VersionPayload(info.version, "full", pieces)

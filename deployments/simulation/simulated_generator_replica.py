@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import ray
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -11,6 +11,7 @@ from ray import serve
 from ray.serve.handle import DeploymentHandle
 
 from deployments.failures import GenerationLost, PolicyStoreLost
+from deployments.policy.command_source import CommandSource, ReplicaNotRegistered
 from deployments.policy.records import (
     AcceptRequests,
     CommandReport,
@@ -18,7 +19,6 @@ from deployments.policy.records import (
     NumberedCommand,
     ReplicaRegistration,
 )
-from deployments.policy.replica_registry import ReplicaNotRegistered
 from deployments.policy.store_client import PolicyStoreClient
 from deployments.protocols import Generation, GenerationRequest, GeneratorDescription
 from deployments.rpc.autoscaling import stats_of
@@ -97,28 +97,20 @@ class SimulatedGeneratorReplica:
             self._refusing.result()
 
 
-class CommandSource(Protocol):
-    """What a replica without weights asks of the policy store."""
-
-    async def join(self, registration: ReplicaRegistration) -> None: ...
-
-    async def next_command(self, replica_id: str, report: CommandReport | None) -> NumberedCommand | None: ...
-
-
 async def refuse_weights(store: CommandSource, registration: ReplicaRegistration) -> None:
     """Joins the registry, so that `/policy` shows the replica, and answers orders to change weights by a sentence."""
     while True:
         try:
-            await store.join(registration)
+            await store.register(registration)
             report: CommandReport | None = None
             while True:
-                order = await store.next_command(registration.replica_id, report)
-                report = None if order is None else report_of(order)
+                numbered = await store.next_command(registration.replica_id, report)
+                report = None if numbered is None else report_of(numbered)
         except (PolicyStoreLost, ReplicaNotRegistered):
             await asyncio.sleep(REJOIN_AFTER_S)
 
 
-def report_of(order: NumberedCommand) -> CommandReport:
+def report_of(numbered: NumberedCommand) -> CommandReport:
     return CommandReport(
-        order.number, LoadedWeights(), None if isinstance(order.command, AcceptRequests) else NO_WEIGHTS
+        numbered.number, LoadedWeights(), None if isinstance(numbered.command, AcceptRequests) else NO_WEIGHTS
     )

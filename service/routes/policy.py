@@ -130,7 +130,7 @@ def policy_routes(store: PolicyStoreClient) -> APIRouter:
         refuse_large_body(int(request.headers.get("content-length", 0)))
         if (repeated := await store.repeated_update(version, piece.whole_digest)) is not None:
             return answer(repeated)
-        sender = await store.begin_piece(version, piece.first)
+        sender = await store.begin_chunk(version, piece.first)
         state = await receive(store, version, sender, piece, request)
         if not piece.completes(state.received_bytes):
             return answer(state, 202)
@@ -186,16 +186,16 @@ async def receive(store: PolicyStoreClient, version: int, sender: str, piece: Pi
         waiting += chunk
         refuse_large_body(end + len(waiting) - piece.first)
         if len(waiting) >= FORWARDED_BYTES:
-            await store.write(version, sender, end, bytes(waiting))
+            await store.write_chunk(version, sender, end, bytes(waiting))
             end += len(waiting)
             waiting.clear()
-    await store.write(version, sender, end, bytes(waiting))
+    await store.write_chunk(version, sender, end, bytes(waiting))
     end += len(waiting)
     if piece.end is not None and end != piece.end:
         raise damaged("content-range", f"{end - piece.first} bytes came where {piece.end - piece.first} were due", end)
     if piece.digest is not None and digest.hexdigest() != piece.digest:
         raise damaged("content-digest", f"the body's sha-256 is {digest.hexdigest()}; send it again", piece.digest)
-    return await store.end_piece(version, sender, end, end if piece.is_all else piece.total)
+    return await store.end_chunk(version, sender, end, end if piece.is_all else piece.total)
 
 
 def refuse_large_body(size_bytes: int) -> None:

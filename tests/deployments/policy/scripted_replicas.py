@@ -4,8 +4,9 @@ import asyncio
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
+from deployments.policy.command_source import CommandSource, ReplicaNotRegistered
 from deployments.policy.records import (
     AcceptRequests,
     CommandReport,
@@ -17,33 +18,32 @@ from deployments.policy.records import (
     Swap,
     VersionPayload,
 )
-from deployments.policy.replica_registry import ReplicaNotRegistered, ReplicaRegistry
+from deployments.policy.replica_registry import ReplicaRegistry
 
-Step = Literal["ok", "error", "die", "die after", "hang", "rejoin"]
+Step = Literal["ok", "error", "die", "die after", "hang", "register again"]
 """What becomes of an order: `die` before and `die after` it was carried out, without a report in both cases; `hang`:
-nothing more is heard; `rejoin`: it is carried out, and instead of reporting the replica joins anew."""
-STEPS: tuple[Step, ...] = ("ok", "error", "die", "die after", "hang", "rejoin")
+nothing more is heard; `register again`: it is carried out, and instead of reporting the replica joins anew."""
+STEPS: tuple[Step, ...] = ("ok", "error", "die", "die after", "hang", "register again")
 
 
 class Died(Exception):
     pass
 
 
-class Link(Protocol):
-    async def join(self, registration: ReplicaRegistration) -> None: ...
-
-    async def next_command(self, replica_id: str, report: CommandReport | None) -> NumberedCommand | None: ...
-
-
 @dataclass
-class RosterLink:
+class RegistryCommandSource(CommandSource):
+    """A registry without the store around it."""
+
     registry: ReplicaRegistry
 
-    async def join(self, registration: ReplicaRegistration) -> None:
-        self.registry.join(registration)
+    async def register(self, registration: ReplicaRegistration) -> None:
+        self.registry.register(registration)
 
     async def next_command(self, replica_id: str, report: CommandReport | None) -> NumberedCommand | None:
         return await self.registry.next_command(replica_id, report)
+
+    async def record_checksum(self, replica_id: str, loaded: LoadedWeights, checksum: str) -> None:
+        self.registry.record_checksum(replica_id, loaded, checksum)
 
 
 @dataclass
@@ -72,14 +72,14 @@ class ScriptedCluster:
 
 @dataclass(eq=False)
 class ScriptedReplica:
-    """`script` says what becomes of the next orders, which go well after its end; each takes `order_s`."""
+    """`script` says what becomes of the next orders, which go well after its end; each takes `command_s`."""
 
     name: str
-    link: Link
+    store: CommandSource
     cluster: ScriptedCluster
     script: Iterable[Step] = ()
     loaded: LoadedWeights = field(default_factory=LoadedWeights)
-    order_s: float = 0.0
+    command_s: float = 0.0
     is_alive: bool = True
     accepts_requests: bool = False
     """Whether it was ever told that it may."""
@@ -93,12 +93,12 @@ class ScriptedReplica:
 
     async def start(self) -> "ScriptedReplica":
         """Returns once it has joined."""
-        await self.join()
+        await self.register()
         self._life = asyncio.create_task(self._live())
         return self
 
-    async def join(self) -> None:
-        await self.link.join(ReplicaRegistration(self.name, self, workers=1, loaded=self.loaded))
+    async def register(self) -> None:
+        await self.store.register(ReplicaRegistration(self.name, self, workers=1, loaded=self.loaded))
 
     def end(self) -> None:
         self.is_alive = False
@@ -109,35 +109,35 @@ class ScriptedReplica:
         report: CommandReport | None = None
         while self.is_alive:
             try:
-                order = await self.link.next_command(self.name, report)
-                report = None if order is None else await self._report_of(order)
+                numbered = await self.store.next_command(self.name, report)
+                report = None if numbered is None else await self._report_of(numbered)
             except ReplicaNotRegistered:
                 report = None
-                await self.join()
+                await self.register()
             except Died:
                 self.is_alive = False
 
-    async def _report_of(self, order: NumberedCommand) -> CommandReport | None:
-        self.taken.append(order.number)
-        await asyncio.sleep(self.order_s)
+    async def _report_of(self, numbered: NumberedCommand) -> CommandReport | None:
+        self.taken.append(numbered.number)
+        await asyncio.sleep(self.command_s)
         step = self._script.popleft() if self._script else "ok"
         if step == "die":
             raise Died
         if step == "hang":
             await asyncio.Event().wait()
-        report = CommandReport(order.number, self.loaded)
+        report = CommandReport(numbered.number, self.loaded)
         if step == "error":
-            return replace(report, error=f"OSError: {self.name} has no room", broken=isinstance(order.command, Swap))
-        self._carry_out(order)
+            return replace(report, error=f"OSError: {self.name} has no room", broken=isinstance(numbered.command, Swap))
+        self._carry_out(numbered)
         if step == "die after":
             raise Died
-        if step == "rejoin":
-            await self.join()
+        if step == "register again":
+            await self.register()
             return None
         return replace(report, loaded=self.loaded, load_s=1.0, swap_s=2.0, pause_s=3.0)
 
-    def _carry_out(self, order: NumberedCommand) -> None:
-        match order.command:
+    def _carry_out(self, numbered: NumberedCommand) -> None:
+        match numbered.command:
             case Stage(payload):
                 self.staged = payload
                 self._note("stage", payload.version)

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from deployments.policy.command_source import ReplicaNotRegistered
 from deployments.policy.records import (
     AcceptRequests,
     Command,
@@ -22,7 +23,6 @@ from deployments.policy.replica_registry import (
     LONG_POLL_S,
     RegisteredReplica,
     ReplicaLost,
-    ReplicaNotRegistered,
     ReplicaRegistry,
 )
 from tests.virtual_time import now, run, settled
@@ -40,18 +40,18 @@ class Actors:
     async def is_alive(self, actor: Any) -> bool:
         return actor not in self.dead
 
-    def join(self, name: str, loaded: LoadedWeights | None = None) -> RegisteredReplica:
-        return self.registry.join(ReplicaRegistration(name, name, 1, loaded or LoadedWeights()))
+    def register(self, name: str, loaded: LoadedWeights | None = None) -> RegisteredReplica:
+        return self.registry.register(ReplicaRegistration(name, name, 1, loaded or LoadedWeights()))
 
     def ask(
         self, member: RegisteredReplica, command: Command = SWAP, timeout_s: float = 100.0
     ) -> asyncio.Task[CommandReport]:
         return asyncio.create_task(self.registry.ask(member, command, timeout_s))
 
-    async def order(self, name: str, report: CommandReport | None = None) -> NumberedCommand:
-        order = await self.registry.next_command(name, report)
-        assert order is not None
-        return order
+    async def next_command(self, name: str, report: CommandReport | None = None) -> NumberedCommand:
+        numbered = await self.registry.next_command(name, report)
+        assert numbered is not None
+        return numbered
 
     def poll(self, name: str, report: CommandReport | None = None) -> asyncio.Task[NumberedCommand | None]:
         return asyncio.create_task(self.registry.next_command(name, report))
@@ -66,8 +66,8 @@ async def lost(report: asyncio.Task[CommandReport]) -> str:
 def test_members_stand_in_the_order_in_which_they_joined() -> None:
     actors = Actors()
     for name in "bac":
-        actors.join(name)
-    actors.join("b", LoadedWeights(3))
+        actors.register(name)
+    actors.register("b", LoadedWeights(3))
     assert [(member.replica_id, member.loaded.version) for member in actors.registry.members] == [
         ("a", 0),
         ("c", 0),
@@ -78,13 +78,13 @@ def test_members_stand_in_the_order_in_which_they_joined() -> None:
 def test_each_order_reaches_the_replica_that_it_is_for_and_its_report_who_gave_it() -> None:
     async def story() -> None:
         actors = Actors()
-        a, b = actors.join("a"), actors.join("b")
+        a, b = actors.register("a"), actors.register("b")
         asked = [actors.ask(a, SWAP), actors.ask(b, AcceptRequests()), actors.ask(a, AcceptRequests())]
-        of_b = await actors.order("b")
-        first = await actors.order("a")
+        of_b = await actors.next_command("b")
+        first = await actors.next_command("a")
         assert (first.command, of_b.command) == (SWAP, AcceptRequests())
         first_report = CommandReport(first.number, LoadedWeights(7), swap_s=0.5)
-        second = await actors.order("a", first_report)
+        second = await actors.next_command("a", first_report)
         assert second.command == AcceptRequests()
         assert len({first.number, second.number, of_b.number}) == 3
         assert await asked[0] == first_report
@@ -105,9 +105,9 @@ def test_each_order_reaches_the_replica_that_it_is_for_and_its_report_who_gave_i
 def test_an_order_that_is_given_before_the_replica_asks_waits_for_it() -> None:
     async def story() -> None:
         actors = Actors()
-        actors.ask(actors.join("a"))
+        actors.ask(actors.register("a"))
         await asyncio.sleep(5.0)
-        assert (await actors.order("a")).command == SWAP
+        assert (await actors.next_command("a")).command == SWAP
 
     run(story())
 
@@ -115,7 +115,7 @@ def test_an_order_that_is_given_before_the_replica_asks_waits_for_it() -> None:
 def test_a_replica_that_nothing_is_ordered_from_is_told_so_after_a_while() -> None:
     async def story() -> None:
         actors = Actors()
-        actors.join("a")
+        actors.register("a")
         assert await actors.registry.next_command("a", None) is None
         assert now() == LONG_POLL_S
 
@@ -125,7 +125,7 @@ def test_a_replica_that_nothing_is_ordered_from_is_told_so_after_a_while() -> No
 def test_a_poll_that_was_cut_off_takes_no_order_with_it() -> None:
     async def story() -> None:
         actors = Actors()
-        member = actors.join("a")
+        member = actors.register("a")
         poll = actors.poll("a")
         await settled()
         actors.ask(member)
@@ -133,7 +133,7 @@ def test_a_poll_that_was_cut_off_takes_no_order_with_it() -> None:
         poll.cancel()
         with pytest.raises(asyncio.CancelledError):
             await poll
-        assert (await actors.order("a")).command == SWAP
+        assert (await actors.next_command("a")).command == SWAP
 
     run(story())
 
@@ -141,13 +141,13 @@ def test_a_poll_that_was_cut_off_takes_no_order_with_it() -> None:
 def test_a_replica_that_has_not_joined_is_unknown() -> None:
     async def story() -> None:
         actors = Actors()
-        actors.join("a")
+        actors.register("a")
         actors.registry.forget("a", "test")
         for name in ("a", "b"):
             with pytest.raises(ReplicaNotRegistered, match=name):
                 await actors.registry.next_command(name, CommandReport(1, LoadedWeights()))
             with pytest.raises(ReplicaNotRegistered, match=name):
-                actors.registry.note_checksum(name, LoadedWeights(), "c")
+                actors.registry.record_checksum(name, LoadedWeights(), "c")
         actors.registry.forget("b", "test")
 
     run(story())
@@ -156,19 +156,19 @@ def test_a_replica_that_has_not_joined_is_unknown() -> None:
 def test_joining_anew_ends_what_was_ordered_before() -> None:
     async def story() -> None:
         actors = Actors()
-        member = actors.join("a")
+        member = actors.register("a")
         taken = actors.ask(member)
-        await actors.order("a")
+        await actors.next_command("a")
         old_poll = actors.poll("a")
         await settled()
         waiting = asyncio.create_task(actors.registry.ask(member, SWAP, 100.0))
-        again = actors.join("a", LoadedWeights(4))
+        again = actors.register("a", LoadedWeights(4))
         assert (await lost(taken), await lost(waiting)) == ("it joined anew", "it has left")
         assert await lost(actors.ask(member)) == "it has left"
         assert (actors.registry.has(member), actors.registry.has(again)) == (False, True)
         assert (again.loaded, again.accepts_requests) == (LoadedWeights(4), False)
         actors.ask(again, AcceptRequests())
-        assert (await actors.order("a")).command == AcceptRequests()
+        assert (await actors.next_command("a")).command == AcceptRequests()
         await settled()
         assert not old_poll.done()
         old_poll.cancel()
@@ -179,13 +179,13 @@ def test_joining_anew_ends_what_was_ordered_before() -> None:
 def test_a_replica_that_takes_too_long_is_lost_and_its_late_report_only_noted() -> None:
     async def story() -> None:
         actors = Actors()
-        member = actors.join("a")
+        member = actors.register("a")
         asked = actors.ask(member, timeout_s=7.5)
-        order = await actors.order("a")
+        numbered = await actors.next_command("a")
         assert await lost(asked) == "it did not report within 7.5 s"
         assert now() == 7.5
         assert actors.registry.has(member)
-        assert await actors.registry.next_command("a", CommandReport(order.number, LoadedWeights(9))) is None
+        assert await actors.registry.next_command("a", CommandReport(numbered.number, LoadedWeights(9))) is None
         assert (member.loaded, member.awaited) == (LoadedWeights(9), {})
 
     run(story())
@@ -194,7 +194,7 @@ def test_a_replica_that_takes_too_long_is_lost_and_its_late_report_only_noted() 
 def test_a_report_that_nobody_waits_for_is_only_noted() -> None:
     async def story() -> None:
         actors = Actors()
-        member = actors.join("a")
+        member = actors.register("a")
         assert await actors.registry.next_command("a", CommandReport(12345, LoadedWeights(2))) is None
         assert member.loaded == LoadedWeights(2)
 
@@ -204,9 +204,9 @@ def test_a_report_that_nobody_waits_for_is_only_noted() -> None:
 def test_a_replica_that_dies_is_lost_and_forgotten() -> None:
     async def story() -> None:
         actors = Actors()
-        a, b = actors.join("a"), actors.join("b")
+        a, b = actors.register("a"), actors.register("b")
         asked = actors.ask(a)
-        await actors.order("a")
+        await actors.next_command("a")
         actors.dead |= {"a", "b"}
         assert await lost(asked) == "it died"
         assert now() <= LIVENESS_POLL_S
@@ -218,7 +218,7 @@ def test_a_replica_that_dies_is_lost_and_forgotten() -> None:
 def test_the_dead_are_forgotten() -> None:
     async def story() -> None:
         actors = Actors()
-        a, b, c = (actors.join(name) for name in "abc")
+        a, b, c = (actors.register(name) for name in "abc")
         actors.dead |= {"a", "c"}
         await actors.registry.forget_the_dead()
         assert actors.registry.members == [b]
@@ -233,11 +233,11 @@ def test_a_replica_that_joins_anew_while_it_is_asked_whether_it_lives_stays() ->
         registry: ReplicaRegistry
 
         async def is_alive(_actor: Any) -> bool:
-            registry.join(ReplicaRegistration("a", "young", 1))
+            registry.register(ReplicaRegistration("a", "young", 1))
             return False
 
         registry = ReplicaRegistry(is_alive)
-        registry.join(ReplicaRegistration("a", "old", 1))
+        registry.register(ReplicaRegistration("a", "old", 1))
         await registry.forget_the_dead()
         assert [member.registration.actor for member in registry.members] == ["young"]
 
@@ -247,10 +247,10 @@ def test_a_replica_that_joins_anew_while_it_is_asked_whether_it_lives_stays() ->
 def test_a_checksum_is_of_the_weights_that_it_names() -> None:
     async def story() -> None:
         actors = Actors()
-        member = actors.join("a", LoadedWeights(5))
-        actors.registry.note_checksum("a", LoadedWeights(4), "old")
+        member = actors.register("a", LoadedWeights(5))
+        actors.registry.record_checksum("a", LoadedWeights(4), "old")
         known = [member.checksum]
-        actors.registry.note_checksum("a", LoadedWeights(5), "new")
+        actors.registry.record_checksum("a", LoadedWeights(5), "new")
         known.append(member.checksum)
         for loaded in (LoadedWeights(5), LoadedWeights(5, adapter=6)):
             await actors.registry.next_command("a", CommandReport(1, loaded))
@@ -261,26 +261,28 @@ def test_a_checksum_is_of_the_weights_that_it_names() -> None:
 
 
 @given(
-    st.lists(st.tuples(st.sampled_from(["join", "ask", "poll", "break", "die"]), st.sampled_from("ab")), max_size=30)
+    st.lists(
+        st.tuples(st.sampled_from(["register", "ask", "poll", "cut off", "die"]), st.sampled_from("ab")), max_size=30
+    )
 )
 def test_whatever_happens_an_order_reaches_its_replica_at_most_once(events: list[tuple[str, str]]) -> None:
     async def story() -> None:
         actors = Actors()
         for name in "ab":
-            actors.join(name)
+            actors.register(name)
         asked: dict[str, list[asyncio.Task[CommandReport]]] = {"a": [], "b": []}
         polls: dict[str, list[asyncio.Task[NumberedCommand | None]]] = {"a": [], "b": []}
 
         async def happen(event: str, name: str) -> None:
             member = next((member for member in actors.registry.members if member.replica_id == name), None)
-            if event == "join" or member is None:
+            if event == "register" or member is None:
                 actors.dead.discard(name)
-                actors.join(name)
+                actors.register(name)
             elif event == "ask":
                 asked[name].append(actors.ask(member, command_of(name)))
             elif event == "poll":
                 polls[name].append(actors.poll(name))
-            elif event == "break" and polls[name]:
+            elif event == "cut off" and polls[name]:
                 polls[name][-1].cancel()
             elif event == "die":
                 actors.dead.add(name)
@@ -290,10 +292,10 @@ def test_whatever_happens_an_order_reaches_its_replica_at_most_once(events: list
             await happen(*event)
         await settled()
         for name in "ab":
-            orders = [poll.result() for poll in polls[name] if poll.done() and not poll.cancelled()]
-            numbers = [order.number for order in orders if order is not None]
+            commands = [poll.result() for poll in polls[name] if poll.done() and not poll.cancelled()]
+            numbers = [numbered.number for numbered in commands if numbered is not None]
             assert len(numbers) == len(set(numbers)) <= len(asked[name])
-            assert all(order is None or order.command == command_of(name) for order in orders)
+            assert all(numbered is None or numbered.command == command_of(name) for numbered in commands)
         everything: list[asyncio.Task[Any]] = [*asked["a"], *asked["b"], *polls["a"], *polls["b"]]
         for task in everything:
             task.cancel()

@@ -76,17 +76,17 @@ class World:
         """The store dies, and replicas join the one in its place as they are."""
         self.store = self.another_store()
         for replica in self.replicas:
-            replica.link = self.store
-            await replica.join()
+            replica.store = self.store
+            await replica.register()
 
     @property
     def version_store(self) -> VersionStore:
         return VersionStore(self.folder)
 
     async def replica(
-        self, name: str, *script: Step, loaded: LoadedWeights | None = None, order_s: float = 0.0
+        self, name: str, *script: Step, loaded: LoadedWeights | None = None, command_s: float = 0.0
     ) -> ScriptedReplica:
-        replica = ScriptedReplica(name, self.store, self.cluster, script, loaded or LoadedWeights(), order_s)
+        replica = ScriptedReplica(name, self.store, self.cluster, script, loaded or LoadedWeights(), command_s)
         self.replicas.append(replica)
         return await replica.start()
 
@@ -94,9 +94,9 @@ class World:
         return await self.piece(version, 0, content, len(content))
 
     async def piece(self, version: int, first: int, content: bytes, total: int) -> UploadState:
-        sender = self.senders[version] = await self.store.begin_piece(version, first)
-        await self.store.write(version, sender, first, content)
-        return await self.store.end_piece(version, sender, first + len(content), total)
+        sender = self.senders[version] = await self.store.begin_chunk(version, first)
+        await self.store.write_chunk(version, sender, first, content)
+        return await self.store.end_chunk(version, sender, first + len(content), total)
 
     async def complete(
         self, version: int, options: PushOptions, is_zstd: bool = False, digest: str | None = None
@@ -151,7 +151,7 @@ def taken(version: int, newest: int) -> Any:
 
 def content_of(payload: VersionPayload | None) -> bytes:
     assert payload is not None
-    return b"".join(payload.pieces)
+    return b"".join(payload.chunks)
 
 
 def versions(world: World) -> list[int]:
@@ -292,7 +292,7 @@ def test_a_replica_that_fails_is_replaced_and_the_one_in_its_place_begins_with_t
 
 def test_an_update_goes_on_when_its_caller_goes_away(tmp_path: Path) -> None:
     async def story(world: World) -> None:
-        await world.replica("r0", order_s=5.0)
+        await world.replica("r0", command_s=5.0)
         pushing = world.pushing(1, weights(2.0))
         await world.until_updating(1)
         pushing.cancel()
@@ -312,7 +312,7 @@ def test_versions_are_numbered_upward(tmp_path: Path) -> None:
         await world.push(5, weights(2.0))
         for version in (5, 4, 1):
             async with taken(version, newest=5):
-                await world.store.begin_piece(version, 0)
+                await world.store.begin_chunk(version, 0)
             async with taken(version, newest=5):
                 await world.store.load_checkpoint(version, "/", PushOptions())
         assert (await world.push(9, weights(3.0))).version == 9
@@ -322,12 +322,12 @@ def test_versions_are_numbered_upward(tmp_path: Path) -> None:
 
 def test_a_number_is_taken_while_its_update_is_under_way(tmp_path: Path) -> None:
     async def story(world: World) -> None:
-        await world.replica("r0", order_s=5.0)
+        await world.replica("r0", command_s=5.0)
         pushing = world.pushing(5, weights(2.0))
         await world.until_updating(5)
         async with taken(4, newest=5):
-            await world.store.begin_piece(4, 0)
-        await world.store.begin_piece(6, 0)
+            await world.store.begin_chunk(4, 0)
+        await world.store.begin_chunk(6, 0)
         assert (await pushing).version == 5
 
     play(story, tmp_path)
@@ -353,15 +353,15 @@ def test_the_same_upload_again_is_answered_again_and_others_are_refused(tmp_path
 def test_two_senders_of_one_version_never_mix(tmp_path: Path) -> None:
     async def story(world: World) -> None:
         first, second = weights(2.0), weights(3.0)
-        overtaken = await world.store.begin_piece(1, 0)
-        await world.store.write(1, overtaken, 0, first[:1000])
+        overtaken = await world.store.begin_chunk(1, 0)
+        await world.store.write_chunk(1, overtaken, 0, first[:1000])
         await world.upload(1, second)
 
         async def too_late() -> None:
             async with refused(ChunkMisplaced, "content-range", OVERTAKEN):
-                await world.store.write(1, overtaken, 1000, first[1000:])
+                await world.store.write_chunk(1, overtaken, 1000, first[1000:])
             async with refused(ChunkMisplaced, "content-range", OVERTAKEN):
-                await world.store.end_piece(1, overtaken, len(first), len(first))
+                await world.store.end_chunk(1, overtaken, len(first), len(first))
             async with refused(ChunkMisplaced, "content-range", OVERTAKEN):
                 await world.store.complete_upload(1, overtaken, PushOptions(), False, None)
 
@@ -369,7 +369,7 @@ def test_two_senders_of_one_version_never_mix(tmp_path: Path) -> None:
         completing = asyncio.create_task(world.complete(1, PushOptions()))
         await asyncio.sleep(0)
         async with refused(ChunkMisplaced, "content-range", OVERTAKEN):
-            await world.store.write(1, world.senders[1], 0, first)
+            await world.store.write_chunk(1, world.senders[1], 0, first)
         await completing
         assert world.version_store.weights(1).read_bytes() == second
 
@@ -392,8 +392,8 @@ IS_BROUGHT = "all of it has arrived, and it is being checked and brought to the 
 
 def test_the_same_upload_again_while_it_is_under_way_has_the_same_answer(tmp_path: Path) -> None:
     async def story(world: World) -> None:
-        await world.replica("r0", order_s=5.0)
-        await world.replica("r1", order_s=5.0)
+        await world.replica("r0", command_s=5.0)
+        await world.replica("r1", command_s=5.0)
         await until(lambda: len(world.cluster.done("take calls")) == 2)
         content = weights(2.0)
         await world.upload(3, content)
@@ -405,7 +405,7 @@ def test_the_same_upload_again_while_it_is_under_way_has_the_same_answer(tmp_pat
             else:
                 # It is still being checked: nothing may touch what arrived.
                 async with refused(VersionRefused, "version", IS_BROUGHT, 3):
-                    await world.store.begin_piece(3, 0)
+                    await world.store.begin_chunk(3, 0)
             async with refused(VersionRefused, "version", IS_BROUGHT, 3):
                 await world.complete(3, PushOptions(), False, sha256(content))
             assert await world.store.repeated_update(3, sha256(b"other")) is None
@@ -439,7 +439,7 @@ def test_the_same_bad_upload_again_while_it_is_checked_has_the_same_answer(tmp_p
 def test_a_second_update_waits_for_the_first(tmp_path: Path) -> None:
     async def story(world: World) -> None:
         for name in ("r0", "r1"):
-            await world.replica(name, order_s=5.0)
+            await world.replica(name, command_s=5.0)
         await until(lambda: len(world.cluster.done("take calls")) == 2)
         first = world.pushing(1, weights(2.0))
         await world.until_updating(1)
@@ -452,7 +452,7 @@ def test_a_second_update_waits_for_the_first(tmp_path: Path) -> None:
 
 def test_a_second_update_may_be_refused_instead(tmp_path: Path) -> None:
     async def story(world: World) -> None:
-        await world.replica("r0", order_s=5.0)
+        await world.replica("r0", command_s=5.0)
         pushing = world.pushing(1, weights(2.0))
         await world.until_updating(1)
         assert (await world.store.state(0)).updating_to == 1
@@ -472,7 +472,7 @@ def test_a_second_update_may_be_refused_instead(tmp_path: Path) -> None:
 
 def test_an_update_that_is_overtaken_is_refused_and_not_broken(tmp_path: Path) -> None:
     async def story(world: World) -> None:
-        replica = await world.replica("r0", order_s=5.0)
+        replica = await world.replica("r0", command_s=5.0)
         first = world.pushing(1, weights(1.5))
         await world.until_updating(1)
         higher = world.pushing(3, weights(3.0))
@@ -504,7 +504,7 @@ def test_a_replica_that_starts_is_brought_to_the_current_weights_before_it_takes
 @pytest.mark.parametrize("moment", ["before", "stage", "swap"])
 def test_a_replica_that_joins_during_an_update_ends_at_the_new_weights(tmp_path: Path, moment: str) -> None:
     async def story(world: World) -> None:
-        await world.replica("r0", order_s=5.0)
+        await world.replica("r0", command_s=5.0)
         await until(lambda: world.cluster.done("take calls") == [("r0", 0)])
         pushing = world.pushing(1, weights(2.0))
         if moment == "before":
@@ -558,13 +558,13 @@ def test_a_replica_that_does_not_take_calls_is_replaced_and_holds_nobody_up(tmp_
 
 def test_a_replica_that_joins_anew_while_an_update_is_under_way_is_not_killed_for_it(tmp_path: Path) -> None:
     async def story(world: World) -> None:
-        await world.replica("r0", order_s=5.0)
+        await world.replica("r0", command_s=5.0)
         pushing = world.pushing(1, weights(2.0))
         await world.until_updating(1)
         await until(lambda: len(world.replicas[0].taken) == 2)
         late = await world.replica("late")
-        await late.join()
-        await late.join()
+        await late.register()
+        await late.register()
         await pushing
         await until(lambda: late.accepts_requests)
         assert (late.loaded, world.cluster.killed) == (LoadedWeights(1), [])
@@ -633,7 +633,7 @@ def test_an_adapter_never_lies_on_other_weights_than_its_base(tmp_path: Path) ->
     """A replica joins during one update and before the next, which is an adapter."""
 
     async def story(world: World) -> None:
-        await world.replica("r0", order_s=5.0)
+        await world.replica("r0", command_s=5.0)
         await until(lambda: bool(world.cluster.done("take calls")))
         full = world.pushing(1, weights(2.0))
         await world.until_updating(1)
@@ -761,7 +761,7 @@ def test_a_store_over_the_same_folder_goes_on_with_what_was_current(tmp_path: Pa
         assert (old.loaded, young.loaded) == (LoadedWeights(7), LoadedWeights(7))
         assert world.cluster.done("stage") == [("r0", 7), ("r1", 7)]
         async with taken(7, newest=7):
-            await world.store.begin_piece(7, 0)
+            await world.store.begin_chunk(7, 0)
 
     play(story, tmp_path)
 
@@ -820,7 +820,7 @@ def test_what_is_current_already_is_not_waited_for(tmp_path: Path) -> None:
 
 def test_a_version_that_comes_in_time_is_waited_for(tmp_path: Path) -> None:
     async def story(world: World) -> None:
-        await world.replica("r0", order_s=5.0)
+        await world.replica("r0", command_s=5.0)
         waits = [
             asyncio.create_task(world.store.wait_for(min_version, version, 50.0))
             for min_version, version in ((1, None), (2, None), (0, 2))
@@ -913,7 +913,7 @@ def test_while_a_checkpoint_is_read_its_number_is_taken(tmp_path: Path) -> None:
         async with refused(VersionRefused, "version", IS_BROUGHT, 1):
             await world.store.load_checkpoint(1, str(tmp_path), PushOptions())
         async with refused(VersionRefused, "version", IS_BROUGHT, 1):
-            await world.store.begin_piece(1, 0)
+            await world.store.begin_chunk(1, 0)
         await loading
 
     play(story, tmp_path, checkpoint_roots=[str(TINY_MODEL)])

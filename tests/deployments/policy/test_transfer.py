@@ -11,9 +11,11 @@ import pytest
 from deployments.failures import PolicyStoreLost
 from deployments.generation.command_runner import CommandRunner
 from deployments.generation.engine import SwapTimes
+from deployments.policy.command_source import CommandSource
 from deployments.policy.failures import TransferRefused, UpdateUnderWay, VersionRefused
 from deployments.policy.records import (
     AcceptRequests,
+    ApplyTransfer,
     Command,
     CommandReport,
     FinishTransfer,
@@ -21,7 +23,6 @@ from deployments.policy.records import (
     LoadedWeights,
     NumberedCommand,
     ReplicaRegistration,
-    SettleTransfer,
     StartTransfer,
     SwapOptions,
     UpdateTransfer,
@@ -36,7 +37,7 @@ from tests.deployments.policy.transferring_replicas import PATIENCE_S, Transferr
 MakeStore = Callable[..., PolicyStore]
 WEIGHTS = {"names": ["a"]}
 CHANGED = "the replicas are others than those that met the trainer; init it again"
-STEPS: list[type[Command]] = [StartTransfer, UpdateTransfer, SettleTransfer]
+STEPS: list[type[Command]] = [StartTransfer, UpdateTransfer, ApplyTransfer]
 
 
 @pytest.fixture
@@ -67,7 +68,7 @@ async def serving(store: PolicyStore, *workers: int, **script: Any) -> list[Tran
         TransferringReplica(store, name, count, **said)
         for name, count, said in zip("abcdef", workers, scripts, strict=False)
     ]
-    return [await replica.join_and_serve() for replica in replicas]
+    return [await replica.register_and_serve() for replica in replicas]
 
 
 async def meet(store: PolicyStore, world_size: int) -> int:
@@ -81,7 +82,7 @@ async def transfer(store: PolicyStore) -> PolicyUpdate:
 
 
 def kinds(replica: TransferringReplica) -> list[type[Command]]:
-    return [type(command) for command in replica.ordered]
+    return [type(command) for command in replica.received]
 
 
 def assert_refused(refused: pytest.ExceptionInfo[Exception], field: str, message: str) -> None:
@@ -102,7 +103,7 @@ async def test_replicas_meet_the_trainer_each_at_ranks_of_its_own(make_store: Ma
     replicas = await serving(store, 2, 1, 4)
     assert (await store.state(0)).transfer_world_size == 8
     assert await meet(store, 8) == 8
-    assert [replica.ordered for replica in replicas] == [
+    assert [replica.received for replica in replicas] == [
         [AcceptRequests(), InitTransfer({"master_port": 1, "rank_offset": rank_offset, "world_size": 8})]
         for rank_offset in (1, 3, 4)
     ]
@@ -138,11 +139,11 @@ async def test_every_replica_takes_every_step_and_the_version_is_made(make_store
     assert (update.version, update.checksum) == (7, None)
     assert [(replica.replica_id, replica.status) for replica in update.replicas] == [("a", "swapped"), ("b", "swapped")]
     for replica in replicas:
-        assert replica.ordered[2:] == [
+        assert replica.received[2:] == [
             StartTransfer(SwapOptions("abort", reset_prefix_cache=False)),
             UpdateTransfer(WEIGHTS),
             UpdateTransfer({"names": ["b"]}),
-            SettleTransfer(),
+            ApplyTransfer(),
             FinishTransfer(7),
         ]
     assert await store.wait_for(7, 7, 0.0) == 7
@@ -163,7 +164,7 @@ async def test_of_a_list_each_replica_is_told_its_own_workers_part(make_store: M
     await meet(store, 4)
     await store.start_transfer(SwitchOptions())
     await store.update_transfer([{"for": 1}, {"for": 2}, {"for": 3}])
-    assert [replica.ordered[-1] for replica in replicas] == [
+    assert [replica.received[-1] for replica in replicas] == [
         UpdateTransfer([{"for": 1}, {"for": 2}]),
         UpdateTransfer([{"for": 3}]),
     ]
@@ -217,18 +218,18 @@ async def test_other_replicas_than_those_that_met_the_trainer_are_refused(make_s
     first, second = await serving(store, 1, 1)
     await meet(store, 3)
     if change == "joins":
-        await TransferringReplica(store, "c").join_and_serve()
+        await TransferringReplica(store, "c").register_and_serve()
     elif change == "dies":
         second.end()
     else:
         second.end()
-        await TransferringReplica(store, second.name).join_and_serve()
+        await TransferringReplica(store, second.name).register_and_serve()
     with pytest.raises(TransferRefused) as refused:
         await store.start_transfer(SwitchOptions())
     assert_refused(refused, "transfer", CHANGED)
     await meet(store, {"joins": 4, "dies": 2, "joins anew": 3}[change])
     assert (await transfer(store)).version == 1
-    assert kinds(first)[-4:] == [StartTransfer, UpdateTransfer, SettleTransfer, FinishTransfer]
+    assert kinds(first)[-4:] == [StartTransfer, UpdateTransfer, ApplyTransfer, FinishTransfer]
 
 
 @pytest.mark.parametrize("how", ["fails", "dies"])
@@ -257,7 +258,7 @@ async def test_one_that_breaks_midway_costs_all_replicas_even_those_that_wait_fo
 @in_a_loop
 async def test_what_no_replica_can_make_its_weights_is_no_version(make_store: MakeStore) -> None:
     store = make_store()
-    [replica] = await serving(store, 1, fails={SettleTransfer: "a tensor is missing"})
+    [replica] = await serving(store, 1, fails={ApplyTransfer: "a tensor is missing"})
     await meet(store, 2)
     with pytest.raises(TransferRefused) as refused:
         await transfer(store)
@@ -267,7 +268,7 @@ async def test_what_no_replica_can_make_its_weights_is_no_version(make_store: Ma
     await serving(store, 1)
 
 
-@pytest.mark.parametrize("step", [SettleTransfer, FinishTransfer])
+@pytest.mark.parametrize("step", [ApplyTransfer, FinishTransfer])
 @in_a_loop
 async def test_one_that_fails_once_all_is_sent_is_replaced_alone(make_store: MakeStore, step: type[Command]) -> None:
     store = make_store()
@@ -360,7 +361,7 @@ async def test_a_finish_waits_for_the_update_before_it(make_store: MakeStore) ->
         await finishing[1]
     await asyncio.sleep(0.2)
     assert replica.is_alive
-    assert kinds(replica)[-3:] == [UpdateTransfer, SettleTransfer, FinishTransfer]
+    assert kinds(replica)[-3:] == [UpdateTransfer, ApplyTransfer, FinishTransfer]
 
 
 @in_a_loop
@@ -369,20 +370,20 @@ async def test_a_replica_that_is_late_waits_for_the_next_transfer_and_takes_part
     [early] = await serving(store, 1)
     await meet(store, 2)
     await store.start_transfer(SwitchOptions())
-    late = await TransferringReplica(store, "late").join()
+    late = await TransferringReplica(store, "late").register()
     await store.update_transfer(WEIGHTS)
     assert [replica.replica_id for replica in (await store.finish_transfer(None)).replicas] == ["a"]
     # It is not of those that met the trainer; by then the store has seen to it, and it was told nothing.
     with pytest.raises(TransferRefused, match=CHANGED):
         await store.start_transfer(SwitchOptions())
-    assert late.ordered == []
+    assert late.received == []
     await meet(store, 3)
     update = await transfer(store)
     assert [(replica.replica_id, replica.status) for replica in update.replicas] == [
         ("a", "swapped"),
         ("late", "swapped"),
     ]
-    assert kinds(late) == [InitTransfer, StartTransfer, UpdateTransfer, SettleTransfer, FinishTransfer, AcceptRequests]
+    assert kinds(late) == [InitTransfer, StartTransfer, UpdateTransfer, ApplyTransfer, FinishTransfer, AcceptRequests]
     assert early.loaded == late.loaded == LoadedWeights(2)
 
 
@@ -409,28 +410,28 @@ async def test_a_number_that_is_taken_can_be_corrected(make_store: MakeStore) ->
     assert (await store.finish_transfer(2)).version == 2
 
 
-class LostStore:
+class LostStore(CommandSource):
     """Gives the orders that it has, then is not there any more."""
 
     def __init__(self, *commands: Command) -> None:
-        self.orders = [NumberedCommand(number, command) for number, command in enumerate(commands, 1)]
+        self.commands = [NumberedCommand(number, command) for number, command in enumerate(commands, 1)]
         self.reports: list[CommandReport] = []
-        self.joined = 0
-        self.is_joined_again = asyncio.Event()
+        self.registrations = 0
+        self.is_registered_again = asyncio.Event()
 
-    async def join(self, _registration: ReplicaRegistration) -> None:
-        self.joined += 1
-        if self.joined == 2:
-            self.is_joined_again.set()
+    async def register(self, registration: ReplicaRegistration) -> None:
+        self.registrations += 1
+        if self.registrations == 2:
+            self.is_registered_again.set()
 
-    async def next_command(self, _replica_id: str, report: CommandReport | None) -> NumberedCommand | None:
+    async def next_command(self, replica_id: str, report: CommandReport | None) -> NumberedCommand | None:
         if report is not None:
             self.reports.append(report)
-        if not self.orders:
+        if not self.commands:
             raise PolicyStoreLost("The policy store died during the call.")
-        return self.orders.pop(0)
+        return self.commands.pop(0)
 
-    async def note_checksum(self, _replica_id: str, _loaded: LoadedWeights, _checksum: str) -> None:
+    async def record_checksum(self, replica_id: str, loaded: LoadedWeights, checksum: str) -> None:
         pass
 
 
@@ -474,24 +475,24 @@ def follower(store: LostStore, folder: Path) -> CommandRunner:
 async def test_a_replica_that_loses_the_store_midway_is_broken_instead_of_serving_half_of_the_weights(
     tmp_path: Path,
 ) -> None:
-    store = LostStore(InitTransfer({}), StartTransfer(SwapOptions()), SettleTransfer())
+    store = LostStore(InitTransfer({}), StartTransfer(SwapOptions()), ApplyTransfer())
     following = follower(store, tmp_path)
     async with asyncio.timeout(PATIENCE_S):
         await following.follow()
     assert following.broken == (
         "PolicyStoreLost in the middle of a weight transfer: The policy store died during the call."
     )
-    assert store.joined == 1
+    assert store.registrations == 1
     assert [report.error for report in store.reports] == [None, None, None]
 
 
 @in_a_loop
 async def test_a_replica_whose_transfer_is_finished_joins_the_store_anew(tmp_path: Path) -> None:
-    store = LostStore(StartTransfer(SwapOptions()), SettleTransfer(), FinishTransfer(3))
+    store = LostStore(StartTransfer(SwapOptions()), ApplyTransfer(), FinishTransfer(3))
     following = follower(store, tmp_path)
     task = asyncio.create_task(following.follow())
     async with asyncio.timeout(PATIENCE_S):
-        await store.is_joined_again.wait()
+        await store.is_registered_again.wait()
     task.cancel()
     assert following.broken is None
     assert store.reports[-1].loaded == LoadedWeights(3)

@@ -14,12 +14,18 @@ from deployments.policy.replica_registry import RegisteredReplica, ReplicaRegist
 from deployments.policy.update import Fleet, bring_up, update_all
 from rollout_client.contract import FieldProblem
 from rollout_client.policy_contract import ReplicaUpdate
-from tests.deployments.policy.scripted_replicas import STEPS, RosterLink, ScriptedCluster, ScriptedReplica, Step
+from tests.deployments.policy.scripted_replicas import (
+    STEPS,
+    RegistryCommandSource,
+    ScriptedCluster,
+    ScriptedReplica,
+    Step,
+)
 from tests.virtual_time import now, run, settled
 
-ORDER_TIMEOUT_S = 60.0
-NEW = VersionPayload(version=7, kind="full", pieces=(b"weights",))
-ADAPTER = VersionPayload(version=8, kind="adapter", pieces=(b"adapter",), adapter_config="{}")
+TIMEOUT_S = 60.0
+NEW = VersionPayload(version=7, kind="full", chunks=(b"weights",))
+ADAPTER = VersionPayload(version=8, kind="adapter", chunks=(b"adapter",), adapter_config="{}")
 
 
 @dataclass
@@ -32,9 +38,9 @@ class Scene:
 
     async def begin(self) -> "Scene":
         self.registry = ReplicaRegistry(self.cluster.is_alive)
-        self.fleet = Fleet(self.registry, lambda member: self.cluster.kill(member.registration.actor), ORDER_TIMEOUT_S)
+        self.fleet = Fleet(self.registry, lambda member: self.cluster.kill(member.registration.actor), TIMEOUT_S)
         for number, script in enumerate(self.scripts):
-            replica = ScriptedReplica(f"r{number}", RosterLink(self.registry), self.cluster, script)
+            replica = ScriptedReplica(f"r{number}", RegistryCommandSource(self.registry), self.cluster, script)
             self.replicas.append(await replica.start())
         return self
 
@@ -83,7 +89,7 @@ def test_all_have_staged_and_the_version_is_durable_before_the_first_one_swaps()
 def test_a_slow_one_is_waited_for_by_all() -> None:
     async def story() -> None:
         scene = await Scene([[], []]).begin()
-        scene.replicas[1].order_s = 10.0
+        scene.replicas[1].command_s = 10.0
         await scene.update()
         assert [(who, what) for who, what, _ in scene.cluster.events] == [
             ("r0", "stage"),
@@ -128,7 +134,7 @@ LOST = {
     "die": "it died",
     "die after": "it died",
     "hang": "it did not report within 60 s",
-    "rejoin": "it joined anew",
+    "register again": "it joined anew",
     "error": "OSError: r1 has no room",
 }
 
@@ -210,7 +216,7 @@ def test_one_that_joined_late_and_fails_is_replaced(step: Step, before: int) -> 
     run(story())
 
 
-@pytest.mark.parametrize(("step", "left"), [("die", []), ("rejoin", ["r0"])])
+@pytest.mark.parametrize(("step", "left"), [("die", []), ("register again", ["r0"])])
 def test_one_that_joined_late_and_left_is_not_killed_for_it(step: Step, left: list[str]) -> None:
     async def story() -> None:
         scene = await Scene([[step]]).begin()
@@ -229,7 +235,7 @@ def test_after_an_update_every_member_has_the_new_version_or_was_given_up(
     async def story() -> None:
         scene = await Scene(scripts).begin()
         for replica in scene.replicas:
-            replica.order_s = random.choice([0.0, 0.1, 5.0])
+            replica.command_s = random.choice([0.0, 0.1, 5.0])
         everyone = {replica.name for replica in scene.replicas}
         refused = False
         try:

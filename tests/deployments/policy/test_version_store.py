@@ -43,9 +43,9 @@ def files(version_store: VersionStore) -> set[str]:
 
 
 def send(version_store: VersionStore, version: int, first: int, data: bytes, total: int | None = None) -> UploadState:
-    version_store.begin_piece(version, first)
-    version_store.write(version, first, data)
-    return version_store.end_piece(version, first + len(data), total)
+    version_store.begin_chunk(version, first)
+    version_store.write_chunk(version, first, data)
+    return version_store.end_chunk(version, first + len(data), total)
 
 
 @contextmanager
@@ -182,10 +182,10 @@ def test_an_upload_goes_on_with_the_next_shelf(tmp_path: Path) -> None:
 def test_a_piece_that_leaves_a_hole_is_refused_with_what_has_arrived(tmp_path: Path) -> None:
     version_store = VersionStore(tmp_path)
     with misplaced(0, 1):
-        version_store.begin_piece(3, 1)
+        version_store.begin_chunk(3, 1)
     send(version_store, 3, 0, b"abc")
     with misplaced(3, 4):
-        version_store.begin_piece(3, 4)
+        version_store.begin_chunk(3, 4)
     assert version_store.upload_state(3).received_bytes == 3
     assert version_store.upload_path(3).read_bytes() == b"abc"
 
@@ -193,8 +193,8 @@ def test_a_piece_that_leaves_a_hole_is_refused_with_what_has_arrived(tmp_path: P
 def test_what_was_written_counts_only_once_its_piece_has_ended(tmp_path: Path) -> None:
     version_store = VersionStore(tmp_path)
     send(version_store, 3, 0, b"abc")
-    version_store.begin_piece(3, 3)
-    version_store.write(3, 3, b"XYZ")
+    version_store.begin_chunk(3, 3)
+    version_store.write_chunk(3, 3, b"XYZ")
     after = VersionStore(tmp_path)
     assert after.upload_state(3).received_bytes == 3
     send(after, 3, 3, b"d", 4)
@@ -204,8 +204,8 @@ def test_what_was_written_counts_only_once_its_piece_has_ended(tmp_path: Path) -
 def test_what_is_sent_again_counts_no_more_until_it_has_arrived_again(tmp_path: Path) -> None:
     version_store = VersionStore(tmp_path)
     send(version_store, 3, 0, b"abcdef", 9)
-    version_store.begin_piece(3, 2)
-    version_store.write(3, 2, b"XX")
+    version_store.begin_chunk(3, 2)
+    version_store.write_chunk(3, 2, b"XX")
     assert version_store.upload_state(3) == UploadState(version=3, received_bytes=2)
     send(version_store, 3, 2, b"cdefghi", 9)
     assert version_store.upload_path(3).read_bytes() == b"abcdefghi"
@@ -214,7 +214,7 @@ def test_what_is_sent_again_counts_no_more_until_it_has_arrived_again(tmp_path: 
 def test_an_upload_begins_anew_at_its_first_byte(tmp_path: Path) -> None:
     version_store = VersionStore(tmp_path)
     send(version_store, 3, 0, b"abcdef", 6)
-    version_store.begin_piece(3, 0)
+    version_store.begin_chunk(3, 0)
     assert version_store.upload_state(3) == UploadState(version=3, received_bytes=0)
     assert version_store.upload_path(3).read_bytes() == b""
 
@@ -226,26 +226,26 @@ def test_an_empty_piece_is_an_upload_of_nothing(tmp_path: Path) -> None:
 def test_a_sender_that_was_overtaken_cannot_leave_a_hole(tmp_path: Path) -> None:
     version_store = VersionStore(tmp_path)
     send(version_store, 3, 0, b"abc")
-    version_store.begin_piece(3, 3)
-    version_store.write(3, 3, b"def")
+    version_store.begin_chunk(3, 3)
+    version_store.write_chunk(3, 3, b"def")
     # Another one begins anew, and the first does not know.
-    version_store.begin_piece(3, 0)
-    version_store.write(3, 0, b"a")
+    version_store.begin_chunk(3, 0)
+    version_store.write_chunk(3, 0, b"a")
     with misplaced(0, 6):
-        version_store.write(3, 6, b"ghi")
+        version_store.write_chunk(3, 6, b"ghi")
     with misplaced(0, 6):
-        version_store.end_piece(3, 6, None)
-    assert version_store.end_piece(3, 1, None).received_bytes == 1
+        version_store.end_chunk(3, 6, None)
+    assert version_store.end_chunk(3, 1, None).received_bytes == 1
 
 
 def test_a_sender_whose_upload_was_dropped_is_told_to_begin_anew(tmp_path: Path) -> None:
     version_store = VersionStore(tmp_path)
-    version_store.begin_piece(3, 0)
+    version_store.begin_chunk(3, 0)
     version_store.drop_upload(3)
     with misplaced(0, 0):
-        version_store.write(3, 0, b"abc")
+        version_store.write_chunk(3, 0, b"abc")
     with misplaced(0, 3):
-        version_store.end_piece(3, 3, None)
+        version_store.end_chunk(3, 3, None)
 
 
 @pytest.mark.parametrize("left", [None, b"ab"])
@@ -258,7 +258,7 @@ def test_an_upload_whose_bytes_are_gone_has_not_arrived(tmp_path: Path, left: by
     with pytest.raises(VersionUnknown):
         version_store.upload_state(3)
     with misplaced(0, 2):
-        version_store.begin_piece(3, 2)
+        version_store.begin_chunk(3, 2)
     assert send(version_store, 3, 0, b"abc").received_bytes == 3
 
 
@@ -298,8 +298,8 @@ def test_whatever_the_pieces_and_the_breaks_the_file_is_the_same(
             if broken is None:
                 assert send(version_store, 7, first, content[first:end], len(content)).received_bytes == end
             else:
-                version_store.begin_piece(7, first)
-                version_store.write(7, first, broken)
+                version_store.begin_chunk(7, first)
+                version_store.write_chunk(7, first, broken)
         assert version_store.upload_path(7).read_bytes() == content
         assert version_store.upload_state(7) == UploadState(
             version=7, received_bytes=len(content), total_bytes=len(content)

@@ -29,7 +29,7 @@ class TransferringReplica:
     hangs: set[type[Command]] = field(default_factory=set)
     """Kinds of commands that it does not answer, until `go_on`."""
     dies: set[type[Command]] = field(default_factory=set)
-    ordered: list[Command] = field(default_factory=list)
+    received: list[Command] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.accepts_requests = asyncio.Event()
@@ -40,13 +40,13 @@ class TransferringReplica:
         self.is_alive = True
         self._living: asyncio.Task[None] | None = None
 
-    async def join(self) -> "TransferringReplica":
-        await self.store.join(ReplicaRegistration(self.name, self, self.workers, self.loaded))
+    async def register(self) -> "TransferringReplica":
+        await self.store.register(ReplicaRegistration(self.name, self, self.workers, self.loaded))
         self._living = asyncio.create_task(self._live())
         return self
 
-    async def join_and_serve(self) -> "TransferringReplica":
-        await self.join()
+    async def register_and_serve(self) -> "TransferringReplica":
+        await self.register()
         async with asyncio.timeout(PATIENCE_S):
             await self.accepts_requests.wait()
         return self
@@ -64,11 +64,11 @@ class TransferringReplica:
     async def _live(self) -> None:
         report: CommandReport | None = None
         while True:
-            order = await self.store.next_command(self.name, report)
-            report = None if order is None else await self._carry_out(order.number, order.command)
+            numbered = await self.store.next_command(self.name, report)
+            report = None if numbered is None else await self._carry_out(numbered.number, numbered.command)
 
     async def _carry_out(self, number: int, command: Command) -> CommandReport:
-        self.ordered.append(command)
+        self.received.append(command)
         kind = type(command)
         if kind in self.dies:
             self.end()

@@ -120,9 +120,9 @@ def test_pushed_weights_are_refused_by_a_sentence_and_version_0_goes_on(tmp_path
         refusing = asyncio.create_task(refuse_weights(store, ReplicaRegistration("paced", replica, 1)))
         await settled()
         data = (TINY_MODEL / "model.safetensors").read_bytes()
-        sender = await store.begin_piece(1, 0)
-        await store.write(1, sender, 0, data)
-        await store.end_piece(1, sender, len(data), len(data))
+        sender = await store.begin_chunk(1, 0)
+        await store.write_chunk(1, sender, 0, data)
+        await store.end_chunk(1, sender, len(data), len(data))
         with pytest.raises(WeightsRefused, match=NO_WEIGHTS):
             await store.complete_upload(1, sender, PushOptions(), False, None)
         state = await store.state(0.0)

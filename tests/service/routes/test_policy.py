@@ -87,20 +87,20 @@ class ScriptedStore:
         self.note("upload_state", version)
         return UploadState(version=version, received_bytes=len(self.arrived), total_bytes=9)
 
-    async def begin_piece(self, version: int, first_byte: int) -> str:
-        self.note("begin_piece", version, first_byte)
+    async def begin_chunk(self, version: int, first_byte: int) -> str:
+        self.note("begin_chunk", version, first_byte)
         del self.arrived[first_byte:]
         return SENDER
 
-    async def write(self, version: int, sender: str, offset: int, data: bytes) -> None:
+    async def write_chunk(self, version: int, sender: str, offset: int, data: bytes) -> None:
         assert sender == SENDER
-        self.note("write", version, offset, len(data))
+        self.note("write_chunk", version, offset, len(data))
         assert len(self.arrived) == offset
         self.arrived += data
 
-    async def end_piece(self, version: int, sender: str, end: int, total_bytes: int | None) -> UploadState:
+    async def end_chunk(self, version: int, sender: str, end: int, total_bytes: int | None) -> UploadState:
         assert sender == SENDER
-        self.note("end_piece", version, end, total_bytes)
+        self.note("end_chunk", version, end, total_bytes)
         return UploadState(version=version, received_bytes=end, total_bytes=total_bytes)
 
     async def repeated_update(self, version: int, digest: str | None) -> PolicyUpdate | None:
@@ -195,9 +195,9 @@ def test_a_whole_file_is_handed_on_and_completed() -> None:
     assert (answer.status_code, answer.json(), answer.headers["content-type"]) == (200, UPDATE_JSON, "application/json")
     assert service.store.calls == [
         ("repeated_update", 7, None),
-        ("begin_piece", 7, 0),
-        ("write", 7, 0, 7),
-        ("end_piece", 7, 7, 7),
+        ("begin_chunk", 7, 0),
+        ("write_chunk", 7, 0, 7),
+        ("end_chunk", 7, 7, 7),
         ("complete_upload", 7, PushOptions(), False, None),
     ]
     assert service.store.arrived == b"weights"
@@ -229,7 +229,7 @@ def test_a_large_body_is_handed_on_as_it_comes() -> None:
             yield b"x" * (FORWARDED_BYTES // 2)
 
     assert service.put(chunks()).status_code == 200
-    assert service.store.named("write") == [
+    assert service.store.named("write_chunk") == [
         (7, 0, FORWARDED_BYTES),
         (7, FORWARDED_BYTES, FORWARDED_BYTES),
         (7, 2 * FORWARDED_BYTES, FORWARDED_BYTES // 2),
@@ -239,7 +239,7 @@ def test_a_large_body_is_handed_on_as_it_comes() -> None:
 def test_an_empty_body_is_an_upload_of_nothing() -> None:
     service = Service()
     assert service.put(b"").status_code == 200
-    assert service.store.named("end_piece") == [(7, 0, 0)]
+    assert service.store.named("end_chunk") == [(7, 0, 0)]
 
 
 @pytest.mark.parametrize(
@@ -254,7 +254,7 @@ def test_an_upload_is_complete_when_all_has_arrived(content_range: str, status: 
     service = Service()
     answer = service.put(b"weights", content_range=content_range)
     assert answer.status_code == status
-    assert service.store.named("end_piece") == [ended]
+    assert service.store.named("end_chunk") == [ended]
     if status == 202:
         assert answer.json() == {"version": 7, "received_bytes": 7, "total_bytes": ended[2]}
         assert service.store.named("complete_upload") == []
@@ -266,7 +266,7 @@ def test_pieces_go_on_where_the_last_one_ended() -> None:
     service = Service()
     service.store.arrived += b"weig"
     assert service.put(b"hts", content_range="bytes 4-6/7").status_code == 200
-    assert (service.store.named("begin_piece"), bytes(service.store.arrived)) == ([(7, 4)], b"weights")
+    assert (service.store.named("begin_chunk"), bytes(service.store.arrived)) == ([(7, 4)], b"weights")
 
 
 @pytest.mark.parametrize(
@@ -297,7 +297,7 @@ def test_a_body_that_is_not_as_long_as_its_range_does_not_count(last: int, due: 
     errors = [("content-range", f"7 bytes came where {due} were due", 7)]
     title = "The bytes that arrived are not those that were sent"
     assert_problem(answer, 400, "chunk-damaged", errors, title)
-    assert service.store.named("end_piece") == []
+    assert service.store.named("end_chunk") == []
 
 
 # Digests and encodings
@@ -322,7 +322,7 @@ def test_a_body_with_another_digest_does_not_count() -> None:
     answer = service.put(b"weights", content_digest=digest_field(b"others"))
     message = f"the body's sha-256 is {sha256(b'weights')}; send it again"
     assert_problem(answer, 400, "chunk-damaged", [("content-digest", message, sha256(b"others"))])
-    assert service.store.named("end_piece") == []
+    assert service.store.named("end_chunk") == []
 
 
 @pytest.mark.parametrize(
@@ -493,10 +493,10 @@ def test_a_json_body_that_names_no_checkpoint_is_refused(
 @pytest.mark.parametrize(
     ("method", "failure", "status", "name"),
     [
-        ("begin_piece", VersionRefused, 409, "version-refused"),
-        ("begin_piece", ChunkMisplaced, 409, "chunk-misplaced"),
-        ("write", ChunkMisplaced, 409, "chunk-misplaced"),
-        ("end_piece", ChunkMisplaced, 409, "chunk-misplaced"),
+        ("begin_chunk", VersionRefused, 409, "version-refused"),
+        ("begin_chunk", ChunkMisplaced, 409, "chunk-misplaced"),
+        ("write_chunk", ChunkMisplaced, 409, "chunk-misplaced"),
+        ("end_chunk", ChunkMisplaced, 409, "chunk-misplaced"),
         ("repeated_update", WeightsRefused, 422, "weights-refused"),
         ("complete_upload", WeightsRefused, 422, "weights-refused"),
         ("complete_upload", VersionUnknown, 404, "version-unknown"),
@@ -525,7 +525,7 @@ def test_a_checkpoint_that_is_refused_is_a_problem_of_its_place() -> None:
 
 def test_a_store_that_is_not_there_is_worth_another_try() -> None:
     service = Service()
-    service.store.failures["begin_piece"] = PolicyStoreLost("The policy store died during the call.")
+    service.store.failures["begin_chunk"] = PolicyStoreLost("The policy store died during the call.")
     answer = service.put()
     assert_problem(answer, 503, "not-ready", [("", "The policy store died during the call", None)])
     assert answer.headers["retry-after"] == "2"
