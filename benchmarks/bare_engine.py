@@ -10,7 +10,7 @@ from unittest.mock import patch
 
 import typer
 
-from deployments.generation.generator_replica import EngineSettings
+from deployments.generation.settings import EngineSettings
 from service.app import with_absolute_model_path
 from service.settings import ServiceSettings
 
@@ -19,11 +19,11 @@ def engine_in(config: Mapping[str, Any]) -> EngineSettings:
     """The engine of a Serve config of the service, its model's path made absolute.
 
     Raises:
-        BadParameter: the config has no engine, only the pace of one.
+        BadParameter: the config has a simulated engine.
     """
     engine = with_absolute_model_path(ServiceSettings.model_validate(config["applications"][0]["args"]).engine)
     if not isinstance(engine, EngineSettings):
-        raise typer.BadParameter("this config has no engine to compare with")
+        raise typer.BadParameter("this config has a simulated engine: there is nothing to compare with")
     return engine
 
 

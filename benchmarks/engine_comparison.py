@@ -34,7 +34,7 @@ from benchmarks.bare_engine import BareEngine, engine_in
 from benchmarks.openai_loop import OpenAILoop, openai_server
 from benchmarks.process_group import ProcessGroup, ProcessorTime, started
 from benchmarks.workload import ONE_SAMPLE, SAMPLING, WORKLOADS, Workload, reply_ids
-from deployments.generation.generator_replica import EngineSettings
+from deployments.generation.settings import EngineSettings
 from rollout_client import RolloutClient, Sampling
 from service.local import free_port
 

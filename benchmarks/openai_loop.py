@@ -11,7 +11,7 @@ import aiohttp
 import orjson
 
 from benchmarks.process_group import ProcessGroup, started
-from deployments.generation.generator_replica import EngineSettings
+from deployments.generation.settings import EngineSettings
 from service.local import free_port
 
 TIMEOUT_S = 600

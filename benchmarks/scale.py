@@ -1,9 +1,9 @@
 """What the orchestration carries without an engine behind it: `make bench-scale`.
 
-Generators keep the pace of one (`serve_config.scale.yaml`) and the environment costs nothing, so that ingress, hops and
-proxy are all that works; the load runs on the same cores and counts against them. Each measurement has a service of its
-own: many samples in flight at once; small requests from many clients, on generators that answer at once; and one
-replica against four, each as busy, at a pace that keeps the cores idle. The last line is JSON.
+Generators are simulated (`serve_config.scale.yaml`) and the environment costs nothing, so that only the ingress, the
+calls between replicas and the proxy work; the load runs on the same cores and counts against them. Each measurement
+has a service of its own: many samples in flight at once; small requests from many clients, on generators that answer
+at once; and one replica against four, each as busy, so slow that the cores stay idle. The last line is JSON.
 """
 
 import asyncio
@@ -89,7 +89,9 @@ def main(
     with sentences_for_the_user(console):
         settings = read_config(config)
         in_flight = measured(settings, partial(many_in_flight, samples=samples, turns=turns, rounds=rounds))
-        small = measured(paced(settings, ANSWERS_AT_ONCE), partial(small_requests, clients=clients, seconds=seconds))
+        small = measured(
+            with_timing(settings, ANSWERS_AT_ONCE), partial(small_requests, clients=clients, seconds=seconds)
+        )
         fleets = one_against_four(settings, turns)
     figures = {name: round(value, 3) for part in (in_flight, small, fleets) for name, value in asdict(part).items()}
     report(figures)
@@ -110,11 +112,13 @@ def measured(settings: ServeDeploySchema, measure: Measure[Answer]) -> Answer:
         return asyncio.run(measure_at(url))
 
 
-def paced(settings: ServeDeploySchema, pace: Mapping[str, float], replicas: int | None = None) -> ServeDeploySchema:
-    """The config with another pace, and with so many generator replicas."""
+def with_timing(
+    settings: ServeDeploySchema, timing: Mapping[str, float], replicas: int | None = None
+) -> ServeDeploySchema:
+    """A copy of the config with these fields of `engine.simulated` and this number of generator replicas."""
     changed = settings.model_copy(deep=True)
     [application] = changed.applications
-    application.args["engine"]["pace"] |= pace
+    application.args["engine"]["simulated"] |= timing
     for deployment in application.deployments:
         if deployment.name == "Generator" and replicas is not None:
             deployment.num_replicas = replicas
@@ -169,7 +173,7 @@ async def small_requests(session: aiohttp.ClientSession, clients: int, seconds: 
 def one_against_four(settings: ServeDeploySchema, turns: int) -> Fleets:
     one, four = (
         measured(
-            paced(settings, {"max_num_seqs": SEQUENCES_PER_REPLICA}, replicas),
+            with_timing(settings, {"max_num_seqs": SEQUENCES_PER_REPLICA}, replicas),
             partial(busy_fleet, replicas=replicas, turns=turns),
         )
         for replicas in (1, FLEET)

@@ -10,7 +10,8 @@ from deployments.environments.host import EnvironmentHost
 from deployments.generation.generator_replica import GeneratorReplica
 from deployments.policy.store import PolicyStore
 from deployments.rpc.named_replica_router import NAMED_REPLICA_ROUTING
-from deployments.simulation.simulated_generator_replica import SimulatedEngineSettings, SimulatedGeneratorReplica
+from deployments.simulation.settings import SimulatedEngineSettings
+from deployments.simulation.simulated_generator_replica import SimulatedGeneratorReplica
 from service.ingress import Ingress
 from service.settings import AnyEngineSettings, ServiceSettings
 

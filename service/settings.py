@@ -4,23 +4,25 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 
-from deployments.generation.generator_replica import EngineSettings
+from deployments.generation.settings import EngineSettings
 from deployments.policy.settings import PolicySettings
-from deployments.simulation.simulated_generator_replica import SimulatedEngineSettings
+from deployments.simulation.settings import SimulatedEngineSettings
 
 MIB = 2**20
 
 
-def kind_of_engine(settings: Any) -> Literal["engine", "paced"]:
-    has_pace = "pace" in settings if isinstance(settings, dict) else isinstance(settings, SimulatedEngineSettings)
-    return "paced" if has_pace else "engine"
+def kind_of_engine(settings: Any) -> Literal["engine", "simulated"]:
+    is_simulated = (
+        "simulated" in settings if isinstance(settings, dict) else isinstance(settings, SimulatedEngineSettings)
+    )
+    return "simulated" if is_simulated else "engine"
 
 
 AnyEngineSettings = Annotated[
-    Annotated[EngineSettings, Tag("engine")] | Annotated[SimulatedEngineSettings, Tag("paced")],
+    Annotated[EngineSettings, Tag("engine")] | Annotated[SimulatedEngineSettings, Tag("simulated")],
     Discriminator(kind_of_engine),
 ]
-"""An engine, or, where there is a `pace`, what only keeps the pace of one."""
+"""An engine or, with the key `simulated`, a simulated engine."""
 
 
 class EnvironmentSettings(BaseModel):
@@ -61,7 +63,7 @@ class ServiceSettings(BaseModel):
         return self
 
     @model_validator(mode="after")
-    def paced_engines_keep_no_weights(self) -> Self:
+    def simulated_engines_keep_no_weights(self) -> Self:
         if isinstance(self.engine, SimulatedEngineSettings) and self.policy.folder is not None:
-            raise ValueError("policy.folder has no meaning beside engine.pace, which takes no weights: leave it out")
+            raise ValueError("policy.folder has no meaning beside engine.simulated, which has no weights: leave it out")
         return self

@@ -7,15 +7,15 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any
 
 import psutil
 import ray
-from pydantic import BaseModel, ConfigDict, Field, model_validator
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 
 from deployments.failures import GenerationLost
+from deployments.generation.settings import EngineSettings
 from deployments.policy.cluster import cluster_weights_folder
 from deployments.policy.records import LoadedWeights, ReplicaRegistration
 from deployments.policy.store_client import PolicyStoreClient
@@ -23,48 +23,6 @@ from deployments.protocols import Generation, GenerationRequest, GeneratorDescri
 from deployments.rpc.autoscaling import stats_of
 from deployments.rpc.batching import BatchResults
 from deployments.rpc.generation_calls import GenerationCalls
-
-RESERVED_ENGINE_ARGS = {
-    "logprobs_mode": "log-probabilities are always those of the sampled distribution",
-    "worker_extension_cls": "new weights are swapped in by the service's own extension",
-}
-
-
-class EngineSettings(BaseModel):
-    """Which model runs on what. Any further field is passed to vLLM's `AsyncEngineArgs` as it is."""
-
-    model_config = ConfigDict(extra="allow")
-
-    device: Literal["gpu", "cpu"] = "gpu"
-    model: str
-    """A local path or a hub name."""
-    tokenizer: str | None = None
-    tensor_parallel_size: int = Field(default=1, ge=1)
-    """GPUs that share one model, in one replica on one node."""
-    pipeline_parallel_size: int = Field(default=1, ge=1)
-    max_model_len: int | None = Field(default=None, ge=1)
-    """Tokens; without it the model's own limit."""
-    num_cpus: float = Field(default=1, ge=0)
-    """Cores that Ray sets aside for one replica."""
-    environment_variables: dict[str, str] = {}
-    """Set in the engine's process before vLLM is imported (`VLLM_...`)."""
-
-    @model_validator(mode="after")
-    def leaves_reserved_args_alone(self) -> Self:
-        for name in RESERVED_ENGINE_ARGS.keys() & (self.model_extra or {}).keys():
-            raise ValueError(f"{name} cannot be set: {RESERVED_ENGINE_ARGS[name]}")
-        return self
-
-    def ray_actor_options(self) -> dict[str, float]:
-        return {"num_cpus": self.num_cpus, "num_gpus": 0 if self.device == "cpu" else self.workers}
-
-    @property
-    def workers(self) -> int:
-        """Processes that hold a part of one replica's model each."""
-        return self.tensor_parallel_size * self.pipeline_parallel_size
-
-    def engine_args(self) -> dict[str, Any]:
-        return self.model_dump(exclude={"device", "num_cpus", "environment_variables"}, exclude_none=True)
 
 
 class GeneratorReplica:

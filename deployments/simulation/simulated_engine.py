@@ -1,4 +1,4 @@
-"""An engine that only keeps the pace of one: token ids in, as many made-up ones out, as late as they would be."""
+"""An engine without a model: it answers each generation with made-up tokens after the time of a real one."""
 
 import asyncio
 import math
@@ -22,47 +22,51 @@ WEIGHT_VERSION = "0"
 
 
 class SimulatedEngine:
-    """Implements the `Generator` protocol with one timer for all generations.
+    """Each generation has `max_new_tokens` tokens, ends by `length`, and takes as long as `timing` says.
 
-    A generation has all the tokens that it may have and ends by `length`. They are letters, whose ids follow from the
-    prompt and the seed alone; each has the log-probability of a letter drawn evenly.
+    The tokens are letters; their ids depend on the prompt and the seed alone. The log-probability of each is that of a
+    letter drawn with equal probabilities. One timer serves all generations.
     """
 
-    def __init__(self, pace: Timing, description: GeneratorDescription, letters: Sequence[int]) -> None:
-        """`letters` are the token ids that responses are made of, at least one."""
+    def __init__(self, timing: Timing, description: GeneratorDescription, letters: Sequence[int]) -> None:
+        """`letters` are the token ids that responses consist of, at least one."""
         self._description = description
-        self._under_way: TimedGenerations[asyncio.Future[None]] = TimedGenerations(pace)
+        self._generations: TimedGenerations[asyncio.Future[None]] = TimedGenerations(timing)
         self._timer: asyncio.TimerHandle | None = None
-        self._timer_is_for: float | None = None
+        self._timer_due_at: float | None = None
         self._letters = len(letters)
-        # Long enough that each response is one slice, wherever it begins.
+        # So long that each response is one slice, whichever letter it begins with.
         self._cycle = packed_ids(letters) * (2 + description.max_model_len // len(letters))
         self._logprob = packed_logprobs([-math.log(len(letters))])
 
     @classmethod
-    def start(cls, pace: Timing, model: str, tokenizer: str | None, max_model_len: int) -> Self:
-        """Args: `model` and `tokenizer` are folders or hub names; of neither anything but the tokenizer is read."""
+    def start(cls, timing: Timing, model: str, tokenizer: str | None, max_model_len: int) -> Self:
+        """`model` and `tokenizer` are folders or Hugging Face repositories; only the tokenizer is read.
+
+        Raises:
+            Exception: what the tokenizers library raises when there is no tokenizer.
+        """
         name = tokenizer or model
         file = Path(name) / "tokenizer.json"
         loaded = Tokenizer.from_file(str(file)) if file.is_file() else Tokenizer.from_pretrained(name)
         vocabulary = loaded.get_vocab()
         letters = sorted(id_ for token, id_ in vocabulary.items() if token.isascii() and token.isalpha())
-        return cls(pace, GeneratorDescription(model, max_model_len, max(vocabulary.values()) + 1), letters)
+        return cls(timing, GeneratorDescription(model, max_model_len, max(vocabulary.values()) + 1), letters)
 
     async def generate(self, request: GenerationRequest) -> Generation:
-        """BatchResults after as long as the pace says; cancelling it makes room for the next that waits."""
+        """Returns when the generation's time has passed; cancelling the call lets the next waiting generation start."""
         loop = asyncio.get_running_loop()
         end: asyncio.Future[None] = loop.create_future()
-        self._finish_ended()
-        self._under_way.arrive(end, request.max_new_tokens, loop.time())
-        self._finish_ended()
+        self._wake_finished()
+        self._generations.submit(end, request.max_new_tokens, loop.time())
+        self._wake_finished()
         try:
             if not end.done():
                 await end
         except asyncio.CancelledError:
-            self._finish_ended()
-            self._under_way.drop(end, loop.time())
-            self._finish_ended()
+            self._wake_finished()
+            self._generations.cancel(end, loop.time())
+            self._wake_finished()
             raise
         return self._response(request)
 
@@ -71,28 +75,28 @@ class SimulatedEngine:
 
     @property
     def ongoing_generations(self) -> int:
-        """Those that run or wait."""
-        return len(self._under_way)
+        """Generations that run or wait."""
+        return len(self._generations)
 
-    def _finish_ended(self) -> None:
-        """Wakes those whose time has come, and sets the timer on the next end."""
+    def _wake_finished(self) -> None:
+        """Wakes the callers whose generations have ended, and sets the timer to the next end."""
         loop = asyncio.get_running_loop()
-        for end in self._under_way.ended(loop.time()):
+        for end in self._generations.pop_finished(loop.time()):
             if not end.done():
                 end.set_result(None)
-        self._set_timer(self._under_way.next_end)
+        self._set_timer(self._generations.next_end)
 
-    def _set_timer(self, when: float | None) -> None:
-        if when == self._timer_is_for:
+    def _set_timer(self, due_at: float | None) -> None:
+        if due_at == self._timer_due_at:
             return
         if self._timer is not None:
             self._timer.cancel()
-        self._timer_is_for = when
-        self._timer = None if when is None else asyncio.get_running_loop().call_at(when, self._ring)
+        self._timer_due_at = due_at
+        self._timer = None if due_at is None else asyncio.get_running_loop().call_at(due_at, self._on_timer)
 
-    def _ring(self) -> None:
-        self._timer_is_for = None
-        self._finish_ended()
+    def _on_timer(self) -> None:
+        self._timer_due_at = None
+        self._wake_finished()
 
     def _response(self, request: GenerationRequest) -> Generation:
         first = (sum(request.prompt_token_ids) + (request.sampling.seed or 0)) % self._letters

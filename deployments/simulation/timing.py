@@ -1,7 +1,7 @@
-"""The pace of a generator: how long its generations take, and how many run at once. No clock, no tokens.
+"""When the generations of a simulated engine end. A state machine: the caller passes the time in, no clock is read.
 
-Guarantees: never more than `max_num_seqs` run at once; who waits longest runs next, from the very moment in which a
-place becomes free; whatever arrives ends exactly once or is dropped.
+Guarantees: at most `max_num_seqs` generations run at once; waiting generations start in the order of submission, at the
+exact moment in which another one ends; each submitted generation finishes exactly once or is cancelled.
 """
 
 import heapq
@@ -13,36 +13,43 @@ from pydantic import BaseModel, ConfigDict, Field
 
 
 class Timing(BaseModel):
-    """How fast an engine is. With both times zero every generation ends as it arrives."""
+    """How fast a simulated engine is. With both times 0, a generation ends at the moment in which it is submitted."""
 
     model_config = ConfigDict(extra="forbid")
 
     time_to_first_token_s: float = Field(default=0.0, ge=0, allow_inf_nan=False)
-    """From the moment in which a generation runs."""
+    """Seconds of one generation's prefill; the time that it waits before it runs is not included."""
     time_per_token_s: float = Field(default=0.0, ge=0, allow_inf_nan=False)
-    """For each of its tokens, the first included."""
+    """Seconds per generated token, the first one included."""
     max_num_seqs: int = Field(default=256, ge=1)
-    """Generations that run at once; further ones wait in the order of their arrival."""
+    """Generations that run at once; further ones wait in the order of submission."""
 
     def duration_s(self, tokens: int) -> float:
+        """Seconds that a generation of `tokens` tokens runs."""
         return self.time_to_first_token_s + tokens * self.time_per_token_s
 
 
-Name = TypeVar("Name", bound=Hashable)
+Key = TypeVar("Key", bound=Hashable)
 
 
-class TimedGenerations(Generic[Name]):
-    """Generations under way at a pace. Times are seconds of a clock of the caller's that never goes back."""
+class TimedGenerations(Generic[Key]):
+    """The generations that run or wait, each under a key of the caller's.
 
-    def __init__(self, pace: Timing) -> None:
-        self._pace = pace
-        self._waiting: dict[Name, int] = {}
-        self._ends: dict[Name, float] = {}
-        self._by_end: list[tuple[float, int, Name]] = []
-        """A heap; those that were dropped stay in it until they are on top."""
+    Times are seconds of any monotonic clock, the same one in all calls.
+    """
+
+    def __init__(self, timing: Timing) -> None:
+        self._timing = timing
+        self._waiting: dict[Key, int] = {}
+        """Tokens by key, in the order of submission."""
+        self._ends: dict[Key, float] = {}
+        """Of those that run."""
+        self._by_end: list[tuple[float, int, Key]] = []
+        """A heap of `_ends`; a cancelled generation stays in it until it reaches the top."""
         self._numbers = count()
 
     def __len__(self) -> int:
+        """Generations that run or wait."""
         return len(self._ends) + len(self._waiting)
 
     @property
@@ -52,43 +59,43 @@ class TimedGenerations(Generic[Name]):
     @property
     def next_end(self) -> float | None:
         """When the next generation ends; `None` if none runs."""
-        while self._by_end and self._is_dropped(self._by_end[0]):
+        while self._by_end and self._is_cancelled(self._by_end[0]):
             heapq.heappop(self._by_end)
         return self._by_end[0][0] if self._by_end else None
 
-    def arrive(self, name: Name, tokens: int, now: float) -> None:
-        """A generation of `tokens` tokens that no other of this `name` is under way with; ask for `ended` first."""
-        if len(self._ends) < self._pace.max_num_seqs:
-            self._begin(name, tokens, now)
+    def submit(self, key: Key, tokens: int, now: float) -> None:
+        """Adds a generation of `tokens` tokens; `key` is not in use. Call `pop_finished(now)` first."""
+        if len(self._ends) < self._timing.max_num_seqs:
+            self._start(key, tokens, now)
         else:
-            self._waiting[name] = tokens
+            self._waiting[key] = tokens
 
-    def ended(self, now: float) -> list[Name]:
-        """Those that have ended since it was last asked, in the order of their ends."""
-        names = []
+    def pop_finished(self, now: float) -> list[Key]:
+        """Removes the generations that have ended by `now`; returns their keys in the order of their ends."""
+        finished = []
         while (end := self.next_end) is not None and end <= now:
-            _, _, name = heapq.heappop(self._by_end)
-            del self._ends[name]
-            names.append(name)
-            self._begin_next(end)
-        return names
+            _, _, key = heapq.heappop(self._by_end)
+            del self._ends[key]
+            finished.append(key)
+            self._start_next(end)
+        return finished
 
-    def drop(self, name: Name, now: float) -> None:
-        """Forgets a generation that runs or waits; ask for `ended` first."""
-        if self._ends.pop(name, None) is None:
-            self._waiting.pop(name, None)
+    def cancel(self, key: Key, now: float) -> None:
+        """Removes a generation that runs or waits; an unknown key is ignored. Call `pop_finished(now)` first."""
+        if self._ends.pop(key, None) is None:
+            self._waiting.pop(key, None)
         else:
-            self._begin_next(now)
+            self._start_next(now)
 
-    def _begin_next(self, now: float) -> None:
+    def _start_next(self, now: float) -> None:
         if self._waiting:
-            name = next(iter(self._waiting))
-            self._begin(name, self._waiting.pop(name), now)
+            key = next(iter(self._waiting))
+            self._start(key, self._waiting.pop(key), now)
 
-    def _begin(self, name: Name, tokens: int, now: float) -> None:
-        end = self._ends[name] = now + self._pace.duration_s(tokens)
-        heapq.heappush(self._by_end, (end, next(self._numbers), name))
+    def _start(self, key: Key, tokens: int, now: float) -> None:
+        end = self._ends[key] = now + self._timing.duration_s(tokens)
+        heapq.heappush(self._by_end, (end, next(self._numbers), key))
 
-    def _is_dropped(self, entry: tuple[float, int, Name]) -> bool:
-        end, _, name = entry
-        return self._ends.get(name) != end
+    def _is_cancelled(self, entry: tuple[float, int, Key]) -> bool:
+        end, _, key = entry
+        return self._ends.get(key) != end

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from benchmarks.scale import growth, paced
+from benchmarks.scale import growth, with_timing
 from benchmarks.three_tokens import THREE_TOKENS, Nothing, ThreeTokens
 from service.local import read_config
 from service.requests.chat_tokenizer import TransformersChatTokenizer
@@ -18,11 +18,11 @@ def test_the_environment_answers_three_tokens_and_never_terminates() -> None:
     assert (outcome.terminated, outcome.reward, outcome.metadata) == (False, 0.0, None)
 
 
-def test_another_pace_and_fleet_leave_the_config_that_was_read_as_it_is() -> None:
+def test_another_timing_and_number_of_replicas_leave_the_original_config_unchanged() -> None:
     config = read_config(REPOSITORY / "serve_config.scale.yaml")
-    changed = paced(config, {"max_num_seqs": 32}, replicas=1)
+    changed = with_timing(config, {"max_num_seqs": 32}, replicas=1)
     generators = [
-        (application.args["engine"]["pace"]["max_num_seqs"], deployment.num_replicas)
+        (application.args["engine"]["simulated"]["max_num_seqs"], deployment.num_replicas)
         for [application] in (changed.applications, config.applications)
         for deployment in application.deployments
         if deployment.name == "Generator"

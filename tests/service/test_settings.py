@@ -6,14 +6,14 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
-from deployments.generation.generator_replica import EngineSettings
-from deployments.simulation.simulated_generator_replica import SimulatedEngineSettings
+from deployments.generation.settings import EngineSettings
+from deployments.simulation.settings import SimulatedEngineSettings
 from deployments.simulation.timing import Timing
 from service.settings import ServiceSettings
 from tests.conftest import REPOSITORY
 
 ENGINE = {"device": "cpu", "model": "models/tiny"}
-PACED = {"model": "models/tiny", "max_model_len": 64, "pace": {"time_per_token_s": 0.01}}
+SIMULATED = {"model": "models/tiny", "max_model_len": 64, "simulated": {"time_per_token_s": 0.01}}
 MATH = {"import_path": "deployments.environments.math:MathEnvironment"}
 
 
@@ -41,12 +41,15 @@ def test_the_gpu_config_autoscales_every_deployment() -> None:
         ({"engine": ENGINE, "environments": {"math": MATH}, "enviroments": {}}, "enviroments"),
         ({"engine": {**ENGINE, "logprobs_mode": "raw_logprobs"}, "environments": {"math": MATH}}, "cannot be set"),
         (
-            {"engine": {**PACED, "dtype": "bfloat16"}, "environments": {"math": MATH}},
+            {"engine": {**SIMULATED, "dtype": "bfloat16"}, "environments": {"math": MATH}},
             "dtype has no meaning",
         ),
-        ({"engine": {**PACED, "device": "gpu"}, "environments": {"math": MATH}}, "should be 'cpu'"),
-        ({"engine": {**ENGINE, "pace": {}}, "environments": {"math": MATH}}, "max_model_len"),
-        ({"engine": PACED, "environments": {"math": MATH}, "policy": {"folder": "/p"}}, "policy.folder has no meaning"),
+        ({"engine": {**SIMULATED, "device": "gpu"}, "environments": {"math": MATH}}, "should be 'cpu'"),
+        ({"engine": {**ENGINE, "simulated": {}}, "environments": {"math": MATH}}, "max_model_len"),
+        (
+            {"engine": SIMULATED, "environments": {"math": MATH}, "policy": {"folder": "/p"}},
+            "policy.folder has no meaning",
+        ),
     ],
 )
 def test_wrong_settings_are_refused_by_name(settings: dict[str, Any], says: str) -> None:
@@ -54,10 +57,10 @@ def test_wrong_settings_are_refused_by_name(settings: dict[str, Any], says: str)
         ServiceSettings.model_validate(settings)
 
 
-def test_a_pace_takes_the_place_of_an_engine_and_needs_no_gpu() -> None:
-    engine = ServiceSettings.model_validate({"engine": PACED, "environments": {"math": MATH}}).engine
+def test_a_simulated_engine_takes_the_place_of_an_engine_and_needs_no_gpu() -> None:
+    engine = ServiceSettings.model_validate({"engine": SIMULATED, "environments": {"math": MATH}}).engine
     assert isinstance(engine, SimulatedEngineSettings)
-    assert engine.pace == Timing(time_to_first_token_s=0.0, time_per_token_s=0.01, max_num_seqs=256)
+    assert engine.simulated == Timing(time_to_first_token_s=0.0, time_per_token_s=0.01, max_num_seqs=256)
     assert engine.ray_actor_options() == {"num_cpus": 0.1}
 
 

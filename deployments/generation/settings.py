@@ -1,0 +1,51 @@
+"""The `engine:` section of a Serve config where an engine runs. Imports neither Ray nor vLLM."""
+
+from typing import Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+RESERVED_ENGINE_ARGS = {
+    "logprobs_mode": "log-probabilities are always those of the sampled distribution",
+    "worker_extension_cls": "the service needs its own worker extension to swap weights",
+}
+
+
+class EngineSettings(BaseModel):
+    """Which model runs on which hardware. Any further field is passed to vLLM's `AsyncEngineArgs` unchanged."""
+
+    model_config = ConfigDict(extra="allow")
+
+    device: Literal["gpu", "cpu"] = "gpu"
+    model: str
+    """A local path or a Hugging Face repository."""
+    tokenizer: str | None = None
+    """A local path or a Hugging Face repository; by default that of `model`."""
+    tensor_parallel_size: int = Field(default=1, ge=1)
+    """GPUs of one node that hold one replica's model together."""
+    pipeline_parallel_size: int = Field(default=1, ge=1)
+    """Stages into which one replica's layers are split."""
+    max_model_len: int | None = Field(default=None, ge=1)
+    """Tokens of prompt and generation; by default the model's own limit."""
+    num_cpus: float = Field(default=1, ge=0)
+    """CPU cores that Ray reserves for one replica."""
+    environment_variables: dict[str, str] = {}
+    """Set in the engine's process before vLLM is imported (`VLLM_...`)."""
+
+    @model_validator(mode="after")
+    def refuse_reserved_engine_args(self) -> Self:
+        for name in RESERVED_ENGINE_ARGS.keys() & (self.model_extra or {}).keys():
+            raise ValueError(f"{name} cannot be set: {RESERVED_ENGINE_ARGS[name]}")
+        return self
+
+    def ray_actor_options(self) -> dict[str, float]:
+        """The cores and GPUs that Ray reserves for one replica."""
+        return {"num_cpus": self.num_cpus, "num_gpus": 0 if self.device == "cpu" else self.workers}
+
+    @property
+    def workers(self) -> int:
+        """Worker processes of one replica; each holds a part of the model."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size
+
+    def engine_args(self) -> dict[str, Any]:
+        """Arguments of vLLM's `AsyncEngineArgs`."""
+        return self.model_dump(exclude={"device", "num_cpus", "environment_variables"}, exclude_none=True)

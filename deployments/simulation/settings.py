@@ -1,0 +1,37 @@
+"""The `engine:` section of a Serve config where a simulated engine takes the place of vLLM. Imports no Ray."""
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from deployments.simulation.timing import Timing
+
+
+class SimulatedEngineSettings(BaseModel):
+    """A simulated engine: `simulated` says how fast it is."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    device: Literal["cpu"] = "cpu"
+    model: str
+    """A local path or a Hugging Face repository; only its tokenizer is read."""
+    tokenizer: str | None = None
+    """A local path or a Hugging Face repository; by default that of `model`."""
+    max_model_len: int = Field(ge=1)
+    """Tokens of prompt and generation."""
+    num_cpus: float = Field(default=0.1, ge=0)
+    """CPU cores that Ray reserves for one replica."""
+    simulated: Timing
+
+    @model_validator(mode="before")
+    @classmethod
+    def refuse_engine_args(cls, settings: Any) -> Any:
+        for name in settings.keys() - cls.model_fields.keys() if isinstance(settings, dict) else ():
+            raise ValueError(
+                f"{name} has no meaning beside simulated, which takes the place of an engine: leave it out"
+            )
+        return settings
+
+    def ray_actor_options(self) -> dict[str, float]:
+        """The cores that Ray reserves for one replica."""
+        return {"num_cpus": self.num_cpus}
