@@ -16,7 +16,7 @@ from typing import Any
 from deployments.failures import PolicyStoreLost
 from deployments.generation.engine import SwapTimes, VLLMEngine
 from deployments.policy.command_source import CommandSource, ReplicaNotRegistered
-from deployments.policy.records import (
+from deployments.policy.commands import (
     AcceptRequests,
     ApplyTransfer,
     Command,

@@ -25,7 +25,7 @@ from vllm.v1.metrics.reader import Counter as MetricsCounter
 from vllm.v1.metrics.reader import get_metrics_snapshot
 
 from deployments.failures import GenerationCut, GenerationLost, GenerationRejected, Overloaded
-from deployments.policy.records import LoadedWeights, SwapOptions
+from deployments.policy.commands import LoadedWeights, SwapOptions
 from deployments.protocols import (
     Generation,
     GenerationRequest,

@@ -17,7 +17,7 @@ from ray.serve.handle import DeploymentHandle
 from deployments.failures import GenerationLost
 from deployments.generation.settings import EngineSettings
 from deployments.policy.cluster import cluster_weights_folder
-from deployments.policy.records import LoadedWeights, ReplicaRegistration
+from deployments.policy.commands import LoadedWeights, ReplicaRegistration
 from deployments.policy.store_client import PolicyStoreClient
 from deployments.protocols import Generation, GenerationRequest, GeneratorDescription, PrefixCacheTokens
 from deployments.rpc.autoscaling import stats_of

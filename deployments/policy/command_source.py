@@ -5,7 +5,7 @@
 
 from typing import Protocol
 
-from deployments.policy.records import CommandReport, LoadedWeights, NumberedCommand, ReplicaRegistration
+from deployments.policy.commands import CommandReport, LoadedWeights, NumberedCommand, ReplicaRegistration
 
 
 class ReplicaNotRegistered(Exception):

@@ -12,7 +12,7 @@ from itertools import count
 from typing import Any
 
 from deployments.policy.command_source import ReplicaNotRegistered
-from deployments.policy.records import Command, CommandReport, LoadedWeights, NumberedCommand, ReplicaRegistration
+from deployments.policy.commands import Command, CommandReport, LoadedWeights, NumberedCommand, ReplicaRegistration
 
 LONG_POLL_S = 20.0
 LIVENESS_POLL_S = 0.5

@@ -15,20 +15,20 @@ from uuid import uuid4
 
 from deployments.policy.cluster import Cluster, RayCluster, cluster_weights_folder
 from deployments.policy.command_source import CommandSource
-from deployments.policy.failures import (
-    ChunkDamaged,
-    ChunkMisplaced,
-    PolicyNotCurrent,
-    UpdateUnderWay,
-    VersionRefused,
-)
-from deployments.policy.records import (
+from deployments.policy.commands import (
     AcceptRequests,
     CommandReport,
     LoadedWeights,
     NumberedCommand,
     ReplicaRegistration,
     SwapOptions,
+)
+from deployments.policy.failures import (
+    ChunkDamaged,
+    ChunkMisplaced,
+    PolicyNotCurrent,
+    UpdateUnderWay,
+    VersionRefused,
 )
 from deployments.policy.replica_registry import RegisteredReplica, ReplicaRegistry
 from deployments.policy.settings import PolicySettings

@@ -6,7 +6,7 @@ from ray.serve.handle import DeploymentHandle
 
 from deployments.failures import PolicyStoreLost
 from deployments.policy.command_source import CommandSource
-from deployments.policy.records import CommandReport, LoadedWeights, NumberedCommand, ReplicaRegistration
+from deployments.policy.commands import CommandReport, LoadedWeights, NumberedCommand, ReplicaRegistration
 from deployments.rpc.handle_calls import call_result
 from rollout_client.policy_contract import (
     PolicyLayout,

@@ -9,8 +9,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from deployments.policy.failures import TransferRefused
-from deployments.policy.records import (
+from deployments.policy.commands import (
     ApplyTransfer,
     Command,
     FinishTransfer,
@@ -19,6 +18,7 @@ from deployments.policy.records import (
     SwapOptions,
     UpdateTransfer,
 )
+from deployments.policy.failures import TransferRefused
 from deployments.policy.replica_registry import RegisteredReplica
 from deployments.policy.update import Answer, Fleet, error_of, outcome
 from rollout_client.contract import FieldProblem

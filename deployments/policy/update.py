@@ -9,8 +9,8 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from deployments.policy.commands import Command, CommandReport, Stage, Swap, SwapOptions, VersionPayload
 from deployments.policy.failures import WeightsRefused
-from deployments.policy.records import Command, CommandReport, Stage, Swap, SwapOptions, VersionPayload
 from deployments.policy.replica_registry import RegisteredReplica, ReplicaLost, ReplicaRegistry
 from rollout_client.contract import FieldProblem
 from rollout_client.policy_contract import ReplicaUpdate

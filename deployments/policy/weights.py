@@ -12,8 +12,8 @@ from typing import Any
 
 from huggingface_hub import snapshot_download
 
+from deployments.policy.commands import LoadedWeights, VersionPayload
 from deployments.policy.failures import WeightsRefused
-from deployments.policy.records import LoadedWeights, VersionPayload
 from deployments.policy.validation import checked_adapter, checked_full, layout_of, write_applied, write_checkpoint
 from deployments.policy.version_store import StoredVersion, VersionStore
 from rollout_client.contract import FieldProblem

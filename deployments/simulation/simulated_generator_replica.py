@@ -11,7 +11,7 @@ from ray.serve.handle import DeploymentHandle
 
 from deployments.failures import GenerationLost, PolicyStoreLost
 from deployments.policy.command_source import CommandSource, ReplicaNotRegistered
-from deployments.policy.records import (
+from deployments.policy.commands import (
     AcceptRequests,
     CommandReport,
     LoadedWeights,

@@ -8,7 +8,7 @@ from vllm.lora.request import LoRARequest
 
 from deployments.generation.command_runner import CommandRunner
 from deployments.generation.engine import VLLMEngine
-from deployments.policy.records import LoadedWeights, NumberedCommand, ReplicaRegistration, Stage, VersionPayload
+from deployments.policy.commands import LoadedWeights, NumberedCommand, ReplicaRegistration, Stage, VersionPayload
 
 
 class AdapterEngine:

@@ -14,7 +14,7 @@ from vllm.envs import disable_envs_cache
 from benchmarks.bare_engine import engine_in
 from deployments.failures import GenerationLost
 from deployments.generation.engine import VLLMEngine, WeightsNotLoaded
-from deployments.policy.records import SwapOptions
+from deployments.policy.commands import SwapOptions
 from deployments.protocols import Generation, GenerationRequest, SamplingOptions
 
 

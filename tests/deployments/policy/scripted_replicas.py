@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from deployments.policy.command_source import CommandSource, ReplicaNotRegistered
-from deployments.policy.records import (
+from deployments.policy.commands import (
     AcceptRequests,
     CommandReport,
     FinishTransfer,

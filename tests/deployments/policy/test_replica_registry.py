@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deployments.policy.command_source import ReplicaNotRegistered
-from deployments.policy.records import (
+from deployments.policy.commands import (
     AcceptRequests,
     Command,
     CommandReport,

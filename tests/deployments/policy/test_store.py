@@ -13,6 +13,7 @@ import torch
 import zstandard
 from safetensors.torch import load_file, save, save_file
 
+from deployments.policy.commands import LoadedWeights, VersionPayload
 from deployments.policy.failures import (
     ChunkDamaged,
     ChunkMisplaced,
@@ -25,7 +26,6 @@ from deployments.policy.failures import (
     VersionUnknown,
     WeightsRefused,
 )
-from deployments.policy.records import LoadedWeights, VersionPayload
 from deployments.policy.settings import PolicySettings
 from deployments.policy.store import OVERTAKEN, PolicyStore
 from deployments.policy.version_store import StoredVersion, VersionStore

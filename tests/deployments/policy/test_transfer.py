@@ -12,8 +12,7 @@ from deployments.failures import PolicyStoreLost
 from deployments.generation.command_runner import CommandRunner
 from deployments.generation.engine import SwapTimes
 from deployments.policy.command_source import CommandSource
-from deployments.policy.failures import TransferRefused, UpdateUnderWay, VersionRefused
-from deployments.policy.records import (
+from deployments.policy.commands import (
     AcceptRequests,
     ApplyTransfer,
     Command,
@@ -27,6 +26,7 @@ from deployments.policy.records import (
     SwapOptions,
     UpdateTransfer,
 )
+from deployments.policy.failures import TransferRefused, UpdateUnderWay, VersionRefused
 from deployments.policy.settings import PolicySettings
 from deployments.policy.store import PolicyStore
 from deployments.policy.transfer import rank_offsets

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from deployments.policy.commands import LoadedWeights, SwapOptions, VersionPayload
 from deployments.policy.failures import WeightsRefused
-from deployments.policy.records import LoadedWeights, SwapOptions, VersionPayload
 from deployments.policy.replica_registry import RegisteredReplica, ReplicaRegistry
 from deployments.policy.update import Fleet, bring_up, update_all
 from rollout_client.contract import FieldProblem

@@ -3,7 +3,7 @@
 import asyncio
 from dataclasses import dataclass, field
 
-from deployments.policy.records import (
+from deployments.policy.commands import (
     AcceptRequests,
     Command,
     CommandReport,

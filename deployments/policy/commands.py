@@ -1,4 +1,4 @@
-"""What travels between the policy store and the generator replicas."""
+"""The commands that the policy store gives to generator replicas, and what the replicas tell it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
