@@ -8,7 +8,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from rollout_client.contract import SampleResult
-from tests.conftest import TINY_MODEL
+from tests.paths import TINY_MODEL
 
 State = dict[str, torch.Tensor]
 

@@ -14,7 +14,7 @@ import pytest
 
 from benchmarks.process_group import command_of, is_engine
 from service.local import ServiceNotStarted, free_port, read_config
-from tests.conftest import REPOSITORY
+from tests.paths import REPOSITORY
 
 CONFIG = REPOSITORY / "serve_config.cpu.yaml"
 STARTED_WITHIN_S = 180

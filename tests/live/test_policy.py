@@ -18,10 +18,11 @@ from rollout_client.contract import SampleResult, Sampling
 from rollout_client.errors import RequestRejected
 from rollout_client.weights.pusher import PolicyPusher
 from rollout_client.weights.safetensors_file import Checksum
-from tests.conftest import TINY_MODEL, replicas
 from tests.live.following_environment import following
 from tests.live.forward_pass import State, logprob_differences, model_of, perturbed, tiny_state
 from tests.live.played_with_weights import LOGPROB_TOLERANCE, assert_of_weights, play, versions_of
+from tests.live.running_service import replicas
+from tests.paths import TINY_MODEL
 
 NORM = "model.norm.weight"
 

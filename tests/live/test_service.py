@@ -12,8 +12,8 @@ from transformers import AutoTokenizer
 from rollout_client.client import RolloutClient
 from rollout_client.contract import Message, RolloutResponse, SampleInput, SampleResult, Sampling
 from rollout_client.resume import resumed
-from tests.conftest import TINY_MODEL
 from tests.live.forward_pass import logprob_differences, model_of, tiny_state
+from tests.paths import TINY_MODEL
 
 TEMPERATURE = 0.8
 LOGPROB_TOLERANCE = 0.02

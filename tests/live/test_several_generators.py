@@ -13,9 +13,9 @@ from deployments.protocols import PrefixCacheTokens
 from rollout_client.client import RolloutClient
 from rollout_client.contract import SampleInput, Sampling
 from rollout_client.policy_contract import PolicyState
-from tests.conftest import replicas, scale_generators
 from tests.live.forward_pass import perturbed, tiny_state
 from tests.live.played_with_weights import assert_of_weights, play
+from tests.live.running_service import replicas, scale_generators
 
 REPLICAS = 2
 TURNS = 5

@@ -7,7 +7,7 @@ from benchmarks.three_tokens import THREE_TOKENS, Nothing, ThreeTokens
 from service.local import read_config
 from service.requests.chat_tokenizer import TransformersChatTokenizer
 from service.rollouts.episode import ChatOptions
-from tests.conftest import REPOSITORY, TINY_MODEL
+from tests.paths import REPOSITORY, TINY_MODEL
 
 
 def test_the_environment_answers_three_tokens_and_never_terminates() -> None:

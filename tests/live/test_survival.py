@@ -8,7 +8,7 @@ import pytest
 
 from rollout_client.client import RolloutClient
 from rollout_client.contract import RolloutResponse, Sampling
-from tests.conftest import replicas
+from tests.live.running_service import replicas
 
 GREEDY = Sampling(greedy=True, max_new_tokens=32)
 

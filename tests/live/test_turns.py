@@ -8,8 +8,8 @@ from transformers import AutoTokenizer
 from rollout_client.client import RolloutClient
 from rollout_client.contract import Keep, Message, SampleInput, SampleResult, Sampling
 from rollout_client.resume import resumed
-from tests.conftest import TINY_MODEL
 from tests.live.following_environment import QUESTION, following
+from tests.paths import TINY_MODEL
 
 tokenizer: Any = AutoTokenizer.from_pretrained(TINY_MODEL)
 END = tokenizer.convert_tokens_to_ids("<|end|>")

@@ -15,7 +15,7 @@ from service.requests.episodes import EpisodeFactory
 from service.rollout_service import RolloutService
 from service.routes.http_app import build_http_app
 from service.settings import Limits
-from tests.conftest import TINY_MODEL
+from tests.paths import TINY_MODEL
 from tests.service.scripted import ScriptedEnvironment, ScriptedGenerator, outcome
 
 VOCAB_SIZE = 262

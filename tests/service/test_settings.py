@@ -10,7 +10,7 @@ from deployments.generation.settings import EngineSettings
 from deployments.simulation.settings import SimulatedEngineSettings
 from deployments.simulation.timing import Timing
 from service.settings import ServiceSettings
-from tests.conftest import REPOSITORY
+from tests.paths import REPOSITORY
 
 ENGINE = {"device": "cpu", "model": "models/tiny"}
 SIMULATED = {"model": "models/tiny", "max_model_len": 64, "simulated": {"time_per_token_s": 0.01}}

@@ -22,7 +22,7 @@ from rollout_client.trainers import weights
 from rollout_client.trainers.prompts import RowReader, fields_by_prompt
 from rollout_client.trainers.trl import ServiceRolloutFunc, service_reward
 from tests.clients.scripted_service import REJECTED, SUMMARY, Json, ScriptedService, problem, result, running
-from tests.conftest import TINY_MODEL
+from tests.paths import TINY_MODEL
 
 pytestmark = pytest.mark.filterwarnings("ignore:TRL currently supports vLLM", "ignore:.*torch.jit.script_method")
 

@@ -32,8 +32,8 @@ from deployments.policy.version_store import StoredVersion, VersionStore
 from rollout_client.contract import FieldProblem
 from rollout_client.policy_contract import PolicyUpdate, PushOptions, SwitchOptions, UploadState
 from rollout_client.weights.safetensors_file import file_checksum
-from tests.conftest import TINY_MODEL
 from tests.deployments.policy.scripted_replicas import ScriptedCluster, ScriptedReplica, Step
+from tests.paths import TINY_MODEL
 from tests.virtual_time import now, run, settled, until
 
 NORM = "model.norm.weight"

@@ -31,7 +31,7 @@ from deployments.policy.validation import (
 from rollout_client.policy_contract import PolicyLayout, TensorLayout
 from rollout_client.weights.delta import bits, encode, packed
 from rollout_client.weights.safetensors_file import file_checksum, header_bytes, header_of, read_header, read_tensor
-from tests.conftest import TINY_MODEL
+from tests.paths import TINY_MODEL
 
 Tensors = dict[str, torch.Tensor]
 GOOD: Tensors = {

@@ -8,7 +8,7 @@ import pytest
 from deployments.protocols import GenerationRequest, GeneratorDescription, SamplingOptions, WeightSpan, packed_logprobs
 from deployments.simulation.simulated_engine import SimulatedEngine
 from deployments.simulation.timing import Timing
-from tests.conftest import TINY_MODEL
+from tests.paths import TINY_MODEL
 from tests.virtual_time import now, run, settled
 
 LETTERS = [65, 66, 67]

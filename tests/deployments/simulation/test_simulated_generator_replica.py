@@ -11,8 +11,8 @@ from deployments.policy.settings import PolicySettings
 from deployments.policy.store import PolicyStore
 from deployments.simulation.simulated_generator_replica import NO_WEIGHTS, refuse_weights
 from rollout_client.policy_contract import PushOptions
-from tests.conftest import TINY_MODEL
 from tests.deployments.policy.scripted_replicas import ScriptedCluster, ScriptedReplica
+from tests.paths import TINY_MODEL
 from tests.virtual_time import run, settled
 
 

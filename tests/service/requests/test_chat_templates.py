@@ -16,7 +16,7 @@ from deployments.protocols import ChatMessage
 from rollout_client.contract import PromptMessage
 from service.requests.chat_tokenizer import TransformersChatTokenizer, UnsupportedTokenizer
 from service.rollouts.episode import ChatOptions
-from tests.conftest import TINY_MODEL
+from tests.paths import TINY_MODEL
 
 TEMPLATES = Path(__file__).parent / "templates"
 SPECIAL_TOKENS = {

@@ -41,7 +41,7 @@ from service.rollout_service import RolloutService
 from service.routes.http_app import build_http_app
 from service.routes.policy import FORWARDED_BYTES
 from service.settings import Limits
-from tests.conftest import TINY_MODEL
+from tests.paths import TINY_MODEL
 from tests.service.scripted import ScriptedEnvironment, ScriptedGenerator, outcome
 
 LIMITS = Limits(max_body_bytes=4096, max_rollouts_per_request=100)

@@ -1,0 +1,71 @@
+"""One running service for all tests of this folder: the embedded model on processors, on a free port of loopback."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from ray.serve.schema import DeploymentSchema, RayActorOptionsSchema, ServeDeploySchema
+from rich.console import Console
+
+from rollout_client.client import RolloutClient
+from service.local import free_port, local_service, read_config
+from tests.paths import REPOSITORY
+
+HERE = Path(__file__).parent
+LIVE_TIMEOUT_S = 300
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Marks the tests of this folder `live` and gives them more time."""
+    if not item.path.is_relative_to(HERE):
+        return
+    item.add_marker(pytest.mark.live)
+    if item.get_closest_marker("timeout") is None:
+        item.add_marker(pytest.mark.timeout(LIVE_TIMEOUT_S))
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Runs the tests of this folder last and in the order of their files.
+
+    They share one service, and starting and stopping replicas of it takes most of their time: in random order (as
+    pytest-randomly puts all other tests) a second generator would be started several times.
+    """
+    live = [item for item in items if item.path.is_relative_to(HERE)]
+    live.sort(key=lambda item: (item.path, item.reportinfo()[1] or 0))
+    items[:] = [item for item in items if not item.path.is_relative_to(HERE)] + live
+
+
+@pytest.fixture(scope="session")
+def checkpoint_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the service may read checkpoints from."""
+    return tmp_path_factory.mktemp("checkpoints")
+
+
+@pytest.fixture(scope="session")
+def service_config(checkpoint_root: Path) -> ServeDeploySchema:
+    """The example config with an environment of the tests', adapters, transfers, and room for a second generator."""
+    config = read_config(REPOSITORY / "serve_config.cpu.yaml", port=free_port())
+    [application] = config.applications
+    application.args["environments"]["following"] = {
+        "import_path": "tests.live.following_environment:FollowingEnvironment"
+    }
+    application.args["policy"] = {"checkpoint_roots": [str(checkpoint_root)]}
+    application.args["engine"] |= {"enable_lora": True, "max_loras": 2, "max_lora_rank": 8, "num_cpus": 0.4}
+    application.args["engine"] |= {"weight_transfer_config": {"backend": "gloo"}}
+    application.deployments.append(
+        DeploymentSchema(name="following", ray_actor_options=RayActorOptionsSchema(num_cpus=0.1))
+    )
+    return config
+
+
+@pytest.fixture(scope="session")
+def service_url(service_config: ServeDeploySchema) -> Iterator[str]:
+    with local_service(service_config, Console(stderr=True)) as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
+def client(service_url: str) -> Iterator[RolloutClient]:
+    with RolloutClient(service_url) as rollout_client:
+        yield rollout_client

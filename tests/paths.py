@@ -1,0 +1,6 @@
+"""Where things lie in the repository."""
+
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+TINY_MODEL = REPOSITORY / "models" / "tiny"
