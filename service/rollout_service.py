@@ -10,8 +10,8 @@ from rollout_client.contract import (
     SampleError,
     SampleInput,
     SampleResult,
-    TaskInfo,
 )
+from rollout_client.task_contract import TaskInfo
 from service.remote.environment import RemoteEnvironment
 from service.remote.generator import RemoteGenerator
 from service.remote.policy import RemotePolicy

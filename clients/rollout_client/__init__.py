@@ -2,12 +2,10 @@
 
 from rollout_client.client import AsyncRolloutClient, AsyncRolloutStream, RolloutClient, RolloutStream
 from rollout_client.contract import (
-    FieldProblem,
     GivenMessage,
     Keep,
     Message,
     PolicyVersions,
-    Problem,
     PromptMessage,
     RolloutRequest,
     RolloutResponse,
@@ -17,7 +15,6 @@ from rollout_client.contract import (
     SampleMetrics,
     SampleResult,
     Sampling,
-    TaskInfo,
     WeightVersionSpan,
 )
 from rollout_client.errors import (
@@ -33,9 +30,11 @@ from rollout_client.errors import (
 )
 from rollout_client.policy_calls import UpdateOptions
 from rollout_client.policy_contract import PolicyLayout, PolicyState, PolicyUpdate
+from rollout_client.problem_contract import FieldProblem, Problem
 from rollout_client.resume import resumed
 from rollout_client.rollout_calls import RolloutOptions
 from rollout_client.staleness import Staleness, staleness
+from rollout_client.task_contract import TaskInfo
 from rollout_client.weights.pusher import AsyncPolicyPusher, PolicyPusher
 from rollout_client.weights.safetensors_file import NotSafetensors
 from rollout_client.weights.sources import WeightsDoNotFit

@@ -15,7 +15,7 @@ import httpx
 from tenacity import AsyncRetrying, Retrying
 
 from rollout_client.cli.progress import rollout_bar, upload_bar
-from rollout_client.contract import RolloutResponse, RolloutSummary, SampleInput, SampleResult, TaskInfo
+from rollout_client.contract import RolloutResponse, RolloutSummary, SampleInput, SampleResult
 from rollout_client.deadline import UPDATE_ADVICE, Deadline
 from rollout_client.errors import RequestRejected, ServiceUnreachable, StreamBroken, error_of_answer
 from rollout_client.ndjson import NdjsonReader, Placed, in_input_order
@@ -45,6 +45,7 @@ from rollout_client.rollout_calls import (
     streamed_rollout_call,
     tasks_call,
 )
+from rollout_client.task_contract import TaskInfo
 from rollout_client.version_wait import VersionWait
 from rollout_client.weights.sources import WeightsSource, needs_layout, weights_to_send
 from rollout_client.weights.upload import CHUNK_BYTES, Upload

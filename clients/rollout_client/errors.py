@@ -11,7 +11,7 @@ from http import HTTPStatus
 
 from pydantic import ValidationError
 
-from rollout_client.contract import FieldProblem, Problem
+from rollout_client.problem_contract import FieldProblem, Problem
 
 MOST_SHOWN_FIELDS = 10
 LONGEST_SHOWN_TEXT = 300

@@ -8,8 +8,9 @@ from collections.abc import Iterator
 
 from pydantic import BaseModel, ValidationError
 
-from rollout_client.contract import Problem, RolloutResponse, RolloutSummary, SampleResult
+from rollout_client.contract import RolloutResponse, RolloutSummary, SampleResult
 from rollout_client.errors import AnswerNotUnderstood, StreamBroken, error_of_problem, not_understood
+from rollout_client.problem_contract import Problem
 
 Placed = tuple[int, SampleResult]
 """A sample with its position in `RolloutResponse.samples`."""

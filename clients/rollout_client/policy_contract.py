@@ -43,18 +43,22 @@ class SwitchOptions(Strict):
     """How the replicas change over. The query of `POST /policy/transfer/start`."""
 
     mode: PauseMode = "keep"
+    """What becomes of generations under way. `keep`: paused, then continued with the new weights; `wait`: finished
+    first; `abort`: cut, and their turns are played again, which costs none of the samples' `retries`."""
     reset_prefix_cache: bool = True
-    """Whether what was computed with the old weights is computed anew, that of generations under way included."""
+    """Whether the prefix cache is recomputed with the new weights, that of generations under way included."""
     if_busy: IfBusy = "wait"
-    """While another update is under way."""
+    """Whether to wait for another update that is under way, or to refuse this one (409)."""
 
 
 class PushOptions(SwitchOptions):
     """The query of `PUT /policy/versions/{version}`."""
 
     kind: WeightsKind = "full"
+    """What the file holds. `full`: every tensor of the model; `delta`: the changed values of the version `base`;
+    `adapter`: a LoRA adapter for the current full weights."""
     base: Version | None = None
-    """The version that a delta changes."""
+    """The version that a delta changes; only for `kind=delta`."""
 
 
 class CheckpointSource(Strict):
@@ -65,32 +69,45 @@ class CheckpointSource(Strict):
 
 
 class TensorLayout(Lenient):
+    """Type and shape of one tensor."""
+
     dtype: str
     """As safetensors names it: `BF16`, `F32`, ..."""
     shape: list[int]
+    """Size of each dimension."""
 
 
 class PolicyLayout(Lenient):
     """`GET /policy/layout`: the tensors that full weights have, no more and no less."""
 
     tensors: dict[str, TensorLayout]
+    """By name."""
 
 
 class VersionInfo(Lenient):
+    """A version that the service keeps."""
+
     version: Version
+    """Its number."""
     kind: Literal["initial", "full", "delta", "adapter", "transfer"]
+    """How its weights came: with the model, by an upload of this kind, or by a weight transfer."""
     base: Version | None = None
+    """The version that a delta changed."""
     checksum: str | None = None
     """Sha-256 over the tensors (`weights.safetensors_file.Checksum`); null where the service never held them."""
     size_bytes: int = 0
+    """Size of its file."""
     created_at: datetime
+    """When it was complete."""
 
 
 class ReplicaPolicy(Lenient):
     """What one generator replica has loaded."""
 
     replica_id: str
+    """Serve's id of the replica."""
     version: Version
+    """The version that it has loaded."""
     checksum: str | None = None
     """Sha-256 over the full weights as they lie in the engine, without an adapter on top of them; the same on all
     replicas, null until it is computed."""
@@ -102,7 +119,9 @@ class PolicyState(Lenient):
     current: Version
     """What every replica serves, and what a replica that starts loads first."""
     versions: list[VersionInfo]
+    """The versions that the service keeps, oldest first."""
     replicas: list[ReplicaPolicy]
+    """What each generator replica has loaded."""
     updating_to: Version | None = None
     """The version that an update under way brings."""
     transfer_world_size: int | None = None
@@ -113,17 +132,22 @@ class UploadState(Lenient):
     """`GET /policy/versions/{version}/upload`: what has arrived of a version that is not complete."""
 
     version: Version
+    """The version that is being uploaded."""
     received_bytes: int
+    """How many bytes have arrived: the next chunk begins here."""
     total_bytes: int | None = None
+    """Size of the whole upload; null while it is not known."""
 
 
 class ReplicaUpdate(Lenient):
     """What became of an update on one replica."""
 
     replica_id: str
+    """Serve's id of the replica."""
     status: Literal["swapped", "replaced"]
     """`replaced`: it failed, `error` says how, and another one takes its place, which begins with the new version."""
     error: str | None = None
+    """Why the update failed on this replica."""
     load_s: float = 0.0
     """Fetching the weights to the replica, beside its generations."""
     swap_s: float = 0.0
@@ -143,6 +167,7 @@ class TransferWorld(Lenient):
     """Its answer."""
 
     world_size: int = Field(ge=1)
+    """Number of processes in the transfer, the trainer's one included."""
 
 
 class TransferUpdate(Strict):
@@ -153,6 +178,11 @@ class TransferUpdate(Strict):
 
 
 class PolicyUpdate(Lenient):
+    """A version that every replica serves now."""
+
     version: Version
+    """Its number."""
     checksum: str | None
+    """Sha-256 over its tensors; null where the service never held them."""
     replicas: list[ReplicaUpdate]
+    """What became of the update on each replica."""

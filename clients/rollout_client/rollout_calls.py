@@ -15,10 +15,10 @@ from rollout_client.contract import (
     RolloutResponse,
     SampleInput,
     Sampling,
-    TaskInfo,
 )
 from rollout_client.errors import not_understood
 from rollout_client.optional_dependencies import needed_for
+from rollout_client.task_contract import ExampleSamples, TaskInfo, TaskList
 
 if TYPE_CHECKING:
     from rollout_client.arrow.response import ArrowResponse
@@ -53,14 +53,6 @@ class RolloutOptions(TypedDict, total=False):
     """Which weights the rollouts may begin with."""
 
 
-class Tasks(BaseModel):
-    tasks: list[TaskInfo]
-
-
-class ExampleSamples(BaseModel):
-    samples: list[SampleInput]
-
-
 @dataclass(frozen=True, slots=True)
 class Call(Generic[Answer]):
     """One HTTP request, and how the body of its answer is read."""
@@ -82,7 +74,7 @@ class Call(Generic[Answer]):
 
 
 def tasks_call() -> Call[list[TaskInfo]]:
-    return Call("GET", "/tasks", lambda body: parsed(Tasks, "The answer of GET /tasks", body).tasks)
+    return Call("GET", "/tasks", lambda body: parsed(TaskList, "The answer of GET /tasks", body).tasks)
 
 
 def example_samples_call(task_name: str, count: int, seed: int) -> Call[list[SampleInput]]:

@@ -5,7 +5,7 @@ Raised by the policy store, surfaced as problem documents by the ingress.
 
 from typing import ClassVar
 
-from rollout_client.contract import FieldProblem
+from rollout_client.problem_contract import FieldProblem
 
 
 class PolicyFailure(Exception):

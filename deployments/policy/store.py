@@ -45,7 +45,6 @@ from deployments.policy.validation import (
 )
 from deployments.policy.version_store import StoredVersion, VersionStore
 from deployments.policy.weights import PolicyWeights
-from rollout_client.contract import FieldProblem
 from rollout_client.policy_contract import (
     PolicyLayout,
     PolicyState,
@@ -55,6 +54,7 @@ from rollout_client.policy_contract import (
     SwitchOptions,
     UploadState,
 )
+from rollout_client.problem_contract import FieldProblem
 
 logger = logging.getLogger("rollout_service")
 LONG_POLL_S = 5.0

@@ -21,8 +21,8 @@ from deployments.policy.commands import (
 from deployments.policy.failures import TransferRefused
 from deployments.policy.replica_registry import RegisteredReplica
 from deployments.policy.update import Answer, Fleet, error_of, outcome
-from rollout_client.contract import FieldProblem
 from rollout_client.policy_contract import ReplicaUpdate
+from rollout_client.problem_contract import FieldProblem
 
 TRAINER_RANKS = 1
 UpdateInfo = dict[str, Any] | list[dict[str, Any]]

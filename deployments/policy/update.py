@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from deployments.policy.commands import Command, CommandReport, Stage, Swap, SwapOptions, VersionPayload
 from deployments.policy.failures import WeightsRefused
 from deployments.policy.replica_registry import RegisteredReplica, ReplicaLost, ReplicaRegistry
-from rollout_client.contract import FieldProblem
 from rollout_client.policy_contract import ReplicaUpdate
+from rollout_client.problem_contract import FieldProblem
 
 Answer = CommandReport | ReplicaLost
 

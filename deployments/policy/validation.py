@@ -17,8 +17,8 @@ import numpy as np
 import zstandard
 
 from deployments.policy.failures import SourceRefused, WeightsRefused
-from rollout_client.contract import FieldProblem
 from rollout_client.policy_contract import PolicyLayout, TensorLayout
+from rollout_client.problem_contract import FieldProblem
 from rollout_client.weights.delta import BadDelta, applied
 from rollout_client.weights.safetensors_file import (
     DTYPE_BYTES,

@@ -20,8 +20,8 @@ from pathlib import Path
 from pydantic import BaseModel
 
 from deployments.policy.failures import ChunkMisplaced, VersionUnknown
-from rollout_client.contract import FieldProblem
 from rollout_client.policy_contract import UploadState, VersionInfo
+from rollout_client.problem_contract import FieldProblem
 
 WEIGHTS_FILE = "weights.safetensors"
 

@@ -16,8 +16,8 @@ from deployments.policy.commands import LoadedWeights, VersionPayload
 from deployments.policy.failures import WeightsRefused
 from deployments.policy.validation import checked_adapter, checked_full, layout_of, write_applied, write_checkpoint
 from deployments.policy.version_store import StoredVersion, VersionStore
-from rollout_client.contract import FieldProblem
 from rollout_client.policy_contract import PolicyLayout, PushOptions, VersionInfo
+from rollout_client.problem_contract import FieldProblem
 
 CHUNK_BYTES = 64 * 2**20
 

@@ -13,7 +13,8 @@ from pydantic_core import from_json
 
 from rollout_client.arrow.rows import rows_of
 from rollout_client.arrow.schema import REQUEST, SAMPLES
-from rollout_client.contract import FieldProblem, RolloutRequest
+from rollout_client.contract import RolloutRequest
+from rollout_client.problem_contract import FieldProblem
 from service.responses.problems import invalid_request, unreadable_body
 
 HEADER_OF_MESSAGE = 2

@@ -8,7 +8,8 @@ from pydantic import JsonValue
 
 from deployments.failures import PromptRejected, failure_of
 from deployments.protocols import GeneratorDescription, SamplingOptions
-from rollout_client.contract import FieldProblem, Message, RolloutRequest, SampleInput, SampleResult, Sampling
+from rollout_client.contract import Message, RolloutRequest, SampleInput, SampleResult, Sampling
+from rollout_client.problem_contract import FieldProblem
 from service.requests.chat_tokenizer import RENDERING_ARGUMENTS, TransformersChatTokenizer
 from service.responses.problems import invalid_request, unknown_task
 from service.rollouts.episode import ChatOptions, Episode, EpisodeIdentity, EpisodeLimits, EpisodeStart, derived_seed

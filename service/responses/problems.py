@@ -12,7 +12,7 @@ from starlette.exceptions import HTTPException
 
 from deployments.failures import RolloutFailure
 from deployments.policy.failures import PolicyFailure
-from rollout_client.contract import FieldProblem, Problem
+from rollout_client.problem_contract import FieldProblem, Problem
 
 PROBLEM_JSON = "application/problem+json"
 LONGEST_SHOWN_VALUE = 200

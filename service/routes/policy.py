@@ -24,7 +24,6 @@ from deployments.policy.failures import (
 )
 from deployments.policy.store_client import PolicyStoreClient
 from rollout_client import policy_contract
-from rollout_client.contract import FieldProblem
 from rollout_client.policy_contract import (
     CheckpointSource,
     PolicyLayout,
@@ -37,6 +36,7 @@ from rollout_client.policy_contract import (
     TransferWorld,
     UploadState,
 )
+from rollout_client.problem_contract import FieldProblem
 from service.responses.problems import problem_of, problem_responses, unreadable_body
 
 JSON = "application/json"

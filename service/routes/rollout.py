@@ -14,7 +14,8 @@ from pydantic import ValidationError
 
 from deployments.policy.failures import PolicyNotCurrent
 from rollout_client.arrow.schema import ARROW
-from rollout_client.contract import FieldProblem, RolloutRequest, RolloutResponse, SampleResult
+from rollout_client.contract import RolloutRequest, RolloutResponse, SampleResult
+from rollout_client.problem_contract import FieldProblem
 from service.requests.arrow_body import arrow_request
 from service.requests.body import read_body
 from service.responses.arrow_encoder import ArrowResponseEncoder

@@ -4,7 +4,8 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query
 
-from rollout_client.contract import SampleInput, TaskInfo
+from rollout_client.contract import SampleInput
+from rollout_client.task_contract import TaskInfo
 from service.responses.problems import invalid_request, problem_responses, unknown_task
 from service.rollout_service import RolloutService
 

@@ -11,7 +11,8 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
-from rollout_client.contract import Message, RequestMetrics, SampleResult, SampleStatus, TaskInfo
+from rollout_client.contract import Message, RequestMetrics, SampleResult, SampleStatus
+from rollout_client.task_contract import TaskInfo
 
 STATUS_STYLES: dict[SampleStatus, str] = {
     "completed": "green",

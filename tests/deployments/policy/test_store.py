@@ -29,8 +29,8 @@ from deployments.policy.failures import (
 from deployments.policy.settings import PolicySettings
 from deployments.policy.store import OVERTAKEN, PolicyStore
 from deployments.policy.version_store import StoredVersion, VersionStore
-from rollout_client.contract import FieldProblem
 from rollout_client.policy_contract import PolicyUpdate, PushOptions, SwitchOptions, UploadState
+from rollout_client.problem_contract import FieldProblem
 from rollout_client.weights.safetensors_file import file_checksum
 from tests.deployments.policy.scripted_replicas import ScriptedCluster, ScriptedReplica, Step
 from tests.paths import TINY_MODEL

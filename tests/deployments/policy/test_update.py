@@ -12,8 +12,8 @@ from deployments.policy.commands import LoadedWeights, SwapOptions, VersionPaylo
 from deployments.policy.failures import WeightsRefused
 from deployments.policy.replica_registry import RegisteredReplica, ReplicaRegistry
 from deployments.policy.update import Fleet, bring_up, update_all
-from rollout_client.contract import FieldProblem
 from rollout_client.policy_contract import ReplicaUpdate
+from rollout_client.problem_contract import FieldProblem
 from tests.deployments.policy.scripted_replicas import (
     STEPS,
     RegistryCommandSource,

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from deployments.policy.failures import ChunkMisplaced, VersionUnknown
 from deployments.policy.version_store import StoredVersion, VersionStore
-from rollout_client.contract import FieldProblem
 from rollout_client.policy_contract import UploadState
+from rollout_client.problem_contract import FieldProblem
 
 
 def info(version: int) -> StoredVersion:

@@ -23,7 +23,6 @@ from deployments.policy.failures import (
     WeightsRefused,
 )
 from deployments.protocols import GeneratorDescription
-from rollout_client.contract import FieldProblem
 from rollout_client.policy_contract import (
     PolicyLayout,
     PolicyState,
@@ -34,6 +33,7 @@ from rollout_client.policy_contract import (
     UploadState,
     VersionInfo,
 )
+from rollout_client.problem_contract import FieldProblem
 from service.remote.policy import RemotePolicy
 from service.requests.chat_tokenizer import TransformersChatTokenizer
 from service.requests.episodes import EpisodeFactory

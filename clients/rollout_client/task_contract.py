@@ -1,0 +1,32 @@
+"""The contract of `/tasks`: which environments the service plays, and samples of them."""
+
+from pydantic import JsonValue
+
+from rollout_client.contract import Lenient, SampleInput
+
+
+class TaskInfo(Lenient):
+    """One task that the service can play."""
+
+    task_name: str
+    """What a sample's `task_name` says to be played by this environment."""
+    description: str
+    """What the task is."""
+    fields: dict[str, JsonValue]
+    """JSON schema of the task's `extra_env_info`."""
+    example: SampleInput
+    """A sample that can be posted as it is."""
+
+
+class TaskList(Lenient):
+    """The answer of `GET /tasks`."""
+
+    tasks: list[TaskInfo]
+    """Every task that the service can play."""
+
+
+class ExampleSamples(Lenient):
+    """The answer of `GET /tasks/{task_name}/samples`."""
+
+    samples: list[SampleInput]
+    """Samples that can be posted as they are."""
