@@ -36,7 +36,7 @@ from benchmarks.process_group import ProcessGroup, ProcessorTime, started
 from benchmarks.workload import ONE_SAMPLE, SAMPLING, WORKLOADS, Workload, reply_ids
 from deployments.generation.settings import EngineSettings
 from rollout_client import RolloutClient, Sampling
-from service.local import free_port
+from service.startup.ports import free_port
 
 WAYS = {"A": "bare engine", "B": "OpenAI server", "C": "POST /rollout"}
 SETTLE_S = 0.3

@@ -46,7 +46,6 @@ from rollout_client.contract import (
     SampleResult,
 )
 from rollout_client.trainers.tensors import to_tensors
-from service.local import free_port
 from service.remote.policy import RemotePolicy
 from service.responses.json_encoder import JSON
 from service.rollout_service import RolloutService, RunningRollout
@@ -60,6 +59,7 @@ from service.rollouts.episode import (
 )
 from service.routes.http_app import build_http_app
 from service.settings import Limits
+from service.startup.ports import free_port
 
 GROUPS, GENERATIONS, TURNS, TOKENS_A_TURN = 250, 8, 4, 500
 TOKENS = GROUPS * GENERATIONS * TURNS * TOKENS_A_TURN

@@ -24,7 +24,9 @@ from rich.table import Table
 
 from benchmarks.resident_memory import Peak, replica, resident_kb
 from benchmarks.rollout_load import Played, play, post_small_requests
-from service.local import free_port, local_service, read_config, sentences_for_the_user
+from service.local import local_service, sentences_for_the_user
+from service.startup.config import read_config
+from service.startup.ports import free_port
 
 BYTES_PER_ID = 8
 BYTES_PER_LOGPROB = 4

@@ -25,7 +25,9 @@ from rich.table import Table
 from benchmarks.bare_engine import BareEngine, engine_in
 from rollout_client import RolloutClient, Sampling
 from rollout_client.policy_contract import ReplicaUpdate
-from service.local import free_port, local_service, read_config, sentences_for_the_user
+from service.local import local_service, sentences_for_the_user
+from service.startup.config import read_config
+from service.startup.ports import free_port
 
 GAMES = 256
 BARE_PROMPT = [5] * 200

@@ -19,7 +19,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from deployments.environments.math import LARGEST_OPERAND, addition_prompt, addition_sample
 from models.tiny.train import addition_pairs
 from rollout_client import RolloutClient, RolloutResponse, SampleInput, Sampling
-from service.local import free_port, local_service, read_config, sentences_for_the_user
+from service.local import local_service, sentences_for_the_user
+from service.startup.config import read_config
+from service.startup.ports import free_port
 
 MODEL = Path(__file__).resolve().parent.parent / "models" / "tiny"
 SEED_OF_THE_MODEL = 0

@@ -9,7 +9,9 @@ from rich.console import Console
 from rollout_client import RolloutClient, Sampling
 from rollout_client.cli.transcript import metrics_table, transcript
 from rollout_client.contract import RolloutResponse, SampleResult
-from service.local import free_port, local_service, read_config, sentences_for_the_user
+from service.local import local_service, sentences_for_the_user
+from service.startup.config import read_config
+from service.startup.ports import free_port
 
 SAMPLES_PER_TASK = 16
 NUM_GENERATIONS = 4

@@ -8,7 +8,9 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from service.local import free_port, local_service, read_config, sentences_for_the_user
+from service.local import local_service, sentences_for_the_user
+from service.startup.config import read_config
+from service.startup.ports import free_port
 
 LOCUSTFILE = Path(__file__).resolve().parent.parent / "clients" / "locustfile.py"
 

@@ -7,7 +7,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from service.local import local_service, read_config, sentences_for_the_user
+from service.local import local_service, sentences_for_the_user
+from service.startup.config import read_config
 
 
 def main(

@@ -8,7 +8,9 @@ from ray.serve.schema import DeploymentSchema, RayActorOptionsSchema, ServeDeplo
 from rich.console import Console
 
 from rollout_client.client import RolloutClient
-from service.local import free_port, local_service, read_config
+from service.local import local_service
+from service.startup.config import read_config
+from service.startup.ports import free_port
 from tests.paths import REPOSITORY
 
 HERE = Path(__file__).parent

@@ -3,7 +3,7 @@
 import psutil
 from ray.serve.schema import ServeDeploySchema
 
-from service.local import deploy, deployments_not_ready
+from service.startup.readiness import deploy, deployments_not_ready
 
 
 def replicas(deployment: str) -> list[psutil.Process]:

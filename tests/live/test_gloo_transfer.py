@@ -14,7 +14,7 @@ from deployments.generation.gloo_transfer import (
     GlooTrainerWeightTransferEngine,
     GlooWeightTransferEngine,
 )
-from service.local import free_port
+from service.startup.ports import free_port
 
 
 class Model(nn.Module):

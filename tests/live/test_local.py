@@ -7,13 +7,12 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import psutil
 import pytest
 
 from benchmarks.process_group import command_of, is_engine
-from service.local import ServiceNotStarted, free_port, read_config
+from service.startup.ports import free_port
 from tests.paths import REPOSITORY
 
 CONFIG = REPOSITORY / "serve_config.cpu.yaml"
@@ -83,11 +82,3 @@ def test_a_taken_port_is_a_sentence_and_starts_nothing() -> None:
             printed, _ = service.communicate(timeout=60)
     assert printed.strip() == f"Port {port} on 127.0.0.1 is taken: stop what uses it or choose another."
     assert service.returncode == 1
-
-
-def test_a_file_that_is_no_config_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ServiceNotStarted, match=r"missing\.yaml is no Serve config"):
-        read_config(tmp_path / "missing.yaml")
-    (tmp_path / "wrong.yaml").write_text("applications: 3")
-    with pytest.raises(ServiceNotStarted, match="applications"):
-        read_config(tmp_path / "wrong.yaml")

@@ -13,7 +13,7 @@ from rollout_client.client import RolloutClient
 from rollout_client.contract import SampleResult, Sampling
 from rollout_client.errors import RequestRejected
 from rollout_client.trainers.vllm_transfer import ConnectAgain, RolloutWeightSyncClient
-from service.local import free_port
+from service.startup.ports import free_port
 from tests.live.forward_pass import logprob_differences, model_of, perturbed, tiny_state
 from tests.live.played_with_weights import LOGPROB_TOLERANCE, assert_of_weights, play, versions_of
 

@@ -1,0 +1,96 @@
+"""Reads a Serve config, and the environment variables for Ray that belong to it."""
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+from dotenv import load_dotenv
+from pydantic import BaseModel, ValidationError
+from ray.serve.config import AutoscalingConfig
+from ray.serve.schema import (
+    DeploymentSchema,
+    HTTPOptionsSchema,
+    RayActorOptionsSchema,
+    ServeApplicationSchema,
+    ServeDeploySchema,
+)
+
+from service.startup.failures import ServiceNotStarted
+
+REPOSITORY = Path(__file__).resolve().parent.parent.parent
+ENVIRONMENT_FILE = "serve.env"
+logger = logging.getLogger("rollout_service.startup")
+
+
+def read_config(path: Path, host: str | None = None, port: int | None = None) -> ServeDeploySchema:
+    """Reads a Serve config, with `host` and `port` in place of its own where given, and sets its environment variables.
+
+    Raises:
+        ServiceNotStarted: the file cannot be read as a Serve config, or has keys that Serve does not know.
+    """
+    try:
+        content = yaml.safe_load(path.read_text())
+        config = ServeDeploySchema.model_validate(content)
+    except ValidationError as error:
+        raise ServiceNotStarted("\n".join([f"{path} is no Serve config:", *problems_in(error)])) from error
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ServiceNotStarted(f"{path} is no Serve config: {error}") from error
+    if unknown := list(unknown_keys(content)):
+        raise ServiceNotStarted("\n".join([f"{path} has keys that Ray Serve does not know:", *unknown]))
+    set_environment(path)
+    config.http_options.host = host or config.http_options.host
+    config.http_options.port = port or config.http_options.port
+    return config
+
+
+def set_environment(config_path: Path) -> None:
+    """Sets the variables of `serve.env` that are not set already: Ray reads them when it starts.
+
+    The file is looked for beside the config, then in the root of the repository. Without it the service runs with Ray's
+    defaults, and the log says so.
+    """
+    folders = list(dict.fromkeys([config_path.resolve().parent, REPOSITORY]))
+    for folder in folders:
+        if (folder / ENVIRONMENT_FILE).is_file():
+            load_dotenv(folder / ENVIRONMENT_FILE)
+            return
+    looked_in = " nor in ".join(map(str, folders))
+    logger.warning("There is no %s in %s: Ray runs with its defaults, which are slower.", ENVIRONMENT_FILE, looked_in)
+
+
+def problems_in(error: ValidationError, prefix: tuple[str | int, ...] = ()) -> list[str]:
+    """One line for each problem: the field, what is wrong, and the value that was given."""
+    return [
+        f"  {'.'.join(map(str, (*prefix, *problem['loc'])))}: {problem['msg']} (given: {shortened(problem['input'])})"
+        for problem in error.errors()
+    ]
+
+
+def shortened(value: Any, most_characters: int = 80) -> str:
+    text = repr(value)
+    return text if len(text) <= most_characters else f"{text[: most_characters - 3]}..."
+
+
+def unknown_keys(content: dict[str, Any]) -> Iterator[str]:
+    """One line for each key that Serve's schemas do not have; Serve itself would ignore it."""
+    yield from unknown_keys_of(ServeDeploySchema, content, "")
+    yield from unknown_keys_of(HTTPOptionsSchema, content.get("http_options"), "http_options.")
+    for position, application in enumerate(content["applications"]):
+        at = f"applications.{position}."
+        yield from unknown_keys_of(ServeApplicationSchema, application, at)
+        for deployment in application.get("deployments") or ():
+            named = f"{at}deployments.{deployment['name']}."
+            yield from unknown_keys_of(DeploymentSchema, deployment, named)
+            yield from unknown_keys_of(
+                RayActorOptionsSchema, deployment.get("ray_actor_options"), f"{named}ray_actor_options."
+            )
+            yield from unknown_keys_of(
+                AutoscalingConfig, deployment.get("autoscaling_config"), f"{named}autoscaling_config."
+            )
+
+
+def unknown_keys_of(schema: type[BaseModel], content: dict[str, Any] | None, at: str) -> Iterator[str]:
+    for key in (content or {}).keys() - schema.model_fields.keys():
+        yield f"  {at}{key} (permitted: {', '.join(sorted(schema.model_fields))})"

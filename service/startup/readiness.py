@@ -1,0 +1,124 @@
+"""Deploys a Serve config and waits until all of it runs."""
+
+import json
+import logging
+import re
+import time
+from collections.abc import Iterator, Mapping
+
+from ray import serve
+from ray.serve._private.api import serve_start
+from ray.serve._private.common import DeploymentStatus
+from ray.serve.config import HTTPOptions
+from ray.serve.schema import ApplicationStatus, ApplicationStatusOverview, DeploymentStatusOverview, ServeDeploySchema
+
+from service.startup.failures import ServiceNotStarted
+
+POLL_S = 0.5
+ROOM_TIMEOUT_S = 120.0
+"""How long a deployment may wait for cores or GPUs before the start is given up."""
+REPLICA_FAILED = "A replica failed to start with exception."
+"""How Serve's message begins while it retries a replica whose constructor raised."""
+NO_ROOM = re.compile(r"Resources required for each replica: (\{.*?\}), total resources available: (\{.*?\})\.")
+"""In Serve's message about replicas for which the Ray cluster has no room."""
+TRACEBACK = "Traceback (most recent call last):"
+SERVE_RAISES = f"RuntimeError: {TRACEBACK}"
+"""Serve raises the traceback of a constructor as the text of an exception of its own."""
+RAY_FRAME = re.compile(r'^  File "[^"]*/site-packages/ray/.*\n(?:    .*\n)*', re.MULTILINE)
+
+
+def deploy(config: ServeDeploySchema) -> None:
+    """Starts Serve, or changes what it runs, and returns before the deployments are ready."""
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)
+    client = serve_start(
+        http_options=HTTPOptions(**config.http_options.model_dump()), proxy_location=config.proxy_location
+    )
+    client.deploy_apps(config)
+
+
+def deployments_not_ready(config: ServeDeploySchema, room_timeout_s: float = ROOM_TIMEOUT_S) -> Iterator[str]:
+    """Yields what is still starting, twice a second, until every application runs.
+
+    Raises:
+        ServiceNotStarted: as `Startup.observe`.
+    """
+    startup = Startup([application.name for application in config.applications], room_timeout_s)
+    while (starting := startup.observe(serve.status().applications, time.monotonic())) is not None:
+        yield starting
+        time.sleep(POLL_S)
+
+
+class Startup:
+    """Judges the states that Serve reports: ready, still starting, or never to be ready."""
+
+    def __init__(self, application_names: list[str], room_timeout_s: float) -> None:
+        self._application_names = application_names
+        self._room_timeout_s = room_timeout_s
+        self._without_room_since: dict[str, float] = {}
+        """By deployment name; seconds of the caller's clock."""
+
+    def observe(self, applications: Mapping[str, ApplicationStatusOverview], now: float) -> str | None:
+        """Returns what is still starting, for the user to read, or None once every application runs.
+
+        Raises:
+            ServiceNotStarted: an application cannot be built, the constructor of a replica raised, or a deployment has
+                waited `room_timeout_s` for resources that the Ray cluster does not have.
+        """
+        started = [applications[name] for name in self._application_names if name in applications]
+        if failures := [failure for app in started for failure in failures_of(app)]:
+            raise ServiceNotStarted("\n".join(failures))
+        if len(started) == len(self._application_names) and all(
+            app.status == ApplicationStatus.RUNNING for app in started
+        ):
+            return None
+        starting = {
+            name: deployment
+            for app in started
+            for name, deployment in app.deployments.items()
+            if deployment.status != DeploymentStatus.HEALTHY
+        }
+        without_room = {
+            name: needs for name, deployment in starting.items() if (needs := missing_room(name, deployment))
+        }
+        self._give_up_waiting(without_room, now)
+        return ", ".join(without_room.get(name, name) for name in starting) or "Ray Serve"
+
+    def _give_up_waiting(self, without_room: Mapping[str, str], now: float) -> None:
+        self._without_room_since = {name: self._without_room_since.get(name, now) for name in without_room}
+        for name, since in self._without_room_since.items():
+            if now - since >= self._room_timeout_s:
+                raise ServiceNotStarted(f"Given up after {now - since:.0f} s: {without_room[name]}.")
+
+
+def failures_of(app: ApplicationStatusOverview) -> list[str]:
+    """Why an application will not run: one text for each deployment that failed, or Serve's own for the application."""
+    failed = [
+        f"{name} failed to start. {reason_in(deployment.message)}"
+        for name, deployment in app.deployments.items()
+        if deployment.status == DeploymentStatus.DEPLOY_FAILED
+        or (deployment.status == DeploymentStatus.UPDATING and deployment.message.startswith(REPLICA_FAILED))
+    ]
+    if app.status == ApplicationStatus.DEPLOY_FAILED and not failed:
+        return [f"The application could not be built. {reason_in(app.message)}"]
+    return failed
+
+
+def missing_room(name: str, deployment: DeploymentStatusOverview) -> str | None:
+    """Says what a deployment asks for and the Ray cluster does not have free; else None."""
+    if (match := NO_ROOM.search(deployment.message)) is None:
+        return None
+    required, available = json.loads(match[1]), json.loads(match[2])
+    # Serve also writes this message while the process of a replica that has its room starts slowly.
+    missing = {resource: amount for resource, amount in required.items() if amount > available.get(resource, 0)}
+    if not missing:
+        return None
+    asked = " and ".join(f"{amount:g} {resource}" for resource, amount in missing.items())
+    free = " and ".join(f"{available.get(resource, 0):g} {resource}" for resource in missing)
+    return f"{name} waits for room: a replica asks for {asked}, free are {free}"
+
+
+def reason_in(message: str) -> str:
+    """The user's part of the traceback in Serve's message, without Ray's frames; a message without one as it is."""
+    start = message.rfind(SERVE_RAISES)
+    start = message.find(TRACEBACK, max(start, 0))
+    return RAY_FRAME.sub("", message[start:] if start >= 0 else message).strip()

@@ -1,0 +1,95 @@
+"""What a Serve config may say, and where the environment variables for Ray come from."""
+
+import logging
+import os
+from pathlib import Path
+
+import pytest
+
+from service.startup import config as config_module
+from service.startup.config import read_config, set_environment
+from service.startup.failures import ServiceNotStarted
+from tests.paths import REPOSITORY
+
+
+def refusal(path: Path) -> str:
+    with pytest.raises(ServiceNotStarted) as raised:
+        read_config(path)
+    return str(raised.value)
+
+
+def test_host_and_port_replace_those_of_the_config() -> None:
+    options = read_config(REPOSITORY / "serve_config.cpu.yaml", host="0.0.0.0", port=4321).http_options
+    assert (options.host, options.port) == ("0.0.0.0", 4321)
+    options = read_config(REPOSITORY / "serve_config.cpu.yaml").http_options
+    assert (options.host, options.port) == ("127.0.0.1", 8000)
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "missing.yaml"
+    assert refusal(path) == f"{path} is no Serve config: [Errno 2] No such file or directory: '{path}'"
+
+
+def test_a_wrong_field_is_named_with_its_value(tmp_path: Path) -> None:
+    path = tmp_path / "wrong.yaml"
+    path.write_text("applications: 3")
+    assert refusal(path) == f"{path} is no Serve config:\n  applications: Input should be a valid list (given: 3)"
+
+
+@pytest.mark.parametrize("content", ["", "just words", "- a\n- list"])
+def test_a_file_that_is_no_mapping_is_refused(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "wrong.yaml"
+    path.write_text(content)
+    assert refusal(path).startswith(f"{path} is no Serve config:\n  : Input should be a valid dictionary")
+
+
+def test_a_file_that_is_no_yaml_is_refused_with_the_place(tmp_path: Path) -> None:
+    path = tmp_path / "wrong.yaml"
+    path.write_text("applications: [")
+    assert refusal(path).startswith(f"{path} is no Serve config: while parsing")
+    assert "line 1, column 16" in refusal(path)
+
+
+def test_a_key_that_serve_would_ignore_is_refused_with_the_permitted_ones(tmp_path: Path) -> None:
+    path = tmp_path / "misspelled.yaml"
+    path.write_text(
+        "applications:\n- import_path: service.app:build\n  deployments:\n"
+        "  - {name: math, ray_actor_options: {num_cpu: 1}}\nhttp_options: {prot: 80}\n"
+    )
+    assert refusal(path).splitlines() == [
+        f"{path} has keys that Ray Serve does not know:",
+        "  http_options.prot (permitted: host, keep_alive_timeout_s, port, request_timeout_s, root_path, ssl_ca_certs, "
+        "ssl_certfile, ssl_keyfile, ssl_keyfile_password)",
+        "  applications.0.deployments.math.ray_actor_options.num_cpu (permitted: accelerator_type, fallback_strategy, "
+        "label_selector, memory, num_cpus, num_gpus, resources, runtime_env)",
+    ]
+
+
+def test_the_environment_file_beside_the_config_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TEST_ALREADY_SET", "before")
+    monkeypatch.delenv("TEST_NOT_SET", raising=False)
+    (tmp_path / "serve.env").write_text("TEST_ALREADY_SET=file\nTEST_NOT_SET=file\n")
+    set_environment(tmp_path / "config.yaml")
+    assert os.environ["TEST_ALREADY_SET"] == "before"
+    assert os.environ.pop("TEST_NOT_SET") == "file"
+
+
+def test_a_config_elsewhere_gets_the_environment_file_of_the_repository(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.delenv("RAY_SERVE_THROUGHPUT_OPTIMIZED", raising=False)
+    set_environment(tmp_path / "config.yaml")
+    assert os.environ["RAY_SERVE_THROUGHPUT_OPTIMIZED"] == "1"
+    assert caplog.messages == []
+
+
+def test_a_missing_environment_file_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(config_module, "REPOSITORY", tmp_path / "installed")
+    with caplog.at_level(logging.WARNING):
+        set_environment(tmp_path / "config.yaml")
+    assert caplog.messages == [
+        f"There is no serve.env in {tmp_path} nor in {tmp_path / 'installed'}: "
+        "Ray runs with its defaults, which are slower."
+    ]

@@ -1,0 +1,135 @@
+"""What Serve's states mean to somebody who starts the service."""
+
+import pytest
+from ray.serve._private.common import DeploymentStatus, DeploymentStatusTrigger
+from ray.serve.schema import ApplicationStatus, ApplicationStatusOverview, DeploymentStatusOverview
+
+from service.startup.failures import ServiceNotStarted
+from service.startup.readiness import Startup
+
+RAISED = """\
+A replica failed to start with exception. Retrying 2 more time(s). Error:
+\x1b[36mray::ServeReplica:rollout:math.initialize_and_get_metadata()\x1b[39m (pid=23180, ip=192.0.2.2)
+  File "/usr/lib/python3.11/concurrent/futures/_base.py", line 449, in result
+    return self.__get_result()
+           ^^^^^^^^^^^^^^^^^^^
+  File "/venv/lib/python3.11/site-packages/ray/serve/_private/replica.py", line 1928, in initialize
+    raise RuntimeError(traceback.format_exc()) from None
+RuntimeError: Traceback (most recent call last):
+  File "/venv/lib/python3.11/site-packages/ray/serve/_private/replica.py", line 1867, in initialize
+    await self._user_callable_wrapper.initialize_callable()
+  File "/venv/lib/python3.11/site-packages/ray/serve/_private/replica.py", line 4008, in _call_func_or_gen
+    result = callable(*args, **kwargs)
+             ^^^^^^^^^^^^^^^^^^^^^^^^^
+  File "/home/me/my_task.py", line 8, in __init__
+    TypeAdapter(int).validate_python("x")
+pydantic_core._pydantic_core.ValidationError: 1 validation error for int
+  Input should be a valid integer, unable to parse string as an integer [type=int_parsing, input_value='x']
+    For further information visit https://errors.pydantic.dev/2.14/v/int_parsing
+"""
+RAISED_SHORTENED = """\
+math failed to start. Traceback (most recent call last):
+  File "/home/me/my_task.py", line 8, in __init__
+    TypeAdapter(int).validate_python("x")
+pydantic_core._pydantic_core.ValidationError: 1 validation error for int
+  Input should be a valid integer, unable to parse string as an integer [type=int_parsing, input_value='x']
+    For further information visit https://errors.pydantic.dev/2.14/v/int_parsing"""
+
+
+def no_room(required: str, available: str) -> str:
+    return (
+        "Deployment 'math' in application 'rollout' has 1 replicas that have taken more than 5s to be scheduled. "
+        "This may be due to waiting for the cluster to auto-scale or for a runtime environment to be installed. "
+        f"Resources required for each replica: {required}, total resources available: {available}. "
+        "Use `ray status` for more details."
+    )
+
+
+def application(
+    status: ApplicationStatus, message: str = "", **deployments: tuple[DeploymentStatus, str]
+) -> dict[str, ApplicationStatusOverview]:
+    overviews = {
+        name: DeploymentStatusOverview(
+            status=state, status_trigger=DeploymentStatusTrigger.CONFIG_UPDATE_STARTED, replica_states={}, message=text
+        )
+        for name, (state, text) in deployments.items()
+    }
+    return {
+        "rollout": ApplicationStatusOverview(
+            status=status, message=message, last_deployed_time_s=0, deployments=overviews
+        )
+    }
+
+
+def startup() -> Startup:
+    return Startup(["rollout"], room_timeout_s=120)
+
+
+def test_the_start_is_over_when_every_application_runs() -> None:
+    running = application(ApplicationStatus.RUNNING, math=(DeploymentStatus.HEALTHY, ""))
+    assert startup().observe(running, now=0) is None
+    assert Startup(["rollout", "other"], room_timeout_s=120).observe(running, now=0) == "Ray Serve"
+
+
+def test_what_is_not_healthy_yet_is_named() -> None:
+    states = application(
+        ApplicationStatus.DEPLOYING,
+        Policy=(DeploymentStatus.HEALTHY, ""),
+        math=(DeploymentStatus.UPDATING, ""),
+        Generator=(DeploymentStatus.UPDATING, "1 replicas that have taken more than 5s to initialize."),
+    )
+    assert startup().observe(states, now=0) == "math, Generator"
+    assert startup().observe({}, now=0) == "Ray Serve"
+
+
+@pytest.mark.parametrize("status", [DeploymentStatus.UPDATING, DeploymentStatus.DEPLOY_FAILED])
+def test_a_constructor_that_raises_ends_the_start_with_its_traceback_and_without_rays_frames(
+    status: DeploymentStatus,
+) -> None:
+    states = application(ApplicationStatus.DEPLOYING, Policy=(DeploymentStatus.HEALTHY, ""), math=(status, RAISED))
+    with pytest.raises(ServiceNotStarted) as raised:
+        startup().observe(states, now=0)
+    assert str(raised.value) == RAISED_SHORTENED
+
+
+def test_a_replica_that_is_replaced_in_a_running_application_does_not_end_it() -> None:
+    states = application(ApplicationStatus.RUNNING, math=(DeploymentStatus.UNHEALTHY, RAISED))
+    assert startup().observe(states, now=0) is None
+
+
+def test_an_application_that_cannot_be_built_ends_the_start_with_serves_reason() -> None:
+    with pytest.raises(ServiceNotStarted, match=r"^The application could not be built\. No module named 'servise'$"):
+        startup().observe(application(ApplicationStatus.DEPLOY_FAILED, "No module named 'servise'"), now=0)
+
+
+def test_a_deployment_without_room_says_what_it_asks_for_and_ends_the_start_after_the_timeout() -> None:
+    message = no_room('{"CPU": 1.0, "GPU": 2}', '{"CPU": 0.6}')
+    states = application(ApplicationStatus.DEPLOYING, math=(DeploymentStatus.UPDATING, message))
+    waiting = "math waits for room: a replica asks for 1 CPU and 2 GPU, free are 0.6 CPU and 0 GPU"
+    judge = startup()
+    assert judge.observe(states, now=10) == waiting
+    assert judge.observe(states, now=129.9) == waiting
+    with pytest.raises(ServiceNotStarted) as raised:
+        judge.observe(states, now=130)
+    assert str(raised.value) == f"Given up after 120 s: {waiting}."
+
+
+def test_the_timeout_counts_from_the_last_time_that_the_deployment_had_room() -> None:
+    without_room = application(
+        ApplicationStatus.DEPLOYING, math=(DeploymentStatus.UPDATING, no_room('{"CPU": 1.0}', '{"CPU": 0.6}'))
+    )
+    judge = startup()
+    judge.observe(without_room, now=0)
+    judge.observe(application(ApplicationStatus.DEPLOYING, math=(DeploymentStatus.UPDATING, "")), now=100)
+    judge.observe(without_room, now=101)
+    assert judge.observe(without_room, now=220) is not None
+
+
+def test_a_replica_whose_process_starts_slowly_does_not_wait_for_room() -> None:
+    states = application(
+        ApplicationStatus.DEPLOYING,
+        math=(DeploymentStatus.UPDATING, no_room('{"CPU": 0.1}', '{"CPU": 1.5}')),
+    )
+    judge = startup()
+    assert judge.observe(states, now=0) == "math"
+    assert judge.observe(states, now=1000) == "math"
