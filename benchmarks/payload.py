@@ -49,14 +49,9 @@ from rollout_client.trainers.tensors import to_tensors
 from service.remote.policy import RemotePolicy
 from service.responses.json_encoder import JSON
 from service.rollout_service import RolloutService, RunningRollout
-from service.rollouts.episode import (
-    ChatOptions,
-    Episode,
-    EpisodeIdentity,
-    EpisodeLimits,
-    EpisodeStart,
-    TokenizedObservation,
-)
+from service.rollouts.chat_tokenizer import ChatOptions, ChatTokenizer, TokenizedObservation
+from service.rollouts.episode import Episode
+from service.rollouts.episode_records import EpisodeIdentity, EpisodeLimits, EpisodeStart
 from service.routes.http_app import build_http_app
 from service.settings import Limits
 from service.startup.ports import free_port
@@ -71,14 +66,18 @@ SAMPLES = [{"task_name": "math", "messages": [{"role": "user", "content": "?"}]}
 console = Console(stderr=True)
 
 
-class ByteTokens:
-    """Implements `ChatTokenizer`: one token a byte."""
+class ByteChatTokenizer(ChatTokenizer):
+    """One token a byte."""
 
     def decode(self, token_ids: Sequence[int]) -> str:
         return bytes(list(token_ids)).decode()
 
     def observation(
-        self, observation: ChatMessage, _after: Sequence[int], _options: ChatOptions, _room: int
+        self,
+        observation: ChatMessage,
+        after: Sequence[int],  # noqa: ARG002
+        options: ChatOptions,  # noqa: ARG002
+        room: int,  # noqa: ARG002
     ) -> TokenizedObservation:
         return TokenizedObservation(list(observation["content"].encode()), observation["content"], was_cut=False)
 
@@ -197,7 +196,7 @@ def ended_rollout(group: int, generation: int, draw: random.Random, numbers: np.
             ChatOptions(),
         ),
         EpisodeLimits(max_seq_len=10**6, max_new_tokens=None, max_rollout_turns=TURNS),
-        ByteTokens(),
+        ByteChatTokenizer(),
     )
     for turn in range(TURNS):
         token_ids = packed_ids(list(text(draw, TOKENS_A_TURN).encode()))

@@ -1,7 +1,8 @@
-"""What a rollout needs from the outside: something that generates and something that steps.
+"""The ports of a rollout, and the records that cross them: `Generator`, `Environment`, `Engine`.
 
-The loop knows only these two protocols and the records that travel through them. The generator and the environment
-deployments stand behind them (`service/hops.py`); tests implement them with scripts.
+The rollout loop calls `Generator` and `Environment` and knows nothing else of the other deployments. `RemoteGenerator`
+and `RemoteEnvironment` (`service/remote`) implement them over Serve handles. A generator replica calls `Engine`, which
+`VLLMEngine` and `SimulatedEngine` implement.
 """
 
 from array import array
@@ -15,21 +16,21 @@ from typing_extensions import TypedDict
 from rollout_client.contract import Role, StopString
 
 JsonObject = Annotated[dict[str, Any], GetPydanticSchema(lambda _, schema_of: schema_of(dict[str, JsonValue]))]
-"""Validated as JSON all the way down; typed so that a `dict[str, int]` is one."""
+"""Any depth of it is validated as JSON. The values are typed `Any`, so that a `dict[str, int]` is accepted too."""
 
 
 def packed_ids(token_ids: Iterable[int]) -> "array[int]":
-    """Four bytes each, in memory and on the way, where a list takes 36; and nine times quicker to pickle and read."""
+    """Token ids as int32: 4 bytes each where a list takes 36, and nine times faster to pickle and unpickle."""
     return array("i", token_ids)
 
 
 def packed_logprobs(logprobs: Iterable[float]) -> "array[float]":
-    """Four bytes each, as wide as the engine computes them."""
+    """Log-probabilities as float32, the precision in which the engine computes them."""
     return array("f", logprobs)
 
 
 class ChatMessage(TypedDict):
-    """A message as environments and chat templates see it: no tokens."""
+    """A message as environments and chat templates see it: text without token ids."""
 
     role: Role
     content: str
@@ -37,7 +38,7 @@ class ChatMessage(TypedDict):
 
 @dataclass(frozen=True, slots=True)
 class SamplingOptions:
-    """How tokens are drawn. `temperature` 0 is greedy; `top_k` 0 keeps all tokens."""
+    """How tokens are sampled. `temperature` 0 is greedy; `top_k` 0 keeps all tokens."""
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -49,7 +50,7 @@ class SamplingOptions:
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """One generation: the ids of the whole conversation in, at most `max_new_tokens` (>= 1) ids out."""
+    """One generation: the token ids of all messages so far in, at most `max_new_tokens` (>= 1) token ids out."""
 
     request_id: str
     prompt_token_ids: Sequence[int]
@@ -57,16 +58,16 @@ class GenerationRequest:
     stop_strings: tuple[str, ...]
     sampling: SamplingOptions
     min_weight_version: int = 0
-    """A replica whose weights are older does not take it."""
+    """A replica whose weights are older refuses the request."""
     rollout_id: str = ""
-    """The rollout that this is a turn of; all of them begin with the same tokens."""
+    """The rollout of which this is one turn. Each turn's prompt begins with the prompt of the turn before."""
     group: str = ""
-    """Conversations of one group begin with the same prompt."""
+    """The group of the rollout. All rollouts of one group begin with the same prompt."""
 
 
 @dataclass(frozen=True, slots=True)
 class WeightSpan:
-    """Tokens `[start, end)` of a generation were sampled by the weights called `version`."""
+    """Tokens `[start, end)` of a generation were sampled with the weights of `version`."""
 
     version: str
     start: int
@@ -75,7 +76,10 @@ class WeightSpan:
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """What came out: `logprobs[i]` is the natural log-probability of `token_ids[i]` in the sampled distribution."""
+    """The result of one generation.
+
+    `logprobs[i]` is the natural log-probability of `token_ids[i]` under the distribution that was sampled from.
+    """
 
     token_ids: Sequence[int]
     logprobs: Sequence[float]
@@ -83,32 +87,69 @@ class Generation:
     weight_versions: tuple[WeightSpan, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class GeneratorDescription:
+    """What the engine behind a generator accepts: a prompt with its response has at most `max_model_len` tokens."""
+
+    model: str
+    max_model_len: int
+    vocab_size: int
+
+
 class Generator(Protocol):
+    """Generates the turns of rollouts. The rollout loop calls it; `RemoteGenerator` implements it."""
+
     async def generate(self, request: GenerationRequest) -> Generation:
-        """Raises `GenerationRejected`, `GenerationLost`, `Overloaded`. Cancelling the call aborts the generation."""
+        """Runs one generation. Cancelling the call aborts the generation.
+
+        Raises:
+            GenerationRejected: the engine refuses the request as it is.
+            GenerationLost: the engine or its replica broke. `GenerationCut`: an update of the weights aborted it.
+            Overloaded: the engine's queue is full.
+        """
         ...
 
     def release(self, rollout_id: str) -> None:
-        """The conversation has no further turn."""
+        """Forgets the rollout, which has no further turn. Unknown ids are ignored."""
+        ...
+
+    async def describe(self) -> GeneratorDescription:
+        """Raises `GenerationLost` if no replica answers."""
+        ...
+
+
+class Engine(Protocol):
+    """Generates on one replica. A generator replica calls it; `VLLMEngine` and `SimulatedEngine` implement it."""
+
+    async def generate(self, request: GenerationRequest) -> Generation:
+        """Runs one generation. Cancelling the call aborts it; raises what `Generator.generate` raises."""
+        ...
+
+    def describe(self) -> GeneratorDescription: ...
+
+    @property
+    def ongoing_generations(self) -> int:
+        """Generations that run or wait in the engine's queue."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class StepRequest:
-    """One environment step: the conversation so far and what the environment asked to be handed back."""
+    """One environment step: the messages so far, and the `extra_env_info` of the sample or of the step before."""
 
     message_log: list[ChatMessage]
     extra_env_info: dict[str, Any]
     rollout_id: str = ""
-    """The rollout that this is a step of, for logs."""
+    """The rollout of which this is one step, for logs."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepOutcome:
-    """The environment's answer to one step.
+    """The result of one environment step.
 
-    `reward` is one number or several by name; `metadata` is the next `extra_env_info` and `next_stop_strings` the stop
-    strings from the next turn on, `None` leaving either as it was; `answer` is what was read out of the response.
+    `reward` is one number, or several by name. `metadata` is the next `extra_env_info` and `next_stop_strings` are the
+    stop strings of the next turns; `None` leaves either unchanged. `answer` is what the environment extracted from the
+    response.
     """
 
     observation: ChatMessage
@@ -119,15 +160,9 @@ class StepOutcome:
     answer: str | None = None
 
 
-class Environment(Protocol):
-    async def step(self, request: StepRequest) -> StepOutcome:
-        """Raises `EnvironmentRejected`, `EnvironmentBroken`, `EnvironmentLost`."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class TaskDescription:
-    """What `/tasks` says of an environment; `fields` is the JSON schema of its `extra_env_info`."""
+    """An environment as `/tasks` shows it. `fields` is the JSON schema of its `extra_env_info`."""
 
     task_name: str
     description: str
@@ -135,18 +170,31 @@ class TaskDescription:
     example: dict[str, Any] = field(default_factory=dict)
 
 
+class Environment(Protocol):
+    """Judges the responses of one task. The rollout loop calls it; `RemoteEnvironment` implements it."""
+
+    async def step(self, request: StepRequest) -> StepOutcome:
+        """Judges the last message of the request.
+
+        Raises:
+            EnvironmentRejected: the environment cannot take this sample.
+            EnvironmentBroken: the environment's own code raised, or returned an invalid outcome.
+            EnvironmentLost: the environment's replica broke during the step.
+        """
+        ...
+
+    async def describe(self) -> TaskDescription:
+        """Raises `EnvironmentLost` if no replica answers."""
+        ...
+
+    async def example_samples(self, count: int, seed: int) -> list[dict[str, Any]]:
+        """`count` different samples of the task, the same ones for the same `seed`. Raises `EnvironmentLost`."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class PrefixCacheTokens:
-    """Of all prompts so far, the tokens that the engine looked up in its prefix cache, and those found there."""
+    """How many prompt tokens the engine has looked up in its prefix cache so far, and how many it found there."""
 
     looked_up: int
     found: int
-
-
-@dataclass(frozen=True, slots=True)
-class GeneratorDescription:
-    """What the engine behind the generator can take: lengths in tokens."""
-
-    model: str
-    max_model_len: int
-    vocab_size: int

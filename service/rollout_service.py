@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 
+from deployments.protocols import Environment, Generator
 from rollout_client.contract import (
     RolloutRequest,
     RolloutSummary,
@@ -12,16 +13,14 @@ from rollout_client.contract import (
     SampleResult,
 )
 from rollout_client.task_contract import TaskInfo
-from service.remote.environment import RemoteEnvironment
-from service.remote.generator import RemoteGenerator
 from service.remote.policy import RemotePolicy
 from service.requests.chat_tokenizer import TransformersChatTokenizer
 from service.requests.episodes import EpisodeFactory
 from service.rollouts.early_stopping import EarlyStopping
 from service.rollouts.episode import Episode
 from service.rollouts.loop import Call, RolloutContext, play_request, with_timeout
-from service.rollouts.metrics import MetricsAccumulator
-from service.rollouts.schedule import Async, Lockstep
+from service.rollouts.request_metrics import RequestMetricsAccumulator
+from service.rollouts.schedule import AsyncSchedule, LockstepSchedule
 from service.settings import Limits, ServiceSettings
 
 READY_WITHIN_S = 5.0
@@ -58,7 +57,7 @@ class RunningRollout:
         self._episodes = episodes
         self._context = context
         self._current_version = current_version
-        self._metrics = MetricsAccumulator()
+        self._metrics = RequestMetricsAccumulator()
         self._results = self._play()
 
     def __aiter__(self) -> AsyncGenerator[tuple[int, SampleResult], None]:
@@ -94,8 +93,8 @@ class RolloutService:
 
     def __init__(
         self,
-        generator: RemoteGenerator,
-        environments: Mapping[str, RemoteEnvironment],
+        generator: Generator,
+        environments: Mapping[str, Environment],
         policy: RemotePolicy,
         episode_factory: EpisodeFactory,
         limits: Limits,
@@ -110,8 +109,8 @@ class RolloutService:
     async def connect(
         cls,
         settings: ServiceSettings,
-        generator: RemoteGenerator,
-        environments: Mapping[str, RemoteEnvironment],
+        generator: Generator,
+        environments: Mapping[str, Environment],
         policy: RemotePolicy,
     ) -> "RolloutService":
         """Waits for the generator, whose model says what a request may ask for."""
@@ -141,7 +140,7 @@ class RolloutService:
         return RolloutContext(
             self._generator,
             self.environments,
-            Lockstep() if request.schedule == "lockstep" else Async(),
+            LockstepSchedule() if request.schedule == "lockstep" else AsyncSchedule(),
             generation_timeout_s=self.limits.generation_timeout_s,
             step_timeout_s=self.limits.step_timeout_s,
         )

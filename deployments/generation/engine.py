@@ -27,6 +27,7 @@ from vllm.v1.metrics.reader import get_metrics_snapshot
 from deployments.failures import GenerationCut, GenerationLost, GenerationRejected, Overloaded
 from deployments.policy.commands import LoadedWeights, SwapOptions
 from deployments.protocols import (
+    Engine,
     Generation,
     GenerationRequest,
     GeneratorDescription,
@@ -59,8 +60,8 @@ class WeightsNotLoaded(Exception):
     """A worker could not read new weights, or not put them in place."""
 
 
-class VLLMEngine:
-    """Implements the `Generator` protocol on one `AsyncLLM`, and changes its weights."""
+class VLLMEngine(Engine):
+    """Implements the `Engine` protocol on one `AsyncLLM`, and changes its weights."""
 
     def __init__(self, llm: AsyncLLM) -> None:
         self._llm = llm

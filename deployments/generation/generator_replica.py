@@ -3,11 +3,9 @@
 import asyncio
 import os
 import shutil
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psutil
 import ray
@@ -19,57 +17,39 @@ from deployments.generation.settings import EngineSettings
 from deployments.policy.cluster import cluster_weights_folder
 from deployments.policy.commands import LoadedWeights, ReplicaRegistration
 from deployments.policy.store_client import PolicyStoreClient
-from deployments.protocols import Generation, GenerationRequest, GeneratorDescription, PrefixCacheTokens
-from deployments.rpc.autoscaling import stats_of
-from deployments.rpc.batching import BatchResults
-from deployments.rpc.generation_calls import GenerationCalls
+from deployments.protocols import PrefixCacheTokens
+from deployments.rpc.generator_replica_base import GeneratorReplicaBase
+
+if TYPE_CHECKING:
+    from deployments.generation.engine import VLLMEngine
 
 
-class GeneratorReplica:
+class GeneratorReplica(GeneratorReplicaBase):
     """Ready only when its engine is warm and has the current weights; unhealthy, and so replaced, when it broke."""
+
+    _engine: "VLLMEngine"
 
     async def __init__(self, settings: EngineSettings, policy_store: DeploymentHandle[Any]) -> None:  # type: ignore[misc]  # Serve awaits it
         os.environ.update(settings.environment_variables)
         from deployments.generation.command_runner import CommandRunner
         from deployments.generation.engine import VLLMEngine
 
-        self._engine = await VLLMEngine.start(settings.engine_args())
+        super().__init__(await VLLMEngine.start(settings.engine_args()))
         registration = partial(registration_of, settings.workers)
         self._follower = CommandRunner(self._engine, PolicyStoreClient(policy_store), registration, staging_folder())
         self._following = asyncio.create_task(self._follower.follow())
         current = asyncio.create_task(self._follower.is_current.wait())
         await asyncio.wait((self._following, current), return_when=asyncio.FIRST_COMPLETED)
         await self.check_health()
-        self._calls = GenerationCalls(self._generate)
 
-    async def generate(self, requests: list[GenerationRequest]) -> AsyncGenerator[BatchResults[Generation], None]:
-        """Yields each generation, or its failure, as they finish, those of one instant together."""
-        async with aclosing(self._calls.answers(requests)) as finished:
-            async for answers in finished:
-                yield answers
-
-    async def abort(self, request_ids: list[str]) -> None:
-        """Those of a call that are not wanted any more, while the others are."""
-        self._calls.abort(request_ids)
-
-    async def _generate(self, request: GenerationRequest) -> Generation:
+    def refuse_if_not_at(self, min_weight_version: int) -> None:
         if self._follower.broken is not None:
             raise GenerationLost("The generator replica broke while its weights were changed; it is being replaced.")
-        if self._engine.loaded.version < request.min_weight_version:
-            raise GenerationLost(f"The generator replica is not at version {request.min_weight_version} yet.")
-        return await self._engine.generate(request)
-
-    async def describe(self) -> GeneratorDescription:
-        return self._engine.describe()
-
-    async def ongoing_generations(self) -> int:
-        return self._engine.ongoing_generations
+        if self._engine.loaded.version < min_weight_version:
+            raise GenerationLost(f"The generator replica is not at version {min_weight_version} yet.")
 
     async def prefix_cache_tokens(self) -> PrefixCacheTokens:
         return self._engine.prefix_cache_tokens()
-
-    async def record_autoscaling_stats(self) -> dict[str, float]:
-        return stats_of(self._engine.ongoing_generations)
 
     async def check_health(self) -> None:
         """Raises what broke the engine or the replica's way to new weights."""

@@ -1,50 +1,59 @@
-"""Jobs that came in one call, answered in batches: those that finish in one instant travel back together."""
+"""The server half of batching: yields the results of one batched call. Client half: `service/remote/batching.py`."""
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator, Coroutine, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
 from deployments.failures import RolloutFailure
 
-Answer = TypeVar("Answer")
-BatchResults = list[tuple[int, Answer | RolloutFailure]]
-"""Each with the place of its job in the call."""
+logger = logging.getLogger("rollout_service.rpc")
+
+Result = TypeVar("Result")
+BatchResults = list[tuple[int, Result | RolloutFailure]]
+"""Each result with its request's place in the call."""
 
 
 async def results_as_completed(
-    jobs: Sequence[Coroutine[Any, Any, Answer | RolloutFailure]], if_cancelled: RolloutFailure
-) -> AsyncGenerator[BatchResults[Answer], None]:
-    """Runs all jobs at once and yields their answers as they finish, each exactly once; closing it cancels the rest.
+    jobs: Sequence[Coroutine[Any, Any, Result | RolloutFailure]], if_cancelled: RolloutFailure
+) -> AsyncGenerator[BatchResults[Result], None]:
+    """Runs all jobs concurrently and yields each result exactly once, as soon as it is there.
 
-    A job answers by returning, its failures too. One that is cancelled is answered by `if_cancelled`.
+    The results of one event-loop iteration are yielded together. A job returns its failures; the result of a job that
+    was cancelled is `if_cancelled`. Closing the generator cancels the jobs that still run.
     """
-    finished: BatchResults[Answer] = []
+    finished: BatchResults[Result] = []
     some_finished = asyncio.Event()
 
-    def note(place: int, task: "asyncio.Task[Answer | RolloutFailure]") -> None:
-        finished.append((place, call_result(task)))
+    def add_result(place: int, task: "asyncio.Task[Result | RolloutFailure]") -> None:
+        finished.append((place, result_of(task, if_cancelled)))
         some_finished.set()
-
-    def call_result(task: "asyncio.Task[Answer | RolloutFailure]") -> Answer | RolloutFailure:
-        if task.cancelled():
-            return if_cancelled
-        # What a job raises is not even an `Exception` (a panic in a Rust library), and must not go unanswered either.
-        error = task.exception()
-        return task.result() if error is None else RolloutFailure(f"{type(error).__name__} was raised.")
 
     tasks = [asyncio.create_task(job) for job in jobs]
     for place, task in enumerate(tasks):
-        task.add_done_callback(partial(note, place))
-    unanswered = len(tasks)
+        task.add_done_callback(partial(add_result, place))
+    missing = len(tasks)
     try:
-        while unanswered:
+        while missing:
             await some_finished.wait()
             some_finished.clear()
             batch = finished.copy()
             finished.clear()
-            unanswered -= len(batch)
+            missing -= len(batch)
             yield batch
     finally:
         for task in tasks:
             task.cancel()
+
+
+def result_of(task: "asyncio.Task[Result | RolloutFailure]", if_cancelled: RolloutFailure) -> Result | RolloutFailure:
+    """The result of a job that has ended in whatever way, so that its caller never waits in vain."""
+    if task.cancelled():
+        return if_cancelled
+    error = task.exception()
+    if error is None:
+        return task.result()
+    # A job catches every `Exception`. What it raises is something else, such as the panic of a library in Rust.
+    logger.warning("A call broke.", exc_info=error)
+    return RolloutFailure(f"{type(error).__name__} was raised.")

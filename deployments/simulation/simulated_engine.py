@@ -9,6 +9,7 @@ from typing import Self
 from tokenizers import Tokenizer
 
 from deployments.protocols import (
+    Engine,
     Generation,
     GenerationRequest,
     GeneratorDescription,
@@ -21,7 +22,7 @@ from deployments.simulation.timing import TimedGenerations, Timing
 WEIGHT_VERSION = "0"
 
 
-class SimulatedEngine:
+class SimulatedEngine(Engine):
     """Each generation has `max_new_tokens` tokens, ends by `length`, and takes as long as `timing` says.
 
     The tokens are letters; their ids depend on the prompt and the seed alone. The log-probability of each is that of a

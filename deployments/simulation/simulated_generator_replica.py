@@ -1,8 +1,6 @@
 """The generator deployment without a model: one simulated engine per Serve replica."""
 
 import asyncio
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
 from typing import Any
 
 import ray
@@ -19,10 +17,7 @@ from deployments.policy.commands import (
     ReplicaRegistration,
 )
 from deployments.policy.store_client import PolicyStoreClient
-from deployments.protocols import Generation, GenerationRequest, GeneratorDescription
-from deployments.rpc.autoscaling import stats_of
-from deployments.rpc.batching import BatchResults
-from deployments.rpc.generation_calls import GenerationCalls
+from deployments.rpc.generator_replica_base import GeneratorReplicaBase
 from deployments.simulation.settings import SimulatedEngineSettings
 from deployments.simulation.simulated_engine import SimulatedEngine
 
@@ -30,14 +25,13 @@ NO_WEIGHTS = "This generator is simulated and has no weights to change; push to 
 REJOIN_AFTER_S = 0.5
 
 
-class SimulatedGeneratorReplica:
-    """Has the methods of `GeneratorReplica`. It is ready at once and its weights are version 0 for its whole life."""
+class SimulatedGeneratorReplica(GeneratorReplicaBase):
+    """A generator replica with a `SimulatedEngine`: ready at once, its weights version 0 for its whole life."""
 
     async def __init__(self, settings: SimulatedEngineSettings, policy_store: DeploymentHandle[Any]) -> None:  # type: ignore[misc]  # Serve awaits it
-        self._engine = SimulatedEngine.start(
-            settings.simulated, settings.model, settings.tokenizer, settings.max_model_len
+        super().__init__(
+            SimulatedEngine.start(settings.simulated, settings.model, settings.tokenizer, settings.max_model_len)
         )
-        self._calls = GenerationCalls(self._generate)
         registration = ReplicaRegistration(
             serve.get_replica_context().replica_id.unique_id,
             ray.get_runtime_context().current_actor,
@@ -46,25 +40,9 @@ class SimulatedGeneratorReplica:
         )
         self._refusing = asyncio.create_task(refuse_weights(PolicyStoreClient(policy_store), registration))
 
-    async def generate(self, requests: list[GenerationRequest]) -> AsyncGenerator[BatchResults[Generation], None]:
-        """As `GeneratorReplica.generate`."""
-        async with aclosing(self._calls.answers(requests)) as finished:
-            async for answers in finished:
-                yield answers
-
-    async def abort(self, request_ids: list[str]) -> None:
-        self._calls.abort(request_ids)
-
-    async def _generate(self, request: GenerationRequest) -> Generation:
-        if request.min_weight_version > 0:
-            raise GenerationLost(f"The generator replica is not at version {request.min_weight_version}: {NO_WEIGHTS}")
-        return await self._engine.generate(request)
-
-    async def describe(self) -> GeneratorDescription:
-        return self._engine.describe()
-
-    async def record_autoscaling_stats(self) -> dict[str, float]:
-        return stats_of(self._engine.ongoing_generations)
+    def refuse_if_not_at(self, min_weight_version: int) -> None:
+        if min_weight_version > 0:
+            raise GenerationLost(f"The generator replica is not at version {min_weight_version}: {NO_WEIGHTS}")
 
     async def check_health(self) -> None:
         """Raises what ended the task that answers the policy store."""

@@ -13,10 +13,10 @@ from deployments.failures import RolloutFailure
 from deployments.rpc.handle_calls import call_result
 
 Request = TypeVar("Request")
-Answer = TypeVar("Answer")
+Result = TypeVar("Result")
 
 
-class RequestBatcher(Generic[Request, Answer]):
+class RequestBatcher(Generic[Request, Result]):
     """Asks one deployment, or one replica of it.
 
     Nothing waits for company: what is asked for until the event loop comes round again goes in one call, be it one
@@ -40,16 +40,16 @@ class RequestBatcher(Generic[Request, Answer]):
         self._lost = lost
         self._who = who
         self._give_up = give_up
-        self._asked_now: list[tuple[Request, asyncio.Future[Answer]]] = []
+        self._asked_now: list[tuple[Request, asyncio.Future[Result]]] = []
         self._given_up_now: list[Request] = []
         self._calls: set[asyncio.Task[None]] = set()
 
-    async def ask(self, request: Request) -> Answer:
+    async def ask(self, request: Request) -> Result:
         """Raises what the replica answered for this request, or `lost`."""
         loop = asyncio.get_running_loop()
         if not self._asked_now:
             loop.call_soon(self._send)
-        answer: asyncio.Future[Answer] = loop.create_future()
+        answer: asyncio.Future[Result] = loop.create_future()
         self._asked_now.append((request, answer))
         return await answer
 
@@ -61,7 +61,7 @@ class RequestBatcher(Generic[Request, Answer]):
         call = self._start(self._answer_all(asked))
         unanswered, some_given_up = len(asked), False
 
-        def note_end(request: Request, ended: "asyncio.Future[Answer]") -> None:
+        def note_end(request: Request, ended: "asyncio.Future[Result]") -> None:
             nonlocal unanswered, some_given_up
             unanswered -= 1
             some_given_up |= ended.cancelled()
@@ -95,7 +95,7 @@ class RequestBatcher(Generic[Request, Answer]):
             call = give_up(requests)
             await call_result(call, call, self._lost, self._who)
 
-    async def _answer_all(self, asked: Sequence[tuple[Request, "asyncio.Future[Answer]"]]) -> None:
+    async def _answer_all(self, asked: Sequence[tuple[Request, "asyncio.Future[Result]"]]) -> None:
         """Hands each caller its answer as it comes; what breaks the call fails those that had none."""
         broken: Exception = self._lost(f"{self._who} ended the call without an answer.")
         call = None
@@ -115,7 +115,7 @@ class RequestBatcher(Generic[Request, Answer]):
                 settle(waiting, broken)
 
 
-def settle(waiting: "asyncio.Future[Answer]", answer: Answer | Exception) -> None:
+def settle(waiting: "asyncio.Future[Result]", answer: Result | Exception) -> None:
     if waiting.done():
         return
     if isinstance(answer, Exception):

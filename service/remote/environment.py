@@ -6,6 +6,7 @@ from ray.serve.handle import DeploymentHandle
 
 from deployments.failures import EnvironmentLost
 from deployments.protocols import (
+    Environment,
     StepOutcome,
     StepRequest,
     TaskDescription,
@@ -14,7 +15,7 @@ from deployments.rpc.handle_calls import call_result
 from service.remote.batching import RequestBatcher
 
 
-class RemoteEnvironment:
+class RemoteEnvironment(Environment):
     """The `Environment` protocol, on whichever replica of the task Serve picks."""
 
     def __init__(self, task_name: str, handle: DeploymentHandle[Any]) -> None:

@@ -10,6 +10,7 @@ from deployments.failures import GenerationCut, GenerationLost, Overloaded
 from deployments.protocols import (
     Generation,
     GenerationRequest,
+    Generator,
     GeneratorDescription,
 )
 from deployments.rpc.handle_calls import call_result
@@ -20,7 +21,7 @@ from service.remote.replica_affinity import ReplicaAffinity
 THE_GENERATOR = "The generator replica"
 
 
-class RemoteGenerator:
+class RemoteGenerator(Generator):
     """The `Generator` protocol: each conversation on the replica that has its prefix."""
 
     def __init__(self, handle: DeploymentHandle[Any]) -> None:

@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerFast
 from deployments.failures import EnvironmentRejected, PromptRejected
 from deployments.protocols import ChatMessage
 from rollout_client.contract import Message, PromptMessage
-from service.rollouts.episode import ChatOptions, TokenizedObservation
+from service.rollouts.chat_tokenizer import ChatOptions, ChatTokenizer, TokenizedObservation
 
 Chat = Sequence[Mapping[str, Any]]
 ANY_QUESTION = {"role": "user", "content": "Question"}
@@ -30,7 +30,7 @@ class UnsupportedTokenizer(Exception):
     """The model's tokenizer or chat template cannot carry a conversation token-exactly."""
 
 
-class TransformersChatTokenizer:
+class TransformersChatTokenizer(ChatTokenizer):
     """The model's own tokenizer and chat template, for one conversation after another; safe to share by threads."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:

@@ -12,7 +12,10 @@ from rollout_client.contract import Message, RolloutRequest, SampleInput, Sample
 from rollout_client.problem_contract import FieldProblem
 from service.requests.chat_tokenizer import RENDERING_ARGUMENTS, TransformersChatTokenizer
 from service.responses.problems import invalid_request, unknown_task
-from service.rollouts.episode import ChatOptions, Episode, EpisodeIdentity, EpisodeLimits, EpisodeStart, derived_seed
+from service.rollouts.chat_tokenizer import ChatOptions
+from service.rollouts.episode import Episode
+from service.rollouts.episode_records import EpisodeIdentity, EpisodeLimits, EpisodeStart
+from service.rollouts.seeds import derived_seed
 from service.settings import Limits
 
 RESULT_FIELDS = SampleResult.model_fields.keys()

@@ -1,127 +1,38 @@
-"""One rollout of one sample, as a state machine: it decides, others do the I/O.
+"""One rollout of one sample as a state machine: the episode decides what comes next, the loop does the I/O.
 
     next_generation -> (generate) -> add_generation -> step_request -> (step) -> add_outcome -> next_generation ...
 
-Guarantees: `token_ids` are only ever appended; the input of a generation is their concatenation; an episode ends in
-exactly one status; `add_generation` and `add_outcome` change nothing if they raise.
+Guarantees: token ids are only appended; the input of a generation is the concatenation of all token ids so far; an
+episode ends in exactly one status, and nothing changes it afterwards; `add_generation` and `add_outcome` change nothing
+if they raise.
 """
 
-import hashlib
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
-from deployments.protocols import (
-    ChatMessage,
-    Generation,
-    GenerationRequest,
-    SamplingOptions,
-    StepOutcome,
-    StepRequest,
-    packed_ids,
-)
-from rollout_client.contract import (
-    Message,
-    ObservationFormat,
-    SampleError,
-    SampleMetrics,
-    SampleResult,
-    SampleStatus,
-    WeightVersionSpan,
-)
+from deployments.protocols import Generation, GenerationRequest, StepOutcome, StepRequest, packed_ids
+from rollout_client.contract import Message, SampleError, SampleResult, SampleStatus, WeightVersionSpan
+from service.rollouts.chat_tokenizer import ChatTokenizer
+from service.rollouts.episode_records import EpisodeIdentity, EpisodeLimits, EpisodeStart
+from service.rollouts.sample_metrics import SampleMetricsAccumulator
+from service.rollouts.seeds import sampling_of_turn
 
 UNNAMED_REWARD = "reward"
+"""The name of a reward that its environment gave as a single number."""
 CutOff = Literal["deadline", "cancelled"]
-
-
-@dataclass(frozen=True, slots=True)
-class ChatOptions:
-    """How messages become tokens: the format of observations, and what the chat template is given."""
-
-    observation_format: ObservationFormat = "chat"
-    tools: list[dict[str, Any]] | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class TokenizedObservation:
-    """An observation's ids, the text that they cover, and whether any had to be left out."""
-
-    token_ids: list[int]
-    content: str
-    was_cut: bool
-
-
-class ChatTokenizer(Protocol):
-    """What an episode asks of the tokenizer."""
-
-    def decode(self, token_ids: Sequence[int]) -> str:
-        """The text of `token_ids`, special tokens skipped."""
-        ...
-
-    def observation(
-        self, observation: ChatMessage, after: Sequence[int], options: ChatOptions, room: int
-    ) -> TokenizedObservation:
-        """Tokenizes an observation that follows the generated ids `after`, keeping at most `room` ids."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class EpisodeLimits:
-    """Lengths in tokens; `max_new_tokens` bounds each generation, `max_seq_len` the whole log.
-
-    `max_rollout_turns` counts the turns that the given log brought along; `retries` bounds how often a call of the
-    sample is tried again after a failure of the fleet.
-    """
-
-    max_seq_len: int
-    max_new_tokens: int | None
-    max_rollout_turns: int
-    retries: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class EpisodeIdentity:
-    """Which rollout of which sample this is, and what comes back untouched."""
-
-    request_id: str
-    position: int
-    group: int
-    generation_index: int
-    idx: int
-    task_name: str
-    id: str | None = None
-    further_fields: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def rollout_id(self) -> str:
-        """Unique among all rollouts."""
-        return f"{self.request_id}-{self.position}-{self.generation_index}"
-
-
-@dataclass(frozen=True, slots=True)
-class EpisodeStart:
-    """What the first turn begins with."""
-
-    message_log: tuple[Message, ...]
-    extra_env_info: dict[str, Any]
-    stop_strings: tuple[str, ...]
-    sampling: SamplingOptions
-    chat: ChatOptions
-    min_weight_version: int = 0
+"""The statuses of an episode that was ended from outside, in any state."""
 
 
 class Episode:
-    """The sample's own record: all the state a rollout has."""
+    """All the state of one rollout."""
 
     def __init__(
-        self, identity: EpisodeIdentity, start: EpisodeStart, limits: EpisodeLimits, tokens: ChatTokenizer
+        self, identity: EpisodeIdentity, start: EpisodeStart, limits: EpisodeLimits, tokenizer: ChatTokenizer
     ) -> None:
         self.identity = identity
         self.status: SampleStatus | None = None
         self.error: SampleError | None = None
         self._limits = limits
-        self._tokens = tokens
+        self._tokenizer = tokenizer
         self._start = start
         self._message_log = list(start.message_log)
         self._token_ids = packed_ids(token_id for message in start.message_log for token_id in message.token_ids)
@@ -129,9 +40,7 @@ class Episode:
         self._stop_strings = start.stop_strings
         self._rewards: dict[str, float] = {}
         self._answer: str | None = None
-        self._turn_gen_tokens: list[int] = []
-        self._turn_input_tokens: list[int] = []
-        self._env_tokens = 0
+        self._metrics = SampleMetricsAccumulator()
         self._steps = self._turns_in_log() - self.step_is_due
         self._retries_left = limits.retries
         self._terminated = False
@@ -145,7 +54,7 @@ class Episode:
 
     @property
     def step_is_due(self) -> bool:
-        """The log ends with a whole response that its environment has not judged yet."""
+        """Whether the message log ends with a complete response that the environment has not judged yet."""
         if not self._message_log:
             return False
         last = self._message_log[-1]
@@ -156,12 +65,12 @@ class Episode:
         return self.status in ("deadline", "cancelled")
 
     def take_retry(self) -> bool:
-        """Whether one more call may be tried again; counts it if so."""
+        """Whether the budget allows another retry. Takes the retry out of the budget."""
         self._retries_left -= 1
         return self._retries_left >= 0
 
     def next_generation(self) -> GenerationRequest | None:
-        """The generation that is due, or None if there is no room or no turn left for it, which ends the sample."""
+        """The generation that comes next, or `None` if there is no room or no turn left, which ends the episode."""
         room = self._limits.max_seq_len - len(self._token_ids)
         if room <= 0:
             self._truncate()
@@ -178,17 +87,17 @@ class Episode:
             sampling=sampling_of_turn(self._start.sampling, turn),
             min_weight_version=self._start.min_weight_version,
             rollout_id=self.identity.rollout_id,
-            group=f"{self.identity.request_id}-{self.identity.group}",
+            group=self.identity.group_id,
         )
 
     def add_generation(self, generation: Generation) -> None:
-        """Appends the response; one that was cut by `max_seq_len` truncates the sample. Too late if that is over."""
+        """Appends the response. If `max_seq_len` cut it, the episode ends as truncated. Ignored after the end."""
         if self.done:
             return
         self._message_log.append(
             Message.model_construct(
                 role="assistant",
-                content=self._tokens.decode(generation.token_ids),
+                content=self._tokenizer.decode(generation.token_ids),
                 token_ids=generation.token_ids,
                 generation_logprobs=generation.logprobs,
                 finish_reason=generation.finish_reason,
@@ -198,12 +107,12 @@ class Episode:
                 ],
             )
         )
-        self._turn_input_tokens.append(len(self._token_ids))
+        self._metrics.add_generation(len(self._token_ids), len(generation.token_ids))
         self._token_ids.extend(generation.token_ids)
-        self._turn_gen_tokens.append(len(generation.token_ids))
         self._truncate_if_cut_by_max_seq_len()
 
     def step_request(self) -> StepRequest:
+        """The step of the environment that comes next."""
         return StepRequest(
             message_log=[{"role": message.role, "content": message.content} for message in self._message_log],
             extra_env_info=self._extra_env_info,
@@ -211,12 +120,12 @@ class Episode:
         )
 
     def add_outcome(self, outcome: StepOutcome) -> None:
-        """Takes the reward, appends the observation and decides whether another turn is due. Too late if it is over."""
+        """Adds the reward, appends the observation, and decides whether the episode ends. Ignored after the end."""
         if self.done:
             return
         response = self._message_log[-1]
         room = self._limits.max_seq_len - len(self._token_ids)
-        observation = self._tokens.observation(outcome.observation, response.token_ids, self._start.chat, room)
+        observation = self._tokenizer.observation(outcome.observation, response.token_ids, self._start.chat, room)
         self._message_log[-1] = response.model_copy(update={"reward": self._take_reward(outcome.reward)})
         self._message_log.append(
             Message.model_construct(
@@ -226,7 +135,7 @@ class Episode:
             )
         )
         self._token_ids.extend(observation.token_ids)
-        self._env_tokens += len(observation.token_ids)
+        self._metrics.add_observation(len(observation.token_ids))
         self._steps += 1
         self._answer = outcome.answer
         if outcome.metadata is not None:
@@ -238,17 +147,18 @@ class Episode:
         self.status = self._status_after_step()
 
     def fail(self, error: SampleError) -> None:
-        """Ends the episode with what broke it, unless it is over; what was reached stays in its log."""
+        """Ends the episode with an error. Its message log keeps the turns that were played. Ignored after the end."""
         if self.done:
             return
         self.status = "error"
         self.error = error
 
     def cut_off(self, status: CutOff) -> None:
-        """Ends the episode where it is, unless it is over already."""
+        """Ends the episode in its current state, from which it can be resumed. Ignored after the end."""
         self.status = self.status or status
 
     def result(self) -> SampleResult:
+        """The episode as the response shows it. `total_reward` is null on failure: unknown, not zero."""
         identity = self.identity
         total_reward = None if self.error else sum(self._rewards.values())
         reported: dict[str, Any] = {
@@ -265,7 +175,7 @@ class Episode:
             "extra_env_info": self._extra_env_info,
             "stop_strings": list(self._stop_strings),
             "observation_format": self._start.chat.observation_format,
-            "metrics": self._metrics(total_reward),
+            "metrics": self._metrics.metrics(self.status, self._terminated, self._truncated, total_reward),
         }
         optional = {
             "id": identity.id,
@@ -276,7 +186,7 @@ class Episode:
         }
         reported.update({name: value for name, value in optional.items() if value is not None})
         result = SampleResult.model_construct(**reported)
-        # Not through model_construct, where a caller's field could have the name of a parameter.
+        # Set here: a caller's field could have the name of a parameter of `model_construct`.
         further_fields = result.__pydantic_extra__ = dict(identity.further_fields)
         result.__pydantic_fields_set__.update(further_fields)
         return result
@@ -305,30 +215,3 @@ class Episode:
         if self._truncated:
             return "truncated"
         return "max_turns" if self._steps >= self._limits.max_rollout_turns else None
-
-    def _metrics(self, total_reward: float | None) -> SampleMetrics:
-        assistant_tokens = sum(self._turn_gen_tokens)
-        return SampleMetrics.model_construct(
-            turn_count=len(self._turn_gen_tokens),
-            total_tokens=assistant_tokens + self._env_tokens,
-            assistant_tokens=assistant_tokens,
-            env_tokens=self._env_tokens,
-            terminated=self._terminated,
-            truncated=self._truncated,
-            max_turns_reached=self.status == "max_turns",
-            total_reward=total_reward,
-            turn_gen_tokens=self._turn_gen_tokens.copy(),
-            turn_input_tokens=self._turn_input_tokens.copy(),
-        )
-
-
-def sampling_of_turn(sampling: SamplingOptions, turn: int) -> SamplingOptions:
-    if sampling.seed is None:
-        return sampling
-    return replace(sampling, seed=derived_seed(sampling.seed, turn))
-
-
-def derived_seed(seed: int, *path: int) -> int:
-    """A seed in [0, 2^63) for the place `path` under `seed`: equal places get equal seeds, others unrelated ones."""
-    digest = hashlib.blake2b(repr((seed, *path)).encode(), digest_size=8).digest()
-    return int.from_bytes(digest) >> 1

@@ -21,8 +21,8 @@ from service.rollouts.schedule import Schedule
 
 FIRST_RETRY_AFTER_S = 0.1
 LAST_RETRY_AFTER_S = 5.0
-Answer = TypeVar("Answer")
-Call = Callable[[], Coroutine[Any, Any, Answer]]
+Result = TypeVar("Result")
+Call = Callable[[], Coroutine[Any, Any, Result]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,10 +141,10 @@ class RunningEpisodes:
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
 
-def with_timeout(seconds: float | None, call: Call[Answer], what: str) -> Call[Answer]:
+def with_timeout(seconds: float | None, call: Call[Result], what: str) -> Call[Result]:
     """The call, raising `TurnTimedOut` where it takes longer than `seconds`."""
 
-    async def timed() -> Answer:
+    async def timed() -> Result:
         try:
             async with asyncio.timeout(seconds) as limit:
                 return await call()
@@ -156,7 +156,7 @@ def with_timeout(seconds: float | None, call: Call[Answer], what: str) -> Call[A
     return timed
 
 
-async def with_retries(call: Call[Answer], episode: Episode) -> Answer:
+async def with_retries(call: Call[Result], episode: Episode) -> Result:
     """Calls again after a failure of the fleet, with growing pauses, as long as the sample's budget lasts."""
     try:
         # Nearly always enough, and then what follows would cost more than the rest of the turn.
@@ -177,11 +177,11 @@ async def with_retries(call: Call[Answer], episode: Episode) -> Answer:
     return await attempts(after_failure(first_failure, call))
 
 
-def after_failure(failure: RolloutFailure, call: Call[Answer]) -> Call[Answer]:
+def after_failure(failure: RolloutFailure, call: Call[Result]) -> Call[Result]:
     """The call, as if it had not been tried yet: its first try fails by `failure`."""
     known = [failure]
 
-    async def next_try() -> Answer:
+    async def next_try() -> Result:
         if known:
             raise known.pop()
         return await call()

@@ -15,7 +15,7 @@ class Schedule(Protocol):
         """The sample is over; nobody waits for it any more."""
 
 
-class Async:
+class AsyncSchedule(Schedule):
     """Nothing waits for a slower sibling."""
 
     def join(self) -> None:
@@ -28,7 +28,7 @@ class Async:
         pass
 
 
-class Lockstep:
+class LockstepSchedule(Schedule):
     """A phase begins when every sample that is not over is ready for it.
 
     All waiting samples wake in the same instant, so that what they ask for next can travel in one call.

@@ -1,20 +1,28 @@
-"""Scripted stand-ins for the two protocols and a tokenizer of one token a character: to test the loop's logic alone."""
+"""Scripted implementations of `Generator`, `Environment` and `ChatTokenizer`, to test the loop's logic alone."""
 
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from deployments.protocols import ChatMessage, Generation, GenerationRequest, SamplingOptions, StepOutcome, StepRequest
-from rollout_client.contract import Message, ObservationFormat
-from service.rollouts.episode import (
-    ChatOptions,
-    Episode,
-    EpisodeIdentity,
-    EpisodeLimits,
-    EpisodeStart,
-    TokenizedObservation,
+from deployments.protocols import (
+    ChatMessage,
+    Environment,
+    Generation,
+    GenerationRequest,
+    Generator,
+    GeneratorDescription,
+    SamplingOptions,
+    StepOutcome,
+    StepRequest,
+    TaskDescription,
 )
+from rollout_client.contract import Message, ObservationFormat
+from service.rollouts.chat_tokenizer import ChatOptions, ChatTokenizer, TokenizedObservation
+from service.rollouts.episode import Episode
+from service.rollouts.episode_records import EpisodeIdentity, EpisodeLimits, EpisodeStart
+
+DESCRIPTION = GeneratorDescription("scripted", max_model_len=1000, vocab_size=0x110000)
 
 
 def ids_of(text: str) -> list[int]:
@@ -25,8 +33,8 @@ def text_of(token_ids: Sequence[int]) -> str:
     return "".join(chr(token_id) for token_id in token_ids)
 
 
-class CharacterTokens:
-    """Implements `ChatTokenizer`; the chat format puts an observation between angle brackets."""
+class CharacterChatTokenizer(ChatTokenizer):
+    """One token per character. The chat format puts an observation between angle brackets."""
 
     def decode(self, token_ids: Sequence[int]) -> str:
         return text_of(token_ids)
@@ -46,8 +54,8 @@ class CharacterTokens:
 
 
 @dataclass
-class ScriptedGenerator:
-    """Answers each generation with the next text of its script, cut at the asked length; an exception is raised."""
+class ScriptedGenerator(Generator):
+    """Answers each generation with the next text of its script, cut at `max_new_tokens`, or raises its exception."""
 
     script: Sequence[str | Exception]
     requests: list[GenerationRequest] = field(default_factory=list)
@@ -75,10 +83,13 @@ class ScriptedGenerator:
     def release(self, rollout_id: str) -> None:
         self.released.append(rollout_id)
 
+    async def describe(self) -> GeneratorDescription:
+        return DESCRIPTION
+
 
 @dataclass
-class ScriptedEnvironment:
-    """Answers each step with the next outcome of its script; an exception is raised."""
+class ScriptedEnvironment(Environment):
+    """Answers each step with the next outcome of its script, or raises its exception."""
 
     script: Sequence[StepOutcome | Exception]
     requests: list[StepRequest] = field(default_factory=list)
@@ -90,6 +101,12 @@ class ScriptedEnvironment:
         if isinstance(answer, Exception):
             raise answer
         return answer
+
+    async def describe(self) -> TaskDescription:
+        return TaskDescription("task", "A scripted task.", fields={})
+
+    async def example_samples(self, count: int, seed: int) -> list[dict[str, Any]]:
+        return [{"task_name": "task", "messages": [{"role": "user", "content": f"{seed}-{n}"}]} for n in range(count)]
 
 
 def outcome(content: str = "", reward: float | dict[str, float] = 0.0, terminated: bool = False) -> StepOutcome:
@@ -130,5 +147,5 @@ class EpisodeRecipe:
                 chat=ChatOptions(self.observation_format),
             ),
             EpisodeLimits(self.max_seq_len, self.max_new_tokens, self.max_rollout_turns, self.retries),
-            CharacterTokens(),
+            CharacterChatTokenizer(),
         )

@@ -33,7 +33,7 @@ class ScriptedHttp:
         description = GeneratorDescription("tiny", max_model_len=100, vocab_size=VOCAB_SIZE)
         intake = EpisodeFactory(frozenset(self.environments), description, tokens, limits)
         policy = RemotePolicy(store=None)  # type: ignore[arg-type]
-        rollouts = RolloutService(self.generator, self.environments, policy, intake, limits)  # type: ignore[arg-type]
+        rollouts = RolloutService(self.generator, self.environments, policy, intake, limits)
         self._app = build_http_app(rollouts)
 
     def request(self, method: str, path: str, **options: Any) -> httpx.Response:

@@ -16,7 +16,7 @@ from deployments.rpc.live_replicas import note_replicas
 from service.remote.environment import RemoteEnvironment
 from service.remote.generator import RemoteGenerator
 from service.rollouts.loop import RolloutContext
-from service.rollouts.schedule import Lockstep
+from service.rollouts.schedule import LockstepSchedule
 from tests.service.rollouts.test_loop import collect
 from tests.service.scripted import EpisodeRecipe, ScriptedGenerator, outcome
 
@@ -254,5 +254,5 @@ def test_what_is_given_up_before_it_was_sent_is_never_sent() -> None:
 def test_in_lockstep_an_environment_gets_one_call_a_turn(samples: int) -> None:
     handle = ScriptedHandle()
     episodes = [EpisodeRecipe(position=place, max_rollout_turns=3).make() for place in range(samples)]
-    collect(episodes, RolloutContext(ScriptedGenerator(["A"]), {"task": hop(handle)}, Lockstep()))
+    collect(episodes, RolloutContext(ScriptedGenerator(["A"]), {"task": hop(handle)}, LockstepSchedule()))
     assert [len(requests) for requests in handle.requests] == [samples] * 3

@@ -11,7 +11,7 @@ from deployments.failures import EnvironmentRejected, PromptRejected
 from deployments.protocols import ChatMessage
 from rollout_client.contract import PromptMessage
 from service.requests.chat_tokenizer import TransformersChatTokenizer, UnsupportedTokenizer
-from service.rollouts.episode import ChatOptions, TokenizedObservation
+from service.rollouts.chat_tokenizer import ChatOptions, TokenizedObservation
 from tests.paths import TINY_MODEL
 
 

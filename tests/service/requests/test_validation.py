@@ -193,7 +193,7 @@ def test_a_stream_that_breaks_midway_ends_with_its_problem(monkeypatch: pytest.M
     def broken_metrics(_tally: Any) -> None:
         raise ZeroDivisionError("by zero")
 
-    monkeypatch.setattr("service.rollouts.metrics.MetricsAccumulator.metrics", broken_metrics)
+    monkeypatch.setattr("service.rollouts.request_metrics.RequestMetricsAccumulator.metrics", broken_metrics)
     service = ScriptedHttp()
     body = json.dumps({"samples": [GOOD]})
     answer = service.request("POST", "/rollout", content=body, headers={"accept": "application/x-ndjson"}).text

@@ -22,7 +22,7 @@ from rollout_client.contract import Keep, Message, SampleResult
 from service.rollouts.early_stopping import EarlyStopping
 from service.rollouts.episode import Episode
 from service.rollouts.loop import RolloutContext, play_request, play_sample
-from service.rollouts.schedule import Async, Lockstep, Schedule
+from service.rollouts.schedule import AsyncSchedule, LockstepSchedule, Schedule
 from tests.service.scripted import (
     EpisodeRecipe,
     ScriptedEnvironment,
@@ -37,7 +37,9 @@ EVERYTHING = Keep()
 
 
 def play(recipe: EpisodeRecipe, generator: Generator, environment: Environment) -> SampleResult:
-    return asyncio.run(play_sample(recipe.make(), RolloutContext(generator, {"task": environment}, Async()))).result()
+    return asyncio.run(
+        play_sample(recipe.make(), RolloutContext(generator, {"task": environment}, AsyncSchedule()))
+    ).result()
 
 
 def texts(result: SampleResult) -> list[str]:
@@ -175,7 +177,7 @@ def test_a_failing_sample_keeps_its_log_and_leaves_its_siblings_alone() -> None:
     episodes = [EpisodeRecipe(position=position).make() for position in range(3)]
     generator = ScriptedGenerator(["A", GenerationLost("The generator replica died during the call."), "C"])
     environment = ScriptedEnvironment([outcome("O", 1.0, terminated=True)])
-    results = collect(episodes, RolloutContext(generator, {"task": environment}, Async()))
+    results = collect(episodes, RolloutContext(generator, {"task": environment}, AsyncSchedule()))
     assert [results[position].status for position in range(3)] == ["completed", "error", "completed"]
     assert results[1].error is not None
     assert results[1].error.model_dump() == {
@@ -202,7 +204,7 @@ def test_closing_a_request_cancels_what_is_under_way() -> None:
     generator = ScriptedGenerator(["A"], delay_s=60)
     episodes = [EpisodeRecipe(position=position).make() for position in range(4)]
 
-    context = RolloutContext(generator, {"task": ScriptedEnvironment([outcome()])}, Async())
+    context = RolloutContext(generator, {"task": ScriptedEnvironment([outcome()])}, AsyncSchedule())
 
     async def play_for(seconds: float) -> None:
         playing = play_request(episodes, context, EarlyStopping(Keep(), dict.fromkeys(episodes, 0)))
@@ -288,7 +290,7 @@ def test_every_episode_that_goes_in_comes_out_exactly_once(
     recipes_of_request: list[EpisodeRecipe], responses: list[str], script: list[StepOutcome]
 ) -> None:
     episodes = [replace(recipe, position=position).make() for position, recipe in enumerate(recipes_of_request)]
-    context = RolloutContext(ScriptedGenerator(responses), {"task": ScriptedEnvironment(script)}, Async())
+    context = RolloutContext(ScriptedGenerator(responses), {"task": ScriptedEnvironment(script)}, AsyncSchedule())
     results = collect(episodes, context)
     assert sorted(results) == list(range(len(episodes)))
     assert all(result.status is not None for result in results.values())
@@ -332,7 +334,7 @@ def played(requested: list[EpisodeRecipe], schedule: Schedule) -> dict[int, Samp
 
 @given(st.lists(recipes, max_size=6))
 def test_both_schedules_give_the_same_logs_and_rewards(requested: list[EpisodeRecipe]) -> None:
-    assert played(requested, Lockstep()) == played(requested, Async())
+    assert played(requested, LockstepSchedule()) == played(requested, AsyncSchedule())
 
 
 def test_in_lockstep_all_generate_then_all_step_and_the_finished_drop_out() -> None:
@@ -353,7 +355,7 @@ def test_in_lockstep_all_generate_then_all_step_and_the_finished_drop_out() -> N
         EpisodeRecipe(prompt=prompt, position=place, max_rollout_turns=3).make()
         for place, prompt in enumerate(["q", "qq", "qqq"])
     ]
-    collect(episodes, RolloutContext(Noting([]), {"task": Judge([])}, Lockstep()))
+    collect(episodes, RolloutContext(Noting([]), {"task": Judge([])}, LockstepSchedule()))
     rounds = ["generation"] * 3 + ["step"] * 3
     assert order == rounds * 2 + ["generation"] * 2 + ["step"] * 2
 
@@ -429,7 +431,9 @@ def test_a_failure_of_the_sample_itself_is_not_tried_again() -> None:
 
 def test_a_call_that_takes_too_long_is_a_timeout_and_tried_again() -> None:
     generator = ScriptedGenerator(["A"], delay_s=5)
-    context = RolloutContext(generator, {"task": ScriptedEnvironment([outcome()])}, Async(), generation_timeout_s=0.02)
+    context = RolloutContext(
+        generator, {"task": ScriptedEnvironment([outcome()])}, AsyncSchedule(), generation_timeout_s=0.02
+    )
     results = collect([EpisodeRecipe(retries=1).make()], context)
     assert results[0].error is not None
     assert results[0].error.model_dump() == {
@@ -452,7 +456,9 @@ def test_at_the_deadline_what_is_done_comes_back_and_the_rest_keeps_its_log() ->
 
     episodes = [EpisodeRecipe(prompt=prompt, position=place).make() for place, prompt in enumerate(["Q", "QQQ"])]
     generator = SlowAfterTheFirstTurn(["A"])
-    results = collect(episodes, RolloutContext(generator, {"task": EndingShortGames([])}, Async()), deadline_s=0.1)
+    results = collect(
+        episodes, RolloutContext(generator, {"task": EndingShortGames([])}, AsyncSchedule()), deadline_s=0.1
+    )
     assert (results[0].status, texts(results[0])) == ("completed", ["Q", "A", "O"])
     assert (results[1].status, texts(results[1])) == ("deadline", ["QQQ", "A", "O"])
     assert results[1].error is None
@@ -485,7 +491,9 @@ def test_enough_is_enough(keep: Keep, kept: dict[int, list[str]]) -> None:
     ]
     generator = Ordered(["A"])
     results = collect(
-        episodes, RolloutContext(generator, {"task": ScriptedEnvironment([outcome(terminated=True)])}, Async()), keep
+        episodes,
+        RolloutContext(generator, {"task": ScriptedEnvironment([outcome(terminated=True)])}, AsyncSchedule()),
+        keep,
     )
     statuses = {group: [results[2 * group + place].status for place in range(2)] for group in range(3)}
     assert statuses == kept
@@ -496,7 +504,7 @@ def test_a_failed_rollout_fills_no_group() -> None:
     episodes = [EpisodeRecipe(position=position).make() for position in range(3)]
     generator = ScriptedGenerator([GenerationRejected("no"), "A", "A"])
     environment = ScriptedEnvironment([outcome(terminated=True)])
-    results = collect(episodes, RolloutContext(generator, {"task": environment}, Async()), Keep(per_group=2))
+    results = collect(episodes, RolloutContext(generator, {"task": environment}, AsyncSchedule()), Keep(per_group=2))
     assert [results[position].status for position in range(3)] == ["error", "completed", "completed"]
 
 
@@ -508,7 +516,7 @@ def test_a_slow_environment_holds_up_nobody_but_its_own_sample() -> None:
             return outcome(terminated=True)
 
     episodes = [EpisodeRecipe(prompt=prompt, position=place).make() for place, prompt in enumerate(["slow", "Q", "Q"])]
-    results = collect(episodes, RolloutContext(ScriptedGenerator(["A"]), {"task": SlowForOne([])}, Async()))
+    results = collect(episodes, RolloutContext(ScriptedGenerator(["A"]), {"task": SlowForOne([])}, AsyncSchedule()))
     assert list(results) == [1, 2, 0]
 
 
@@ -518,7 +526,7 @@ def test_lockstep_keeps_stop_strings_by_sample_and_none_clears_none() -> None:
         EpisodeRecipe(prompt=prompt, position=place, stop_strings=stop_strings, max_rollout_turns=2).make()
         for place, (prompt, stop_strings) in enumerate([("p", ("x",)), ("qq", ())])
     ]
-    collect(episodes, RolloutContext(generator, {"task": ScriptedEnvironment([outcome("O")])}, Lockstep()))
+    collect(episodes, RolloutContext(generator, {"task": ScriptedEnvironment([outcome("O")])}, LockstepSchedule()))
     by_prompt: dict[str, list[tuple[str, ...]]] = {"p": [], "q": []}
     for request in generator.requests:
         by_prompt[chr(request.prompt_token_ids[0])].append(request.stop_strings)
@@ -529,7 +537,7 @@ def test_lockstep_counts_no_truncated_sample_as_terminated_and_ends_it() -> None
     generator = ScriptedGenerator(["AAAA"])
     environment = ScriptedEnvironment([outcome("O")])
     episodes = [EpisodeRecipe(max_seq_len=4).make()]
-    results = collect(episodes, RolloutContext(generator, {"task": environment}, Lockstep()))
+    results = collect(episodes, RolloutContext(generator, {"task": environment}, LockstepSchedule()))
     assert (results[0].status, results[0].terminated, results[0].truncated) == ("truncated", False, True)
     assert (len(generator.requests), environment.requests) == (1, [])
 
@@ -550,7 +558,7 @@ def test_lockstep_never_deadlocks_whoever_is_cancelled_fails_or_ends(seed: int, 
     episodes = [
         EpisodeRecipe(position=place, group=place // size, max_rollout_turns=4).make() for place in range(groups * size)
     ]
-    context = RolloutContext(SpeakingGenerator([]), {"task": Uneven([])}, Lockstep())
+    context = RolloutContext(SpeakingGenerator([]), {"task": Uneven([])}, LockstepSchedule())
     results = collect(episodes, context, keep, deadline_s=5)
     assert sorted(results) == list(range(groups * size))
     assert all(result.status != "deadline" for result in results.values())
@@ -563,7 +571,7 @@ def test_a_call_that_cancels_itself_loses_no_sample() -> None:
             raise asyncio.CancelledError
 
     results = collect(
-        [EpisodeRecipe().make()], RolloutContext(GivingUp([]), {"task": ScriptedEnvironment([])}, Async())
+        [EpisodeRecipe().make()], RolloutContext(GivingUp([]), {"task": ScriptedEnvironment([])}, AsyncSchedule())
     )
     assert results[0].error is not None
     assert results[0].error.message == "A call of the sample was cancelled."
@@ -585,7 +593,7 @@ def test_a_resumed_sample_whose_step_is_due_stays_in_step_with_the_others() -> N
     unjudged = Message(role="assistant", content="a", token_ids=[97], generation_logprobs=[-1.0], finish_reason="stop")
     resumed = EpisodeRecipe(position=1, message_log=lambda _: [user_message("Q"), unjudged], max_rollout_turns=2)
     episodes = [EpisodeRecipe(max_rollout_turns=2).make(), resumed.make()]
-    collect(episodes, RolloutContext(Noting([]), {"task": Judge([])}, Lockstep()))
+    collect(episodes, RolloutContext(Noting([]), {"task": Judge([])}, LockstepSchedule()))
     assert order == ["generation", "step", "step", "generation", "generation", "step", "step"]
 
 
@@ -596,7 +604,7 @@ def test_the_deadline_holds_however_slowly_the_results_are_read() -> None:
             return outcome("o")
 
     episodes = [EpisodeRecipe(position=place, max_rollout_turns=10_000).make() for place in range(3)]
-    context = RolloutContext(ScriptedGenerator(["A"]), {"task": Endless([])}, Async())
+    context = RolloutContext(ScriptedGenerator(["A"]), {"task": Endless([])}, AsyncSchedule())
 
     async def read_slowly() -> list[int]:
         turns = []

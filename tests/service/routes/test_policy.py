@@ -144,7 +144,7 @@ class Service:
         environments: Any = {"math": self.environment}
         description = GeneratorDescription("tiny", max_model_len=100, vocab_size=262)
         intake = EpisodeFactory(frozenset(environments), description, tokens, LIMITS)
-        rollouts = RolloutService(self.generator, environments, self.policy, intake, LIMITS)  # type: ignore[arg-type]
+        rollouts = RolloutService(self.generator, environments, self.policy, intake, LIMITS)
         self._app = build_http_app(rollouts)
 
     def request(self, method: str, path: str, **options: Any) -> httpx.Response:

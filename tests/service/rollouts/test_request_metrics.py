@@ -12,7 +12,7 @@ from rollout_client.contract import (
     SampleResult,
     WeightVersionSpan,
 )
-from service.rollouts.metrics import MetricsAccumulator
+from service.rollouts.request_metrics import RequestMetricsAccumulator
 
 
 def result(
@@ -41,8 +41,8 @@ def result(
     )
 
 
-def tally_of(results: Iterable[SampleResult]) -> MetricsAccumulator:
-    metrics_accumulator = MetricsAccumulator()
+def tally_of(results: Iterable[SampleResult]) -> RequestMetricsAccumulator:
+    metrics_accumulator = RequestMetricsAccumulator()
     for each in results:
         metrics_accumulator.add(each)
     return metrics_accumulator

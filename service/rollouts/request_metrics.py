@@ -17,7 +17,7 @@ FIELDS = {
 }
 
 
-class MetricsAccumulator:
+class RequestMetricsAccumulator:
     """Takes the results of a request one by one, as they finish, and sums them up at its end.
 
     Failed samples are in no average, nor are those that a deadline or `keep` cut off: their rewards are not final.

@@ -1,0 +1,82 @@
+"""What the ingress calls on every generator replica, over any `Engine`: batches of generations, and their abortion.
+
+`RemoteGenerator` (`service/remote/generator.py`) is the caller.
+"""
+
+import asyncio
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+from deployments.failures import GenerationLost, RolloutFailure
+from deployments.protocols import Engine, Generation, GenerationRequest, GeneratorDescription
+from deployments.rpc.autoscaling import stats_of
+from deployments.rpc.batching import BatchResults, results_as_completed
+
+logger = logging.getLogger("rollout_service.rpc")
+
+
+class GeneratorReplicaBase(ABC):
+    """Runs generations on the replica's engine; `GeneratorReplica` and `SimulatedGeneratorReplica` inherit from it."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._running: dict[str, asyncio.Task[object]] = {}
+
+    async def generate(self, requests: list[GenerationRequest]) -> AsyncGenerator[BatchResults[Generation], None]:
+        """Runs the generations concurrently and yields each result as soon as it is there.
+
+        The results of one event-loop iteration are yielded together. A failure is the result of its own generation
+        alone.
+        """
+        aborted = GenerationLost("The generation was aborted.")
+        jobs = [self._generation_or_failure(request) for request in requests]
+        async with aclosing(results_as_completed(jobs, aborted)) as batches:
+            async for results in batches:
+                yield results
+
+    async def abort(self, request_ids: list[str]) -> None:
+        """Aborts generations that nobody waits for, while others of their batch go on. Unknown ids are ignored."""
+        for request_id in request_ids:
+            if (task := self._running.get(request_id)) is not None:
+                task.cancel()
+
+    async def describe(self) -> GeneratorDescription:
+        return self._engine.describe()
+
+    async def ongoing_generations(self) -> int:
+        """Generations that run or wait in the engine's queue."""
+        return self._engine.ongoing_generations
+
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        return stats_of(self._engine.ongoing_generations)
+
+    @abstractmethod
+    async def check_health(self) -> None:
+        """Raises what broke the replica, which Serve then replaces."""
+
+    @abstractmethod
+    def refuse_if_not_at(self, min_weight_version: int) -> None:
+        """Raises `GenerationLost` unless the replica can generate with weights of this version or newer."""
+
+    async def _generation_or_failure(self, request: GenerationRequest) -> Generation | RolloutFailure:
+        task = asyncio.current_task()
+        assert task is not None
+        self._running[request.request_id] = task
+        try:
+            self.refuse_if_not_at(request.min_weight_version)
+            return await self._engine.generate(request)
+        except RolloutFailure as failure:
+            return failure
+        except Exception as error:
+            logger.warning(
+                "A generation broke.",
+                exc_info=error,
+                extra={"rollout_id": request.rollout_id, "generation_id": request.request_id},
+            )
+            return RolloutFailure(f"{type(error).__name__}: {error}")
+        finally:
+            # A retry of the same generation has the same id and may have replaced this task.
+            if self._running.get(request.request_id) is task:
+                del self._running[request.request_id]

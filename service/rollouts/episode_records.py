@@ -1,0 +1,73 @@
+"""What an episode is made from: its identity, its start, its limits. `service/requests/episodes.py` makes them."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from deployments.protocols import SamplingOptions
+from rollout_client.contract import Message
+from service.rollouts.chat_tokenizer import ChatOptions
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeIdentity:
+    """Which rollout of which sample an episode is, and the fields of the sample that come back unchanged.
+
+    `position` is the episode's place in the response and `group` its sample's place in the request, both from 0; `idx`
+    is the sample's number as the caller sees it. Within its group the episode is number `generation_index`.
+    """
+
+    request_id: str
+    position: int
+    group: int
+    generation_index: int
+    idx: int
+    task_name: str
+    id: str | None = None
+    further_fields: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def rollout_id(self) -> str:
+        """Unique among all rollouts of all requests."""
+        return f"{self.request_id}-{self.position}-{self.generation_index}"
+
+    @property
+    def group_id(self) -> str:
+        """Unique among all groups of all requests."""
+        return f"{self.request_id}-{self.group}"
+
+    def log_fields(self) -> dict[str, Any]:
+        """The `extra` of a log record that concerns this rollout."""
+        return {
+            "request_id": self.request_id,
+            "rollout_id": self.rollout_id,
+            "task_name": self.task_name,
+            "sample": self.idx,
+            "generation_index": self.generation_index,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeStart:
+    """The state in which an episode begins."""
+
+    message_log: tuple[Message, ...]
+    extra_env_info: dict[str, Any]
+    stop_strings: tuple[str, ...]
+    sampling: SamplingOptions
+    chat: ChatOptions
+    min_weight_version: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeLimits:
+    """Bounds of one episode, lengths in tokens.
+
+    `max_seq_len` bounds the whole message log, `max_new_tokens` each generation (`None`: only `max_seq_len` does).
+    `max_rollout_turns` bounds the turns, those of the message log that was posted included. `retries` bounds how many
+    calls of the episode are retried after a failure of the fleet.
+    """
+
+    max_seq_len: int
+    max_new_tokens: int | None
+    max_rollout_turns: int
+    retries: int = 0

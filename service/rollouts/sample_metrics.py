@@ -1,0 +1,37 @@
+"""The metrics of one sample. A new metric per sample is a field of the contract's `SampleMetrics`, filled here."""
+
+from rollout_client.contract import SampleMetrics, SampleStatus
+
+
+class SampleMetricsAccumulator:
+    """Counts the tokens of one episode while it is played. Lengths are in tokens."""
+
+    def __init__(self) -> None:
+        self._turn_input_tokens: list[int] = []
+        self._turn_gen_tokens: list[int] = []
+        self._env_tokens = 0
+
+    def add_generation(self, input_tokens: int, generated_tokens: int) -> None:
+        self._turn_input_tokens.append(input_tokens)
+        self._turn_gen_tokens.append(generated_tokens)
+
+    def add_observation(self, tokens: int) -> None:
+        self._env_tokens += tokens
+
+    def metrics(
+        self, status: SampleStatus | None, terminated: bool, truncated: bool, total_reward: float | None
+    ) -> SampleMetrics:
+        """Counts only what was played here, not the turns of a message log that was posted."""
+        assistant_tokens = sum(self._turn_gen_tokens)
+        return SampleMetrics.model_construct(
+            turn_count=len(self._turn_gen_tokens),
+            total_tokens=assistant_tokens + self._env_tokens,
+            assistant_tokens=assistant_tokens,
+            env_tokens=self._env_tokens,
+            terminated=terminated,
+            truncated=truncated,
+            max_turns_reached=status == "max_turns",
+            total_reward=total_reward,
+            turn_gen_tokens=self._turn_gen_tokens.copy(),
+            turn_input_tokens=self._turn_input_tokens.copy(),
+        )

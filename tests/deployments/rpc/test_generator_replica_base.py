@@ -1,0 +1,191 @@
+"""Batches of generations on one replica: the results as they finish, and the abortion of single generations."""
+
+import asyncio
+from collections import Counter
+from contextlib import aclosing
+
+import pytest
+
+from deployments.failures import GenerationLost, GenerationRejected, RolloutFailure
+from deployments.protocols import Engine, Generation, GenerationRequest, GeneratorDescription, SamplingOptions
+from deployments.rpc.generator_replica_base import GeneratorReplicaBase
+from tests import virtual_time
+
+DONE = Generation([1], [0.0], "stop")
+DESCRIPTION = GeneratorDescription("scripted", max_model_len=10, vocab_size=2)
+RAISED: dict[str, BaseException] = {
+    "rejected": GenerationRejected("too long"),
+    "bug": KeyError("bug"),
+}
+
+
+class Panic(BaseException):
+    """What a library in Rust raises when it panics: no `Exception`."""
+
+
+class ScriptedEngine(Engine):
+    """Finishes a generation when `finish` names it; those whose name is in `RAISED` fail at once."""
+
+    def __init__(self) -> None:
+        self._finishing: dict[str, asyncio.Event] = {}
+        self.started: list[str] = []
+        self.cancelled: list[str] = []
+
+    async def generate(self, request: GenerationRequest) -> Generation:
+        name = request.request_id
+        self.started.append(name)
+        if name == "panic":
+            raise Panic
+        if name in RAISED:
+            raise RAISED[name]
+        try:
+            await self._finishing.setdefault(name, asyncio.Event()).wait()
+        except asyncio.CancelledError:
+            self.cancelled.append(name)
+            raise
+        return DONE
+
+    def finish(self, *names: str) -> None:
+        for name in names:
+            self._finishing[name].set()
+
+    def describe(self) -> GeneratorDescription:
+        return DESCRIPTION
+
+    @property
+    def ongoing_generations(self) -> int:
+        return 7
+
+
+class ScriptedReplica(GeneratorReplicaBase):
+    """Its weights are of version 3."""
+
+    def __init__(self) -> None:
+        self.engine = ScriptedEngine()
+        super().__init__(self.engine)
+
+    async def check_health(self) -> None:
+        raise NotImplementedError
+
+    def refuse_if_not_at(self, min_weight_version: int) -> None:
+        if min_weight_version > 3:
+            raise GenerationLost("not yet")
+
+
+def requests(*names: str, min_weight_version: int = 0) -> list[GenerationRequest]:
+    return [
+        GenerationRequest(name, [1], 1, (), SamplingOptions(), min_weight_version, rollout_id=f"rollout of {name}")
+        for name in names
+    ]
+
+
+def results_of(replica: ScriptedReplica, generations: list[GenerationRequest]) -> list[Generation | RolloutFailure]:
+    """The results in the order of the requests."""
+
+    async def run() -> dict[int, Generation | RolloutFailure]:
+        return {place: result async for batch in replica.generate(generations) for place, result in batch}
+
+    return [result for _, result in sorted(virtual_time.run(run()).items())]
+
+
+def test_generations_that_finish_in_one_iteration_are_yielded_together_and_others_later() -> None:
+    async def run() -> None:
+        replica = ScriptedReplica()
+        async with aclosing(replica.generate(requests("a", "b", "c"))) as batches:
+            first = asyncio.ensure_future(anext(batches))
+            await virtual_time.settled()
+            replica.engine.finish("c", "a")
+            assert sorted(await first, key=lambda result: result[0]) == [(0, DONE), (2, DONE)]
+            replica.engine.finish("b")
+            assert await anext(batches) == [(1, DONE)]
+            assert await anext(batches, None) is None
+
+    virtual_time.run(run())
+
+
+def test_a_failure_is_the_result_of_its_own_generation_alone() -> None:
+    rejected, bug, panic = results_of(ScriptedReplica(), requests("rejected", "bug", "panic"))
+    assert rejected is RAISED["rejected"]
+    # Classes that may not exist where the result is unpickled are replaced.
+    assert (type(bug), str(bug)) == (RolloutFailure, "KeyError: 'bug'")
+    assert (type(panic), str(panic)) == (RolloutFailure, "Panic was raised.")
+
+
+def test_an_exception_without_a_name_of_ours_is_logged_with_its_traceback(caplog: pytest.LogCaptureFixture) -> None:
+    results_of(ScriptedReplica(), requests("bug", "rejected", "panic"))
+    warnings = [(record.exc_info[0], record) for record in caplog.records if record.exc_info]
+    assert Counter(raised for raised, _ in warnings) == Counter([KeyError, Panic])
+    logged = dict(warnings)
+    assert vars(logged[KeyError])["rollout_id"] == "rollout of bug"
+
+
+def test_a_replica_refuses_generations_that_need_newer_weights_without_asking_its_engine() -> None:
+    replica = ScriptedReplica()
+    [refused] = results_of(replica, requests("bug", min_weight_version=4))
+    assert isinstance(refused, GenerationLost)
+    assert replica.engine.started == []
+    results_of(replica, requests("bug", min_weight_version=3))
+    assert replica.engine.started == ["bug"]
+
+
+def test_an_aborted_generation_is_lost_and_the_others_of_its_batch_go_on() -> None:
+    async def run() -> None:
+        replica = ScriptedReplica()
+        async with aclosing(replica.generate(requests("a", "b"))) as batches:
+            first = asyncio.ensure_future(anext(batches))
+            await virtual_time.settled()
+            await replica.abort(["a", "unknown"])
+            [(place, aborted)] = await first
+            assert (place, type(aborted), str(aborted)) == (0, GenerationLost, "The generation was aborted.")
+            assert replica.engine.cancelled == ["a"]
+            replica.engine.finish("b")
+            assert await anext(batches) == [(1, DONE)]
+
+    virtual_time.run(run())
+
+
+def test_aborting_a_generation_aborts_its_retry_and_not_the_try_that_has_ended() -> None:
+    async def run() -> None:
+        replica = ScriptedReplica()
+        async with (
+            aclosing(replica.generate(requests("a"))) as tried,
+            aclosing(replica.generate(requests("a"))) as again,
+        ):
+            first, second = asyncio.ensure_future(anext(tried)), asyncio.ensure_future(anext(again))
+            await virtual_time.settled()
+            first.cancel()
+            await asyncio.gather(first, return_exceptions=True)
+            await tried.aclose()
+            await virtual_time.settled()
+            assert replica.engine.cancelled == ["a"]
+            await replica.abort(["a"])
+            [(_, aborted)] = await second
+            assert isinstance(aborted, GenerationLost)
+            assert replica.engine.cancelled == ["a", "a"]
+
+    virtual_time.run(run())
+
+
+def test_a_call_that_is_closed_aborts_all_of_its_generations() -> None:
+    async def run() -> None:
+        replica = ScriptedReplica()
+        batches = replica.generate(requests("a", "b"))
+        first = asyncio.ensure_future(anext(batches))
+        await virtual_time.settled()
+        first.cancel()
+        await asyncio.gather(first, return_exceptions=True)
+        await batches.aclose()
+        await virtual_time.settled()
+        assert sorted(replica.engine.cancelled) == ["a", "b"]
+
+    virtual_time.run(run())
+
+
+def test_a_replica_reports_its_engines_description_and_load() -> None:
+    async def run() -> None:
+        replica = ScriptedReplica()
+        assert await replica.describe() == DESCRIPTION
+        assert await replica.ongoing_generations() == 7
+        assert await replica.record_autoscaling_stats() == {"under_way": 7.0}
+
+    virtual_time.run(run())
