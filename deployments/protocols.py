@@ -8,15 +8,9 @@ and `RemoteEnvironment` (`service/remote`) implement them over Serve handles. A 
 from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal, Protocol
+from typing import Any, Literal, Protocol
 
-from pydantic import FiniteFloat, GetPydanticSchema, JsonValue
-from typing_extensions import TypedDict
-
-from rollout_client.contract import Role, StopString
-
-JsonObject = Annotated[dict[str, Any], GetPydanticSchema(lambda _, schema_of: schema_of(dict[str, JsonValue]))]
-"""Any depth of it is validated as JSON. The values are typed `Any`, so that a `dict[str, int]` is accepted too."""
+from rollout_env import ChatMessage, StepOutcome
 
 
 def packed_ids(token_ids: Iterable[int]) -> "array[int]":
@@ -27,13 +21,6 @@ def packed_ids(token_ids: Iterable[int]) -> "array[int]":
 def packed_logprobs(logprobs: Iterable[float]) -> "array[float]":
     """Log-probabilities as float32, the precision in which the engine computes them."""
     return array("f", logprobs)
-
-
-class ChatMessage(TypedDict):
-    """A message as environments and chat templates see it: text without token ids."""
-
-    role: Role
-    content: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,23 +128,6 @@ class StepRequest:
     extra_env_info: dict[str, Any]
     rollout_id: str = ""
     """The rollout of which this is one step, for logs."""
-
-
-@dataclass(frozen=True, slots=True)
-class StepOutcome:
-    """The result of one environment step.
-
-    `reward` is one number, or several by name. `metadata` is the next `extra_env_info` and `next_stop_strings` are the
-    stop strings of the next turns; `None` leaves either unchanged. `answer` is what the environment extracted from the
-    response.
-    """
-
-    observation: ChatMessage
-    reward: FiniteFloat | dict[str, FiniteFloat]
-    terminated: bool
-    metadata: JsonObject | None = None
-    next_stop_strings: list[StopString] | None = None
-    answer: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

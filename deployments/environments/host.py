@@ -1,49 +1,51 @@
 """The environment deployment: hosts one task and answers batches of its steps."""
 
+import asyncio
+import logging
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from dataclasses import fields
 from typing import Any
 
-from pydantic import BaseModel, ImportString, TypeAdapter, ValidationError
-
-from deployments.environments.environment import TaskEnvironment
+from deployments.environments.loading import load_environment
 from deployments.failures import EnvironmentBroken, EnvironmentRejected, RolloutFailure
-from deployments.protocols import StepOutcome, StepRequest, TaskDescription
+from deployments.protocols import StepRequest, TaskDescription
 from deployments.rpc.autoscaling import stats_of
 from deployments.rpc.batching import BatchResults, results_as_completed
+from rollout_env import OutcomeInvalid, SampleRejected, StepOutcome
+from rollout_env.validation import validated_extra_env_info, validated_outcome
 
-OUTCOME = TypeAdapter(StepOutcome)
 CANCELLED = EnvironmentBroken("The environment cancelled its own step.")
+logger = logging.getLogger("rollout_service.environments")
 
 
 class EnvironmentHost:
-    """One replica of one task's environment; keeps nothing of a sample between its turns."""
+    """One replica of one task's environment. Keeps no state of a rollout between its steps."""
 
     def __init__(self, task_name: str, import_path: str, arguments: dict[str, Any]) -> None:
+        """Raises `EnvironmentNotLoadable` if the environment cannot be made."""
         self._task_name = task_name
         self._environment = load_environment(import_path, arguments)
-        self._under_way = 0
+        self._steps_in_progress = 0
 
     async def step(self, requests: list[StepRequest]) -> AsyncGenerator[BatchResults[StepOutcome], None]:
-        """Steps each sample on its own and yields answers as they finish, those of one instant together.
+        """Runs all steps at once and yields results as they finish, those of one event-loop iteration in one batch.
 
-        One that fails is answered by its failure, beside its siblings' outcomes.
+        A step that fails yields its failure and does not affect the other steps.
         """
-        steps = [step_or_failure(self._environment, request) for request in requests]
+        steps = [self._step(request) for request in requests]
         unanswered = len(steps)
-        self._under_way += unanswered
+        self._steps_in_progress += unanswered
         try:
             async with aclosing(results_as_completed(steps, CANCELLED)) as finished:
-                async for answers in finished:
-                    unanswered -= len(answers)
-                    self._under_way -= len(answers)
-                    yield answers
+                async for results in finished:
+                    unanswered -= len(results)
+                    self._steps_in_progress -= len(results)
+                    yield results
         finally:
-            self._under_way -= unanswered
+            self._steps_in_progress -= unanswered
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
-        return stats_of(self._under_way)
+        return stats_of(self._steps_in_progress)
 
     async def example_samples(self, count: int, seed: int) -> list[dict[str, Any]]:
         return [{**sample, "task_name": self._task_name} for sample in self._environment.example_samples(count, seed)]
@@ -56,50 +58,44 @@ class EnvironmentHost:
             example=(await self.example_samples(1, 0))[0],
         )
 
+    async def _step(self, request: StepRequest) -> StepOutcome | RolloutFailure:
+        try:
+            extra_env_info = validated_extra_env_info(self._environment, request.extra_env_info)
+            return validated_outcome(await self._environment.step(request.message_log, extra_env_info))
+        except asyncio.CancelledError as error:
+            if was_cancelled_from_outside():
+                raise
+            return self._logged(CANCELLED, error, request)
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # noqa: BLE001 - whatever an environment raises fails one sample, `SystemExit` too
+            return self._logged(failure_of_step(error), error, request)
+
+    def _logged(self, failure: RolloutFailure, error: BaseException, request: StepRequest) -> RolloutFailure:
+        about = {"task_name": self._task_name, "rollout_id": request.rollout_id}
+        logger.warning("A step of task %s failed. %s", self._task_name, failure, exc_info=error, extra=about)
+        return failure
+
     def __del__(self) -> None:
         if environment := getattr(self, "_environment", None):
             environment.close()
 
 
-def load_environment(import_path: str, arguments: dict[str, Any]) -> TaskEnvironment:
-    """Makes the environment at `package.module:Class`.
-
-    Raises:
-        ValidationError: nothing can be imported from there.
-        TypeError: it is no `TaskEnvironment`, or does not take the arguments.
-    """
-    environment_class = TypeAdapter(ImportString[Any]).validate_python(import_path)
-    if not (isinstance(environment_class, type) and issubclass(environment_class, TaskEnvironment)):
-        raise TypeError(f"{import_path} is not a TaskEnvironment.")
-    return environment_class(**arguments)
-
-
-async def step_or_failure(environment: TaskEnvironment, request: StepRequest) -> StepOutcome | RolloutFailure:
-    try:
-        extra_env_info = validated(environment, request.extra_env_info)
-        return checked(await environment.step(request.message_log, extra_env_info))
-    except RolloutFailure as failure:
-        # A class of the environment's own may not exist where this is read.
-        return failure if type(failure).__module__ == RolloutFailure.__module__ else EnvironmentBroken(str(failure))
-    except Exception as error:  # noqa: BLE001 - whatever an environment raises is data of one sample
-        return EnvironmentBroken(f"The environment raised {type(error).__name__}: {error}")
+def failure_of_step(error: BaseException) -> RolloutFailure:
+    """Names what an environment raised. Its message goes to the trainer; the traceback goes to the log only."""
+    match error:
+        case SampleRejected():
+            return EnvironmentRejected(str(error))
+        case OutcomeInvalid():
+            return EnvironmentBroken(str(error))
+        # A class of the environment's own may not be importable where the failure is unpickled.
+        case RolloutFailure() if type(error).__module__ == RolloutFailure.__module__:
+            return error
+        case _:
+            return EnvironmentBroken(f"The environment raised {type(error).__name__}: {error}")
 
 
-def validated(environment: TaskEnvironment, extra_env_info: dict[str, Any]) -> BaseModel:
-    try:
-        return environment.ExtraEnvInfo.model_validate(extra_env_info)
-    except ValidationError as error:
-        problems = fields_in(error, "extra_env_info")
-        raise EnvironmentRejected(f"The environment cannot take this sample: {problems}.") from error
-
-
-def checked(outcome: StepOutcome) -> StepOutcome:
-    """The outcome, if all of it can travel to the trainer."""
-    try:
-        return OUTCOME.validate_python({field.name: getattr(outcome, field.name) for field in fields(outcome)})
-    except ValidationError as error:
-        raise EnvironmentBroken(f"The environment's outcome is not valid: {fields_in(error, 'outcome')}.") from error
-
-
-def fields_in(error: ValidationError, whole: str) -> str:
-    return "; ".join(f"{'.'.join((whole, *map(str, problem['loc'])))}: {problem['msg']}" for problem in error.errors())
+def was_cancelled_from_outside() -> bool:
+    """Whether the running task was asked to end, as opposed to its own code raising `CancelledError`."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0

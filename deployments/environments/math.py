@@ -23,9 +23,8 @@ from typing import Annotated, Any, ClassVar, NamedTuple
 from pebble import ProcessExpired, ProcessPool
 from pydantic import BaseModel, ConfigDict, Field, StrictFloat, StrictInt, StrictStr
 
-from deployments.environments.environment import TaskEnvironment
 from deployments.failures import EnvironmentLost, EnvironmentRejected
-from deployments.protocols import ChatMessage, StepOutcome
+from rollout_env import ChatMessage, StepOutcome, TaskEnvironment
 
 BOX_PARTS = re.compile(r"\\boxed\s*\{|\\.|[{}]", re.DOTALL)
 LARGEST_OPERAND = 99

@@ -6,9 +6,8 @@ from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from deployments.environments.environment import TaskEnvironment
 from deployments.failures import EnvironmentRejected
-from deployments.protocols import ChatMessage, StepOutcome
+from rollout_env import ChatMessage, StepOutcome, TaskEnvironment
 
 Board = list[list[int]]
 """Rows of tile numbers, 0 the empty place; a permutation of 0..n²-1."""

@@ -35,7 +35,7 @@ from deployments.environments.sliding_puzzle import (
     slide,
     solved_board,
 )
-from deployments.protocols import ChatMessage
+from rollout_env import ChatMessage
 
 SPECIAL_TOKENS = ["<|endoftext|>", "<|system|>", "<|user|>", "<|assistant|>", "<|tool|>", "<|end|>"]
 PAD, SYSTEM, USER, ASSISTANT, TOOL, END = range(256, 256 + len(SPECIAL_TOKENS))

@@ -5,13 +5,9 @@ from typing import Any
 from ray.serve.handle import DeploymentHandle
 
 from deployments.failures import EnvironmentLost
-from deployments.protocols import (
-    Environment,
-    StepOutcome,
-    StepRequest,
-    TaskDescription,
-)
+from deployments.protocols import Environment, StepRequest, TaskDescription
 from deployments.rpc.handle_calls import call_result
+from rollout_env import StepOutcome
 from service.remote.batching import RequestBatcher
 
 

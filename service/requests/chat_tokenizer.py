@@ -11,8 +11,8 @@ from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerFast
 
 from deployments.failures import EnvironmentRejected, PromptRejected
-from deployments.protocols import ChatMessage
 from rollout_client.contract import Message, PromptMessage
+from rollout_env import ChatMessage
 from service.rollouts.chat_tokenizer import ChatOptions, ChatTokenizer, TokenizedObservation
 
 Chat = Sequence[Mapping[str, Any]]

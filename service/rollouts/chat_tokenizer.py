@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from deployments.protocols import ChatMessage
 from rollout_client.contract import ObservationFormat
+from rollout_env import ChatMessage
 
 
 @dataclass(frozen=True, slots=True)

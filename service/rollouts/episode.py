@@ -9,8 +9,9 @@ if they raise.
 
 from typing import Any, Literal
 
-from deployments.protocols import Generation, GenerationRequest, StepOutcome, StepRequest, packed_ids
+from deployments.protocols import Generation, GenerationRequest, StepRequest, packed_ids
 from rollout_client.contract import Message, SampleError, SampleResult, SampleStatus, WeightVersionSpan
+from rollout_env import StepOutcome
 from service.rollouts.chat_tokenizer import ChatTokenizer
 from service.rollouts.episode_records import EpisodeIdentity, EpisodeLimits, EpisodeStart
 from service.rollouts.sample_metrics import SampleMetricsAccumulator

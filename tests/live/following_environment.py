@@ -4,8 +4,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from deployments.environments.environment import TaskEnvironment
-from deployments.protocols import ChatMessage, StepOutcome
+from rollout_env import ChatMessage, StepOutcome, TaskEnvironment
 
 QUESTION = "What is 20 + 22?"
 

@@ -6,18 +6,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from deployments.protocols import (
-    ChatMessage,
     Environment,
     Generation,
     GenerationRequest,
     Generator,
     GeneratorDescription,
     SamplingOptions,
-    StepOutcome,
     StepRequest,
     TaskDescription,
 )
 from rollout_client.contract import Message, ObservationFormat
+from rollout_env import ChatMessage, StepOutcome
 from service.rollouts.chat_tokenizer import ChatOptions, ChatTokenizer, TokenizedObservation
 from service.rollouts.episode import Episode
 from service.rollouts.episode_records import EpisodeIdentity, EpisodeLimits, EpisodeStart

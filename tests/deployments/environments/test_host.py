@@ -3,13 +3,12 @@
 import asyncio
 from typing import Any
 
-import pytest
-from pydantic import BaseModel, ValidationError, field_validator
+from pydantic import BaseModel, field_validator
 
-from deployments.environments.environment import TaskEnvironment
-from deployments.environments.host import EnvironmentHost, load_environment
+from deployments.environments.host import EnvironmentHost
 from deployments.failures import EnvironmentBroken, EnvironmentRejected
-from deployments.protocols import ChatMessage, StepOutcome, StepRequest
+from deployments.protocols import StepRequest
+from rollout_env import ChatMessage, StepOutcome, TaskEnvironment
 from tests.service.scripted import outcome
 
 LOG: list[ChatMessage] = [{"role": "user", "content": "Q"}, {"role": "assistant", "content": "A"}]
@@ -91,10 +90,3 @@ def test_a_host_describes_its_task() -> None:
     assert (description.task_name, description.description) == ("moody", "Moody.")
     assert description.fields["required"] == ["mode"]
     assert description.example["extra_env_info"] == {"mode": "0"}
-
-
-def test_what_is_no_environment_is_refused_at_start() -> None:
-    with pytest.raises(TypeError, match=r"deployments\.failures:RolloutFailure is not a TaskEnvironment"):
-        load_environment("deployments.failures:RolloutFailure", {})
-    with pytest.raises(ValidationError, match="No module named 'nowhere'"):
-        load_environment("nowhere:Environment", {})

@@ -17,10 +17,9 @@ from hypothesis import strategies as st
 
 from deployments.environments.math import MathEnvironment, MathInfo, ground_truth_text, last_box
 from deployments.failures import EnvironmentLost, EnvironmentRejected
-from deployments.protocols import ChatMessage, StepOutcome
+from rollout_env import ChatMessage, StepOutcome
 
 HOSTILE = "\\boxed{10^{10^{10^{10}}}}"
-ROOT = Path(__file__).parents[3]
 
 
 def conversation(response: str) -> list[ChatMessage]:
@@ -172,7 +171,8 @@ def test_the_worker_ends_when_its_parent_is_killed(response: str, tmp_path: Path
     """
     script = tmp_path / "parent.py"
     script.write_text(textwrap.dedent(program))
-    parent = subprocess.Popen([sys.executable, script], cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)})
+    same_imports = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    parent = subprocess.Popen([sys.executable, script], cwd=tmp_path, env=same_imports)
     pid_file = tmp_path / "pid"
     assert wait_until(lambda: pid_file.exists() and pid_file.read_text() != "", limit_s=30)
     worker = int(pid_file.read_text())

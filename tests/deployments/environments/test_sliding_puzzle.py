@@ -22,7 +22,7 @@ from deployments.environments.sliding_puzzle import (
     solved_board,
 )
 from deployments.failures import EnvironmentRejected
-from deployments.protocols import StepOutcome
+from rollout_env import StepOutcome
 
 ONE_LEFT_TO_GO = [[1, 2], [0, 3]]
 shuffles = st.tuples(st.integers(2, 5), st.integers(0, 2**63 - 1), st.integers(1, 60))

@@ -11,8 +11,9 @@ from ray.exceptions import ActorDiedError
 from ray.serve.exceptions import RayServeException
 
 from deployments.failures import EnvironmentBroken, EnvironmentLost, GenerationLost, Overloaded
-from deployments.protocols import GenerationRequest, SamplingOptions, StepOutcome, StepRequest
+from deployments.protocols import GenerationRequest, SamplingOptions, StepRequest
 from deployments.rpc.live_replicas import note_replicas
+from rollout_env import StepOutcome
 from service.remote.environment import RemoteEnvironment
 from service.remote.generator import RemoteGenerator
 from service.rollouts.loop import RolloutContext

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from transformers import AddedToken, AutoTokenizer
 
 from deployments.failures import EnvironmentRejected, PromptRejected
-from deployments.protocols import ChatMessage
 from rollout_client.contract import PromptMessage
+from rollout_env import ChatMessage
 from service.requests.chat_tokenizer import TransformersChatTokenizer, UnsupportedTokenizer
 from service.rollouts.chat_tokenizer import ChatOptions
 from tests.paths import TINY_MODEL

@@ -11,11 +11,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from deployments.failures import GenerationRejected
-from deployments.protocols import StepOutcome
 from rollout_client import AnswerNotUnderstood, RolloutError, RolloutResponse, RolloutSummary, SampleResult, staleness
 from rollout_client.arrow.response import ArrowResponse, read_response
 from rollout_client.arrow.schema import ARROW
 from rollout_client.trainers.tensors import NotFinal, PaddingSide, RolloutTensors, to_tensors
+from rollout_env import StepOutcome
 from service.responses.arrow_encoder import ArrowResponseEncoder
 from service.responses.json_encoder import JsonResponseEncoder
 from service.settings import Limits

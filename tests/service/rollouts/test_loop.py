@@ -17,8 +17,9 @@ from deployments.failures import (
     GenerationRejected,
     failure_of,
 )
-from deployments.protocols import Environment, Generation, GenerationRequest, Generator, StepOutcome, StepRequest
+from deployments.protocols import Environment, Generation, GenerationRequest, Generator, StepRequest
 from rollout_client.contract import Keep, Message, SampleResult
+from rollout_env import StepOutcome
 from service.rollouts.early_stopping import EarlyStopping
 from service.rollouts.episode import Episode
 from service.rollouts.loop import RolloutContext, play_request, play_sample

@@ -1,0 +1,56 @@
+"""The base class of all environments."""
+
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar
+
+from pydantic import BaseModel
+
+from rollout_env.records import ChatMessage, StepOutcome
+
+
+class TaskEnvironment(ABC):
+    """A task: how a response is rewarded and what the model is told next.
+
+    An instance keeps no state of a rollout. The state is in `extra_env_info`, and a step returns the next state as
+    `metadata`. The reason: one instance steps many rollouts at once, and each step of a rollout may run on another
+    replica.
+
+    The arguments of the subclass's constructor are the `arguments` of the environment in the service's config.
+    """
+
+    description: ClassVar[str]
+    """One sentence about the task, shown by `GET /tasks`."""
+
+    ExtraEnvInfo: ClassVar[type[BaseModel]]
+    """The fields of `extra_env_info`. The service validates them before each step."""
+
+    @abstractmethod
+    async def step(self, message_log: list[ChatMessage], extra_env_info: Any) -> StepOutcome:
+        """Judges the response, which is the last message of `message_log`.
+
+        Many steps run at once in one event loop: await what takes long, and run blocking code by `asyncio.to_thread`.
+
+        Args:
+            message_log: all messages of the rollout so far, `role` and `content` only, without special tokens.
+            extra_env_info: the state of this rollout, an instance of `ExtraEnvInfo`.
+
+        Returns:
+            an observation whose role the model's chat template knows, finite rewards, and metadata that is JSON and
+            valid for `ExtraEnvInfo`.
+
+        Raises:
+            SampleRejected: `extra_env_info` is well-formed but no state of this task. The sample fails with this
+                message. Any other exception fails the sample too, as a fault of the environment. The step is not tried
+                again in either case.
+        """
+
+    @abstractmethod
+    def example_samples(self, count: int, seed: int) -> list[dict[str, Any]]:
+        """Makes `count` different samples, equal ones for an equal `seed`.
+
+        Returns:
+            samples of a rollout request with `messages` and `extra_env_info`; `task_name` may be missing.
+        """
+
+    def close(self) -> None:  # noqa: B027 - most environments hold nothing
+        """Releases what the instance holds. Called once, when its replica ends."""

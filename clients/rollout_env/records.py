@@ -1,0 +1,41 @@
+"""The records that an environment and the service exchange."""
+
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, FiniteFloat, GetPydanticSchema, JsonValue
+from typing_extensions import TypedDict
+
+Role = Literal["system", "user", "assistant", "tool", "environment"]
+"""Of a message. A model's chat template may know only some of them; `user` is known to all."""
+
+StopString = Annotated[str, Field(min_length=1)]
+"""A generation ends after the first one that it contains. The stop string stays in the text."""
+
+JsonObject = Annotated[dict[str, Any], GetPydanticSchema(lambda _, schema_of: schema_of(dict[str, JsonValue]))]
+"""Any depth of it is validated as JSON. The values are typed `Any`, so that a `dict[str, int]` is accepted too."""
+
+
+class ChatMessage(TypedDict):
+    """A message as environments and chat templates see it: text without token ids."""
+
+    role: Role
+    content: str
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutcome:
+    """What an environment answers to one step."""
+
+    observation: ChatMessage
+    """The message that follows the response in the message log, also after the last step."""
+    reward: FiniteFloat | dict[str, FiniteFloat]
+    """Of this step alone. The service sums the rewards of all steps by name; a plain number has the name `reward`."""
+    terminated: bool
+    """Whether this step ends the rollout."""
+    metadata: JsonObject | None = None
+    """The `extra_env_info` of the next step; None leaves it unchanged."""
+    next_stop_strings: list[StopString] | None = None
+    """The stop strings of all later generations; None leaves them unchanged, an empty list means no stop strings."""
+    answer: str | None = None
+    """What the environment read out of the response, such as the number in a box; None if it found nothing."""

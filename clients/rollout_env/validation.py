@@ -1,0 +1,47 @@
+"""How the service validates the input and the outcome of a step; `play` and `check` do the same."""
+
+from dataclasses import fields
+from typing import Any
+
+from pydantic import BaseModel, TypeAdapter, ValidationError
+
+from rollout_env.environment import TaskEnvironment
+from rollout_env.errors import OutcomeInvalid, SampleRejected
+from rollout_env.records import StepOutcome
+
+OUTCOME = TypeAdapter(StepOutcome)
+OUTCOME_FIELDS = tuple(field.name for field in fields(StepOutcome))
+
+
+def validated_extra_env_info(environment: TaskEnvironment, extra_env_info: dict[str, Any]) -> BaseModel:
+    """Makes the instance of `ExtraEnvInfo` that `step` is given.
+
+    Raises:
+        SampleRejected: `extra_env_info` is not valid for `ExtraEnvInfo`. The message names each wrong field.
+    """
+    try:
+        return environment.ExtraEnvInfo.model_validate(extra_env_info)
+    except ValidationError as error:
+        problems = problems_of(error, "extra_env_info")
+        raise SampleRejected(f"The environment cannot take this sample: {problems}.") from error
+
+
+def validated_outcome(outcome: Any) -> StepOutcome:
+    """Validates what `step` returned and copies it.
+
+    Raises:
+        OutcomeInvalid: it is no `StepOutcome`, or one of its fields has no permitted value.
+    """
+    if not isinstance(outcome, StepOutcome):
+        raise OutcomeInvalid(
+            f"The environment's outcome is not valid: step must return a StepOutcome, got {type(outcome).__name__}."
+        )
+    try:
+        return OUTCOME.validate_python({name: getattr(outcome, name) for name in OUTCOME_FIELDS})
+    except ValidationError as error:
+        raise OutcomeInvalid(f"The environment's outcome is not valid: {problems_of(error, 'outcome')}.") from error
+
+
+def problems_of(error: ValidationError, whole: str) -> str:
+    """Each problem with the path of its field, which begins with `whole`."""
+    return "; ".join(f"{'.'.join((whole, *map(str, problem['loc'])))}: {problem['msg']}" for problem in error.errors())

@@ -1,0 +1,119 @@
+"""From the import path and arguments in the config to an environment. What is wrong with either is told in a sentence.
+
+`load_environment_class` and `check_arguments` start nothing, so that a config can be checked before the service starts.
+"""
+
+import importlib
+import inspect
+from collections.abc import Mapping
+from types import ModuleType
+from typing import Any
+
+from pydantic import BaseModel
+
+from rollout_env import TaskEnvironment
+
+
+class EnvironmentNotLoadable(Exception):
+    """The config names an environment that cannot be made. The message begins with the import path."""
+
+
+def load_environment(import_path: str, arguments: Mapping[str, Any]) -> TaskEnvironment:
+    """Makes the environment at `package.module:Class`.
+
+    Raises:
+        EnvironmentNotLoadable: nothing can be imported from there, it is no environment that can be made, it does not
+            take the arguments, or its constructor raised.
+    """
+    environment_class = load_environment_class(import_path)
+    check_arguments(environment_class, arguments, import_path)
+    try:
+        return environment_class(**arguments)
+    except Exception as error:
+        raise EnvironmentNotLoadable(
+            f"{import_path} raised {described(error)} when it was made with the arguments {dict(arguments)!r}."
+        ) from error
+
+
+def load_environment_class(import_path: str) -> type[TaskEnvironment]:
+    """Imports the class at `package.module:Class` and checks that it is an environment.
+
+    Raises:
+        EnvironmentNotLoadable: nothing can be imported from there, or it is no environment that can be made.
+    """
+    module_name, _, class_name = import_path.rpartition(":" if ":" in import_path else ".")
+    if not (module_name and class_name):
+        raise EnvironmentNotLoadable(f"{import_path!r} is no import path: write package.module:Class.")
+    module = import_module(module_name, import_path)
+    try:
+        environment_class = getattr(module, class_name)
+    except AttributeError as error:
+        raise EnvironmentNotLoadable(
+            f"{import_path}: module {module_name} has no {class_name}. {environments_in(module)}"
+        ) from error
+    if problem := problem_of_class(environment_class):
+        raise EnvironmentNotLoadable(f"{import_path} {problem}")
+    checked: type[TaskEnvironment] = environment_class
+    return checked
+
+
+def check_arguments(environment_class: type[TaskEnvironment], arguments: Mapping[str, Any], import_path: str) -> None:
+    """Checks the names of the arguments, and that none is missing, without making the environment.
+
+    Raises:
+        EnvironmentNotLoadable: the constructor does not take these arguments.
+    """
+    signature = inspect.signature(environment_class).replace(return_annotation=inspect.Signature.empty)
+    try:
+        signature.bind(**arguments)
+    except TypeError as error:
+        raise EnvironmentNotLoadable(
+            f"{import_path} does not take the arguments {dict(arguments)!r}: {error}. "
+            f"Its constructor is {environment_class.__name__}{signature}."
+        ) from error
+
+
+def import_module(module_name: str, import_path: str) -> ModuleType:
+    try:
+        return importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        missing = error.name or ""
+        if missing == module_name or module_name.startswith(f"{missing}."):
+            reason = f"there is no module {missing}"
+        else:
+            reason = f"module {module_name} imports {missing}, which is missing"
+        raise EnvironmentNotLoadable(
+            f"{import_path} cannot be imported: {reason}. Install its package in the Python environment of the "
+            "service, or name its folder in PYTHONPATH."
+        ) from error
+    except Exception as error:
+        raise EnvironmentNotLoadable(f"{import_path} cannot be imported: {described(error)}.") from error
+
+
+def problem_of_class(candidate: Any) -> str | None:
+    """What keeps `candidate` from being an environment that can be made, as the rest of a sentence."""
+    if not (isinstance(candidate, type) and issubclass(candidate, TaskEnvironment)):
+        return "is not a TaskEnvironment: derive the class from rollout_env.TaskEnvironment."
+    if missing := sorted(candidate.__abstractmethods__):
+        return f"does not implement {' and '.join(missing)}, which every TaskEnvironment must."
+    if not isinstance(getattr(candidate, "description", None), str):
+        return "has no description: set the class attribute to one sentence about the task."
+    fields = getattr(candidate, "ExtraEnvInfo", None)
+    if not (isinstance(fields, type) and issubclass(fields, BaseModel)):
+        return "has no ExtraEnvInfo: set the class attribute to the pydantic model of its extra_env_info."
+    return None
+
+
+def environments_in(module: ModuleType) -> str:
+    """A sentence that names the environments that are defined in the module."""
+    names = sorted(
+        name
+        for name, value in vars(module).items()
+        if isinstance(value, type) and issubclass(value, TaskEnvironment) and value.__module__ == module.__name__
+    )
+    return f"Its environments are: {', '.join(names)}." if names else "It defines no TaskEnvironment."
+
+
+def described(error: Exception) -> str:
+    """Type and message of an exception, without a final full stop."""
+    return f"{type(error).__name__}: {error}".rstrip(".")

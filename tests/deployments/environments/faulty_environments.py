@@ -1,0 +1,42 @@
+"""Environments that cannot be loaded, each for one reason."""
+
+from typing import Any
+
+from pydantic import BaseModel
+
+from rollout_env import ChatMessage, StepOutcome, TaskEnvironment
+
+
+class Word(BaseModel):
+    word: str = ""
+
+
+class Loadable(TaskEnvironment):
+    """Says its greeting."""
+
+    description = "Says hello."
+    ExtraEnvInfo = Word
+
+    def __init__(self, greeting: str, repeats: int = 1) -> None:
+        if repeats < 1:
+            raise ValueError(f"repeats must be at least 1, got {repeats}.")
+        self.greeting = greeting * repeats
+
+    async def step(self, message_log: list[ChatMessage], extra_env_info: Word) -> StepOutcome:
+        raise NotImplementedError
+
+    def example_samples(self, count: int, seed: int) -> list[dict[str, Any]]:
+        raise NotImplementedError
+
+
+class WithoutMethods(TaskEnvironment):
+    description = "Has no methods."
+    ExtraEnvInfo = Word
+
+
+class WithoutDescription(Loadable):
+    description = None  # type: ignore[assignment]
+
+
+class WithoutExtraEnvInfo(Loadable):
+    ExtraEnvInfo = dict  # type: ignore[assignment]

@@ -1,0 +1,119 @@
+"""From an import path and arguments to an environment, and the sentences for what is wrong with them."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deployments.environments.loading import (
+    EnvironmentNotLoadable,
+    check_arguments,
+    load_environment,
+    load_environment_class,
+)
+from tests.deployments.environments.faulty_environments import Loadable
+
+MODULE = "tests.deployments.environments.faulty_environments"
+INSTALL = "Install its package in the Python environment of the service, or name its folder in PYTHONPATH."
+
+
+def message_of(import_path: str) -> str:
+    with pytest.raises(EnvironmentNotLoadable) as refusal:
+        load_environment_class(import_path)
+    return str(refusal.value)
+
+
+@pytest.mark.parametrize("import_path", [f"{MODULE}:Loadable", f"{MODULE}.Loadable"])
+def test_an_environment_is_loaded_from_its_import_path(import_path: str) -> None:
+    assert load_environment_class(import_path) is Loadable
+
+
+def test_an_environment_is_made_with_its_arguments() -> None:
+    environment = load_environment(f"{MODULE}:Loadable", {"greeting": "Hello.", "repeats": 2})
+    assert isinstance(environment, Loadable)
+    assert environment.greeting == "Hello.Hello."
+
+
+@pytest.mark.parametrize(
+    ("class_name", "problem"),
+    [
+        ("Word", "is not a TaskEnvironment: derive the class from rollout_env.TaskEnvironment."),
+        ("WithoutMethods", "does not implement example_samples and step, which every TaskEnvironment must."),
+        ("WithoutDescription", "has no description: set the class attribute to one sentence about the task."),
+        (
+            "WithoutExtraEnvInfo",
+            "has no ExtraEnvInfo: set the class attribute to the pydantic model of its extra_env_info.",
+        ),
+    ],
+)
+def test_a_class_that_is_no_environment_is_refused_with_what_it_lacks(class_name: str, problem: str) -> None:
+    assert message_of(f"{MODULE}:{class_name}") == f"{MODULE}:{class_name} {problem}"
+
+
+def test_an_unknown_class_is_refused_with_the_environments_of_its_module() -> None:
+    assert message_of(f"{MODULE}:Loadabel") == (
+        f"{MODULE}:Loadabel: module {MODULE} has no Loadabel. "
+        "Its environments are: Loadable, WithoutDescription, WithoutExtraEnvInfo, WithoutMethods."
+    )
+    assert message_of("json:Environment") == (
+        "json:Environment: module json has no Environment. It defines no TaskEnvironment."
+    )
+
+
+@pytest.mark.parametrize("import_path", ["", "Environment", ":Environment", "package.module:"])
+def test_what_is_no_import_path_is_refused(import_path: str) -> None:
+    assert message_of(import_path) == f"{import_path!r} is no import path: write package.module:Class."
+
+
+@pytest.mark.parametrize(
+    ("import_path", "missing"), [("nowhere.echo:Echo", "nowhere"), (f"{MODULE}.echo:Echo", f"{MODULE}.echo")]
+)
+def test_a_missing_module_is_named(import_path: str, missing: str) -> None:
+    found = message_of(import_path)
+    assert found.startswith(f"{import_path} cannot be imported: ")
+    assert missing in found
+    assert found.endswith(INSTALL)
+
+
+def test_a_module_that_needs_a_missing_package_is_refused_with_the_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "needs_nowhere.py").write_text("import nowhere.at_all\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert message_of("needs_nowhere:Echo") == (
+        "needs_nowhere:Echo cannot be imported: module needs_nowhere imports nowhere, which is missing. " + INSTALL
+    )
+
+
+def test_a_module_that_raises_is_refused_with_what_it_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "raises_at_import.py").write_text("raise OSError('The board file is missing.')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert message_of("raises_at_import:Echo") == (
+        "raises_at_import:Echo cannot be imported: OSError: The board file is missing."
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        ({}, "missing a required argument: 'greeting'"),
+        ({"greeting": "Hello.", "repeat": 2}, "got an unexpected keyword argument 'repeat'"),
+    ],
+)
+def test_arguments_that_the_constructor_does_not_take_are_refused(arguments: dict[str, Any], problem: str) -> None:
+    with pytest.raises(EnvironmentNotLoadable) as refusal:
+        check_arguments(Loadable, arguments, "my_package:Loadable")
+    assert str(refusal.value) == (
+        f"my_package:Loadable does not take the arguments {arguments!r}: {problem}. "
+        "Its constructor is Loadable(greeting: str, repeats: int = 1)."
+    )
+
+
+def test_a_constructor_that_raises_is_refused_with_what_it_raised() -> None:
+    with pytest.raises(EnvironmentNotLoadable) as refusal:
+        load_environment(f"{MODULE}:Loadable", {"greeting": "", "repeats": 0})
+    assert str(refusal.value) == (
+        f"{MODULE}:Loadable raised ValueError: repeats must be at least 1, got 0 "
+        "when it was made with the arguments {'greeting': '', 'repeats': 0}."
+    )
+    assert isinstance(refusal.value.__cause__, ValueError)
