@@ -37,7 +37,7 @@ from rollout_client.contract import (
     RolloutSummary,
     SampleResult,
 )
-from rollout_client.trainers.tensors import to_tensors
+from rollout_client.tensors import to_tensors
 from rollout_env import ChatMessage, StepOutcome
 from service.remote.policy import RemotePolicy
 from service.responses.json_encoder import JSON

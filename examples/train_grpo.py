@@ -37,7 +37,7 @@ from examples.additions import (
 )
 from models.tiny.train import PAD
 from rollout_client import RolloutClient, SampleInput
-from rollout_client.trainers.tensors import RolloutTensors, to_tensors
+from rollout_client.tensors import RolloutTensors, to_tensors
 
 STEPS = 60
 PROMPTS_PER_STEP = 256

@@ -19,7 +19,7 @@ WHAT = "The Arrow answer of POST /rollout"
 class ArrowResponse(RolloutSummary):
     """`RolloutResponse`, its rollouts in Arrow tables: `samples` are made when they are first asked for.
 
-    `to_tensors` of `rollout_client.trainers.tensors` reads the tables, and makes no samples.
+    `to_tensors` of `rollout_client.tensors` reads the tables, and makes no samples.
     """
 
     _rollouts: pa.Table = PrivateAttr()

@@ -1,1 +1,1 @@
-"""Adapters to trainers; what needs an extra says which."""
+"""One module or package per trainer; `shared/` holds what several of them use. Each names the extra that it needs."""

@@ -1,11 +1,11 @@
-"""The rollout functions of NeMo-RL, played by the service. Needs the extra `torch`; NeMo-RL itself is not imported.
+"""NeMo-RL's rollout functions, played by the service. Needs the extra `torch`; NeMo-RL is not imported.
 
-Stand-ins for `run_multi_turn_rollout` and `run_async_multi_turn_rollout` of `nemo_rl/experience/rollouts.py` (v0.3.0):
-the same batches in, the same batches and metrics out. A client stands where policy, tokenizer and environments stood;
-what was the policy's generation config is `sampling`.
+`run_multi_turn_rollout` and `run_async_multi_turn_rollout` replace the functions of the same names in
+`nemo_rl/experience/rollouts.py` (v0.3.0): they take the same batches and return the same batches and metrics. The
+client replaces the arguments policy, tokenizer and environments; `sampling` replaces the policy's generation config.
 
-They depart from it in what the service does (see its README), and in this: the input batch is left as it is, `idx`
-comes back, and turns that a posted log brought along count towards `max_rollout_turns`.
+They differ from NeMo-RL where the service does (its documentation lists how), and in three more points: the input batch
+is not changed, `idx` is returned, and turns that are already in a posted log count towards `max_rollout_turns`.
 """
 
 from collections import defaultdict
@@ -16,21 +16,29 @@ import torch
 
 from rollout_client.client import RolloutClient
 from rollout_client.contract import JsonObject, Message, ObservationFormat, PolicyDemand, SampleResult, Sampling
+from rollout_client.results.final_rewards import RolloutsNotFinal, final_reward
 from rollout_client.rollout_calls import RolloutOptions
-from rollout_client.trainers.rows import RolloutsNotFinal, final_reward
 
 Batch = TypeVar("Batch", bound=Mapping[str, Any])
 NotFinal = Literal["raise", "mask"]
-TENSORS_OF_MESSAGES = {"token_ids": torch.int64, "generation_logprobs": torch.float32}
-SENT_OF_MESSAGES = ("role", "content", "token_ids", "generation_logprobs", "finish_reason", "weight_versions", "reward")
+MESSAGE_TENSORS = {"token_ids": torch.int64, "generation_logprobs": torch.float32}
+MESSAGE_FIELDS = (
+    "role",
+    "content",
+    "token_ids",
+    "generation_logprobs",
+    "finish_reason",
+    "weight_versions",
+    "reward",
+)
 
 
 class ServiceOptions(TypedDict, total=False):
-    """What the service can be asked for beside NeMo-RL's own arguments; as in `RolloutOptions`."""
+    """Fields of the request that NeMo-RL's arguments do not set; as in `RolloutOptions`."""
 
     sampling: Sampling | Mapping[str, Any] | None
     observation_format: ObservationFormat | None
-    """By default `raw`, as in NeMo-RL."""
+    """Default: `raw`, as in NeMo-RL."""
     chat_template_kwargs: Mapping[str, Any] | None
     deadline_s: float | None
     retries: int | None
@@ -47,27 +55,31 @@ def run_multi_turn_rollout(
     not_final: NotFinal = "raise",
     **options: Unpack[ServiceOptions],
 ) -> tuple[Batch, dict[str, Any]]:
-    """Plays the batch in lockstep: all samples generate, then all step.
+    """Plays the batch in lockstep: in each turn all samples generate, then all environments step.
 
     Args:
-        client: of the service that knows the tasks of the batch.
-        input_batch: `message_log` (a list of messages a sample, each with `role`, `content` and the tensor
-            `token_ids`), `extra_env_info`, `task_name` and optionally `stop_strings`, `loss_multiplier` and any further
-            fields, all of one length. `extra_env_info` must be JSON.
-        max_seq_len: in tokens: prompt, generations and observations together.
-        max_rollout_turns: generations of one sample.
-        greedy: the most likely token each time.
-        not_final: what becomes of samples that failed or that `deadline_s` cut off, of which NeMo-RL knows none.
-            `raise` raises `RolloutsNotFinal`. `mask` sets their `loss_multiplier` to 0 and their `total_reward` to the
-            mean of the samples with the same prompt that have one, so that the baseline of their group stays what it
-            would be without them; it is 0 where there is none.
+        client: of a service that has the tasks of the batch.
+        input_batch: `message_log` (per sample a list of messages, each with `role`, `content` and the tensor
+            `token_ids`), `extra_env_info`, `task_name`, and optionally `stop_strings`, `loss_multiplier` and any other
+            fields; all of one length. `extra_env_info` must be JSON.
+        max_seq_len: limit of one sample in tokens: prompt, generations and observations together.
+        max_rollout_turns: limit of one sample in generations.
+        greedy: take the most likely token at each step.
+        not_final: what happens to samples that failed or that `deadline_s` cut off; NeMo-RL has no such samples.
+            `raise` raises `RolloutsNotFinal`. `mask` sets their `loss_multiplier` to 0, and their `total_reward` to the
+            mean of the final rewards of the same prompt, so that the baseline of the group does not change; to 0 where
+            the prompt has no final reward.
 
     Returns:
-        A batch of the class of `input_batch`: `message_log` (new messages with `token_ids` int64 and, where generated,
-        `generation_logprobs` float32, of one dimension), `extra_env_info`, `total_reward` (float32 [B]), `truncated`
-        (bool [B]), `status` (list of str), every other field as it was. And the metrics, under NeMo-RL's names.
+        A batch of the class of `input_batch`, and the metrics under NeMo-RL's names. In the batch: `message_log`, whose
+        new messages have the 1-D tensors `token_ids` (int64) and, where generated, `generation_logprobs` (float32);
+        `extra_env_info`; `total_reward` (float32 [B]); `truncated` (bool [B]); `status` (list of str); every other
+        field unchanged.
 
-    Raises a `RolloutError` if the service does not answer or refuses, `ValueError` if the batch holds what is no JSON.
+    Raises:
+        RolloutError: the service cannot be reached or refuses the request.
+        RolloutsNotFinal: see `not_final`.
+        ValueError: the batch holds a value that is not JSON.
     """
     return played(client, input_batch, not_final, limits(max_seq_len, max_rollout_turns, "lockstep", greedy, options))
 
@@ -82,7 +94,7 @@ def run_async_multi_turn_rollout(
     not_final: NotFinal = "raise",
     **options: Unpack[ServiceOptions],
 ) -> tuple[Batch, dict[str, Any]]:
-    """`run_multi_turn_rollout`, but no sample waits for a slower one. It returns when all have ended, as in NeMo-RL."""
+    """`run_multi_turn_rollout`, but no sample waits for another within a turn. Returns when all samples have ended."""
     return played(client, input_batch, not_final, limits(max_seq_len, max_rollout_turns, "async", greedy, options))
 
 
@@ -118,7 +130,7 @@ def played(
 
 
 def samples_of(batch: Mapping[str, Any]) -> list[JsonObject]:
-    """The rows of the batch as samples to post; what they need not say stays behind."""
+    """The samples to post, one per row. Other fields of the batch are not sent: they are not changed either."""
     stop_strings = batch.get("stop_strings") or [None] * len(batch["message_log"])
     columns = (batch["message_log"], batch["task_name"], batch["extra_env_info"], stop_strings)
     return [
@@ -134,7 +146,7 @@ def samples_of(batch: Mapping[str, Any]) -> list[JsonObject]:
 
 
 def sent_message(message: Mapping[str, Any]) -> JsonObject:
-    return {name: as_json(message[name]) for name in SENT_OF_MESSAGES if message.get(name) is not None}
+    return {name: as_json(message[name]) for name in MESSAGE_FIELDS if message.get(name) is not None}
 
 
 def as_json(value: Any) -> Any:
@@ -161,15 +173,15 @@ def changed_fields(
 
 
 def message_of(message: Message) -> dict[str, Any]:
-    """As NeMo-RL has it, with finish reason, weight versions and reward beside, where the service says them."""
-    said = message.model_dump(exclude_none=True)
-    return said | {
-        name: torch.tensor(said[name], dtype=kind) for name, kind in TENSORS_OF_MESSAGES.items() if name in said
+    """The message in NeMo-RL's form, and finish reason, weight versions and reward where the service sent them."""
+    fields = message.model_dump(exclude_none=True)
+    return fields | {
+        name: torch.tensor(fields[name], dtype=dtype) for name, dtype in MESSAGE_TENSORS.items() if name in fields
     }
 
 
 def filled_in(rewards: Sequence[float | None], prompts: Sequence[Sequence[Mapping[str, Any]]]) -> list[float]:
-    """The rewards, those that are missing filled in by the mean of the ones with the same prompt, or 0."""
+    """The rewards; a missing one is replaced by the mean over the same prompt, or by 0 where that has no reward."""
     keys = [tuple(token for message in prompt for token in as_json(message["token_ids"])) for prompt in prompts]
     known = defaultdict(list)
     for key, reward in zip(keys, rewards, strict=True):

@@ -5,9 +5,9 @@
         reward_funcs=service_reward, rollout_func=ServiceRolloutFunc(client, task_name="math"),
     )
 
-The dataset has a column `prompt` and, beside it, what the task needs: `extra_env_info` (or the columns that make it
-up, see `RowReader`) and `task_name`, if there are several tasks. TRL hands a `rollout_func` prompts and nothing else,
-so the rest is found by the prompt.
+The dataset has a column `prompt` and the columns that its task needs: `extra_env_info` (or the columns that make it up,
+see `RowReader`), and `task_name` where there are several tasks. TRL gives a `rollout_func` only the prompts, so the
+other columns are looked up by the prompt.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -16,20 +16,21 @@ from typing import Any, TypedDict, Unpack, cast
 
 from rollout_client.client import RolloutClient
 from rollout_client.contract import JsonObject, ObservationFormat, SampleResult, Sampling
+from rollout_client.results.final_rewards import final_reward
+from rollout_client.results.token_row import TokenRow, token_row
 from rollout_client.rollout_calls import RolloutOptions
-from rollout_client.trainers.prompts import Prompt, RowReader, fields_by_prompt, messages_of, prompt_key
-from rollout_client.trainers.rows import TokenRow, final_reward, token_row
-from rollout_client.trainers.weights import push_from_trainer
+from rollout_client.trainers.shared.dataset_rows import Prompt, RowReader, fields_by_prompt, messages_of, prompt_key
+from rollout_client.trainers.shared.push_from_trainer import push_from_trainer
 
 FieldsOf = Callable[[Prompt], Mapping[str, Any]]
 MASKED_LOGPROB = 0.0
 
 
 class TrainerOptions(TypedDict, total=False):
-    """What a trainer's own arguments leave open; as in `RolloutOptions`."""
+    """Fields of the request that a trainer's arguments do not set; as in `RolloutOptions`."""
 
     sampling: Sampling | Mapping[str, Any] | None
-    """In place of what the trainer's arguments say, field by field."""
+    """Each field that is set here replaces the one of the trainer's arguments."""
     max_seq_len: int | None
     """In tokens: prompt, generations and observations together."""
     max_rollout_turns: int | None
@@ -40,19 +41,19 @@ class TrainerOptions(TypedDict, total=False):
 
 
 class ServiceRolloutFunc:
-    """Plays the trainer's prompts at the service, one rollout a prompt, and keeps the service's weights up to date.
+    """Plays one rollout per prompt of the trainer, with the trainer's current weights.
 
-    Whenever the trainer has stepped since the last call, its weights are pushed first, and the rollouts demand them:
-    without `use_vllm`, TRL sends its weights nowhere. Temperature, top-p, top-k, min-p and `max_completion_length`,
-    here the limit of one generation, are the trainer's.
+    If the trainer has made a step since the last call, its weights are pushed first, because TRL without `use_vllm`
+    sends its weights nowhere. The rollouts then require the pushed version. Temperature, top-p, top-k, min-p and
+    `max_completion_length` are the trainer's; the last one limits each generation, not the whole completion.
 
     Args:
-        client: of the service; its `close` stays with the caller.
+        client: the caller owns it and closes it.
         task_name, env_columns: see `RowReader`.
-        fields_of: gives what a sample has beside its prompt (`task_name`, `extra_env_info`, ...), for datasets whose
-            rows cannot be found by their prompt: streamed ones, and ones with equal prompts for different problems.
-        push: whether the weights are pushed.
-        options: what the trainer's arguments leave open.
+        fields_of: returns all fields of a sample except its prompt (`task_name`, `extra_env_info`, ...). It is needed
+            where the prompt does not identify the row: for streamed datasets, and for equal prompts of different rows.
+        push: push the weights; without it the caller does.
+        options: fields of the request that the trainer's arguments do not set.
     """
 
     def __init__(
@@ -74,15 +75,16 @@ class ServiceRolloutFunc:
         self._pushed: tuple[int, int] | None = None
 
     def __call__(self, prompts: list[Any], trainer: Any) -> dict[str, list[Any]]:
-        """The columns that TRL asks for, a row for each of `prompts`, in order.
+        """The columns that TRL expects, one entry per prompt, in order.
 
-        `prompt_ids`, `completion_ids` (everything from the first generated token to the last), `logprobs` and
-        `env_mask` (both of the completion's length; 1 for a generated token), and for the reward functions
-        `total_reward` (float or None), `rewards`, `status` and `answer`. A rollout that failed or was cut off has a
-        reward of None, which TRL keeps out of its group's statistics, and an `env_mask` of 0.
+        `prompt_ids`; `completion_ids`, from the first generated token to the last; `logprobs` and `env_mask` (1 for a
+        generated token), both as long as the completion; and for the reward functions `total_reward` (float or None),
+        `rewards`, `status` and `answer`. A rollout that failed or was cut off has the reward None, which TRL leaves out
+        of its group's statistics, and an `env_mask` of zeros.
 
-        Raises a `RolloutError` if the service does not answer or refuses, `ValueError` for arguments of the trainer
-        that the service does not know and for prompts that are not in its dataset.
+        Raises:
+            RolloutError: the service cannot be reached or refuses the request.
+            ValueError: the service does not support one of the trainer's arguments, or a prompt is not in the dataset.
         """
         tokenizer = trainer.processing_class
         samples = [
@@ -96,7 +98,7 @@ class ServiceRolloutFunc:
         return completion_columns(response.samples, tokenizer.pad_token_id)
 
     def _version(self, trainer: Any) -> int:
-        """The version that the trainer's weights have at the service, after pushing them if they are newer."""
+        """The service's version of the trainer's weights; pushes them if the trainer has made a step since."""
         step = trainer.state.global_step
         if self._pushed is None or self._pushed[0] != step:
             self._pushed = (step, push_from_trainer(self._client, trainer))
@@ -118,12 +120,12 @@ class ServiceRolloutFunc:
 
 
 def service_reward(*, total_reward: list[float | None], **_columns: Any) -> list[float | None]:
-    """The environments' rewards, as a reward function of the trainer; None for a rollout without a final one."""
+    """A reward function of the trainer: the environments' rewards, None for a rollout without a final reward."""
     return total_reward
 
 
 def rows_of(dataset: Any) -> Any:
-    """The rows of a dataset, or of all datasets of a dict; raises `ValueError` for one that is streamed."""
+    """The rows of a dataset, or of every dataset of a dict; raises `ValueError` for a streamed dataset."""
     if isinstance(dataset, Mapping):
         return chain.from_iterable(rows_of(each) for each in dataset.values())
     if not hasattr(dataset, "__len__"):
@@ -134,7 +136,7 @@ def rows_of(dataset: Any) -> Any:
 
 
 def prompt_fields(prompt: Prompt, tokenizer: Any) -> JsonObject:
-    """Chat messages are left to the service's template; text is tokenized here, as TRL does."""
+    """Chat messages are posted as they are, for the service's chat template; text is tokenized here, as in TRL."""
     if not isinstance(prompt, str):
         return {"messages": cast(Any, messages_of(prompt))}
     return {
@@ -143,14 +145,15 @@ def prompt_fields(prompt: Prompt, tokenizer: Any) -> JsonObject:
 
 
 def rollout_options(args: Any, given: TrainerOptions) -> RolloutOptions:
-    """What the arguments of a trainer say of its rollouts, where `given` does not say otherwise.
+    """The options of a rollout request from a trainer's arguments; those in `given` replace them.
 
-    Raises `ValueError` for arguments that change what is sampled in a way the service does not know.
+    Raises:
+        ValueError: an argument changes the sampling in a way that the service does not support.
     """
     if args.repetition_penalty != 1.0:
         raise ValueError(f"The service has no repetition penalty, and repetition_penalty is {args.repetition_penalty}.")
     if unknown := getattr(args, "generation_kwargs", None):
-        raise ValueError(f"The service knows no generation_kwargs, and they are {unknown}; it takes sampling.")
+        raise ValueError(f"The service supports no generation_kwargs, and they are {unknown}; pass sampling.")
     sampling: dict[str, Any] = {
         "temperature": args.temperature,
         "top_p": args.top_p,
@@ -165,7 +168,7 @@ def rollout_options(args: Any, given: TrainerOptions) -> RolloutOptions:
 
 
 def completion_columns(samples: Sequence[SampleResult], filler_id: int) -> dict[str, list[Any]]:
-    """The rows of TRL; `filler_id` stands, masked, for a prompt or a completion of no tokens, which TRL forbids."""
+    """The columns of `ServiceRolloutFunc`. TRL forbids empty lists: one masked `filler_id` replaces an empty one."""
     rows = [token_row(sample).without_tail() for sample in samples]
     rewards = [final_reward(sample) for sample in samples]
     return {

@@ -1,4 +1,6 @@
-"""For vLLM's weight transfer: the service in the place of the one engine that a trainer's side believes in.
+"""vLLM's weight transfer from a trainer straight into all engines of the service.
+
+`RolloutWeightSyncClient` takes the place of the single engine that vLLM's trainer side expects.
 
     client = RolloutClient(url)
     transfer = RolloutWeightSyncClient(client)
@@ -13,8 +15,7 @@
         transfer.update.version
 
 The service's engines must be configured for the same backend (`engine: {weight_transfer_config: {backend: nccl}}`).
-Tested with the service's own backend for processors, `gloo`; the steps of `nccl` are the same, and it has not run here
-for want of a GPU.
+The tests use `gloo`, a backend for CPUs, with the same calls as `nccl`; `nccl` itself is not tested.
 """
 
 from typing import Any, TypeVar, Unpack
@@ -31,59 +32,62 @@ from rollout_client.policy_calls import (
 from rollout_client.policy_contract import PolicyUpdate
 from rollout_client.rollout_calls import Call
 
-Answer = TypeVar("Answer")
+Result = TypeVar("Result")
 TIMEOUT_S = 900.0
-"""Of one step. It is the longest that vLLM's backends wait for one another, and more than the service's own."""
+"""Default limit of one step. vLLM's backends wait for each other as long; the service's own limit is shorter."""
 
 
 class ConnectAgain(RolloutError):
-    """The replicas are not those that met the trainer, or the transfer broke: nothing can be sent before a new init."""
+    """The set of replicas has changed since the init, or the transfer failed: a new init must precede the next one."""
 
 
 class RolloutWeightSyncClient:
-    """Implements vLLM's `VLLMWeightSyncClient` protocol.
+    """Implements vLLM's protocol `VLLMWeightSyncClient`, without importing vLLM.
 
     Args:
-        client: may be used by other threads meanwhile.
-        timeout_s: what one step may take, in seconds. An init takes until every replica has met the trainer, a start
-            until other updates have ended.
-        options: how the new weights take the place of the old ones.
+        client: other threads may use it at the same time.
+        timeout_s: limit of one step in seconds. An init lasts until every replica has connected to the trainer; a start
+            lasts until other updates have ended.
+        options: how the replicas change to the new weights.
 
-    Every method raises a `RolloutError`: `ConnectAgain`, or `RequestRejected` where the service wants something else,
-    such as another world size.
+    Every method raises a `RolloutError`: `ConnectAgain`, or `RequestRejected` where the service refuses the arguments,
+    for example a wrong world size.
     """
 
     def __init__(
         self, client: RolloutClient, *, timeout_s: float | None = TIMEOUT_S, **options: Unpack[UpdateOptions]
     ) -> None:
         self.update: PolicyUpdate | None = None
-        """What the last finished transfer became: its version, and how each replica took it."""
+        """The result of the last finished transfer: its version and the outcome on each replica."""
         self._client = client
         self._timeout_s = timeout_s
         self._options = options
 
     def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
-        """Returns once every replica has met the trainer, each at ranks of its own after `rank_offset`."""
+        """Returns once every replica has connected to the trainer, each with its own range of ranks."""
         self._client.once(init_transfer_call(init_info), self._timeout_s)
 
     def start_weight_update(self) -> None:
-        """Pauses every replica; whoever is silent for long afterwards is given up."""
+        """Pauses generation on every replica. The service abandons a transfer whose next step does not come in time."""
         self._step(start_transfer_call(self._options))
 
     def update_weights(self, update_info: dict[str, Any] | list[dict[str, Any]]) -> None:
-        """Returns once every replica has received what the trainer sends meanwhile."""
+        """Returns once every replica has received the tensors that the trainer sends at the same time."""
         self._step(update_transfer_call(update_info))
 
     def finish_weight_update(self, weight_version: str | None = None) -> None:
-        """What was sent is the version of that number, by default the next; every replica goes on with it.
+        """Gives the transferred weights a version and resumes generation on every replica.
+
+        Args:
+            weight_version: the number of the version; by default one more than the newest.
 
         Raises:
-            ValueError: `weight_version` is no number.
+            ValueError: `weight_version` is not a number.
         """
         version = None if weight_version is None else int(weight_version)
         self.update = self._step(finish_transfer_call(version))
 
-    def _step(self, call: Call[Answer]) -> Answer:
+    def _step(self, call: Call[Result]) -> Result:
         try:
             return self._client.once(call, self._timeout_s)
         except RequestRejected as error:

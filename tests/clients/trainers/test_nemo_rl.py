@@ -9,8 +9,8 @@ import torch
 from fastapi.responses import JSONResponse
 
 from rollout_client import RolloutClient
+from rollout_client.results.final_rewards import RolloutsNotFinal
 from rollout_client.trainers.nemo_rl import run_async_multi_turn_rollout, run_multi_turn_rollout
-from rollout_client.trainers.rows import RolloutsNotFinal
 from tests.clients.scripted_service import SUMMARY, Json, ScriptedService, result, running
 
 Run = Callable[..., tuple[Any, dict[str, Any]]]

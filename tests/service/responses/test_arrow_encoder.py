@@ -14,7 +14,7 @@ from deployments.failures import GenerationRejected
 from rollout_client import AnswerNotUnderstood, RolloutError, RolloutResponse, RolloutSummary, SampleResult, staleness
 from rollout_client.arrow.response import ArrowResponse, read_response
 from rollout_client.arrow.schema import ARROW
-from rollout_client.trainers.tensors import NotFinal, PaddingSide, RolloutTensors, to_tensors
+from rollout_client.tensors import NotFinal, PaddingSide, RolloutTensors, to_tensors
 from rollout_env import StepOutcome
 from service.responses.arrow_encoder import ArrowResponseEncoder
 from service.responses.json_encoder import JsonResponseEncoder
@@ -355,7 +355,7 @@ def test_without_pyarrow_the_client_works_and_says_what_brings_it() -> None:
     program = (
         "import sys; sys.modules['pyarrow'] = None\n"
         "from rollout_client import RolloutClient\n"
-        "import rollout_client.trainers.tensors\n"
+        "import rollout_client.tensors\n"
         "try: RolloutClient('http://127.0.0.1:9').rollout_arrow([])\n"
         "except ModuleNotFoundError as error: sys.exit(str(error))"
     )

@@ -1,6 +1,6 @@
-"""Rollouts as the tensors of a training step. Needs the extra `torch`."""
+"""`to_tensors`: rollouts as the padded tensors of a training step. Needs the extra `torch`."""
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -11,8 +11,10 @@ from numpy.typing import DTypeLike, NDArray
 from torch import Tensor
 
 from rollout_client.contract import RolloutResponse, SampleResult
-from rollout_client.trainers.columns import Integers, ListedRollouts, Rollouts, TokenColumns, idx_of
-from rollout_client.trainers.rows import NO_VERSION, STD_EPSILON, group_relative_advantages
+from rollout_client.results.advantages import STD_EPSILON, group_relative_advantages
+from rollout_client.results.token_row import UNKNOWN_VERSION
+from rollout_client.tensors.rollouts import GroupOf, ListedRollouts, Rollouts, idx_of
+from rollout_client.tensors.token_columns import Integers, TokenColumns
 
 if TYPE_CHECKING:
     from rollout_client.arrow.response import ArrowResponse
@@ -25,34 +27,36 @@ NAN = float("nan")
 
 @dataclass(frozen=True, slots=True)
 class RolloutTensors:
-    """B rollouts, padded to the T tokens of the longest, all on the processor until `to` moves them."""
+    """B rollouts, padded to T tokens: the longest rollout, rounded up. All tensors are on the CPU until `to`."""
 
     input_ids: Tensor
-    """int64 [B, T]: the concatenated `token_ids` of each log, in order, untouched."""
+    """int64 [B, T]: the concatenated `token_ids` of each message log, unchanged and in order."""
     attention_mask: Tensor
     """int64 [B, T]: 1 for a token, 0 for padding."""
     loss_mask: Tensor
-    """int64 [B, T]: 1 for a token that the policy generated; all 0 in a row that `sample_mask` leaves out."""
+    """int64 [B, T]: 1 for a token that the policy generated; 0 everywhere in a row whose `sample_mask` is 0."""
     generation_logprobs: Tensor
-    """float32 [B, T]: natural, under the distribution that was sampled from; 0 where nothing was generated."""
+    """float32 [B, T]: natural logarithms, under the distribution that was sampled from; 0 where the policy did not
+    generate the token."""
     weight_versions: Tensor
-    """int64 [B, T]: -1 where nothing was generated."""
+    """int64 [B, T]: version of the weights that generated the token; -1 where the policy did not generate it, or the
+    version is not known."""
     prompt_lengths: Tensor
-    """int64 [B]: tokens before the first generated one."""
+    """int64 [B]: number of tokens before the first generated token."""
     lengths: Tensor
-    """int64 [B]: all tokens, without padding."""
+    """int64 [B]: number of tokens, without padding."""
     total_reward: Tensor
-    """float32 [B]; NaN in a row that `sample_mask` leaves out."""
+    """float32 [B]; NaN in a row whose `sample_mask` is 0."""
     rewards: Mapping[str, Tensor]
-    """By name, float32 [B] each; NaN where a rollout has none of that name, or is left out."""
+    """float32 [B] by reward name; NaN where a rollout has no reward of that name, or its `sample_mask` is 0."""
     advantages: Tensor
-    """float32 [B]; 0 in a row that `sample_mask` leaves out."""
+    """float32 [B]; 0 in a row whose `sample_mask` is 0."""
     groups: Tensor
-    """int64 [B]: the group of each row, numbered from 0 in order of appearance."""
+    """int64 [B]: number of the rollout's group, counted from 0 in order of first appearance."""
     positions: Tensor
-    """int64 [B]: the place of each row among the samples that were given."""
+    """int64 [B]: index of the rollout in the samples that were given."""
     sample_mask: Tensor
-    """int64 [B]: 1 for a rollout whose reward is final, 0 for one that failed or was cut off."""
+    """int64 [B]: 1 for a rollout with a final reward, 0 for one that failed or was cut off."""
 
     def to(self, device: torch.device | str) -> "RolloutTensors":
         moved: dict[str, Any] = {
@@ -72,28 +76,30 @@ def to_tensors(
     not_final: NotFinal = "drop",
     scale_rewards: bool = True,
     epsilon: float = STD_EPSILON,
-    group_of: Callable[[SampleResult], Hashable] = idx_of,
+    group_of: GroupOf = idx_of,
 ) -> RolloutTensors:
-    """The tensors of `samples`, a row each, in their order.
+    """The tensors of `samples`: one row per rollout, in their order.
 
     Args:
-        samples: a response, or any rollouts, of one response or of several. Of a response that came as Arrow, the
-            tokens are read where they lie, without a Python object for any of them.
-        pad_token_id: fills `input_ids`; the other tensors are padded with 0, `weight_versions` with -1.
-        padding_side: where padding goes.
-        pad_to_multiple_of: rounds T up, in tokens.
-        not_final: what becomes of rollouts that failed or that a deadline or cancellation cut off. They are in no
-            statistic of their group either way: `drop` leaves them out, `mask` keeps their rows with an advantage of 0
-            and a loss mask of 0, for trainers that need batches of one size.
-        scale_rewards: whether advantages are divided by the standard deviation of their group (GRPO) or not (Dr. GRPO).
+        samples: a response, or rollouts of any number of responses. The tokens of an `ArrowResponse` are read from
+            Arrow's buffers, and no Python object is made per token.
+        pad_token_id: fills the padding of `input_ids`. `weight_versions` is padded with -1, all others with 0.
+        padding_side: the side on which padding is added.
+        pad_to_multiple_of: T is rounded up to a multiple of this; at least 1.
+        not_final: what happens to rollouts that failed, or were cut off by a deadline or a cancellation. They enter no
+            statistic of their group in either case. `drop` leaves them out; `mask` keeps their rows with advantage 0
+            and loss mask 0, for trainers that need batches of a fixed size.
+        scale_rewards: divide advantages by the standard deviation of their group (GRPO), or not (Dr. GRPO).
         epsilon: added to that standard deviation.
-        group_of: what the rollouts of one group have in common. By default their `idx`, which is that of the posted
-            sample; rollouts of several requests, or samples that share an `idx`, need something that tells them apart.
+        group_of: the group of a rollout; equal values are one group. The default is `idx`, which is unique within one
+            request. For rollouts of several requests, or samples with equal `idx`, pass a function that tells them
+            apart.
 
-    Raises `ValueError` if a message has other than one log-probability a token.
+    Raises:
+        ValueError: a generated message does not have one log-probability per token.
     """
     given = rollouts_of(samples)
-    finals = given.finals()
+    finals = given.final_rewards()
     positions = [place for place, final in enumerate(finals) if final is not None or not_final == "mask"]
     finals = at(positions, finals)
     groups = numbered(at(positions, given.groups(group_of)))
@@ -103,7 +109,7 @@ def to_tensors(
     return RolloutTensors(
         **token_tensors(given.columns(positions), is_final, padding),
         total_reward=reward_tensor(finals),
-        rewards=named_rewards(at(positions, given.rewards()), finals),
+        rewards=reward_tensors(at(positions, given.named_rewards()), finals),
         advantages=torch.tensor(advantages, dtype=torch.float32),
         groups=torch.tensor(groups, dtype=torch.int64),
         positions=torch.tensor(positions, dtype=torch.int64),
@@ -120,8 +126,8 @@ def rollouts_of(samples: "RolloutResponse | ArrowResponse | Sequence[SampleResul
         return ListedRollouts(samples.samples)
     if isinstance(samples, Sequence):
         return ListedRollouts(samples)
-    # Only who has such an answer has pyarrow.
-    from rollout_client.trainers.arrow_columns import ArrowRollouts
+    # pyarrow is optional: it is installed where an ArrowResponse exists, and is not imported otherwise.
+    from rollout_client.tensors.arrow_rollouts import ArrowRollouts
 
     return ArrowRollouts(samples)
 
@@ -133,7 +139,7 @@ class Padding:
     to_multiple_of: int
 
     def mask(self, lengths: Integers) -> NDArray[np.bool_]:
-        """[B, T]: where there is a token."""
+        """[B, T]: True for a token, False for padding."""
         longest = int(lengths.max(initial=0))
         places = np.arange(-(-longest // self.to_multiple_of) * self.to_multiple_of)
         from_start = places if self.side == "right" else places[::-1]
@@ -141,15 +147,15 @@ class Padding:
 
 
 def padded(flat: NDArray[Any], mask: NDArray[np.bool_], fill: int, dtype: DTypeLike) -> Tensor:
-    """[B, T]: the tokens' values where `mask` has them, row by row."""
-    # Zeros come from the system without being written, which halves the time of a large tensor.
+    """[B, T]: the values of `flat` where `mask` is True, row by row; `fill` elsewhere."""
+    # np.zeros takes pages that the system has zeroed, np.full writes them: this halves the time of a large tensor.
     values = np.full(mask.shape, fill, dtype) if fill else np.zeros(mask.shape, dtype)
     values[mask] = flat
     return torch.from_numpy(values)
 
 
 def token_tensors(columns: TokenColumns, is_final: Sequence[bool], padding: Padding) -> dict[str, Tensor]:
-    """Raises `ValueError` if a message has other than one log-probability a token."""
+    """Raises `ValueError` if a generated message does not have one log-probability per token."""
     columns.check()
     lengths = columns.lengths
     mask = padding.mask(lengths)
@@ -159,13 +165,13 @@ def token_tensors(columns: TokenColumns, is_final: Sequence[bool], padding: Padd
         "attention_mask": torch.from_numpy(mask.astype(np.int64)),
         "loss_mask": padded(is_trained, mask, 0, np.int64),
         "generation_logprobs": padded(columns.aligned_logprobs, mask, 0, np.float32),
-        "weight_versions": padded(columns.weight_versions, mask, NO_VERSION, np.int64),
+        "weight_versions": padded(columns.weight_versions, mask, UNKNOWN_VERSION, np.int64),
         "prompt_lengths": torch.from_numpy(columns.prompt_lengths),
         "lengths": torch.from_numpy(lengths),
     }
 
 
-def named_rewards(rewards: Sequence[Mapping[str, float]], finals: Sequence[float | None]) -> dict[str, Tensor]:
+def reward_tensors(rewards: Sequence[Mapping[str, float]], finals: Sequence[float | None]) -> dict[str, Tensor]:
     names = dict.fromkeys(chain.from_iterable(rewards))
     return {
         name: reward_tensor(
@@ -180,5 +186,6 @@ def reward_tensor(rewards: Sequence[float | None]) -> Tensor:
 
 
 def numbered(keys: Sequence[Hashable]) -> list[int]:
+    """Each key as a number; equal keys have equal numbers, counted from 0 in order of first appearance."""
     numbers: dict[Hashable, int] = {}
     return [numbers.setdefault(key, len(numbers)) for key in keys]

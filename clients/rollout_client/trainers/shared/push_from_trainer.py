@@ -1,4 +1,4 @@
-"""The weights of a trainer on their way to the service. Needs the extra `trl`."""
+"""Pushes the weights of a transformers `Trainer` to the service, sharded ones included. Needs the extra `trl`."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -13,16 +13,18 @@ SHARDED = {DistributedType.DEEPSPEED, DistributedType.FSDP}
 
 
 class WeightsNotPushed(RolloutError):
-    """The main process of the trainer could not push its weights; this is what the other processes raise."""
+    """The main process of the trainer could not push its weights; every other process raises this error."""
 
 
 def push_from_trainer(client: RolloutClient, trainer: Any) -> int:
-    """Pushes the weights of a transformers `Trainer` from its main process and returns their version on every process.
+    """Pushes the weights from the trainer's main process and returns their version on every process.
 
-    All processes must call it. Sharded weights (FSDP, DeepSpeed) are gathered first.
+    Every process of the trainer must call it: sharded weights (FSDP, DeepSpeed) are gathered by all of them.
 
-    Raises `ValueError` for a PEFT model. If the push fails, the main process raises what it raised, and the others
-    `WeightsNotPushed`.
+    Raises:
+        ValueError: the trainer trains a PEFT adapter, or its weights do not fit the service's model.
+        RolloutError: the push failed. Only the main process raises the cause itself.
+        WeightsNotPushed: on every process except the main one, whatever made the push fail.
     """
     source = weights_of(trainer)
     outcome: list[int | str] = [0]
@@ -32,16 +34,16 @@ def push_from_trainer(client: RolloutClient, trainer: Any) -> int:
             outcome = [client.push_weights(source).version]
         except (RolloutError, ValueError) as error:
             outcome, failure = [str(error)], error
-    [said] = broadcast_object_list(outcome, from_process=0)
+    [version_or_reason] = broadcast_object_list(outcome, from_process=0)
     if failure is not None:
         raise failure
-    if isinstance(said, str):
-        raise WeightsNotPushed(f"The main process could not push the weights: {said}")
-    return int(said)
+    if isinstance(version_or_reason, str):
+        raise WeightsNotPushed(f"The main process could not push the weights: {version_or_reason}")
+    return int(version_or_reason)
 
 
 def weights_of(trainer: Any) -> torch.nn.Module | Mapping[str, torch.Tensor]:
-    """The bare model, or the state dict of a sharded one, which all processes gather together."""
+    """The unwrapped model; for a sharded model its state dict, which all processes gather together."""
     accelerator = trainer.accelerator
     model = accelerator.unwrap_model(trainer.model)
     if hasattr(model, "peft_config"):
@@ -52,5 +54,5 @@ def weights_of(trainer: Any) -> torch.nn.Module | Mapping[str, torch.Tensor]:
     if accelerator.distributed_type in SHARDED:
         state: Mapping[str, torch.Tensor] = accelerator.get_state_dict(trainer.model_wrapped)
         return state
-    bare: torch.nn.Module = model
-    return bare
+    unwrapped: torch.nn.Module = model
+    return unwrapped

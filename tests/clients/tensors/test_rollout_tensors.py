@@ -1,57 +1,17 @@
 """Rollouts as tensors: exact values of what counts, and laws that hold for any batch."""
 
-import subprocess
-import sys
-from typing import Any
-
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollout_client import RolloutResponse, SampleResult
-from rollout_client.trainers.rows import group_relative_advantages, token_row
-from rollout_client.trainers.tensors import PaddingSide, RolloutTensors, to_tensors
-from tests.clients.scripted_service import SUMMARY, Json, result
+from rollout_client.tensors import PaddingSide, RolloutTensors, to_tensors
+from tests.clients.message_logs import ONE_TURN, TWO_TURNS, failed, generated, given_message, rollout
+from tests.clients.scripted_service import SUMMARY
 
 PAD = 99
 NAN = float("nan")
-
-
-def given_message(*token_ids: int, role: str = "user") -> Json:
-    return {"role": role, "content": "", "token_ids": list(token_ids)}
-
-
-def generated(*token_ids: int, logprob: float = -0.5, **fields: Any) -> Json:
-    message = {"role": "assistant", "content": "", "token_ids": list(token_ids)}
-    return message | {"generation_logprobs": [logprob] * len(token_ids)} | fields
-
-
-def rollout(*message_log: Json, reward: float | None = 1.0, **fields: Any) -> SampleResult:
-    named = {} if reward is None else {"reward": reward}
-    return SampleResult(
-        **result(**({"message_log": list(message_log), "total_reward": reward, "rewards": named} | fields))
-    )
-
-
-def failed(*message_log: Json, **fields: Any) -> SampleResult:
-    error = {"kind": "generation", "message": "The replica died.", "retryable": True}
-    return rollout(*message_log, **({"reward": None, "status": "error", "error": error} | fields))
-
-
-TWO_TURNS = rollout(
-    given_message(1, 2),
-    generated(
-        3,
-        4,
-        logprob=-0.25,
-        weight_versions=[{"version": "7", "start": 0, "end": 1}, {"version": "8", "start": 1, "end": 2}],
-    ),
-    given_message(5),
-    generated(6, logprob=-1.5, weight_versions=[{"version": "8", "start": 0, "end": 1}]),
-    given_message(7, 8, role="environment"),
-)
-ONE_TURN = rollout(given_message(1), generated(9), reward=0.0, generation_index=1)
 
 
 # Tokens
@@ -104,13 +64,6 @@ def test_a_response_is_taken_as_its_samples() -> None:
 def test_a_message_with_other_than_one_logprob_a_token_is_refused() -> None:
     with pytest.raises(ValueError, match="2 token_ids and 1 generation_logprobs"):
         to_tensors([rollout(generated(1, 2, generation_logprobs=[-0.5]))], pad_token_id=PAD)
-
-
-def test_the_tail_after_the_last_generated_token_can_be_left_off() -> None:
-    row = token_row(TWO_TURNS).without_tail()
-    assert row.token_ids == [1, 2, 3, 4, 5, 6]
-    assert row.loss_mask == [0, 0, 1, 1, 0, 1]
-    assert row.weight_versions == [-1, -1, 7, 8, -1, 8]
 
 
 def test_tensors_move_to_a_device_together() -> None:
@@ -230,22 +183,3 @@ def test_the_loss_mask_counts_the_generated_tokens_and_nothing_else_has_a_logpro
     ]
     assert tensors.loss_mask.sum(dim=1).tolist() == counts
     assert (tensors.generation_logprobs == -0.125).long().tolist() == tensors.loss_mask.tolist()
-
-
-@settings(deadline=None)
-@given(st.lists(rollouts, max_size=8), st.booleans())
-def test_the_advantages_of_a_group_sum_to_zero(samples: list[SampleResult], scale_rewards: bool) -> None:
-    rewards = [sample.total_reward for sample in samples]
-    groups = [sample.idx for sample in samples]
-    advantages = group_relative_advantages(rewards, groups, scale_rewards=scale_rewards)
-    for group in set(groups):
-        members = [advantage for advantage, of in zip(advantages, groups, strict=True) if of == group]
-        assert sum(members) == pytest.approx(0, abs=1e-8)
-
-
-# The package
-
-
-def test_importing_the_client_imports_no_torch() -> None:
-    program = "import sys, rollout_client, rollout_client.trainers.rows; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

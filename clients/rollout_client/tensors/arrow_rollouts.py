@@ -1,0 +1,100 @@
+"""`ArrowRollouts`: the rollouts of an Arrow answer, read as numpy arrays over Arrow's own buffers. Needs `arrow`."""
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from rollout_client.arrow.response import ArrowResponse
+from rollout_client.arrow.rows import values_of
+from rollout_client.arrow.schema import ROLLOUTS, SPAN
+from rollout_client.results.final_rewards import FINAL_STATUSES
+from rollout_client.tensors.rollouts import GroupOf, Rollouts, idx_of
+from rollout_client.tensors.token_columns import Integers, TokenColumns
+
+REWARDS = ROLLOUTS.field("rewards")
+
+
+@dataclass(frozen=True, slots=True)
+class ArrowRollouts(Rollouts):
+    response: ArrowResponse
+
+    def final_rewards(self) -> list[float | None]:
+        rewards, statuses = (self.response.rollouts[name].to_pylist() for name in ("total_reward", "status"))
+        return [reward if status in FINAL_STATUSES else None for reward, status in zip(rewards, statuses, strict=True)]
+
+    def named_rewards(self) -> list[Mapping[str, float]]:
+        return [rewards for chunk in self.response.rollouts["rewards"].chunks for rewards in values_of(chunk, REWARDS)]
+
+    def groups(self, group_of: GroupOf) -> list[Hashable]:
+        if group_of is idx_of:
+            keys: list[Hashable] = self.response.rollouts["idx"].to_pylist()
+            return keys
+        return [group_of(sample) for sample in self.response.samples]
+
+    def columns(self, positions: Sequence[int]) -> TokenColumns:
+        tokens, logs = self.response.tokens, self.response.rollouts["message_log"]
+        if len(positions) < len(logs):
+            places = pa.array(positions, pa.int64())
+            tokens, logs = tokens.take(places), logs.take(places)
+        token_ids, logprobs = (MessageNumbers.of(tokens[name]) for name in ("token_ids", "generation_logprobs"))
+        return TokenColumns(
+            message_counts=token_ids.message_counts,
+            token_counts=token_ids.counts,
+            logprob_counts=np.where(logprobs.is_valid, logprobs.counts, -1),
+            token_ids=token_ids.values,
+            generation_logprobs=logprobs.values,
+            spans=spans_of(logs),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class MessageNumbers:
+    """A column of B rollouts with a list of numbers for each of their M messages."""
+
+    message_counts: Integers
+    """[B]: number of messages of each rollout."""
+    counts: Integers
+    """[M]: number of values of each message; 0 where its list is null."""
+    is_valid: NDArray[np.bool_]
+    """[M]: whether the list is not null."""
+    values: NDArray[Any]
+    """All values, concatenated; a view of Arrow's memory where the column is one chunk."""
+
+    @classmethod
+    def of(cls, column: pa.ChunkedArray) -> "MessageNumbers":
+        lists = [chunk.flatten() for chunk in column.chunks]
+        return cls(
+            joined_arrays([list_lengths(chunk) for chunk in column.chunks], np.int64),
+            joined_arrays([list_lengths(part) for part in lists], np.int64),
+            joined_arrays([part.is_valid().to_numpy(zero_copy_only=False) for part in lists], np.bool_),
+            joined_arrays(
+                [part.flatten().to_numpy() for part in lists], column.type.value_type.value_type.to_pandas_dtype()
+            ),
+        )
+
+
+def list_lengths(lists: pa.ListArray) -> NDArray[np.int32]:
+    lengths: NDArray[np.int32] = pa.compute.list_value_length(lists).fill_null(0).to_numpy()
+    return lengths
+
+
+def joined_arrays(parts: Sequence[NDArray[Any]], dtype: Any) -> NDArray[Any]:
+    """`parts` as one array of `dtype`; a single part of that dtype is not copied."""
+    if len(parts) == 1:
+        return parts[0].astype(dtype, copy=False)
+    return np.concatenate([np.empty(0, dtype), *parts], dtype=dtype)
+
+
+def spans_of(logs: pa.ChunkedArray) -> list[tuple[int, int, int, int]]:
+    """The `weight_versions` of all messages, as `TokenColumns.spans` holds them."""
+    versions_by_chunk = [log.flatten().field("weight_versions") for log in logs.chunks]
+    weight_versions = pa.chunked_array(versions_by_chunk, pa.list_(SPAN)).combine_chunks()
+    spans = weight_versions.flatten()
+    message = pa.compute.list_parent_indices(weight_versions)
+    version = spans.field("version").cast(pa.int64())
+    columns = (message, version, spans.field("start"), spans.field("end"))
+    return list(zip(*(column.to_pylist() for column in columns), strict=True))

@@ -1,0 +1,1 @@
+"""What several trainer adapters use; no adapter itself."""

@@ -1,0 +1,33 @@
+"""`ServiceWeightTransfer`: TRL's `WeightTransferProtocol`, by a push of full weights over HTTP."""
+
+from collections.abc import Iterator
+
+import torch
+from trl.experimental.async_grpo.async_grpo_trainer import WeightTransferProtocol
+
+from rollout_client.client import RolloutClient
+
+
+class ServiceWeightTransfer(WeightTransferProtocol):
+    """Pushes the trainer's weights to the service, which pauses and resumes its engines itself."""
+
+    def __init__(self, client: RolloutClient) -> None:
+        self._client = client
+        self.version: int | None = None
+        """The service's version of the weights that were sent last; `None` before the first."""
+
+    def init_weight_transfer(self) -> None:
+        self._client.wait_until_ready()
+
+    def pause(self) -> None:
+        """Does nothing: a push pauses each replica only while it swaps its weights."""
+
+    def send_weights(self, iterator: Iterator[tuple[str, torch.Tensor]]) -> None:
+        """Returns once every replica serves the weights. Holds a copy of all of them in host memory until then."""
+        self.version = self._client.push_weights({name: tensor.cpu() for name, tensor in iterator}).version
+
+    def resume(self) -> None:
+        """Does nothing: see `pause`."""
+
+    def destroy(self) -> None:
+        """Does nothing: the caller owns the client."""

@@ -1,0 +1,195 @@
+"""`ServiceRolloutWorker`: TRL's `RolloutWorkerProtocol`, with the rollouts played by the service."""
+
+import asyncio
+import itertools
+import queue
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, wait
+from multiprocessing.queues import Queue as ProcessQueue
+from typing import Any, Unpack
+
+from trl.experimental.async_grpo.async_grpo_trainer import RolloutWorkerProtocol
+
+from rollout_client.client import AsyncRolloutClient
+from rollout_client.contract import JsonObject, SampleResult
+from rollout_client.errors import RolloutError
+from rollout_client.results.final_rewards import RolloutsNotFinal, final_reward
+from rollout_client.trainers.shared.dataset_rows import RowReader, messages_of
+from rollout_client.trainers.trl import TrainerOptions, rollout_options
+from rollout_client.trainers.trl_async.group_samples import Metrics, ModelVersions, group_samples
+from rollout_client.trainers.trl_async.weight_transfer import ServiceWeightTransfer
+
+MAX_LOST_GROUPS = 16
+"""The worker fails after this many groups in succession without one final reward."""
+HEARTBEAT_S = 1.0
+ROOM_POLL_S = 0.02
+STOP_TIMEOUT_S = 15.0
+
+
+class WorkerFailed(RolloutError):
+    """The rollout worker has ended, or its event loop no longer responds."""
+
+
+class ServiceRolloutWorker(RolloutWorkerProtocol):
+    """Plays the rows of the dataset in order and over again, one group per row, on a thread of its own.
+
+    At most `max_inflight_tasks` and at most `queue_maxsize` rollouts (both of `args`) run ahead of the trainer; those
+    in progress and those in `rollout_buffer` count together. `group_samples` says which rollouts reach the buffer.
+
+    Args:
+        client: the worker owns it and closes it.
+        dataset: rows with a column `prompt` of chat messages; `RowReader` reads the other columns.
+        args: the trainer's `AsyncGRPOConfig`, after the trainer has filled in its defaults.
+        weight_transfer: the trainer's. With it, the `model_version` of a sample is that of its oldest token; without
+            it, the version that was current when its rollout began.
+        scale_rewards: divide advantages by the standard deviation of their group.
+        task_name, env_columns: see `RowReader`.
+        options: fields of the request that `args` does not set.
+    """
+
+    def __init__(
+        self,
+        client: AsyncRolloutClient,
+        dataset: Any,
+        args: Any,
+        *,
+        weight_transfer: ServiceWeightTransfer | None = None,
+        scale_rewards: bool = True,
+        task_name: str | None = None,
+        env_columns: Sequence[str] = (),
+        **options: Unpack[TrainerOptions],
+    ) -> None:
+        self.rollout_buffer: queue.Queue[Any] | ProcessQueue[Any] = queue.Queue()
+        self.metrics_queue: queue.Queue[Any] | ProcessQueue[Any] = queue.Queue()
+        self.model_version = 0
+        self._client = client
+        self._dataset = dataset
+        self._args = args
+        self._transfer = weight_transfer
+        self._scale_rewards = scale_rewards
+        self._reader = RowReader(task_name, env_columns)
+        self._options = options
+        self._model_versions: dict[int, int] = {}
+        self._in_progress = 0
+        self._lost_groups = 0
+        self._heartbeat_at = time.monotonic()
+        self._stopping = asyncio.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._outcome: Future[None] | None = None
+
+    # Called by the trainer
+
+    def start(self) -> None:
+        """Starts the thread; does nothing if it runs already."""
+        if self._thread is not None:
+            return
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="rollout-service-worker", daemon=True)
+        self._thread.start()
+        self._outcome = asyncio.run_coroutine_threadsafe(self._run(), self._loop)
+
+    def stop(self) -> None:
+        """Cancels all rollouts in progress, also at the service, and returns once the thread has ended."""
+        if self._loop is None or self._thread is None or self._outcome is None:
+            return
+        self._loop.call_soon_threadsafe(self._stopping.set)
+        wait([self._outcome], timeout=STOP_TIMEOUT_S)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(timeout=STOP_TIMEOUT_S)
+        if not self._thread.is_alive():
+            self._loop.close()
+        self._loop = self._thread = None
+
+    def update_model_version(self, model_version: int) -> None:
+        """Rollouts that begin after this call require the weights that were sent last."""
+        if self._transfer is not None and self._transfer.version is not None:
+            self._model_versions[self._transfer.version] = model_version
+        self.model_version = model_version
+
+    def check_health(self, stale_after_s: float) -> None:
+        """Raises `WorkerFailed` if the worker has ended, or its event loop was blocked for over `stale_after_s`."""
+        if self._outcome is not None and self._outcome.done():
+            cause = first_of(self._outcome.exception())
+            raise WorkerFailed(f"The rollout worker has ended: {cause or 'it was stopped'}") from cause
+        age_s = time.monotonic() - self._heartbeat_at
+        if self._outcome is not None and age_s > stale_after_s:
+            raise WorkerFailed(
+                f"The rollout worker has not answered for {age_s:.0f} s; {stale_after_s:.0f} s are allowed."
+            )
+
+    # On the worker's own thread
+
+    async def _run(self) -> None:
+        async with self._client, asyncio.TaskGroup() as tasks:
+            running = [tasks.create_task(self._beat()), tasks.create_task(self._play_dataset())]
+            await self._stopping.wait()
+            for task in running:
+                task.cancel()
+
+    async def _beat(self) -> None:
+        while True:
+            self._heartbeat_at = time.monotonic()
+            await asyncio.sleep(HEARTBEAT_S)
+
+    async def _play_dataset(self) -> None:
+        async with asyncio.TaskGroup() as groups:
+            for group_id, row in enumerate(itertools.chain.from_iterable(itertools.repeat(self._dataset))):
+                # The trainer takes samples from the buffer on a thread of its own, and its queue tells nobody.
+                while not self._has_room():
+                    await asyncio.sleep(ROOM_POLL_S)
+                self._in_progress += self._args.num_generations
+                groups.create_task(self._play_group(group_id, row))
+
+    def _has_room(self) -> bool:
+        """Whether another group may run ahead of the trainer; one group always may."""
+        limits = [limit for limit in (self._args.max_inflight_tasks, self._args.queue_maxsize) if limit > 0]
+        ahead = self.rollout_buffer.qsize() + self._in_progress
+        return ahead == 0 or ahead + self._args.num_generations <= min(limits, default=2 * self._args.num_generations)
+
+    async def _play_group(self, group_id: int, row: Mapping[str, Any]) -> None:
+        version_at_start, began_at = self.model_version, time.monotonic()
+        options = rollout_options(self._args, self._options)
+        options["num_generations"] = self._args.num_generations
+        if self._transfer is not None and self._transfer.version is not None:
+            options["policy"] = {"min_version": self._transfer.version}
+        sample: JsonObject = {**self._reader.fields(row), "messages": list(messages_of(row["prompt"]))}
+        try:
+            response = await self._client.rollout([sample], **options)
+            metrics = self._deliver(group_id, row, response.samples, version_at_start)
+        finally:
+            self._in_progress -= self._args.num_generations
+        self.metrics_queue.put({"rollout/duration_s": time.monotonic() - began_at, **metrics})
+
+    def _deliver(
+        self, group_id: int, row: Mapping[str, Any], rollouts: Sequence[SampleResult], version_at_start: int
+    ) -> Metrics:
+        """Puts the samples of one group into the buffer, and returns how many of its rollouts were left out."""
+        self._count_lost_groups(rollouts)
+        group = group_samples(
+            row,
+            group_id,
+            rollouts,
+            ModelVersions(self.model_version, version_at_start, self._model_versions),
+            max_staleness=self._args.max_staleness,
+            scale_rewards=self._scale_rewards,
+        )
+        for sample in group.samples:
+            self.rollout_buffer.put(sample)
+        return {"rollout/not_final_total": float(group.not_final), "sample/dropped_stale_total": float(group.stale)}
+
+    def _count_lost_groups(self, rollouts: Sequence[SampleResult]) -> None:
+        """Raises `RolloutsNotFinal` after `MAX_LOST_GROUPS` groups in succession without one final reward."""
+        has_final = any(final_reward(rollout) is not None for rollout in rollouts)
+        self._lost_groups = 0 if has_final else self._lost_groups + 1
+        if self._lost_groups >= MAX_LOST_GROUPS:
+            raise RolloutsNotFinal(rollouts, len(rollouts))
+
+
+def first_of(error: BaseException | None) -> BaseException | None:
+    """The first error within nested exception groups."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

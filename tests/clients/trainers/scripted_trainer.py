@@ -1,0 +1,117 @@
+"""A scripted TRL trainer for tests of its adapters: dataset, arguments, and a client that keeps what is pushed."""
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, cast
+
+import torch
+from fastapi.responses import JSONResponse
+
+from rollout_client import RolloutClient
+from rollout_client.policy_contract import PolicyUpdate
+from tests.clients.scripted_service import SUMMARY, Json, result
+
+END = 261
+ROWS: list[Json] = [
+    {"prompt": [{"role": "user", "content": "What is 1 + 1?"}], "extra_env_info": {"ground_truth": "2"}},
+    {"prompt": [{"role": "user", "content": "What is 1 + 2?"}], "extra_env_info": {"ground_truth": "3"}},
+]
+PROMPTS = [row["prompt"] for row in ROWS]
+LOST: Json = {
+    "status": "error",
+    "total_reward": None,
+    "error": {"kind": "timeout", "message": "Slow.", "retryable": True},
+}
+
+
+class PushingClient(RolloutClient):
+    """Keeps a copy of each push and sends nothing."""
+
+    def __init__(self, base_url: str, **options: Any) -> None:
+        super().__init__(base_url, **options)
+        self.pushed: list[dict[str, torch.Tensor]] = []
+        self.failure: Exception | None = None
+
+    def push_weights(self, source: Any, version: int | None = None, **options: Any) -> PolicyUpdate:
+        if self.failure is not None:
+            raise self.failure
+        tensors = source.state_dict() if isinstance(source, torch.nn.Module) else source
+        self.pushed.append({name: tensor.detach().clone() for name, tensor in tensors.items()})
+        return PolicyUpdate(version=100 + len(self.pushed), checksum=None, replicas=[])
+
+
+def prompt_message(content: str = "") -> Json:
+    return {"role": "user", "content": content, "token_ids": [258, 10, 87, 261]}
+
+
+def response_message(*token_ids: int, version: int = 0) -> Json:
+    return {
+        "role": "assistant",
+        "content": "said",
+        "token_ids": list(token_ids),
+        "generation_logprobs": [-0.5] * len(token_ids),
+        "weight_versions": [{"version": str(version), "start": 0, "end": len(token_ids)}],
+    }
+
+
+def two_turns(version: int = 0, newer: int | None = None) -> list[Json]:
+    feedback = {"role": "environment", "content": "no", "token_ids": [20, 21]}
+    last = response_message(32, END, version=version if newer is None else newer)
+    return [prompt_message(), response_message(30, 31, version=version), feedback, last, feedback]
+
+
+def answering(*fields: Json, log: list[Json] | None = None) -> Callable[[Json], JSONResponse]:
+    """Answers with rollouts of `log` (default: two turns); rollout i has reward i and `fields[i % len(fields)]`."""
+
+    def answer(body: Json) -> JSONResponse:
+        generations = body.get("num_generations", 1)
+        version = body.get("policy", {}).get("min_version", 0)
+        samples = []
+        for place in range(len(body["samples"]) * generations):
+            said: Json = {"message_log": log or two_turns(version), "total_reward": float(place), "answer": str(place)}
+            said |= fields[place % len(fields)] if fields else {}
+            samples.append(result(place // generations, place % generations, **said))
+        return JSONResponse({**SUMMARY, "samples": samples})
+
+    return answer
+
+
+def trainer_args(**changed: Any) -> SimpleNamespace:
+    said: Json = {
+        "temperature": 0.75,
+        "top_p": 0.9,
+        "top_k": 5,
+        "min_p": None,
+        "max_completion_length": 8,
+        "repetition_penalty": 1.0,
+        "generation_kwargs": None,
+        "chat_template_kwargs": None,
+    }
+    return SimpleNamespace(**said | changed)
+
+
+class OneProcess:
+    """The part of `accelerate.Accelerator` that the adapters use, for a trainer with one process."""
+
+    is_main_process = True
+    distributed_type = "NO"
+
+    def unwrap_model(self, model: Any) -> Any:
+        return model
+
+
+def trainer(rows: Any = None, **args: Any) -> SimpleNamespace:
+    def tokenizer(text: str) -> Json:
+        return {"input_ids": [ord(letter) for letter in text]}
+
+    processing_class = cast(Any, tokenizer)
+    processing_class.pad_token_id = 256
+    return SimpleNamespace(
+        args=trainer_args(**args),
+        processing_class=processing_class,
+        model=torch.nn.Linear(1, 1),
+        train_dataset=ROWS if rows is None else rows,
+        eval_dataset=None,
+        state=SimpleNamespace(global_step=0),
+        accelerator=OneProcess(),
+    )

@@ -1,0 +1,269 @@
+"""`ServiceRolloutWorker` against a scripted service: what reaches the buffer, how far it runs ahead, how it ends."""
+
+import queue
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import pairwise
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from fastapi.responses import Response
+
+from rollout_client import AsyncRolloutClient
+from rollout_client.trainers.trl_async import ServiceRolloutWorker, ServiceWeightTransfer, WorkerFailed
+from tests.clients.scripted_service import REJECTED, Json, ScriptedService, problem
+from tests.clients.trainers.scripted_trainer import (
+    END,
+    LOST,
+    PROMPTS,
+    ROWS,
+    PushingClient,
+    answering,
+    prompt_message,
+    trainer_args,
+    two_turns,
+)
+from tests.paths import TINY_MODEL
+
+pytestmark = pytest.mark.filterwarnings("ignore:TRL currently supports vLLM", "ignore:.*torch.jit.script_method")
+
+
+def async_args(**changed: Any) -> SimpleNamespace:
+    limits: Json = {"num_generations": 2, "max_inflight_tasks": 4, "queue_maxsize": 1024, "max_staleness": 1}
+    return trainer_args(**limits | changed)
+
+
+@contextmanager
+def worker(service: ScriptedService, rows: list[Json] = ROWS, args: Any = None, **options: Any) -> Iterator[Any]:
+    """Stopped when the block ends; started by the test."""
+    made = WatchedWorker(AsyncRolloutClient(service.url), rows, args or async_args(), task_name="math", **options)
+    try:
+        yield made
+    finally:
+        made.stop()
+
+
+def take(rollout_worker: Any, count: int) -> list[Any]:
+    return [rollout_worker.rollout_buffer.get(timeout=10) for _ in range(count)]
+
+
+class WatchedWorker(ServiceRolloutWorker):
+    """Tells when all its rollouts are in the buffer and it has found no room for another group."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._lock = threading.Lock()
+        self._is_full = threading.Event()
+
+    def _has_room(self) -> bool:
+        with self._lock:
+            has_room = super()._has_room()
+            if not has_room and not self._in_progress:
+                self._is_full.set()
+            return has_room
+
+    def take_when_full(self, count: int) -> None:
+        """Takes `count` samples; the next call waits until the worker has made up for them."""
+        assert self._is_full.wait(timeout=10)
+        with self._lock:
+            take(self, count)
+            self._is_full.clear()
+
+
+def test_the_worker_fills_the_buffer_group_by_group_with_what_the_trainer_takes(service: ScriptedService) -> None:
+    service.rollouts.extend([answering({"rewards": {"sum": 0.0}}, {"rewards": {"sum": 1.0}})] * 2)
+    with worker(service, ROWS[:1], async_args(max_inflight_tasks=2)) as rollout_worker:
+        rollout_worker.start()
+        first, second = take(rollout_worker, 2)
+    assert [first.group_id, second.group_id] == [0, 0]
+    assert first.prompt == PROMPTS[0]
+    assert [message["role"] for message in first.completion] == ["assistant", "environment", "assistant", "environment"]
+    assert first.input_ids.tolist() == [258, 10, 87, 261, 30, 31, 20, 21, 32, END]
+    assert first.completion_mask.tolist() == [0, 0, 0, 0, 1, 1, 0, 0, 1, 1]
+    assert first.old_log_probs.tolist() == [0, 0, 0, 0, -0.5, -0.5, 0, 0, -0.5, -0.5]
+    assert (first.input_ids.dtype, first.old_log_probs.dtype) == (np.int64, np.float32)
+    deviation = 0.5**0.5
+    assert [first.advantage, second.advantage] == pytest.approx([-0.5 / (deviation + 1e-4), 0.5 / (deviation + 1e-4)])
+    assert second.metrics == {"reward": 1, "reward_std": pytest.approx(deviation), "rewards/sum": 1}
+
+
+def test_the_worker_posts_a_group_as_one_sample_and_goes_over_the_dataset_again_and_again(
+    service: ScriptedService,
+) -> None:
+    service.rollouts.extend([answering()] * 50)
+    with worker(service, args=async_args(max_inflight_tasks=2), max_rollout_turns=2) as rollout_worker:
+        rollout_worker.start()
+        take(rollout_worker, 6)
+    assert service.bodies[0] == {
+        "samples": [{"task_name": "math", "messages": PROMPTS[0], "extra_env_info": {"ground_truth": "2"}}],
+        "num_generations": 2,
+        "sampling": {"temperature": 0.75, "top_p": 0.9, "top_k": 5, "min_p": 0.0, "max_new_tokens": 8},
+        "max_rollout_turns": 2,
+    }
+    assert [body["samples"][0]["messages"] for body in service.bodies[:3]] == [PROMPTS[0], PROMPTS[1], PROMPTS[0]]
+
+
+def test_no_more_runs_ahead_of_the_trainer_than_allowed(service: ScriptedService) -> None:
+    service.rollouts.extend([answering()] * 50)
+    with worker(service, args=async_args(max_inflight_tasks=5)) as rollout_worker:
+        rollout_worker.start()
+        rollout_worker.take_when_full(0)
+        assert (len(service.bodies), rollout_worker.rollout_buffer.qsize()) == (2, 4)
+        rollout_worker.take_when_full(2)
+        rollout_worker.take_when_full(0)
+        assert (len(service.bodies), rollout_worker.rollout_buffer.qsize()) == (3, 4)
+
+
+def test_rollouts_without_a_final_reward_or_a_token_go_to_no_buffer_and_into_no_statistic(
+    service: ScriptedService,
+) -> None:
+    empty = {"message_log": [prompt_message()]}
+    service.rollouts.extend([answering({}, LOST, {}, empty)] * 50)
+    with worker(service, args=async_args(num_generations=4), scale_rewards=False) as rollout_worker:
+        rollout_worker.start()
+        samples = take(rollout_worker, 2)
+        metrics = rollout_worker.metrics_queue.get(timeout=10)
+    assert [sample.metrics["reward"] for sample in samples] == [0, 2]
+    assert [sample.advantage for sample in samples] == pytest.approx([-5 / 3, 1 / 3])
+    assert metrics["rollout/not_final_total"] == 1
+    assert metrics["sample/dropped_stale_total"] == 0
+
+
+def test_a_sample_has_the_model_version_of_its_oldest_token_and_is_dropped_when_that_is_too_old(
+    service: ScriptedService, client: PushingClient
+) -> None:
+    transfer = ServiceWeightTransfer(client)
+    with worker(service, args=async_args(max_inflight_tasks=2), weight_transfer=transfer) as rollout_worker:
+        for model_version in (1, 2, 3):
+            transfer.send_weights(iter([("w", torch.zeros(1))]))
+            rollout_worker.update_model_version(model_version)
+        mixed = {"message_log": two_turns(version=102, newer=103)}
+        stale = {"message_log": two_turns(version=101, newer=103)}
+        service.rollouts.extend([answering(mixed, stale)] * 50)
+        rollout_worker.start()
+        [sample, _] = take(rollout_worker, 2)
+        metrics = rollout_worker.metrics_queue.get(timeout=10)
+    assert sample.model_version == 2
+    assert metrics["sample/dropped_stale_total"] == 1
+    assert service.bodies[0]["policy"] == {"min_version": 103}
+
+
+def test_a_worker_whose_request_was_refused_says_why(service: ScriptedService) -> None:
+    service.rollouts.extend([lambda _: problem(REJECTED)] * 50)
+    with worker(service) as rollout_worker:
+        rollout_worker.check_health(1)
+        rollout_worker.start()
+        assert rollout_worker._outcome.exception(timeout=10)
+        with pytest.raises(WorkerFailed, match=r"has ended: The request is not valid.*no task 'maths'"):
+            rollout_worker.check_health(300)
+
+
+def test_a_worker_all_of_whose_groups_are_lost_gives_up(service: ScriptedService) -> None:
+    service.rollouts.extend([answering(LOST)] * 50)
+    with worker(service) as rollout_worker:
+        rollout_worker.start()
+        assert rollout_worker._outcome.exception(timeout=10)
+        with pytest.raises(WorkerFailed, match="2 of 2 rollouts have no final reward; idx 0 of task math"):
+            rollout_worker.check_health(300)
+
+
+def test_a_worker_that_does_not_answer_is_noticed(service: ScriptedService) -> None:
+    service.rollouts.append(lambda _: service.hanging())
+    with worker(service, args=async_args(max_inflight_tasks=2)) as rollout_worker:
+        rollout_worker.start()
+        rollout_worker.check_health(60)
+        with pytest.raises(WorkerFailed, match=r"has not answered for \d+ s; -1 s are allowed"):
+            rollout_worker.check_health(-1)
+
+
+def test_stopping_cancels_what_is_under_way_at_the_service(service: ScriptedService) -> None:
+    asked = threading.Event()
+
+    def hang(_: Json) -> Response:
+        asked.set()
+        return service.hanging()
+
+    service.rollouts.append(hang)
+    with worker(service, args=async_args(max_inflight_tasks=2)) as rollout_worker:
+        rollout_worker.start()
+        assert asked.wait(timeout=10)
+        rollout_worker.stop()
+        assert service.hung_up.wait(timeout=5)
+        rollout_worker.stop()
+        with pytest.raises(queue.Empty):
+            rollout_worker.rollout_buffer.get_nowait()
+
+
+class TorchFlashAttention:
+    """What tree attention calls of its CUDA kernel, written out: each segment attends to its own path, causally."""
+
+    @staticmethod
+    def flash_attn_varlen_func(
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        cu_seqlens_q: torch.Tensor,
+        cu_seqlens_k: torch.Tensor,
+        *_lengths: int,
+        softmax_scale: float,
+        **_options: Any,
+    ) -> torch.Tensor:
+        attended = []
+        bounds = zip(pairwise(cu_seqlens_q.tolist()), pairwise(cu_seqlens_k.tolist()), strict=True)
+        for (start, end), (first, last) in bounds:
+            before = (last - first) - (end - start)
+            unseen = ~torch.ones(end - start, last - first, dtype=torch.bool).tril(before)
+            scores = torch.einsum("qhd,khd->hqk", query[start:end], key[first:last]) * softmax_scale
+            shares = scores.masked_fill(unseen, float("-inf")).softmax(dim=-1)
+            attended.append(torch.einsum("hqk,khd->qhd", shares, value[first:last]))
+        return torch.cat(attended)
+
+
+def test_async_grpo_trains_on_what_the_worker_brings_and_sends_its_weights(
+    service: ScriptedService, client: PushingClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from datasets import Dataset  # type: ignore[import-untyped]
+    from trl.experimental.async_grpo import async_grpo_trainer, packing
+    from trl.experimental.async_grpo.async_grpo_config import AsyncGRPOConfig
+    from trl.experimental.async_grpo.async_grpo_trainer import AsyncGRPOTrainer
+
+    monkeypatch.setattr(packing, "_flash_attn", TorchFlashAttention)
+    monkeypatch.setattr(async_grpo_trainer, "get_peak_flops_per_device", lambda *_: None)
+    service.rollouts.extend([answering()] * 200)
+    dataset = Dataset.from_list(ROWS)
+    args = AsyncGRPOConfig(
+        output_dir=str(tmp_path),
+        max_steps=2,
+        per_device_train_batch_size=2,
+        gradient_accumulation_steps=1,
+        num_generations=2,
+        max_completion_length=8,
+        token_budget=0,
+        learning_rate=1e-2,
+        use_cpu=True,
+        bf16=False,
+        report_to="none",
+        logging_steps=1,
+        save_strategy="no",
+        disable_tqdm=True,
+    )
+    transfer = ServiceWeightTransfer(client)
+    rollout_worker = ServiceRolloutWorker(
+        AsyncRolloutClient(service.url), dataset, args, weight_transfer=transfer, task_name="math"
+    )
+    grpo = AsyncGRPOTrainer(
+        str(TINY_MODEL), args=args, train_dataset=dataset, rollout_worker=rollout_worker, weight_transfer=transfer
+    )
+    grpo.train()
+    assert grpo.state.global_step == 2
+    assert transfer.version == 103
+    assert service.bodies[0]["policy"] == {"min_version": 101}
+    assert grpo.state.log_history[0]["reward"] == 0.5
+    assert grpo.state.log_history[0]["grad_norm"] > 0
+    name = "model.layers.0.mlp.up_proj.weight"
+    assert not torch.equal(client.pushed[0][name], client.pushed[-1][name])
