@@ -7,6 +7,7 @@ from fastapi import FastAPI
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 
+from deployments import logs
 from deployments.policy.store_client import PolicyStoreClient
 from service.remote.environment import RemoteEnvironment
 from service.remote.generator import RemoteGenerator
@@ -31,6 +32,7 @@ class Ingress:
         environments: dict[str, DeploymentHandle[Any]],
         policy_store: DeploymentHandle[Any],
     ) -> None:
+        logs.configure()
         gc.set_threshold(GARBAGE_AFTER_OBJECTS)
         policy = RemotePolicy(PolicyStoreClient(policy_store))
         policy.follow()

@@ -5,7 +5,7 @@ import os
 import shutil
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import ray
@@ -14,7 +14,9 @@ from ray import serve
 from ray.serve.schema import ServeDeploySchema
 from rich.console import Console
 
+from deployments.logs import serve_logs_folder
 from deployments.policy.cluster import cluster_weights_folder
+from service.startup.console_logs import replica_logs_shown
 from service.startup.failures import ServiceNotStarted
 from service.startup.ports import refuse_taken_port
 from service.startup.processes import adopt_orphans, end_descendants, interruptible
@@ -48,9 +50,11 @@ def local_service(config: ServeDeploySchema, console: Console) -> Iterator[str]:
     refuse_taken_port(host, port)
     adopt_orphans()
     started_at = time.monotonic()
-    try:
+    with ExitStack() as to_undo:
+        to_undo.callback(stop, console)
         with console.status("Starting Ray") as status:
             start_ray()
+            to_undo.enter_context(replica_logs_shown(console, serve_logs_folder()))
             with interruptible():
                 deploy(config)
                 for starting in deployments_not_ready(config):
@@ -59,10 +63,6 @@ def local_service(config: ServeDeploySchema, console: Console) -> Iterator[str]:
         console.print(f"Ready after {time.monotonic() - started_at:.0f} s: {url}")
         with interruptible():
             yield url
-    finally:
-        with console.status("Stopping the service"):
-            stop_ray()
-        console.print("The service has stopped.")
 
 
 def start_ray() -> None:
@@ -78,6 +78,12 @@ def start_ray() -> None:
         logging_level=logging.ERROR,
         object_store_memory=OBJECT_STORE_BYTES,
     )
+
+
+def stop(console: Console) -> None:
+    with console.status("Stopping the service"):
+        stop_ray()
+    console.print("The service has stopped.")
 
 
 def stop_ray() -> None:

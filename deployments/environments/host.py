@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
+from deployments import logs
 from deployments.environments.loading import load_environment
 from deployments.failures import EnvironmentBroken, EnvironmentRejected, RolloutFailure
 from deployments.protocols import StepRequest, TaskDescription
@@ -23,6 +24,7 @@ class EnvironmentHost:
 
     def __init__(self, task_name: str, import_path: str, arguments: dict[str, Any]) -> None:
         """Raises `EnvironmentNotLoadable` if the environment cannot be made."""
+        logs.configure()
         self._task_name = task_name
         self._environment = load_environment(import_path, arguments)
         self._steps_in_progress = 0

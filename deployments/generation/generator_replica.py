@@ -12,6 +12,7 @@ import ray
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 
+from deployments import logs
 from deployments.failures import GenerationLost
 from deployments.generation.settings import EngineSettings
 from deployments.policy.cluster import cluster_weights_folder
@@ -30,6 +31,8 @@ class GeneratorReplica(GeneratorReplicaBase):
     _engine: "VLLMEngine"
 
     async def __init__(self, settings: EngineSettings, policy_store: DeploymentHandle[Any]) -> None:  # type: ignore[misc]  # Serve awaits it
+        # What vLLM prints stays in the log of Ray Serve.
+        logs.configure(capture_output=False)
         os.environ.update(settings.environment_variables)
         from deployments.generation.command_runner import CommandRunner
         from deployments.generation.engine import VLLMEngine

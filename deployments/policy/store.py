@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 from uuid import uuid4
 
+from deployments import logs
 from deployments.policy.cluster import Cluster, RayCluster, cluster_weights_folder
 from deployments.policy.command_source import CommandSource
 from deployments.policy.commands import (
@@ -78,6 +79,7 @@ class PolicyStore(CommandSource):
     """Args: `model` is the folder or hub name of the checkpoint that engines begin with, version 0."""
 
     def __init__(self, settings: PolicySettings, model: str, cluster: Cluster | None = None) -> None:
+        logs.configure()
         cluster = RayCluster() if cluster is None else cluster
         self._settings = settings
         self._version_store = VersionStore(policy_folder(settings))

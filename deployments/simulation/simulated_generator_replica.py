@@ -7,6 +7,7 @@ import ray
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 
+from deployments import logs
 from deployments.failures import GenerationLost, PolicyStoreLost
 from deployments.policy.command_source import CommandSource, ReplicaNotRegistered
 from deployments.policy.commands import (
@@ -29,6 +30,7 @@ class SimulatedGeneratorReplica(GeneratorReplicaBase):
     """A generator replica with a `SimulatedEngine`: ready at once, its weights version 0 for its whole life."""
 
     async def __init__(self, settings: SimulatedEngineSettings, policy_store: DeploymentHandle[Any]) -> None:  # type: ignore[misc]  # Serve awaits it
+        logs.configure()
         super().__init__(
             SimulatedEngine.start(settings.simulated, settings.model, settings.tokenizer, settings.max_model_len)
         )

@@ -1,0 +1,88 @@
+"""Shows on the console what the replicas of this machine print and what they warn of; the rest stays in their logs."""
+
+import json
+import logging
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from rich.console import Console
+
+from deployments.logs import OUTPUT_LOGGERS
+
+POLL_S = 0.5
+MOST_RECORDS_AT_ONCE = 50
+"""Of one replica, each time that its log is read: a failure of every rollout must not drown the rest."""
+
+
+@contextmanager
+def replica_logs_shown(console: Console, folder: Path) -> Iterator[None]:
+    """Follows the logs in `folder` for the length of the block, and shows what remains when it is left."""
+    logs = ReplicaLogs(folder)
+    left = threading.Event()
+
+    def show() -> None:
+        for text in logs.new_texts():
+            console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def follow() -> None:
+        while not left.wait(POLL_S):
+            show()
+
+    follower = threading.Thread(target=follow, name="replica-logs", daemon=True)
+    follower.start()
+    try:
+        yield
+    finally:
+        left.set()
+        follower.join()
+        show()
+
+
+class ReplicaLogs:
+    """What the log files of a folder hold for the console, from the moment that they are first seen."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._open_files: dict[Path, BinaryIO] = {}
+
+    def new_texts(self) -> Iterator[str]:
+        """Yields one text for each record that was written since the last call and that the user should see."""
+        for path in sorted(self._folder.glob("*.jsonl")):
+            texts = [text for line in self._new_lines(path) if (text := text_for_the_console(json.loads(line)))]
+            yield from texts[:MOST_RECORDS_AT_ONCE]
+            if (unseen := len(texts) - MOST_RECORDS_AT_ONCE) > 0:
+                yield f"{unseen} more lines are in {path}"
+
+    def _new_lines(self, path: Path) -> Iterator[bytes]:
+        file = self._open_files.get(path)
+        if file is None:
+            file = self._open_files[path] = path.open("rb")
+        yield from complete_lines(file)
+        # A log that has grown too long goes on in a new file under the same name.
+        if path.stat().st_ino != os.fstat(file.fileno()).st_ino:
+            file.close()
+            self._open_files[path] = path.open("rb")
+            yield from complete_lines(self._open_files[path])
+
+
+def complete_lines(file: BinaryIO) -> Iterator[bytes]:
+    """Reads to the end of the file, and leaves a line that is being written for the next time."""
+    while (line := file.readline()).endswith(b"\n"):
+        yield line
+    file.seek(-len(line), 1)
+
+
+def text_for_the_console(record: dict[str, Any]) -> str | None:
+    """A printed line, or a warning or an error with its traceback; None for everything else."""
+    name = f"[{record['deployment']}]"
+    if record["logger"] in OUTPUT_LOGGERS:
+        return f"{name} {record['message']}"
+    if logging.getLevelNamesMapping().get(record["level"], logging.ERROR) < logging.WARNING:
+        return None
+    about = next((f" ({field} {record[field]})" for field in ("rollout_id", "request_id") if field in record), "")
+    sentence = f"{name} {record['level'].lower()}: {record['message']}{about}"
+    return "\n".join([sentence, record["exception"]] if "exception" in record else [sentence])

@@ -1,0 +1,85 @@
+"""Which lines of the replicas' logs reach the console, and how they look there."""
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from service.startup.console_logs import ReplicaLogs, replica_logs_shown
+
+WARNING = {
+    "level": "WARNING",
+    "logger": "rollout_service.environments",
+    "message": "The step failed.",
+    "deployment": "math",
+    "request_id": "r1",
+    "rollout_id": "r1-0-1",
+    "exception": "Traceback (most recent call last):\nValueError: x",
+}
+PRINTED = {"level": "INFO", "logger": "stdout", "message": "[bold] move 3", "deployment": "sliding_puzzle"}
+
+
+def write(path: Path, *records: dict[str, Any]) -> None:
+    with path.open("a") as file:
+        file.writelines(json.dumps(record) + "\n" for record in records)
+
+
+def test_warnings_and_printed_lines_are_shown_with_their_deployment(tmp_path: Path) -> None:
+    write(tmp_path / "a.jsonl", WARNING, {**WARNING, "level": "INFO"}, {**WARNING, "level": "DEBUG"})
+    write(tmp_path / "b.jsonl", PRINTED, {**PRINTED, "logger": "stderr"})
+    assert list(ReplicaLogs(tmp_path).new_texts()) == [
+        "[math] warning: The step failed. (rollout_id r1-0-1)\nTraceback (most recent call last):\nValueError: x",
+        "[sliding_puzzle] [bold] move 3",
+        "[sliding_puzzle] [bold] move 3",
+    ]
+
+
+def test_a_record_without_a_rollout_shows_its_request_and_one_without_both_neither(tmp_path: Path) -> None:
+    of_request = {**WARNING, "level": "ERROR"}
+    del of_request["rollout_id"], of_request["exception"]
+    of_neither = dict(of_request)
+    del of_neither["request_id"]
+    write(tmp_path / "a.jsonl", of_request, of_neither)
+    assert list(ReplicaLogs(tmp_path).new_texts()) == [
+        "[math] error: The step failed. (request_id r1)",
+        "[math] error: The step failed.",
+    ]
+
+
+def test_each_line_is_shown_once_and_only_when_it_is_whole(tmp_path: Path) -> None:
+    logs = ReplicaLogs(tmp_path)
+    assert list(logs.new_texts()) == []
+    path = tmp_path / "a.jsonl"
+    whole = json.dumps(PRINTED) + "\n"
+    path.write_text(whole + whole[:20])
+    assert list(logs.new_texts()) == ["[sliding_puzzle] [bold] move 3"]
+    path.write_text(whole + whole)
+    assert list(logs.new_texts()) == ["[sliding_puzzle] [bold] move 3"]
+    assert list(logs.new_texts()) == []
+
+
+def test_a_log_that_goes_on_in_a_new_file_loses_nothing(tmp_path: Path) -> None:
+    logs = ReplicaLogs(tmp_path)
+    path = tmp_path / "a.jsonl"
+    write(path, {**PRINTED, "message": "1"})
+    assert list(logs.new_texts()) == ["[sliding_puzzle] 1"]
+    write(path, {**PRINTED, "message": "2"})
+    path.rename(tmp_path / "a.jsonl.1")
+    write(path, {**PRINTED, "message": "3"})
+    assert list(logs.new_texts()) == ["[sliding_puzzle] 2", "[sliding_puzzle] 3"]
+
+
+def test_a_flood_of_one_replica_is_cut_and_the_file_named(tmp_path: Path) -> None:
+    write(tmp_path / "a.jsonl", *({**PRINTED, "message": str(number)} for number in range(60)))
+    texts = list(ReplicaLogs(tmp_path).new_texts())
+    assert texts[:50] == [f"[sliding_puzzle] {number}" for number in range(50)]
+    assert texts[50:] == [f"10 more lines are in {tmp_path / 'a.jsonl'}"]
+
+
+def test_what_was_written_last_is_shown_before_the_block_is_left(tmp_path: Path) -> None:
+    written = io.StringIO()
+    with replica_logs_shown(Console(file=written, width=20), tmp_path):
+        write(tmp_path / "a.jsonl", {**PRINTED, "message": "longer than the console is wide, with [markup]"})
+    assert written.getvalue() == "[sliding_puzzle] longer than the console is wide, with [markup]\n"
