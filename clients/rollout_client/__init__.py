@@ -1,6 +1,7 @@
 """Client of the rollout service. Light to import: httpx, pydantic and tenacity, nothing heavier."""
 
-from rollout_client.client import AsyncRolloutClient, AsyncRolloutStream, RolloutClient, RolloutStream
+from rollout_client.async_client.client import AsyncRolloutClient
+from rollout_client.async_client.stream import AsyncRolloutStream
 from rollout_client.contract import (
     GivenMessage,
     Keep,
@@ -34,10 +35,13 @@ from rollout_client.problem_contract import FieldProblem, Problem
 from rollout_client.resume import resumed
 from rollout_client.rollout_calls import RolloutOptions
 from rollout_client.staleness import Staleness, staleness
+from rollout_client.sync_client.client import RolloutClient
+from rollout_client.sync_client.stream import RolloutStream
 from rollout_client.task_contract import TaskInfo
-from rollout_client.weights.pusher import AsyncPolicyPusher, PolicyPusher
+from rollout_client.weights.async_pusher import AsyncPolicyPusher
 from rollout_client.weights.safetensors_file import NotSafetensors
 from rollout_client.weights.sources import WeightsDoNotFit
+from rollout_client.weights.sync_pusher import PolicyPusher
 
 __all__ = [
     "AnswerNotUnderstood",

@@ -10,6 +10,9 @@ from rollout_client.errors import RolloutTimeout
 CONNECT_TIMEOUT_S = 5.0
 """Reaching a host takes milliseconds; only the rollout itself is long."""
 
+SHORT_CALL_TIMEOUT_S = 30.0
+"""For calls that play no rollout."""
+
 ROLLOUT_ADVICE = "what was still running is cancelled. Allow more with timeout_s, or ask for fewer or shorter rollouts."
 UPDATE_ADVICE = "the update may still go on: ask client.policy(). Allow more with timeout_s."
 

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 JSON = "application/json"
 NDJSON = "application/x-ndjson"
 
-Answer = TypeVar("Answer")
-AnswerModel = TypeVar("AnswerModel", bound=BaseModel)
+Result = TypeVar("Result")
+Model = TypeVar("Model", bound=BaseModel)
 Samples = Sequence[SampleInput | Mapping[str, Any]]
 
 
@@ -54,12 +54,12 @@ class RolloutOptions(TypedDict, total=False):
 
 
 @dataclass(frozen=True, slots=True)
-class Call(Generic[Answer]):
+class Call(Generic[Result]):
     """One HTTP request, and how the body of its answer is read."""
 
     method: str
     path: str
-    read: Callable[[Any], Answer]
+    read: Callable[[Any], Result]
     accept: str = JSON
     query: Mapping[str, int | float | str] = field(default_factory=dict)
     body: bytes | None = None
@@ -138,7 +138,7 @@ def rollout_count(samples: Samples, options: RolloutOptions) -> int:
     return len(samples) * (options.get("num_generations") or 1)
 
 
-def parsed(model: type[AnswerModel], what: str, body: bytes) -> AnswerModel:
+def parsed(model: type[Model], what: str, body: bytes) -> Model:
     """Raises `AnswerNotUnderstood`, which calls the body `what`."""
     try:
         return model.model_validate_json(body)

@@ -7,7 +7,7 @@ import pytest
 from ray.serve.schema import DeploymentSchema, RayActorOptionsSchema, ServeDeploySchema
 from rich.console import Console
 
-from rollout_client.client import RolloutClient
+from rollout_client import RolloutClient
 from service.local import local_service
 from service.startup.config import read_config
 from service.startup.ports import free_port

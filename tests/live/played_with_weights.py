@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from rollout_client.client import RolloutClient
+from rollout_client import RolloutClient
 from rollout_client.contract import RolloutResponse, SampleResult, Sampling
 from tests.live.forward_pass import State, logprob_differences, model_of
 

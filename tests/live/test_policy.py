@@ -13,10 +13,9 @@ import pytest
 import torch
 from safetensors.torch import save, save_file
 
-from rollout_client.client import RolloutClient
+from rollout_client import PolicyPusher, RolloutClient
 from rollout_client.contract import SampleResult, Sampling
 from rollout_client.errors import RequestRejected
-from rollout_client.weights.pusher import PolicyPusher
 from rollout_client.weights.safetensors_file import Checksum
 from tests.live.following_environment import following
 from tests.live.forward_pass import State, logprob_differences, model_of, perturbed, tiny_state
@@ -38,7 +37,7 @@ def put(client: RolloutClient, version: int, **options: Any) -> httpx.Response:
 
 
 def base_url(client: RolloutClient) -> str:
-    return str(client._http.base_url)
+    return client.base_url
 
 
 def next_version(client: RolloutClient) -> int:

@@ -9,7 +9,7 @@ import pytest
 from ray import serve
 from transformers import AutoTokenizer
 
-from rollout_client.client import RolloutClient
+from rollout_client import RolloutClient
 from rollout_client.contract import Message, RolloutResponse, SampleInput, SampleResult, Sampling
 from rollout_client.resume import resumed
 from tests.live.forward_pass import logprob_differences, model_of, tiny_state

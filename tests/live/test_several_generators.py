@@ -10,7 +10,7 @@ from ray import serve
 from ray.serve.schema import ServeDeploySchema
 
 from deployments.protocols import PrefixCacheTokens
-from rollout_client.client import RolloutClient
+from rollout_client import RolloutClient
 from rollout_client.contract import SampleInput, Sampling
 from rollout_client.policy_contract import PolicyState
 from tests.live.forward_pass import perturbed, tiny_state

@@ -6,7 +6,7 @@ import time
 import psutil
 import pytest
 
-from rollout_client.client import RolloutClient
+from rollout_client import RolloutClient
 from rollout_client.contract import RolloutResponse, Sampling
 from tests.live.running_service import replicas
 

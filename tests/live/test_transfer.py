@@ -9,7 +9,7 @@ from vllm.distributed.weight_transfer.factory import WeightTransferTrainerFactor
 
 from deployments.generation.gloo_transfer import GlooTrainerInitInfo, GlooTrainerWeightTransferEngine
 from deployments.generation.vllm_plugin import install
-from rollout_client.client import RolloutClient
+from rollout_client import RolloutClient
 from rollout_client.contract import SampleResult, Sampling
 from rollout_client.errors import RequestRejected
 from rollout_client.trainers.vllm_transfer import ConnectAgain, RolloutWeightSyncClient

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from rollout_client.client import RolloutClient
+from rollout_client import RolloutClient
 from rollout_client.contract import Keep, Message, SampleInput, SampleResult, Sampling
 from rollout_client.resume import resumed
 from tests.live.following_environment import QUESTION, following

@@ -1,7 +1,6 @@
 """The command `rollout`: look at the tasks, play a few samples, run a file of them, see and change the weights."""
 
 import json
-import logging
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,14 +9,15 @@ from typing import Annotated, Any, TextIO
 import typer
 from rich.console import Console
 
+from rollout_client.base_url import DEFAULT_URL
 from rollout_client.cli.policy_table import policy_tables, update_table
-from rollout_client.cli.progress import rollout_bar
 from rollout_client.cli.transcript import metrics_table, task_description, task_example, transcript
-from rollout_client.client import DEFAULT_URL, RolloutClient
 from rollout_client.contract import RequestMetrics, SampleResult
 from rollout_client.errors import RolloutError
 from rollout_client.policy_contract import PauseMode, WeightsKind
+from rollout_client.progress import rollout_bar
 from rollout_client.rollout_calls import RolloutOptions
+from rollout_client.sync_client.client import RolloutClient
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -32,13 +32,6 @@ NumGenerations = Annotated[int, typer.Option(min=1, help="Rollouts of each sampl
 Temperature = Annotated[float | None, typer.Option(min=0, help="0 is greedy.")]
 MaxNewTokens = Annotated[int | None, typer.Option(min=1, help="Most tokens of one generation.")]
 MaxRolloutTurns = Annotated[int | None, typer.Option(min=1, help="Most turns of one rollout.")]
-
-
-@app.callback()
-def main() -> None:
-    """Plays rollouts at a rollout service, shows and changes its weights."""
-    # What goes wrong is one sentence here, not one for each attempt.
-    logging.getLogger("rollout_client").setLevel(logging.ERROR)
 
 
 @app.command()

@@ -14,11 +14,11 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from typing import Any, TypedDict, Unpack, cast
 
-from rollout_client.client import RolloutClient
 from rollout_client.contract import JsonObject, ObservationFormat, SampleResult, Sampling
 from rollout_client.results.final_rewards import final_reward
 from rollout_client.results.token_row import TokenRow, token_row
 from rollout_client.rollout_calls import RolloutOptions
+from rollout_client.sync_client.client import RolloutClient
 from rollout_client.trainers.shared.dataset_rows import Prompt, RowReader, fields_by_prompt, messages_of, prompt_key
 from rollout_client.trainers.shared.push_from_trainer import push_from_trainer
 

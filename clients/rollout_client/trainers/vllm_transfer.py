@@ -20,7 +20,6 @@ The tests use `gloo`, a backend for CPUs, with the same calls as `nccl`; `nccl` 
 
 from typing import Any, TypeVar, Unpack
 
-from rollout_client.client import RolloutClient
 from rollout_client.errors import RequestRejected, RolloutError
 from rollout_client.policy_calls import (
     UpdateOptions,
@@ -31,6 +30,7 @@ from rollout_client.policy_calls import (
 )
 from rollout_client.policy_contract import PolicyUpdate
 from rollout_client.rollout_calls import Call
+from rollout_client.sync_client.client import RolloutClient
 
 Result = TypeVar("Result")
 TIMEOUT_S = 900.0

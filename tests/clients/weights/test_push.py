@@ -323,7 +323,7 @@ def test_a_break_costs_at_most_the_piece_that_was_under_way(
 def test_a_call_that_broke_off_during_the_update_waits_for_its_end_and_asks_for_the_answer(
     policy: ScriptedPolicy, call: CallClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rollout_client.client.ASK_AGAIN_S", 0.01)
+    monkeypatch.setattr("rollout_client.sync_client.upload.POLL_S", 0.01)
     policy.script += [None, None, CUT_AFTER]
     policy.updating += [1, 1, 1]
     assert call(policy.url, "push_weights", bf16_state(), 1, chunk_bytes=80).version == 1

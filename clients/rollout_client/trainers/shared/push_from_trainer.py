@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from accelerate.utils import DistributedType, broadcast_object_list  # type: ignore[import-untyped]
 
-from rollout_client.client import RolloutClient
 from rollout_client.errors import RolloutError
+from rollout_client.sync_client.client import RolloutClient
 
 SHARDED = {DistributedType.DEEPSPEED, DistributedType.FSDP}
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import torch
 from trl.experimental.async_grpo.async_grpo_trainer import WeightTransferProtocol
 
-from rollout_client.client import RolloutClient
+from rollout_client.sync_client.client import RolloutClient
 
 
 class ServiceWeightTransfer(WeightTransferProtocol):

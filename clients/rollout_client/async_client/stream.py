@@ -1,0 +1,73 @@
+"""The rollouts of one request, each as it finishes."""
+
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
+from typing import Self
+
+import httpx
+
+from rollout_client.async_client.connection import AsyncConnection, body_chunks
+from rollout_client.contract import RolloutSummary, SampleResult
+from rollout_client.deadline import Deadline
+from rollout_client.ndjson import NdjsonReader, Placed
+from rollout_client.rollout_calls import Call
+
+
+class AsyncRolloutStream:
+    """Rollouts in the order in which they finish.
+
+    async with client.stream(samples) as rollouts:
+        async for sample in rollouts:
+            ...
+        rollouts.summary
+    """
+
+    def __init__(
+        self, connection: AsyncConnection, call: Call[bytes], lines: NdjsonReader, timeout_s: float | None
+    ) -> None:
+        self._connection = connection
+        self._call = call
+        self._lines = lines
+        self._timeout_s = timeout_s
+        self._response: httpx.Response | None = None
+        self._placed: AsyncGenerator[Placed, None] | None = None
+
+    @property
+    def expected(self) -> int:
+        """The number of rollouts that the request asks for."""
+        return self._lines.expected
+
+    @property
+    def summary(self) -> RolloutSummary:
+        """Raises `RuntimeError` before the last sample."""
+        if self._lines.summary is None:
+            raise RuntimeError("The summary comes after the last sample: iterate to the end first.")
+        return self._lines.summary
+
+    async def __aenter__(self) -> Self:
+        deadline = Deadline(self._timeout_s)
+        self._response = await self._connection.open(self._call, deadline)
+        self._placed = self._read(self._response, deadline)
+        return self
+
+    async def __aexit__(self, *_exception: object) -> None:
+        if self._placed is not None:
+            await self._placed.aclose()
+        if self._response is not None:
+            await self._response.aclose()
+
+    def __aiter__(self) -> AsyncIterator[SampleResult]:
+        return (sample async for _, sample in self.placed())
+
+    def placed(self) -> AsyncIterator[Placed]:
+        """Each sample with its position in what `rollout` would have returned."""
+        if self._placed is None:
+            raise RuntimeError("A stream starts in a with statement: async with client.stream(...) as rollouts.")
+        return self._placed
+
+    async def _read(self, response: httpx.Response, deadline: Deadline) -> AsyncGenerator[Placed, None]:
+        async with aclosing(body_chunks(response, deadline)) as chunks:
+            async for chunk in chunks:
+                for placed in self._lines.feed(chunk):
+                    yield placed
+        self._lines.end()
