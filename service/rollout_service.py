@@ -1,7 +1,7 @@
-"""What the service does, without HTTP: takes requests in, plays them, sums them up, knows its tasks."""
+"""The conductor of a request, without HTTP: validates it, waits for its weights, plays it, computes its metrics."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 
 from deployments.protocols import Environment, Generator
@@ -18,19 +18,20 @@ from service.requests.chat_tokenizer import TransformersChatTokenizer
 from service.requests.episodes import EpisodeFactory
 from service.rollouts.early_stopping import EarlyStopping
 from service.rollouts.episode import Episode
-from service.rollouts.loop import Call, RolloutContext, play_request, with_timeout
+from service.rollouts.loop import RolloutContext, play_request
 from service.rollouts.request_metrics import RequestMetricsAccumulator
+from service.rollouts.retries import with_timeout
 from service.rollouts.schedule import AsyncSchedule, LockstepSchedule
 from service.settings import Limits, ServiceSettings
 
 READY_WITHIN_S = 5.0
-MOST_BYTES_STARTED_INLINE = 2**12
-MOST_GENERATIONS_STARTED_INLINE = 16
-"""Rendering and tokenizing so much takes a millisecond or two."""
+MOST_BYTES_PREPARED_INLINE = 2**12
+MOST_GENERATIONS_PREPARED_INLINE = 16
+"""Rendering and tokenizing a request within these bounds takes 1 to 2 ms, little more than a call in a thread costs."""
 
 
 class SampleFailed(Exception):
-    """A sample failed in a request that asked not to go on then."""
+    """A sample failed in a request that has `on_error: fail`. `sample_position` is its place in the request."""
 
     def __init__(self, sample_position: int, generation_index: int, error: SampleError) -> None:
         self.sample_position = sample_position
@@ -39,9 +40,10 @@ class SampleFailed(Exception):
 
 
 class RunningRollout:
-    """One request under way. Iterate it for the samples, each with its position in the response, the moment they end.
+    """One request that is played while it is iterated. Yields (position in the response, result) as samples end.
 
-    Guarantees: every sample comes exactly once; closing the iteration cancels the samples that still run.
+    Guarantees: every sample is yielded exactly once; nothing is started before the first iteration, so one that is
+    never iterated needs no closing; after `aclose`, no call of the request is under way.
     """
 
     def __init__(
@@ -61,25 +63,26 @@ class RunningRollout:
         self._results = self._play()
 
     def __aiter__(self) -> AsyncGenerator[tuple[int, SampleResult], None]:
-        """Raises `SampleFailed` if a sample failed and the request said `on_error: fail`."""
+        """Raises `SampleFailed` after it has yielded a failed sample of a request that has `on_error: fail`."""
         return self._results
 
     async def aclose(self) -> None:
+        """Cancels the samples that still run."""
         await self._results.aclose()
 
     @property
     def summary(self) -> RolloutSummary:
-        """Metrics and weight versions of the samples that have ended so far."""
-        metrics = self._metrics
+        """The metrics and weight versions of the samples that have been yielded so far."""
         return RolloutSummary(
-            request_id=self.request_id, metrics=metrics.metrics(), policy=metrics.policy(self._current_version())
+            request_id=self.request_id,
+            metrics=self._metrics.metrics(),
+            policy=self._metrics.policy(self._current_version()),
         )
 
     async def _play(self) -> AsyncGenerator[tuple[int, SampleResult], None]:
         request = self._request
         early_stopping = EarlyStopping(request.keep, {episode: episode.identity.group for episode in self._episodes})
-        playing = play_request(self._episodes, self._context, early_stopping, request.deadline_s)
-        async with aclosing(playing) as ended:
+        async with aclosing(play_request(self._episodes, self._context, early_stopping, request.deadline_s)) as ended:
             async for episode in ended:
                 result = episode.result()
                 self._metrics.add(result)
@@ -89,7 +92,7 @@ class RunningRollout:
 
 
 class RolloutService:
-    """One ingress replica's rollouts."""
+    """Plays the rollouts of one ingress replica."""
 
     def __init__(
         self,
@@ -113,23 +116,25 @@ class RolloutService:
         environments: Mapping[str, Environment],
         policy: RemotePolicy,
     ) -> "RolloutService":
-        """Waits for the generator, whose model says what a request may ask for."""
+        """Waits until a generator replica answers, because its model bounds what a request may ask for."""
         tokens = TransformersChatTokenizer.load(settings.engine.tokenizer or settings.engine.model)
         episode_factory = EpisodeFactory(frozenset(environments), await generator.describe(), tokens, settings.limits)
         return cls(generator, environments, policy, episode_factory, settings.limits)
 
     async def rollout(self, request: RolloutRequest, request_id: str, body_bytes: int) -> RunningRollout:
-        """Validates the request, waits for the weights that it demands, and plays it as the result is iterated.
+        """Validates the request and waits for the weights that it demands. Iterating the result plays it.
 
         Args:
-            body_bytes: size of the request's body. Long prompts take the tokenizer seconds: above a bound they are
-                rendered in a thread, so that other requests go on.
+            request_id: unique among all requests.
+            body_bytes: size of the request's body. A large request is prepared in a thread, because the tokenizer may
+                take seconds for it and other requests must go on.
 
         Raises:
-            RequestProblem: the request asks for what this service does not have.
-            PolicyNotCurrent: the weights that it demands are not current, and do not become so in time.
+            RequestProblem: the request is not valid for this service's tasks, model and limits.
+            PolicyNotCurrent: the weights that it demands are not current, and do not become current in time.
+            PolicyStoreLost: the policy store does not answer.
         """
-        if body_bytes <= MOST_BYTES_STARTED_INLINE and request.num_generations <= MOST_GENERATIONS_STARTED_INLINE:
+        if body_bytes <= MOST_BYTES_PREPARED_INLINE and request.num_generations <= MOST_GENERATIONS_PREPARED_INLINE:
             episodes = self._episode_factory.episodes(request, request_id)
         else:
             episodes = await asyncio.to_thread(self._episode_factory.episodes, request, request_id)
@@ -146,6 +151,7 @@ class RolloutService:
         )
 
     async def tasks(self) -> list[TaskInfo]:
+        """Raises `EnvironmentLost` if an environment does not answer."""
         descriptions = await asyncio.gather(*(environment.describe() for environment in self.environments.values()))
         return [
             TaskInfo(
@@ -158,13 +164,18 @@ class RolloutService:
         ]
 
     async def example_samples(self, task_name: str, count: int, seed: int) -> list[SampleInput]:
+        """Samples of one of `environments`, ready to be posted. Raises `EnvironmentLost`."""
         samples = await self.environments[task_name].example_samples(count, seed)
         return [SampleInput.model_validate(sample) for sample in samples]
 
     async def check_ready(self) -> None:
-        """Raises a `RolloutFailure` that says which deployment does not answer."""
-        asked: dict[str, Call[object]] = {"generator": self._generator.describe}
+        """Asks the generator and every environment for an answer.
+
+        Raises:
+            RolloutFailure: one of them does not answer within `READY_WITHIN_S`; the message names it.
+        """
+        asked: dict[str, Callable[[], Awaitable[object]]] = {"generator": self._generator.describe}
         asked |= {f"environment {name!r}": environment.describe for name, environment in self.environments.items()}
         await asyncio.gather(
-            *(with_timeout(READY_WITHIN_S, call, f"The answer of the {who}")() for who, call in asked.items())
+            *(with_timeout(READY_WITHIN_S, describe(), f"The answer of the {who}") for who, describe in asked.items())
         )

@@ -1,4 +1,4 @@
-"""When enough of a request is done: who of those that still run can go."""
+"""Early stopping: which rollouts of a request can be cancelled because enough others have succeeded. No I/O."""
 
 from collections.abc import Hashable, Iterable, Mapping, Set
 from typing import Generic, TypeVar
@@ -9,14 +9,16 @@ Rollout = TypeVar("Rollout", bound=Hashable)
 
 
 class EarlyStopping(Generic[Rollout]):
-    """Says, rollout by rollout, whom nobody needs any more.
+    """Decides, each time that a rollout ends, which of the running ones are no longer needed.
 
-    A group is full once `keep.per_group` of its rollouts have ended without error (by default all of them), and the
-    request is done once `keep.groups` groups are full (by default never before its last rollout).
+    A group is full when `keep.per_group` of its rollouts have succeeded, by default all of them. The request is
+    complete when `keep.groups` groups are full; by default it runs to the end of its last rollout. Each rollout is
+    named as unneeded at most once, and never after its own end.
     """
 
     def __init__(self, keep: Keep, group_of: Mapping[Rollout, int]) -> None:
-        self._groups = keep.groups
+        """Args: `group_of` maps every rollout of the request to its group."""
+        self._groups_needed = keep.groups
         self._group_of = group_of
         self._full_groups = 0
         self._running: dict[int, set[Rollout]] = {}
@@ -24,20 +26,20 @@ class EarlyStopping(Generic[Rollout]):
             self._running.setdefault(group, set()).add(rollout)
         self._still_needed = {group: keep.per_group or len(rollouts) for group, rollouts in self._running.items()}
 
-    def after(self, ended: Rollout, without_error: bool) -> Set[Rollout]:
-        """Those that can be cancelled, now that this one has ended."""
+    def unneeded_after(self, ended: Rollout, succeeded: bool) -> Set[Rollout]:
+        """The running rollouts that nobody needs, now that this one has ended."""
         group = self._group_of[ended]
         self._running[group].discard(ended)
-        if not without_error or self._still_needed[group] == 0:
+        if not succeeded or self._still_needed[group] == 0:
             return frozenset()
         self._still_needed[group] -= 1
         if self._still_needed[group] > 0:
             return frozenset()
         self._full_groups += 1
-        return self._release(self._running if self._full_groups == self._groups else (group,))
+        return self._take_running(self._running if self._full_groups == self._groups_needed else (group,))
 
-    def _release(self, groups: Iterable[int]) -> Set[Rollout]:
-        released = {rollout for group in groups for rollout in self._running[group]}
+    def _take_running(self, groups: Iterable[int]) -> Set[Rollout]:
+        unneeded = {rollout for group in groups for rollout in self._running[group]}
         for group in groups:
             self._running[group].clear()
-        return released
+        return unneeded

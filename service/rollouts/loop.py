@@ -1,76 +1,76 @@
-"""The rollout: plain asyncio over the two protocols. One turn, one sample, one request.
+"""The rollout loop, plain asyncio over `Generator` and `Environment`: one turn, one sample, one request.
 
-Guarantees: every episode that goes in comes out, exactly once, in whatever state it ended; one that fails carries its
-error and leaves its siblings alone; what is cut off (deadline, enough is done) keeps its log and can be posted back;
-cancelling a request cancels every call it has under way.
+Guarantees: every episode that goes in comes out exactly once, whatever its status; a failed episode carries its error
+and leaves its siblings alone; an episode that is cut off (deadline, early stopping) keeps its message log and can be
+posted again; cancelling a request cancels all its calls.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping, Sequence
+import logging
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from functools import partial
 
-from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, wait_exponential_jitter
-
-from deployments.failures import RolloutFailure, TurnTimedOut, failure_of
+from deployments.failures import failure_of
 from deployments.protocols import Environment, Generator
 from rollout_client.contract import SampleError
 from service.rollouts.early_stopping import EarlyStopping
 from service.rollouts.episode import CutOff, Episode
+from service.rollouts.retries import with_retries, with_timeout
 from service.rollouts.schedule import Schedule
 
-FIRST_RETRY_AFTER_S = 0.1
-LAST_RETRY_AFTER_S = 5.0
-Result = TypeVar("Result")
-Call = Callable[[], Coroutine[Any, Any, Result]]
+logger = logging.getLogger("rollout_service.rollouts")
 
 
 @dataclass(frozen=True, slots=True)
 class RolloutContext:
-    """What the samples of a request play with."""
+    """What all episodes of a request are played with. A timeout of `None` is no limit."""
 
     generator: Generator
     environments: Mapping[str, Environment]
+    """By task name."""
     schedule: Schedule
     generation_timeout_s: float | None = None
     step_timeout_s: float | None = None
 
 
 async def play_turn(episode: Episode, context: RolloutContext) -> None:
-    """One generation and one environment step, as far as they are due: a log may end between the two."""
+    """Plays one generation and one environment step.
+
+    A message log that was posted may end with a generation that was not stepped: its first turn is the step alone.
+    """
     begins_with_the_step = episode.step_is_due
-    await context.schedule.phase()
+    await context.schedule.wait_for_phase()
     if not begins_with_the_step:
         await play_generation(episode, context)
     if not episode.done:
-        await context.schedule.phase()
+        await context.schedule.wait_for_phase()
         await play_step(episode, context)
 
 
 async def play_generation(episode: Episode, context: RolloutContext) -> None:
     request = episode.next_generation()
     if request is not None:
-        call = with_timeout(context.generation_timeout_s, lambda: context.generator.generate(request), "The generation")
-        episode.add_generation(await with_retries(call, episode))
+        limit_s, generate = context.generation_timeout_s, context.generator.generate
+        generation = await with_retries(lambda: with_timeout(limit_s, generate(request), "The generation"), episode)
+        episode.add_generation(generation)
 
 
 async def play_step(episode: Episode, context: RolloutContext) -> None:
     request = episode.step_request()
-    environment = context.environments[episode.identity.task_name]
-    call = with_timeout(context.step_timeout_s, lambda: environment.step(request), "The environment's step")
-    episode.add_outcome(await with_retries(call, episode))
+    limit_s, step = context.step_timeout_s, context.environments[episode.identity.task_name].step
+    outcome = await with_retries(lambda: with_timeout(limit_s, step(request), "The environment's step"), episode)
+    episode.add_outcome(outcome)
 
 
 async def play_sample(episode: Episode, context: RolloutContext) -> Episode:
-    """Plays until the episode is over; whatever breaks becomes its error."""
+    """Plays until the episode is done. Whatever exception is raised becomes the episode's error."""
     try:
         while not episode.done:
             await play_turn(episode, context)
-    except Exception as error:  # noqa: BLE001 - a failed sample is data
+    except Exception as error:
+        logger.warning("A sample failed: %s", error, exc_info=error, extra=episode.identity.log_fields())
         episode.fail(failure_of(error))
-    finally:
-        context.schedule.leave()
-        context.generator.release(episode.identity.rollout_id)
     return episode
 
 
@@ -80,10 +80,10 @@ async def play_request(
     early_stopping: EarlyStopping[Episode],
     deadline_s: float | None = None,
 ) -> AsyncGenerator[Episode, None]:
-    """Plays all episodes at once, yielding each when it is over; closing the iterator cancels the rest.
+    """Plays all episodes concurrently and yields each when it is done. Closing the generator cancels the others.
 
-    Those that nobody needs any more end as `cancelled`, those that run at the deadline as `deadline`, at that moment,
-    however slowly the iterator is read.
+    Nothing is started before the first iteration. Episodes that early stopping no longer needs end as `cancelled`.
+    Those that are not done `deadline_s` seconds after the start end as `deadline`, however slowly the caller iterates.
     """
     running = RunningEpisodes(episodes, context, early_stopping)
     if deadline_s is not None:
@@ -96,7 +96,7 @@ async def play_request(
 
 
 class RunningEpisodes:
-    """The samples of one request under way; each is put into `ended` exactly once, when it is."""
+    """The episodes of one request while they are played. Each is put into `ended` exactly once, when it is done."""
 
     def __init__(
         self, episodes: Sequence[Episode], context: RolloutContext, early_stopping: EarlyStopping[Episode]
@@ -105,23 +105,35 @@ class RunningEpisodes:
         self._context = context
         self._early_stopping = early_stopping
         self._deadline: asyncio.TimerHandle | None = None
-        for _ in episodes:
-            context.schedule.join()
-        self._tasks = {episode: asyncio.create_task(self._play(episode)) for episode in episodes}
+        self._tasks = {episode: self._start(episode) for episode in episodes}
+
+    def _start(self, episode: Episode) -> "asyncio.Task[None]":
+        self._context.schedule.add_sample()
+        task = asyncio.create_task(self._play(episode))
+        # A callback, because a task that is cancelled before its first step runs none of its code, not even `finally`.
+        task.add_done_callback(partial(self._release, episode))
+        return task
+
+    def _release(self, episode: Episode, _task: "asyncio.Task[None]") -> None:
+        self._context.schedule.remove_sample()
+        self._context.generator.release(episode.identity.rollout_id)
 
     async def _play(self, episode: Episode) -> None:
         try:
             await play_sample(episode, self._context)
-        except asyncio.CancelledError:
-            # Ours, if it was cut off; else somebody below gave the call up, which is no reason to lose the sample.
-            episode.fail(SampleError(kind="internal", message="A call of the sample was cancelled.", retryable=True))
+        except asyncio.CancelledError as error:
+            if not episode.was_cut_off:
+                # A deployment call cancelled itself. That is no reason to lose the sample.
+                message = "A call of the sample was cancelled."
+                logger.warning(message, exc_info=error, extra=episode.identity.log_fields())
+                episode.fail(SampleError(kind="internal", message=message, retryable=True))
         if not episode.was_cut_off:
             self.ended.put_nowait(episode)
-            unneeded = self._early_stopping.after(episode, without_error=episode.status != "error")
+            unneeded = self._early_stopping.unneeded_after(episode, succeeded=episode.status != "error")
             self.cut_off(unneeded, "cancelled")
 
     def cut_off(self, episodes: Iterable[Episode], status: CutOff) -> None:
-        """Ends those of `episodes` that are not over yet."""
+        """Ends those of `episodes` that are not done yet."""
         for episode in episodes:
             if not episode.done:
                 episode.cut_off(status)
@@ -133,57 +145,9 @@ class RunningEpisodes:
         self._deadline = loop.call_later(deadline_s, self.cut_off, self._tasks, "deadline")
 
     async def stop(self) -> None:
+        """Cancels the episodes that are not done, and returns when all their calls have ended."""
         if self._deadline is not None:
-            # A distant deadline would keep every sample of a finished request in memory until then.
+            # The timer would keep every episode of a finished request in memory until a distant deadline.
             self._deadline.cancel()
-        for task in self._tasks.values():
-            task.cancel()
+        self.cut_off(self._tasks, "cancelled")
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
-
-
-def with_timeout(seconds: float | None, call: Call[Result], what: str) -> Call[Result]:
-    """The call, raising `TurnTimedOut` where it takes longer than `seconds`."""
-
-    async def timed() -> Result:
-        try:
-            async with asyncio.timeout(seconds) as limit:
-                return await call()
-        except TimeoutError as error:
-            if not limit.expired():
-                raise
-            raise TurnTimedOut(f"{what} took longer than {seconds:g} s.") from error
-
-    return timed
-
-
-async def with_retries(call: Call[Result], episode: Episode) -> Result:
-    """Calls again after a failure of the fleet, with growing pauses, as long as the sample's budget lasts."""
-    try:
-        # Nearly always enough, and then what follows would cost more than the rest of the turn.
-        return await call()
-    except RolloutFailure as failure:
-        first_failure = failure
-
-    def is_over(attempt: RetryCallState) -> bool:
-        failure = attempt.outcome and attempt.outcome.exception()
-        return getattr(failure, "costs_a_retry", True) and not episode.take_retry()
-
-    attempts = AsyncRetrying(
-        retry=retry_if_exception(lambda error: isinstance(error, RolloutFailure) and error.retryable),
-        stop=is_over,
-        wait=wait_exponential_jitter(multiplier=FIRST_RETRY_AFTER_S, max=LAST_RETRY_AFTER_S),
-        reraise=True,
-    )
-    return await attempts(after_failure(first_failure, call))
-
-
-def after_failure(failure: RolloutFailure, call: Call[Result]) -> Call[Result]:
-    """The call, as if it had not been tried yet: its first try fails by `failure`."""
-    known = [failure]
-
-    async def next_try() -> Result:
-        if known:
-            raise known.pop()
-        return await call()
-
-    return next_try

@@ -1,4 +1,8 @@
-"""The metrics of a request, by the names that NeMo-RL's rollout module gave them."""
+"""The metrics of a request, with the names that NeMo-RL's rollout module uses.
+
+A new request metric is one more entry in `averages`, `turn_metrics` or `spread_by_field`. What it needs to know of each
+sample is in `SampleMetrics`, which `sample_metrics.py` fills.
+"""
 
 from collections.abc import Sequence
 from statistics import fmean, median, stdev
@@ -7,20 +11,21 @@ import numpy as np
 
 from rollout_client.contract import PolicyVersions, RequestMetrics, SampleMetrics, SampleResult
 
-PLAYED_TO_THEIR_END = ("completed", "truncated", "max_turns")
-FIELDS = {
+STATUSES_WITH_FINAL_REWARD = ("completed", "truncated", "max_turns")
+SPREAD_FIELDS = {
     "turns_per_sample": "turn_count",
     "total_tokens_per_sample": "total_tokens",
     "gen_tokens_per_sample": "assistant_tokens",
     "env_tokens_per_sample": "env_tokens",
     "total_reward": "total_reward",
 }
+"""Each metric of `spread_by_field` with the field of `SampleMetrics` that it is computed from."""
 
 
 class RequestMetricsAccumulator:
-    """Takes the results of a request one by one, as they finish, and sums them up at its end.
+    """Collects the results of a request as its samples end, and computes the metrics over them.
 
-    Failed samples are in no average, nor are those that a deadline or `keep` cut off: their rewards are not final.
+    Samples that failed, or that a deadline or early stopping cut off, are in no metric: their rewards are not final.
     """
 
     def __init__(self) -> None:
@@ -28,27 +33,29 @@ class RequestMetricsAccumulator:
         self._versions: set[str] = set()
 
     def add(self, result: SampleResult) -> None:
-        if result.status in PLAYED_TO_THEIR_END:
+        """Adds one sample. Weight versions are collected from every sample, also from those that are in no metric."""
+        if result.status in STATUSES_WITH_FINAL_REWARD:
             self._samples.append(result.metrics)
         self._versions.update(span.version for message in result.message_log for span in message.weight_versions or ())
 
     def metrics(self) -> RequestMetrics:
-        """Lengths in tokens, without the prompts' own; rates are shares in [0, 1]; empty if no sample counts."""
+        """Lengths are in tokens and do not count the prompts' own; rates are in [0, 1]. Empty without any sample."""
         samples = self._samples
         if not samples:
             return {}
         return {**averages(samples), **turn_metrics(samples), **spread_by_field(samples)}
 
     def policy(self, current: int | None = None) -> PolicyVersions:
-        """The oldest and newest weights among all tokens, beside those that are current; numbers upward, as text."""
-        said = None if current is None else str(current)
+        """The oldest and the newest weight version that sampled a token, and the `current` one, if it is known."""
+        current_version = None if current is None else str(current)
         if not self._versions:
-            return PolicyVersions(oldest=None, newest=None, current=said)
+            return PolicyVersions(oldest=None, newest=None, current=current_version)
         versions = sorted(self._versions, key=int)
-        return PolicyVersions(oldest=versions[0], newest=versions[-1], current=said)
+        return PolicyVersions(oldest=versions[0], newest=versions[-1], current=current_version)
 
 
 def averages(samples: Sequence[SampleMetrics]) -> RequestMetrics:
+    """Sums, means and extremes over samples, of which there is at least one."""
     turns = [sample.turn_count for sample in samples]
     rewards = [sample.total_reward for sample in samples if sample.total_reward is not None]
     return {
@@ -68,12 +75,12 @@ def averages(samples: Sequence[SampleMetrics]) -> RequestMetrics:
 
 
 def turn_metrics(samples: Sequence[SampleMetrics]) -> RequestMetrics:
-    """Over single generations, and over the longest generation of each sample; percentiles interpolate linearly."""
+    """Metrics of single generations, and of the longest generation of each sample. Percentiles interpolate linearly."""
     generations = [length for sample in samples for length in sample.turn_gen_tokens]
     inputs = [length for sample in samples for length in sample.turn_input_tokens]
     longest = [max(sample.turn_gen_tokens, default=0) for sample in samples]
     turns = [sample.turn_count for sample in samples]
-    # In one go: most of what a small request's metrics cost are NumPy's preparations for any percentile at all.
+    # One call for all percentiles: its fixed cost is most of what the metrics of a small request cost.
     (turns_p95, longest_p95), (turns_p99, _) = np.percentile([turns, longest], [95, 99], axis=1).tolist()
     return {
         "mean_generation_length": fmean(generations) if generations else 0.0,
@@ -91,9 +98,9 @@ def turn_metrics(samples: Sequence[SampleMetrics]) -> RequestMetrics:
 
 
 def spread_by_field(samples: Sequence[SampleMetrics]) -> RequestMetrics:
-    """`stddev` is that of a sample (n - 1); of a single value it is 0."""
+    """Mean, extremes, median and sample standard deviation (n - 1) of each field; `stddev` of a single value is 0."""
     spread: RequestMetrics = {}
-    for name, field in FIELDS.items():
+    for name, field in SPREAD_FIELDS.items():
         values = [getattr(sample, field) for sample in samples]
         spread |= {
             f"{name}/mean": fmean(values),

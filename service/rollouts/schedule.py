@@ -1,65 +1,73 @@
-"""When the turns of a request's samples may go on: each by itself, or all of them in step."""
+"""When the samples of a request may begin their next phase: each on its own, or all together.
+
+A phase is a generation or an environment step. A new schedule implements `Schedule`.
+"""
 
 import asyncio
 from typing import Protocol
 
 
 class Schedule(Protocol):
-    def join(self) -> None:
-        """A sample takes part from now on."""
+    """One schedule serves one request."""
 
-    async def phase(self) -> None:
-        """Returns when the sample may begin its next phase, a generation or a step."""
+    def add_sample(self) -> None:
+        """Called once for each sample, before any of them waits for a phase."""
+        ...
 
-    def leave(self) -> None:
-        """The sample is over; nobody waits for it any more."""
+    async def wait_for_phase(self) -> None:
+        """Returns when the calling sample may begin its next phase."""
+        ...
+
+    def remove_sample(self) -> None:
+        """Called once for each sample, after it has ended or was cancelled."""
+        ...
 
 
 class AsyncSchedule(Schedule):
-    """Nothing waits for a slower sibling."""
+    """No sample waits for another."""
 
-    def join(self) -> None:
+    def add_sample(self) -> None:
         pass
 
-    async def phase(self) -> None:
+    async def wait_for_phase(self) -> None:
         pass
 
-    def leave(self) -> None:
+    def remove_sample(self) -> None:
         pass
 
 
 class LockstepSchedule(Schedule):
-    """A phase begins when every sample that is not over is ready for it.
+    """A phase begins when all samples that are not done wait for it.
 
-    All waiting samples wake in the same instant, so that what they ask for next can travel in one call.
+    The last sample to arrive wakes the others before it goes on, so that one batched call carries the requests of all.
     """
 
     def __init__(self) -> None:
-        self._playing = 0
+        self._samples = 0
         self._waiting: list[asyncio.Future[None]] = []
 
-    def join(self) -> None:
-        self._playing += 1
+    def add_sample(self) -> None:
+        self._samples += 1
 
-    async def phase(self) -> None:
-        ready = asyncio.get_running_loop().create_future()
-        self._waiting.append(ready)
-        self._wake_if_all_wait()
+    async def wait_for_phase(self) -> None:
+        phase = asyncio.get_running_loop().create_future()
+        self._waiting.append(phase)
+        self._begin_phase_if_all_wait()
         try:
-            await ready
+            await phase
         except asyncio.CancelledError:
-            if ready in self._waiting:
-                self._waiting.remove(ready)
+            if phase in self._waiting:
+                self._waiting.remove(phase)
             raise
 
-    def leave(self) -> None:
-        self._playing -= 1
-        self._wake_if_all_wait()
+    def remove_sample(self) -> None:
+        self._samples -= 1
+        self._begin_phase_if_all_wait()
 
-    def _wake_if_all_wait(self) -> None:
-        # A cancelled sample's future is done before its task wakes to take it out and to leave.
-        waiting = [ready for ready in self._waiting if not ready.done()]
-        if len(waiting) >= self._playing:
+    def _begin_phase_if_all_wait(self) -> None:
+        # The future of a cancelled sample is done before the sample's task runs and removes it.
+        waiting = [phase for phase in self._waiting if not phase.done()]
+        if len(waiting) >= self._samples:
             self._waiting = []
-            for ready in waiting:
-                ready.set_result(None)
+            for phase in waiting:
+                phase.set_result(None)

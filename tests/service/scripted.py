@@ -118,7 +118,7 @@ def user_message(text: str) -> Message:
 
 @dataclass
 class EpisodeRecipe:
-    """An episode with everything at its plainest, but for what a test says."""
+    """Makes an episode that is as plain as possible in all that a test does not say."""
 
     prompt: str = "Q"
     max_seq_len: int = 1000
@@ -132,19 +132,24 @@ class EpisodeRecipe:
     retries: int = 0
     extra_env_info: dict[str, Any] = field(default_factory=lambda: {"state": 0})
     message_log: Callable[[str], list[Message]] = field(default=lambda prompt: [user_message(prompt)])
+    tokenizer: ChatTokenizer = field(default_factory=CharacterChatTokenizer)
 
     def make(self) -> Episode:
-        return Episode(
-            EpisodeIdentity(
-                "request", self.position, self.group, generation_index=0, idx=self.position, task_name="task"
-            ),
-            EpisodeStart(
-                tuple(self.message_log(self.prompt)),
-                extra_env_info=self.extra_env_info,
-                stop_strings=self.stop_strings,
-                sampling=SamplingOptions(seed=self.seed),
-                chat=ChatOptions(self.observation_format),
-            ),
-            EpisodeLimits(self.max_seq_len, self.max_new_tokens, self.max_rollout_turns, self.retries),
-            CharacterChatTokenizer(),
+        return Episode(self.identity(), self.start(), self.limits(), self.tokenizer)
+
+    def identity(self) -> EpisodeIdentity:
+        return EpisodeIdentity(
+            "request", self.position, self.group, generation_index=0, idx=self.position, task_name="task"
         )
+
+    def start(self) -> EpisodeStart:
+        return EpisodeStart(
+            tuple(self.message_log(self.prompt)),
+            extra_env_info=self.extra_env_info,
+            stop_strings=self.stop_strings,
+            sampling=SamplingOptions(seed=self.seed),
+            chat=ChatOptions(self.observation_format),
+        )
+
+    def limits(self) -> EpisodeLimits:
+        return EpisodeLimits(self.max_seq_len, self.max_new_tokens, self.max_rollout_turns, self.retries)

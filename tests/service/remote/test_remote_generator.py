@@ -18,7 +18,7 @@ from service.remote.environment import RemoteEnvironment
 from service.remote.generator import RemoteGenerator
 from service.rollouts.loop import RolloutContext
 from service.rollouts.schedule import LockstepSchedule
-from tests.service.rollouts.test_loop import collect
+from tests.service.rollouts.playing import collect
 from tests.service.scripted import EpisodeRecipe, ScriptedGenerator, outcome
 
 

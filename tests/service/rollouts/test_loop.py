@@ -1,6 +1,7 @@
-"""The loop on scripted fakes: its laws and its edges."""
+"""The rollout loop on scripted ports, in virtual time: siblings, failures, deadlines, early stopping, cancellation."""
 
 import asyncio
+import logging
 import random
 from contextlib import aclosing
 from dataclasses import replace
@@ -9,176 +10,39 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deployments.failures import (
-    EnvironmentBroken,
-    EnvironmentLost,
-    GenerationCut,
-    GenerationLost,
-    GenerationRejected,
-    failure_of,
-)
-from deployments.protocols import Environment, Generation, GenerationRequest, Generator, StepRequest
-from rollout_client.contract import Keep, Message, SampleResult
+from deployments.failures import EnvironmentBroken, GenerationLost, GenerationRejected, TurnTimedOut
+from deployments.protocols import Generation, GenerationRequest, StepRequest
+from rollout_client.contract import Keep, Message
 from rollout_env import StepOutcome
 from service.rollouts.early_stopping import EarlyStopping
 from service.rollouts.episode import Episode
-from service.rollouts.loop import RolloutContext, play_request, play_sample
-from service.rollouts.schedule import AsyncSchedule, LockstepSchedule, Schedule
-from tests.service.scripted import (
-    EpisodeRecipe,
-    ScriptedEnvironment,
-    ScriptedGenerator,
-    ids_of,
-    outcome,
-    text_of,
-    user_message,
+from service.rollouts.loop import RolloutContext, play_request
+from service.rollouts.schedule import AsyncSchedule, LockstepSchedule
+from tests import virtual_time
+from tests.service.rollouts.playing import (
+    KEEP_ALL,
+    RandomEnvironment,
+    RandomGenerator,
+    async_context,
+    collect,
+    outcomes,
+    play,
+    recipes,
+    texts,
+    texts_of_any_length,
 )
+from tests.service.scripted import EpisodeRecipe, ScriptedEnvironment, ScriptedGenerator, outcome, user_message
 
-EVERYTHING = Keep()
-
-
-def play(recipe: EpisodeRecipe, generator: Generator, environment: Environment) -> SampleResult:
-    return asyncio.run(
-        play_sample(recipe.make(), RolloutContext(generator, {"task": environment}, AsyncSchedule()))
-    ).result()
+TERMINATING = outcome("O", 1.0, terminated=True)
 
 
-def texts(result: SampleResult) -> list[str]:
-    return [message.content for message in result.message_log]
-
-
-def concatenated(messages: list[Message]) -> list[int]:
-    return [token_id for message in messages for token_id in message.token_ids]
-
-
-def test_a_sample_plays_until_its_environment_terminates_it() -> None:
-    generator = ScriptedGenerator(["A1", "A2"])
-    environment = ScriptedEnvironment([outcome("O1", 0.5), outcome("O2", 1.0, terminated=True)])
-    result = play(EpisodeRecipe(), generator, environment)
-    assert texts(result) == ["Q", "A1", "O1", "A2", "O2"]
-    assert [message.reward for message in result.message_log] == [None, 0.5, None, 1.0, None]
-    assert (result.status, result.terminated, result.truncated, result.max_turns_reached) == (
-        "completed",
-        True,
-        False,
-        False,
-    )
-    assert result.total_reward == 1.5
-    assert result.metrics.model_dump() == {
-        "turn_count": 2,
-        "total_tokens": 8,
-        "assistant_tokens": 4,
-        "env_tokens": 4,
-        "terminated": True,
-        "truncated": False,
-        "max_turns_reached": False,
-        "total_reward": 1.5,
-        "turn_gen_tokens": [2, 2],
-        "turn_input_tokens": [1, 5],
-    }
-
-
-def test_the_environment_sees_roles_and_contents_only() -> None:
-    environment = ScriptedEnvironment([outcome(terminated=True)])
-    play(EpisodeRecipe(), ScriptedGenerator(["A"]), environment)
-    assert environment.requests[0].message_log == [
-        {"role": "user", "content": "Q"},
-        {"role": "assistant", "content": "A"},
-    ]
-    assert environment.requests[0].extra_env_info == {"state": 0}
-
-
-def test_the_turn_limit_is_reported_only_when_it_is_what_stopped_the_sample() -> None:
-    going_on = ScriptedEnvironment([outcome("O")])
-    stopped = play(EpisodeRecipe(max_rollout_turns=3), ScriptedGenerator(["A"]), going_on)
-    assert (stopped.status, stopped.max_turns_reached, stopped.metrics.turn_count) == ("max_turns", True, 3)
-    terminating = ScriptedEnvironment([outcome("O"), outcome("O", terminated=True)])
-    completed = play(EpisodeRecipe(max_rollout_turns=2), ScriptedGenerator(["A"]), terminating)
-    assert (completed.status, completed.max_turns_reached) == ("completed", False)
-
-
-def test_metadata_and_stop_strings_are_taken_over_and_none_leaves_them_as_they_are() -> None:
-    first = replace(outcome("O"), metadata={"state": 1}, next_stop_strings=["b"], answer="x")
-    generator = ScriptedGenerator(["A"])
-    environment = ScriptedEnvironment([first, outcome("O"), outcome("O", terminated=True)])
-    result = play(EpisodeRecipe(stop_strings=("a",)), generator, environment)
-    assert [request.extra_env_info for request in environment.requests] == [{"state": 0}, {"state": 1}, {"state": 1}]
-    assert [request.stop_strings for request in generator.requests] == [("a",), ("b",), ("b",)]
-    assert result.extra_env_info == {"state": 1}
-
-
-def test_rewards_by_name_are_summed_by_name_and_in_total() -> None:
-    environment = ScriptedEnvironment(
-        [outcome(reward={"format": 0.25, "answer": 0.0}), outcome(reward={"answer": 1.0}, terminated=True)]
-    )
-    result = play(EpisodeRecipe(), ScriptedGenerator(["A"]), environment)
-    assert result.rewards == {"format": 0.25, "answer": 1.0}
-    assert result.total_reward == 1.25
-
-
-def test_a_prompt_of_exactly_max_seq_len_is_truncated_before_generating() -> None:
-    generator = ScriptedGenerator(["A"])
-    result = play(EpisodeRecipe(prompt="QQQ", max_seq_len=3), generator, ScriptedEnvironment([outcome()]))
-    assert generator.requests == []
-    assert (result.status, result.truncated, result.metrics.turn_count) == ("truncated", True, 0)
-
-
-def test_a_generation_cut_by_max_seq_len_truncates_and_is_not_stepped() -> None:
-    environment = ScriptedEnvironment([outcome("O", 1.0)])
-    result = play(EpisodeRecipe(max_seq_len=4), ScriptedGenerator(["AAAAAA"]), environment)
-    assert environment.requests == []
-    assert texts(result) == ["Q", "AAA"]
-    assert (result.status, result.message_log[1].finish_reason, result.total_reward) == ("truncated", "length", 0.0)
-
-
-def test_a_generation_cut_by_max_new_tokens_is_stepped_and_reported() -> None:
-    environment = ScriptedEnvironment([outcome("O", 1.0, terminated=True)])
-    result = play(EpisodeRecipe(max_new_tokens=2), ScriptedGenerator(["AAAAAA"]), environment)
-    assert texts(result) == ["Q", "AA", "O"]
-    assert (result.status, result.message_log[1].finish_reason, result.total_reward) == ("completed", "length", 1.0)
-
-
-@pytest.mark.parametrize(
-    ("max_seq_len", "kept", "status"),
-    [(8, "OOOO", "max_turns"), (7, "OOOO", "truncated"), (5, "OO", "truncated"), (4, "O", "truncated")],
-)
-def test_an_observation_keeps_what_fits_and_its_text_is_cut_to_its_tokens(
-    max_seq_len: int, kept: str, status: str
-) -> None:
-    recipe = EpisodeRecipe(max_seq_len=max_seq_len, max_rollout_turns=1)
-    result = play(recipe, ScriptedGenerator(["AA"]), ScriptedEnvironment([outcome("OOOO")]))
-    assert text_of(result.message_log[2].token_ids) == result.message_log[2].content == kept
-    assert result.status == status
-
-
-def test_an_empty_observation_is_an_empty_list_of_ids() -> None:
-    result = play(EpisodeRecipe(), ScriptedGenerator(["A"]), ScriptedEnvironment([outcome(terminated=True)]))
-    assert list(result.message_log[2].token_ids) == []
-
-
-def test_seeds_repeat_and_differ_by_turn() -> None:
-    def seeds(seed: int) -> list[int | None]:
-        generator = ScriptedGenerator(["A"])
-        play(EpisodeRecipe(seed=seed, max_rollout_turns=3), generator, ScriptedEnvironment([outcome("O")]))
-        return [request.sampling.seed for request in generator.requests]
-
-    assert seeds(7) == seeds(7)
-    assert len({*seeds(7), *seeds(8)}) == 6
-
-
-def test_the_given_message_log_is_not_changed() -> None:
-    given_log = [user_message("Q")]
-    before = [message.model_copy(deep=True) for message in given_log]
-    recipe = EpisodeRecipe(message_log=lambda _prompt: given_log)
-    play(recipe, ScriptedGenerator(["A"]), ScriptedEnvironment([outcome("O", 1.0, terminated=True)]))
-    assert given_log == before
+def episodes_of(recipes_of_request: list[EpisodeRecipe]) -> list[Episode]:
+    return [replace(recipe, position=position).make() for position, recipe in enumerate(recipes_of_request)]
 
 
 def test_a_failing_sample_keeps_its_log_and_leaves_its_siblings_alone() -> None:
-    episodes = [EpisodeRecipe(position=position).make() for position in range(3)]
     generator = ScriptedGenerator(["A", GenerationLost("The generator replica died during the call."), "C"])
-    environment = ScriptedEnvironment([outcome("O", 1.0, terminated=True)])
-    results = collect(episodes, RolloutContext(generator, {"task": environment}, AsyncSchedule()))
+    results = collect(episodes_of([EpisodeRecipe()] * 3), async_context(generator, ScriptedEnvironment([TERMINATING])))
     assert [results[position].status for position in range(3)] == ["completed", "error", "completed"]
     assert results[1].error is not None
     assert results[1].error.model_dump() == {
@@ -189,260 +53,246 @@ def test_a_failing_sample_keeps_its_log_and_leaves_its_siblings_alone() -> None:
     assert texts(results[1]) == ["Q"]
 
 
-def test_an_exception_nobody_named_is_an_internal_error() -> None:
+def test_an_exception_that_is_no_rollout_failure_is_an_internal_error() -> None:
     result = play(EpisodeRecipe(), ScriptedGenerator([ZeroDivisionError("by zero")]), ScriptedEnvironment([outcome()]))
     assert result.error is not None
-    assert (result.error.kind, result.error.message) == ("internal", "ZeroDivisionError: by zero")
+    assert result.error.model_dump() == {
+        "kind": "internal",
+        "message": "ZeroDivisionError: by zero",
+        "retryable": False,
+    }
 
 
-def test_an_environment_failure_is_no_reward_of_zero() -> None:
+def test_a_failing_step_gives_no_reward() -> None:
     broken = ScriptedEnvironment([EnvironmentBroken("The environment raised KeyError: 'x'")])
     result = play(EpisodeRecipe(), ScriptedGenerator(["A"]), broken)
-    assert (result.status, result.rewards, texts(result)) == ("error", {}, ["Q", "A"])
+    assert (result.status, result.rewards, result.total_reward, texts(result)) == ("error", {}, None, ["Q", "A"])
 
 
-def test_closing_a_request_cancels_what_is_under_way() -> None:
+def test_a_failure_is_logged_once_with_its_traceback_and_the_names_of_its_rollout(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+    failure = GenerationRejected("The engine refused the generation: no.")
+    play(EpisodeRecipe(position=3), ScriptedGenerator([failure]), ScriptedEnvironment([]))
+    [record] = caplog.records
+    assert (record.levelname, record.name) == ("WARNING", "rollout_service.rollouts")
+    assert record.exc_info is not None
+    assert record.exc_info[1] is failure
+    names = ("request_id", "rollout_id", "task_name", "sample", "generation_index")
+    assert [vars(record)[name] for name in names] == ["request", "request-3-0", "task", 3, 0]
+
+
+def test_each_task_is_stepped_by_its_own_environment() -> None:
+    ours, other = ScriptedEnvironment([TERMINATING]), ScriptedEnvironment([TERMINATING])
+    context = RolloutContext(ScriptedGenerator(["A"]), {"other": other, "task": ours}, AsyncSchedule())
+    collect([EpisodeRecipe().make()], context)
+    assert (len(ours.requests), len(other.requests)) == (1, 0)
+
+
+def test_closing_a_request_cancels_its_calls_and_releases_its_rollouts(caplog: pytest.LogCaptureFixture) -> None:
+    episodes = episodes_of([EpisodeRecipe()] * 4)
     generator = ScriptedGenerator(["A"], delay_s=60)
-    episodes = [EpisodeRecipe(position=position).make() for position in range(4)]
+    context = async_context(generator, ScriptedEnvironment([outcome()]))
 
-    context = RolloutContext(generator, {"task": ScriptedEnvironment([outcome()])}, AsyncSchedule())
+    async def play_for_a_second() -> None:
+        playing = play_request(episodes, context, EarlyStopping(KEEP_ALL, dict.fromkeys(episodes, 0)), deadline_s=3600)
+        async with aclosing(playing) as ended:
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(anext(ended), 1)
+        assert (generator.cancelled, len(generator.released)) == (4, 4)
+        assert asyncio.all_tasks() == {asyncio.current_task()}
 
-    async def play_for(seconds: float) -> None:
-        playing = play_request(episodes, context, EarlyStopping(Keep(), dict.fromkeys(episodes, 0)))
-        async with asyncio.timeout(seconds), aclosing(playing) as finished:
-            async for _ in finished:
-                pass
-
-    with pytest.raises(TimeoutError):
-        asyncio.run(play_for(0.05))
-    assert generator.cancelled == 4
-
-
-def collect(
-    episodes: list[Episode], context: RolloutContext, keep: Keep = EVERYTHING, deadline_s: float | None = None
-) -> dict[int, SampleResult]:
-    """Plays a request and gives its results by position, in the order in which they came out."""
-    early_stopping = EarlyStopping(keep, {episode: episode.identity.group for episode in episodes})
-
-    async def drain() -> dict[int, SampleResult]:
-        async with aclosing(play_request(episodes, context, early_stopping, deadline_s)) as finished:
-            return {episode.identity.position: episode.result() async for episode in finished}
-
-    return asyncio.run(drain())
+    virtual_time.run(play_for_a_second())
+    assert caplog.records == [], "a client that hangs up is no failure"
 
 
-texts_of_any_length = st.text(alphabet="abc", max_size=6)
-outcomes = st.builds(
-    outcome, content=texts_of_any_length, reward=st.sampled_from([0.0, 0.5, 1.0]), terminated=st.booleans()
-)
-recipes = st.builds(
-    EpisodeRecipe,
-    prompt=st.text(alphabet="q", min_size=1, max_size=6),
-    max_seq_len=st.integers(6, 30),
-    max_new_tokens=st.none() | st.integers(1, 5),
-    max_rollout_turns=st.integers(1, 6),
-    observation_format=st.sampled_from(["raw", "chat"]),
-)
+def test_the_timer_of_a_deadline_does_not_outlive_its_request() -> None:
+    async def run() -> None:
+        [episode] = episodes_of([EpisodeRecipe()])
+        context = async_context(ScriptedGenerator(["A"]), ScriptedEnvironment([TERMINATING]))
+        loop = asyncio.get_running_loop()
+        timers: list[asyncio.TimerHandle] = []
+        call_later = loop.call_later
+        loop.call_later = lambda *args, **options: timers.append(call_later(*args, **options)) or timers[-1]  # type: ignore[method-assign, func-returns-value]
+        playing = play_request([episode], context, EarlyStopping(KEEP_ALL, {episode: 0}), deadline_s=3600)
+        async with aclosing(playing) as ended:
+            assert [each async for each in ended] == [episode]
+        assert [timer.cancelled() for timer in timers] == [True]
+
+    virtual_time.run(run())
 
 
-@given(
-    recipe=recipes,
-    responses=st.lists(texts_of_any_length, min_size=1, max_size=5),
-    script=st.lists(outcomes, min_size=1, max_size=5),
-)
-def test_tokens_are_only_appended_and_fed_back_exactly(
-    recipe: EpisodeRecipe, responses: list[str], script: list[StepOutcome]
-) -> None:
-    generator = ScriptedGenerator(responses)
-    result = play(recipe, generator, ScriptedEnvironment(script))
-    log = result.message_log
-    turns = [place for place, message in enumerate(log) if message.generation_logprobs is not None]
-    assert [list(request.prompt_token_ids) for request in generator.requests] == [
-        concatenated(log[:turn]) for turn in turns
-    ]
-    assert log[0].token_ids == ids_of(recipe.prompt)
-    for turn in turns:
-        assert len(log[turn].token_ids) == len(log[turn].generation_logprobs or [])
-        assert len(log[turn].token_ids) <= (recipe.max_new_tokens or recipe.max_seq_len)
+def test_nothing_starts_before_the_first_iteration() -> None:
+    generator = ScriptedGenerator(["A"])
+
+    async def never_iterate() -> None:
+        [episode] = episodes_of([EpisodeRecipe()])
+        early_stopping = EarlyStopping(KEEP_ALL, {episode: 0})
+        playing = play_request([episode], async_context(generator, ScriptedEnvironment([])), early_stopping, 60)
+        await virtual_time.settled()
+        await playing.aclose()
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    virtual_time.run(never_iterate())
+    assert generator.requests == []
 
 
-@given(
-    recipe=recipes,
-    responses=st.lists(texts_of_any_length, min_size=1, max_size=5),
-    script=st.lists(outcomes, min_size=1, max_size=5),
-)
-def test_every_sample_ends_in_one_status_within_its_limits(
-    recipe: EpisodeRecipe, responses: list[str], script: list[StepOutcome]
-) -> None:
-    result = play(recipe, ScriptedGenerator(responses), ScriptedEnvironment(script))
-    assert result.metrics.turn_count <= recipe.max_rollout_turns
-    assert result.max_turns_reached == (result.status == "max_turns")
-    assert len(concatenated(result.message_log)) <= recipe.max_seq_len
-    assert result.terminated == (result.status == "completed")
-    assert result.truncated >= (result.status == "truncated")
-    metrics = result.metrics
-    assert metrics.assistant_tokens == sum(metrics.turn_gen_tokens)
-    assert len(concatenated(result.message_log)) == len(recipe.prompt) + metrics.total_tokens
-    assert result.total_reward == sum(message.reward or 0.0 for message in result.message_log)
+def test_every_rollout_is_released_exactly_once_when_it_ends() -> None:
+    generator = ScriptedGenerator(["A", GenerationRejected("no"), "A"])
+    collect(episodes_of([EpisodeRecipe()] * 3), async_context(generator, ScriptedEnvironment([TERMINATING])))
+    assert sorted(generator.released) == ["request-0-0", "request-1-0", "request-2-0"]
 
 
 @given(st.lists(recipes, max_size=8), st.lists(texts_of_any_length, min_size=1), st.lists(outcomes, min_size=1))
 def test_every_episode_that_goes_in_comes_out_exactly_once(
     recipes_of_request: list[EpisodeRecipe], responses: list[str], script: list[StepOutcome]
 ) -> None:
-    episodes = [replace(recipe, position=position).make() for position, recipe in enumerate(recipes_of_request)]
-    context = RolloutContext(ScriptedGenerator(responses), {"task": ScriptedEnvironment(script)}, AsyncSchedule())
-    results = collect(episodes, context)
-    assert sorted(results) == list(range(len(episodes)))
+    context = async_context(ScriptedGenerator(responses), ScriptedEnvironment(script))
+    results = collect(episodes_of(recipes_of_request), context)
+    assert sorted(results) == list(range(len(recipes_of_request)))
     assert all(result.status is not None for result in results.values())
 
 
-class SpeakingGenerator(ScriptedGenerator):
-    """Says something that depends on nothing but the ids before it, after a while that depends on them too."""
-
-    async def generate(self, request: GenerationRequest) -> Generation:
-        self.requests.append(request)
-        draw = random.Random(repr(request.prompt_token_ids))
-        for _ in range(draw.randrange(4)):
-            await asyncio.sleep(0)
-        spoken = "".join(draw.choices("abc", k=draw.randrange(6)))
-        token_ids = ids_of(spoken)[: request.max_new_tokens]
-        cut = len(spoken) >= request.max_new_tokens
-        return Generation(token_ids, [-1.0] * len(token_ids), "length" if cut else "stop")
-
-
-class JudgingEnvironment(ScriptedEnvironment):
-    """Judges by nothing but the conversation and its state."""
-
-    async def step(self, request: StepRequest) -> StepOutcome:
-        self.requests.append(request)
-        draw = random.Random(repr((request.message_log, request.extra_env_info)))
-        for _ in range(draw.randrange(4)):
-            await asyncio.sleep(0)
-        return StepOutcome(
-            {"role": "user", "content": "".join(draw.choices("xyz", k=draw.randrange(6)))},
-            reward=draw.choice([0.0, 0.5, 1.0]),
-            terminated=draw.random() < 0.2,
-            metadata=draw.choice([None, {"state": draw.randrange(9)}]),
-            next_stop_strings=draw.choice([None, ["s"]]),
-        )
-
-
-def played(requested: list[EpisodeRecipe], schedule: Schedule) -> dict[int, SampleResult]:
-    episodes = [replace(recipe, position=position).make() for position, recipe in enumerate(requested)]
-    return collect(episodes, RolloutContext(SpeakingGenerator([]), {"task": JudgingEnvironment([])}, schedule))
-
-
 @given(st.lists(recipes, max_size=6))
-def test_both_schedules_give_the_same_logs_and_rewards(requested: list[EpisodeRecipe]) -> None:
-    assert played(requested, LockstepSchedule()) == played(requested, AsyncSchedule())
+def test_both_schedules_give_the_same_results(recipes_of_request: list[EpisodeRecipe]) -> None:
+    lockstep, free = (
+        collect(
+            episodes_of(recipes_of_request),
+            RolloutContext(RandomGenerator(), {"task": RandomEnvironment()}, schedule),
+        )
+        for schedule in (LockstepSchedule(), AsyncSchedule())
+    )
+    assert lockstep == free
+
+
+class Noting:
+    """The order in which generations and steps end."""
+
+    def __init__(self, terminates: bool) -> None:
+        self.order: list[str] = []
+        order = self.order
+
+        class Generator(RandomGenerator):
+            async def generate(self, request: GenerationRequest) -> Generation:
+                generation = await super().generate(request)
+                order.append("generation")
+                return generation
+
+        class Environment(ScriptedEnvironment):
+            async def step(self, request: StepRequest) -> StepOutcome:
+                order.append("step")
+                second_turn_of_q = len(request.message_log) > 3 and request.message_log[0]["content"] == "q"
+                return outcome("o", terminated=terminates and second_turn_of_q)
+
+        self.context = RolloutContext(Generator(), {"task": Environment([])}, LockstepSchedule())
 
 
 def test_in_lockstep_all_generate_then_all_step_and_the_finished_drop_out() -> None:
-    order: list[str] = []
+    noting = Noting(terminates=True)
+    collect(
+        episodes_of([EpisodeRecipe(prompt=prompt, max_rollout_turns=3) for prompt in ("q", "qq", "qqq")]),
+        noting.context,
+    )
+    first_turns = ["generation"] * 3 + ["step"] * 3
+    assert noting.order == first_turns * 2 + ["generation"] * 2 + ["step"] * 2
 
-    class Noting(SpeakingGenerator):
-        async def generate(self, request: GenerationRequest) -> Generation:
-            generation = await super().generate(request)
-            order.append("generation")
-            return generation
 
-    class Judge(ScriptedEnvironment):
-        async def step(self, request: StepRequest) -> StepOutcome:
-            order.append("step")
-            return outcome("o", terminated=request.message_log[0]["content"] == "q" and len(request.message_log) > 3)
+def test_a_resumed_sample_that_begins_with_its_step_stays_in_step_with_the_others() -> None:
+    noting = Noting(terminates=False)
+    unstepped = Message(role="assistant", content="a", token_ids=[97], generation_logprobs=[-1.0], finish_reason="stop")
+    resumed = EpisodeRecipe(message_log=lambda _: [user_message("Q"), unstepped], max_rollout_turns=2)
+    collect(episodes_of([EpisodeRecipe(max_rollout_turns=2), resumed]), noting.context)
+    assert noting.order == ["generation", "step", "step", "generation", "generation", "step", "step"]
 
+
+def test_in_lockstep_a_sample_that_is_cancelled_before_it_starts_holds_up_nobody() -> None:
+    over = EpisodeRecipe(prompt="QQQQ", max_seq_len=4)
     episodes = [
-        EpisodeRecipe(prompt=prompt, position=place, max_rollout_turns=3).make()
-        for place, prompt in enumerate(["q", "qq", "qqq"])
+        replace(recipe, position=position, group=group).make()
+        for position, (recipe, group) in enumerate([(over, 0), (EpisodeRecipe(), 0), (EpisodeRecipe(), 1)])
     ]
-    collect(episodes, RolloutContext(Noting([]), {"task": Judge([])}, LockstepSchedule()))
-    rounds = ["generation"] * 3 + ["step"] * 3
-    assert order == rounds * 2 + ["generation"] * 2 + ["step"] * 2
+    episodes[0].next_generation()
+    assert episodes[0].status == "truncated"
+    context = RolloutContext(ScriptedGenerator(["A"]), {"task": ScriptedEnvironment([TERMINATING])}, LockstepSchedule())
+    results = collect(episodes, context, Keep(per_group=1), deadline_s=60)
+    assert [results[position].status for position in range(3)] == ["truncated", "cancelled", "completed"]
 
 
-@given(recipe=recipes, turns_before_the_cut=st.integers(0, 5), between=st.booleans())
-def test_a_sample_cut_anywhere_and_posted_back_ends_as_the_uncut_one(
-    recipe: EpisodeRecipe, turns_before_the_cut: int, between: bool
+def test_lockstep_keeps_stop_strings_by_sample() -> None:
+    generator = ScriptedGenerator(["A"])
+    of_p = EpisodeRecipe(prompt="p", stop_strings=("x",), max_rollout_turns=2)
+    of_q = EpisodeRecipe(prompt="q", max_rollout_turns=2)
+    context = RolloutContext(generator, {"task": ScriptedEnvironment([outcome("O")])}, LockstepSchedule())
+    collect(episodes_of([of_p, of_q]), context)
+    by_prompt: dict[str, list[tuple[str, ...]]] = {"p": [], "q": []}
+    for request in generator.requests:
+        by_prompt[chr(request.prompt_token_ids[0])].append(request.stop_strings)
+    assert by_prompt == {"p": [("x",), ("x",)], "q": [(), ()]}
+
+
+@given(seed=st.integers(0, 10_000), groups=st.integers(1, 3), size=st.integers(1, 4))
+def test_lockstep_never_deadlocks_whichever_samples_fail_end_or_are_cancelled(
+    seed: int, groups: int, size: int
 ) -> None:
-    whole = play(recipe, SpeakingGenerator([]), JudgingEnvironment([]))
-    first = cut_after(recipe, turns_before_the_cut, between)
-    if first.status != "cancelled":
-        assert first == whole
-        return
-    again = replace(
-        recipe,
-        message_log=lambda _: first.message_log,
-        extra_env_info=first.extra_env_info,
-        stop_strings=tuple(first.stop_strings),
-    )
-    resumed = play(again, SpeakingGenerator([]), JudgingEnvironment([]))
-    assert resumed.message_log == whole.message_log
-    assert (resumed.status, resumed.extra_env_info) == (whole.status, whole.extra_env_info)
+    draw = random.Random(seed)
+
+    class Uneven(ScriptedEnvironment):
+        async def step(self, request: StepRequest) -> StepOutcome:
+            await asyncio.sleep(draw.randrange(5))
+            if draw.random() < 0.1:
+                raise EnvironmentBroken("no")
+            return outcome("o", terminated=draw.random() < 0.3)
+
+    keep = Keep(per_group=draw.randint(1, size), groups=draw.choice([None, draw.randint(1, groups)]))
+    episodes = [
+        EpisodeRecipe(
+            prompt="QQQQ" if draw.random() < 0.2 else "Q",
+            max_seq_len=4 if draw.random() < 0.2 else 100,
+            position=place,
+            group=place // size,
+            max_rollout_turns=4,
+        ).make()
+        for place in range(groups * size)
+    ]
+    context = RolloutContext(RandomGenerator(), {"task": Uneven([])}, LockstepSchedule())
+    results = collect(episodes, context, keep, deadline_s=900)
+    assert sorted(results) == list(range(groups * size))
+    assert all(result.status != "deadline" for result in results.values())
+    assert all(result.error is None or result.error.message == "no" for result in results.values())
 
 
-def cut_after(recipe: EpisodeRecipe, turns: int, between: bool) -> SampleResult:
-    """Plays some turns, and with `between` one generation without its step, then cuts the sample off."""
-    episode = recipe.make()
+@pytest.mark.parametrize("limited", ["generation", "step"])
+def test_a_call_that_takes_too_long_is_a_timeout_and_is_retried(limited: str) -> None:
+    class SlowEnvironment(ScriptedEnvironment):
+        async def step(self, request: StepRequest) -> StepOutcome:
+            await asyncio.sleep(20 if limited == "step" else 0)
+            return await super().step(request)
 
-    async def play_some() -> None:
-        generator, environment = SpeakingGenerator([]), JudgingEnvironment([])
-        for turn in range(turns + 1):
-            request = None if episode.done else episode.next_generation()
-            if request is None or (turn == turns and not between):
-                return
-            episode.add_generation(await generator.generate(request))
-            if episode.done or turn == turns:
-                return
-            episode.add_outcome(await environment.step(episode.step_request()))
-
-    asyncio.run(play_some())
-    episode.cut_off("cancelled")
-    return episode.result()
-
-
-def test_a_failure_of_the_fleet_is_tried_again_within_the_samples_budget() -> None:
-    lost = GenerationLost("The generator replica died during the call.")
-    gone = EnvironmentLost("The replica of environment 'task' died during the call.")
-    generator = ScriptedGenerator([lost, "A"])
-    environment = ScriptedEnvironment([gone, outcome("O", 1.0, terminated=True)])
-    result = play(EpisodeRecipe(retries=2), generator, environment)
-    assert (result.status, texts(result), result.total_reward) == ("completed", ["Q", "A", "O"], 1.0)
-    assert [list(request.prompt_token_ids) for request in generator.requests] == [ids_of("Q")] * 2
-
-    exhausted = play(EpisodeRecipe(retries=1), ScriptedGenerator([lost]), environment)
-    assert exhausted.error is not None
-    assert (exhausted.status, exhausted.error.retryable) == ("error", True)
-
-
-def test_a_generation_that_an_update_cut_costs_no_retry() -> None:
-    cut = GenerationCut("An update of the weights cut the generation.")
-    lost = GenerationLost("The generator replica died during the call.")
-    environment = ScriptedEnvironment([outcome("O", 1.0, terminated=True)])
-    result = play(EpisodeRecipe(retries=0), ScriptedGenerator([cut, cut, "A"]), environment)
-    assert (result.status, texts(result)) == ("completed", ["Q", "A", "O"])
-    assert play(EpisodeRecipe(retries=0), ScriptedGenerator([cut, lost]), environment).status == "error"
-
-
-def test_a_failure_of_the_sample_itself_is_not_tried_again() -> None:
-    generator = ScriptedGenerator([GenerationRejected("The engine refused the generation: no.")])
-    result = play(EpisodeRecipe(retries=5), generator, ScriptedEnvironment([outcome()]))
-    assert (result.status, len(generator.requests)) == ("error", 1)
-
-
-def test_a_call_that_takes_too_long_is_a_timeout_and_tried_again() -> None:
-    generator = ScriptedGenerator(["A"], delay_s=5)
+    generator = ScriptedGenerator(["A"], delay_s=20 if limited == "generation" else 0)
     context = RolloutContext(
-        generator, {"task": ScriptedEnvironment([outcome()])}, AsyncSchedule(), generation_timeout_s=0.02
+        generator,
+        {"task": SlowEnvironment([TERMINATING])},
+        AsyncSchedule(),
+        generation_timeout_s=2.5 if limited == "generation" else None,
+        step_timeout_s=2.5 if limited == "step" else None,
     )
-    results = collect([EpisodeRecipe(retries=1).make()], context)
-    assert results[0].error is not None
-    assert results[0].error.model_dump() == {
-        "kind": "timeout",
-        "message": "The generation took longer than 0.02 s.",
-        "retryable": True,
-    }
-    assert (len(generator.requests), generator.cancelled) == (2, 2)
+
+    async def play_one() -> float:
+        episode = EpisodeRecipe(retries=1).make()
+        async with aclosing(play_request([episode], context, EarlyStopping(KEEP_ALL, {episode: 0}))) as ended:
+            [result] = [each.result() async for each in ended]
+        what = {"generation": "The generation", "step": "The environment's step"}[limited]
+        assert result.error is not None
+        assert result.error.model_dump() == {
+            "kind": "timeout",
+            "message": f"{what} took longer than 2.5 s.",
+            "retryable": True,
+        }
+        return virtual_time.now()
+
+    assert 5 < virtual_time.run(play_one()) < 7
+    assert TurnTimedOut.retryable
 
 
 def test_at_the_deadline_what_is_done_comes_back_and_the_rest_keeps_its_log() -> None:
@@ -455,35 +305,48 @@ def test_at_the_deadline_what_is_done_comes_back_and_the_rest_keeps_its_log() ->
         async def step(self, request: StepRequest) -> StepOutcome:
             return outcome("O", 1.0, terminated=request.message_log[0]["content"] == "Q")
 
-    episodes = [EpisodeRecipe(prompt=prompt, position=place).make() for place, prompt in enumerate(["Q", "QQQ"])]
     generator = SlowAfterTheFirstTurn(["A"])
-    results = collect(
-        episodes, RolloutContext(generator, {"task": EndingShortGames([])}, AsyncSchedule()), deadline_s=0.1
-    )
+    episodes = episodes_of([EpisodeRecipe(prompt="Q"), EpisodeRecipe(prompt="QQQ")])
+    results = collect(episodes, async_context(generator, EndingShortGames([])), deadline_s=1)
     assert (results[0].status, texts(results[0])) == ("completed", ["Q", "A", "O"])
     assert (results[1].status, texts(results[1])) == ("deadline", ["QQQ", "A", "O"])
-    assert results[1].error is None
+    assert (results[1].error, results[1].total_reward) == (None, 1.0)
     assert generator.cancelled == 1
 
 
+def test_the_deadline_holds_however_slowly_the_results_are_read() -> None:
+    class Endless(ScriptedEnvironment):
+        async def step(self, request: StepRequest) -> StepOutcome:
+            await asyncio.sleep(1)
+            return outcome("o")
+
+    episodes = episodes_of([EpisodeRecipe(max_rollout_turns=10_000)] * 3)
+    context = async_context(ScriptedGenerator(["A"]), Endless([]))
+
+    async def read_slowly() -> list[int]:
+        turns = []
+        early_stopping = EarlyStopping(KEEP_ALL, dict.fromkeys(episodes, 0))
+        async with aclosing(play_request(episodes, context, early_stopping, deadline_s=4.5)) as ended:
+            async for episode in ended:
+                turns.append(episode.result().metrics.turn_count)
+                await asyncio.sleep(100)
+        return turns
+
+    assert virtual_time.run(read_slowly()) == [5, 5, 5]
+
+
 @pytest.mark.parametrize(
-    ("keep", "kept"),
+    ("keep", "statuses"),
     [
-        (
-            Keep(per_group=1),
-            {0: ["completed", "cancelled"], 1: ["completed", "cancelled"], 2: ["completed", "cancelled"]},
-        ),
-        (Keep(groups=1), {0: ["completed", "completed"], 1: ["cancelled"] * 2, 2: ["cancelled"] * 2}),
-        (
-            Keep(groups=2, per_group=1),
-            {0: ["completed", "cancelled"], 1: ["completed", "cancelled"], 2: ["cancelled"] * 2},
-        ),
+        (Keep(per_group=1), ["completed", "cancelled"] * 3),
+        (Keep(groups=1), ["completed", "completed", "cancelled", "cancelled", "cancelled", "cancelled"]),
+        (Keep(groups=2, per_group=1), ["completed", "cancelled", "completed", "cancelled", "cancelled", "cancelled"]),
     ],
 )
-def test_enough_is_enough(keep: Keep, kept: dict[int, list[str]]) -> None:
+def test_rollouts_that_early_stopping_does_not_need_are_cancelled(keep: Keep, statuses: list[str]) -> None:
     class Ordered(ScriptedGenerator):
         async def generate(self, request: GenerationRequest) -> Generation:
-            self.delay_s = 0.02 * len(request.prompt_token_ids)
+            self.delay_s = len(request.prompt_token_ids)
             return await super().generate(request)
 
     episodes = [
@@ -491,149 +354,42 @@ def test_enough_is_enough(keep: Keep, kept: dict[int, list[str]]) -> None:
         for position in range(6)
     ]
     generator = Ordered(["A"])
-    results = collect(
-        episodes,
-        RolloutContext(generator, {"task": ScriptedEnvironment([outcome(terminated=True)])}, AsyncSchedule()),
-        keep,
-    )
-    statuses = {group: [results[2 * group + place].status for place in range(2)] for group in range(3)}
-    assert statuses == kept
-    assert generator.cancelled == sum(status == "cancelled" for group in kept.values() for status in group)
+    results = collect(episodes, async_context(generator, ScriptedEnvironment([TERMINATING])), keep)
+    assert [results[position].status for position in range(6)] == statuses
+    assert generator.cancelled == statuses.count("cancelled")
 
 
-def test_a_failed_rollout_fills_no_group() -> None:
-    episodes = [EpisodeRecipe(position=position).make() for position in range(3)]
+def test_a_failed_rollout_does_not_count_for_early_stopping() -> None:
     generator = ScriptedGenerator([GenerationRejected("no"), "A", "A"])
-    environment = ScriptedEnvironment([outcome(terminated=True)])
-    results = collect(episodes, RolloutContext(generator, {"task": environment}, AsyncSchedule()), Keep(per_group=2))
+    environment = ScriptedEnvironment([TERMINATING])
+    results = collect(episodes_of([EpisodeRecipe()] * 3), async_context(generator, environment), Keep(per_group=2))
     assert [results[position].status for position in range(3)] == ["error", "completed", "completed"]
 
 
-def test_a_slow_environment_holds_up_nobody_but_its_own_sample() -> None:
+def test_a_slow_step_holds_up_only_its_own_sample() -> None:
     class SlowForOne(ScriptedEnvironment):
         async def step(self, request: StepRequest) -> StepOutcome:
-            if request.message_log[0]["content"] == "slow":
-                await asyncio.sleep(0.2)
+            await asyncio.sleep(60 if request.message_log[0]["content"] == "slow" else 0)
             return outcome(terminated=True)
 
-    episodes = [EpisodeRecipe(prompt=prompt, position=place).make() for place, prompt in enumerate(["slow", "Q", "Q"])]
-    results = collect(episodes, RolloutContext(ScriptedGenerator(["A"]), {"task": SlowForOne([])}, AsyncSchedule()))
+    episodes = episodes_of([EpisodeRecipe(prompt=prompt) for prompt in ("slow", "Q", "Q")])
+    results = collect(episodes, async_context(ScriptedGenerator(["A"]), SlowForOne([])))
     assert list(results) == [1, 2, 0]
 
 
-def test_lockstep_keeps_stop_strings_by_sample_and_none_clears_none() -> None:
-    generator = ScriptedGenerator(["A"])
-    episodes = [
-        EpisodeRecipe(prompt=prompt, position=place, stop_strings=stop_strings, max_rollout_turns=2).make()
-        for place, (prompt, stop_strings) in enumerate([("p", ("x",)), ("qq", ())])
-    ]
-    collect(episodes, RolloutContext(generator, {"task": ScriptedEnvironment([outcome("O")])}, LockstepSchedule()))
-    by_prompt: dict[str, list[tuple[str, ...]]] = {"p": [], "q": []}
-    for request in generator.requests:
-        by_prompt[chr(request.prompt_token_ids[0])].append(request.stop_strings)
-    assert by_prompt == {"p": [("x",), ("x",)], "q": [(), ()]}
-
-
-def test_lockstep_counts_no_truncated_sample_as_terminated_and_ends_it() -> None:
-    generator = ScriptedGenerator(["AAAA"])
-    environment = ScriptedEnvironment([outcome("O")])
-    episodes = [EpisodeRecipe(max_seq_len=4).make()]
-    results = collect(episodes, RolloutContext(generator, {"task": environment}, LockstepSchedule()))
-    assert (results[0].status, results[0].terminated, results[0].truncated) == ("truncated", False, True)
-    assert (len(generator.requests), environment.requests) == (1, [])
-
-
-@given(seed=st.integers(0, 10_000), groups=st.integers(1, 3), size=st.integers(1, 4))
-def test_lockstep_never_deadlocks_whoever_is_cancelled_fails_or_ends(seed: int, groups: int, size: int) -> None:
-    draw = random.Random(seed)
-
-    class Uneven(ScriptedEnvironment):
-        async def step(self, request: StepRequest) -> StepOutcome:
-            for _ in range(draw.randrange(5)):
-                await asyncio.sleep(0)
-            if draw.random() < 0.1:
-                raise EnvironmentBroken("no")
-            return outcome("o", terminated=draw.random() < 0.3)
-
-    keep = Keep(per_group=draw.randint(1, size), groups=draw.choice([None, draw.randint(1, groups)]))
-    episodes = [
-        EpisodeRecipe(position=place, group=place // size, max_rollout_turns=4).make() for place in range(groups * size)
-    ]
-    context = RolloutContext(SpeakingGenerator([]), {"task": Uneven([])}, LockstepSchedule())
-    results = collect(episodes, context, keep, deadline_s=5)
-    assert sorted(results) == list(range(groups * size))
-    assert all(result.status != "deadline" for result in results.values())
-    assert all(result.error is None or result.error.message == "no" for result in results.values())
-
-
-def test_a_call_that_cancels_itself_loses_no_sample() -> None:
-    class GivingUp(ScriptedGenerator):
+def test_a_call_that_cancels_itself_fails_its_sample_and_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    class CancellingItself(ScriptedGenerator):
         async def generate(self, request: GenerationRequest) -> Generation:
             raise asyncio.CancelledError
 
-    results = collect(
-        [EpisodeRecipe().make()], RolloutContext(GivingUp([]), {"task": ScriptedEnvironment([])}, AsyncSchedule())
-    )
+    results = collect([EpisodeRecipe().make()], async_context(CancellingItself([]), ScriptedEnvironment([])))
     assert results[0].error is not None
-    assert results[0].error.message == "A call of the sample was cancelled."
-
-
-def test_a_resumed_sample_whose_step_is_due_stays_in_step_with_the_others() -> None:
-    order: list[str] = []
-
-    class Noting(SpeakingGenerator):
-        async def generate(self, request: GenerationRequest) -> Generation:
-            order.append("generation")
-            return await super().generate(request)
-
-    class Judge(ScriptedEnvironment):
-        async def step(self, request: StepRequest) -> StepOutcome:
-            order.append("step")
-            return outcome("o")
-
-    unjudged = Message(role="assistant", content="a", token_ids=[97], generation_logprobs=[-1.0], finish_reason="stop")
-    resumed = EpisodeRecipe(position=1, message_log=lambda _: [user_message("Q"), unjudged], max_rollout_turns=2)
-    episodes = [EpisodeRecipe(max_rollout_turns=2).make(), resumed.make()]
-    collect(episodes, RolloutContext(Noting([]), {"task": Judge([])}, LockstepSchedule()))
-    assert order == ["generation", "step", "step", "generation", "generation", "step", "step"]
-
-
-def test_the_deadline_holds_however_slowly_the_results_are_read() -> None:
-    class Endless(ScriptedEnvironment):
-        async def step(self, request: StepRequest) -> StepOutcome:
-            await asyncio.sleep(0.01)
-            return outcome("o")
-
-    episodes = [EpisodeRecipe(position=place, max_rollout_turns=10_000).make() for place in range(3)]
-    context = RolloutContext(ScriptedGenerator(["A"]), {"task": Endless([])}, AsyncSchedule())
-
-    async def read_slowly() -> list[int]:
-        turns = []
-        early_stopping = EarlyStopping(EVERYTHING, dict.fromkeys(episodes, 0))
-        async with aclosing(play_request(episodes, context, early_stopping, deadline_s=0.1)) as finished:
-            async for episode in finished:
-                turns.append(episode.result().metrics.turn_count)
-                await asyncio.sleep(0.2)
-        return turns
-
-    turns = asyncio.run(read_slowly())
-    assert max(turns) - min(turns) <= 1
-
-
-def test_what_was_cut_off_takes_nothing_more() -> None:
-    episode = EpisodeRecipe().make()
-    episode.cut_off("deadline")
-    before = episode.result()
-    episode.add_generation(Generation([65], [-1.0], "stop"))
-    episode.add_outcome(outcome("O", 1.0, terminated=True))
-    episode.fail(failure_of(ZeroDivisionError()))
-    assert episode.result() == before
-
-
-def test_a_log_that_max_seq_len_cut_is_truncated_when_it_is_posted_back_unchanged() -> None:
-    cut = play(EpisodeRecipe(max_seq_len=4), ScriptedGenerator(["AAAAAA"]), ScriptedEnvironment([outcome("O", 1.0)]))
-    environment = ScriptedEnvironment([outcome("O", 1.0)])
-    again = play(
-        EpisodeRecipe(max_seq_len=4, message_log=lambda _: cut.message_log), ScriptedGenerator(["A"]), environment
-    )
-    assert (again.status, again.message_log, environment.requests) == ("truncated", cut.message_log, [])
+    assert results[0].error.model_dump() == {
+        "kind": "internal",
+        "message": "A call of the sample was cancelled.",
+        "retryable": True,
+    }
+    [record] = caplog.records
+    assert (record.levelname, vars(record)["rollout_id"]) == ("WARNING", "request-0-0")
+    assert record.exc_info is not None
+    assert record.exc_info[0] is asyncio.CancelledError

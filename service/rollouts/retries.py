@@ -1,0 +1,54 @@
+"""How a call of another deployment is limited in time and retried."""
+
+import asyncio
+import logging
+import random
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from deployments.failures import RolloutFailure, TurnTimedOut
+from service.rollouts.episode import Episode
+
+logger = logging.getLogger("rollout_service.rollouts")
+
+FIRST_BACKOFF_S = 0.1
+LONGEST_PAUSE_S = 5.0
+JITTER_S = 1.0
+"""Spreads the retries of the many calls that one dead replica fails at once."""
+Result = TypeVar("Result")
+
+
+async def with_timeout(seconds: float | None, call: Awaitable[Result], what: str) -> Result:
+    """Awaits the call, for at most `seconds`; `None` is no limit.
+
+    Raises:
+        TurnTimedOut: the call took longer. Its message begins with `what`. The call is cancelled.
+    """
+    try:
+        async with asyncio.timeout(seconds) as limit:
+            return await call
+    except TimeoutError as error:
+        if not limit.expired():
+            raise
+        raise TurnTimedOut(f"{what} took longer than {seconds:g} s.") from error
+
+
+async def with_retries(call: Callable[[], Awaitable[Result]], episode: Episode) -> Result:
+    """Makes the call until it succeeds, as long as its failures are retryable and the episode's budget lasts.
+
+    The pause before retry n (from 0) is `FIRST_BACKOFF_S` * 2^n plus up to `JITTER_S`, at most `LONGEST_PAUSE_S`.
+
+    Raises:
+        RolloutFailure: the last failure. Other exceptions are never retried.
+    """
+    backoff_s = FIRST_BACKOFF_S
+    while True:
+        try:
+            return await call()
+        except RolloutFailure as failure:
+            may_retry = failure.retryable and (not failure.costs_a_retry or episode.take_retry())
+            if not may_retry:
+                raise
+            logger.info("A call is retried: %s", failure, extra=episode.identity.log_fields())
+        await asyncio.sleep(min(backoff_s + random.uniform(0, JITTER_S), LONGEST_PAUSE_S))
+        backoff_s = min(2 * backoff_s, LONGEST_PAUSE_S)

@@ -1,0 +1,452 @@
+"""The state machine of one rollout: its laws, its limits, its statuses."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from deployments.failures import EnvironmentRejected, failure_of
+from deployments.protocols import Generation, WeightSpan
+from rollout_client.contract import Message, SampleMetrics, SampleResult
+from rollout_env import ChatMessage, StepOutcome
+from service.rollouts.chat_tokenizer import ChatOptions, TokenizedObservation
+from service.rollouts.episode import Episode
+from service.rollouts.seeds import derived_seed
+from tests import virtual_time
+from tests.service.rollouts.playing import (
+    RandomEnvironment,
+    RandomGenerator,
+    outcomes,
+    play,
+    recipes,
+    texts,
+    texts_of_any_length,
+)
+from tests.service.scripted import (
+    CharacterChatTokenizer,
+    EpisodeRecipe,
+    ScriptedEnvironment,
+    ScriptedGenerator,
+    ids_of,
+    outcome,
+    text_of,
+    user_message,
+)
+
+UNSTEPPED = Message(role="assistant", content="a", token_ids=[97], generation_logprobs=[-1.0], finish_reason="stop")
+
+
+def concatenated(messages: list[Message]) -> list[int]:
+    return [token_id for message in messages for token_id in message.token_ids]
+
+
+def generation(text: str = "A") -> Generation:
+    return Generation(ids_of(text), [-1.0] * len(text), "stop")
+
+
+def test_an_episode_goes_on_until_its_environment_terminates_it() -> None:
+    generator = ScriptedGenerator(["A1", "A2"])
+    environment = ScriptedEnvironment([outcome("O1", 0.5), outcome("O2", 1.0, terminated=True)])
+    result = play(EpisodeRecipe(), generator, environment)
+    assert texts(result) == ["Q", "A1", "O1", "A2", "O2"]
+    assert [message.role for message in result.message_log] == ["user", "assistant", "user", "assistant", "user"]
+    assert [message.reward for message in result.message_log] == [None, 0.5, None, 1.0, None]
+    assert (result.status, result.terminated, result.truncated, result.max_turns_reached) == (
+        "completed",
+        True,
+        False,
+        False,
+    )
+    assert (result.total_reward, result.rewards, result.error) == (1.5, {"reward": 1.5}, None)
+
+
+def test_a_response_carries_what_the_engine_said_of_it() -> None:
+    episode = EpisodeRecipe().make()
+    spans = (WeightSpan("3", 0, 1), WeightSpan("4", 1, 2))
+    episode.add_generation(Generation([65, 66], [-0.5, -0.25], "stop", spans))
+    response = episode.result().message_log[1]
+    assert response.model_dump(exclude_none=True) == {
+        "role": "assistant",
+        "content": "AB",
+        "token_ids": [65, 66],
+        "generation_logprobs": [-0.5, -0.25],
+        "finish_reason": "stop",
+        "weight_versions": [
+            {"version": "3", "start": 0, "end": 1},
+            {"version": "4", "start": 1, "end": 2},
+        ],
+    }
+
+
+def test_the_metrics_of_a_sample_count_its_turns_and_tokens() -> None:
+    environment = ScriptedEnvironment([outcome("O1", 0.5), outcome("O23", 1.0, terminated=True)])
+    result = play(EpisodeRecipe(), ScriptedGenerator(["A1", "A"]), environment)
+    assert result.metrics == SampleMetrics(
+        turn_count=2,
+        total_tokens=8,
+        assistant_tokens=3,
+        env_tokens=5,
+        terminated=True,
+        truncated=False,
+        max_turns_reached=False,
+        total_reward=1.5,
+        turn_gen_tokens=[2, 1],
+        turn_input_tokens=[1, 5],
+    )
+
+
+def test_a_generation_is_requested_with_the_limits_and_ids_of_its_rollout() -> None:
+    recipe = EpisodeRecipe(prompt="QQ", max_seq_len=10, max_new_tokens=20, stop_strings=("s",), position=5, group=2)
+    episode = recipe.make()
+    first = episode.next_generation()
+    assert first is not None
+    assert (list(first.prompt_token_ids), first.max_new_tokens, first.stop_strings) == (ids_of("QQ"), 8, ("s",))
+    assert (first.request_id, first.rollout_id, first.group) == ("request-5-0-0", "request-5-0", "request-2")
+    episode.add_generation(generation("A"))
+    episode.add_outcome(outcome("OO"))
+    second = episode.next_generation()
+    assert second is not None
+    assert (second.request_id, second.max_new_tokens) == ("request-5-0-1", 5)
+    assert list(first.prompt_token_ids) == ids_of("QQ"), "a request is not changed by later turns"
+
+
+def test_max_new_tokens_bounds_a_generation_that_has_more_room() -> None:
+    request = EpisodeRecipe(prompt="QQ", max_seq_len=10, max_new_tokens=3).make().next_generation()
+    assert request is not None
+    assert request.max_new_tokens == 3
+
+
+def test_the_environment_gets_roles_and_contents_and_its_own_state() -> None:
+    episode = EpisodeRecipe().make()
+    episode.add_generation(generation("A"))
+    request = episode.step_request()
+    assert request.message_log == [{"role": "user", "content": "Q"}, {"role": "assistant", "content": "A"}]
+    assert (request.extra_env_info, request.rollout_id) == ({"state": 0}, "request-0-0")
+
+
+def test_max_turns_is_the_status_only_when_the_turn_limit_ended_the_episode() -> None:
+    stopped = play(
+        EpisodeRecipe(max_rollout_turns=3), ScriptedGenerator(["A"]), ScriptedEnvironment([outcome("O", 1.0)])
+    )
+    assert (stopped.status, stopped.max_turns_reached, stopped.metrics.turn_count) == ("max_turns", True, 3)
+    assert (stopped.metrics.max_turns_reached, stopped.total_reward) == (True, 3.0)
+    terminating = ScriptedEnvironment([outcome("O"), outcome("O", terminated=True)])
+    completed = play(EpisodeRecipe(max_rollout_turns=2), ScriptedGenerator(["A"]), terminating)
+    assert (completed.status, completed.max_turns_reached, completed.metrics.max_turns_reached) == (
+        "completed",
+        False,
+        False,
+    )
+
+
+def test_metadata_and_stop_strings_of_an_outcome_replace_those_before_and_none_keeps_them() -> None:
+    first = replace(outcome("O"), metadata={"state": 1}, next_stop_strings=["b"])
+    generator = ScriptedGenerator(["A"])
+    environment = ScriptedEnvironment([first, outcome("O"), outcome("O", terminated=True)])
+    result = play(EpisodeRecipe(stop_strings=("a",)), generator, environment)
+    assert [request.extra_env_info for request in environment.requests] == [{"state": 0}, {"state": 1}, {"state": 1}]
+    assert [request.stop_strings for request in generator.requests] == [("a",), ("b",), ("b",)]
+    assert (result.extra_env_info, result.stop_strings) == ({"state": 1}, ["b"])
+
+
+def test_an_empty_list_of_stop_strings_clears_them() -> None:
+    generator = ScriptedGenerator(["A"])
+    environment = ScriptedEnvironment([replace(outcome("O"), next_stop_strings=[]), outcome(terminated=True)])
+    play(EpisodeRecipe(stop_strings=("a",)), generator, environment)
+    assert [request.stop_strings for request in generator.requests] == [("a",), ()]
+
+
+def test_the_answer_of_the_last_step_is_reported() -> None:
+    environment = ScriptedEnvironment([replace(outcome(), answer="x"), replace(outcome(terminated=True), answer="y")])
+    assert play(EpisodeRecipe(), ScriptedGenerator(["A"]), environment).answer == "y"
+
+
+def test_rewards_by_name_are_summed_by_name_and_in_total() -> None:
+    environment = ScriptedEnvironment(
+        [outcome(reward={"format": 0.25, "answer": 0.5}), outcome(reward={"answer": 1.0}, terminated=True)]
+    )
+    result = play(EpisodeRecipe(), ScriptedGenerator(["A"]), environment)
+    assert result.rewards == {"format": 0.25, "answer": 1.5}
+    assert (result.total_reward, result.metrics.total_reward) == (1.75, 1.75)
+    assert [message.reward for message in result.message_log] == [None, 0.75, None, 1.0, None]
+
+
+@pytest.mark.parametrize("max_seq_len", [3, 2])
+def test_a_prompt_without_room_for_a_token_is_truncated_before_generating(max_seq_len: int) -> None:
+    generator = ScriptedGenerator(["A"])
+    result = play(EpisodeRecipe(prompt="QQQ", max_seq_len=max_seq_len), generator, ScriptedEnvironment([outcome()]))
+    assert generator.requests == []
+    assert (result.status, result.truncated, result.metrics.turn_count) == ("truncated", True, 0)
+
+
+def test_a_generation_cut_by_max_seq_len_truncates_and_is_not_stepped() -> None:
+    environment = ScriptedEnvironment([outcome("O", 1.0)])
+    result = play(EpisodeRecipe(max_seq_len=4), ScriptedGenerator(["AAAAAA"]), environment)
+    assert environment.requests == []
+    assert texts(result) == ["Q", "AAA"]
+    assert (result.status, result.terminated, result.truncated) == ("truncated", False, True)
+    assert (result.message_log[1].finish_reason, result.total_reward, result.metrics.truncated) == ("length", 0.0, True)
+
+
+def test_a_generation_that_ends_by_itself_at_max_seq_len_is_stepped() -> None:
+    episode = EpisodeRecipe(max_seq_len=3).make()
+    episode.add_generation(Generation(ids_of("AA"), [-1.0] * 2, "stop"))
+    assert not episode.done
+
+
+def test_a_generation_cut_by_max_new_tokens_is_stepped_and_reported() -> None:
+    environment = ScriptedEnvironment([outcome("O", 1.0, terminated=True)])
+    result = play(EpisodeRecipe(max_new_tokens=2), ScriptedGenerator(["AAAAAA"]), environment)
+    assert texts(result) == ["Q", "AA", "O"]
+    assert (result.status, result.message_log[1].finish_reason, result.total_reward) == ("completed", "length", 1.0)
+
+
+@pytest.mark.parametrize(
+    ("max_seq_len", "kept", "status"),
+    [(8, "OOOO", "max_turns"), (7, "OOOO", "truncated"), (5, "OO", "truncated"), (4, "O", "truncated")],
+)
+def test_an_observation_keeps_what_fits_and_its_text_is_cut_to_its_tokens(
+    max_seq_len: int, kept: str, status: str
+) -> None:
+    recipe = EpisodeRecipe(max_seq_len=max_seq_len, max_rollout_turns=1)
+    result = play(recipe, ScriptedGenerator(["AA"]), ScriptedEnvironment([outcome("OOOO")]))
+    assert text_of(result.message_log[2].token_ids) == result.message_log[2].content == kept
+    assert (result.status, result.truncated) == (status, status == "truncated")
+    assert result.metrics.env_tokens == len(kept)
+
+
+def test_a_terminated_episode_whose_observation_was_cut_is_completed_and_truncated() -> None:
+    recipe = EpisodeRecipe(max_seq_len=4)
+    result = play(recipe, ScriptedGenerator(["AA"]), ScriptedEnvironment([outcome("OOOO", terminated=True)]))
+    assert (result.status, result.terminated, result.truncated) == ("completed", True, True)
+
+
+def test_an_empty_observation_is_an_empty_list_of_ids() -> None:
+    result = play(EpisodeRecipe(), ScriptedGenerator(["A"]), ScriptedEnvironment([outcome(terminated=True)]))
+    assert list(result.message_log[2].token_ids) == []
+
+
+def test_each_turn_samples_with_a_seed_of_its_own() -> None:
+    generator = ScriptedGenerator(["A"])
+    play(EpisodeRecipe(seed=7, max_rollout_turns=3), generator, ScriptedEnvironment([outcome("O")]))
+    assert [request.sampling.seed for request in generator.requests] == [derived_seed(7, turn) for turn in range(3)]
+
+
+def test_the_given_message_log_is_not_changed() -> None:
+    given_log = [user_message("Q")]
+    before = [message.model_copy(deep=True) for message in given_log]
+    recipe = EpisodeRecipe(message_log=lambda _prompt: given_log)
+    play(recipe, ScriptedGenerator(["A"]), ScriptedEnvironment([outcome("O", 1.0, terminated=True)]))
+    assert given_log == before
+
+
+def test_a_result_is_not_changed_by_what_is_played_after_it() -> None:
+    episode = EpisodeRecipe().make()
+    episode.add_generation(generation())
+    before = episode.result()
+    copy = before.model_copy(deep=True)
+    episode.add_outcome(outcome("O", 1.0))
+    episode.add_generation(generation())
+    assert before == copy
+
+
+def test_the_fields_of_the_sample_come_back_unchanged() -> None:
+    recipe = EpisodeRecipe(position=4, group=1, observation_format="chat")
+    episode = recipe.make()
+    identity = replace(episode.identity, id="mine", generation_index=3, idx=17, further_fields={"self": 1, "cls": 2})
+    result = Episode(identity, recipe.start(), recipe.limits(), recipe.tokenizer).result()
+    assert (result.id, result.idx, result.generation_index, result.task_name) == ("mine", 17, 3, "task")
+    assert result.observation_format == "chat"
+    assert result.model_extra == {"self": 1, "cls": 2}
+    assert result.model_dump(exclude_unset=True)["self"] == 1
+
+
+def test_chat_options_come_back_only_if_they_were_given() -> None:
+    recipe = EpisodeRecipe()
+    plain = recipe.make().result()
+    assert plain.model_fields_set.isdisjoint({"id", "answer", "error", "tools", "chat_template_kwargs"})
+    chat = ChatOptions("raw", tools=[{"name": "t"}], chat_template_kwargs={"k": True})
+    episode = Episode(recipe.identity(), replace(recipe.start(), chat=chat), recipe.limits(), recipe.tokenizer)
+    assert episode.result().model_dump(include={"tools", "chat_template_kwargs"}) == {
+        "tools": [{"name": "t"}],
+        "chat_template_kwargs": {"k": True},
+    }
+
+
+def test_a_failed_episode_keeps_its_log_and_has_no_reward() -> None:
+    episode = EpisodeRecipe().make()
+    episode.add_generation(generation())
+    episode.add_outcome(outcome("O", 1.0))
+    episode.fail(failure_of(EnvironmentRejected("no")))
+    result = episode.result()
+    assert (result.status, texts(result)) == ("error", ["Q", "A", "O"])
+    assert result.error is not None
+    assert result.error.model_dump() == {"kind": "environment", "message": "no", "retryable": False}
+    assert (result.total_reward, result.metrics.total_reward) == (None, None)
+
+
+@pytest.mark.parametrize("end", ["deadline", "cancelled", "error"])
+def test_nothing_changes_an_episode_that_has_ended(end: str) -> None:
+    episode = EpisodeRecipe().make()
+    if end == "error":
+        episode.fail(failure_of(ValueError("first")))
+    else:
+        episode.cut_off("deadline" if end == "deadline" else "cancelled")
+    before = episode.result()
+    episode.add_generation(generation())
+    episode.add_outcome(outcome("O", 1.0, terminated=True))
+    episode.fail(failure_of(ValueError("second")))
+    episode.cut_off("cancelled" if end == "deadline" else "deadline")
+    assert episode.result() == before
+    assert before.status == end
+    assert episode.was_cut_off == (end != "error")
+
+
+def test_an_observation_that_cannot_be_tokenized_changes_nothing() -> None:
+    class Refusing(CharacterChatTokenizer):
+        def observation(
+            self, observation: ChatMessage, after: Sequence[int], options: ChatOptions, room: int
+        ) -> TokenizedObservation:
+            raise EnvironmentRejected("no such role")
+
+    episode = EpisodeRecipe(tokenizer=Refusing()).make()
+    episode.add_generation(generation())
+    before = episode.result()
+    with pytest.raises(EnvironmentRejected):
+        episode.add_outcome(outcome("O", 1.0, terminated=True))
+    assert episode.result() == before
+
+
+def test_the_budget_of_retries_is_used_up_one_by_one() -> None:
+    episode = EpisodeRecipe(retries=2).make()
+    assert [episode.take_retry() for _ in range(4)] == [True, True, False, False]
+
+
+def test_a_posted_log_that_ends_with_a_response_begins_with_its_step() -> None:
+    recipe = EpisodeRecipe(message_log=lambda _: [user_message("Q"), UNSTEPPED], max_rollout_turns=1)
+    generator, environment = ScriptedGenerator(["A"]), ScriptedEnvironment([outcome("O", 1.0)])
+    result = play(recipe, generator, environment)
+    assert (texts(result), result.status, result.total_reward) == (["Q", "a", "O"], "max_turns", 1.0)
+    assert (generator.requests, len(environment.requests)) == ([], 1)
+
+
+def test_turns_of_a_posted_log_count_towards_the_limit_and_not_in_the_metrics() -> None:
+    log = [user_message("Q"), UNSTEPPED, user_message("O")]
+    full = play(
+        EpisodeRecipe(message_log=lambda _: log, max_rollout_turns=1), ScriptedGenerator(["A"]), ScriptedEnvironment([])
+    )
+    assert (full.status, full.metrics.turn_count) == ("max_turns", 0)
+    one_more = play(
+        EpisodeRecipe(message_log=lambda _: log, max_rollout_turns=2, seed=7),
+        generator := ScriptedGenerator(["A"]),
+        ScriptedEnvironment([outcome("P")]),
+    )
+    assert (one_more.status, one_more.metrics.turn_count, texts(one_more)) == (
+        "max_turns",
+        1,
+        ["Q", "a", "O", "A", "P"],
+    )
+    assert [request.sampling.seed for request in generator.requests] == [derived_seed(7, 1)]
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        UNSTEPPED.model_copy(update={"generation_logprobs": None}),
+        UNSTEPPED.model_copy(update={"finish_reason": None}),
+    ],
+)
+def test_a_posted_log_that_ends_with_no_complete_response_begins_with_a_generation(message: Message) -> None:
+    episode = EpisodeRecipe(message_log=lambda _: [user_message("Q"), message]).make()
+    assert not episode.step_is_due
+
+
+def test_a_posted_log_that_max_seq_len_had_cut_is_truncated_at_once() -> None:
+    cut = play(EpisodeRecipe(max_seq_len=4), ScriptedGenerator(["AAAAAA"]), ScriptedEnvironment([outcome("O", 1.0)]))
+    episode = EpisodeRecipe(max_seq_len=4, message_log=lambda _: cut.message_log).make()
+    result = episode.result()
+    assert (result.status, result.truncated, result.message_log) == ("truncated", True, cut.message_log)
+
+
+@given(
+    recipe=recipes,
+    responses=st.lists(texts_of_any_length, min_size=1, max_size=5),
+    script=st.lists(outcomes, min_size=1, max_size=5),
+)
+def test_tokens_are_only_appended_and_given_back_to_the_engine_exactly(
+    recipe: EpisodeRecipe, responses: list[str], script: list[StepOutcome]
+) -> None:
+    generator = ScriptedGenerator(responses)
+    result = play(recipe, generator, ScriptedEnvironment(script))
+    log = result.message_log
+    turns = [place for place, message in enumerate(log) if message.generation_logprobs is not None]
+    assert [list(request.prompt_token_ids) for request in generator.requests] == [
+        concatenated(log[:turn]) for turn in turns
+    ]
+    assert log[0].token_ids == ids_of(recipe.prompt)
+    for turn in turns:
+        assert len(log[turn].token_ids) == len(log[turn].generation_logprobs or [])
+        assert len(log[turn].token_ids) <= (recipe.max_new_tokens or recipe.max_seq_len)
+
+
+@given(
+    recipe=recipes,
+    responses=st.lists(texts_of_any_length, min_size=1, max_size=5),
+    script=st.lists(outcomes, min_size=1, max_size=5),
+)
+def test_every_episode_ends_in_one_status_within_its_limits(
+    recipe: EpisodeRecipe, responses: list[str], script: list[StepOutcome]
+) -> None:
+    result = play(recipe, ScriptedGenerator(responses), ScriptedEnvironment(script))
+    assert result.status in ("completed", "truncated", "max_turns")
+    assert result.metrics.turn_count <= recipe.max_rollout_turns
+    assert result.max_turns_reached == (result.status == "max_turns")
+    assert len(concatenated(result.message_log)) <= recipe.max_seq_len
+    assert result.terminated == (result.status == "completed")
+    assert result.truncated >= (result.status == "truncated")
+    metrics = result.metrics
+    assert metrics.assistant_tokens == sum(metrics.turn_gen_tokens)
+    assert len(concatenated(result.message_log)) == len(recipe.prompt) + metrics.total_tokens
+    assert result.total_reward == sum(message.reward or 0.0 for message in result.message_log)
+
+
+@given(recipe=recipes, turns_before_the_cut=st.integers(0, 5), between=st.booleans())
+def test_an_episode_cut_off_anywhere_and_posted_again_ends_like_the_uncut_one(
+    recipe: EpisodeRecipe, turns_before_the_cut: int, between: bool
+) -> None:
+    whole = play(recipe, RandomGenerator(), RandomEnvironment())
+    first = cut_after(recipe, turns_before_the_cut, between)
+    if first.status != "cancelled":
+        assert first == whole
+        return
+    again = replace(
+        recipe,
+        message_log=lambda _: first.message_log,
+        extra_env_info=first.extra_env_info,
+        stop_strings=tuple(first.stop_strings),
+    )
+    resumed = play(again, RandomGenerator(), RandomEnvironment())
+    assert resumed.message_log == whole.message_log
+    assert (resumed.status, resumed.extra_env_info) == (whole.status, whole.extra_env_info)
+
+
+def cut_after(recipe: EpisodeRecipe, turns: int, between: bool) -> SampleResult:
+    """Plays some turns, and with `between` one generation without its step, then cuts the episode off."""
+    episode = recipe.make()
+
+    async def play_some() -> None:
+        generator, environment = RandomGenerator(), RandomEnvironment()
+        for turn in range(turns + 1):
+            request = None if episode.done else episode.next_generation()
+            if request is None or (turn == turns and not between):
+                return
+            episode.add_generation(await generator.generate(request))
+            if episode.done or turn == turns:
+                return
+            episode.add_outcome(await environment.step(episode.step_request()))
+
+    virtual_time.run(play_some())
+    episode.cut_off("cancelled")
+    return episode.result()

@@ -1,0 +1,159 @@
+"""Time limits and retries of calls, in virtual time."""
+
+import asyncio
+import logging
+import random
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from deployments.failures import (
+    EnvironmentLost,
+    GenerationCut,
+    GenerationLost,
+    GenerationRejected,
+    RolloutFailure,
+    TurnTimedOut,
+)
+from service.rollouts.episode import Episode
+from service.rollouts.retries import with_retries, with_timeout
+from tests import virtual_time
+from tests.service.rollouts.playing import play, texts
+from tests.service.scripted import EpisodeRecipe, ScriptedEnvironment, ScriptedGenerator, ids_of, outcome
+
+LOST = GenerationLost("The generator replica died during the call.")
+CUT = GenerationCut("An update of the weights cut the generation.")
+
+
+class ScriptedCall:
+    """Raises or returns what its script says next, and remembers when it was made."""
+
+    def __init__(self, *script: Exception | str) -> None:
+        self._script = list(script)
+        self.made_at: list[float] = []
+
+    async def __call__(self) -> str:
+        self.made_at.append(virtual_time.now())
+        result = self._script.pop(0)
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+
+def retried(call: Callable[[], Awaitable[str]], episode: Episode) -> str:
+    return virtual_time.run(with_retries(call, episode))
+
+
+@pytest.fixture
+def no_jitter(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(random, "uniform", lambda low, _high: low)
+
+
+@pytest.mark.usefixtures("no_jitter")
+def test_the_pauses_double_from_a_tenth_of_a_second_to_five_seconds() -> None:
+    call = ScriptedCall(*[LOST] * 9, "done")
+    assert retried(call, EpisodeRecipe(retries=9).make()) == "done"
+    pauses = [later - earlier for earlier, later in zip(call.made_at, call.made_at[1:], strict=False)]
+    assert pauses == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0, 5.0])
+
+
+def test_jitter_adds_up_to_a_second_and_never_exceeds_the_longest_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(random, "uniform", lambda _low, high: high)
+    call = ScriptedCall(*[LOST] * 7, "done")
+    retried(call, EpisodeRecipe(retries=7).make())
+    pauses = [later - earlier for earlier, later in zip(call.made_at, call.made_at[1:], strict=False)]
+    assert pauses == pytest.approx([1.1, 1.2, 1.4, 1.8, 2.6, 4.2, 5.0])
+
+
+def test_a_call_that_succeeds_is_made_once_and_at_once() -> None:
+    episode = EpisodeRecipe(retries=1).make()
+    call = ScriptedCall("done")
+    assert retried(call, episode) == "done"
+    assert call.made_at == [0.0]
+    assert episode.take_retry(), "the budget is untouched"
+
+
+@pytest.mark.parametrize("retries", [0, 1, 3])
+def test_a_call_is_retried_as_often_as_the_budget_says_and_raises_its_last_failure(retries: int) -> None:
+    failures = [GenerationLost(f"{number}") for number in range(5)]
+    call = ScriptedCall(*failures)
+    with pytest.raises(GenerationLost) as raised:
+        retried(call, EpisodeRecipe(retries=retries).make())
+    assert raised.value is failures[retries]
+    assert raised.value.__context__ is None
+    assert len(call.made_at) == 1 + retries
+
+
+def test_a_failure_that_costs_no_retry_is_retried_without_a_budget() -> None:
+    episode = EpisodeRecipe(retries=0).make()
+    assert retried(ScriptedCall(CUT, CUT, CUT, "done"), episode) == "done"
+    call = ScriptedCall(CUT, LOST, "never reached")
+    with pytest.raises(GenerationLost, match="died"):
+        retried(call, episode)
+    assert len(call.made_at) == 2
+
+
+@pytest.mark.parametrize("error", [GenerationRejected("no"), KeyError("bug"), RolloutFailure("unknown")])
+def test_what_is_not_retryable_is_raised_at_once_and_costs_no_retry(error: Exception) -> None:
+    episode = EpisodeRecipe(retries=1).make()
+    call = ScriptedCall(error, "never reached")
+    with pytest.raises(type(error)) as raised:
+        retried(call, episode)
+    assert raised.value is error
+    assert len(call.made_at) == 1
+    assert episode.take_retry()
+
+
+def test_the_budget_is_shared_by_all_calls_of_an_episode() -> None:
+    gone = EnvironmentLost("The replica of environment 'task' died during the call.")
+    generator = ScriptedGenerator([LOST, "A"])
+    environment = ScriptedEnvironment([gone, outcome("O", 1.0, terminated=True)])
+    result = play(EpisodeRecipe(retries=2), generator, environment)
+    assert (result.status, texts(result), result.total_reward) == ("completed", ["Q", "A", "O"], 1.0)
+    assert [list(request.prompt_token_ids) for request in generator.requests] == [ids_of("Q")] * 2
+    exhausted = play(EpisodeRecipe(retries=1), ScriptedGenerator([LOST, "A"]), ScriptedEnvironment([gone]))
+    assert exhausted.error is not None
+    assert (exhausted.status, exhausted.error.kind, exhausted.error.retryable) == ("error", "environment", True)
+
+
+def test_each_retry_is_one_line_of_log_without_a_traceback(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    retried(ScriptedCall(LOST, CUT, "done"), EpisodeRecipe(retries=1).make())
+    assert [(record.levelname, record.getMessage(), record.exc_info) for record in caplog.records] == [
+        ("INFO", f"A call is retried: {LOST}", None),
+        ("INFO", f"A call is retried: {CUT}", None),
+    ]
+    assert vars(caplog.records[0])["rollout_id"] == "request-0-0"
+
+
+def test_a_call_beyond_its_time_limit_is_cancelled() -> None:
+    cancelled_at: list[float] = []
+
+    async def call() -> None:
+        try:
+            await asyncio.sleep(10)
+        except asyncio.CancelledError:
+            cancelled_at.append(virtual_time.now())
+            raise
+
+    with pytest.raises(TurnTimedOut, match=r"^The generation took longer than 2.5 s\.$"):
+        virtual_time.run(with_timeout(2.5, call(), "The generation"))
+    assert cancelled_at == [2.5]
+
+
+def test_a_call_within_its_time_limit_returns_its_result() -> None:
+    async def call() -> str:
+        await asyncio.sleep(2)
+        return "done"
+
+    assert virtual_time.run(with_timeout(2.5, call(), "The call")) == "done"
+    assert virtual_time.run(with_timeout(None, call(), "The call")) == "done"
+
+
+@pytest.mark.parametrize("seconds", [None, 2.5])
+def test_a_timeout_of_the_calls_own_is_raised_as_it_is(seconds: float | None) -> None:
+    async def call() -> None:
+        raise TimeoutError("its own")
+
+    with pytest.raises(TimeoutError, match="its own"):
+        virtual_time.run(with_timeout(seconds, call(), "The call"))
