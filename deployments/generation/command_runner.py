@@ -1,20 +1,21 @@
-"""A generator replica's side of the policy: joins the store and carries out its orders, one after the other.
+"""Runs the policy store's commands on this replica; counterpart of `deployments/policy/replica_registry.py`.
 
-Guarantees: a replica takes no call before it holds the version that the store calls current; an order that breaks the
-engine midway leaves the replica broken, never serving; a store that died is joined again as soon as it is back, but not
-by a replica that was in the middle of a transfer, of which the new store knows nothing: that one is broken.
+Guarantees: commands run one after the other; the replica accepts requests only once it has the version that the store
+calls current; a command that fails while it changes the weights leaves the replica broken, and it generates nothing any
+more; when the store restarts, the replica registers again, except in the middle of a transfer: the new store knows
+nothing of it, so the replica is broken.
 """
 
 import asyncio
+import logging
 import shutil
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Self
 
 from deployments.failures import PolicyStoreLost
-from deployments.generation.engine import SwapTimes, VLLMEngine
 from deployments.policy.command_source import CommandSource, ReplicaNotRegistered
 from deployments.policy.commands import (
     AcceptRequests,
@@ -33,135 +34,168 @@ from deployments.policy.commands import (
     VersionPayload,
 )
 
-REJOIN_AFTER_S = 0.5
-BREAKS_THE_ENGINE = Swap | StartTransfer | UpdateTransfer | ApplyTransfer | FinishTransfer
-"""What leaves the weights in no known state when it fails midway."""
+if TYPE_CHECKING:
+    from deployments.generation.weight_updater import SwapTimes, WeightUpdater
 
-
-NO_SWAP = SwapTimes()
+REGISTER_AGAIN_AFTER_S = 0.5
+CHANGES_WEIGHTS = Swap | StartTransfer | UpdateTransfer | ApplyTransfer | FinishTransfer
+"""Commands that leave the weights in an unknown state when they fail."""
+logger = logging.getLogger("rollout_service.generation")
 
 
 @dataclass(frozen=True, slots=True)
-class Times:
+class CommandTimes:
+    """What a `CommandReport` says of the time that the command took, in seconds."""
+
     load_s: float = 0.0
-    swap: SwapTimes = NO_SWAP
+    swap_s: float = 0.0
+    pause_s: float = 0.0
+
+    @classmethod
+    def of_swap(cls, times: "SwapTimes") -> Self:
+        return cls(swap_s=times.swap_s, pause_s=times.pause_s)
 
 
 class CommandRunner:
-    """Args: `folder` is the replica's own, for weights on their way; `registration` is made anew for each joining."""
+    """Registers the replica with the store and runs the commands that the store gives it."""
 
     def __init__(
         self,
-        engine: VLLMEngine,
+        weights: "WeightUpdater",
+        engine_is_alive: Callable[[], Awaitable[bool]],
         store: CommandSource,
-        registration: Callable[[LoadedWeights], ReplicaRegistration],
+        registration_of: Callable[[LoadedWeights], ReplicaRegistration],
         folder: Path,
     ) -> None:
+        """`folder` is for staged weights, and for this replica alone."""
         self.is_current = asyncio.Event()
+        """Set once the replica has the current version."""
         self.broken: str | None = None
-        self._engine = engine
+        """Why the replica can generate nothing any more."""
+        self._weights = weights
+        self._engine_is_alive = engine_is_alive
         self._store = store
-        self._registration = registration
+        self._registration_of = registration_of
         self._folder = folder
-        self._digesting: asyncio.Task[None] | None = None
-        self._is_receiving = False
+        self._checksum_task: asyncio.Task[None] | None = None
+        self._in_transfer = False
 
-    async def follow(self) -> None:
-        """Runs for the replica's life; returns only when the replica is broken."""
+    async def run(self) -> None:
+        """Returns only when the replica is broken."""
         while self.broken is None:
             try:
-                await self._follow_one_store()
+                await self._run_for_one_store()
             except (PolicyStoreLost, ReplicaNotRegistered) as lost:
-                if self._is_receiving:
-                    self.broken = self.broken or f"{type(lost).__name__} in the middle of a weight transfer: {lost}"
-                await asyncio.sleep(REJOIN_AFTER_S)
+                if self._in_transfer:
+                    self._break(f"{type(lost).__name__} in the middle of a weight transfer: {lost}", lost)
+                await asyncio.sleep(REGISTER_AGAIN_AFTER_S)
 
-    async def _follow_one_store(self) -> None:
-        registration = self._registration(self._engine.loaded)
+    async def _run_for_one_store(self) -> None:
+        registration = self._registration_of(self._weights.loaded)
         await self._store.register(registration)
-        self._begin_digest(registration.replica_id)
+        self._start_checksum(registration.replica_id)
         report: CommandReport | None = None
-        while self.broken is None or report is not None:
+        while self.broken is None:
             numbered = await self._store.next_command(registration.replica_id, report)
-            report = None if numbered is None else await self._report_of(numbered)
+            report = None if numbered is None else await self._run(numbered)
             if self.broken is None and numbered is not None and isinstance(numbered.command, Swap | FinishTransfer):
-                self._begin_digest(registration.replica_id)
+                self._start_checksum(registration.replica_id)
+        # The store learns from the report that the replica is broken; a command that it answers with is not run.
+        await self._store.next_command(registration.replica_id, report)
 
-    async def _report_of(self, numbered: NumberedCommand) -> CommandReport:
+    async def _run(self, numbered: NumberedCommand) -> CommandReport:
         error: str | None = None
-        times = Times()
+        times = CommandTimes()
         try:
             times = await self._carry_out(numbered.command)
-        except Exception as failure:  # noqa: BLE001 - whatever it is, the store decides what becomes of this replica
+        except Exception as failure:
             error = f"{type(failure).__name__}: {failure}"
-            if isinstance(numbered.command, BREAKS_THE_ENGINE) or not await self._engine.is_alive():
-                self.broken = error
-        report = CommandReport(numbered.number, self._engine.loaded, error, broken=self.broken is not None)
-        return replace(report, load_s=times.load_s, swap_s=times.swap.swap_s, pause_s=times.swap.pause_s)
+            if isinstance(numbered.command, CHANGES_WEIGHTS) or not await self._engine_is_alive():
+                self._break(error, failure)
+            else:
+                name = type(numbered.command).__name__
+                logger.warning("The command %s failed; generation goes on.", name, exc_info=failure)
+        return CommandReport(
+            numbered.number,
+            self._weights.loaded,
+            error,
+            broken=self.broken is not None,
+            load_s=times.load_s,
+            swap_s=times.swap_s,
+            pause_s=times.pause_s,
+        )
 
-    async def _carry_out(self, command: Command) -> Times:
+    async def _carry_out(self, command: Command) -> CommandTimes:
         match command:
             case Stage(payload):
                 began = time.perf_counter()
                 await self._stage(payload)
-                return Times(time.perf_counter() - began)
+                return CommandTimes(load_s=time.perf_counter() - began)
             case Swap(options):
-                self._stop_digest()
-                return Times(swap=await self._engine.swap(options))
+                self._stop_checksum()
+                return CommandTimes.of_swap(await self._weights.swap(options))
             case AcceptRequests():
                 self.is_current.set()
             case InitTransfer(init_info):
-                await self._engine.init_transfer(dict(init_info))
+                await self._weights.init_transfer(dict(init_info))
             case StartTransfer(options):
-                self._is_receiving = True
-                self._stop_digest()
-                await self._engine.start_transfer(options)
+                self._in_transfer = True
+                self._stop_checksum()
+                await self._weights.start_transfer(options)
             case UpdateTransfer(update_info):
-                await self._engine.update_transfer(update_info)
+                await self._weights.update_transfer(update_info)
             case ApplyTransfer():
-                await self._engine.settle_transfer()
+                await self._weights.apply_transfer()
             case FinishTransfer(version):
-                times = Times(swap=await self._engine.finish_transfer(version))
-                self._is_receiving = False
+                times = CommandTimes.of_swap(await self._weights.finish_transfer(version))
+                self._in_transfer = False
                 return times
-        return Times()
+        return CommandTimes()
 
     async def _stage(self, payload: VersionPayload) -> None:
         folder = self._folder / str(payload.version)
-        await asyncio.to_thread(self._make_room, folder)
+        await asyncio.to_thread(self._empty_for, folder)
         path = folder / ("adapter_model.safetensors" if payload.kind == "adapter" else "model.safetensors")
-        for piece in payload.chunks:
-            await asyncio.to_thread(append, path, await piece)
+        for chunk in payload.chunks:
+            await asyncio.to_thread(append, path, await chunk)
         if payload.kind == "adapter":
             (folder / "adapter_config.json").write_text(payload.adapter_config or "{}")
-            await self._engine.stage_adapter(payload.version, folder)
+            await self._weights.stage_adapter(payload.version, folder)
         else:
-            await self._engine.stage(payload.version, path)
+            await self._weights.stage(payload.version, path)
 
-    def _make_room(self, folder: Path) -> None:
-        """Removes what was fetched before, but for adapters that are in use."""
-        in_use = {str(version) for version in self._engine.adapters_in_use}
-        for earlier in self._folder.iterdir() if self._folder.is_dir() else ():
-            if earlier.name not in in_use:
-                shutil.rmtree(earlier)
+    def _empty_for(self, folder: Path) -> None:
+        """Makes `folder`, and removes the files of other versions except those of adapters that are still needed."""
+        needed = {str(version) for version in self._weights.needed_adapters}
+        for other in self._folder.iterdir() if self._folder.is_dir() else ():
+            if other.name not in needed:
+                shutil.rmtree(other)
         folder.mkdir(parents=True)
 
-    def _stop_digest(self) -> None:
-        if self._digesting is not None:
-            self._digesting.cancel()
+    def _break(self, why: str, failure: Exception) -> None:
+        """Marks the replica as broken, for the first reason."""
+        if self.broken is None:
+            self.broken = why
+            logger.error("The replica broke and is replaced: %s", why, exc_info=failure)
 
-    def _begin_digest(self, replica_id: str) -> None:
-        self._stop_digest()
-        self._digesting = asyncio.create_task(self._digest(replica_id, self._engine.loaded))
+    def _start_checksum(self, replica_id: str) -> None:
+        self._stop_checksum()
+        self._checksum_task = asyncio.create_task(self._send_checksum(replica_id, self._weights.loaded))
 
-    async def _digest(self, replica_id: str, loaded: LoadedWeights) -> None:
-        checksum = await self._engine.weight_digest()
+    def _stop_checksum(self) -> None:
+        if self._checksum_task is not None:
+            self._checksum_task.cancel()
+
+    async def _send_checksum(self, replica_id: str, loaded: LoadedWeights) -> None:
+        checksum = await self._weights.checksum()
         try:
             await self._store.record_checksum(replica_id, loaded, checksum)
         except (PolicyStoreLost, ReplicaNotRegistered):
+            # The replica registers again, and then the checksum is computed anew.
             return
 
 
-def append(path: Path, piece: Any) -> None:
+def append(path: Path, chunk: Any) -> None:
+    """`chunk` supports the buffer protocol."""
     with path.open("ab") as file:
-        file.write(memoryview(piece))
+        file.write(memoryview(chunk))

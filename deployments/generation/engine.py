@@ -1,31 +1,24 @@
 """One vLLM engine: token ids in, token ids and log-probabilities out. Knows no Ray."""
 
 import asyncio
-import hashlib
-import time
-from collections import Counter
-from collections.abc import Awaitable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Self, TypeVar
+import logging
+from typing import Any, Self
 
-from vllm.distributed.weight_transfer.base import WeightTransferInitRequest, WeightTransferUpdateRequest
+from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.envs import enable_envs_cache
 from vllm.exceptions import GracefulHTTPError, RetryableRequestError, VLLMClientError, VLLMServerError
 from vllm.inputs.engine import tokens_input
 from vllm.logprobs import FlatLogprobs
-from vllm.lora.request import LoRARequest
 from vllm.outputs import CompletionOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
-from vllm.v1.metrics.reader import Counter as MetricsCounter
-from vllm.v1.metrics.reader import get_metrics_snapshot
+from vllm.v1.metrics.reader import Counter, get_metrics_snapshot
 
-from deployments.failures import GenerationCut, GenerationLost, GenerationRejected, Overloaded
-from deployments.policy.commands import LoadedWeights, SwapOptions
+from deployments.failures import GenerationCut, GenerationLost, GenerationRejected, Overloaded, RolloutFailure
+from deployments.generation.adapters import Adapters
+from deployments.generation.weight_updater import WeightUpdater
 from deployments.protocols import (
     Engine,
     Generation,
@@ -38,82 +31,61 @@ from deployments.protocols import (
     packed_logprobs,
 )
 
-Answer = TypeVar("Answer")
-INITIAL_WEIGHT_VERSION = 0
 WARM_UP_TOKENS = 8
 WORKER_EXTENSION = "deployments.generation.worker_extension.WeightsWorkerExtension"
-STAGING_POLL_S = 0.005
-DIGEST_STEP_S = 0.02
-DIGEST_PAUSE_S = 0.1
-"""A digest of the weights takes this part of the engine's time away and no more: 0.02 of every 0.12 s."""
-
-
-@dataclass(frozen=True, slots=True)
-class SwapTimes:
-    """Seconds: `swap_s` for changing the weights, `pause_s` in which no token was generated."""
-
-    swap_s: float = 0.0
-    pause_s: float = 0.0
-
-
-class WeightsNotLoaded(Exception):
-    """A worker could not read new weights, or not put them in place."""
+logger = logging.getLogger("rollout_service.generation")
 
 
 class VLLMEngine(Engine):
-    """Implements the `Engine` protocol on one `AsyncLLM`, and changes its weights."""
+    """Generates on one `AsyncLLM`; `weights` changes what it generates with."""
 
     def __init__(self, llm: AsyncLLM) -> None:
         self._llm = llm
-        self.loaded = LoadedWeights(INITIAL_WEIGHT_VERSION)
-        self._staged: int | None = None
-        self._adapter: LoRARequest | None = None
-        self._staged_adapter: LoRARequest | None = None
-        self._adapter_users: Counter[int] = Counter()
-        self._unloading: dict[asyncio.Task[bool], int] = {}
-        self._admitting = asyncio.Event()
-        self._admitting.set()
-        self._paused_at = 0.0
-        self._cuts = 0
-        """How often an update has cut the generations under way."""
+        self._adapters = Adapters(llm)
+        self.weights = WeightUpdater(llm, self._adapters)
+        self._death_is_logged = False
 
     @classmethod
     async def start(cls, engine_args: dict[str, Any]) -> Self:
-        """Loads the model and generates once, so that the first caller does not pay for warming up.
+        """Loads the model and generates once, so that no caller waits for the warm-up.
 
         Args:
-            engine_args: fields of vLLM's `AsyncEngineArgs`; what vLLM refuses is raised as vLLM states it.
+            engine_args: fields of vLLM's `AsyncEngineArgs`.
+
+        Raises:
+            Exception: what vLLM raises for arguments that it refuses.
+            ValueError: vLLM has no weight transfer backend of the given name.
         """
-        llm = AsyncLLM.from_engine_args(
-            AsyncEngineArgs(**engine_args, logprobs_mode="processed_logprobs", worker_extension_cls=WORKER_EXTENSION)
-        )
+        args = AsyncEngineArgs(**engine_args, logprobs_mode="processed_logprobs", worker_extension_cls=WORKER_EXTENSION)
+        refuse_unknown_backend(args)
+        llm = AsyncLLM.from_engine_args(args)
         enable_envs_cache()
         engine = cls(llm)
-        await llm.update_weight_version(str(INITIAL_WEIGHT_VERSION))
-        await asyncio.gather(
-            *(
-                engine.generate(
-                    GenerationRequest(f"warm-up-{stop_strings}", [0], WARM_UP_TOKENS, stop_strings, SamplingOptions())
-                )
-                for stop_strings in ((), ("never",))
-            )
-        )
+        await engine.weights.label_initial_weights()
+        await asyncio.gather(*(engine.generate(request) for request in warm_up_requests()))
         return engine
 
     async def generate(self, request: GenerationRequest) -> Generation:
-        """Runs one generation; cancelling it aborts it in the engine.
+        """Runs one generation; cancelling the call aborts it in the engine. Failures are logged.
 
         Raises:
             GenerationRejected: the engine refuses the request as it is.
             Overloaded: the engine's queue is full.
-            GenerationCut: an update aborted it.
-            GenerationLost: the engine broke, or somebody else aborted the request.
+            GenerationCut: an update of the weights aborted it.
+            GenerationLost: the engine broke, or the request was aborted by another caller.
         """
-        prompt = tokens_input(list(request.prompt_token_ids))
-        await self._admitting.wait()
-        adapter, cuts = self._adapter, self._cuts
         try:
-            with self._using(adapter):
+            return await self._generate(request)
+        except RolloutFailure as failure:
+            self._log(failure, request)
+            raise
+
+    async def _generate(self, request: GenerationRequest) -> Generation:
+        prompt = tokens_input(list(request.prompt_token_ids))
+        await self.weights.may_generate.wait()
+        adapter, aborts = self._adapters.current, self.weights.aborts
+        try:
+            with self._adapters.used_by_generation(adapter):
                 async for output in self._llm.generate(
                     prompt, sampling_params(request), request_id=request.request_id, lora_request=adapter
                 ):
@@ -121,10 +93,10 @@ class VLLMEngine(Engine):
         except VLLMClientError as error:
             raise GenerationRejected(f"The engine refused the generation: {error}") from error
         except (GracefulHTTPError, RetryableRequestError) as error:
-            raise Overloaded(f"The engine could not take the generation: {error}") from error
+            raise Overloaded(f"The engine could not accept the generation: {error}") from error
         except VLLMServerError as error:
             raise GenerationLost(f"The engine failed during the generation: {error or type(error).__name__}") from error
-        if completion.finish_reason == "abort" and cuts != self._cuts:
+        if completion.finish_reason == "abort" and aborts != self.weights.aborts:
             raise GenerationCut("An update of the weights cut the generation.")
         return generation_of(completion, None if adapter is None else adapter.lora_int_id)
 
@@ -135,149 +107,14 @@ class VLLMEngine(Engine):
         )
 
     def prefix_cache_tokens(self) -> PrefixCacheTokens:
-        """By vLLM's own counters."""
-        counted = {metric.name: metric.value for metric in get_metrics_snapshot() if isinstance(metric, MetricsCounter)}
+        """From vLLM's own counters."""
+        counted = {metric.name: metric.value for metric in get_metrics_snapshot() if isinstance(metric, Counter)}
         return PrefixCacheTokens(counted["vllm:prefix_cache_queries"], counted["vllm:prefix_cache_hits"])
 
     @property
     def ongoing_generations(self) -> int:
-        """Those that run or wait in the engine."""
+        """Generations that run or wait in the engine."""
         return self._llm.get_num_unfinished_requests()
-
-    @property
-    def adapters_in_use(self) -> set[int]:
-        """Versions whose files must stay: for want of room vLLM drops an adapter and reads it anew when it is due."""
-        current = set() if self._adapter is None else {self._adapter.lora_int_id}
-        return current | set(self._adapter_users) | set(self._unloading.values())
-
-    async def stage(self, version: int, path: Path) -> None:
-        """Reads the safetensors file at `path` ahead, while generations go on.
-
-        Raises:
-            WeightsNotLoaded: the file cannot be read.
-        """
-        await self._llm.collective_rpc("begin_staging", args=(str(path),))
-        while not all(unless_failed(await self._llm.collective_rpc("staged"))):
-            await asyncio.sleep(STAGING_POLL_S)
-        self._staged, self._staged_adapter = version, None
-
-    async def stage_adapter(self, version: int, folder: Path) -> None:
-        """Loads the LoRA adapter in `folder`, as PEFT saves it; it must stay as long as it may be used.
-
-        Raises:
-            Exception: what vLLM has against the adapter (rank, modules, `enable_lora` not set).
-        """
-        adapter = LoRARequest(f"policy-{version}", version, str(folder))
-        await self._llm.add_lora(adapter)
-        self._staged, self._staged_adapter = version, adapter
-
-    async def swap(self, options: SwapOptions) -> SwapTimes:
-        """Changes to what was staged. An adapter needs no pause: generations under way end with the old one.
-
-        Raises:
-            WeightsNotLoaded: it failed; the engine generates nothing any more, for its weights are of no version.
-        """
-        version = self._staged
-        if version is None:
-            raise RuntimeError("Nothing is staged.")
-        if self._staged_adapter is not None:
-            self._use_adapter(self._staged_adapter)
-            self.loaded = LoadedWeights(self.loaded.full, version)
-            return SwapTimes()
-        await self._pause(options)
-        # The pause waits for no answer: were the swap to fail, its worker would end rather than generate.
-        swaps, pause_s = await self._resume(version, self._swap_staged())
-        self._staged = None
-        return SwapTimes(max(swaps), pause_s)
-
-    async def _swap_staged(self) -> list[float]:
-        return unless_failed(await self._llm.collective_rpc("swap_staged"))
-
-    async def init_transfer(self, init_info: dict[str, Any]) -> None:
-        """Meets the trainer for transfers (how is `weight_transfer_config`'s to say); returns when both are there."""
-        await self._llm.shutdown_weight_transfer_engine()
-        await self._llm.init_weight_transfer_engine(WeightTransferInitRequest(init_info))
-
-    async def start_transfer(self, options: SwapOptions) -> None:
-        await self._pause(options)
-        await self._llm.start_weight_update()
-
-    async def update_transfer(self, update_info: Any) -> None:
-        await self._llm.update_weights(WeightTransferUpdateRequest(update_info))
-
-    async def settle_transfer(self) -> None:
-        """Makes what was received the weights; the engine stays paused."""
-        await self._llm.finish_weight_update()
-
-    async def finish_transfer(self, version: int) -> SwapTimes:
-        _, pause_s = await self._resume(version, self._llm.collective_rpc("forget_digest"))
-        return SwapTimes(pause_s, pause_s)
-
-    async def weight_digest(self) -> str:
-        """Sha-256 over the weights as they lie in the workers, made in small steps between the engine's own."""
-        while True:
-            digests = await self._llm.collective_rpc("digest_weights", args=(DIGEST_STEP_S,))
-            if all(digests):
-                return str(digests[0]) if len(digests) == 1 else hashlib.sha256("".join(digests).encode()).hexdigest()
-            await asyncio.sleep(DIGEST_PAUSE_S)
-
-    async def _pause(self, options: SwapOptions) -> None:
-        mode = options.mode
-        if self._adapter is not None:
-            # With an adapter of the old weights on top of the new ones, tokens would be of no version at all.
-            self._admitting.clear()
-            mode = "wait" if mode == "keep" else mode
-        self._cuts += mode == "abort"
-        # `AsyncLLM.pause_generation` does the same and then sleeps, which is longer than a small model's swap.
-        await self._llm.engine_core.pause_scheduler_async(mode=mode, clear_cache=options.reset_prefix_cache)
-        self._paused_at = time.perf_counter()
-
-    async def _resume(self, version: int, last: Awaitable[list[Any]]) -> tuple[list[Any], float]:
-        """Carries out `last` and goes on; returns what the workers answered to it, and the seconds since the pause."""
-        # All are sent at once and carried out in their order: `last` from here, the two as soon as this task waits.
-        relabelled = asyncio.create_task(self._llm.update_weight_version(str(version)))
-        resumed = asyncio.create_task(self._resume_scheduler())
-        try:
-            answers = await last
-            await relabelled
-            resumed_at = await resumed
-        except BaseException:
-            relabelled.cancel()
-            resumed.cancel()
-            raise
-        self.loaded = LoadedWeights(version)
-        self._use_adapter(None)
-        self._admitting.set()
-        return answers, resumed_at - self._paused_at
-
-    async def _resume_scheduler(self) -> float:
-        await self._llm.resume_generation()
-        return time.perf_counter()
-
-    @contextmanager
-    def _using(self, adapter: LoRARequest | None) -> Iterator[None]:
-        """Counts the generations that use an adapter: it is unloaded when it is neither used nor current any more."""
-        if adapter is None:
-            yield
-            return
-        self._adapter_users[adapter.lora_int_id] += 1
-        try:
-            yield
-        finally:
-            self._adapter_users[adapter.lora_int_id] -= 1
-            self._unload_if_unused(adapter)
-
-    def _use_adapter(self, adapter: LoRARequest | None) -> None:
-        previous, self._adapter, self._staged_adapter = self._adapter, adapter, None
-        if previous is not None:
-            self._unload_if_unused(previous)
-
-    def _unload_if_unused(self, adapter: LoRARequest) -> None:
-        if adapter is not self._adapter and not self._adapter_users[adapter.lora_int_id]:
-            del self._adapter_users[adapter.lora_int_id]
-            unloading = asyncio.create_task(self._llm.remove_lora(adapter.lora_int_id))
-            self._unloading[unloading] = adapter.lora_int_id
-            unloading.add_done_callback(self._unloading.pop)
 
     async def is_alive(self) -> bool:
         try:
@@ -287,19 +124,49 @@ class VLLMEngine(Engine):
         return True
 
     async def check_health(self) -> None:
-        """Raises what killed the engine, if it is dead."""
-        await self._llm.check_health()
+        """Raises `EngineDeadError` if the engine has died."""
+        try:
+            await self._llm.check_health()
+        except EngineDeadError as error:
+            self._log_death(error)
+            raise
 
     def shutdown(self) -> None:
         self._llm.shutdown()
 
+    def _log(self, failure: RolloutFailure, request: GenerationRequest) -> None:
+        about = {"rollout_id": request.rollout_id, "generation_id": request.request_id}
+        if isinstance(failure, GenerationCut | Overloaded):
+            logger.info("%s", failure, extra=about)
+        elif isinstance(failure.__cause__, EngineDeadError):
+            self._log_death(failure.__cause__)
+            logger.warning("%s", failure, extra=about)
+        else:
+            logger.warning("%s", failure, exc_info=failure, extra=about)
 
-def unless_failed(answers: Sequence[tuple[Answer, str | None]]) -> list[Answer]:
-    """What each worker answered; raises `WeightsNotLoaded` if one of them failed."""
-    for worker, (_, error) in enumerate(answers):
-        if error is not None:
-            raise WeightsNotLoaded(f"Worker {worker}: {error}")
-    return [answer for answer, _ in answers]
+    def _log_death(self, error: EngineDeadError) -> None:
+        """Only once: hundreds of generations fail with the engine."""
+        if not self._death_is_logged:
+            self._death_is_logged = True
+            logger.error("The engine died; Serve replaces the replica.", exc_info=error)
+
+
+def warm_up_requests() -> list[GenerationRequest]:
+    """With and without stop strings, because vLLM detokenizes only with them."""
+    return [
+        GenerationRequest(f"warm-up-{number}", [0], WARM_UP_TOKENS, stop_strings, SamplingOptions())
+        for number, stop_strings in enumerate(((), ("never",)))
+    ]
+
+
+def refuse_unknown_backend(args: AsyncEngineArgs) -> None:
+    """Raises `ValueError` with the backends that exist; vLLM itself fails later, in a worker process."""
+    backends = WeightTransferEngineFactory._registry.keys()
+    if args.weight_transfer_config is not None and args.weight_transfer_config.backend not in backends:
+        raise ValueError(
+            f"engine.weight_transfer_config.backend: {args.weight_transfer_config.backend!r} does not exist; "
+            f"vLLM has {', '.join(sorted(backends))}"
+        )
 
 
 def sampling_params(request: GenerationRequest) -> SamplingParams:
@@ -314,7 +181,7 @@ def sampling_params(request: GenerationRequest) -> SamplingParams:
         max_tokens=request.max_new_tokens,
         stop=list(request.stop_strings),
         include_stop_str_in_output=True,
-        # Stop strings are found in text; without them decoding is the ingress's, once per message.
+        # vLLM finds stop strings in the text. Without them the ingress detokenizes, once per message.
         detokenize=bool(request.stop_strings),
         logprobs=0,
         flat_logprobs=True,
@@ -323,8 +190,14 @@ def sampling_params(request: GenerationRequest) -> SamplingParams:
     )
 
 
-def generation_of(completion: CompletionOutput, adapter_version: int | None = None) -> Generation:
-    """Tokens that came through an adapter are of the adapter's version: the engine's spans only know full weights."""
+def generation_of(completion: CompletionOutput, adapter_version: int | None) -> Generation:
+    """The generation as the loop takes it; with an adapter, all its tokens are labelled with the adapter's version.
+
+    vLLM's own spans name only full weights.
+
+    Raises:
+        GenerationLost: the engine did not end it by a stop or by length, or its log-probabilities are incomplete.
+    """
     if completion.finish_reason not in ("stop", "length"):
         raise GenerationLost(f"The engine ended the generation early ({completion.finish_reason}).")
     token_ids = packed_ids(completion.token_ids)

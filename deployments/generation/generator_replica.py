@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class GeneratorReplica(GeneratorReplicaBase):
-    """Ready only when its engine is warm and has the current weights; unhealthy, and so replaced, when it broke."""
+    """Ready when its engine is warm and has the current weights; unhealthy when it broke, and Serve replaces it."""
 
     _engine: "VLLMEngine"
 
@@ -38,27 +38,32 @@ class GeneratorReplica(GeneratorReplicaBase):
         from deployments.generation.engine import VLLMEngine
 
         super().__init__(await VLLMEngine.start(settings.engine_args()))
-        registration = partial(registration_of, settings.workers)
-        self._follower = CommandRunner(self._engine, PolicyStoreClient(policy_store), registration, staging_folder())
-        self._following = asyncio.create_task(self._follower.follow())
-        current = asyncio.create_task(self._follower.is_current.wait())
-        await asyncio.wait((self._following, current), return_when=asyncio.FIRST_COMPLETED)
+        self._commands = CommandRunner(
+            self._engine.weights,
+            self._engine.is_alive,
+            PolicyStoreClient(policy_store),
+            partial(registration_of, settings.workers),
+            staging_folder(),
+        )
+        self._running_commands = asyncio.create_task(self._commands.run())
+        is_current = asyncio.create_task(self._commands.is_current.wait())
+        await asyncio.wait((self._running_commands, is_current), return_when=asyncio.FIRST_COMPLETED)
         await self.check_health()
 
     def refuse_if_not_at(self, min_weight_version: int) -> None:
-        if self._follower.broken is not None:
+        if self._commands.broken is not None:
             raise GenerationLost("The generator replica broke while its weights were changed; it is being replaced.")
-        if self._engine.loaded.version < min_weight_version:
+        if self._engine.weights.loaded.version < min_weight_version:
             raise GenerationLost(f"The generator replica is not at version {min_weight_version} yet.")
 
     async def prefix_cache_tokens(self) -> PrefixCacheTokens:
         return self._engine.prefix_cache_tokens()
 
     async def check_health(self) -> None:
-        """Raises what broke the engine or the replica's way to new weights."""
-        if self._following.done():
-            self._following.result()
-            raise RuntimeError(f"An update of the weights broke the engine: {self._follower.broken}")
+        """Raises what broke the engine, or the task that runs the policy store's commands."""
+        if self._running_commands.done():
+            self._running_commands.result()
+            raise RuntimeError(f"An update of the weights broke the replica: {self._commands.broken}")
         await self._engine.check_health()
 
     def __del__(self) -> None:
@@ -73,7 +78,7 @@ def registration_of(workers: int, loaded: LoadedWeights) -> ReplicaRegistration:
 
 
 def staging_folder() -> Path:
-    """This process's own, for weights on their way to its engine; those of processes that are no more are removed."""
+    """The folder in which this process stages weights; those of processes that have ended are removed."""
     folder = cluster_weights_folder() / "replicas"
     for other in folder.iterdir() if folder.is_dir() else ():
         if not psutil.pid_exists(int(other.name)):

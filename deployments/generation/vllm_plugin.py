@@ -1,18 +1,48 @@
-"""What vLLM needs from us in each of its processes before the engine's first step (entry point `vllm.general_plugins`).
+"""vLLM calls `install` in each of its processes before it configures the engine (entry point `vllm.general_plugins`).
 
-Linux kills a process with SIGILL that touches the tile registers of AMX without having asked for them, and vLLM's bf16
-attention kernel does not ask. And `weight_transfer_config: {backend: gloo}` must mean something.
+It mends two faults of vLLM's build for processors.
 """
 
-import torch
-from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory, WeightTransferTrainerFactory
+import os
+from collections.abc import MutableMapping
+from pathlib import Path
 
-GLOO = "deployments.generation.gloo_transfer"
+import torch
+
+OPENMP_LIBRARIES = ("libgomp", "libiomp", "libomp")
 
 
 def install() -> None:
+    """May be called more than once."""
+    from vllm.platforms import current_platform
+
+    if not current_platform.is_cpu():
+        return
+    allow_amx_tiles()
+    for library in sorted(Path(torch.__file__).parent.glob("lib/libgomp.so*")):
+        preload_by_name(library, os.environ)
+
+
+def allow_amx_tiles() -> None:
+    """Asks Linux for the tile registers of AMX.
+
+    Linux kills a process with SIGILL that uses them without having asked; vLLM's bf16 attention kernel does not ask.
+    """
     if torch.cpu._is_amx_tile_supported():
         torch.cpu._init_amx()
-    if "gloo" not in WeightTransferEngineFactory._registry:
-        WeightTransferEngineFactory.register_engine("gloo", GLOO, "GlooWeightTransferEngine")
-        WeightTransferTrainerFactory.register_engine("gloo", GLOO, "GlooTrainerWeightTransferEngine")
+
+
+def preload_by_name(library: Path, environment: MutableMapping[str, str]) -> None:
+    """Names torch's OpenMP library in LD_PRELOAD without its folder, if the folder's name contains a space.
+
+    vLLM puts the whole path there, unless an OpenMP library is named there already. The dynamic linker splits it at the
+    space: every process that is started afterwards writes errors to stderr, and the engine's threads share one core. A
+    library without a folder is searched in LD_LIBRARY_PATH, which is not split at spaces.
+    """
+    preloaded = environment.get("LD_PRELOAD", "")
+    has_space = any(map(str.isspace, str(library)))
+    if not has_space or any(name in preloaded for name in OPENMP_LIBRARIES):
+        return
+    environment["LD_PRELOAD"] = ":".join(filter(None, (preloaded, library.name)))
+    searched = environment.get("LD_LIBRARY_PATH")
+    environment["LD_LIBRARY_PATH"] = ":".join(filter(None, (str(library.parent), searched)))

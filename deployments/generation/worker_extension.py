@@ -1,7 +1,7 @@
-"""Mixed into vLLM's workers (`worker_extension_cls`): weights that wait beside the model until they are swapped in.
+"""The workers' half of `deployments/generation/weight_updater.py`: vLLM mixes it into its workers.
 
-Workers run these between two steps of the engine, so each does little: files are read ahead in a thread, and a digest
-of the weights is made a slice at a time.
+A worker runs these methods between two steps of the engine, so each returns quickly: files are read in a thread, and a
+checksum is computed in steps.
 """
 
 import hashlib
@@ -12,47 +12,51 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
 from safetensors import safe_open
 
-logger = logging.getLogger(__name__)
-READ_AHEAD_BYTES = 16 * 2**20
+logger = logging.getLogger("rollout_service.generation")
+READ_BYTES = 16 * 2**20
 PAGE_BYTES = 4096
-DIGEST_SLICE_BYTES = 4 * 2**20
+CHECKSUM_SLICE_BYTES = 4 * 2**20
 PROBE_ROWS = 128
 
 
 class WeightsWorkerExtension:
-    """What `collective_rpc` can ask of a worker, beside vLLM's own."""
+    """The methods that `collective_rpc` can call besides vLLM's own.
+
+    Errors are returned, not raised: when a worker raises, vLLM drops the results of the others.
+    """
 
     model_runner: Any
     reload_weights: Any
     execute_model: Any
     _staging: "Staging | None" = None
-    _digest: "Digest | None" = None
+    _checksum: "Checksum | None" = None
 
     def begin_staging(self, path: str) -> None:
-        """Starts to read the safetensors file at `path`; what was staged before is dropped."""
+        """Starts to read the safetensors file at `path`; weights that were staged before are dropped."""
         self._staging = Staging(path)
 
     def staged(self) -> tuple[bool, str | None]:
-        """Whether all is read, and what went wrong: vLLM keeps the answers of its workers apart only if none raises."""
+        """Whether the file has been read, and the error, if any."""
         return (False, "nothing is staged") if self._staging is None else self._staging.state()
 
     def swap_staged(self) -> tuple[float, str | None]:
-        """Puts the staged weights in place of the model's; returns the seconds that took, and what went wrong.
+        """Replaces the model's weights by the staged ones; returns the seconds that this took, and the error, if any.
 
-        If anything did, this worker generates no token any more: its weights are those of no version.
+        After an error the worker exits at the next step of the engine: its weights are a mixture of two versions.
         """
         began = time.perf_counter()
         try:
             self._swap()
-        except Exception as failure:  # noqa: BLE001 - whatever it is, the engine is told
-            error = sentence_of(failure)
+        except Exception as failure:  # noqa: BLE001 - returned to the engine
+            error = describe_error(failure)
             for generates in (self, self.model_runner):
-                generates.execute_model = partial(end_rather_than_generate, error)
+                generates.execute_model = partial(exit_instead_of_generating, error)
             return 0.0, error
         return time.perf_counter() - began, None
 
@@ -60,99 +64,102 @@ class WeightsWorkerExtension:
         if self._staging is None:
             raise RuntimeError("no weights are staged")
         self.reload_weights(weights_iterator=iter(self._staging.tensors().items()))
-        self._staging = self._digest = None
+        self._staging = self._checksum = None
 
-    def digest_weights(self, budget_s: float) -> str | None:
-        """Sha-256 over the weights as they lie in this worker; `None` while more calls of `budget_s` are needed."""
-        if self._digest is None:
-            self._digest = Digest(self.model_runner.get_model())
-        return self._digest.go_on(budget_s)
+    def checksum_weights(self, budget_s: float) -> str | None:
+        """Computes for `budget_s` seconds; returns the sha-256 of this worker's weights when it is complete."""
+        if self._checksum is None:
+            self._checksum = Checksum(self.model_runner.get_model())
+        return self._checksum.compute(budget_s)
 
-    def forget_digest(self) -> None:
-        """The weights have changed by another way than `swap_staged`."""
-        self._digest = None
+    def forget_checksum(self) -> None:
+        """Has to be called when the weights have changed other than by `swap_staged`."""
+        self._checksum = None
 
 
-def end_rather_than_generate(error: str, *_: object, **__: object) -> NoReturn:
-    """The engine ends with this worker, and the replica with the engine."""
-    logger.error("The weights were left half swapped (%s): this worker ends.", error)
+def exit_instead_of_generating(error: str, *_: object, **__: object) -> NoReturn:
+    """The engine dies with this worker, and Serve replaces the replica."""
+    logger.error("The swap of the weights failed halfway (%s): this worker exits.", error)
     os._exit(1)
 
 
-def sentence_of(failure: BaseException) -> str:
+def describe_error(failure: BaseException) -> str:
     return f"{type(failure).__name__}: {failure}"
 
 
 class Staging:
-    """Maps a file into memory and reads it once: its pages are shared by the workers of one node, and none is missing
-    when the swap comes to it."""
+    """Maps a file into memory and reads all of it, in a thread, so that the swap finds every page in memory.
+
+    The workers of one node share the pages.
+    """
 
     def __init__(self, path: str) -> None:
         thread = ThreadPoolExecutor(1)
-        self._reading = thread.submit(mapped, path)
+        self._reading = thread.submit(map_file, path)
         thread.shutdown(wait=False)
 
     def state(self) -> tuple[bool, str | None]:
-        """Whether it has come to its end, and what broke it."""
+        """Whether the thread has ended, and its error, if any."""
         if not self._reading.done():
             return False, None
         failure = self._reading.exception()
-        return (True, None) if failure is None else (False, sentence_of(failure))
+        return (True, None) if failure is None else (False, describe_error(failure))
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Raises what broke the reading, `TimeoutError` if it has not ended."""
+        """By name; raises the thread's error, or `TimeoutError` if it has not ended."""
         return self._reading.result(timeout=0)
 
 
-def mapped(path: str) -> dict[str, torch.Tensor]:
-    piece = bytearray(READ_AHEAD_BYTES)
-    with open(path, "rb", buffering=0) as file:  # noqa: PTH123 - a thread of a worker: nothing but the read
-        while file.readinto(piece):
+def map_file(path: str) -> dict[str, torch.Tensor]:
+    """The tensors of a safetensors file by name, backed by pages that are in memory."""
+    buffer = bytearray(READ_BYTES)
+    with Path(path).open("rb", buffering=0) as file:
+        while file.readinto(buffer):
             pass
     with safe_open(path, framework="pt") as file:
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     for tensor in tensors.values():
-        # By numpy: torch would start threads of its own for this one.
+        # Touches each page. With numpy, because torch would start threads of its own in this thread.
         tensor.reshape(-1).view(torch.uint8).numpy()[::PAGE_BYTES].max(initial=0)
     return tensors
 
 
-class Digest:
-    """A sha-256 over all weights in order of name, each as `name dtype shape sha256-of-its-bytes`, step by step."""
+class Checksum:
+    """A sha-256 over all weights, sorted by name, each as `name dtype shape sha256-of-its-bytes`; computed in steps."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         self._whole = hashlib.sha256()
-        self._steps = self._digest_all(model)
-        self._result: str | None = None
+        self._steps = self._hash_all(model)
 
-    def go_on(self, budget_s: float) -> str | None:
+    def compute(self, budget_s: float) -> str | None:
+        """Goes on for about `budget_s` seconds; returns the hexadecimal checksum when it is complete."""
         until = time.perf_counter() + budget_s
-        while self._result is None and time.perf_counter() < until:
-            if next(self._steps, self) is self:
-                self._result = self._whole.hexdigest()
-        return self._result
+        for _ in self._steps:
+            if time.perf_counter() >= until:
+                return None
+        return self._whole.hexdigest()
 
-    def _digest_all(self, model: torch.nn.Module) -> Iterator[None]:
+    def _hash_all(self, model: torch.nn.Module) -> Iterator[None]:
         for name, parameter in sorted(model.named_parameters()):
             module = model.get_submodule(name.rpartition(".")[0])
             weight = hashlib.sha256()
-            for piece in weight_pieces(module, parameter):
-                weight.update(piece.detach().cpu().contiguous().view(torch.uint8).numpy().data)
+            for values in weight_slices(module, parameter):
+                weight.update(values.detach().cpu().contiguous().view(torch.uint8).numpy().data)
                 yield
             line = f"{name} {parameter.dtype} {json.dumps(list(parameter.shape))} {weight.hexdigest()}\n"
             self._whole.update(line.encode())
 
 
-def weight_pieces(module: Any, parameter: torch.Tensor) -> Iterator[torch.Tensor]:
-    """The values of one weight, piece by piece.
+def weight_slices(module: Any, parameter: torch.Tensor) -> Iterator[torch.Tensor]:
+    """The values of one weight, in slices.
 
-    On processors vLLM packs a linear layer's weight for its kernel and empties the parameter: then the kernel itself is
-    asked, with rows of the identity, which gives back each value exactly.
+    On processors vLLM packs the weight of a linear layer for its kernel and empties the parameter. Then the values are
+    read through the kernel: multiplying rows of the identity matrix returns each value exactly.
     """
     if parameter.numel():
         flat = parameter.detach().reshape(-1)
-        values = max(DIGEST_SLICE_BYTES // flat.element_size(), 1)
-        yield from (flat[first : first + values] for first in range(0, flat.numel(), values))
+        step = max(CHECKSUM_SLICE_BYTES // flat.element_size(), 1)
+        yield from (flat[first : first + step] for first in range(0, flat.numel(), step))
     elif (kernel := getattr(module, "cpu_linear", None)) is not None:
         width = module.input_size_per_partition
         for first in range(0, width, PROBE_ROWS):

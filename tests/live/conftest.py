@@ -1,7 +1,9 @@
 """One running service for all tests of this folder: the embedded model on processors, on a free port of loopback."""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 from ray.serve.schema import DeploymentSchema, RayActorOptionsSchema, ServeDeploySchema
@@ -63,7 +65,12 @@ def service_config(checkpoint_root: Path) -> ServeDeploySchema:
 
 @pytest.fixture(scope="session")
 def service_url(service_config: ServeDeploySchema) -> Iterator[str]:
-    with local_service(service_config, Console(stderr=True)) as url:
+    # The service's processes find the weight transfer backend "gloo" by the entry point in the second folder.
+    searched = (str(REPOSITORY), str(HERE / "gloo_plugin"), os.environ.get("PYTHONPATH", ""))
+    with (
+        patch.dict(os.environ, PYTHONPATH=os.pathsep.join(filter(None, searched))),
+        local_service(service_config, Console(stderr=True)) as url,
+    ):
         yield url
 
 

@@ -1,4 +1,4 @@
-"""Both sides of the transfer over gloo, in one process: what arrives, and that nobody waits for one that failed."""
+"""Both sides of a transfer over gloo, in one process: the tensors arrive, and no side waits for one that failed."""
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -9,16 +9,16 @@ import torch
 from torch import nn
 from vllm.distributed.weight_transfer.base import ModuleSource
 
-from deployments.generation.gloo_transfer import (
+from service.startup.ports import free_port
+from tests.live.gloo_transfer import (
     GlooTrainerInitInfo,
     GlooTrainerWeightTransferEngine,
     GlooWeightTransferEngine,
 )
-from service.startup.ports import free_port
 
 
 class Model(nn.Module):
-    """Tensors of several dtypes and shapes, one of them without dimensions and one not contiguous."""
+    """Tensors of several dtypes and shapes; one has no dimensions and one is not contiguous."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ class OneWorker:
 
 
 class Receiver:
-    """The model of an engine; it cannot take the tensor that is named."""
+    """The model of an engine; raises for the tensor named `refuses`."""
 
     def __init__(self, refuses: str | None) -> None:
         self.weights: dict[str, torch.Tensor] = {}
@@ -59,7 +59,7 @@ def engine_of(model: Receiver) -> GlooWeightTransferEngine:
 
 
 class Engines:
-    """Two engines behind vLLM's `VLLMWeightSyncClient` protocol; one that fails is gone, as a replica would be."""
+    """Two engines behind vLLM's `VLLMWeightSyncClient` protocol; one that fails closes its connections."""
 
     def __init__(self, refuses: str | None = None, is_closed: bool = False) -> None:
         self.models = [Receiver(refuses), Receiver(None)]
@@ -102,7 +102,7 @@ def connected(engines: Engines, source: ModuleSource, rank: int = 0) -> GlooTrai
     )
 
 
-def test_every_engine_receives_every_tensor_bit_for_bit_as_often_as_it_is_sent() -> None:
+def test_every_engine_receives_every_tensor_bit_for_bit_in_each_update() -> None:
     model, engines = Model(), Engines()
     trainer = connected(engines, ModuleSource(model))
     for _ in range(2):
@@ -117,12 +117,12 @@ def test_every_engine_receives_every_tensor_bit_for_bit_as_often_as_it_is_sent()
     assert engines.calls == ["start", "update", "finish"] * 2
 
 
-def test_a_refusal_to_meet_reaches_the_trainer() -> None:
+def test_an_error_of_the_client_during_the_rendezvous_reaches_the_trainer() -> None:
     with pytest.raises(ValueError, match="no replica is there"):
         connected(Engines(is_closed=True), ModuleSource(Model()))
 
 
-def test_an_engine_that_cannot_take_a_tensor_ends_it_for_all() -> None:
+def test_an_engine_that_cannot_load_a_tensor_ends_the_transfer_for_all() -> None:
     engines = Engines(refuses="turned")
     trainer = connected(engines, ModuleSource(Model()))
     with pytest.raises(KeyError, match="turned"):
@@ -132,29 +132,29 @@ def test_an_engine_that_cannot_take_a_tensor_ends_it_for_all() -> None:
         trainer.send_weights()
 
 
-def test_a_source_that_gives_another_tensor_than_it_declared_ends_it_for_all() -> None:
-    class Fickle(ModuleSource):
+def test_a_source_whose_tensor_differs_from_its_metadata_ends_the_transfer_for_all() -> None:
+    class Inconsistent(ModuleSource):
         def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
             yield from list(super().__iter__())[:1]
             yield "turned", torch.zeros(3)
 
     engines = Engines()
-    trainer = connected(engines, Fickle(Model()))
+    trainer = connected(engines, Inconsistent(Model()))
     with pytest.raises(ValueError, match=r"declared .*'turned'.*shape=\(5, 7\).* and gives .*shape=\(3,\)"):
         trainer.send_weights()
     assert engines.calls == ["start", "update"]
     assert all("turned" not in receiver.weights for receiver in engines.models)
 
 
-def test_trainer_processes_that_do_not_send_only_replay_the_source() -> None:
-    replayed: list[str] = []
+def test_trainer_processes_other_than_the_first_iterate_over_the_source_and_send_nothing() -> None:
+    iterated: list[str] = []
 
     class Sharded(ModuleSource):
         def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
             for name, tensor in super().__iter__():
-                replayed.append(name)
+                iterated.append(name)
                 yield name, tensor
 
     engines = Engines()
     connected(engines, Sharded(Model()), rank=1).send_weights()
-    assert (replayed, engines.calls) == (["matrix", "turned", "scale"], [])
+    assert (iterated, engines.calls) == (["matrix", "turned", "scale"], [])

@@ -7,14 +7,14 @@ import pytest
 from vllm.distributed.weight_transfer.base import ModuleSource
 from vllm.distributed.weight_transfer.factory import WeightTransferTrainerFactory
 
-from deployments.generation.gloo_transfer import GlooTrainerInitInfo, GlooTrainerWeightTransferEngine
-from deployments.generation.vllm_plugin import install
 from rollout_client import RolloutClient
 from rollout_client.contract import SampleResult, Sampling
 from rollout_client.errors import RequestRejected
 from rollout_client.trainers.vllm_transfer import ConnectAgain, RolloutWeightSyncClient
 from service.startup.ports import free_port
+from tests.live import gloo_transfer
 from tests.live.forward_pass import logprob_differences, model_of, perturbed, tiny_state
+from tests.live.gloo_transfer import GlooTrainerInitInfo, GlooTrainerWeightTransferEngine
 from tests.live.played_with_weights import LOGPROB_TOLERANCE, assert_of_weights, play, versions_of
 
 
@@ -26,7 +26,7 @@ def leaves_the_original_weights(client: RolloutClient) -> Iterator[None]:
 
 
 def connected(transfer: RolloutWeightSyncClient, world_size: int | None, model: Any) -> GlooTrainerWeightTransferEngine:
-    install()
+    gloo_transfer.register()
     engine = WeightTransferTrainerFactory.trainer_init(
         GlooTrainerInitInfo("127.0.0.1", free_port(), world_size or 0, rank=0),
         client=transfer,
@@ -128,7 +128,7 @@ def test_a_world_of_another_size_is_refused_at_once_with_the_right_one(client: R
 def test_what_has_not_met_the_service_is_told_to_connect(client: RolloutClient) -> None:
     before = client.policy()
     transfer = RolloutWeightSyncClient(client)
-    with pytest.raises(RequestRejected, match=r"a replica could not meet the trainer: .*missing.*meeting"):
+    with pytest.raises(RequestRejected, match=r"a replica could not meet the trainer: .*missing.*rendezvous_id"):
         transfer.init_weight_transfer_engine(
             {"master_address": "127.0.0.1", "master_port": 1, "world_size": before.transfer_world_size}
         )

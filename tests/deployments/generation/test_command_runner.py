@@ -1,94 +1,322 @@
-"""A replica's files of adapters: they stay as long as a generation may need them, and no longer."""
+"""How a replica runs the policy store's commands: what it reports, what breaks it, and which files it keeps."""
 
 import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from vllm.lora.request import LoRARequest
+import pytest
 
+from deployments.failures import PolicyStoreLost
 from deployments.generation.command_runner import CommandRunner
-from deployments.generation.engine import VLLMEngine
-from deployments.policy.commands import LoadedWeights, NumberedCommand, ReplicaRegistration, Stage, VersionPayload
+from deployments.policy.command_source import CommandSource, ReplicaNotRegistered
+from deployments.policy.commands import (
+    AcceptRequests,
+    ApplyTransfer,
+    Command,
+    CommandReport,
+    FinishTransfer,
+    InitTransfer,
+    LoadedWeights,
+    NumberedCommand,
+    ReplicaRegistration,
+    Stage,
+    StartTransfer,
+    Swap,
+    SwapOptions,
+    UpdateTransfer,
+    VersionPayload,
+)
+from tests.virtual_time import run, settled
+
+CHECKSUM_S = 10.0
 
 
-class AdapterEngine:
-    """Generations use adapter 2 still, and 4 is the newest."""
+@dataclass
+class ScriptedTimes:
+    swap_s: float
+    pause_s: float
 
-    loaded = LoadedWeights(1, 4)
-    adapters_in_use = frozenset({2, 4})
+
+def files_in(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@dataclass
+class ScriptedWeights:
+    """Implements what `CommandRunner` calls of `WeightUpdater`; the method named `fails` raises."""
+
+    fails: str = ""
+    engine_is_alive: bool = True
+    needed_adapters: set[int] = field(default_factory=set)
+    loaded: LoadedWeights = field(default_factory=LoadedWeights)
+    calls: list[str] = field(default_factory=list)
+    checksums_under_way: int = 0
+    staged: dict[str, bytes] = field(default_factory=dict)
+    """The files of the last stage, by name."""
+
+    def call(self, name: str, argument: object = "") -> None:
+        self.calls.append(f"{name} {argument}".strip())
+        if name == self.fails:
+            raise OSError(f"{name} failed")
+
+    async def stage(self, version: int, path: Path) -> None:
+        self.staged = files_in(path.parent)
+        self.call("stage", version)
 
     async def stage_adapter(self, version: int, folder: Path) -> None:
-        assert (folder / "adapter_model.safetensors").read_bytes() == b"weights"
+        self.staged = files_in(folder)
+        self.call("stage_adapter", version)
+
+    async def swap(self, options: SwapOptions) -> ScriptedTimes:
+        self.call("swap", options.mode)
+        self.loaded = LoadedWeights(self.loaded.version + 1)
+        return ScriptedTimes(2.0, 3.0)
+
+    async def init_transfer(self, init_info: dict[str, Any]) -> None:
+        self.call("init_transfer", init_info["rank_offset"])
+
+    async def start_transfer(self, options: SwapOptions) -> None:
+        self.call("start_transfer", options.mode)
+
+    async def update_transfer(self, update_info: Any) -> None:
+        self.call("update_transfer", update_info)
+
+    async def apply_transfer(self) -> None:
+        self.call("apply_transfer")
+
+    async def finish_transfer(self, version: int) -> ScriptedTimes:
+        self.call("finish_transfer", version)
+        self.loaded = LoadedWeights(version)
+        return ScriptedTimes(4.0, 4.0)
+
+    async def checksum(self) -> str:
+        self.checksums_under_way += 1
+        try:
+            await asyncio.sleep(CHECKSUM_S)
+            return f"checksum of {self.loaded.version}"
+        finally:
+            self.checksums_under_way -= 1
+
+    async def is_alive(self) -> bool:
+        return self.engine_is_alive
 
 
-def test_staging_leaves_the_files_of_adapters_that_are_in_use(tmp_path: Path) -> None:
+class ScriptedStore(CommandSource):
+    """Gives its commands one after the other, then raises `end`, or gives none any more."""
+
+    def __init__(self, *commands: Command, end: Exception | None = None) -> None:
+        self.commands = [NumberedCommand(number, command) for number, command in enumerate(commands, 1)]
+        self.end = end
+        self.registrations: list[LoadedWeights] = []
+        self.reports: list[CommandReport] = []
+        self.checksums: list[tuple[LoadedWeights, str]] = []
+
+    async def register(self, registration: ReplicaRegistration) -> None:
+        self.registrations.append(registration.loaded)
+
+    async def next_command(self, replica_id: str, report: CommandReport | None) -> NumberedCommand | None:
+        assert replica_id == "replica"
+        if report is not None:
+            self.reports.append(report)
+        if self.commands:
+            return self.commands.pop(0)
+        if self.end is not None:
+            raise self.end
+        await asyncio.Event().wait()
+        return None
+
+    async def record_checksum(self, replica_id: str, loaded: LoadedWeights, checksum: str) -> None:
+        self.checksums.append((loaded, checksum))
+
+
+def runner_of(weights: ScriptedWeights, store: ScriptedStore, folder: Path) -> CommandRunner:
+    updater: Any = weights
+    return CommandRunner(
+        updater, weights.is_alive, store, lambda loaded: ReplicaRegistration("replica", None, 1, loaded), folder
+    )
+
+
+def played(weights: ScriptedWeights, store: ScriptedStore, folder: Path, seconds: float = 0.4) -> CommandRunner:
+    """Runs the store's commands for so long; less than the replica waits before it registers again."""
+
+    async def play() -> CommandRunner:
+        runner = runner_of(weights, store, folder)
+        running = asyncio.create_task(runner.run())
+        await asyncio.sleep(seconds)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        return runner
+
+    return run(play())
+
+
+class Chunk:
+    """A reference to bytes that can be awaited once, as one of Ray's."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+
+    def __await__(self) -> Any:
+        yield from asyncio.sleep(0).__await__()
+        return self.data
+
+
+def full(version: int, *chunks: bytes) -> Stage:
+    return Stage(VersionPayload(version, "full", tuple(map(Chunk, chunks))))
+
+
+def adapter(version: int) -> Stage:
+    return Stage(VersionPayload(version, "adapter", (Chunk(b"weights"),), '{"r": 8}'))
+
+
+def errors(reports: Sequence[CommandReport]) -> list[tuple[str | None, bool]]:
+    return [(report.error, report.broken) for report in reports]
+
+
+def test_the_chunks_of_full_weights_are_staged_as_one_file(tmp_path: Path) -> None:
+    weights, store = ScriptedWeights(), ScriptedStore(full(5, b"abc", b"de"))
+    played(weights, store, tmp_path / "own")
+    assert weights.staged == {"model.safetensors": b"abcde"}
+    assert weights.calls == ["stage 5"]
+
+
+def test_an_adapter_is_staged_with_its_config(tmp_path: Path) -> None:
+    weights, store = ScriptedWeights(), ScriptedStore(adapter(5))
+    played(weights, store, tmp_path)
+    assert weights.staged == {"adapter_model.safetensors": b"weights", "adapter_config.json": b'{"r": 8}'}
+    assert weights.calls == ["stage_adapter 5"]
+
+
+def test_staging_removes_all_files_but_those_of_adapters_that_are_still_needed(tmp_path: Path) -> None:
     for version in range(1, 5):
         (tmp_path / str(version)).mkdir()
-
-    async def story() -> None:
-        piece: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-        piece.set_result(b"weights")
-        engine, store = AdapterEngine(), object()
-        follower = CommandRunner(
-            engine,  # type: ignore[arg-type]
-            store,  # type: ignore[arg-type]
-            lambda loaded: ReplicaRegistration("a", None, 1, loaded),
-            tmp_path,
-        )
-        report = await follower._report_of(NumberedCommand(1, Stage(VersionPayload(5, "adapter", (piece,), "{}"))))
-        assert report.error is None
-
-    asyncio.run(story())
+    played(ScriptedWeights(needed_adapters={2, 4}), ScriptedStore(adapter(5)), tmp_path)
     assert {folder.name for folder in tmp_path.iterdir()} == {"2", "4", "5"}
 
 
-class DeadEngine(AdapterEngine):
-    async def stage_adapter(self, version: int, folder: Path) -> None:
-        raise RuntimeError(f"it died while {version} was loaded from {folder.name}")
-
-    async def is_alive(self) -> bool:
-        return False
-
-
-def test_a_replica_whose_engine_died_says_that_it_is_broken_rather_than_that_the_weights_are(tmp_path: Path) -> None:
-    async def story() -> None:
-        engine, store = DeadEngine(), object()
-        follower = CommandRunner(
-            engine,  # type: ignore[arg-type]
-            store,  # type: ignore[arg-type]
-            lambda loaded: ReplicaRegistration("a", None, 1, loaded),
-            tmp_path,
-        )
-        report = await follower._report_of(NumberedCommand(1, Stage(VersionPayload(5, "adapter", (), "{}"))))
-        assert (report.error, report.broken) == ("RuntimeError: it died while 5 was loaded from 5", True)
-
-    asyncio.run(story())
+def test_a_swap_reports_its_times_and_the_new_version(tmp_path: Path) -> None:
+    store = ScriptedStore(Swap(SwapOptions("wait")))
+    weights = ScriptedWeights()
+    played(weights, store, tmp_path)
+    assert store.reports == [CommandReport(1, LoadedWeights(1), swap_s=2.0, pause_s=3.0)]
+    assert weights.calls == ["swap wait"]
 
 
-class SlowToUnload:
-    def __init__(self) -> None:
-        self.may_unload = asyncio.Event()
-        self.unloaded: list[int] = []
-
-    async def remove_lora(self, version: int) -> bool:
-        await self.may_unload.wait()
-        self.unloaded.append(version)
-        return True
+def test_a_replica_is_current_only_when_the_store_says_so(tmp_path: Path) -> None:
+    before = played(ScriptedWeights(), ScriptedStore(Swap(SwapOptions())), tmp_path)
+    after = played(ScriptedWeights(), ScriptedStore(Swap(SwapOptions()), AcceptRequests()), tmp_path)
+    assert (before.is_current.is_set(), after.is_current.is_set()) == (False, True)
 
 
-def test_an_adapter_is_in_use_until_the_engine_has_dropped_it() -> None:
-    async def story() -> None:
-        llm: Any = SlowToUnload()
-        engine = VLLMEngine(llm)
-        old, new = (LoRARequest(f"policy-{version}", version, "/") for version in (2, 3))
-        engine._use_adapter(old)
-        with engine._using(old):
-            engine._use_adapter(new)
-            assert engine.adapters_in_use == {2, 3}
-        assert engine.adapters_in_use == {2, 3}
-        llm.may_unload.set()
-        await asyncio.gather(*engine._unloading)
-        await asyncio.sleep(0)
-        assert (engine.adapters_in_use, llm.unloaded) == ({3}, [2])
+def test_weights_that_cannot_be_staged_leave_the_replica_as_it_was(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = ScriptedStore(full(5, b""), AcceptRequests())
+    runner = played(ScriptedWeights(fails="stage"), store, tmp_path)
+    assert errors(store.reports) == [("OSError: stage failed", False), (None, False)]
+    assert runner.broken is None
+    [record] = caplog.records
+    assert (record.name, record.levelname) == ("rollout_service.generation", "WARNING")
+    assert record.exc_info is not None
 
-    asyncio.run(story())
+
+def test_a_replica_whose_engine_died_while_it_staged_is_broken(tmp_path: Path) -> None:
+    store = ScriptedStore(adapter(5))
+    runner = played(ScriptedWeights(fails="stage_adapter", engine_is_alive=False), store, tmp_path)
+    assert errors(store.reports) == [("OSError: stage_adapter failed", True)]
+    assert runner.broken == "OSError: stage_adapter failed"
+
+
+@pytest.mark.parametrize(
+    ("fails", "command"),
+    [
+        ("swap", Swap(SwapOptions())),
+        ("start_transfer", StartTransfer(SwapOptions())),
+        ("update_transfer", UpdateTransfer({})),
+        ("apply_transfer", ApplyTransfer()),
+        ("finish_transfer", FinishTransfer(3)),
+    ],
+)
+def test_a_command_that_fails_while_it_changes_the_weights_breaks_the_replica_after_its_report(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, fails: str, command: Command
+) -> None:
+    store = ScriptedStore(command, AcceptRequests())
+    runner = runner_of(ScriptedWeights(fails=fails), store, tmp_path)
+    run(runner.run())
+    assert runner.broken == f"OSError: {fails} failed"
+    assert errors(store.reports) == [(f"OSError: {fails} failed", True)]
+    assert not runner.is_current.is_set()
+    [record] = caplog.records
+    assert (record.name, record.levelname) == ("rollout_service.generation", "ERROR")
+    assert record.exc_info is not None
+
+
+def test_a_replica_that_loses_the_store_registers_again_with_the_weights_that_it_has(tmp_path: Path) -> None:
+    store = ScriptedStore(Swap(SwapOptions()), end=PolicyStoreLost("The policy store died during the call."))
+    runner = played(ScriptedWeights(), store, tmp_path, seconds=0.9)
+    assert store.registrations == [LoadedWeights(0), LoadedWeights(1)]
+    assert runner.broken is None
+
+
+TRANSFER = (
+    InitTransfer({"rank_offset": 1}),
+    StartTransfer(SwapOptions()),
+    UpdateTransfer("names"),
+    ApplyTransfer(),
+)
+
+
+@pytest.mark.parametrize(
+    "end", [PolicyStoreLost("The policy store died during the call."), ReplicaNotRegistered("replica")]
+)
+def test_a_replica_that_loses_the_store_in_the_middle_of_a_transfer_is_broken(tmp_path: Path, end: Exception) -> None:
+    store, weights = ScriptedStore(*TRANSFER, end=end), ScriptedWeights()
+    runner = runner_of(weights, store, tmp_path)
+    run(runner.run())
+    assert weights.calls == ["init_transfer 1", "start_transfer keep", "update_transfer names", "apply_transfer"]
+    assert errors(store.reports) == [(None, False)] * 4
+    assert runner.broken == f"{type(end).__name__} in the middle of a weight transfer: {end}"
+    assert store.registrations == [LoadedWeights(0)]
+
+
+def test_a_replica_that_loses_the_store_after_a_transfer_registers_again(tmp_path: Path) -> None:
+    store = ScriptedStore(*TRANSFER, FinishTransfer(3), end=PolicyStoreLost("The policy store died during the call."))
+    runner = played(ScriptedWeights(), store, tmp_path, seconds=0.9)
+    assert store.registrations == [LoadedWeights(0), LoadedWeights(3)]
+    assert runner.broken is None
+
+
+def test_the_checksum_is_sent_after_registration_and_after_each_change_of_the_weights(tmp_path: Path) -> None:
+    async def play() -> ScriptedStore:
+        weights, store = ScriptedWeights(), ScriptedStore()
+        running = asyncio.create_task(runner_of(weights, store, tmp_path).run())
+        await asyncio.sleep(CHECKSUM_S + 1)
+        running.cancel()
+        store.commands = [NumberedCommand(1, Swap(SwapOptions())), NumberedCommand(2, FinishTransfer(7))]
+        running = asyncio.create_task(runner_of(weights, store, tmp_path).run())
+        await asyncio.sleep(CHECKSUM_S + 1)
+        running.cancel()
+        return store
+
+    # The weights of version 1 were replaced before their checksum was complete.
+    assert run(play()).checksums == [
+        (LoadedWeights(0), "checksum of 0"),
+        (LoadedWeights(7), "checksum of 7"),
+    ]
+
+
+@pytest.mark.parametrize("command", [Swap(SwapOptions()), StartTransfer(SwapOptions())])
+def test_no_checksum_is_computed_while_the_weights_change(tmp_path: Path, command: Command) -> None:
+    async def play() -> tuple[int, int]:
+        weights = ScriptedWeights()
+        runner = runner_of(weights, ScriptedStore(), tmp_path)
+        runner._start_checksum("replica")
+        await settled()
+        before = weights.checksums_under_way
+        await runner._carry_out(command)
+        await settled()
+        return before, weights.checksums_under_way
+
+    assert run(play()) == (1, 0)

@@ -8,20 +8,13 @@ from typing import Any
 
 import pytest
 
-from deployments.failures import PolicyStoreLost
-from deployments.generation.command_runner import CommandRunner
-from deployments.generation.engine import SwapTimes
-from deployments.policy.command_source import CommandSource
 from deployments.policy.commands import (
     AcceptRequests,
     ApplyTransfer,
     Command,
-    CommandReport,
     FinishTransfer,
     InitTransfer,
     LoadedWeights,
-    NumberedCommand,
-    ReplicaRegistration,
     StartTransfer,
     SwapOptions,
     UpdateTransfer,
@@ -32,7 +25,7 @@ from deployments.policy.store import PolicyStore
 from deployments.policy.transfer import rank_offsets
 from rollout_client.policy_contract import PolicyUpdate, SwitchOptions
 from tests.deployments.policy.scripted_replicas import ScriptedCluster
-from tests.deployments.policy.transferring_replicas import PATIENCE_S, TransferringReplica
+from tests.deployments.policy.transferring_replicas import TransferringReplica
 
 MakeStore = Callable[..., PolicyStore]
 WEIGHTS = {"names": ["a"]}
@@ -408,91 +401,3 @@ async def test_a_number_that_is_taken_can_be_corrected(make_store: MakeStore) ->
     with pytest.raises(VersionRefused, match="1 is taken; the next is 2"):
         await store.finish_transfer(1)
     assert (await store.finish_transfer(2)).version == 2
-
-
-class LostStore(CommandSource):
-    """Gives the orders that it has, then is not there any more."""
-
-    def __init__(self, *commands: Command) -> None:
-        self.commands = [NumberedCommand(number, command) for number, command in enumerate(commands, 1)]
-        self.reports: list[CommandReport] = []
-        self.registrations = 0
-        self.is_registered_again = asyncio.Event()
-
-    async def register(self, registration: ReplicaRegistration) -> None:
-        self.registrations += 1
-        if self.registrations == 2:
-            self.is_registered_again.set()
-
-    async def next_command(self, replica_id: str, report: CommandReport | None) -> NumberedCommand | None:
-        if report is not None:
-            self.reports.append(report)
-        if not self.commands:
-            raise PolicyStoreLost("The policy store died during the call.")
-        return self.commands.pop(0)
-
-    async def record_checksum(self, replica_id: str, loaded: LoadedWeights, checksum: str) -> None:
-        pass
-
-
-class PatientEngine:
-    """Carries every step of a transfer out, and never comes to the end of a digest."""
-
-    def __init__(self) -> None:
-        self.loaded = LoadedWeights()
-        self.is_digesting = False
-
-    async def weight_digest(self) -> str:
-        self.is_digesting = True
-        try:
-            await asyncio.Event().wait()
-            return ""
-        finally:
-            self.is_digesting = False
-
-    async def init_transfer(self, _init_info: dict[str, Any]) -> None:
-        await asyncio.sleep(0)
-        assert self.is_digesting
-
-    async def start_transfer(self, _options: SwapOptions) -> None:
-        await asyncio.sleep(0)
-        assert not self.is_digesting, "half of the weights have no digest"
-
-    async def settle_transfer(self) -> None:
-        pass
-
-    async def finish_transfer(self, version: int) -> SwapTimes:
-        self.loaded = LoadedWeights(version)
-        return SwapTimes()
-
-
-def follower(store: LostStore, folder: Path) -> CommandRunner:
-    engine: Any = PatientEngine()
-    return CommandRunner(engine, store, lambda loaded: ReplicaRegistration("a", None, 1, loaded), folder)
-
-
-@in_a_loop
-async def test_a_replica_that_loses_the_store_midway_is_broken_instead_of_serving_half_of_the_weights(
-    tmp_path: Path,
-) -> None:
-    store = LostStore(InitTransfer({}), StartTransfer(SwapOptions()), ApplyTransfer())
-    following = follower(store, tmp_path)
-    async with asyncio.timeout(PATIENCE_S):
-        await following.follow()
-    assert following.broken == (
-        "PolicyStoreLost in the middle of a weight transfer: The policy store died during the call."
-    )
-    assert store.registrations == 1
-    assert [report.error for report in store.reports] == [None, None, None]
-
-
-@in_a_loop
-async def test_a_replica_whose_transfer_is_finished_joins_the_store_anew(tmp_path: Path) -> None:
-    store = LostStore(StartTransfer(SwapOptions()), ApplyTransfer(), FinishTransfer(3))
-    following = follower(store, tmp_path)
-    task = asyncio.create_task(following.follow())
-    async with asyncio.timeout(PATIENCE_S):
-        await store.is_registered_again.wait()
-    task.cancel()
-    assert following.broken is None
-    assert store.reports[-1].loaded == LoadedWeights(3)

@@ -1,7 +1,10 @@
-"""Weight transfer between processors: the steps and the metadata of vLLM's NCCL engine, the tensors over gloo.
+"""A weight transfer backend for vLLM on processors, so that transfers can be tested without GPUs.
 
-Guarantees: the process group is the transfer's alone, the workers' own is not touched; where one side fails the other
-fails too, instead of waiting.
+Steps and metadata are those of vLLM's NCCL backend; the tensors are broadcast over gloo. vLLM's processes find the
+backend by the entry point in the folder `gloo_plugin`, which must be on their PYTHONPATH.
+
+Guarantees: the process group is only used for transfers, the workers' own group is untouched; when one side fails, the
+other fails too, instead of waiting.
 """
 
 import time
@@ -25,56 +28,64 @@ from vllm.distributed.weight_transfer.base import (
     WeightTransferEngine,
     WeightTransferInitInfo,
 )
+from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory, WeightTransferTrainerFactory
 from vllm.distributed.weight_transfer.nccl_engine import NCCLWeightTransferUpdateInfo
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
 TRAINER_RANK = 0
-MEET_WITHIN = timedelta(seconds=60)
+RENDEZVOUS_TIMEOUT = timedelta(seconds=60)
 """A worker serves nothing while it waits for the others."""
-RECEIVE_WITHIN = timedelta(seconds=300)
-"""Per tensor: a trainer that gathers one from many processes takes its time."""
+TENSOR_TIMEOUT = timedelta(seconds=300)
+"""Per tensor: a trainer may gather one from many processes."""
 POLL_S = 0.001
-ALL_ARE_HERE = "all-are-here"
-NOT_MET = "Trainer and engines are not connected, or not any more: begin with trainer_init."
+ALL_HAVE_ARRIVED = "all-have-arrived"
+NOT_CONNECTED = "Trainer and engines are not connected (any more): begin with trainer_init."
+
+
+def register() -> None:
+    """Makes `backend: gloo` known to vLLM in this process; may be called more than once."""
+    if "gloo" not in WeightTransferEngineFactory._registry:
+        WeightTransferEngineFactory.register_engine("gloo", GlooWeightTransferEngine)
+        WeightTransferTrainerFactory.register_engine("gloo", GlooTrainerWeightTransferEngine)
 
 
 @dataclass(kw_only=True)
 class GlooInitInfo(WeightTransferInitInfo):
-    """What a worker is told of the rendezvous; `rank_offset` is the rank of its engine's first worker."""
+    """Where a worker meets the trainer; `rank_offset` is the rank of its engine's first worker."""
 
     master_address: str
     master_port: int
     rank_offset: int
     world_size: int
-    meeting: str
-    """Different each time: a worker that is late for an earlier meeting must not be taken for one of this."""
+    rendezvous_id: str
+    """Different each time: a worker that is late for an earlier rendezvous must not join this one."""
 
 
 class GlooWeightTransferEngine(WeightTransferEngine[GlooInitInfo, NCCLWeightTransferUpdateInfo]):
-    """The worker's side: receives tensors in checkpoint format and loads each as it comes."""
+    """The worker's side: receives tensors in checkpoint format and loads each when it has arrived."""
 
     init_info_cls = GlooInitInfo
     update_info_cls = NCCLWeightTransferUpdateInfo
     _group: ProcessGroupGloo | None = None
 
     def init_transfer_engine(self, init_info: GlooInitInfo) -> None:
-        """Raises `RuntimeError` when not all have met in time."""
+        """Raises `RuntimeError` if not all processes arrive in time."""
         parallel = self.parallel_config
         rank = init_info.rank_offset + parallel.data_parallel_index * parallel.world_size + parallel.rank
-        store = meeting_place(init_info, is_master=False)
-        store.set(here(rank), "")
-        store.wait([ALL_ARE_HERE], MEET_WITHIN)
-        self._group = ProcessGroupGloo(store, rank, init_info.world_size, RECEIVE_WITHIN)
+        store = rendezvous_store(init_info, is_master=False)
+        store.set(arrival_key(rank), "")
+        store.wait([ALL_HAVE_ARRIVED], RENDEZVOUS_TIMEOUT)
+        self._group = ProcessGroupGloo(store, rank, init_info.world_size, TENSOR_TIMEOUT)
 
     def start_weight_update(self) -> None:
         initialize_layerwise_reload(self.model)
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
-        # vLLM's own waits for an accelerator afterwards, and fails where there is none.
+        # The base class waits for an accelerator afterwards, and fails where there is none.
         self.receive_weights(self.parse_update_info(update_info))
 
     def receive_weights(self, update_info: NCCLWeightTransferUpdateInfo) -> None:
-        """Raises `RuntimeError` when the trainer has gone away, and what the model has against the weights."""
+        """Raises `RuntimeError` if the trainer is gone, and what the model raises for weights that do not fit."""
         model: Any = self.model
         model.load_weights(self._received(update_info))
 
@@ -82,7 +93,7 @@ class GlooWeightTransferEngine(WeightTransferEngine[GlooInitInfo, NCCLWeightTran
         declared = zip(update_info.names, update_info.dtype_names, update_info.shapes, strict=True)
         for name, dtype_name, shape in declared:
             tensor = torch.empty(shape, dtype=getattr(torch, dtype_name), device="cpu")
-            from_trainer(self._group, tensor).wait()
+            broadcast(self._group, tensor).wait()
             yield name, tensor
 
     def finish_weight_update(self) -> None:
@@ -94,7 +105,7 @@ class GlooWeightTransferEngine(WeightTransferEngine[GlooInitInfo, NCCLWeightTran
 
 @dataclass
 class GlooTrainerInitInfo(TrainerInitInfo):
-    """Where the trainer's first process (`rank` 0) listens, and how many take part: it and every worker."""
+    """Where the trainer's first process (`rank` 0) listens; `world_size` counts it and every worker."""
 
     backend: ClassVar[str] = "gloo"
 
@@ -104,7 +115,7 @@ class GlooTrainerInitInfo(TrainerInitInfo):
 
 
 class GlooTrainerWeightTransferEngine(TrainerWeightTransferEngine[GlooTrainerInitInfo]):
-    """The trainer's side; of its processes only the first one sends, the others replay the source beside it."""
+    """The trainer's side. Only its first process sends; the others iterate over the source at the same time."""
 
     init_info_cls = GlooTrainerInitInfo
     source: WeightSource
@@ -114,37 +125,37 @@ class GlooTrainerWeightTransferEngine(TrainerWeightTransferEngine[GlooTrainerIni
     def trainer_init(
         cls, init_info: GlooTrainerInitInfo, *, client: VLLMWeightSyncClient, source: WeightSource | None = None
     ) -> Self:
-        """Raises what `client` raises, as soon as it does, and `ValueError` without a source."""
+        """Raises what `client` raises, without waiting for the rendezvous, and `ValueError` without a source."""
         if source is None:
             raise ValueError("The weights to send come from a WeightSource: give one as source.")
         engine = cls(client=client, source=source, is_sender=init_info.is_sender)
         if engine.is_sender:
-            engine._meet(init_info)
+            engine._connect(init_info)
         return engine
 
-    def _meet(self, init_info: GlooTrainerInitInfo) -> None:
+    def _connect(self, init_info: GlooTrainerInitInfo) -> None:
         for_workers = GlooInitInfo(
             master_address=init_info.master_address,
             master_port=init_info.master_port,
             rank_offset=TRAINER_RANK + 1,
             world_size=init_info.world_size,
-            meeting=uuid4().hex,
+            rendezvous_id=uuid4().hex,
         )
-        store = meeting_place(for_workers, is_master=True)
+        store = rendezvous_store(for_workers, is_master=True)
         with ThreadPoolExecutor(1) as pool:
-            meeting = pool.submit(self.client.init_weight_transfer_engine, asdict(for_workers))
-            workers = [here(rank) for rank in range(1, init_info.world_size)]
-            wait_beside(meeting, lambda: store.check(workers))
-            store.set(ALL_ARE_HERE, "")
-            self._group = ProcessGroupGloo(store, TRAINER_RANK, init_info.world_size, RECEIVE_WITHIN)
-            meeting.result()
+            connecting = pool.submit(self.client.init_weight_transfer_engine, asdict(for_workers))
+            workers = [arrival_key(rank) for rank in range(1, init_info.world_size)]
+            wait_while_running(connecting, lambda: store.check(workers))
+            store.set(ALL_HAVE_ARRIVED, "")
+            self._group = ProcessGroupGloo(store, TRAINER_RANK, init_info.world_size, TENSOR_TIMEOUT)
+            connecting.result()
 
     def send_weights(self) -> None:
-        """One whole update.
+        """Sends all weights of the source, once.
 
         Raises:
-            Exception: what `client` or the source raises, or `RuntimeError` when an engine has gone away; the trainer
-                then has to meet the engines again.
+            Exception: what `client` or the source raises, or `RuntimeError` if an engine is gone; afterwards the
+                trainer has to begin with `trainer_init` again.
         """
         metadata = self.source.metadata()
         if not self.is_sender:
@@ -152,7 +163,7 @@ class GlooTrainerWeightTransferEngine(TrainerWeightTransferEngine[GlooTrainerIni
                 pass
             return
         if self._group is None:
-            raise RuntimeError(NOT_MET)
+            raise RuntimeError(NOT_CONNECTED)
         self.client.start_weight_update()
         with ThreadPoolExecutor(1) as pool:
             receiving = pool.submit(self.client.update_weights, asdict(update_info_of(metadata)))
@@ -162,36 +173,36 @@ class GlooTrainerWeightTransferEngine(TrainerWeightTransferEngine[GlooTrainerIni
             except BaseException as broken:
                 self.shutdown()
                 if isinstance(broken, RuntimeError):
-                    # The connection broke: the other side knows why.
+                    # The connection broke: the engines' side knows why.
                     receiving.result()
                 raise
             receiving.result()
         self.client.finish_weight_update()
 
     def _send(self, tensor: torch.Tensor, receiving: "Future[None]") -> None:
-        sending = from_trainer(self._group, tensor.detach().cpu().contiguous())
+        sending = broadcast(self._group, tensor.detach().cpu().contiguous())
         try:
-            wait_beside(receiving, sending.is_completed)
+            wait_while_running(receiving, sending.is_completed)
             sending.wait()
         finally:
-            # Connections are closed with the last reference, and a traceback would keep this one.
+            # Connections close with the last reference; a traceback would keep this one.
             del sending
 
     def shutdown(self) -> None:
-        """Closes the connections: engines that wait for more fail."""
+        """Closes the connections: engines that wait for a tensor fail."""
         group, self._group = [self._group], None
-        # Beside the caller, because gloo first lets what is being sent come to its end or its timeout.
+        # In a thread, because gloo first waits until the current broadcast ends or times out.
         Thread(target=group.clear, daemon=True).start()
 
 
-def meeting_place(init_info: GlooInitInfo, is_master: bool) -> Store:
+def rendezvous_store(init_info: GlooInitInfo, is_master: bool) -> Store:
     address, port = init_info.master_address, init_info.master_port
-    store = TCPStore(address, port, is_master=is_master, timeout=MEET_WITHIN, wait_for_workers=False)
-    return PrefixStore(init_info.meeting, store)
+    store = TCPStore(address, port, is_master=is_master, timeout=RENDEZVOUS_TIMEOUT, wait_for_workers=False)
+    return PrefixStore(init_info.rendezvous_id, store)
 
 
-def here(rank: int) -> str:
-    return f"rank-{rank}-is-here"
+def arrival_key(rank: int) -> str:
+    return f"rank-{rank}-has-arrived"
 
 
 def update_info_of(metadata: list[ParamMeta]) -> NCCLWeightTransferUpdateInfo:
@@ -203,7 +214,7 @@ def update_info_of(metadata: list[ParamMeta]) -> NCCLWeightTransferUpdateInfo:
 
 
 def as_declared(source: WeightSource, metadata: list[ParamMeta]) -> Iterator[torch.Tensor]:
-    """Raises `ValueError` where the source gives another tensor than it said: the engines expect what it said."""
+    """Raises `ValueError` for a tensor that differs from its metadata, which the engines have received already."""
     for declared, (name, tensor) in zip(metadata, source, strict=True):
         given = ParamMeta(name, tensor.dtype, tuple(tensor.shape))
         if given != declared:
@@ -211,18 +222,18 @@ def as_declared(source: WeightSource, metadata: list[ParamMeta]) -> Iterator[tor
         yield tensor
 
 
-def wait_beside(call: "Future[None]", is_done: Callable[[], bool]) -> None:
-    """Until `is_done`, or `call` has ended, in which the engines take part; raises what it raised."""
+def wait_while_running(call: "Future[None]", is_done: Callable[[], bool]) -> None:
+    """Waits until `is_done` or until `call`, in which the engines take part, has ended; raises what `call` raised."""
     while not call.done() and not is_done():
         time.sleep(POLL_S)
     if call.done():
         call.result()
 
 
-def from_trainer(group: Any, tensor: torch.Tensor) -> Work:
-    """Brings `tensor` from the trainer to all others, as bytes, because gloo knows few dtypes."""
+def broadcast(group: Any, tensor: torch.Tensor) -> Work:
+    """Sends `tensor` from the trainer to all others, or receives into it; as bytes, because gloo knows few dtypes."""
     if group is None:
-        raise RuntimeError(NOT_MET)
+        raise RuntimeError(NOT_CONNECTED)
     options = BroadcastOptions()
     options.rootRank, options.rootTensor, options.asyncOp = TRAINER_RANK, 0, True
     work: Work = group.broadcast([tensor.reshape(-1).view(torch.uint8)], options)

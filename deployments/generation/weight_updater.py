@@ -1,0 +1,198 @@
+"""Changes the weights of one running vLLM engine: staged files, LoRA adapters, and transfers from a trainer.
+
+The workers' half is `deployments/generation/worker_extension.py`.
+"""
+
+import asyncio
+import hashlib
+import time
+from collections.abc import Awaitable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from vllm.lora.request import LoRARequest
+
+from deployments.generation.adapters import Adapters
+from deployments.policy.commands import LoadedWeights, SwapOptions
+
+if TYPE_CHECKING:
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+Result = TypeVar("Result")
+INITIAL_VERSION = 0
+STAGING_POLL_S = 0.005
+CHECKSUM_STEP_S = 0.02
+CHECKSUM_PAUSE_S = 0.1
+"""A checksum takes at most CHECKSUM_STEP_S of every CHECKSUM_STEP_S + CHECKSUM_PAUSE_S seconds of the workers' time."""
+
+
+@dataclass(frozen=True, slots=True)
+class SwapTimes:
+    """Seconds: `swap_s` to change the weights, `pause_s` in which no token was generated."""
+
+    swap_s: float = 0.0
+    pause_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class StagedWeights:
+    """`adapter` is `None` for full weights."""
+
+    version: int
+    adapter: LoRARequest | None = None
+
+
+class WeightsNotLoaded(Exception):
+    """A worker could not read the new weights, or could not put them in place."""
+
+
+class WeightUpdater:
+    """One update at a time; the caller does not start another before the last one has ended."""
+
+    def __init__(self, llm: "AsyncLLM", adapters: Adapters) -> None:
+        self._llm = llm
+        self._adapters = adapters
+        self._staged: StagedWeights | None = None
+        self._paused_at = 0.0
+        self.loaded = LoadedWeights(INITIAL_VERSION)
+        self.may_generate = asyncio.Event()
+        """Cleared while new generations have to wait for the end of an update."""
+        self.may_generate.set()
+        self.aborts = 0
+        """How many updates have aborted the ongoing generations."""
+
+    @property
+    def needed_adapters(self) -> set[int]:
+        """Versions of adapters whose files must be kept."""
+        return self._adapters.needed
+
+    async def label_initial_weights(self) -> None:
+        """Makes the engine name the weights that it started with in its outputs."""
+        await self._llm.update_weight_version(str(INITIAL_VERSION))
+
+    async def stage(self, version: int, path: Path) -> None:
+        """Reads the safetensors file at `path` into the workers' memory; generations go on.
+
+        Raises:
+            WeightsNotLoaded: the file cannot be read.
+        """
+        await self._llm.collective_rpc("begin_staging", args=(str(path),))
+        while not all(results_of_workers(await self._llm.collective_rpc("staged"))):
+            await asyncio.sleep(STAGING_POLL_S)
+        self._staged = StagedWeights(version)
+
+    async def stage_adapter(self, version: int, folder: Path) -> None:
+        """Loads the LoRA adapter in `folder`, whose files must be kept as long as `needed_adapters` names the version.
+
+        Raises:
+            Exception: what vLLM raises for an adapter that it cannot use.
+        """
+        self._staged = StagedWeights(version, await self._adapters.load(version, folder))
+
+    async def swap(self, options: SwapOptions) -> SwapTimes:
+        """Changes to the staged weights. A switch of adapter pauses nothing: ongoing generations keep the old one.
+
+        Raises:
+            WeightsNotLoaded: it failed, and the engine generates no token any more.
+        """
+        if self._staged is None:
+            raise RuntimeError("Nothing is staged.")
+        version, adapter = self._staged.version, self._staged.adapter
+        if adapter is not None:
+            self._adapters.switch_to(adapter)
+            self.loaded = LoadedWeights(self.loaded.full, version)
+            self._staged = None
+            return SwapTimes()
+        await self._pause(options)
+        seconds, pause_s = await self._resume(version, self._swap_in_workers())
+        return SwapTimes(max(seconds), pause_s)
+
+    async def _swap_in_workers(self) -> list[float]:
+        return results_of_workers(await self._llm.collective_rpc("swap_staged"))
+
+    async def init_transfer(self, init_info: dict[str, Any]) -> None:
+        """Connects to the trainer by the backend of `weight_transfer_config`; returns when both sides are connected."""
+        # Here, because it imports most of vLLM, which only services with a weight transfer backend need.
+        from vllm.distributed.weight_transfer.base import WeightTransferInitRequest
+
+        await self._llm.shutdown_weight_transfer_engine()
+        await self._llm.init_weight_transfer_engine(WeightTransferInitRequest(init_info))
+
+    async def start_transfer(self, options: SwapOptions) -> None:
+        """Pauses the engine and prepares it for the weights that the trainer sends."""
+        await self._pause(options)
+        await self._llm.start_weight_update()
+
+    async def update_transfer(self, update_info: Any) -> None:
+        """Receives the weights that `update_info` announces."""
+        from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
+
+        await self._llm.update_weights(WeightTransferUpdateRequest(update_info))
+
+    async def apply_transfer(self) -> None:
+        """Puts the received weights in place; the engine stays paused."""
+        await self._llm.finish_weight_update()
+
+    async def finish_transfer(self, version: int) -> SwapTimes:
+        """Labels the weights `version` and resumes. Swap and pause are the whole time since `start_transfer`."""
+        _, pause_s = await self._resume(version, self._llm.collective_rpc("forget_checksum"))
+        return SwapTimes(pause_s, pause_s)
+
+    async def checksum(self) -> str:
+        """A sha-256 over the weights in the workers' memory, computed in small steps between those of the engine."""
+        while True:
+            checksums = await self._llm.collective_rpc("checksum_weights", args=(CHECKSUM_STEP_S,))
+            if all(checksums):
+                [first, *others] = checksums
+                return hashlib.sha256("".join(checksums).encode()).hexdigest() if others else str(first)
+            await asyncio.sleep(CHECKSUM_PAUSE_S)
+
+    async def _pause(self, options: SwapOptions) -> None:
+        mode = options.mode
+        if self._adapters.current is not None:
+            # The adapter belongs to the old weights: no token may be generated with it on top of the new ones.
+            self.may_generate.clear()
+            mode = "wait" if mode == "keep" else mode
+        self.aborts += mode == "abort"
+        # `AsyncLLM.pause_generation` does the same and then sleeps, for longer than the swap of a small model.
+        await self._llm.engine_core.pause_scheduler_async(mode=mode, clear_cache=options.reset_prefix_cache)
+        self._paused_at = time.perf_counter()
+
+    async def _resume(self, version: int, last_step: Awaitable[list[Any]]) -> tuple[list[Any], float]:
+        """Runs `last_step`, labels the weights `version` and resumes.
+
+        All three are sent without waiting for answers, and the engine runs them in this order; that shortens the pause.
+        The engine resumes after a failed swap too, but then its worker exits instead of generating.
+
+        Returns:
+            The results of `last_step`, and the length of the pause in seconds.
+        """
+        labelling = asyncio.create_task(self._llm.update_weight_version(str(version)))
+        resuming = asyncio.create_task(self._resume_scheduler())
+        try:
+            # Sent first: the two tasks start when this one waits.
+            results = await last_step
+            await labelling
+            resumed_at = await resuming
+        except BaseException:
+            labelling.cancel()
+            resuming.cancel()
+            raise
+        self.loaded = LoadedWeights(version)
+        self._staged = None
+        self._adapters.switch_to(None)
+        self.may_generate.set()
+        return results, resumed_at - self._paused_at
+
+    async def _resume_scheduler(self) -> float:
+        await self._llm.resume_generation()
+        return time.perf_counter()
+
+
+def results_of_workers(results: Sequence[tuple[Result, str | None]]) -> list[Result]:
+    """The first part of each worker's result; raises `WeightsNotLoaded` if the second part of one is an error."""
+    for worker, (_, error) in enumerate(results):
+        if error is not None:
+            raise WeightsNotLoaded(f"Worker {worker}: {error}")
+    return [result for result, _ in results]

@@ -1,0 +1,45 @@
+"""A double of vLLM's `AsyncLLM` for what changes weights: records the calls, and answers as told."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+from vllm.lora.request import LoRARequest
+
+
+class ScriptedEngineCore:
+    def __init__(self, calls: list[str]) -> None:
+        self._calls = calls
+
+    async def pause_scheduler_async(self, mode: str, clear_cache: bool) -> None:
+        self._calls.append(f"pause mode={mode} clear_cache={clear_cache}")
+
+
+class ScriptedLLM:
+    """`results` are those of `collective_rpc` by method: a list over the workers for each call."""
+
+    def __init__(self, **results: Sequence[list[Any]]) -> None:
+        self.calls: list[str] = []
+        self.engine_core = ScriptedEngineCore(self.calls)
+        self.may_unload = asyncio.Event()
+        self.unloaded: list[int] = []
+        self._results = {method: list(of_method) for method, of_method in results.items()}
+
+    async def collective_rpc(self, method: str, args: tuple[Any, ...] = ()) -> list[Any]:
+        self.calls.append(" ".join([method, *map(str, args)]))
+        await asyncio.sleep(0)
+        return self._results[method].pop(0)
+
+    async def update_weight_version(self, version: str) -> None:
+        self.calls.append(f"label {version}")
+
+    async def resume_generation(self) -> None:
+        self.calls.append("resume")
+
+    async def add_lora(self, adapter: LoRARequest) -> None:
+        self.calls.append(f"add_lora {adapter.lora_int_id} {adapter.lora_path}")
+
+    async def remove_lora(self, version: int) -> bool:
+        await self.may_unload.wait()
+        self.unloaded.append(version)
+        return True

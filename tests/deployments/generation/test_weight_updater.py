@@ -1,0 +1,120 @@
+"""The calls to the engine that change its weights: their order, the pause, and what a failure leaves."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deployments.generation.adapters import Adapters
+from deployments.generation.weight_updater import SwapTimes, WeightsNotLoaded, WeightUpdater
+from deployments.policy.commands import LoadedWeights, SwapOptions
+from rollout_client.policy_contract import PauseMode
+from tests.deployments.generation.scripted_llm import ScriptedLLM
+from tests.virtual_time import run
+
+WEIGHTS = Path("/folder/model.safetensors")
+STAGED = [(True, None), (True, None)]
+
+
+def updater_of(llm: Any) -> WeightUpdater:
+    return WeightUpdater(llm, Adapters(llm))
+
+
+def test_staging_returns_when_every_worker_has_read_the_file() -> None:
+    llm = ScriptedLLM(begin_staging=[[None, None]], staged=[[(False, None), (True, None)], STAGED])
+    run(updater_of(llm).stage(1, WEIGHTS))
+    assert llm.calls == ["begin_staging /folder/model.safetensors", "staged", "staged"]
+
+
+def test_a_file_that_a_worker_cannot_read_is_not_staged() -> None:
+    async def play() -> None:
+        updater = updater_of(
+            ScriptedLLM(begin_staging=[[None, None]], staged=[[(False, None), (False, "OSError: gone")]])
+        )
+        with pytest.raises(WeightsNotLoaded, match="Worker 1: OSError: gone"):
+            await updater.stage(1, WEIGHTS)
+        with pytest.raises(RuntimeError, match="Nothing is staged"):
+            await updater.swap(SwapOptions())
+
+    run(play())
+
+
+def test_a_swap_pauses_then_sends_swap_label_and_resume_in_this_order() -> None:
+    async def play() -> tuple[SwapTimes, LoadedWeights, list[str]]:
+        llm = ScriptedLLM(begin_staging=[[None, None]], staged=[STAGED], swap_staged=[[(0.25, None), (0.5, None)]])
+        updater = updater_of(llm)
+        await updater.stage(3, WEIGHTS)
+        llm.calls.clear()
+        times = await updater.swap(SwapOptions("wait", reset_prefix_cache=False))
+        return times, updater.loaded, llm.calls
+
+    times, loaded, calls = run(play())
+    assert calls == ["pause mode=wait clear_cache=False", "swap_staged", "label 3", "resume"]
+    assert times.swap_s == 0.5, "of the slowest worker"
+    assert loaded == LoadedWeights(3)
+
+
+def test_a_failed_swap_names_the_worker_and_leaves_the_version_as_it_was() -> None:
+    async def play() -> LoadedWeights:
+        llm = ScriptedLLM(
+            begin_staging=[[None]], staged=[[(True, None)]], swap_staged=[[(0.0, "ValueError: other shape")]]
+        )
+        updater = updater_of(llm)
+        await updater.stage(3, WEIGHTS)
+        with pytest.raises(WeightsNotLoaded, match="Worker 0: ValueError: other shape"):
+            await updater.swap(SwapOptions())
+        return updater.loaded
+
+    assert run(play()) == LoadedWeights(0)
+
+
+def test_a_switch_of_adapter_pauses_nothing() -> None:
+    async def play() -> tuple[SwapTimes, LoadedWeights, list[str]]:
+        llm = ScriptedLLM()
+        updater = updater_of(llm)
+        await updater.stage_adapter(4, Path("/folder"))
+        times = await updater.swap(SwapOptions("abort"))
+        assert updater.aborts == 0
+        return times, updater.loaded, llm.calls
+
+    assert run(play()) == (SwapTimes(0.0, 0.0), LoadedWeights(0, adapter=4), ["add_lora 4 /folder"])
+
+
+@pytest.mark.parametrize(
+    ("asked", "paused", "aborts"), [("keep", "wait", 0), ("wait", "wait", 0), ("abort", "abort", 1)]
+)
+def test_while_full_weights_replace_an_adapter_no_generation_goes_on_or_begins(
+    asked: PauseMode, paused: str, aborts: int
+) -> None:
+    async def play() -> None:
+        llm = ScriptedLLM(begin_staging=[[None]], staged=[[(True, None)]], swap_staged=[[(0.5, None)]])
+        updater = updater_of(llm)
+        await updater.stage_adapter(4, Path("/folder"))
+        await updater.swap(SwapOptions())
+        await updater.stage(5, WEIGHTS)
+        llm.calls.clear()
+        await updater._pause(SwapOptions(asked))
+        assert llm.calls == [f"pause mode={paused} clear_cache=True"]
+        assert (updater.may_generate.is_set(), updater.aborts) == (False, aborts)
+        await updater._resume(5, updater._swap_in_workers())
+        assert updater.may_generate.is_set()
+        assert (updater.loaded, updater.needed_adapters) == (LoadedWeights(5), {4})
+        llm.may_unload.set()
+
+    run(play())
+
+
+def test_without_an_adapter_new_generations_need_not_wait_for_an_update() -> None:
+    async def play() -> bool:
+        updater = updater_of(ScriptedLLM())
+        await updater._pause(SwapOptions("keep"))
+        return updater.may_generate.is_set()
+
+    assert run(play())
+
+
+def test_a_checksum_is_that_of_one_worker_or_of_all_checksums() -> None:
+    of_one = run(updater_of(ScriptedLLM(checksum_weights=[[None], ["ab"]])).checksum())
+    of_two = run(updater_of(ScriptedLLM(checksum_weights=[["ab", None], ["ab", "cd"]])).checksum())
+    sha256_of_abcd = "88d4266fd4e6338d13b845fcf289579d209c897823b9217da3e161936f031589"
+    assert (of_one, of_two) == ("ab", sha256_of_abcd)
