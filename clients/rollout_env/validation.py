@@ -7,10 +7,24 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from rollout_env.environment import TaskEnvironment
 from rollout_env.errors import OutcomeInvalid, SampleRejected
-from rollout_env.records import StepOutcome
+from rollout_env.records import ChatMessage, StepOutcome
 
 OUTCOME = TypeAdapter(StepOutcome)
 OUTCOME_FIELDS = tuple(field.name for field in fields(StepOutcome))
+
+
+async def validated_step(
+    environment: TaskEnvironment, message_log: list[ChatMessage], extra_env_info: dict[str, Any]
+) -> StepOutcome:
+    """Runs one step, from `extra_env_info` as JSON to a valid outcome.
+
+    Raises:
+        SampleRejected: `extra_env_info` is not valid for `ExtraEnvInfo`, or the environment rejects it.
+        OutcomeInvalid: the step returned no valid outcome.
+        Exception: what the environment raises.
+    """
+    state = validated_extra_env_info(environment, extra_env_info)
+    return validated_outcome(await environment.step(message_log, state))
 
 
 def validated_extra_env_info(environment: TaskEnvironment, extra_env_info: dict[str, Any]) -> BaseModel:

@@ -13,7 +13,7 @@ from deployments.protocols import StepRequest, TaskDescription
 from deployments.rpc.autoscaling import stats_of
 from deployments.rpc.batching import BatchResults, results_as_completed
 from rollout_env import OutcomeInvalid, SampleRejected, StepOutcome
-from rollout_env.validation import validated_extra_env_info, validated_outcome
+from rollout_env.validation import validated_step
 
 CANCELLED = EnvironmentBroken("The environment cancelled its own step.")
 logger = logging.getLogger("rollout_service.environments")
@@ -62,8 +62,7 @@ class EnvironmentHost:
 
     async def _step(self, request: StepRequest) -> StepOutcome | RolloutFailure:
         try:
-            extra_env_info = validated_extra_env_info(self._environment, request.extra_env_info)
-            return validated_outcome(await self._environment.step(request.message_log, extra_env_info))
+            return await validated_step(self._environment, request.message_log, request.extra_env_info)
         except asyncio.CancelledError as error:
             if was_cancelled_from_outside():
                 raise

@@ -1,0 +1,65 @@
+"""Checks an environment against the rules that the service relies on, for the environment's own tests."""
+
+from collections.abc import Callable, Sequence
+
+from rollout_env.environment import TaskEnvironment
+from rollout_env.play import Sample, run
+from rollout_env.rules import Checker, Finding, Limits, Replies
+
+ORDINARY_REPLIES = ("I do not know.", "Yes.", "42")
+
+
+class CheckFailed(AssertionError):
+    """The environment breaks rules. The message lists all findings."""
+
+    def __init__(self, findings: Sequence[Finding]) -> None:
+        self.findings = list(findings)
+        lines = ["The environment breaks rules of the service.", *(f"- {finding}" for finding in findings)]
+        super().__init__("\n".join(lines))
+
+
+def check(
+    environment: TaskEnvironment | Callable[[], TaskEnvironment],
+    replies: Replies = ORDINARY_REPLIES,
+    samples: int | Sequence[Sample] = 3,
+    *,
+    seed: int = 0,
+    repeatable: bool = True,
+    max_block_s: float = 1.0,
+    step_timeout_s: float = 120.0,
+) -> None:
+    """Raises `CheckFailed`, with all findings, if the environment breaks a rule that the service relies on.
+
+    The rules, by the name that a finding gives:
+
+    - `class`: `description` is a text, `ExtraEnvInfo` a pydantic model with a JSON schema.
+    - `example_samples`: as many different samples as asked for, equal ones for an equal seed.
+    - `sample`: each is JSON with a prompt, and `ExtraEnvInfo` accepts its `extra_env_info`.
+    - `step`: does not raise, whatever the reply, and ends in time.
+    - `outcome`: is a `StepOutcome` with permitted values: text, a known role, finite rewards.
+    - `metadata`: is JSON and, while the rollout goes on, accepted by `ExtraEnvInfo`.
+    - `blocking`: a step does not keep the event loop from running other steps.
+    - `state`: two rollouts that are played at once have the outcomes that they have one after the other.
+    - `close`: does not raise.
+
+    Args:
+        environment: what makes an instance, such as the class. The steps of a rollout then alternate between two
+            instances, as between two replicas of the service. Or an instance. All instances are closed in the end.
+        replies: played on each sample, one a turn; or a function that makes them for a sample. Some awkward replies,
+            such as an empty one, are played besides.
+        samples: how many example samples to play, or the samples themselves.
+        seed: of the example samples.
+        repeatable: whether equal replies give equal outcomes. False skips the rule `state`.
+        max_block_s: how long a step may block the event loop, in seconds.
+        step_timeout_s: how long a step may take, in seconds.
+    """
+    instances = [environment] if isinstance(environment, TaskEnvironment) else made_twice(environment)
+    checker = Checker(instances, replies, Limits(max_block_s, step_timeout_s))
+    if findings := run(checker.findings(samples, seed, repeatable)):
+        raise CheckFailed(findings)
+
+
+def made_twice(make: Callable[[], TaskEnvironment]) -> list[TaskEnvironment]:
+    if not callable(make):
+        raise TypeError(f"check needs an environment or what makes one, such as its class; got {make!r}.")
+    return [make(), make()]

@@ -1,0 +1,188 @@
+"""Plays an environment against scripted replies, as the service plays it against a model, but without the service."""
+
+import asyncio
+from collections.abc import Coroutine, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from pydantic import TypeAdapter, ValidationError
+
+from rollout_env.environment import TaskEnvironment
+from rollout_env.records import ChatMessage, StepOutcome
+from rollout_env.validation import problems_of, validated_step
+
+Sample = Mapping[str, Any]
+"""A sample of a rollout request: `messages` or `message_log`, `extra_env_info`, `stop_strings`."""
+
+UNNAMED_REWARD = "reward"
+MESSAGES = TypeAdapter(list[ChatMessage])
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One reply and what the environment made of it."""
+
+    reply: str
+    """The reply as the environment saw it: it ends with the first stop string that it contains."""
+    stop_strings: tuple[str, ...]
+    """Those of this reply."""
+    outcome: StepOutcome
+
+
+@dataclass(frozen=True, slots=True)
+class PlayResult:
+    """A rollout with scripted replies. The fields are named as in the service's answer."""
+
+    message_log: list[ChatMessage]
+    """The prompt, then a reply and an observation for each turn."""
+    turns: list[Turn]
+    rewards: dict[str, float]
+    """Sums over all turns by name; a reward without a name is under `reward`."""
+    total_reward: float
+    """Sum of `rewards`."""
+    terminated: bool
+    extra_env_info: dict[str, Any]
+    """As the last step left it."""
+    stop_strings: tuple[str, ...]
+    """Those that the next reply would have."""
+    unused_replies: list[str]
+    """Replies that were left when the environment terminated the rollout."""
+
+    @property
+    def outcomes(self) -> list[StepOutcome]:
+        return [turn.outcome for turn in self.turns]
+
+    @property
+    def answers(self) -> list[str | None]:
+        """What the environment read out of each reply."""
+        return [turn.outcome.answer for turn in self.turns]
+
+
+def play(
+    environment: TaskEnvironment, replies: Sequence[str], sample: Sample | int | None = None, seed: int = 0
+) -> PlayResult:
+    """Steps the environment once for each reply, until it terminates the rollout or no reply is left.
+
+    `extra_env_info` and outcomes are validated as the service validates them. Metadata and stop strings go from one
+    step to the next, and rewards are summed, as in the service.
+
+    Each call runs an event loop of its own, in a thread if one runs already (in a notebook). Use `aplay` for an
+    environment that is tied to one loop, by an open connection for example.
+
+    Args:
+        environment: stays open.
+        replies: the model's responses, one a turn.
+        sample: a sample, or the index of one of the environment's example samples; by default the first of them.
+        seed: of the example samples.
+
+    Raises:
+        SampleRejected: `extra_env_info` is not valid for `ExtraEnvInfo`, or the environment rejects it.
+        OutcomeInvalid: a step returned no valid outcome.
+        ValueError: the sample has no prompt, or one with a message that is not valid.
+        TypeError: `replies` is one string.
+        Exception: what the environment raises, as it raises it.
+    """
+    return run(aplay(environment, replies, sample, seed))
+
+
+async def aplay(
+    environment: TaskEnvironment, replies: Sequence[str], sample: Sample | int | None = None, seed: int = 0
+) -> PlayResult:
+    """`play` for a running event loop: `await aplay(...)`."""
+    if isinstance(replies, str):
+        raise TypeError(f"replies must be a list of strings, one a turn, got one string: {replies!r}.")
+    rollout = ScriptedRollout(chosen_sample(environment, sample, seed))
+    for number, reply in enumerate(replies):
+        if rollout.terminated:
+            return rollout.result(unused_replies=replies[number:])
+        rollout.add_reply(reply)
+        rollout.add_outcome(await validated_step(environment, rollout.messages_so_far(), rollout.extra_env_info))
+    return rollout.result()
+
+
+def run(coroutine: Coroutine[Any, Any, Result]) -> Result:
+    """Runs the coroutine to its end in an event loop of its own, in a thread if this thread runs one already."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(coroutine)
+    with ThreadPoolExecutor(max_workers=1) as thread:
+        return thread.submit(asyncio.run, coroutine).result()
+
+
+def chosen_sample(environment: TaskEnvironment, sample: Sample | int | None, seed: int) -> Sample:
+    if isinstance(sample, Mapping):
+        return sample
+    index = sample or 0
+    if index < 0:
+        raise ValueError(f"sample must be a sample or the index of an example sample, at least 0, got {index}.")
+    return environment.example_samples(index + 1, seed)[index]
+
+
+class ScriptedRollout:
+    """The state of one rollout with scripted replies. Runs no step itself."""
+
+    def __init__(self, sample: Sample) -> None:
+        """Raises ValueError if the sample has no prompt, or one with a message that is not valid."""
+        self.extra_env_info: dict[str, Any] = deepcopy(dict(sample.get("extra_env_info") or {}))
+        self.terminated = False
+        self._message_log = prompt_of(sample)
+        self._stop_strings = tuple(sample.get("stop_strings") or ())
+        self._turns: list[Turn] = []
+        self._rewards: dict[str, float] = {}
+
+    def messages_so_far(self) -> list[ChatMessage]:
+        """A copy of the message log, which the environment may change."""
+        return [{"role": message["role"], "content": message["content"]} for message in self._message_log]
+
+    def add_reply(self, reply: str) -> None:
+        self._message_log.append({"role": "assistant", "content": cut_at_stop_string(reply, self._stop_strings)})
+
+    def add_outcome(self, outcome: StepOutcome) -> None:
+        self._turns.append(Turn(self._message_log[-1]["content"], self._stop_strings, outcome))
+        self._message_log.append(outcome.observation)
+        named = outcome.reward if isinstance(outcome.reward, dict) else {UNNAMED_REWARD: outcome.reward}
+        for name, value in named.items():
+            self._rewards[name] = self._rewards.get(name, 0.0) + value
+        if outcome.metadata is not None:
+            self.extra_env_info = outcome.metadata
+        if outcome.next_stop_strings is not None:
+            self._stop_strings = tuple(outcome.next_stop_strings)
+        self.terminated = outcome.terminated
+
+    def result(self, unused_replies: Sequence[str] = ()) -> PlayResult:
+        return PlayResult(
+            message_log=self.messages_so_far(),
+            turns=self._turns.copy(),
+            rewards=self._rewards.copy(),
+            total_reward=sum(self._rewards.values()),
+            terminated=self.terminated,
+            extra_env_info=deepcopy(self.extra_env_info),
+            stop_strings=self._stop_strings,
+            unused_replies=list(unused_replies),
+        )
+
+
+def prompt_of(sample: Sample) -> list[ChatMessage]:
+    """The sample's prompt, as an environment sees it.
+
+    Raises:
+        ValueError: there is none, or one of its messages is not valid.
+    """
+    name = "messages" if sample.get("messages") is not None else "message_log"
+    messages = sample.get(name)
+    if not messages:
+        raise ValueError("The sample has no prompt: give it messages, at least one.")
+    try:
+        return MESSAGES.validate_python(messages)
+    except ValidationError as error:
+        raise ValueError(f"The sample's prompt is not valid: {problems_of(error, name)}.") from error
+
+
+def cut_at_stop_string(reply: str, stop_strings: Sequence[str]) -> str:
+    """The reply up to the end of the stop string that is complete first, where a generation would have ended."""
+    ends = [place + len(stop) for stop in stop_strings if (place := reply.find(stop)) >= 0]
+    return reply[: min(ends)] if ends else reply

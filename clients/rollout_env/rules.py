@@ -1,0 +1,208 @@
+"""The rules that `check` applies, and what it says of an environment that breaks one."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, fields
+from typing import Literal, NamedTuple
+
+from rollout_env.environment import TaskEnvironment
+from rollout_env.errors import OutcomeInvalid
+from rollout_env.play import PlayResult, Sample, ScriptedRollout
+from rollout_env.records import StepOutcome
+from rollout_env.sample_rules import (
+    class_problems,
+    example_problems,
+    extra_env_info_problem,
+    json_problem,
+    sample_problems,
+)
+from rollout_env.step_watch import StepTooSlow, longest_block
+from rollout_env.validation import validated_step
+
+Rule = Literal["class", "example_samples", "sample", "step", "outcome", "metadata", "blocking", "state", "close"]
+Replies = Sequence[str] | Callable[[Sample], Sequence[str]]
+
+AWKWARD_REPLIES = ("", " \n", "\x00", "<|end|>{[(\\", "ab" * 5000)
+"""A model can generate any of them, so no environment may raise on one."""
+LONGEST_QUOTE = 40
+
+
+class Problem(NamedTuple):
+    rule: Rule
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A rule that the environment breaks."""
+
+    rule: Rule
+    message: str
+    """A sentence: where it was found first, and what is wrong."""
+
+    def __str__(self) -> str:
+        return f"{self.rule}: {self.message}"
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Of one step, in seconds."""
+
+    block_s: float
+    step_s: float
+
+
+class Played(NamedTuple):
+    """A sample, the replies to it, and what they gave when it was played alone."""
+
+    name: str
+    sample: Sample
+    replies: Sequence[str]
+    result: PlayResult
+
+
+class Checker:
+    """One check of one environment. A problem is kept once, with the place where it was found first."""
+
+    def __init__(self, instances: Sequence[TaskEnvironment], replies: Replies, limits: Limits) -> None:
+        self._instances = instances
+        self._replies = replies
+        self._limits = limits
+        self._findings: dict[Problem, Finding] = {}
+
+    async def findings(self, samples: int | Sequence[Sample], seed: int, repeatable: bool) -> list[Finding]:
+        self._add_all("class", "", class_problems(self._instances[0]))
+        if not self._findings:
+            played = [await self._play(name, sample) for name, sample in self._playable(samples, seed)]
+            alone = [each for each in played if each is not None]
+            if repeatable and alone and not self._findings:
+                await self._compare(alone[0], alone[-1])
+        self._close()
+        return list(self._findings.values())
+
+    def _add(self, problem: Problem, place: str = "") -> None:
+        sentence = f"{place}: {problem.text}." if place else f"{problem.text}."
+        self._findings.setdefault(problem, Finding(problem.rule, sentence))
+
+    def _add_all(self, rule: Rule, place: str, texts: Iterable[str]) -> bool:
+        """Whether there were any."""
+        problems = [Problem(rule, text) for text in texts]
+        for problem in problems:
+            self._add(problem, place)
+        return bool(problems)
+
+    def _playable(self, samples: int | Sequence[Sample], seed: int) -> list[tuple[str, Sample]]:
+        """The samples that keep the rules, with names."""
+        environment = self._instances[0]
+        if isinstance(samples, int):
+            try:
+                self._add_all("example_samples", "", example_problems(environment, samples, seed))
+                samples = environment.example_samples(samples, seed)
+            except Exception as error:  # noqa: BLE001 - whatever an environment raises is a finding
+                self._add(Problem("example_samples", f"example_samples raised {described(error)}"))
+                return []
+        named = [(f"Sample {number}", sample) for number, sample in enumerate(samples)]
+        return [
+            (name, sample)
+            for name, sample in named
+            if not self._add_all("sample", name, sample_problems(environment, sample))
+        ]
+
+    async def _play(self, name: str, sample: Sample) -> Played | None:
+        """Plays the sample with the awkward replies and with its own; None if its own replies found a problem."""
+        for reply in AWKWARD_REPLIES:
+            await self._play_alone(name, sample, [reply])
+        replies = self._replies(sample) if callable(self._replies) else self._replies
+        result = await self._play_alone(name, sample, replies)
+        return Played(name, sample, replies, result) if result else None
+
+    async def _play_alone(self, name: str, sample: Sample, replies: Sequence[str]) -> PlayResult | None:
+        rollout = ScriptedRollout(sample)
+        for turn, reply in enumerate(replies):
+            if rollout.terminated:
+                break
+            if problem := await self._turn(rollout, self._instances[0], reply):
+                self._add(problem, f"{name}, turn {turn + 1}, reply {shortened(reply)}")
+                return None
+        return rollout.result()
+
+    async def _turn(self, rollout: ScriptedRollout, environment: TaskEnvironment, reply: str) -> Problem | None:
+        """Plays one turn and returns the first problem with it."""
+        rollout.add_reply(reply)
+        step = validated_step(environment, rollout.messages_so_far(), rollout.extra_env_info)
+        try:
+            outcome, blocked_s = await longest_block(step, self._limits.step_s)
+        except StepTooSlow:
+            return Problem("step", f"the step took longer than {self._limits.step_s:g} s")
+        except OutcomeInvalid as error:
+            return Problem("outcome", str(error).rstrip("."))
+        except Exception as error:  # noqa: BLE001 - whatever an environment raises is a finding
+            return Problem("step", f"step raised {described(error)}")
+        rollout.add_outcome(outcome)
+        if blocked_s > self._limits.block_s:
+            return Problem("blocking", blocking_text(self._limits.block_s))
+        return metadata_problem(environment, outcome)
+
+    async def _compare(self, first: Played, second: Played) -> None:
+        """Plays two samples at once, turn by turn, and compares with what each gave alone."""
+        pair = (first, second)
+        rollouts = [ScriptedRollout(played.sample) for played in pair]
+        turns = max(len(played.result.turns) for played in pair)
+        for turn in range(turns):
+            for place, (rollout, played) in enumerate(zip(rollouts, pair, strict=True)):
+                if rollout.terminated or turn >= len(played.result.turns):
+                    continue
+                environment = self._instances[(turn + place) % len(self._instances)]
+                problem = await self._turn(rollout, environment, played.replies[turn])
+                difference = problem.text if problem else difference_in(played.result, rollout.result(), turn)
+                if difference:
+                    self._add(Problem("state", state_text(difference)), f"{played.name}, turn {turn + 1}")
+                    return
+
+    def _close(self) -> None:
+        for environment in self._instances:
+            try:
+                environment.close()
+            except Exception as error:  # noqa: BLE001 - whatever an environment raises is a finding
+                self._add(Problem("close", f"close raised {described(error)}"))
+
+
+def metadata_problem(environment: TaskEnvironment, outcome: StepOutcome) -> Problem | None:
+    """What is wrong with metadata that the outcome's own validation lets through."""
+    if outcome.metadata is None:
+        return None
+    if problem := json_problem(outcome.metadata, "metadata"):
+        return Problem("metadata", f"it is not JSON: {problem}")
+    if not outcome.terminated and (problem := extra_env_info_problem(environment, outcome.metadata)):
+        return Problem("metadata", f"the next step would not accept it as extra_env_info: {problem}")
+    return None
+
+
+def difference_in(alone: PlayResult, at_once: PlayResult, turn: int) -> str | None:
+    """Which fields of the outcome of one turn differ, if any."""
+    expected, found = alone.turns[turn].outcome, at_once.turns[turn].outcome
+    names = [field.name for field in fields(expected) if getattr(expected, field.name) != getattr(found, field.name)]
+    return f"its {', '.join(names)} differed" if names else None
+
+
+def state_text(difference: str) -> str:
+    return (
+        f"{difference} when two rollouts were played at once, compared with one after the other. Keep the state of a "
+        "rollout in metadata, not in the environment; pass repeatable=False if steps are random on purpose"
+    )
+
+
+def blocking_text(limit_s: float) -> str:
+    return (
+        f"the step blocked the event loop for more than {limit_s:g} s, during which no other step could run. Await "
+        "what takes long, or run it by asyncio.to_thread"
+    )
+
+
+def described(error: Exception) -> str:
+    """Type and first line of an exception, without a final full stop."""
+    first_line = next(iter(str(error).splitlines()), "")
+    return f"{type(error).__name__}: {first_line}".rstrip(".: ")
+
+
+def shortened(reply: str) -> str:
+    return repr(reply) if len(reply) <= LONGEST_QUOTE else f"{reply[:LONGEST_QUOTE]!r}..."

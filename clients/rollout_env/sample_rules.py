@@ -1,0 +1,77 @@
+"""The rules for the class attributes and the example samples of an environment: each function names what is broken."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from pydantic import BaseModel, TypeAdapter, ValidationError
+
+from rollout_env.environment import TaskEnvironment
+from rollout_env.play import prompt_of
+from rollout_env.records import JsonObject
+from rollout_env.validation import problems_of
+
+JSON_OBJECT = TypeAdapter(JsonObject)
+
+
+def class_problems(environment: TaskEnvironment) -> Iterator[str]:
+    """What is wrong with the class attributes."""
+    description = getattr(environment, "description", None)
+    if not (isinstance(description, str) and description.strip()):
+        yield "description must be a sentence about the task"
+    fields = getattr(environment, "ExtraEnvInfo", None)
+    if not (isinstance(fields, type) and issubclass(fields, BaseModel)):
+        yield "ExtraEnvInfo must be a pydantic model, the fields of extra_env_info"
+        return
+    try:
+        fields.model_json_schema()
+    except Exception as error:  # noqa: BLE001 - pydantic and the model's own code raise many types
+        yield f"ExtraEnvInfo has no JSON schema, which GET /tasks shows: {type(error).__name__}: {error}"
+
+
+def example_problems(environment: TaskEnvironment, count: int, seed: int) -> Iterator[str]:
+    """What is wrong with the example samples taken together."""
+    samples, again = environment.example_samples(count, seed), environment.example_samples(count, seed)
+    if samples != again:
+        yield f"example_samples({count}, seed={seed}) returned different samples the second time"
+    if len(samples) != count:
+        yield f"example_samples({count}, seed={seed}) returned {len(samples)} samples"
+    different = {json.dumps(sample, sort_keys=True, default=repr) for sample in samples}
+    if len(different) < len(samples):
+        yield f"example_samples({count}, seed={seed}) returned only {len(different)} different samples"
+
+
+def sample_problems(environment: TaskEnvironment, sample: Any) -> Iterator[str]:
+    """What is wrong with one sample, posted to the service as it is."""
+    if problem := json_problem(sample, "sample"):
+        yield f"it is not JSON: {problem}"
+        return
+    try:
+        prompt_of(sample)
+    except ValueError as error:
+        yield str(error).rstrip(".")
+    if problem := extra_env_info_problem(environment, sample.get("extra_env_info") or {}):
+        yield problem
+
+
+def extra_env_info_problem(environment: TaskEnvironment, extra_env_info: dict[str, Any]) -> str | None:
+    """Why `extra_env_info` is not valid for `ExtraEnvInfo`, if it is not."""
+    try:
+        environment.ExtraEnvInfo.model_validate(extra_env_info)
+    except ValidationError as error:
+        return f"ExtraEnvInfo does not accept it: {problems_of(error, 'extra_env_info')}"
+    except Exception as error:  # noqa: BLE001 - a validator of the environment's own raises what it wants
+        return f"ExtraEnvInfo raised {type(error).__name__}: {error}"
+    return None
+
+
+def json_problem(value: Any, name: str) -> str | None:
+    """Why `value` cannot be written as a JSON object, if it cannot."""
+    try:
+        JSON_OBJECT.validate_python(value)
+        json.dumps(value, allow_nan=False)
+    except ValidationError as error:
+        return problems_of(error, name)
+    except ValueError as error:
+        return f"{name}: {error}"
+    return None

@@ -1,0 +1,319 @@
+"""`check`: an environment without fault passes; for each rule, one that breaks just this rule is found."""
+
+import asyncio
+import itertools
+import random
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+
+from rollout_env import ChatMessage, CheckFailed, Finding, StepOutcome, TaskEnvironment, check
+from rollout_env.rules import AWKWARD_REPLIES
+from tests.clients.rollout_env.counting_environment import Count, CountingEnvironment, counting_sample
+
+FIRST = "Sample 0, turn 1, reply ''"
+STATE = (
+    "when two rollouts were played at once, compared with one after the other. Keep the state of a rollout in "
+    "metadata, not in the environment; pass repeatable=False if steps are random on purpose."
+)
+
+
+def findings_of(environment: TaskEnvironment | Callable[[], TaskEnvironment], **arguments: Any) -> list[Finding]:
+    with pytest.raises(CheckFailed) as failure:
+        check(environment, **arguments)
+    return failure.value.findings
+
+
+def test_an_environment_without_fault_passes() -> None:
+    check(CountingEnvironment)
+    check(CountingEnvironment())
+    check(CountingEnvironment, replies=["1", "2"], samples=[counting_sample(3)])
+
+
+def test_every_sample_is_played_with_awkward_replies_and_with_its_own() -> None:
+    replies: list[str] = []
+
+    class Listening(CountingEnvironment):
+        async def step(self, message_log: list[ChatMessage], extra_env_info: Count) -> StepOutcome:
+            replies.append(message_log[-1]["content"])
+            return await super().step(message_log, extra_env_info)
+
+    def counted(sample: Any) -> list[str]:
+        return [str(number + 1) for number in range(sample["extra_env_info"]["until"])]
+
+    check(Listening, counted, samples=2, repeatable=False)
+    assert replies == [*AWKWARD_REPLIES, "1", "2", *AWKWARD_REPLIES, "1", "2", "3"]
+
+
+def test_the_failure_lists_all_findings() -> None:
+    class TwoFaults(CountingEnvironment):
+        async def step(self, message_log: list[ChatMessage], extra_env_info: Count) -> StepOutcome:
+            raise KeyError("board")
+
+        def close(self) -> None:
+            raise OSError("The file is closed.")
+
+    with pytest.raises(CheckFailed) as failure:
+        check(TwoFaults)
+    assert str(failure.value) == (
+        "The environment breaks rules of the service.\n"
+        f"- step: {FIRST}: step raised KeyError: 'board'.\n"
+        "- close: close raised OSError: The file is closed."
+    )
+
+
+def test_what_makes_no_environment_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"such as its class; got 'my_package:Echo'\.$"):
+        check("my_package:Echo")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("attributes", "message"),
+    [
+        ({"description": " "}, "description must be a sentence about the task."),
+        ({"ExtraEnvInfo": dict}, "ExtraEnvInfo must be a pydantic model, the fields of extra_env_info."),
+    ],
+)
+def test_class_attributes_that_are_not_set_are_found(attributes: dict[str, Any], message: str) -> None:
+    faulty = type("Faulty", (CountingEnvironment,), attributes)
+    assert findings_of(faulty) == [Finding("class", message)]
+
+
+def test_extra_env_info_without_a_json_schema_is_found() -> None:
+    class Unwritable(BaseModel):
+        judge: Callable[[str], bool] | None = None
+
+    [found] = findings_of(type("Faulty", (CountingEnvironment,), {"ExtraEnvInfo": Unwritable}))
+    assert found.rule == "class"
+    assert found.message.startswith("ExtraEnvInfo has no JSON schema, which GET /tasks shows: ")
+
+
+class FaultyExamples(CountingEnvironment):
+    def __init__(self, *answers: list[dict[str, Any]]) -> None:
+        self.answers = itertools.cycle(answers)
+
+    def example_samples(self, count: int, seed: int) -> list[dict[str, Any]]:
+        return next(self.answers)
+
+
+TWO, THREE, FOUR = (counting_sample(until) for until in (2, 3, 4))
+
+
+@pytest.mark.parametrize(
+    ("answers", "message"),
+    [
+        (([TWO, THREE], [TWO, FOUR]), "returned different samples the second time."),
+        (([TWO, THREE, FOUR],), "returned 3 samples."),
+        (([TWO, TWO],), "returned only 1 different samples."),
+    ],
+)
+def test_example_samples_that_are_not_as_asked_for_are_found(
+    answers: tuple[list[dict[str, Any]], ...], message: str
+) -> None:
+    assert findings_of(FaultyExamples(*answers), samples=2) == [
+        Finding("example_samples", f"example_samples(2, seed=0) {message}")
+    ]
+
+
+def test_example_samples_that_raise_are_found() -> None:
+    class Raising(CountingEnvironment):
+        def example_samples(self, count: int, seed: int) -> list[dict[str, Any]]:
+            raise FileNotFoundError("words.txt")
+
+    assert findings_of(Raising) == [Finding("example_samples", "example_samples raised FileNotFoundError: words.txt.")]
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        (
+            {"extra_env_info": {"until": "soon"}},
+            "ExtraEnvInfo does not accept it: extra_env_info.until: "
+            "Input should be a valid integer, unable to parse string as an integer.",
+        ),
+        ({"messages": None}, "The sample has no prompt: give it messages, at least one."),
+        ({"score": float("nan")}, "it is not JSON: sample: Out of range float values are not JSON compliant: nan."),
+        ({"tags": {"a"}}, "it is not JSON: sample.tags: input was not a valid JSON value."),
+    ],
+)
+def test_a_sample_that_cannot_be_posted_is_found(fault: dict[str, Any], message: str) -> None:
+    [found] = findings_of(FaultyExamples([TWO, THREE | fault]), samples=2)
+    assert (found.rule, found.message.split(": ", 1)[0]) == ("sample", "Sample 1")
+    assert found.message.split(": ", 1)[1].startswith(message.split(" not JSON compliant")[0])
+
+
+class FaultyStep(CountingEnvironment):
+    """Changes its outcomes."""
+
+    def __init__(self, fault: Callable[[StepOutcome], Any]) -> None:
+        self.fault = fault
+
+    async def step(self, message_log: list[ChatMessage], extra_env_info: Count) -> StepOutcome:
+        changed: StepOutcome = self.fault(await super().step(message_log, extra_env_info))
+        return changed
+
+
+def with_fields(**fields: Any) -> Callable[[StepOutcome], StepOutcome]:
+    return lambda outcome: replace(outcome, **fields)
+
+
+@pytest.mark.parametrize(
+    ("fault", "rule", "message"),
+    [
+        (lambda _: None, "outcome", "step must return a StepOutcome, got NoneType."),
+        (
+            with_fields(observation={"role": "narrator", "content": ""}),
+            "outcome",
+            "outcome.observation.role: Input should be 'system', 'user', 'assistant', 'tool' or 'environment'.",
+        ),
+        (
+            with_fields(observation={"role": "user", "content": 7}),
+            "outcome",
+            "outcome.observation.content: Input should be a valid string.",
+        ),
+        (with_fields(metadata={"until": {3}}), "outcome", "outcome.metadata.until: input was not a valid JSON value."),
+        (
+            with_fields(metadata={"until": 9, "time": float("inf")}),
+            "metadata",
+            "it is not JSON: metadata: Out of range float values are not JSON compliant.",
+        ),
+        (
+            with_fields(metadata={"board": []}),
+            "metadata",
+            "the next step would not accept it as extra_env_info: ExtraEnvInfo does not accept it: "
+            "extra_env_info.until: Field required.",
+        ),
+    ],
+)
+def test_an_outcome_with_one_fault_is_found(fault: Any, rule: str, message: str) -> None:
+    [found] = findings_of(lambda: FaultyStep(fault))
+    assert found.rule == rule
+    assert found.message.startswith(f"{FIRST}: ")
+    assert found.message.replace(" compliant: inf", " compliant").endswith(message)
+
+
+@pytest.mark.parametrize("reward", [float("nan"), float("inf"), {"style": float("nan")}])
+def test_a_reward_that_is_not_finite_is_found(reward: Any) -> None:
+    [found] = findings_of(lambda: FaultyStep(with_fields(reward=reward)))
+    assert found.rule == "outcome"
+    assert "outcome.reward." in found.message
+    assert "Input should be a finite number" in found.message
+
+
+def test_metadata_of_the_last_step_need_not_be_a_state() -> None:
+    check(lambda: FaultyStep(with_fields(terminated=True, metadata={"won": True})))
+
+
+def test_a_step_that_raises_is_found_once_with_the_place_where_it_was_found_first() -> None:
+    class Raising(CountingEnvironment):
+        async def step(self, message_log: list[ChatMessage], extra_env_info: Count) -> StepOutcome:
+            if extra_env_info.until == 3 and extra_env_info.count == 1:
+                raise ZeroDivisionError("division by zero")
+            return await super().step(message_log, extra_env_info)
+
+    assert findings_of(Raising, replies=["a" * 41, "b" * 41], samples=3) == [
+        Finding("step", f"Sample 1, turn 2, reply '{'b' * 40}'...: step raised ZeroDivisionError: division by zero.")
+    ]
+
+
+def test_an_awkward_reply_that_makes_a_step_raise_is_found() -> None:
+    class Naive(CountingEnvironment):
+        async def step(self, message_log: list[ChatMessage], extra_env_info: Count) -> StepOutcome:
+            assert message_log[-1]["content"].split(), "no words"
+            return await super().step(message_log, extra_env_info)
+
+    assert findings_of(Naive) == [Finding("step", f"{FIRST}: step raised AssertionError: no words.")]
+
+
+def test_a_step_that_does_not_end_is_found() -> None:
+    class Endless(CountingEnvironment):
+        async def step(self, message_log: list[ChatMessage], extra_env_info: Count) -> StepOutcome:
+            await asyncio.Event().wait()
+            raise AssertionError
+
+    assert findings_of(Endless, samples=1, step_timeout_s=0.05) == [
+        Finding("step", f"{FIRST}: the step took longer than 0.05 s.")
+    ]
+
+
+def test_a_step_that_blocks_the_event_loop_is_found() -> None:
+    class Blocking(CountingEnvironment):
+        async def step(self, message_log: list[ChatMessage], extra_env_info: Count) -> StepOutcome:
+            time.sleep(0.2)  # noqa: ASYNC251 - the fault under test
+            return await super().step(message_log, extra_env_info)
+
+    assert findings_of(Blocking, samples=1, max_block_s=0.1) == [
+        Finding(
+            "blocking",
+            f"{FIRST}: the step blocked the event loop for more than 0.1 s, during which no other step could run. "
+            "Await what takes long, or run it by asyncio.to_thread.",
+        )
+    ]
+
+
+class OneGameAtATime(CountingEnvironment):
+    """Keeps the count of a rollout in itself; each rollout begins anew with its first turn."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    async def step(self, message_log: list[ChatMessage], extra_env_info: Count) -> StepOutcome:
+        self.count = 1 if len(message_log) == 2 else self.count + 1
+        return await super().step(message_log, extra_env_info.model_copy(update={"count": self.count - 1}))
+
+
+class AGameEach(CountingEnvironment):
+    """Keeps the count of each rollout in itself, by its prompt."""
+
+    def __init__(self) -> None:
+        self.counts: dict[str, int] = {}
+
+    async def step(self, message_log: list[ChatMessage], extra_env_info: Count) -> StepOutcome:
+        prompt = message_log[0]["content"]
+        self.counts[prompt] = 1 if len(message_log) == 2 else self.counts[prompt] + 1
+        return await super().step(message_log, extra_env_info.model_copy(update={"count": self.counts[prompt] - 1}))
+
+
+def test_state_that_two_rollouts_share_is_found() -> None:
+    samples = [counting_sample(3), counting_sample(5)]
+    assert findings_of(OneGameAtATime(), replies=["1", "2"], samples=samples) == [
+        Finding("state", f"Sample 1, turn 2: its observation, reward, metadata differed {STATE}")
+    ]
+
+
+def test_state_that_another_replica_does_not_have_is_found() -> None:
+    samples = [counting_sample(3), counting_sample(5)]
+    check(AGameEach(), replies=["1", "2"], samples=samples)
+    assert findings_of(AGameEach, replies=["1", "2"], samples=samples) == [
+        Finding("state", f"Sample 0, turn 2: step raised KeyError: 'Count to 3.' {STATE}")
+    ]
+
+
+def test_steps_that_are_random_are_found_unless_they_are_so_on_purpose() -> None:
+    class Random(CountingEnvironment):
+        async def step(self, message_log: list[ChatMessage], extra_env_info: Count) -> StepOutcome:
+            return replace(await super().step(message_log, extra_env_info), reward=random.random())
+
+    assert findings_of(Random) == [Finding("state", f"Sample 0, turn 1: its reward differed {STATE}")]
+    check(Random, repeatable=False)
+
+
+def test_all_instances_are_closed_and_a_close_that_raises_is_found() -> None:
+    made: list[CountingEnvironment] = []
+
+    class Closing(CountingEnvironment):
+        closed = False
+
+        def __init__(self) -> None:
+            made.append(self)
+
+        def close(self) -> None:
+            self.closed = True
+            raise OSError("Nothing to close.")
+
+    assert findings_of(Closing) == [Finding("close", "close raised OSError: Nothing to close.")]
+    assert [vars(environment) for environment in made] == [{"closed": True}, {"closed": True}]

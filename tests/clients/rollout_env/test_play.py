@@ -1,0 +1,176 @@
+"""Playing an environment against scripted replies."""
+
+import asyncio
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rollout_env import ChatMessage, OutcomeInvalid, SampleRejected, StepOutcome, Turn, aplay, play
+from rollout_env.play import cut_at_stop_string
+from tests.clients.rollout_env.counting_environment import Count, CountingEnvironment, counting_sample
+
+texts = st.text(alphabet="ab", max_size=8)
+
+
+class Saying(CountingEnvironment):
+    """Answers each step with the next of its outcomes."""
+
+    def __init__(self, *outcomes: StepOutcome) -> None:
+        self.outcomes = list(outcomes)
+        self.logs: list[list[ChatMessage]] = []
+        self.infos: list[Count] = []
+
+    async def step(self, message_log: list[ChatMessage], extra_env_info: Count) -> StepOutcome:
+        self.logs.append(message_log)
+        self.infos.append(extra_env_info)
+        await asyncio.sleep(0)
+        return self.outcomes[len(self.logs) - 1]
+
+
+def says(content: str = "", reward: Any = 0.0, terminated: bool = False, **fields: Any) -> StepOutcome:
+    return StepOutcome({"role": "user", "content": content}, reward, terminated, **fields)
+
+
+def test_a_play_runs_to_the_end_of_the_rollout() -> None:
+    played = play(CountingEnvironment(), ["1", "", "3", "4"], counting_sample(3))
+    assert played.message_log == [
+        {"role": "user", "content": "Count to 3."},
+        {"role": "assistant", "content": "1"},
+        {"role": "user", "content": "That was 1."},
+        {"role": "assistant", "content": ""},
+        {"role": "user", "content": "That was 2."},
+        {"role": "assistant", "content": "3"},
+        {"role": "user", "content": "That was 3."},
+    ]
+    assert [outcome.reward for outcome in played.outcomes] == [1.0, 0.0, 1.0]
+    assert (played.total_reward, played.rewards) == (2.0, {"reward": 2.0})
+    assert played.answers == ["1", None, "3"]
+    assert played.terminated
+    assert played.extra_env_info == {"until": 3, "count": 3}
+    assert played.unused_replies == ["4"]
+
+
+def test_a_play_ends_with_the_last_reply() -> None:
+    played = play(CountingEnvironment(), ["1"], counting_sample(3))
+    assert not played.terminated
+    assert len(played.turns) == 1
+    assert played.unused_replies == []
+
+
+def test_the_sample_is_the_first_example_unless_it_is_chosen() -> None:
+    environment = CountingEnvironment()
+    assert play(environment, []).extra_env_info == {"until": 2}
+    assert play(environment, [], sample=3).extra_env_info == {"until": 5}
+    assert play(environment, [], sample=1, seed=10).extra_env_info == {"until": 13}
+    assert play(environment, [], sample=counting_sample(7)).extra_env_info == {"until": 7}
+
+
+def test_metadata_is_the_extra_env_info_of_the_next_step_and_none_leaves_it() -> None:
+    environment = Saying(says(metadata={"until": 9, "count": 4}), says(), says())
+    played = play(environment, ["a", "b", "c"], counting_sample(3))
+    assert environment.infos == [Count(until=3), Count(until=9, count=4), Count(until=9, count=4)]
+    assert played.extra_env_info == {"until": 9, "count": 4}
+
+
+def test_stop_strings_end_replies_until_others_come() -> None:
+    outcomes = [says(), says(next_stop_strings=["!"]), says(next_stop_strings=[]), says()]
+    played = play(Saying(*outcomes), ["a. b! c"] * 4, counting_sample(3, stop_strings=["."]))
+    assert played.turns == [
+        Turn("a.", (".",), outcomes[0]),
+        Turn("a.", (".",), outcomes[1]),
+        Turn("a. b!", ("!",), outcomes[2]),
+        Turn("a. b! c", (), outcomes[3]),
+    ]
+    assert [message["content"] for message in played.message_log[1::2]] == ["a.", "a.", "a. b!", "a. b! c"]
+    assert played.stop_strings == ()
+
+
+def test_rewards_are_summed_by_name() -> None:
+    environment = Saying(says(reward={"right": 1.0, "style": 0.25}), says(reward={"style": 0.5}), says(reward=2))
+    played = play(environment, ["a", "b", "c"])
+    assert played.rewards == {"right": 1.0, "style": 0.75, "reward": 2.0}
+    assert played.total_reward == 3.75
+
+
+def test_an_environment_sees_role_and_content_alone_and_cannot_change_the_log() -> None:
+    class Vandal(Saying):
+        async def step(self, message_log: list[ChatMessage], extra_env_info: Count) -> StepOutcome:
+            outcome = await super().step([message.copy() for message in message_log], extra_env_info)
+            message_log[0]["content"] = "Broken."
+            message_log.clear()
+            return outcome
+
+    environment = Vandal(says("x"))
+    given_log = [{"role": "user", "content": "Go.", "token_ids": [1, 2], "name": "Ada"}]
+    played = play(environment, ["a"], {"message_log": given_log, "extra_env_info": {"until": 1}})
+    assert environment.logs == [[{"role": "user", "content": "Go."}, {"role": "assistant", "content": "a"}]]
+    assert [message["content"] for message in played.message_log] == ["Go.", "a", "x"]
+
+
+def test_a_play_changes_nothing_in_its_sample() -> None:
+    sample = counting_sample(3)
+    play(CountingEnvironment(), ["1", "2"], sample).extra_env_info["until"] = 0
+    assert sample == counting_sample(3)
+
+
+def test_extra_env_info_is_validated_before_each_step() -> None:
+    with pytest.raises(SampleRejected, match=r"extra_env_info\.until: Field required"):
+        play(CountingEnvironment(), ["1"], {"messages": [{"role": "user", "content": "Count."}]})
+    with pytest.raises(SampleRejected, match=r"extra_env_info\.until: Input should be a valid integer"):
+        play(Saying(says(metadata={"until": None}), says()), ["1", "2"])
+
+
+def test_an_invalid_outcome_is_raised() -> None:
+    with pytest.raises(OutcomeInvalid, match=r"outcome\.reward\.float: Input should be a finite number"):
+        play(Saying(says(reward=float("nan"))), ["1"])
+
+
+def test_what_a_step_raises_comes_out_as_it_is() -> None:
+    with pytest.raises(IndexError, match="list index out of range"):
+        play(Saying(), ["1"])
+
+
+@pytest.mark.parametrize(
+    ("sample", "problem"),
+    [
+        ({}, "The sample has no prompt: give it messages, at least one."),
+        ({"messages": []}, "The sample has no prompt: give it messages, at least one."),
+        (
+            {"messages": [{"role": "user"}]},
+            "The sample's prompt is not valid: messages.0.content: Field required.",
+        ),
+        (
+            {"message_log": [{"role": "", "content": ""}]},
+            "The sample's prompt is not valid: message_log.0.role: Input should be 'system', 'user', 'assistant', "
+            "'tool' or 'environment'.",
+        ),
+    ],
+)
+def test_a_sample_without_a_valid_prompt_is_refused(sample: dict[str, Any], problem: str) -> None:
+    with pytest.raises(ValueError, match=r"prompt") as refusal:
+        play(CountingEnvironment(), ["1"], sample)
+    assert str(refusal.value) == problem
+
+
+def test_wrong_arguments_are_refused_in_a_sentence() -> None:
+    with pytest.raises(TypeError, match=r"^replies must be a list of strings, one a turn, got one string: 'hello'\.$"):
+        play(CountingEnvironment(), "hello")
+    with pytest.raises(ValueError, match=r"^sample must be a sample or the index of an example sample, at least 0"):
+        play(CountingEnvironment(), [], sample=-1)
+
+
+def test_play_works_inside_a_running_event_loop_and_aplay_runs_in_it() -> None:
+    async def both() -> tuple[object, object]:
+        return play(CountingEnvironment(), ["1", "2"]), await aplay(CountingEnvironment(), ["1", "2"])
+
+    in_a_thread, awaited = asyncio.run(both())
+    assert in_a_thread == awaited == play(CountingEnvironment(), ["1", "2"])
+
+
+@given(texts, st.lists(texts.filter(bool), max_size=3))
+def test_a_reply_is_cut_where_its_first_stop_string_is_complete(reply: str, stop_strings: list[str]) -> None:
+    prefixes = (reply[:length] for length in range(len(reply) + 1))
+    expected = next((prefix for prefix in prefixes if prefix.endswith(tuple(stop_strings))), reply)
+    assert cut_at_stop_string(reply, stop_strings) == (expected if stop_strings else reply)

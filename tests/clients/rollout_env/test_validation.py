@@ -1,0 +1,110 @@
+"""Validation of what goes into a step and what comes out of it."""
+
+import asyncio
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rollout_env import OutcomeInvalid, SampleRejected, StepOutcome
+from rollout_env.validation import validated_extra_env_info, validated_outcome, validated_step
+from tests.clients.rollout_env.counting_environment import Count, CountingEnvironment
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    lambda children: st.lists(children) | st.dictionaries(st.text(), children),
+    max_leaves=5,
+)
+finite = st.floats(allow_nan=False, allow_infinity=False)
+outcomes = st.builds(
+    StepOutcome,
+    observation=st.fixed_dictionaries({"role": st.just("user"), "content": st.text()}),
+    reward=finite | st.dictionaries(st.text(), finite),
+    terminated=st.booleans(),
+    metadata=st.none() | st.dictionaries(st.text(), json_values),
+    next_stop_strings=st.none() | st.lists(st.text(min_size=1)),
+    answer=st.none() | st.text(),
+)
+
+
+def outcome(**fields: Any) -> StepOutcome:
+    plain: dict[str, Any] = {"observation": {"role": "user", "content": ""}, "reward": 0.0, "terminated": False}
+    return StepOutcome(**plain | fields)
+
+
+@given(outcomes)
+def test_a_valid_outcome_passes_unchanged(valid: StepOutcome) -> None:
+    assert validated_outcome(valid) == valid
+
+
+def test_a_valid_outcome_shares_nothing_mutable_with_the_environments_own() -> None:
+    board = [[1, 2], [3, 0]]
+    checked = validated_outcome(outcome(metadata={"board": board}))
+    board[0][0] = 9
+    assert checked.metadata == {"board": [[1, 2], [3, 0]]}
+
+
+@pytest.mark.parametrize(
+    ("fields", "problem"),
+    [
+        (
+            {"observation": {"role": "narrator", "content": ""}},
+            "outcome.observation.role: Input should be 'system', 'user', 'assistant', 'tool' or 'environment'",
+        ),
+        ({"observation": {"role": "user"}}, "outcome.observation.content: Field required"),
+        (
+            {"observation": {"role": "user", "content": None}},
+            "outcome.observation.content: Input should be a valid string",
+        ),
+        ({"terminated": None}, "outcome.terminated: Input should be a valid boolean"),
+        ({"next_stop_strings": [""]}, "outcome.next_stop_strings.0: String should have at least 1 character"),
+        ({"answer": 7}, "outcome.answer: Input should be a valid string"),
+    ],
+)
+def test_an_invalid_field_is_refused_by_its_name(fields: dict[str, Any], problem: str) -> None:
+    with pytest.raises(OutcomeInvalid) as refusal:
+        validated_outcome(outcome(**fields))
+    assert str(refusal.value) == f"The environment's outcome is not valid: {problem}."
+
+
+@pytest.mark.parametrize("reward", [float("nan"), float("inf"), {"style": float("-inf")}, None, "much"])
+def test_a_reward_that_is_no_finite_number_is_refused(reward: Any) -> None:
+    with pytest.raises(OutcomeInvalid, match=r"outcome\.reward\."):
+        validated_outcome(outcome(reward=reward))
+
+
+@pytest.mark.parametrize("metadata", [{"board": {1, 2}}, {"time": object()}, {1: "one"}, ["board"]])
+def test_metadata_that_is_no_json_object_is_refused(metadata: Any) -> None:
+    with pytest.raises(OutcomeInvalid, match=r"outcome\.metadata"):
+        validated_outcome(outcome(metadata=metadata))
+
+
+def test_an_outcome_of_another_type_is_refused() -> None:
+    with pytest.raises(OutcomeInvalid) as refusal:
+        validated_outcome({"reward": 1.0})
+    assert str(refusal.value) == ("The environment's outcome is not valid: step must return a StepOutcome, got dict.")
+
+
+def test_extra_env_info_becomes_the_model_of_the_environment() -> None:
+    assert validated_extra_env_info(CountingEnvironment(), {"until": 3}) == Count(until=3)
+
+
+def test_extra_env_info_that_the_model_refuses_rejects_the_sample() -> None:
+    with pytest.raises(SampleRejected) as refusal:
+        validated_extra_env_info(CountingEnvironment(), {"count": "many"})
+    assert str(refusal.value) == (
+        "The environment cannot take this sample: extra_env_info.until: Field required; extra_env_info.count: "
+        "Input should be a valid integer, unable to parse string as an integer."
+    )
+
+
+def test_a_step_goes_from_json_to_a_valid_outcome() -> None:
+    log = [{"role": "user", "content": "Count to 2."}, {"role": "assistant", "content": "1"}]
+    stepped = asyncio.run(validated_step(CountingEnvironment(), log, {"until": 2}))  # type: ignore[arg-type]
+    assert stepped == outcome(
+        observation={"role": "user", "content": "That was 1."},
+        reward=1.0,
+        metadata={"until": 2, "count": 1},
+        answer="1",
+    )
