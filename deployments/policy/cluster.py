@@ -1,4 +1,4 @@
-"""What changes of weights ask of the Ray cluster; apart from the policy store, so that the store itself needs none."""
+"""What the policy store needs of the Ray cluster; tests use another implementation."""
 
 import asyncio
 from pathlib import Path
@@ -11,23 +11,23 @@ ALIVE_WITHIN_S = 10.0
 
 
 class Cluster(Protocol):
-    def put(self, piece: bytes) -> Any:
-        """A reference to the piece, which replicas on every node can await."""
+    def put(self, chunk: bytes) -> Any:
+        """Returns a reference to the bytes that replicas on every node can await."""
         ...
 
     async def is_alive(self, actor: Any) -> bool: ...
 
     def kill(self, actor: Any) -> None:
-        """Ends the actor, if it has not ended yet; Serve starts another in its place."""
+        """Ends the actor if it has not ended yet; Serve starts another in its place."""
         ...
 
 
-class RayCluster:
-    def put(self, piece: bytes) -> Any:
-        return ray.put(piece)
+class RayCluster(Cluster):
+    def put(self, chunk: bytes) -> Any:
+        return ray.put(chunk)
 
     async def is_alive(self, actor: Any) -> bool:
-        """One that does not answer for a while counts as alive: Ray itself says when a node is lost."""
+        """An actor that does not answer within `ALIVE_WITHIN_S` counts as alive: Ray detects the loss of a node."""
         try:
             async with asyncio.timeout(ALIVE_WITHIN_S):
                 await actor.__ray_ready__.remote()
@@ -42,6 +42,6 @@ class RayCluster:
 
 
 def cluster_weights_folder() -> Path:
-    """Of this Ray cluster, on this node: for weights that need not outlive it."""
+    """A folder of this Ray cluster on this node, for weights that need not outlive the cluster."""
     context = ray.get_runtime_context()
     return Path(context.get_temp_dir()) / context.get_session_name() / "rollout-weights"

@@ -11,7 +11,7 @@ StoredKind = Literal["full", "adapter"]
 
 @dataclass(frozen=True, slots=True)
 class SwapOptions:
-    """How a replica changes its weights."""
+    """How generation is paused while a replica changes its weights."""
 
     mode: PauseMode = "keep"
     reset_prefix_cache: bool = True
@@ -19,62 +19,64 @@ class SwapOptions:
 
 @dataclass(frozen=True, slots=True)
 class VersionPayload:
-    """One version's weights on their way: `chunks` are Ray objects, together the bytes of a safetensors file."""
+    """The weights of one version, for replicas to fetch."""
 
     version: int
     kind: StoredKind
     chunks: tuple[Any, ...]
+    """References to Ray objects, which together are the bytes of a safetensors file."""
     adapter_config: str | None = None
+    """Text of PEFT's `adapter_config.json`; adapters only."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """Bring the weights to where a swap finds them, while generations go on."""
+    """Fetch the weights and prepare them for `Swap`, while generations go on."""
 
     payload: VersionPayload
 
 
 @dataclass(frozen=True, slots=True)
 class Swap:
-    """Put what was staged in place of the weights."""
+    """Replace the weights in the engine by those that were staged."""
 
     options: SwapOptions
 
 
 @dataclass(frozen=True, slots=True)
 class AcceptRequests:
-    """The replica has the current weights: a replica that starts may call itself ready."""
+    """The replica has the current weights and may accept requests; one that is starting becomes ready."""
 
 
 @dataclass(frozen=True, slots=True)
 class InitTransfer:
-    """Rendezvous with the trainer; `init_info` is that of vLLM's weight-transfer engine."""
+    """Meet the trainer; `init_info` is what vLLM's weight-transfer engine takes."""
 
     init_info: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class StartTransfer:
-    """Pause, and make ready for weights that the trainer sends."""
+    """Pause generation and prepare to receive weights from the trainer."""
 
     options: SwapOptions
 
 
 @dataclass(frozen=True, slots=True)
 class UpdateTransfer:
-    """Receive what the trainer sends now."""
+    """Receive what the trainer sends meanwhile; `update_info` is what vLLM's weight-transfer engine takes."""
 
     update_info: Any
 
 
 @dataclass(frozen=True, slots=True)
 class ApplyTransfer:
-    """All has been sent: make it the weights, and stay paused."""
+    """All weights have been received: put them in place, and stay paused."""
 
 
 @dataclass(frozen=True, slots=True)
 class FinishTransfer:
-    """What was received is `version`; go on."""
+    """The weights that were received are `version`: resume generation."""
 
     version: int
 
@@ -84,36 +86,39 @@ Command = Stage | Swap | AcceptRequests | InitTransfer | StartTransfer | UpdateT
 
 @dataclass(frozen=True, slots=True)
 class LoadedWeights:
-    """What an engine holds: `full` weights, and the adapter on top of them, if any."""
+    """The versions that an engine holds: full weights, and perhaps an adapter for them."""
 
     full: int = 0
     adapter: int | None = None
 
     @property
     def version(self) -> int:
-        """The version that its tokens carry."""
+        """The version that generated tokens are labelled with."""
         return self.full if self.adapter is None else self.adapter
 
 
 @dataclass(frozen=True, slots=True)
 class CommandReport:
-    """A replica's answer to a command, with what it holds now.
-
-    `error` says why it could not be carried out; `broken` that the replica is of no use any more.
-    """
+    """A replica's report on one command. Times are in seconds, and 0 for commands that do not have them."""
 
     command_number: int
     loaded: LoadedWeights
+    """What the engine holds after the command."""
     error: str | None = None
+    """Why the command failed."""
     broken: bool = False
+    """Whether the replica cannot be used any more."""
     load_s: float = 0.0
+    """`Stage`: fetching the weights."""
     swap_s: float = 0.0
+    """`Swap`, `FinishTransfer`: replacing the weights."""
     pause_s: float = 0.0
+    """`Swap`, `FinishTransfer`: how long generation was paused."""
 
 
 @dataclass(frozen=True, slots=True)
 class NumberedCommand:
-    """A command with the number that its report names."""
+    """A command, with the number by which its report refers to it."""
 
     number: int
     command: Command
@@ -121,9 +126,11 @@ class NumberedCommand:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaRegistration:
-    """Who a replica is when it joins: `actor` can be asked whether it lives, `workers` share one copy of the model."""
+    """What a replica tells about itself when it registers."""
 
     replica_id: str
     actor: Any
+    """Handle of the replica's Ray actor, to find out whether it lives, and to end it."""
     workers: int
+    """Processes that share one copy of the model."""
     loaded: LoadedWeights = field(default_factory=LoadedWeights)

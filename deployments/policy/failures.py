@@ -1,6 +1,6 @@
-"""Every way a change of the policy can be refused or fail; each carries what is wrong, field by field.
+"""Every way in which a change of the policy can be refused or fail, with what is wrong, field by field.
 
-Raised by the policy store, surfaced as problem documents by the ingress.
+The policy store raises them; the ingress answers with problem documents.
 """
 
 from typing import ClassVar
@@ -9,7 +9,7 @@ from rollout_client.problem_contract import FieldProblem
 
 
 class PolicyFailure(Exception):
-    """A call of `/policy` that was not carried out; what was served before goes on."""
+    """A call of `/policy` was not carried out; the current version goes on serving."""
 
     status: ClassVar[int] = 422
     name: ClassVar[str]
@@ -24,29 +24,29 @@ class PolicyFailure(Exception):
 
 
 class WeightsRefused(PolicyFailure):
-    """The weights are not those of this model, not finite, or not readable."""
+    """The weights are not readable, are not those of this model, or hold NaN or infinity."""
 
     name = "weights-refused"
     title = "The weights are refused; the current version goes on serving"
 
 
 class SourceRefused(PolicyFailure):
-    """The checkpoint lies outside the configured roots, or is not there."""
+    """The checkpoint lies outside the configured roots, or cannot be read."""
 
     name = "source-refused"
     title = "The checkpoint is not read; the current version goes on serving"
 
 
 class VersionRefused(PolicyFailure):
-    """Versions are numbered upward and never change: this one is taken, or too low."""
+    """Versions are numbered upward and never change: this number is taken, or too low."""
 
     status = 409
     name = "version-refused"
-    title = "The version cannot be brought under this number"
+    title = "The number of the version is taken or too low"
 
 
 class VersionUnknown(PolicyFailure):
-    """Nothing is known of the version."""
+    """The version is not stored, or nothing of it has arrived."""
 
     status = 404
     name = "version-unknown"
@@ -54,15 +54,15 @@ class VersionUnknown(PolicyFailure):
 
 
 class ChunkMisplaced(PolicyFailure):
-    """The piece does not begin where the upload ends."""
+    """The chunk does not begin where the upload ends, or another sender has begun one."""
 
     status = 409
     name = "chunk-misplaced"
-    title = "The piece does not follow what has arrived"
+    title = "The chunk does not follow what has arrived"
 
 
 class ChunkDamaged(PolicyFailure):
-    """What arrived does not have the digest that its sender named."""
+    """The bytes that arrived do not have the digest or the length that their sender named."""
 
     status = 400
     name = "chunk-damaged"
@@ -70,7 +70,7 @@ class ChunkDamaged(PolicyFailure):
 
 
 class UpdateUnderWay(PolicyFailure):
-    """Another update is under way, and the caller did not want to wait."""
+    """Another update is under way, and the caller chose not to wait."""
 
     status = 409
     name = "update-under-way"
@@ -78,7 +78,7 @@ class UpdateUnderWay(PolicyFailure):
 
 
 class PolicyNotCurrent(PolicyFailure):
-    """The version that was demanded is not current, and did not become so in time."""
+    """The demanded version is not current, and did not become current in time."""
 
     status = 409
     name = "policy-not-current"
@@ -86,7 +86,7 @@ class PolicyNotCurrent(PolicyFailure):
 
 
 class TransferRefused(PolicyFailure):
-    """A step of a weight transfer that does not follow from what went before."""
+    """A step of a weight transfer is out of order, or a replica failed it."""
 
     status = 409
     name = "transfer-refused"

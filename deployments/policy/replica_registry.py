@@ -1,8 +1,8 @@
-"""The generator replicas as the policy store knows them, and how it gives them orders.
+"""The generator replicas that have registered, and how the policy store sends commands to them.
 
-Replicas ask for their next order and report the last one with it; Serve's handles cannot single a replica out, nor do
-they know one that is still starting. Guarantees: each numbered reaches the replica it is for at most once, and whoever
-waits for its report is told when the replica died, came back anew, or took too long.
+A replica polls for its next command and reports on the previous one with it: Serve's handles can neither address a
+single replica nor reach one that is still starting. Guarantees: each command reaches the replica that it is for at most
+once; whoever waits for a report learns that the replica died, registered again, or took too long.
 """
 
 import asyncio
@@ -16,6 +16,7 @@ from deployments.policy.commands import Command, CommandReport, LoadedWeights, N
 
 LONG_POLL_S = 20.0
 LIVENESS_POLL_S = 0.5
+CHECKSUM_POLL_S = 0.05
 
 
 class ReplicaLost(Exception):
@@ -27,11 +28,13 @@ class RegisteredReplica:
     registration: ReplicaRegistration
     loaded: LoadedWeights
     accepts_requests: bool = False
-    """Whether it was told that it is current; one that only starts is not ready before."""
+    """Whether it was told to accept requests; a replica that starts is not ready before."""
     checksum: str | None = None
-    """Of the weights in its engine; `None` until it has told it."""
+    """Of the weights in its engine; `None` until the replica has computed it."""
     commands: "asyncio.Queue[NumberedCommand]" = field(default_factory=asyncio.Queue)
-    awaited: "dict[int, asyncio.Future[CommandReport]]" = field(default_factory=dict)
+    """Not yet fetched by the replica."""
+    awaited_reports: "dict[int, asyncio.Future[CommandReport]]" = field(default_factory=dict)
+    """By the number of the command."""
 
     @property
     def replica_id(self) -> str:
@@ -43,75 +46,83 @@ class ReplicaRegistry:
 
     def __init__(self, is_alive: Callable[[Any], Awaitable[bool]]) -> None:
         self._is_alive = is_alive
-        self._members: dict[str, RegisteredReplica] = {}
+        self._replicas: dict[str, RegisteredReplica] = {}
         self._numbers = count(1)
 
     @property
-    def members(self) -> list[RegisteredReplica]:
-        """In the order in which they joined."""
-        return list(self._members.values())
+    def replicas(self) -> list[RegisteredReplica]:
+        """In the order in which they registered."""
+        return list(self._replicas.values())
 
     def register(self, registration: ReplicaRegistration) -> RegisteredReplica:
-        """A replica that was a member already begins anew: what was ordered before is lost."""
-        self.forget(registration.replica_id, "it joined anew")
-        member = self._members[registration.replica_id] = RegisteredReplica(registration, registration.loaded)
-        return member
+        """Adds the replica; a replica of the same id that was registered before is forgotten with its commands."""
+        self.forget(registration.replica_id, "it registered again")
+        replica = self._replicas[registration.replica_id] = RegisteredReplica(registration, registration.loaded)
+        return replica
 
-    def has(self, member: RegisteredReplica) -> bool:
-        """Whether it is neither forgotten nor joined anew."""
-        return self._members.get(member.replica_id) is member
+    def has(self, replica: RegisteredReplica) -> bool:
+        """Whether it is registered and has not registered again since."""
+        return self._replicas.get(replica.replica_id) is replica
 
-    def forget(self, replica_id: str, why: str) -> None:
-        member = self._members.pop(replica_id, None)
-        for awaited in member.awaited.values() if member else ():
-            if not awaited.done():
-                awaited.set_exception(ReplicaLost(why))
+    def forget(self, replica_id: str, reason: str) -> None:
+        """Removes the replica and raises `ReplicaLost` for those who wait for its reports; unknown ids are ignored."""
+        replica = self._replicas.pop(replica_id, None)
+        for report in replica.awaited_reports.values() if replica else ():
+            if not report.done():
+                report.set_exception(ReplicaLost(reason))
 
     async def forget_the_dead(self) -> None:
-        members = self.members
-        alive = await asyncio.gather(*(self._is_alive(member.registration.actor) for member in members))
-        for member, lives in zip(members, alive, strict=True):
-            if not lives and self.has(member):
-                self.forget(member.replica_id, "it died")
+        replicas = self.replicas
+        alive = await asyncio.gather(*(self._is_alive(replica.registration.actor) for replica in replicas))
+        for replica, lives in zip(replicas, alive, strict=True):
+            if not lives and self.has(replica):
+                self.forget(replica.replica_id, "it died")
 
     async def next_command(self, replica_id: str, report: CommandReport | None) -> NumberedCommand | None:
-        """Takes the report of the last order, and answers the next one; `None` if none came for a while.
+        """Takes the report on the previous command and waits for the next one; `None` after `LONG_POLL_S` without one.
 
         Raises:
-            ReplicaNotRegistered: the replica has to join first.
+            ReplicaNotRegistered: the replica has to register first.
         """
-        member = self._member(replica_id)
+        replica = self._registered(replica_id)
         if report is not None:
-            if report.loaded != member.loaded:
-                member.loaded, member.checksum = report.loaded, None
-            awaited = member.awaited.pop(report.command_number, None)
+            if report.loaded != replica.loaded:
+                replica.loaded, replica.checksum = report.loaded, None
+            awaited = replica.awaited_reports.pop(report.command_number, None)
             if awaited is not None and not awaited.done():
                 awaited.set_result(report)
         try:
             async with asyncio.timeout(LONG_POLL_S):
-                return await member.commands.get()
+                return await replica.commands.get()
         except TimeoutError:
             return None
 
     def record_checksum(self, replica_id: str, loaded: LoadedWeights, checksum: str) -> None:
-        """Raises `ReplicaNotRegistered`."""
-        member = self._member(replica_id)
-        if member.loaded == loaded:
-            member.checksum = checksum
+        """Ignores the checksum if the replica holds other weights by now. Raises `ReplicaNotRegistered`."""
+        replica = self._registered(replica_id)
+        if replica.loaded == loaded:
+            replica.checksum = checksum
 
-    async def ask(self, member: RegisteredReplica, command: Command, timeout_s: float) -> CommandReport:
-        """Gives the order and waits for its report.
+    async def wait_for_checksums(self, wait_s: float) -> None:
+        """Returns once the checksums of all replicas are known, or after `wait_s`."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + wait_s
+        while loop.time() < deadline and any(replica.checksum is None for replica in self._replicas.values()):
+            await asyncio.sleep(CHECKSUM_POLL_S)
+
+    async def send(self, replica: RegisteredReplica, command: Command, timeout_s: float) -> CommandReport:
+        """Queues the command for the replica and waits for its report.
 
         Raises:
-            ReplicaLost: there will be none.
+            ReplicaLost: the replica left, died, or did not report in time.
         """
-        if not self.has(member):
+        if not self.has(replica):
             raise ReplicaLost("it has left")
         numbered = NumberedCommand(next(self._numbers), command)
         report: asyncio.Future[CommandReport] = asyncio.get_running_loop().create_future()
-        member.awaited[numbered.number] = report
-        member.commands.put_nowait(numbered)
-        watch = asyncio.create_task(self._forget_if_dead(member))
+        replica.awaited_reports[numbered.number] = report
+        replica.commands.put_nowait(numbered)
+        watch = asyncio.create_task(self._forget_if_dead(replica))
         try:
             async with asyncio.timeout(timeout_s):
                 return await report
@@ -119,15 +130,15 @@ class ReplicaRegistry:
             raise ReplicaLost(f"it did not report within {timeout_s:g} s") from None
         finally:
             watch.cancel()
-            member.awaited.pop(numbered.number, None)
+            replica.awaited_reports.pop(numbered.number, None)
 
-    async def _forget_if_dead(self, member: RegisteredReplica) -> None:
-        while await self._is_alive(member.registration.actor):
+    async def _forget_if_dead(self, replica: RegisteredReplica) -> None:
+        while await self._is_alive(replica.registration.actor):
             await asyncio.sleep(LIVENESS_POLL_S)
-        if self.has(member):
-            self.forget(member.replica_id, "it died")
+        if self.has(replica):
+            self.forget(replica.replica_id, "it died")
 
-    def _member(self, replica_id: str) -> RegisteredReplica:
-        if replica_id not in self._members:
+    def _registered(self, replica_id: str) -> RegisteredReplica:
+        if replica_id not in self._replicas:
             raise ReplicaNotRegistered(replica_id)
-        return self._members[replica_id]
+        return self._replicas[replica_id]

@@ -1,4 +1,4 @@
-"""How the policy store keeps versions, and what it may read."""
+"""Settings of the policy store: where versions are kept, what may be read, and how long things may take."""
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -7,15 +7,15 @@ class PolicySettings(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     folder: str | None = None
-    """Where versions are kept. One that outlives the machine makes the current version outlive it too; without it they
-    live as long as the Ray cluster, in its folder for temporary files."""
+    """Where versions are kept. If it outlives the machine, so does the current version. Default: a temporary folder of
+    the Ray cluster, which lives as long as the cluster."""
     checkpoint_roots: list[str] = []
-    """Paths and fsspec URLs under which a checkpoint may lie that the service is to read itself; none by default."""
+    """Paths and fsspec URLs under which checkpoints may lie that the service reads itself; none by default."""
     keep_versions: int = Field(default=2, ge=1)
-    """Full versions that stay on disk, the current one included, as bases of deltas."""
+    """Full versions that stay on disk as bases of deltas, including the current one."""
     wait_s: float = Field(default=60, ge=0)
-    """How long a rollout that demands a version waits for it at most."""
+    """The longest time, in seconds, that a rollout waits for a version that it demands."""
     command_timeout_s: float = Field(default=600, gt=0)
-    """A replica that takes longer to carry out one step of an update is replaced."""
+    """A replica that takes longer, in seconds, for one step of an update is replaced."""
     transfer_idle_s: float = Field(default=300, gt=0)
-    """A weight transfer from whose trainer nothing was heard for so long is given up; its replicas are replaced."""
+    """A weight transfer is abandoned, and its replicas are replaced, if its trainer is silent for so many seconds."""

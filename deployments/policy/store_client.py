@@ -1,4 +1,4 @@
-"""The policy store over its Serve handle, for replicas and for the ingress."""
+"""The policy store over its Serve handle, for replicas and for the ingress: the client of `store.PolicyStore`."""
 
 from typing import Any
 
@@ -19,7 +19,10 @@ from rollout_client.policy_contract import (
 
 
 class PolicyStoreClient(CommandSource):
-    """Calls `PolicyStore`, method by method; each raises what the store raises, and `PolicyStoreLost`."""
+    """Has the methods of `PolicyStore`.
+
+    Each raises what the store raises, and `PolicyStoreLost` if the store dies or cannot be reached.
+    """
 
     def __init__(self, handle: DeploymentHandle[Any]) -> None:
         self._handle = handle

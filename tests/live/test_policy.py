@@ -147,7 +147,7 @@ def broken(state: State, how: str) -> bytes:
         ("extra", "model.extra.weight", "the tensor is not known to the model"),
         ("shape", NORM, "its shape is [3]; the model's is [128]"),
         ("dtype", NORM, "its dtype is F32; the model's is BF16"),
-        ("nan", NORM, "it holds NaN or infinity; the training has gone astray"),
+        ("nan", NORM, "it holds NaN or infinity; the training has diverged"),
     ],
 )
 def test_bad_weights_are_refused_by_name_and_the_current_ones_go_on(

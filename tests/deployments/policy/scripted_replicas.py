@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from deployments.policy.cluster import Cluster
 from deployments.policy.command_source import CommandSource, ReplicaNotRegistered
 from deployments.policy.commands import (
     AcceptRequests,
@@ -47,17 +48,17 @@ class RegistryCommandSource(CommandSource):
 
 
 @dataclass
-class ScriptedCluster:
-    """Implements `Cluster`: an object is its own reference, and an actor is a `ScriptedReplica`."""
+class ScriptedCluster(Cluster):
+    """An object is its own reference, and an actor is a `ScriptedReplica`."""
 
     events: list[tuple[str, str, int]] = field(default_factory=list)
     """Who did what with which version, in order."""
     killed: list[str] = field(default_factory=list)
     puts: list[bytes] = field(default_factory=list)
 
-    def put(self, piece: bytes) -> Any:
-        self.puts.append(piece)
-        return piece
+    def put(self, chunk: bytes) -> Any:
+        self.puts.append(chunk)
+        return chunk
 
     async def is_alive(self, actor: Any) -> bool:
         return bool(actor.is_alive)

@@ -46,7 +46,7 @@ class Actors:
     def ask(
         self, member: RegisteredReplica, command: Command = SWAP, timeout_s: float = 100.0
     ) -> asyncio.Task[CommandReport]:
-        return asyncio.create_task(self.registry.ask(member, command, timeout_s))
+        return asyncio.create_task(self.registry.send(member, command, timeout_s))
 
     async def next_command(self, name: str, report: CommandReport | None = None) -> NumberedCommand:
         numbered = await self.registry.next_command(name, report)
@@ -68,7 +68,7 @@ def test_members_stand_in_the_order_in_which_they_joined() -> None:
     for name in "bac":
         actors.register(name)
     actors.register("b", LoadedWeights(3))
-    assert [(member.replica_id, member.loaded.version) for member in actors.registry.members] == [
+    assert [(member.replica_id, member.loaded.version) for member in actors.registry.replicas] == [
         ("a", 0),
         ("c", 0),
         ("b", 3),
@@ -161,9 +161,9 @@ def test_joining_anew_ends_what_was_ordered_before() -> None:
         await actors.next_command("a")
         old_poll = actors.poll("a")
         await settled()
-        waiting = asyncio.create_task(actors.registry.ask(member, SWAP, 100.0))
+        waiting = asyncio.create_task(actors.registry.send(member, SWAP, 100.0))
         again = actors.register("a", LoadedWeights(4))
-        assert (await lost(taken), await lost(waiting)) == ("it joined anew", "it has left")
+        assert (await lost(taken), await lost(waiting)) == ("it registered again", "it has left")
         assert await lost(actors.ask(member)) == "it has left"
         assert (actors.registry.has(member), actors.registry.has(again)) == (False, True)
         assert (again.loaded, again.accepts_requests) == (LoadedWeights(4), False)
@@ -186,7 +186,7 @@ def test_a_replica_that_takes_too_long_is_lost_and_its_late_report_only_noted() 
         assert now() == 7.5
         assert actors.registry.has(member)
         assert await actors.registry.next_command("a", CommandReport(numbered.number, LoadedWeights(9))) is None
-        assert (member.loaded, member.awaited) == (LoadedWeights(9), {})
+        assert (member.loaded, member.awaited_reports) == (LoadedWeights(9), {})
 
     run(story())
 
@@ -210,7 +210,7 @@ def test_a_replica_that_dies_is_lost_and_forgotten() -> None:
         actors.dead |= {"a", "b"}
         assert await lost(asked) == "it died"
         assert now() <= LIVENESS_POLL_S
-        assert actors.registry.members == [b]
+        assert actors.registry.replicas == [b]
 
     run(story())
 
@@ -221,7 +221,7 @@ def test_the_dead_are_forgotten() -> None:
         a, b, c = (actors.register(name) for name in "abc")
         actors.dead |= {"a", "c"}
         await actors.registry.forget_the_dead()
-        assert actors.registry.members == [b]
+        assert actors.registry.replicas == [b]
         assert not actors.registry.has(a)
         assert not actors.registry.has(c)
 
@@ -239,7 +239,7 @@ def test_a_replica_that_joins_anew_while_it_is_asked_whether_it_lives_stays() ->
         registry = ReplicaRegistry(is_alive)
         registry.register(ReplicaRegistration("a", "old", 1))
         await registry.forget_the_dead()
-        assert [member.registration.actor for member in registry.members] == ["young"]
+        assert [member.registration.actor for member in registry.replicas] == ["young"]
 
     run(story())
 
@@ -274,7 +274,7 @@ def test_whatever_happens_an_order_reaches_its_replica_at_most_once(events: list
         polls: dict[str, list[asyncio.Task[NumberedCommand | None]]] = {"a": [], "b": []}
 
         async def happen(event: str, name: str) -> None:
-            member = next((member for member in actors.registry.members if member.replica_id == name), None)
+            member = next((member for member in actors.registry.replicas if member.replica_id == name), None)
             if event == "register" or member is None:
                 actors.dead.discard(name)
                 actors.register(name)

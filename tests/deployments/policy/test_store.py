@@ -27,7 +27,9 @@ from deployments.policy.failures import (
     WeightsRefused,
 )
 from deployments.policy.settings import PolicySettings
-from deployments.policy.store import OVERTAKEN, PolicyStore
+from deployments.policy.store import PolicyStore
+from deployments.policy.upload_store import UploadStore
+from deployments.policy.uploads import OVERTAKEN
 from deployments.policy.version_store import StoredVersion, VersionStore
 from rollout_client.policy_contract import PolicyUpdate, PushOptions, SwitchOptions, UploadState
 from rollout_client.problem_contract import FieldProblem
@@ -111,11 +113,11 @@ class World:
         return asyncio.create_task(self.push(version, content, **options))
 
     async def until_updating(self, version: int) -> None:
-        await until(lambda: self.store._updating_to == version)
+        await until(lambda: self.store._versions.updating_to == version)
 
     async def until_one_waits(self) -> None:
         """For an update that is under way."""
-        await until(lambda: len(self.store._lock._waiters or ()) == 1)
+        await until(lambda: len(self.store._update_lock._lock._waiters or ()) == 1)
 
     async def end(self) -> None:
         for replica in self.replicas:
@@ -387,7 +389,7 @@ def test_what_is_larger_than_weights_can_be_is_refused_and_leaves_nothing(tmp_pa
     play(story, tmp_path)
 
 
-IS_BROUGHT = "all of it has arrived, and it is being checked and brought to the replicas"
+IS_ACTIVE = "all of it has arrived, and it is being validated and loaded by the replicas"
 
 
 def test_the_same_upload_again_while_it_is_under_way_has_the_same_answer(tmp_path: Path) -> None:
@@ -404,9 +406,9 @@ def test_the_same_upload_again_while_it_is_under_way_has_the_same_answer(tmp_pat
                 await until(lambda: bool(world.cluster.done("stage")))
             else:
                 # It is still being checked: nothing may touch what arrived.
-                async with refused(VersionRefused, "version", IS_BROUGHT, 3):
+                async with refused(VersionRefused, "version", IS_ACTIVE, 3):
                     await world.store.begin_chunk(3, 0)
-            async with refused(VersionRefused, "version", IS_BROUGHT, 3):
+            async with refused(VersionRefused, "version", IS_ACTIVE, 3):
                 await world.complete(3, PushOptions(), False, sha256(content))
             assert await world.store.repeated_update(3, sha256(b"other")) is None
             assert await world.store.repeated_update(3, None) is None
@@ -423,12 +425,12 @@ def test_the_same_bad_upload_again_while_it_is_checked_has_the_same_answer(tmp_p
     async def story(world: World) -> None:
         content = bad("nan")
         completing = world.pushing(1, content)
-        await until(lambda: 1 in world.store._bringing)
+        await until(lambda: 1 in world.store._active_pushes)
         with pytest.raises(WeightsRefused):
             await world.store.repeated_update(1, sha256(content))
         with pytest.raises(WeightsRefused):
             await completing
-        assert world.store._bringing == {}
+        assert not world.store._active_pushes
 
     play(story, tmp_path)
 
@@ -456,7 +458,7 @@ def test_a_second_update_may_be_refused_instead(tmp_path: Path) -> None:
         pushing = world.pushing(1, weights(2.0))
         await world.until_updating(1)
         assert (await world.store.state(0)).updating_to == 1
-        message = "version 1 is being brought to the replicas; wait for it, or say if_busy=wait"
+        message = "version 1 is being loaded by the replicas; wait for it, or say if_busy=wait"
         async with refused(UpdateUnderWay, "if_busy", message, "refuse"):
             await world.push(2, weights(3.0), if_busy="refuse")
         await pushing
@@ -508,7 +510,7 @@ def test_a_replica_that_joins_during_an_update_ends_at_the_new_weights(tmp_path:
         await until(lambda: world.cluster.done("take calls") == [("r0", 0)])
         pushing = world.pushing(1, weights(2.0))
         if moment == "before":
-            await until(lambda: 1 in world.store._bringing)
+            await until(lambda: 1 in world.store._active_pushes)
         else:
             await world.until_updating(1)
             await until(lambda: len(world.replicas[0].taken) == (2 if moment == "stage" else 3))
@@ -787,7 +789,7 @@ def test_a_version_that_a_store_died_over_was_never_there(tmp_path: Path) -> Non
         # As an update leaves it that dies before it is durable.
         await world.upload(2, weights(3.0))
         info = StoredVersion(version=2, kind="full", created_at=datetime(2026, 1, 1, tzinfo=UTC), upload_digest="d")
-        world.version_store.put(info, world.version_store.upload_path(2))
+        world.version_store.add(info, UploadStore(world.folder).path(2))
         await world.restart()
         state = await world.store.state(0)
         assert (state.current, [info.version for info in state.versions]) == (1, [0, 1])
@@ -910,9 +912,9 @@ def test_while_a_checkpoint_is_read_its_number_is_taken(tmp_path: Path) -> None:
     async def story(world: World) -> None:
         loading = asyncio.create_task(world.store.load_checkpoint(1, str(TINY_MODEL), PushOptions()))
         await settled(1)
-        async with refused(VersionRefused, "version", IS_BROUGHT, 1):
+        async with refused(VersionRefused, "version", IS_ACTIVE, 1):
             await world.store.load_checkpoint(1, str(tmp_path), PushOptions())
-        async with refused(VersionRefused, "version", IS_BROUGHT, 1):
+        async with refused(VersionRefused, "version", IS_ACTIVE, 1):
             await world.store.begin_chunk(1, 0)
         await loading
 

@@ -16,18 +16,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save, save_file
 
+from deployments.policy.assembly import sha256_of, unpack_zstd, write_adapter, write_applied, write_checkpoint
+from deployments.policy.checkpoint_fetch import fetch_checkpoint
 from deployments.policy.failures import PolicyFailure, SourceRefused, WeightsRefused
-from deployments.policy.validation import (
-    checked_adapter,
-    checked_full,
-    fetched_checkpoint,
-    layout_of,
-    sha256_of,
-    unpack_zstd,
-    write_adapter,
-    write_applied,
-    write_checkpoint,
-)
+from deployments.policy.validation import layout_of, validate_adapter, validate_full
 from rollout_client.policy_contract import PolicyLayout, TensorLayout
 from rollout_client.weights.delta import bits, encode, packed
 from rollout_client.weights.safetensors_file import file_checksum, header_bytes, header_of, read_header, read_tensor
@@ -76,7 +68,7 @@ def refusal(call: Callable[..., Any], *arguments: Any) -> list[tuple[str, str]]:
 
 def test_good_weights_have_the_checksum_that_the_client_computes(tmp_path: Path) -> None:
     file = written(tmp_path / "a", GOOD)
-    assert checked_full(file, LAYOUT) == file_checksum(file)
+    assert validate_full(file, LAYOUT) == file_checksum(file)
 
 
 def test_the_order_in_the_file_does_not_matter(tmp_path: Path) -> None:
@@ -85,7 +77,7 @@ def test_the_order_in_the_file_does_not_matter(tmp_path: Path) -> None:
     for number, order in enumerate((specs, specs[::-1])):
         file = tmp_path / str(number)
         file.write_bytes(header_bytes(header_of(order).entries) + bytes(12 * 2 + 3 * 2 + 4))
-        checksums.add(checked_full(file, LAYOUT))
+        checksums.add(validate_full(file, LAYOUT))
     assert len(checksums) == 1
 
 
@@ -93,7 +85,7 @@ def test_the_layout_of_a_checkpoint_is_the_one_that_its_weights_pass(tmp_path: P
     written(tmp_path / "model" / "model-1.safetensors", {"norm.weight": GOOD["norm.weight"], "scale": GOOD["scale"]})
     written(tmp_path / "model" / "model-2.safetensors", {"embed.weight": GOOD["embed.weight"]})
     assert layout_of(tmp_path / "model") == LAYOUT
-    assert checked_full(TINY_MODEL / "model.safetensors", layout_of(TINY_MODEL)) == file_checksum(
+    assert validate_full(TINY_MODEL / "model.safetensors", layout_of(TINY_MODEL)) == file_checksum(
         TINY_MODEL / "model.safetensors"
     )
 
@@ -131,19 +123,19 @@ def test_weights_of_another_model_are_refused_tensor_by_tensor(
     tmp_path: Path, changed: dict[str, torch.Tensor | None], expected: list[tuple[str, str]]
 ) -> None:
     tensors = {name: tensor for name, tensor in {**GOOD, **changed}.items() if tensor is not None}
-    assert refusal(checked_full, written(tmp_path / "a", tensors), LAYOUT) == expected
+    assert refusal(validate_full, written(tmp_path / "a", tensors), LAYOUT) == expected
 
 
 def test_many_different_tensors_are_named_up_to_a_number(tmp_path: Path) -> None:
     names = [f"layer.{number}" for number in range(9)]
     layout = PolicyLayout(tensors={name: TensorLayout(dtype="BF16", shape=[1]) for name in names})
     file = written(tmp_path / "a", {name: torch.ones(1) for name in names})
-    assert refusal(checked_full, file, layout) == [
+    assert refusal(validate_full, file, layout) == [
         *((name, "its dtype is F32; the model's is BF16") for name in names[:5]),
         ("weights", "4 more tensors are different"),
     ]
     missing = written(tmp_path / "b", {"x": torch.ones(1)})
-    assert refusal(checked_full, missing, layout)[:6] == [
+    assert refusal(validate_full, missing, layout)[:6] == [
         *((name, "the tensor is missing, like 8 more") for name in names[:5]),
         ("x", "the tensor is not known to the model"),
     ]
@@ -181,15 +173,15 @@ def of_dtype(dtype: str) -> PolicyLayout:
 def test_finite_extremes_pass(tmp_path: Path, dtype: str) -> None:
     for value in FINITE_EXTREMES[dtype]:
         file = raw(tmp_path / "a", dtype, value)
-        assert checked_full(file, of_dtype(dtype)) == file_checksum(file)
+        assert validate_full(file, of_dtype(dtype)) == file_checksum(file)
 
 
 @pytest.mark.parametrize("dtype", NON_FINITE)
 def test_nan_and_infinity_are_refused_with_the_tensor_that_holds_them(tmp_path: Path, dtype: str) -> None:
     for value in NON_FINITE[dtype]:
         file = raw(tmp_path / "a", dtype, value)
-        expected = [("w", "it holds NaN or infinity; the training has gone astray")]
-        assert refusal(checked_full, file, of_dtype(dtype)) == expected
+        expected = [("w", "it holds NaN or infinity; the training has diverged")]
+        assert refusal(validate_full, file, of_dtype(dtype)) == expected
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -199,16 +191,16 @@ def test_every_half_is_judged_as_torch_judges_it(tmp_path: Path, value: bytes) -
         file = raw(tmp_path / "a", name, value, values=1)
         layout = PolicyLayout(tensors={"w": TensorLayout(dtype=name, shape=[1])})
         if torch.frombuffer(bytearray(value), dtype=dtype).isfinite().item():
-            checked_full(file, layout)
+            validate_full(file, layout)
         else:
-            refusal(checked_full, file, layout)
+            refusal(validate_full, file, layout)
 
 
 def test_a_value_far_into_a_large_tensor_is_seen(tmp_path: Path) -> None:
     values = 5 * 2**20
     file = raw(tmp_path / "a", "BF16", b"\x80\x7f", values=values)
     layout = PolicyLayout(tensors={"w": TensorLayout(dtype="BF16", shape=[values])})
-    assert refusal(checked_full, file, layout) == [("w", "it holds NaN or infinity; the training has gone astray")]
+    assert refusal(validate_full, file, layout) == [("w", "it holds NaN or infinity; the training has diverged")]
 
 
 class Bomb:
@@ -232,13 +224,13 @@ class Bomb:
 )
 def test_what_is_no_safetensors_file_is_refused(tmp_path: Path, content: bytes, message: str) -> None:
     (tmp_path / "a").write_bytes(content)
-    assert refusal(checked_full, tmp_path / "a", LAYOUT) == [("weights", message)]
+    assert refusal(validate_full, tmp_path / "a", LAYOUT) == [("weights", message)]
 
 
 def test_a_checkpoint_of_torch_is_refused_as_a_pickle(tmp_path: Path) -> None:
     torch.save(GOOD, tmp_path / "a")
     message = "what arrived is a pickle or an archive: save the weights as safetensors"
-    assert refusal(checked_full, tmp_path / "a", LAYOUT) == [("weights", message)]
+    assert refusal(validate_full, tmp_path / "a", LAYOUT) == [("weights", message)]
 
 
 # Adapters
@@ -254,7 +246,7 @@ def test_an_adapter_of_peft_is_packed_and_checked(tmp_path: Path) -> None:
     folder = adapter(tmp_path / "adapter", '{"r": 8,  "lora_alpha": 16}')
     write_adapter(folder, tmp_path / "packed")
     checksum = file_checksum(folder / "adapter_model.safetensors")
-    assert checked_adapter(tmp_path / "packed") == (checksum, '{"r": 8,  "lora_alpha": 16}')
+    assert validate_adapter(tmp_path / "packed") == (checksum, '{"r": 8,  "lora_alpha": 16}')
 
 
 NO_CONFIG = "the file's metadata hold no adapter_config, the text of PEFT's adapter_config.json"
@@ -270,7 +262,7 @@ NO_CONFIG = "the file's metadata hold no adapter_config, the text of PEFT's adap
         (
             {"a": torch.tensor([0.0, float("nan")])},
             {"adapter_config": "{}"},
-            ("a", "it holds NaN or infinity; the training has gone astray"),
+            ("a", "it holds NaN or infinity; the training has diverged"),
         ),
     ],
 )
@@ -278,7 +270,7 @@ def test_what_is_no_adapter_is_refused(
     tmp_path: Path, tensors: Tensors, metadata: dict[str, str] | None, finding: tuple[str, str]
 ) -> None:
     save_file(tensors, tmp_path / "a", metadata)
-    assert refusal(checked_adapter, tmp_path / "a") == [finding]
+    assert refusal(validate_adapter, tmp_path / "a") == [finding]
 
 
 def test_a_folder_that_is_no_adapter_is_refused(tmp_path: Path) -> None:
@@ -323,7 +315,7 @@ def test_a_delta_of_nothing_gives_the_base(tmp_path: Path) -> None:
     base = written(tmp_path / "base", GOOD)
     delta = written(tmp_path / "delta", {})
     write_applied(base, delta, tmp_path / "full")
-    assert checked_full(tmp_path / "full", LAYOUT) == file_checksum(base)
+    assert validate_full(tmp_path / "full", LAYOUT) == file_checksum(base)
 
 
 @pytest.mark.parametrize(
@@ -374,7 +366,7 @@ def test_a_delta_may_make_weights_that_are_refused_afterwards(tmp_path: Path) ->
     base = written(tmp_path / "base", GOOD)
     new = written(tmp_path / "new", {**GOOD, "scale": torch.tensor(float("inf"))})
     write_applied(base, delta_of(base, new, tmp_path / "delta"), tmp_path / "full")
-    assert refusal(checked_full, tmp_path / "full", LAYOUT)[0][0] == "scale"
+    assert refusal(validate_full, tmp_path / "full", LAYOUT)[0][0] == "scale"
 
 
 # Compression
@@ -410,7 +402,7 @@ def test_a_stream_that_was_cut_off_is_refused_at_last(tmp_path: Path, kept: int)
 
     def unpacked_and_checked() -> None:
         unpack_zstd(tmp_path / "packed", tmp_path / "a", 2**30)
-        checked_full(tmp_path / "a", LAYOUT)
+        validate_full(tmp_path / "a", LAYOUT)
 
     assert refusal(unpacked_and_checked)[0][0] == "weights"
 
@@ -431,7 +423,7 @@ def roots(tmp_path: Path) -> Path:
 
 
 def fetch(location: object, roots: list[str], tmp_path: Path) -> Path:
-    return fetched_checkpoint(str(location), roots, tmp_path / "fetched")
+    return fetch_checkpoint(str(location), roots, tmp_path / "fetched")
 
 
 def source_refusal(location: object, roots: list[str], tmp_path: Path) -> str:
@@ -500,7 +492,7 @@ def test_links_within_the_roots_are_followed(roots: Path, tmp_path: Path) -> Non
     (roots / "snapshot" / "model.safetensors").symlink_to("../step-1/model.safetensors")
     checkpoint = fetch(roots / "snapshot", [str(roots)], tmp_path)
     write_checkpoint(checkpoint, tmp_path / "full")
-    assert checked_full(tmp_path / "full", LAYOUT) == file_checksum(roots / "step-1" / "model.safetensors")
+    assert validate_full(tmp_path / "full", LAYOUT) == file_checksum(roots / "step-1" / "model.safetensors")
 
 
 def test_without_roots_nothing_is_read(roots: Path, tmp_path: Path) -> None:
@@ -542,7 +534,7 @@ def test_a_file_behind_a_url_is_fetched(memory: Any, tmp_path: Path) -> None:
     memory.pipe("/roots/step-1/policy.safetensors", save(GOOD))
     fetched = fetch("memory://roots/step-1/../step-1/policy.safetensors", ["memory://roots/"], tmp_path)
     assert fetched == tmp_path / "fetched" / "policy.safetensors"
-    assert checked_full(fetched, LAYOUT) == file_checksum(fetched)
+    assert validate_full(fetched, LAYOUT) == file_checksum(fetched)
 
 
 def test_a_folder_behind_a_url_is_fetched_as_far_as_it_is_a_checkpoint(memory: Any, tmp_path: Path) -> None:
@@ -559,7 +551,7 @@ def test_a_folder_behind_a_url_is_fetched_as_far_as_it_is_a_checkpoint(memory: A
     fetched = fetch("memory://roots/step-1/", ["memory://roots"], tmp_path)
     assert sorted(path.name for path in fetched.iterdir()) == [*sorted(shards), "model.safetensors.index.json"]
     write_checkpoint(fetched, tmp_path / "full")
-    assert checked_full(tmp_path / "full", LAYOUT) == file_checksum(written(tmp_path / "good", GOOD))
+    assert validate_full(tmp_path / "full", LAYOUT) == file_checksum(written(tmp_path / "good", GOOD))
 
 
 @pytest.mark.parametrize("location", ["memory://roots/../secret", "memory://roots-evil/a", "memory://other/a"])

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from deployments.policy.commands import LoadedWeights, SwapOptions, VersionPayload
 from deployments.policy.failures import WeightsRefused
+from deployments.policy.fleet import Fleet
 from deployments.policy.replica_registry import RegisteredReplica, ReplicaRegistry
-from deployments.policy.update import Fleet, bring_up, update_all
+from deployments.policy.two_phase_update import update_replicas
 from rollout_client.policy_contract import ReplicaUpdate
 from rollout_client.problem_contract import FieldProblem
 from tests.deployments.policy.scripted_replicas import (
@@ -38,17 +39,17 @@ class Scene:
 
     async def begin(self) -> "Scene":
         self.registry = ReplicaRegistry(self.cluster.is_alive)
-        self.fleet = Fleet(self.registry, lambda member: self.cluster.kill(member.registration.actor), TIMEOUT_S)
+        self.fleet = Fleet(self.registry, self.cluster, TIMEOUT_S)
         for number, script in enumerate(self.scripts):
             replica = ScriptedReplica(f"r{number}", RegistryCommandSource(self.registry), self.cluster, script)
             self.replicas.append(await replica.start())
         return self
 
     async def update(self, members: Sequence[RegisteredReplica] | None = None) -> list[ReplicaUpdate]:
-        members = self.registry.members if members is None else members
-        return await update_all(self.fleet, members, NEW, SwapOptions(), self.make_durable)
+        members = self.registry.replicas if members is None else members
+        return await update_replicas(self.fleet, members, NEW, SwapOptions(), self.make_current)
 
-    def make_durable(self) -> None:
+    def make_current(self) -> None:
         self.cluster.events.append(("store", "durable", NEW.version))
 
     async def end(self) -> None:
@@ -69,7 +70,7 @@ def updated(*scripts: Sequence[Step]) -> tuple[Scene, list[ReplicaUpdate]]:
     async def story() -> tuple[Scene, list[ReplicaUpdate]]:
         scene = await Scene(scripts).begin()
         replicas = await scene.update()
-        members = [member.replica_id for member in scene.registry.members]
+        members = [member.replica_id for member in scene.registry.replicas]
         assert members == [update.replica_id for update in replicas if update.status == "swapped"]
         await scene.end()
         return scene, replicas
@@ -112,7 +113,7 @@ def test_weights_that_no_engine_can_take_are_refused_and_nothing_is_changed() ->
         message = "the engine cannot take them: OSError: r0 has no room"
         assert refused.value.problems == (FieldProblem(field="weights", message=message),)
         assert (scene.cluster.events, scene.cluster.killed) == ([], [])
-        assert [member.replica_id for member in scene.registry.members] == ["r0", "r1"]
+        assert [member.replica_id for member in scene.registry.replicas] == ["r0", "r1"]
         await scene.end()
 
     run(story())
@@ -124,7 +125,7 @@ def test_those_that_die_say_nothing_of_the_weights() -> None:
         with pytest.raises(WeightsRefused, match="r1 has no room"):
             await scene.update()
         assert scene.cluster.events == []
-        assert [member.replica_id for member in scene.registry.members] == ["r1"]
+        assert [member.replica_id for member in scene.registry.replicas] == ["r1"]
         await scene.end()
 
     run(story())
@@ -134,7 +135,7 @@ LOST = {
     "die": "it died",
     "die after": "it died",
     "hang": "it did not report within 60 s",
-    "register again": "it joined anew",
+    "register again": "it registered again",
     "error": "OSError: r1 has no room",
 }
 
@@ -168,9 +169,9 @@ def test_a_version_that_cannot_be_made_durable_is_swapped_nowhere() -> None:
             raise OSError("no space left")
 
         with pytest.raises(OSError, match="no space left"):
-            await update_all(scene.fleet, scene.registry.members, NEW, SwapOptions(), fail)
+            await update_replicas(scene.fleet, scene.registry.replicas, NEW, SwapOptions(), fail)
         assert [what for _, what, _ in scene.cluster.events] == ["stage", "stage"]
-        assert (len(scene.registry.members), scene.cluster.killed) == (2, [])
+        assert (len(scene.registry.replicas), scene.cluster.killed) == (2, [])
         await scene.end()
 
     run(story())
@@ -179,7 +180,7 @@ def test_a_version_that_cannot_be_made_durable_is_swapped_nowhere() -> None:
 def test_only_those_that_are_named_are_updated() -> None:
     async def story() -> None:
         scene = await Scene([[], []]).begin()
-        assert await scene.update(scene.registry.members[1:]) == [swapped("r1")]
+        assert await scene.update(scene.registry.replicas[1:]) == [swapped("r1")]
         assert scene.replicas[0].taken == []
         await scene.end()
 
@@ -189,8 +190,8 @@ def test_only_those_that_are_named_are_updated() -> None:
 def test_one_that_joined_late_gets_all_that_it_lacks_one_after_the_other() -> None:
     async def story() -> None:
         scene = await Scene([[]]).begin()
-        [member] = scene.registry.members
-        assert await bring_up(scene.fleet, member, [NEW, ADAPTER])
+        [member] = scene.registry.replicas
+        assert await scene.fleet.load(member, [NEW, ADAPTER])
         assert [(what, version) for _, what, version in scene.cluster.events] == [
             ("stage", 7),
             ("swap", 7),
@@ -198,7 +199,7 @@ def test_one_that_joined_late_gets_all_that_it_lacks_one_after_the_other() -> No
             ("swap", 8),
         ]
         assert member.loaded == LoadedWeights(7, adapter=8)
-        assert await bring_up(scene.fleet, member, [])
+        assert await scene.fleet.load(member, [])
         await scene.end()
 
     run(story())
@@ -209,8 +210,8 @@ def test_one_that_joined_late_gets_all_that_it_lacks_one_after_the_other() -> No
 def test_one_that_joined_late_and_fails_is_replaced(step: Step, before: int) -> None:
     async def story() -> None:
         scene = await Scene([[*["ok"] * before, step]]).begin()  # type: ignore[list-item]
-        assert not await bring_up(scene.fleet, scene.registry.members[0], [NEW, ADAPTER])
-        assert (scene.cluster.killed, scene.registry.members) == (["r0"], [])
+        assert not await scene.fleet.load(scene.registry.replicas[0], [NEW, ADAPTER])
+        assert (scene.cluster.killed, scene.registry.replicas) == (["r0"], [])
         await scene.end()
 
     run(story())
@@ -220,8 +221,8 @@ def test_one_that_joined_late_and_fails_is_replaced(step: Step, before: int) -> 
 def test_one_that_joined_late_and_left_is_not_killed_for_it(step: Step, left: list[str]) -> None:
     async def story() -> None:
         scene = await Scene([[step]]).begin()
-        assert not await bring_up(scene.fleet, scene.registry.members[0], [NEW])
-        assert [member.replica_id for member in scene.registry.members] == left
+        assert not await scene.fleet.load(scene.registry.replicas[0], [NEW])
+        assert [member.replica_id for member in scene.registry.replicas] == left
         assert scene.cluster.killed == []
         await scene.end()
 
@@ -255,8 +256,8 @@ def test_after_an_update_every_member_has_the_new_version_or_was_given_up(
             outcomes = {update.replica_id: update.status for update in replicas}
             went_well = {name for name, steps in zip(sorted(everyone), scripts, strict=True) if steps == ("ok", "ok")}
             assert outcomes == {name: "swapped" if name in went_well else "replaced" for name in everyone}
-            assert {member.replica_id for member in scene.registry.members} == went_well
-            assert all(member.loaded == LoadedWeights(NEW.version) for member in scene.registry.members)
+            assert {member.replica_id for member in scene.registry.replicas} == went_well
+            assert all(member.loaded == LoadedWeights(NEW.version) for member in scene.registry.replicas)
             assert set(scene.cluster.killed) == everyone - went_well
         for replica in scene.replicas:
             assert len(replica.taken) == len(set(replica.taken))

@@ -22,7 +22,7 @@ from deployments.policy.commands import (
 from deployments.policy.failures import TransferRefused, UpdateUnderWay, VersionRefused
 from deployments.policy.settings import PolicySettings
 from deployments.policy.store import PolicyStore
-from deployments.policy.transfer import rank_offsets
+from deployments.policy.transfer_ranks import rank_offsets
 from rollout_client.policy_contract import PolicyUpdate, SwitchOptions
 from tests.deployments.policy.scripted_replicas import ScriptedCluster
 from tests.deployments.policy.transferring_replicas import TransferringReplica

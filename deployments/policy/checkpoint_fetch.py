@@ -1,0 +1,102 @@
+"""Checkpoints that the service reads itself, from a path or an fsspec URL.
+
+Guarantee: nothing outside the configured roots is read, whatever dots and symbolic links a location contains.
+"""
+
+import posixpath
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import fsspec  # type: ignore[import-untyped]
+
+from deployments.policy.failures import SourceRefused
+from rollout_client.problem_contract import FieldProblem
+
+SUFFIXES = (".safetensors", ".json")
+"""Of the files in a checkpoint's folder, those that are read."""
+NO_ROOTS = "none is configured; policy.checkpoint_roots of the service's config names them"
+
+
+def fetch_checkpoint(location: str, roots: Sequence[str], folder: Path) -> Path:
+    """Where the checkpoint is on this machine; one behind a URL is downloaded to `folder`.
+
+    Args:
+        location: path or fsspec URL of a file or a folder.
+        roots: paths and fsspec URLs; the checkpoint must lie under one of them.
+
+    Raises:
+        SourceRefused: it lies outside the roots, or cannot be read.
+    """
+    try:
+        place = normalized(location)
+        refuse_outside([place], roots, location)
+        if is_url(place):
+            return download(place, folder)
+        refuse_outside(map(normalized, files_of(Path(place))), roots, location)
+        return Path(place)
+    except SourceRefused:
+        raise
+    except Exception as error:
+        # Each file system of fsspec raises errors of its own.
+        raise source_refused(f"it cannot be read: {type(error).__name__}: {error}", location) from error
+
+
+def refuse_outside(places: Iterable[str], roots: Sequence[str], location: str) -> None:
+    """Raises `SourceRefused` if one of `places`, which are normalized, lies under none of the roots."""
+    prefixes = [normalized(root).rstrip("/") for root in roots]
+    for place in places:
+        if not any(place == prefix or place.startswith(f"{prefix}/") for prefix in prefixes):
+            allowed = ", ".join(roots) or NO_ROOTS
+            raise source_refused(f"it lies outside the roots that weights may be read from ({allowed})", location)
+
+
+def files_of(place: Path) -> list[str]:
+    """The files that will be read, each of which may be a symbolic link.
+
+    Raises:
+        FileNotFoundError: nothing is there.
+    """
+    if not place.exists():
+        raise FileNotFoundError(place)
+    if not place.is_dir():
+        return [str(place)]
+    return [str(file) for file in place.iterdir() if file.suffix in SUFFIXES]
+
+
+def download(url: str, folder: Path) -> Path:
+    """Raises what the file system of `url` raises, and `FileNotFoundError` if no checkpoint is there."""
+    file_system, path = fsspec.core.url_to_fs(url)
+    folder.mkdir(parents=True, exist_ok=True)
+    if file_system.isfile(path):
+        file = folder / str(posixpath.basename(path))
+        file_system.get_file(path, str(file))
+        return file
+    found = [name for name in file_system.find(path, maxdepth=1) if posixpath.splitext(name)[1] in SUFFIXES]
+    if not found:
+        raise FileNotFoundError(url)
+    for name in found:
+        file_system.get_file(name, str(folder / posixpath.basename(name)))
+    return folder
+
+
+def normalized(location: str) -> str:
+    """Resolves `.`, `..`, symbolic links and `file://`, so that comparing the text with a root is safe.
+
+    Raises:
+        ValueError, RuntimeError: it is no path, or its symbolic links form a circle.
+    """
+    if not is_url(location):
+        return str(Path(location.removeprefix("file://")).resolve())
+    parts = urlsplit(location)
+    if ".." in unquote(parts.path).split("/") and ".." not in parts.path.split("/"):
+        raise ValueError("dots that lead upward are spelt as they are")
+    return f"{parts.scheme}://{parts.netloc}{posixpath.normpath(parts.path or '/')}"
+
+
+def is_url(location: str) -> bool:
+    return "://" in location and not location.startswith("file://")
+
+
+def source_refused(message: str, location: str) -> SourceRefused:
+    return SourceRefused(FieldProblem(field="checkpoint", message=message, value=location))

@@ -1,0 +1,118 @@
+"""From what a trainer pushed to a validated version: assemble its weights as one file, then validate them."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import NamedTuple
+
+from deployments.policy.assembly import sha256_of, unpack_zstd, write_adapter, write_applied, write_checkpoint
+from deployments.policy.checkpoint_fetch import fetch_checkpoint
+from deployments.policy.failures import ChunkDamaged, WeightsRefused
+from deployments.policy.initial_version import InitialVersion
+from deployments.policy.validation import largest_upload_bytes, validate_adapter, validate_full
+from deployments.policy.version_store import StoredVersion, VersionStore
+from deployments.policy.versions import PolicyVersions
+from rollout_client.policy_contract import PushOptions
+from rollout_client.problem_contract import FieldProblem
+
+
+class PreparedVersion(NamedTuple):
+    info: StoredVersion
+    weights: Path
+
+
+class VersionPreparation:
+    """The work is done in a thread. Files that are assembled exist until the end of the block."""
+
+    def __init__(
+        self,
+        versions: PolicyVersions,
+        initial: InitialVersion,
+        version_store: VersionStore,
+        checkpoint_roots: list[str],
+    ) -> None:
+        self._versions = versions
+        self._initial = initial
+        self._version_store = version_store
+        self._checkpoint_roots = checkpoint_roots
+
+    @asynccontextmanager
+    async def from_upload(
+        self, version: int, options: PushOptions, upload: Path, is_zstd: bool, digest: str | None
+    ) -> AsyncIterator[PreparedVersion]:
+        """
+        Args:
+            upload: the complete bytes; the file itself becomes the version's weights if nothing has to be assembled.
+            digest: sha-256 (hex) of the bytes, as their sender says.
+
+        Raises:
+            ChunkDamaged: the bytes have another digest.
+            WeightsRefused: the weights cannot be served.
+            VersionUnknown: the base of a delta is not stored, or no longer.
+        """
+
+        def prepare(folder: Path) -> PreparedVersion:
+            actual = sha256_of(upload)
+            if digest is not None and actual != digest:
+                message = f"what arrived has {actual}; send it anew"
+                raise ChunkDamaged(FieldProblem(field="repr-digest", message=message, value=digest))
+            pushed = upload
+            if is_zstd:
+                pushed = folder / "unpacked.safetensors"
+                unpack_zstd(upload, pushed, largest_upload_bytes(self._initial.layout_on_disk))
+            return self._validated(version, options, pushed, folder, upload_digest=actual)
+
+        with self._version_store.workspace(version) as folder:
+            yield await asyncio.to_thread(prepare, folder)
+
+    @asynccontextmanager
+    async def from_checkpoint(
+        self, version: int, options: PushOptions, checkpoint: str
+    ) -> AsyncIterator[PreparedVersion]:
+        """
+        Args:
+            checkpoint: path or fsspec URL.
+
+        Raises:
+            SourceRefused: the checkpoint lies outside the roots, or cannot be read.
+            WeightsRefused, VersionUnknown: as `from_upload` does.
+        """
+
+        def prepare(folder: Path) -> PreparedVersion:
+            source = fetch_checkpoint(checkpoint, self._checkpoint_roots, folder / "fetched")
+            pushed = folder / "fetched.safetensors"
+            write = write_adapter if options.kind == "adapter" else write_checkpoint
+            write(source, pushed)
+            return self._validated(version, options, pushed, folder, upload_digest=None)
+
+        with self._version_store.workspace(version) as folder:
+            yield await asyncio.to_thread(prepare, folder)
+
+    def _validated(
+        self, version: int, options: PushOptions, pushed: Path, folder: Path, upload_digest: str | None
+    ) -> PreparedVersion:
+        if options.kind != "delta" and options.base is not None:
+            message = f"only a delta has a base, and these weights are {options.kind}"
+            raise WeightsRefused(FieldProblem(field="base", message=message, value=options.base))
+        adapter_config: str | None = None
+        weights = pushed
+        if options.kind == "adapter":
+            checksum, adapter_config = validate_adapter(pushed)
+        else:
+            if options.kind == "delta":
+                weights = folder / "applied.safetensors"
+                write_applied(self._versions.delta_base(options.base), pushed, weights)
+            checksum = validate_full(weights, self._initial.layout_on_disk)
+        info = StoredVersion(
+            version=version,
+            kind=options.kind,
+            base=options.base,
+            checksum=checksum,
+            size_bytes=weights.stat().st_size,
+            created_at=datetime.now(UTC),
+            upload_digest=upload_digest,
+            adapter_config=adapter_config,
+        )
+        return PreparedVersion(info, weights)

@@ -1,0 +1,107 @@
+"""One push: a complete upload, or a checkpoint at a path or URL, is validated and loaded by every replica.
+
+Guarantees: a push goes on if its caller goes away; the same push sent again, while the first is under way or after it,
+has the same result; a version that is refused leaves the current one serving, and its number is free again.
+"""
+
+import logging
+from collections.abc import Coroutine
+from typing import Any
+
+from deployments.policy.active_pushes import ActivePushes
+from deployments.policy.failures import PolicyFailure
+from deployments.policy.preparation import VersionPreparation
+from deployments.policy.updater import Updater
+from deployments.policy.uploads import Uploads
+from deployments.policy.versions import PolicyVersions
+from rollout_client.policy_contract import PolicyUpdate, PushOptions
+
+logger = logging.getLogger("rollout_service.policy")
+
+
+class Pushes:
+    def __init__(
+        self,
+        active: ActivePushes,
+        uploads: Uploads,
+        preparation: VersionPreparation,
+        versions: PolicyVersions,
+        updater: Updater,
+    ) -> None:
+        self._active = active
+        self._uploads = uploads
+        self._preparation = preparation
+        self._versions = versions
+        self._updater = updater
+        self._last_update: PolicyUpdate | None = None
+
+    async def complete_upload(
+        self, version: int, sender: str, options: PushOptions, is_zstd: bool, digest: str | None
+    ) -> PolicyUpdate:
+        """Pushes the upload of `version`, all of which has arrived.
+
+        Args:
+            digest: sha-256 (hex) of the whole upload, as its sender says.
+
+        Raises:
+            PolicyFailure: the current version goes on serving.
+        """
+        self._active.refuse_active(version)
+        self._uploads.refuse_overtaken(version, sender)
+
+        async def push() -> PolicyUpdate:
+            self._updater.refuse(version, options)
+            upload = self._uploads.path(version)
+            try:
+                async with self._preparation.from_upload(version, options, upload, is_zstd, digest) as prepared:
+                    return await self._updater.update(prepared.info, prepared.weights, options)
+            finally:
+                # Whatever the outcome: weights that were refused would be refused again.
+                self._uploads.drop(version)
+
+        return await self._run(version, digest, push())
+
+    async def load_checkpoint(self, version: int, checkpoint: str, options: PushOptions) -> PolicyUpdate:
+        """Pushes the checkpoint at a path or URL under the configured roots; raises as `complete_upload` does."""
+        if (update := await self._active.result_of_same(version, checkpoint)) is not None:
+            return update
+        self._active.refuse_active(version)
+
+        async def push() -> PolicyUpdate:
+            self._updater.refuse(version, options)
+            async with self._preparation.from_checkpoint(version, options, checkpoint) as prepared:
+                return await self._updater.update(prepared.info, prepared.weights, options)
+
+        return await self._run(version, checkpoint, push())
+
+    async def repeated_update(self, version: int, digest: str | None) -> PolicyUpdate | None:
+        """The result of an earlier push of the same upload, whose answer may have been lost; `None` if there was none.
+
+        Raises:
+            PolicyFailure: as the earlier push does, which is still under way.
+        """
+        if digest is None:
+            return None
+        if (update := await self._active.result_of_same(version, digest)) is not None:
+            return update
+        stored = self._versions.uploaded(version, digest)
+        if stored is None:
+            return None
+        if self._last_update is not None and self._last_update.version == version:
+            return self._last_update
+        return PolicyUpdate(version=version, checksum=stored.checksum, replicas=[])
+
+    async def _run(self, version: int, content: str | None, push: Coroutine[Any, Any, PolicyUpdate]) -> PolicyUpdate:
+        return await self._active.run(version, content, self._recorded(version, push))
+
+    async def _recorded(self, version: int, push: Coroutine[Any, Any, PolicyUpdate]) -> PolicyUpdate:
+        extra = {"version": version}
+        try:
+            self._last_update = await push
+        except PolicyFailure as failure:
+            logger.info("Version %d is refused: %s", version, failure, extra=extra)
+            raise
+        except Exception as error:
+            logger.warning("The update to version %d failed.", version, exc_info=error, extra=extra)
+            raise
+        return self._last_update

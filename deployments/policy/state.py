@@ -1,0 +1,26 @@
+"""The answer of `GET /policy`: which version is current, which are stored, and what each replica has loaded."""
+
+from deployments.policy.current_version import CurrentVersion
+from deployments.policy.replica_registry import ReplicaRegistry
+from deployments.policy.transfer_ranks import world_size
+from deployments.policy.versions import PolicyVersions
+from rollout_client.policy_contract import PolicyState, ReplicaPolicy
+
+
+async def policy_state(
+    current: CurrentVersion, versions: PolicyVersions, registry: ReplicaRegistry, checksums_within_s: float
+) -> PolicyState:
+    """Waits at most `checksums_within_s` for checksums that replicas are still computing."""
+    await registry.forget_the_dead()
+    await registry.wait_for_checksums(checksums_within_s)
+    replicas = registry.replicas
+    return PolicyState(
+        current=current.number,
+        updating_to=versions.updating_to,
+        versions=versions.list(),
+        replicas=[
+            ReplicaPolicy(replica_id=replica.replica_id, version=replica.loaded.version, checksum=replica.checksum)
+            for replica in replicas
+        ],
+        transfer_world_size=world_size([replica.registration.workers for replica in replicas]),
+    )
