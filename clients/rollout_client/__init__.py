@@ -39,8 +39,8 @@ from rollout_client.sync_client.client import RolloutClient
 from rollout_client.sync_client.stream import RolloutStream
 from rollout_client.task_contract import TaskInfo
 from rollout_client.weights.async_pusher import AsyncPolicyPusher
+from rollout_client.weights.layout import WeightsDoNotFit
 from rollout_client.weights.safetensors_file import NotSafetensors
-from rollout_client.weights.sources import WeightsDoNotFit
 from rollout_client.weights.sync_pusher import PolicyPusher
 
 __all__ = [

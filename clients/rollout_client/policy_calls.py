@@ -1,4 +1,4 @@
-"""The calls of `/policy`: what each sends and how its answer is read. No I/O."""
+"""The HTTP calls of `/policy`: the request of each, and how its answer is parsed. No I/O."""
 
 from collections.abc import Mapping
 from typing import Any, TypedDict
@@ -27,18 +27,18 @@ Query = Mapping[str, int | float | str]
 
 
 class UpdateOptions(TypedDict, total=False):
-    """How new weights take the place of the old ones. What is missing is the service's own default."""
+    """How the replicas change to new weights; see `SwitchOptions`. The service's defaults apply to missing keys."""
 
     mode: PauseMode
-    """What becomes of generations under way: `keep`, `wait` or `abort`."""
+    """What happens to generations in progress: `keep`, `wait` or `abort`."""
     reset_prefix_cache: bool
-    """Whether what was computed with the old weights is computed anew."""
+    """Whether to drop the KV cache of the old weights."""
     if_busy: IfBusy
-    """While another update is under way: `wait` or `refuse`."""
+    """What to do while another update is in progress: `wait` or `refuse`."""
 
 
 class PushAnswer(RootModel[PolicyUpdate | UploadState]):
-    """Of `PUT /policy/versions/{version}`: an update once all has arrived, until then how much has."""
+    """The answer of `PUT /policy/versions/{version}`: the update, or the state of an incomplete upload."""
 
 
 def policy_call(
@@ -62,13 +62,13 @@ def upload_state_call(version: Version) -> Call[UploadState]:
     return Call("GET", path, lambda body: parsed(UploadState, f"The answer of GET {path}", body))
 
 
-def piece_call(
-    version: Version, query: Query, piece: bytes, headers: Mapping[str, str]
+def chunk_call(
+    version: Version, query: Query, chunk: bytes, headers: Mapping[str, str]
 ) -> Call[PolicyUpdate | UploadState]:
     def read(body: bytes) -> PolicyUpdate | UploadState:
         return parsed(PushAnswer, f"The answer of PUT {version_path(version)}", body).root
 
-    return Call("PUT", version_path(version), read, query=query, body=piece, content_headers=headers)
+    return Call("PUT", version_path(version), read, query=query, body=chunk, content_headers=headers)
 
 
 def checkpoint_call(version: Version, query: Query, checkpoint: str) -> Call[PolicyUpdate]:
@@ -80,7 +80,7 @@ def checkpoint_call(version: Version, query: Query, checkpoint: str) -> Call[Pol
 
 
 def init_transfer_call(init_info: Mapping[str, Any]) -> Call[int]:
-    """Answered, with the world size, once every replica has met the trainer."""
+    """Its answer, the world size, comes once every replica has connected to the trainer."""
     path = "/policy/transfer/init"
 
     def read(body: bytes) -> int:
@@ -106,7 +106,7 @@ def finish_transfer_call(version: Version | None) -> Call[PolicyUpdate]:
 
 
 def push_query(kind: WeightsKind, base: Version | None, options: UpdateOptions) -> Query:
-    """Only what was given is sent; raises `ValueError` where it is none of what the service knows."""
+    """The query of a push, with the given options only. Raises `ValueError` for options that the service refuses."""
     given: dict[str, Any] = {"kind": kind, **options} | ({} if base is None else {"base": base})
     if (kind == "delta") != (base is not None):
         raise ValueError(
@@ -116,18 +116,18 @@ def push_query(kind: WeightsKind, base: Version | None, options: UpdateOptions) 
 
 
 def next_version(state: PolicyState) -> Version:
-    """One more than every version that the service knows."""
+    """The lowest number above every version that the service knows."""
     known = [info.version for info in state.versions]
     return 1 + max([state.current, *known] + ([] if state.updating_to is None else [state.updating_to]))
 
 
-def is_being_brought(state: PolicyState, version: Version) -> bool:
-    """Whether `version` is on its way to the replicas; how that ends is not known yet."""
+def is_updating_to(state: PolicyState, version: Version) -> bool:
+    """Whether an update to `version` is in progress; its outcome is not known yet."""
     return state.updating_to == version
 
 
 def is_known(state: PolicyState, version: Version) -> bool:
-    """Whether `version` is at the service as a whole."""
+    """Whether all of `version` has arrived at the service."""
     return version in {state.current, *(info.version for info in state.versions)}
 
 

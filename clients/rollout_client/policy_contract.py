@@ -1,20 +1,28 @@
-"""The contract of `/policy`: how weights reach the service and what it says of them.
+"""The contract of `/policy`: how a trainer sends weights to the service, and what the service reports about them.
 
-Versions are numbered upward and never change. `PUT /policy/versions/{version}` brings one, in one of these ways:
+The service serves one version of the weights at a time. Versions are numbers that only increase, and a version never
+changes. There are two ways to send one.
 
-- `Content-Type: application/vnd.safetensors`: the body is a safetensors file, or a piece of one (`Content-Range: bytes
-  first-last/total`; `*` for a total that is not known yet), each piece and the whole verified where the caller says
-  their digests (`Content-Digest` of this body, `Repr-Digest` of all pieces together; RFC 9530, sha-256). With
-  `Content-Encoding: zstd` the pieces together are one zstd stream. A piece that begins at 0 begins anew.
-- `Content-Type: application/json`: a `CheckpointSource`, read from where it lies.
+**Upload.** `PUT /policy/versions/{version}` with one of these bodies, and `PushOptions` in the query:
 
-Or a trainer on the same fabric sends them straight into the engines, by a weight-transfer engine of vLLM's, and `POST
-/policy/transfer/{init,start,update,finish}` are its steps: `init` brings trainer and replicas together, for as long as
-the replicas are the same; the others are one transfer. The service then never has the weights: a replica that starts
-later serves from the next full version or the next transfer on.
+- `Content-Type: application/vnd.safetensors`: a safetensors file, or one chunk of it. A chunk names its place by
+  `Content-Range: bytes first-last/total`, with `*` as the total while that is unknown. Its first byte must not lie
+  beyond the bytes that have arrived; what had arrived from there on is discarded, so a chunk at byte 0 starts again.
+  Uploads are resumable: after a disconnect, `GET /policy/versions/{version}/upload` says how many bytes have arrived.
+  With `Content-Encoding: zstd`, all chunks together are one zstd stream. The service verifies the sha-256 digests of
+  RFC 9530 where they are sent: `Content-Digest` of this body, and `Repr-Digest` of all chunks together.
+- `Content-Type: application/json`: a `CheckpointSource`, which the service reads itself.
 
-`PushOptions` stand in the query. The answer is 202 and an `UploadState` while pieces are missing, then 200 and a
-`PolicyUpdate` once every replica serves the new weights. Times are in seconds, sizes in bytes.
+The answer is 202 with an `UploadState` while chunks are missing. After the last chunk the service validates the weights
+and loads them into every replica; the answer is then 200 with a `PolicyUpdate`.
+
+**Transfer.** A trainer on the same network sends the weights straight into the engines, with one of vLLM's
+weight-transfer backends. Its steps are `POST /policy/transfer/init`, `start`, `update` and `finish`. `init` connects
+the trainer with every replica, and is repeated when the set of replicas has changed; `start` to `finish` are one
+transfer. The service keeps no copy of transferred weights: a replica that starts later waits for the next full version
+or the next transfer.
+
+Times are in seconds, sizes in bytes.
 """
 
 from datetime import datetime
@@ -27,162 +35,167 @@ from rollout_client.contract import Lenient, Strict
 SAFETENSORS = "application/vnd.safetensors"
 Version = Annotated[int, Field(ge=0)]
 WeightsKind = Literal["full", "delta", "adapter"]
-"""`full`: every tensor of the model's checkpoint, by its name there.
-`delta`: for each changed tensor `name`, `{name}.gaps` (I32, one per changed value: how far its place in the flattened
-tensor lies beyond that of the changed value before it, the first counted from 0) and `{name}.values` (the new
-values, of the tensor's dtype).
-`adapter`: a LoRA adapter as PEFT saves it, for the current full weights; its `adapter_config.json` stands as text in
-the file's metadata, under `adapter_config`."""
 PauseMode = Literal["keep", "wait", "abort"]
-"""What becomes of generations under way: `keep` freezes them and goes on with the new weights, `wait` lets them end
-first, `abort` cuts them, and their turns are played again, which costs none of their samples' `retries`."""
 IfBusy = Literal["wait", "refuse"]
 
 
 class SwitchOptions(Strict):
-    """How the replicas change over. The query of `POST /policy/transfer/start`."""
+    """How the replicas change to new weights. The query of `POST /policy/transfer/start`."""
 
     mode: PauseMode = "keep"
-    """What becomes of generations under way. `keep`: paused, then continued with the new weights; `wait`: finished
-    first; `abort`: cut, and their turns are played again, which costs none of the samples' `retries`."""
+    """What happens to generations in progress. `keep`: they pause, and continue with the new weights. `wait`: they
+    finish first. `abort`: they are cancelled and their turns are generated again; this does not count as one of the
+    request's `retries`."""
     reset_prefix_cache: bool = True
-    """Whether the prefix cache is recomputed with the new weights, that of generations under way included."""
+    """Whether to drop the KV cache of the old weights; the cache of paused generations is then computed again too.
+    Without it, tokens in the cache keep what the old weights computed."""
     if_busy: IfBusy = "wait"
-    """Whether to wait for another update that is under way, or to refuse this one (409)."""
+    """What to do while another update is in progress: `wait` for its end, or `refuse` with 409."""
 
 
 class PushOptions(SwitchOptions):
     """The query of `PUT /policy/versions/{version}`."""
 
     kind: WeightsKind = "full"
-    """What the file holds. `full`: every tensor of the model; `delta`: the changed values of the version `base`;
-    `adapter`: a LoRA adapter for the current full weights."""
+    """What the file holds. `full`: every tensor of the model's checkpoint, under its name there. `delta`: for each
+    changed tensor `name`, `{name}.gaps` (I32) and `{name}.values` (the new values, in the tensor's dtype); a gap is the
+    distance of a changed value from the changed value before it in the flattened tensor, the first gap is counted from
+    index 0. `adapter`: a LoRA adapter as PEFT saves it, for the current full weights; the file's metadata hold the text
+    of its `adapter_config.json` under `adapter_config`."""
     base: Version | None = None
-    """The version that a delta changes; only for `kind=delta`."""
+    """The version that a delta changes; required for `kind=delta`, and not allowed for the other kinds."""
 
 
 class CheckpointSource(Strict):
-    """Weights that the service fetches itself: a `.safetensors` file or a folder of them."""
+    """Weights that the service reads itself."""
 
     checkpoint: str
-    """A path or an fsspec URL under one of the service's configured roots."""
+    """The path or fsspec URL of a `.safetensors` file or of a folder of them, as the service sees it. It must lie under
+    one of the checkpoint roots in the service's settings."""
 
 
 class TensorLayout(Lenient):
-    """Type and shape of one tensor."""
+    """Dtype and shape of one tensor."""
 
     dtype: str
-    """As safetensors names it: `BF16`, `F32`, ..."""
+    """The dtype under its safetensors name: `BF16`, `F32`, ..."""
     shape: list[int]
-    """Size of each dimension."""
+    """The size of each dimension; empty for a scalar."""
 
 
 class PolicyLayout(Lenient):
-    """`GET /policy/layout`: the tensors that full weights have, no more and no less."""
+    """`GET /policy/layout`: the tensors of the service's model. Full weights must have exactly these."""
 
     tensors: dict[str, TensorLayout]
-    """By name."""
+    """Dtype and shape of each tensor, by its name in the checkpoint."""
 
 
 class VersionInfo(Lenient):
-    """A version that the service keeps."""
+    """One version of the weights that the service knows."""
 
     version: Version
-    """Its number."""
+    """The number of the version."""
     kind: Literal["initial", "full", "delta", "adapter", "transfer"]
-    """How its weights came: with the model, by an upload of this kind, or by a weight transfer."""
+    """How the version reached the service: `initial`: the model's own checkpoint, loaded at the start; `full`, `delta`
+    and `adapter`: an upload of that kind; `transfer`: a weight transfer into the engines."""
     base: Version | None = None
-    """The version that a delta changed."""
+    """For a delta, the version that it changed; null for all other kinds."""
     checksum: str | None = None
-    """Sha-256 over the tensors (`weights.safetensors_file.Checksum`); null where the service never held them."""
+    """Sha-256 over all tensors, as `rollout_client.weights.checksum.Checksum` defines it. Null if the service has never
+    held the weights, as after a transfer."""
     size_bytes: int = 0
-    """Size of its file."""
+    """Size of the version's file."""
     created_at: datetime
-    """When it was complete."""
+    """When all of the version had arrived."""
 
 
 class ReplicaPolicy(Lenient):
-    """What one generator replica has loaded."""
+    """The weights that one generator replica has loaded."""
 
     replica_id: str
-    """Serve's id of the replica."""
+    """Ray Serve's id of the replica."""
     version: Version
-    """The version that it has loaded."""
+    """The version that the replica has loaded."""
     checksum: str | None = None
-    """Sha-256 over the full weights as they lie in the engine, without an adapter on top of them; the same on all
-    replicas, null until it is computed."""
+    """Sha-256 over the full weights in the engine's memory, without an adapter on top; equal on all replicas that have
+    loaded the same weights. Null until it is computed."""
 
 
 class PolicyState(Lenient):
-    """`GET /policy`; with `min_version` in the query it answers once that version is current, or 409 after `wait_s`."""
+    """`GET /policy`.
+
+    With `min_version` in the query, the answer waits until that version or a newer one is current, and is 409 after
+    `wait_s`.
+    """
 
     current: Version
-    """What every replica serves, and what a replica that starts loads first."""
+    """The version that every replica serves, and that a new replica loads first."""
     versions: list[VersionInfo]
-    """The versions that the service keeps, oldest first."""
+    """The versions that the service knows, oldest first."""
     replicas: list[ReplicaPolicy]
-    """What each generator replica has loaded."""
+    """The weights of each generator replica."""
     updating_to: Version | None = None
-    """The version that an update under way brings."""
+    """The version that an update in progress is loading; null without an update."""
     transfer_world_size: int | None = None
-    """Processes that take part in a weight transfer: the trainer's one, rank 0, and every worker of every replica."""
+    """Number of processes in a weight transfer: one of the trainer, with rank 0, and every worker of every replica."""
 
 
 class UploadState(Lenient):
-    """`GET /policy/versions/{version}/upload`: what has arrived of a version that is not complete."""
+    """`GET /policy/versions/{version}/upload`: how much of an incomplete upload has arrived."""
 
     version: Version
     """The version that is being uploaded."""
     received_bytes: int
-    """How many bytes have arrived: the next chunk begins here."""
+    """Number of bytes that have arrived, and the place where the next chunk begins."""
     total_bytes: int | None = None
-    """Size of the whole upload; null while it is not known."""
+    """Size of the whole upload; null while it is unknown."""
 
 
 class ReplicaUpdate(Lenient):
-    """What became of an update on one replica."""
+    """The outcome of an update on one replica."""
 
     replica_id: str
-    """Serve's id of the replica."""
+    """Ray Serve's id of the replica."""
     status: Literal["swapped", "replaced"]
-    """`replaced`: it failed, `error` says how, and another one takes its place, which begins with the new version."""
+    """`swapped`: the replica serves the new version. `replaced`: the update failed on it, and another replica, which
+    starts with the new version, takes its place."""
     error: str | None = None
-    """Why the update failed on this replica."""
+    """Why the update failed on this replica; null if it did not."""
     load_s: float = 0.0
-    """Fetching the weights to the replica, beside its generations."""
+    """Seconds to fetch the weights to the replica; generations continue during that time."""
     swap_s: float = 0.0
-    """Putting them in place of the old ones."""
+    """Seconds to replace the old weights in the engine."""
     pause_s: float = 0.0
-    """How long no token was generated."""
+    """Seconds during which the replica generated no token."""
 
 
 class TransferInit(Strict):
     """Body of `POST /policy/transfer/init`."""
 
     init_info: dict[str, Any]
-    """As vLLM's trainer side sends it to one engine; each replica is given a `rank_offset` of its own."""
+    """The init info that vLLM's trainer side sends to one engine. The service adds a `rank_offset` for each replica."""
 
 
 class TransferWorld(Lenient):
-    """Its answer."""
+    """The answer of `POST /policy/transfer/init`."""
 
     world_size: int = Field(ge=1)
-    """Number of processes in the transfer, the trainer's one included."""
+    """Number of processes in the transfer, the trainer's included."""
 
 
 class TransferUpdate(Strict):
     """Body of `POST /policy/transfer/update`."""
 
     update_info: dict[str, Any] | list[dict[str, Any]]
-    """As vLLM's trainer side sends it; a list has one entry for each worker, in order of their ranks."""
+    """The update info that vLLM's trainer side sends. A list has one entry per worker, in the order of their ranks."""
 
 
 class PolicyUpdate(Lenient):
-    """A version that every replica serves now."""
+    """A finished update: every replica now serves the version."""
 
     version: Version
-    """Its number."""
+    """The number of the version."""
     checksum: str | None
-    """Sha-256 over its tensors; null where the service never held them."""
+    """Sha-256 over all tensors, as in `VersionInfo`; null if the service has never held the weights."""
     replicas: list[ReplicaUpdate]
-    """What became of the update on each replica."""
+    """The outcome on each replica."""

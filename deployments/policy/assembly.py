@@ -11,9 +11,9 @@ from typing import BinaryIO
 import zstandard
 
 from deployments.policy.validation import too_large, weights_refused
-from rollout_client.weights.delta import BadDelta, applied
+from rollout_client.weights.delta import BadDelta, apply_delta
+from rollout_client.weights.file_tensors import adapter_weights, file_tensors
 from rollout_client.weights.safetensors_file import NotSafetensors, header_bytes, header_of, read_header
-from rollout_client.weights.sources import adapter_weights, file_tensors
 
 LARGEST_WINDOW_BYTES = 2**27
 """Memory that a zstd stream may ask for; what `zstd` itself allows by default, at every level up to 19."""
@@ -29,7 +29,7 @@ def write_applied(base: Path, delta: Path, full: Path) -> None:
         header = read_header(base)
         with full.open("wb") as file:
             file.write(header_bytes(header.entries, header.metadata))
-            for _, data in applied(base, delta):
+            for _, data in apply_delta(base, delta):
                 file.write(data)
     except BadDelta as error:
         raise weights_refused(str(error).removeprefix(f"{error.tensor}: ").removesuffix("."), error.tensor) from error

@@ -13,10 +13,11 @@ import numpy as np
 from deployments.policy.failures import WeightsRefused
 from rollout_client.policy_contract import PolicyLayout, TensorLayout
 from rollout_client.problem_contract import FieldProblem
+from rollout_client.weights.checksum import Checksum
+from rollout_client.weights.file_tensors import file_tensors
 from rollout_client.weights.safetensors_file import (
     DTYPE_BYTES,
-    LONGEST_HEADER_BYTES,
-    Checksum,
+    MAX_HEADER_BYTES,
     Data,
     Header,
     NotSafetensors,
@@ -24,7 +25,6 @@ from rollout_client.weights.safetensors_file import (
     read_header,
     tensor_blocks,
 )
-from rollout_client.weights.sources import file_tensors
 
 MOST_SHOWN = 5
 GAP_BYTES = 4
@@ -110,7 +110,7 @@ def holds_non_finite(dtype: str, block: Data) -> bool:
 def largest_upload_bytes(layout: PolicyLayout) -> int:
     """An upper bound for full weights of the model, and for a delta that changes every value."""
     values = ((math.prod(tensor.shape), DTYPE_BYTES[tensor.dtype]) for tensor in layout.tensors.values())
-    return LONGEST_HEADER_BYTES + sum(count * (value_bytes + GAP_BYTES) for count, value_bytes in values)
+    return MAX_HEADER_BYTES + sum(count * (value_bytes + GAP_BYTES) for count, value_bytes in values)
 
 
 def too_large(most_bytes: int) -> WeightsRefused:

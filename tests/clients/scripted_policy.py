@@ -1,4 +1,4 @@
-"""A stand-in for `/policy` of the service, over real sockets: takes pieces as the contract says, or breaks on cue."""
+"""A stand-in for `/policy` of the service, over real sockets: takes chunks as the contract says, or breaks on cue."""
 
 import hashlib
 import re

@@ -16,7 +16,7 @@ from safetensors.torch import save, save_file
 from rollout_client import PolicyPusher, RolloutClient
 from rollout_client.contract import SampleResult, Sampling
 from rollout_client.errors import RequestRejected
-from rollout_client.weights.safetensors_file import Checksum
+from rollout_client.weights.checksum import Checksum
 from tests.live.following_environment import following
 from tests.live.forward_pass import State, logprob_differences, model_of, perturbed, tiny_state
 from tests.live.played_with_weights import LOGPROB_TOLERANCE, assert_of_weights, play, versions_of

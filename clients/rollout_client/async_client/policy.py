@@ -21,8 +21,9 @@ from rollout_client.policy_calls import (
 from rollout_client.policy_contract import PolicyLayout, PolicyState, PolicyUpdate, WeightsKind
 from rollout_client.retry import call_policy, is_unavailable
 from rollout_client.version_wait import VersionWait
+from rollout_client.weights.chunks import CHUNK_BYTES
 from rollout_client.weights.sources import WeightsSource, needs_layout, weights_to_send
-from rollout_client.weights.upload import CHUNK_BYTES, Upload
+from rollout_client.weights.upload import Upload
 
 
 class AsyncPolicyMethods:

@@ -9,7 +9,7 @@ from rollout_client.async_client.connection import AsyncConnection
 from rollout_client.concurrency import async_call_blocking, async_sleep
 from rollout_client.deadline import UPDATE_ADVICE, Deadline
 from rollout_client.errors import RequestRejected
-from rollout_client.policy_calls import is_being_brought, is_known, policy_call, upload_state_call
+from rollout_client.policy_calls import is_known, is_updating_to, policy_call, upload_state_call
 from rollout_client.policy_contract import PolicyState, PolicyUpdate, UploadState
 from rollout_client.progress import upload_bar
 from rollout_client.retry import call_policy, is_worth_asking
@@ -40,7 +40,7 @@ async def send_chunk(connection: AsyncConnection, upload: Upload, deadline: Dead
 async def what_arrived(connection: AsyncConnection, version: int, deadline: Deadline) -> UploadState | PolicyState:
     """The state of the upload of `version` or, where there is none, of the whole policy."""
     state = await connection.result_of_one_attempt(policy_call(checksums_within_s=0), deadline)
-    while is_being_brought(state, version):
+    while is_updating_to(state, version):
         await async_sleep(POLL_S)
         state = await connection.result_of_one_attempt(policy_call(checksums_within_s=0), deadline)
     if is_known(state, version):

@@ -22,8 +22,9 @@ from rollout_client.retry import call_policy, is_unavailable
 from rollout_client.sync_client.connection import Connection
 from rollout_client.sync_client.upload import send_upload
 from rollout_client.version_wait import VersionWait
+from rollout_client.weights.chunks import CHUNK_BYTES
 from rollout_client.weights.sources import WeightsSource, needs_layout, weights_to_send
-from rollout_client.weights.upload import CHUNK_BYTES, Upload
+from rollout_client.weights.upload import Upload
 
 
 class PolicyMethods:

@@ -9,7 +9,7 @@ from tenacity import Retrying
 from rollout_client.concurrency import call_blocking, sleep
 from rollout_client.deadline import UPDATE_ADVICE, Deadline
 from rollout_client.errors import RequestRejected
-from rollout_client.policy_calls import is_being_brought, is_known, policy_call, upload_state_call
+from rollout_client.policy_calls import is_known, is_updating_to, policy_call, upload_state_call
 from rollout_client.policy_contract import PolicyState, PolicyUpdate, UploadState
 from rollout_client.progress import upload_bar
 from rollout_client.retry import call_policy, is_worth_asking
@@ -41,7 +41,7 @@ def send_chunk(connection: Connection, upload: Upload, deadline: Deadline) -> No
 def what_arrived(connection: Connection, version: int, deadline: Deadline) -> UploadState | PolicyState:
     """The state of the upload of `version` or, where there is none, of the whole policy."""
     state = connection.result_of_one_attempt(policy_call(checksums_within_s=0), deadline)
-    while is_being_brought(state, version):
+    while is_updating_to(state, version):
         sleep(POLL_S)
         state = connection.result_of_one_attempt(policy_call(checksums_within_s=0), deadline)
     if is_known(state, version):

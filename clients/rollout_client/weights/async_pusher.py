@@ -1,4 +1,4 @@
-"""What a trainer calls after each step: the weights go to the service as what changed, where that is smaller."""
+"""`AsyncPolicyPusher`: pushes the weights after each training step, as a delta where that is smaller."""
 
 from typing import TYPE_CHECKING, Unpack
 
@@ -11,31 +11,32 @@ from rollout_client.weights.sources import TensorsSource, full_weights
 
 if TYPE_CHECKING:
     from rollout_client.async_client.client import AsyncRolloutClient
-    from rollout_client.weights.mirror import CapturedWeights, Mirror
+    from rollout_client.weights.pushed_weights import CapturedWeights, PushedWeights
 
 
 class AsyncPolicyPusher:
-    """Pushes a model again and again, through `client`.
+    """Pushes a model repeatedly, through `client`.
 
         pusher = AsyncPolicyPusher(client)
         for step in range(steps):
             ...
             await pusher.push(model)
 
-    Keeps a copy of what it pushed last in host memory, in the service's dtypes. The first push brings full weights, and
-    so does each one after which the service has something else: it was restarted, or somebody else pushed. Bit for bit,
-    the service has what was pushed. One push at a time.
+    After each push the service has exactly the pushed weights, bit for bit. A delta needs a copy of the weights that
+    were pushed last; it is kept in host memory, in the service's dtypes. Full weights are sent at the first push,
+    wherever a delta is not smaller, and where the service's current version is not the one pushed last (it has
+    restarted, or another client has pushed). Only one push at a time.
 
     Args:
-        is_verified: whether the service's checksum of each version is compared with one made here.
+        is_verified: compare the service's checksum of each version with one that is computed here.
 
     Raises:
-        ModuleNotFoundError: numpy is missing; the message says what to install.
+        ModuleNotFoundError: numpy is not installed; the message names the extra.
     """
 
     def __init__(self, client: "AsyncRolloutClient", *, is_verified: bool = True) -> None:
         self._client = client
-        self._mirror = new_mirror(is_verified)
+        self._pushed = new_pushed_weights(is_verified)
 
     async def push(
         self,
@@ -45,42 +46,46 @@ class AsyncPolicyPusher:
         progress: bool = False,
         **options: Unpack[UpdateOptions],
     ) -> PolicyUpdate:
-        """Returns once every replica serves the weights. Raises what `RolloutClient.push_weights` raises, and
-        `WeightsDiffer` where the service ends up with other weights.
-        """
-        return await self.send(await self.take(source), version, progress=progress, **options)
-
-    async def take(self, source: TensorsSource) -> "CapturedWeights":
-        """The first half of `push`: once it returns, `source` may change. It is read once, tensor by tensor.
+        """Returns once every replica serves the weights; `capture` and `send` are its two halves.
 
         Raises:
-            WeightsDoNotFit: these are not weights of the model that the service serves.
+            WeightsDiffer: the service has other weights now; the next push sends full ones.
+            WeightsDoNotFit: the tensors are not those of the service's model; nothing was sent.
+            RolloutError: as `AsyncRolloutClient.push_weights` raises it.
         """
-        self._mirror.check(await self._client.policy(checksums_within_s=0))
+        return await self.send(await self.capture(source), version, progress=progress, **options)
+
+    async def capture(self, source: TensorsSource) -> "CapturedWeights":
+        """Copies what `send` will send. Reads `source` once, tensor by tensor; it may change once this returns.
+
+        Raises:
+            WeightsDoNotFit: the tensors are not those of the service's model.
+        """
+        self._pushed.check(await self._client.policy(checksums_within_s=0))
         weights = await async_call_blocking(full_weights, source, await self._client.policy_layout())
-        return await async_call_blocking(self._mirror.take, weights)
+        return await async_call_blocking(self._pushed.capture, weights)
 
     async def send(
         self,
-        taken: "CapturedWeights",
+        captured: "CapturedWeights",
         version: int | None = None,
         *,
         progress: bool = False,
         **options: Unpack[UpdateOptions],
     ) -> PolicyUpdate:
-        """The second half of `push`; it may run beside the next step of the training."""
+        """Sends captured weights. The next training step may run at the same time."""
         try:
             update = await self._client.push_weights(
-                taken.weights, version, kind=taken.kind, base=taken.base, progress=progress, **options
+                captured.weights, version, kind=captured.kind, base=captured.base, progress=progress, **options
             )
         except RequestRejected:
-            self._mirror.forget()
+            self._pushed.forget()
             raise
-        self._mirror.confirm(taken, update)
+        self._pushed.confirm(captured, update)
         return update
 
 
-def new_mirror(is_verified: bool) -> "Mirror":
-    with needed_for("Pushing what changed", "weights"):
-        from rollout_client.weights.mirror import Mirror
-    return Mirror(is_verified)
+def new_pushed_weights(is_verified: bool) -> "PushedWeights":
+    with needed_for("PolicyPusher", "weights"):
+        from rollout_client.weights.pushed_weights import PushedWeights
+    return PushedWeights(is_verified)

@@ -1,8 +1,9 @@
-"""Weights as what changed since an earlier version, bit for bit; needs numpy.
+"""Deltas: the values that changed between two versions of the same tensors, bit for bit. Needs numpy.
 
-Of each tensor `name` that changed, a delta holds `{name}.gaps` (I32: how far the place of each changed value in the
-flattened tensor lies beyond that of the one before it, the first counted from 0) and `{name}.values`. Values are
-compared and carried as bits, so NaN, -0.0 and dtypes that numpy does not know come through as they are.
+For each changed tensor `name` a delta holds two tensors of one length: `{name}.gaps` (I32) and `{name}.values`, the new
+values. A gap is the distance of a changed value from the changed one before it in the flattened tensor; the first gap
+is counted from index 0. Values are compared and stored as unsigned integers of the same size, so NaN payloads, -0.0 and
+dtypes that numpy does not have are preserved.
 """
 
 from collections.abc import Iterator, Mapping
@@ -21,19 +22,19 @@ from rollout_client.weights.safetensors_file import (
     read_header,
     read_tensor,
 )
-from rollout_client.weights.sources import Weights
+from rollout_client.weights.tensor import Weights
 
 Bits = NDArray[np.unsignedinteger]
-"""A flat tensor: its values as unsigned integers of the same size."""
+"""A flattened tensor: each value as an unsigned integer of the same size."""
 Gaps = NDArray[np.int32]
 
 GAPS = ".gaps"
 VALUES = ".values"
-LARGEST_GAP = 2**31 - 1
+MAX_GAP = 2**31 - 1
 
 
 class BadDelta(ValueError):
-    """A delta does not fit the weights that it is to change; `tensor` is the name of the first that does not."""
+    """A delta does not fit the weights that it changes; `tensor` is the name of the first one that does not fit."""
 
     def __init__(self, tensor: str, finding: str) -> None:
         super().__init__(f"{tensor}: {finding}")
@@ -41,8 +42,8 @@ class BadDelta(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Changes:
-    """What changed in one tensor; both arrays are flat and of one length."""
+class TensorChanges:
+    """What changed in one tensor; both arrays are 1-D and of one length."""
 
     gaps: Gaps
     values: Bits
@@ -53,45 +54,47 @@ class Changes:
 
 
 @dataclass(frozen=True, slots=True)
-class ChangedTensor:
-    """Where the changes of one tensor lie in a delta."""
+class DeltaEntry:
+    """The two tensors of a delta that hold the changes of one tensor."""
 
     gaps: TensorEntry
     values: TensorEntry
 
 
-def bits(dtype: str, data: Data) -> Bits:
-    """`data` of a tensor of `dtype` as unsigned integers, without a copy; read-only where `data` are."""
+def as_bits(dtype: str, data: Data) -> Bits:
+    """`data` of a tensor of `dtype` as unsigned integers, without a copy; writable where `data` is."""
     return np.frombuffer(data, dtype=f"<u{DTYPE_BYTES[dtype]}")
 
 
-def encode(base: Bits, new: Bits, largest_gap: int = LARGEST_GAP) -> Changes:
-    """What makes `new` of `base`, which has the same length and dtype."""
-    places = np.flatnonzero(base != new)
-    gaps = np.diff(places, prepend=0)
-    if gaps.size and gaps.max() > largest_gap:
-        # A place on the way keeps its value, so that each gap is one that 32 bits can hold.
-        places = with_stops(places, largest_gap)
-        gaps = np.diff(places, prepend=0)
-    return Changes(gaps.astype(np.int32), new[places])
+def encode_changes(base: Bits, new: Bits, max_gap: int = MAX_GAP) -> TensorChanges:
+    """The changes that make `new` from `base`, which has the same length and dtype."""
+    indices = np.flatnonzero(base != new)
+    gaps = np.diff(indices, prepend=0)
+    if gaps.size and gaps.max() > max_gap:
+        indices = split_long_gaps(indices, max_gap)
+        gaps = np.diff(indices, prepend=0)
+    return TensorChanges(gaps.astype(np.int32), new[indices])
 
 
-def with_stops(places: NDArray[np.int64], largest_gap: int) -> NDArray[np.int64]:
-    """`places` with more between them, so that neighbours are at most `largest_gap` apart."""
-    starts = np.concatenate([np.zeros(1, np.int64), places[:-1]])
-    stops = [
-        np.arange(start + largest_gap, place, largest_gap)
-        for start, place in zip(starts, places, strict=True)
-        if place - start > largest_gap
+def split_long_gaps(indices: NDArray[np.int64], max_gap: int) -> NDArray[np.int64]:
+    """`indices` and further ones between them, such that no gap is above `max_gap`.
+
+    A value that did not change may stand in a delta: it replaces itself.
+    """
+    starts = np.concatenate([np.zeros(1, np.int64), indices[:-1]])
+    between = [
+        np.arange(start + max_gap, index, max_gap)
+        for start, index in zip(starts, indices, strict=True)
+        if index - start > max_gap
     ]
-    return np.sort(np.concatenate([places, *stops]))
+    return np.sort(np.concatenate([indices, *between]))
 
 
-def decode(name: str, base: Bits, changes: Changes) -> None:
-    """Makes of `base` (writeable, in place) what `encode` was given as `new`.
+def apply_changes(name: str, base: Bits, changes: TensorChanges) -> None:
+    """Changes `base`, which must be writable, in place: the inverse of `encode_changes`.
 
     Raises:
-        BadDelta: the changes do not fit tensor `name`; `base` is as it was.
+        BadDelta: the changes do not fit tensor `name`; `base` is unchanged.
     """
     gaps, values = changes.gaps, changes.values
     if gaps.ndim != 1 or values.ndim != 1:
@@ -104,14 +107,14 @@ def decode(name: str, base: Bits, changes: Changes) -> None:
         return
     if gaps[0] < 0 or (gaps[1:] < 1).any():
         raise BadDelta(name, "a gap is too small: the first must be at least 0, the others at least 1.")
-    places = np.cumsum(gaps, dtype=np.int64)
-    if places[-1] >= base.size:
-        raise BadDelta(name, f"place {places[-1]} is changed, and the tensor has only {base.size} values.")
-    base[places] = values
+    indices = np.cumsum(gaps, dtype=np.int64)
+    if indices[-1] >= base.size:
+        raise BadDelta(name, f"place {indices[-1]} is changed, and the tensor has only {base.size} values.")
+    base[indices] = values
 
 
-def packed(changes: Mapping[str, Changes], base: Header) -> Weights:
-    """`changes` of tensors of `base` as a safetensors file: all gaps, then all values, which compresses better."""
+def delta_weights(changes: Mapping[str, TensorChanges], base: Header) -> Weights:
+    """`changes` of tensors of `base` as the content of a delta file: all gaps, then all values, to compress better."""
     dtypes = {entry.name: entry.dtype for entry in base.entries}
     gaps = {name + GAPS: ("I32", changed.gaps) for name, changed in changes.items()}
     values = {name + VALUES: (dtypes[name], changed.values) for name, changed in changes.items()}
@@ -120,25 +123,25 @@ def packed(changes: Mapping[str, Changes], base: Header) -> Weights:
     return Weights(header, lambda entry: iter([parts[entry.name][1].view(np.uint8).data]))
 
 
-def changed_tensors(delta: Header, base: Mapping[str, TensorEntry]) -> dict[str, ChangedTensor]:
-    """Which tensors of `base` a delta with this header changes, without looking at its data.
+def delta_entries(delta: Header, base: Mapping[str, TensorEntry]) -> dict[str, DeltaEntry]:
+    """The tensors of `base` that a delta with this header changes, by name. Reads the header only, no data.
 
     Raises:
-        BadDelta: a name, dtype or shape in it does not fit `base`.
+        BadDelta: a name, dtype or shape in the header does not fit `base`.
     """
-    entries = delta.by_name
-    changed: dict[str, ChangedTensor] = {}
+    by_name = delta.by_name
+    changed: dict[str, DeltaEntry] = {}
     for entry in delta.entries:
-        name, dot, end = entry.name.rpartition(".")
-        if dot + end not in (GAPS, VALUES):
+        name, dot, suffix = entry.name.rpartition(".")
+        if dot + suffix not in (GAPS, VALUES):
             raise BadDelta(entry.name, f"a delta holds only names that end in {GAPS} or {VALUES}.")
         if name not in base:
             raise BadDelta(name, "the base has no such tensor.")
-        gaps, values = entries.get(name + GAPS), entries.get(name + VALUES)
+        gaps, values = by_name.get(name + GAPS), by_name.get(name + VALUES)
         if gaps is None or values is None:
             raise BadDelta(name, f"{name}{VALUES if values is None else GAPS} is missing.")
         check_entries(name, gaps, values, base[name])
-        changed[name] = ChangedTensor(gaps, values)
+        changed[name] = DeltaEntry(gaps, values)
     return changed
 
 
@@ -151,26 +154,27 @@ def check_entries(name: str, gaps: TensorEntry, values: TensorEntry, base: Tenso
         raise BadDelta(name, f"gaps and values have shapes {gaps.shape} and {values.shape}: both must be one [n].")
 
 
-def read_changes(path: str | PathLike[str], header: Header, tensor: ChangedTensor) -> Changes:
-    """The changes of one tensor, from the delta at `path`; raises what `tensor_blocks` raises."""
-    gaps = np.frombuffer(read_tensor(path, header, tensor.gaps), dtype="<i4").astype(np.int32, copy=False)
-    return Changes(gaps, bits(tensor.values.dtype, read_tensor(path, header, tensor.values)))
+def read_changes(path: str | PathLike[str], header: Header, entry: DeltaEntry) -> TensorChanges:
+    """The changes of one tensor, from the delta file at `path`; raises what `tensor_blocks` raises."""
+    gaps = np.frombuffer(read_tensor(path, header, entry.gaps), dtype="<i4").astype(np.int32, copy=False)
+    return TensorChanges(gaps, as_bits(entry.values.dtype, read_tensor(path, header, entry.values)))
 
 
-def applied(base: str | PathLike[str], delta: str | PathLike[str]) -> Iterator[tuple[TensorEntry, Data]]:
-    """The tensors of the file `base` with the changes of the file `delta`, one after another in the base's order.
+def apply_delta(base: str | PathLike[str], delta: str | PathLike[str]) -> Iterator[tuple[TensorEntry, Data]]:
+    """The tensors of the file `base` after the changes of the file `delta`, one by one in the order of `base`.
 
     Raises:
-        NotSafetensors: one of the files is none.
-        BadDelta: the delta does not fit the base, before or at the tensor where that shows.
+        NotSafetensors: one of the files is not a safetensors file.
+        BadDelta: the delta does not fit the base. What the headers show is raised before the first tensor.
     """
     base_header, delta_header = read_header(base), read_header(delta)
-    changed = changed_tensors(delta_header, base_header.by_name)
+    changed = delta_entries(delta_header, base_header.by_name)
     for entry in base_header.entries:
         data = read_tensor(base, base_header, entry)
         if entry.name not in changed:
             yield entry, data
             continue
-        writeable = bytearray(data)
-        decode(entry.name, bits(entry.dtype, writeable), read_changes(delta, delta_header, changed[entry.name]))
-        yield entry, writeable
+        writable = bytearray(data)
+        changes = read_changes(delta, delta_header, changed[entry.name])
+        apply_changes(entry.name, as_bits(entry.dtype, writable), changes)
+        yield entry, writable

@@ -1,4 +1,4 @@
-"""Tensors of torch as a source of weights, sharded ones included; imports torch."""
+"""`TorchTensor`: torch tensors as a source of weights, sharded ones included. Needs the extra `torch`."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -11,8 +11,9 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from rollout_client.policy_contract import PolicyLayout
+from rollout_client.weights.layout import fitted
 from rollout_client.weights.safetensors_file import Data
-from rollout_client.weights.sources import Tensor, fitted
+from rollout_client.weights.tensor import SourceTensor
 
 DTYPES = {
     "BOOL": torch.bool,
@@ -31,12 +32,12 @@ DTYPES = {
 }
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 WRAPPERS = re.compile(r"(^module\.)|((^|(?<=\.))(_orig_mod|_checkpoint_wrapped_module|_fsdp_wrapped_module)\.)")
-"""What DDP, torch.compile, activation checkpointing and FSDP put into the names of what they wrap."""
+"""What DDP, torch.compile, activation checkpointing and FSDP add to the names of the modules that they wrap."""
 
 
 @dataclass(frozen=True, slots=True)
-class TorchTensor:
-    """A tensor wherever it lies: on the CPU, on a GPU, or in shards over several."""
+class TorchTensor(SourceTensor):
+    """A tensor on any device, whole or sharded over several processes."""
 
     tensor: torch.Tensor
 
@@ -52,28 +53,28 @@ class TorchTensor:
     def is_sharded(self) -> bool:
         return isinstance(self.tensor, DTensor) and self.tensor.device_mesh.size() > 1
 
-    def whole(self, dtype: str) -> torch.Tensor:
-        """Cast where it lies, and shards before they travel: half the bytes for a master in 32 bits."""
+    def gathered(self, dtype: str) -> torch.Tensor:
+        """The whole tensor as `dtype`. Shards are cast before they are gathered: bf16 of f32 halves the traffic."""
         tensor = self.tensor.detach().to(DTYPES[dtype])
         return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
     def blocks(self, dtype: str) -> Iterator[Data]:
-        yield data_of(self.whole(dtype))
+        yield data_of(self.gathered(dtype))
 
-    def is_tied_to(self, other: Tensor) -> bool:
+    def is_tied_to(self, other: SourceTensor) -> bool:
         if not isinstance(other, TorchTensor):
             return False
-        mine, others = local(self.tensor), local(other.tensor)
+        mine, others = local_shard(self.tensor), local_shard(other.tensor)
         if mine.data_ptr() == others.data_ptr() and mine.stride() == others.stride() and mine.numel():
             return True
-        # A shard can be equal by chance (an empty one is), and then the processes would not agree.
+        # Shards may be equal on one process and not on another (an empty one always is): the processes would disagree.
         if isinstance(self.tensor, DTensor) or isinstance(other.tensor, DTensor):
             return False
         return mine.device == others.device and mine.dtype == others.dtype and torch.equal(mine, others)
 
 
-def torch_tensors(source: nn.Module | Mapping[str, torch.Tensor]) -> dict[str, Tensor]:
-    """The tensors of a module or of its state dict; what else a state dict holds is no weight."""
+def torch_tensors(source: nn.Module | Mapping[str, torch.Tensor]) -> dict[str, SourceTensor]:
+    """The tensors of a module or of a state dict, under their names without wrappers; other values are ignored."""
     state = source.state_dict() if isinstance(source, nn.Module) else source
     return {
         WRAPPERS.sub("", name): TorchTensor(tensor)
@@ -83,21 +84,22 @@ def torch_tensors(source: nn.Module | Mapping[str, torch.Tensor]) -> dict[str, T
 
 
 def gather(source: nn.Module | Mapping[str, torch.Tensor], layout: PolicyLayout) -> None:
-    """What the other processes of a sharded model do while the first one pushes it: takes part in each gathering.
+    """Takes part in gathering a sharded model. Every process calls it, except the one that pushes, at the same time.
 
     Raises:
-        WeightsDoNotFit: as it does where they are pushed.
+        WeightsDoNotFit: the weights do not fit; the process that pushes raises it too.
     """
     for name, tensor in fitted(torch_tensors(source), layout).items():
         if isinstance(tensor, TorchTensor) and tensor.is_sharded:
-            tensor.whole(layout.tensors[name].dtype)
+            tensor.gathered(layout.tensors[name].dtype)
 
 
-def local(tensor: torch.Tensor) -> torch.Tensor:
+def local_shard(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to_local().detach() if isinstance(tensor, DTensor) else tensor
 
 
 def data_of(tensor: torch.Tensor) -> memoryview:
+    """The data of `tensor` in host memory, as bytes."""
     flat: NDArray[np.uint8] = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
     return flat.data
 

@@ -27,7 +27,7 @@ def main(rank: int, folder: Path) -> None:
         gather(state, layout)
     else:
         weights = full_weights(state, layout)
-        assert not weights.can_repeat
+        assert not weights.is_repeatable
         with (folder / "whole.safetensors").open("wb") as file:
             file.writelines(weights.blocks())
     # The one that ends first would cut the connection that the other still closes.

@@ -30,9 +30,11 @@ from rollout_client import (
 )
 from rollout_client.policy_contract import PolicyLayout, UploadState
 from rollout_client.rollout_calls import Call
+from rollout_client.weights.chunks import chunks
 from rollout_client.weights.safetensors_file import TensorEntry, header_of
-from rollout_client.weights.sources import Weights, full_weights
-from rollout_client.weights.upload import MOST_RESTARTS, Upload, pieces
+from rollout_client.weights.sources import full_weights
+from rollout_client.weights.tensor import Weights
+from rollout_client.weights.upload import MAX_RESTARTS, Upload
 from tests.clients.scripted_policy import CUT, CUT_AFTER, FORGET, PolicyServer, ScriptedPolicy, digest_field, layout_of
 
 CallClient = Callable[..., Any]
@@ -265,7 +267,7 @@ def test_many_names_are_cut_short() -> None:
         ({}, {"kind": "delta"}, "kind='delta' and base=None: a delta needs the version that it changes"),
         ({}, {"base": 3}, "kind='full' and base=3: a delta needs"),
         ({}, {"mode": "gently"}, "mode"),
-        (bf16_state(), {"chunk_bytes": 0}, "chunk_bytes=0: a piece needs at least one byte"),
+        (bf16_state(), {"chunk_bytes": 0}, "chunk_bytes=0: a chunk needs at least one byte"),
     ],
 )
 def test_arguments_that_contradict_each_other_are_value_errors(
@@ -365,9 +367,9 @@ def test_breaks_without_end_end_after_the_retries(policy: ScriptedPolicy, call: 
     assert len(policy.puts) == 4
 
 
-def upload_of(can_repeat: bool = True) -> Upload:
+def upload_of(is_repeatable: bool = True) -> Upload:
     header = header_of([("a", "U8", (100,))])
-    return Upload(Weights(header, lambda _: iter([bytes(100)]), can_repeat), 3, {"kind": "full"}, 60)
+    return Upload(Weights(header, lambda _: iter([bytes(100)]), is_repeatable), 3, {"kind": "full"}, 60)
 
 
 def first_byte(call: Call[Any]) -> int:
@@ -377,7 +379,7 @@ def first_byte(call: Call[Any]) -> int:
 def test_an_upload_begins_anew_only_so_often() -> None:
     upload = upload_of()
     lost = PolicyState(current=0, versions=[], replicas=[])
-    for _ in range(MOST_RESTARTS):
+    for _ in range(MAX_RESTARTS):
         assert first_byte(upload.next_call()) == 0
         upload.answered(UploadState(version=3, received_bytes=60))
         assert first_byte(upload.next_call()) == 60
@@ -390,7 +392,7 @@ def test_an_upload_begins_anew_only_so_often() -> None:
 
 
 def test_sharded_weights_are_not_gathered_twice() -> None:
-    upload = upload_of(can_repeat=False)
+    upload = upload_of(is_repeatable=False)
     upload.next_call()
     upload.answered(UploadState(version=3, received_bytes=60))
     upload.next_call()
@@ -411,8 +413,8 @@ def test_tensors_are_made_one_at_a_time_and_pieces_held_one_at_a_time() -> None:
     header = header_of([(f"layer.{place}", "U8", (1 << 20,)) for place in range(64)])
     tracemalloc.start()
     sizes = []
-    for number, piece in enumerate(pieces(Weights(header, read).blocks(), 4 << 20)):
-        sizes.append(len(piece.body))
+    for number, chunk in enumerate(chunks(Weights(header, read).blocks(), 4 << 20)):
+        sizes.append(len(chunk.body))
         assert len(made) <= 4 * (number + 1) + 1
     _, peak_bytes = tracemalloc.get_traced_memory()
     tracemalloc.stop()

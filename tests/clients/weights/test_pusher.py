@@ -25,9 +25,10 @@ from rollout_client import (
     RolloutClient,
     WeightsDiffer,
 )
-from rollout_client.weights.delta import applied
-from rollout_client.weights.mirror import Mirror
-from rollout_client.weights.safetensors_file import file_checksum, header_bytes, read_header
+from rollout_client.weights.checksum import file_checksum
+from rollout_client.weights.delta import apply_delta
+from rollout_client.weights.pushed_weights import PushedWeights
+from rollout_client.weights.safetensors_file import header_bytes, read_header
 from rollout_client.weights.sources import full_weights
 from tests.clients.scripted_policy import CREATED_AT, CUT, PolicyServer, ScriptedPolicy, layout_of
 
@@ -96,7 +97,7 @@ class Service(ScriptedPolicy):
         delta.write_bytes(content)
         base = self.file(int(kinds[version]["base"]))
         header = read_header(base)
-        tensors = b"".join(bytes(data) for _, data in applied(base, delta))
+        tensors = b"".join(bytes(data) for _, data in apply_delta(base, delta))
         if version in self.damaged:
             tensors = b"\x01" + tensors[1:]
         path.write_bytes(header_bytes(header.entries, header.metadata) + tensors)
@@ -158,10 +159,10 @@ def test_a_model_in_the_dtype_of_the_wire_may_change_after_it_was_taken(service:
     with RolloutClient(service.url) as client:
         pusher = PolicyPusher(client)
         for state in (first, second):
-            taken = pusher.take(state)
+            captured = pusher.capture(state)
             for tensor in state.values():
                 tensor.zero_()
-            pusher.send(taken)
+            pusher.send(captured)
     assert holds(service, 1, kept[0])
     assert holds(service, 2, kept[1])
 
@@ -232,20 +233,20 @@ def test_checksums_are_made_only_where_they_are_asked_for(service: Service, push
 
 @settings(deadline=None)
 @given(st.lists(st.lists(st.tuples(st.integers(0, 511), st.binary(min_size=2, max_size=2)), max_size=400), max_size=5))
-def test_a_mirror_is_bit_for_bit_what_was_taken_last(steps: list[list[tuple[int, bytes]]]) -> None:
-    mirror = Mirror()
+def test_the_kept_copy_is_bit_for_bit_what_was_captured_last(steps: list[list[tuple[int, bytes]]]) -> None:
+    pushed = PushedWeights()
     embed = torch.zeros(64, 8, dtype=torch.bfloat16)
     held: dict[str, bytes] = {}
     for version, step in enumerate([[], *steps], start=1):
         for place, value in step:
             embed.view(-1)[place] = torch.frombuffer(bytearray(value), dtype=torch.bfloat16)[0]
         weights = full_weights({"embed.weight": embed, "norm.weight": torch.zeros(8)}, layout_of(LAYOUT))
-        taken = mirror.take(weights)
-        update = PolicyUpdate(version=version, checksum=taken.checksum, replicas=[])
-        mirror.confirm(taken, update)
-        state = {"version": version, "kind": "full", "created_at": CREATED_AT, "checksum": taken.checksum}
-        mirror.check(PolicyState.model_validate({"current": version, "versions": [state], "replicas": []}))
-        held = {entry.name: b"".join(bytes(block) for block in mirror._read(entry)) for entry in weights.header.entries}
+        captured = pushed.capture(weights)
+        update = PolicyUpdate(version=version, checksum=captured.checksum, replicas=[])
+        pushed.confirm(captured, update)
+        state = {"version": version, "kind": "full", "created_at": CREATED_AT, "checksum": captured.checksum}
+        pushed.check(PolicyState.model_validate({"current": version, "versions": [state], "replicas": []}))
+        held = {entry.name: b"".join(bytes(block) for block in pushed._read(entry)) for entry in weights.header.entries}
         assert held == {"embed.weight": embed.view(torch.uint8).numpy().tobytes(), "norm.weight": bytes(32)}
 
 
@@ -254,7 +255,7 @@ def test_what_is_missing_is_named_with_the_extra_that_brings_it() -> None:
         import sys
         sys.modules.update(dict.fromkeys(["numpy", "zstandard", "torch"]))
         import rollout_client
-        from rollout_client.weights.upload import compressed
+        from rollout_client.weights.chunks import compressed
         with rollout_client.RolloutClient() as client:
             for needs in (
                 lambda: rollout_client.PolicyPusher(client),
@@ -268,7 +269,7 @@ def test_what_is_missing_is_named_with_the_extra_that_brings_it() -> None:
     """
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, check=False)
     assert done.stderr == (
-        'Pushing what changed needs numpy: pip install "rollout-client[weights]"\n'
+        'PolicyPusher needs numpy: pip install "rollout-client[weights]"\n'
         'Compressing weights needs zstandard: pip install "rollout-client[weights]"\n'
         'Sending torch tensors needs numpy: pip install "rollout-client[torch]"\n'
     )

@@ -15,16 +15,23 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import load_file, save, save_file
 
-from rollout_client.weights.delta import BadDelta, Changes, applied, bits, changed_tensors, decode, encode
+from rollout_client.weights.checksum import Checksum, file_checksum
+from rollout_client.weights.delta import (
+    BadDelta,
+    TensorChanges,
+    apply_changes,
+    apply_delta,
+    as_bits,
+    delta_entries,
+    encode_changes,
+)
 from rollout_client.weights.safetensors_file import (
-    Checksum,
     Header,
     NotSafetensors,
     TensorEntry,
-    file_checksum,
     header_bytes,
     header_of,
-    parsed_header,
+    parse_header,
     read_header,
     read_tensor,
     tensor_blocks,
@@ -75,7 +82,7 @@ def test_a_header_that_was_written_is_read_back(
     header = header_of(specs, metadata)
     begun = header_bytes(header.entries, header.metadata)
     assert len(begun) % 8 == 0
-    assert parsed_header(begun[8:]) == header
+    assert parse_header(begun[8:]) == header
 
 
 def test_the_safetensors_library_reads_what_is_written(tmp_path: Path) -> None:
@@ -219,27 +226,27 @@ def bases_and_news(draw: st.DrawFn) -> tuple[str, np.ndarray[Any, Any], np.ndarr
     new = bytearray(base)
     for place in draw(st.lists(st.integers(0, max(len(new) - 1, 0)), max_size=5 if new else 0)):
         new[place] = draw(st.integers(0, 255))
-    return dtype, bits(dtype, base), bits(dtype, bytes(new))
+    return dtype, as_bits(dtype, base), as_bits(dtype, bytes(new))
 
 
 @settings(deadline=None)
 @given(bases_and_news(), st.integers(1, 50))
 def test_what_was_encoded_is_decoded_bit_for_bit(
-    pair: tuple[str, np.ndarray[Any, Any], np.ndarray[Any, Any]], largest_gap: int
+    pair: tuple[str, np.ndarray[Any, Any], np.ndarray[Any, Any]], max_gap: int
 ) -> None:
     _, base, new = pair
-    changes = encode(base, new, largest_gap)
+    changes = encode_changes(base, new, max_gap)
     assert changes.gaps.dtype == np.int32
-    assert changes.gaps.max(initial=0) <= largest_gap
+    assert changes.gaps.max(initial=0) <= max_gap
     restored = base.copy()
-    decode("a", restored, changes)
+    apply_changes("a", restored, changes)
     assert restored.tobytes() == new.tobytes()
 
 
 def test_a_delta_holds_only_what_changed_nan_payloads_and_signs_of_zero_included() -> None:
     base = np.array([0x7FC0, 0x0000, 0x3F80, 0x4000], np.uint16)
     new = np.array([0x7FC1, 0x8000, 0x3F80, 0x4001], np.uint16)
-    changes = encode(base, new)
+    changes = encode_changes(base, new)
     assert (changes.gaps.tolist(), changes.values.tolist()) == ([0, 1, 2], [0x7FC1, 0x8000, 0x4001])
     assert changes.size_bytes == 3 * (4 + 2)
 
@@ -248,7 +255,7 @@ def test_a_gap_that_is_too_large_for_its_number_is_gone_in_stops() -> None:
     base = np.zeros(12, np.uint16)
     new = base.copy()
     new[11] = 7
-    changes = encode(base, new, largest_gap=4)
+    changes = encode_changes(base, new, max_gap=4)
     assert (changes.gaps.tolist(), changes.values.tolist()) == ([4, 4, 3], [0, 0, 7])
 
 
@@ -272,7 +279,7 @@ HALVES: Callable[..., np.ndarray[Any, Any]] = lambda *values: np.array(values, n
 def test_changes_that_do_not_fit_are_refused_and_change_nothing(gaps: Any, values: Any, sentence: str) -> None:
     base = HALVES(9, 9, 9, 9)
     with pytest.raises(BadDelta, match=f"^layer: .*{sentence}") as refused:
-        decode("layer", base, Changes(gaps, values))
+        apply_changes("layer", base, TensorChanges(gaps, values))
     assert refused.value.tensor == "layer"
     assert base.tolist() == [9, 9, 9, 9]
 
@@ -297,13 +304,13 @@ def test_a_delta_that_does_not_fit_its_base_is_refused_by_its_header(
     tensors: list[tuple[str, str, tuple[int, ...]]], tensor_name: str, sentence: str
 ) -> None:
     with pytest.raises(BadDelta, match=sentence) as refused:
-        changed_tensors(header_of(tensors), BASE)
+        delta_entries(header_of(tensors), BASE)
     assert refused.value.tensor == tensor_name
 
 
 def test_a_tensor_may_be_named_like_a_part_of_a_delta() -> None:
     delta: Header = header_of([("b.values.gaps", "I32", (1,)), ("b.values.values", "F32", (1,))])
-    assert list(changed_tensors(delta, BASE)) == ["b.values"]
+    assert list(delta_entries(delta, BASE)) == ["b.values"]
 
 
 def test_a_delta_file_applied_to_a_base_file_gives_the_new_tensors(tmp_path: Path) -> None:
@@ -313,6 +320,6 @@ def test_a_delta_file_applied_to_a_base_file_gives_the_new_tensors(tmp_path: Pat
         "a.weight.values": torch.tensor([-0.0, 7.0]),
     }
     delta = written(tmp_path / "delta.safetensors", parts)
-    new = {entry.name: bytes(data) for entry, data in applied(base, delta)}
+    new = {entry.name: bytes(data) for entry, data in apply_delta(base, delta)}
     assert new["b"] == TENSORS["b"].view(torch.uint8).numpy().tobytes()
     assert new["a.weight"] == torch.tensor([0.0, -0.0, 2.0, 3.0, 4.0, 7.0]).numpy().tobytes()

@@ -33,7 +33,7 @@ from deployments.policy.uploads import OVERTAKEN
 from deployments.policy.version_store import StoredVersion, VersionStore
 from rollout_client.policy_contract import PolicyUpdate, PushOptions, SwitchOptions, UploadState
 from rollout_client.problem_contract import FieldProblem
-from rollout_client.weights.safetensors_file import file_checksum
+from rollout_client.weights.checksum import file_checksum
 from tests.deployments.policy.scripted_replicas import ScriptedCluster, ScriptedReplica, Step
 from tests.paths import TINY_MODEL
 from tests.virtual_time import now, run, settled, until

@@ -21,8 +21,9 @@ from deployments.policy.checkpoint_fetch import fetch_checkpoint
 from deployments.policy.failures import PolicyFailure, SourceRefused, WeightsRefused
 from deployments.policy.validation import layout_of, validate_adapter, validate_full
 from rollout_client.policy_contract import PolicyLayout, TensorLayout
-from rollout_client.weights.delta import bits, encode, packed
-from rollout_client.weights.safetensors_file import file_checksum, header_bytes, header_of, read_header, read_tensor
+from rollout_client.weights.checksum import file_checksum
+from rollout_client.weights.delta import as_bits, delta_weights, encode_changes
+from rollout_client.weights.safetensors_file import header_bytes, header_of, read_header, read_tensor
 from tests.paths import TINY_MODEL
 
 Tensors = dict[str, torch.Tensor]
@@ -288,13 +289,13 @@ def delta_of(base: Path, new: Path, delta: Path) -> Path:
     """As a client makes it."""
     base_header, new_header = read_header(base), read_header(new)
     changes = {
-        entry.name: encode(
-            bits(entry.dtype, read_tensor(base, base_header, entry)),
-            bits(entry.dtype, read_tensor(new, new_header, new_header.by_name[entry.name])),
+        entry.name: encode_changes(
+            as_bits(entry.dtype, read_tensor(base, base_header, entry)),
+            as_bits(entry.dtype, read_tensor(new, new_header, new_header.by_name[entry.name])),
         )
         for entry in base_header.entries
     }
-    delta.write_bytes(b"".join(bytes(block) for block in packed(changes, base_header).blocks()))
+    delta.write_bytes(b"".join(bytes(block) for block in delta_weights(changes, base_header).blocks()))
     return delta
 
 
