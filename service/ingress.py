@@ -1,4 +1,4 @@
-"""The ingress deployment: HTTP in, rollouts over the other deployments, processors only."""
+"""The ingress deployment: serves HTTP and plays rollouts over the other deployments. Needs no GPU."""
 
 import gc
 from typing import Any
@@ -17,13 +17,13 @@ from service.routes.http_app import build_http_app
 from service.settings import ServiceSettings
 
 GARBAGE_AFTER_OBJECTS = 50_000
-"""The collector looks when so many are new. By default it does after 700, and with thousands of samples in flight it
-then spends most of the time on looking at what lives as long as they do."""
+"""New objects that start a run of the garbage collector. The default of 700 would let it spend most of the time on the
+objects of thousands of running samples, which all live long."""
 
 
 @serve.ingress()
 class Ingress:
-    """Ready when its generator is: a request that it takes can be played."""
+    """Starts when the generator has started: every request that reaches it can be played."""
 
     async def __init__(  # type: ignore[misc]  # Serve awaits it
         self,
@@ -44,4 +44,5 @@ class Ingress:
         )
 
     def __serve_build_asgi_app__(self) -> FastAPI:
-        return build_http_app(self._rollouts)
+        # Serve's own server adds X-Request-ID to every response: a second one would make two values of it.
+        return build_http_app(self._rollouts, sets_request_id_header=False)

@@ -1,7 +1,7 @@
-"""From an Arrow body to a request: `rollout_client.arrow.schema.SAMPLES`, read as untrusted bytes.
+"""Reads a request from an Arrow stream (`rollout_client.arrow.schema.SAMPLES`) of untrusted bytes.
 
-Guarantee: what is read takes memory in proportion to the body. So columns have only the types of the contract, where
-every value has bytes of its own, and no buffer is compressed.
+Guarantee: the memory that is needed is in proportion to the size of the body. Therefore no buffer may be compressed,
+and columns have only the types of the contract, in which every value takes bytes of its own.
 """
 
 from collections.abc import Iterator
@@ -19,42 +19,43 @@ from service.responses.problems import invalid_request, unreadable_body
 
 HEADER_OF_MESSAGE = 2
 COMPRESSION_OF_BATCH = 3
-"""Places of these fields in the tables `Message` and `RecordBatch` of Arrow's flatbuffers."""
+"""Indices of these fields in the tables `Message` and `RecordBatch` of Arrow's flatbuffers."""
 
 
 def arrow_request(body: bytes | bytearray) -> RolloutRequest:
-    """The request in an Arrow stream.
+    """Parses an Arrow stream.
 
     Raises:
-        RequestProblem: the body is no Arrow stream, or has columns that are not of the contract.
-        ValidationError: what it says is no request.
+        RequestProblem: the body is not an Arrow stream (400), or has columns that the contract does not have (422).
+        ValidationError: its values are not a valid request.
     """
     try:
         table = read_samples(body)
-        said = {**options_of(table.schema), "samples": rows_of(table, SAMPLES)}
+        fields = {**options_of(table.schema), "samples": rows_of(table, SAMPLES)}
     except (pa.ArrowException, OSError, ValueError) as error:
         raise unreadable_body(f"{str(error).rstrip('.')}; send one Arrow stream of samples") from error
-    return RolloutRequest.model_validate(said, strict=True)
+    return RolloutRequest.model_validate(fields, strict=True)
 
 
 def options_of(schema: pa.Schema) -> dict[str, Any]:
+    """The fields of the request other than its samples."""
     options = from_json((schema.metadata or {}).get(REQUEST, b"{}"))
     if not isinstance(options, dict):
-        raise ValueError(f"the schema's metadata hold a {REQUEST.decode()} that is no JSON object")
+        raise ValueError(f"the schema's metadata hold a {REQUEST.decode()} that is not a JSON object")
     return options
 
 
 def read_samples(body: bytes | bytearray) -> pa.Table:
     messages = pa.ipc.MessageReader.open_stream(pa.BufferReader(body))
     first = next(messages, None)
-    # Of a message of another kind pyarrow would read a schema nevertheless, and die of it.
+    # pyarrow would read a schema from a message of another kind as well, and crash.
     if first is None or first.type != "schema":
         raise ValueError("it does not begin with a schema")
     schema = pa.ipc.read_schema(first)
     if problems := list(column_problems(schema)):
         raise invalid_request(*problems)
     table = pa.Table.from_batches(list(record_batches(messages, schema)), schema)
-    # Offsets that point out of their buffers would be read all the same.
+    # Otherwise offsets beyond their buffers would be read.
     table.validate(full=True)
     return table
 
@@ -62,26 +63,29 @@ def read_samples(body: bytes | bytearray) -> pa.Table:
 def record_batches(messages: pa.ipc.MessageReader, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     for message in messages:
         if message.type != "record batch":
-            raise ValueError(f"it holds a {message.type} where a record batch is due")
+            raise ValueError(f"it holds a {message.type} where a record batch must be")
         if is_compressed(message.metadata):
             raise ValueError("its buffers are compressed; compress the body as a whole, with Content-Encoding")
         yield pa.ipc.read_record_batch(message, schema)
 
 
 def is_compressed(message: pa.Buffer) -> bool:
-    """Reads it from the flatbuffer itself, which pyarrow has verified: it would decompress without a bound."""
+    """Whether a record batch has compressed buffers, which pyarrow would decompress without a bound.
+
+    Reads the flatbuffer itself, which pyarrow has verified.
+    """
     metadata = message.to_pybytes()
-    batch = field_place(metadata, unpack_from("<I", metadata)[0], HEADER_OF_MESSAGE)
-    return field_place(metadata, batch + unpack_from("<I", metadata, batch)[0], COMPRESSION_OF_BATCH) != 0
+    batch = field_offset(metadata, unpack_from("<I", metadata)[0], HEADER_OF_MESSAGE)
+    return field_offset(metadata, batch + unpack_from("<I", metadata, batch)[0], COMPRESSION_OF_BATCH) != 0
 
 
-def field_place(flatbuffer: bytes, table: int, field: int) -> int:
-    """Where a field of the table at `table` lies; 0 if it is not set."""
+def field_offset(flatbuffer: bytes, table: int, field: int) -> int:
+    """Offset of a field of the table at offset `table`; 0 if the field is not set."""
     vtable = table - unpack_from("<i", flatbuffer, table)[0]
-    place = 4 + 2 * field
-    if place >= unpack_from("<H", flatbuffer, vtable)[0]:
+    entry = 4 + 2 * field
+    if entry >= unpack_from("<H", flatbuffer, vtable)[0]:
         return 0
-    offset: int = unpack_from("<H", flatbuffer, vtable + place)[0]
+    offset: int = unpack_from("<H", flatbuffer, vtable + entry)[0]
     return table + offset if offset else 0
 
 
@@ -103,7 +107,7 @@ def column_problem(name: str, message: str, value: str | None = None) -> FieldPr
 
 
 def is_like(given: pa.DataType, wanted: pa.DataType) -> bool:
-    """Equal, but for the width of numbers, and fields of a struct that are left out."""
+    """Whether the types are equal, except that numbers may be wider or narrower and structs may lack fields."""
     if pa.types.is_struct(wanted):
         return pa.types.is_struct(given) and given.num_fields > 0 and all(is_field_of(field, wanted) for field in given)
     if pa.types.is_list(wanted):
@@ -116,5 +120,5 @@ def is_like(given: pa.DataType, wanted: pa.DataType) -> bool:
 
 
 def is_field_of(field: pa.Field, struct: pa.StructType) -> bool:
-    place = struct.get_field_index(field.name)
-    return place >= 0 and is_like(field.type, struct.field(place).type)
+    index = struct.get_field_index(field.name)
+    return index >= 0 and is_like(field.type, struct.field(index).type)

@@ -1,4 +1,4 @@
-"""The body of a request: read within its bound, decompressed where it came compressed."""
+"""Reads the body of a request within a bound of its decompressed size."""
 
 import asyncio
 import zlib
@@ -8,16 +8,17 @@ from typing import Protocol
 import zstandard
 from fastapi import Request
 
-from service.responses.problems import RequestProblem, unreadable_body
+from service.requests.media_types import IDENTITY, content_coding
+from service.responses.problems import RequestProblem, body_too_large, unreadable_body
 
 LARGEST_ZSTD_WINDOW_BYTES = 8 * 2**20
-"""What RFC 9659 allows a body to ask for."""
+"""The largest window that RFC 9659 allows a content encoding to ask for."""
 COMPRESSED_SLICE_BYTES = 1024
-"""Decompressed at a time: gzip makes at most a MiB of it, zstd 32 MiB."""
+"""Compressed bytes that are decompressed in one step: gzip makes at most 1 MiB of them, zstd at most 32 MiB."""
 
 
 class Frame(Protocol):
-    """One gzip member or zstd frame being decompressed."""
+    """One gzip member or one zstd frame, as the libraries decompress it."""
 
     @property
     def eof(self) -> bool: ...
@@ -36,18 +37,18 @@ def zstd_frame() -> Frame:
     return zstandard.ZstdDecompressor(max_window_size=LARGEST_ZSTD_WINDOW_BYTES).decompressobj()
 
 
-CODINGS: dict[str, Callable[[], Frame]] = {"gzip": gzip_member, "x-gzip": gzip_member, "zstd": zstd_frame}
+CODINGS: dict[str, Callable[[], Frame]] = {"gzip": gzip_member, "zstd": zstd_frame}
 
 
 class Decompression:
-    """One member or frame after another, as both formats allow."""
+    """Decompresses consecutive members or frames, which both formats allow."""
 
     def __init__(self, coding: str) -> None:
         self._start = CODINGS[coding]
         self._frame = self._start()
 
-    def pieces(self, chunk: bytes) -> Iterator[bytes]:
-        """What the next bytes of the body become; raises `zlib.error` or `ZstdError` where they are something else."""
+    def feed(self, chunk: bytes) -> Iterator[bytes]:
+        """Yields the decompressed bytes of `chunk`; raises `zlib.error` or `ZstdError` if it has another format."""
         for begin in range(0, len(chunk), COMPRESSED_SLICE_BYTES):
             rest = chunk[begin : begin + COMPRESSED_SLICE_BYTES]
             while rest:
@@ -57,60 +58,61 @@ class Decompression:
                 rest = self._frame.unused_data
 
     @property
-    def is_whole(self) -> bool:
+    def is_complete(self) -> bool:
         return self._frame.eof
 
 
-class Body:
-    """Takes in what arrives; holds at most `most_bytes` of it and what one slice of compressed bytes makes."""
+class BodyBuffer:
+    """Collects a body. Holds at most `most_bytes` of it and the decompressed bytes of one slice."""
 
     def __init__(self, coding: str, most_bytes: int) -> None:
-        self.content = bytearray()
+        self._content = bytearray()
         self._coding = coding
         self._most_bytes = most_bytes
-        self._decompression = None if coding == "identity" else Decompression(coding)
+        self._decompression = None if coding == IDENTITY else Decompression(coding)
 
     async def add(self, chunk: bytes) -> None:
-        """Raises `RequestProblem` once the body is known to be too large, or not what it says it is."""
+        """Raises `RequestProblem`: 413 once the body is over the bound, 400 if it is not in its encoding."""
         if self._decompression is None:
-            self._take(chunk)
+            self._append(chunk)
             return
         try:
             await asyncio.to_thread(self._decompress, self._decompression, chunk)
         except (zlib.error, zstandard.ZstdError) as error:
-            raise unreadable_body(f"it is not the {self._coding} that Content-Encoding says: {error}") from error
+            message = f"it is not the {self._coding} that Content-Encoding says: {error}"
+            raise unreadable_body(message) from error
 
-    def whole(self) -> bytearray:
-        """Raises `RequestProblem` if it breaks off."""
-        if self._decompression is not None and not self._decompression.is_whole:
+    def complete(self) -> bytearray:
+        """The whole body; raises `RequestProblem` (400) if its compressed data breaks off."""
+        if self._decompression is not None and not self._decompression.is_complete:
             raise unreadable_body(f"its {self._coding} breaks off; send it whole")
-        return self.content
+        return self._content
 
     def _decompress(self, decompression: Decompression, chunk: bytes) -> None:
-        for piece in decompression.pieces(chunk):
-            self._take(piece)
+        for data in decompression.feed(chunk):
+            self._append(data)
 
-    def _take(self, piece: bytes) -> None:
-        self.content += piece
-        if len(self.content) > self._most_bytes:
-            raise too_large(self._most_bytes)
+    def _append(self, data: bytes) -> None:
+        self._content += data
+        if len(self._content) > self._most_bytes:
+            raise over_limit(self._most_bytes)
 
 
 async def read_body(request: Request, most_bytes: int) -> bytearray:
-    """The body, decompressed.
+    """Reads the body and decompresses it.
 
-    Raises `RequestProblem` as soon as it is known to be larger than `most_bytes`, or cannot be read.
+    Raises:
+        RequestProblem: 413 as soon as the body is known to be larger than `most_bytes`, 415 if its `Content-Encoding`
+            is not supported, 400 if it is not in that encoding.
     """
-    coding = request.headers.get("content-encoding", "identity").strip().lower()
-    if coding not in ("identity", *CODINGS):
-        raise unreadable_body(f"Content-Encoding {coding!r} is not read here; send gzip, zstd or the body as it is")
+    coding = content_coding(request.headers, CODINGS)
     if int(request.headers.get("content-length", 0)) > most_bytes:
-        raise too_large(most_bytes)
-    body = Body(coding, most_bytes)
+        raise over_limit(most_bytes)
+    buffer = BodyBuffer(coding, most_bytes)
     async for chunk in request.stream():
-        await body.add(chunk)
-    return body.whole()
+        await buffer.add(chunk)
+    return buffer.complete()
 
 
-def too_large(most_bytes: int) -> RequestProblem:
-    return unreadable_body(f"larger than the limit of {most_bytes} bytes; split the request")
+def over_limit(most_bytes: int) -> RequestProblem:
+    return body_too_large(f"it is larger than the limit of {most_bytes} bytes; split the request")

@@ -1,4 +1,4 @@
-"""Text to tokens and back, for whole conversations: rendered once, then only appended to."""
+"""Text to tokens and back. A prompt is rendered once; afterwards its tokens are only appended to."""
 
 import inspect
 from bisect import bisect_left
@@ -16,22 +16,23 @@ from rollout_env import ChatMessage
 from service.rollouts.chat_tokenizer import ChatOptions, ChatTokenizer, TokenizedObservation
 
 Chat = Sequence[Mapping[str, Any]]
-ANY_QUESTION = {"role": "user", "content": "Question"}
-ANY_ANSWER = {"role": "assistant", "content": "Answer7f3a"}
-ANY_OBSERVATION = "Observation7f3a"
+PROBE_QUESTION = {"role": "user", "content": "Question"}
+PROBE_ANSWER = {"role": "assistant", "content": "Answer7f3a"}
+PROBE_OBSERVATION = "Observation7f3a"
+"""The chat template renders these to show how it frames a question, an answer and an observation."""
 PLAIN = ChatOptions()
 RENDERING_ARGUMENTS = {"messages", *inspect.signature(PreTrainedTokenizerFast.apply_chat_template).parameters}
-"""What `apply_chat_template` takes for itself; everything else reaches the template."""
+"""The parameters of `apply_chat_template`; all other keyword arguments reach the template."""
 RENDERING_ERRORS = (TemplateError, TypeError, ValueError, ArithmeticError, LookupError)
 """What a template can raise on messages that it was not written for."""
 
 
 class UnsupportedTokenizer(Exception):
-    """The model's tokenizer or chat template cannot carry a conversation token-exactly."""
+    """The model's tokenizer or chat template cannot carry a rollout token-exactly."""
 
 
 class TransformersChatTokenizer(ChatTokenizer):
-    """The model's own tokenizer and chat template, for one conversation after another; safe to share by threads."""
+    """The model's own tokenizer and chat template. Holds no state of a rollout; threads may share it."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
         """Raises `UnsupportedTokenizer` unless the tokenizer is fast and its template frames an observation."""
@@ -45,7 +46,7 @@ class TransformersChatTokenizer(ChatTokenizer):
         self._encoder = tokenizer.backend_tokenizer
         self._encoder.no_truncation()
         self._encoder.no_padding()
-        # Not all of them have a name (eos_token, ...), and those without end turns too.
+        # Special tokens without a name (eos_token, ...) can end a turn as well.
         self._special_ids = {id_ for id_, token in tokenizer.added_tokens_decoder.items() if token.special}
         self._special_ids.update(tokenizer.all_special_ids)
         self._longest_token = max(map(len, tokenizer.get_vocab()))
@@ -53,7 +54,7 @@ class TransformersChatTokenizer(ChatTokenizer):
 
     @classmethod
     def load(cls, name_or_path: str) -> "TransformersChatTokenizer":
-        # Brings torch along, seconds and hundreds of megabytes that who only names this class need not have.
+        # Imported here because it imports torch, which takes seconds and hundreds of megabytes.
         from transformers import AutoTokenizer
 
         local = Path(name_or_path)
@@ -61,20 +62,20 @@ class TransformersChatTokenizer(ChatTokenizer):
         return cls(tokenizer)
 
     def prompt(self, messages: Sequence[PromptMessage], options: ChatOptions, max_tokens: int) -> list[Message]:
-        """Renders chat messages up to the generation prompt.
+        """Renders chat messages up to the generation prompt and tokenizes them.
 
-        The concatenated ids are the tokenized rendering of the whole; each message gets the ids of its own part, the
-        last one the generation prompt too.
+        The concatenated ids are the tokenized rendering of the whole prompt. Each message gets the ids of its own part,
+        the last one also those of the generation prompt.
 
         Raises:
-            PromptRejected: the template refuses the messages or cannot keep the tools where they are, or `max_tokens`
-                tokens cannot carry so much text.
+            PromptRejected: the template refuses the messages or moves the tools, or the text is too long for
+                `max_tokens` tokens.
         """
         chat = [message.model_dump(exclude_unset=True) for message in messages]
         try:
             text = self._render(chat, options)
-            self._refuse_hopeless(text, max_tokens)
-            self._refuse_moving_tools(options)
+            self._refuse_too_long(text, max_tokens)
+            self._refuse_moved_tools(options)
             prefixes = (self._render(chat[:count], options, False) for count in range(1, len(chat)))
             ends = accumulate((len(prefix) if text.startswith(prefix) else 0 for prefix in prefixes), max)
             ids, offsets = self._tokenize(text)
@@ -87,16 +88,16 @@ class TransformersChatTokenizer(ChatTokenizer):
         ]
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """The text of `token_ids`, special tokens skipped."""
+        """The text of `token_ids`, without special tokens."""
         return self._encoder.decode(list(token_ids), skip_special_tokens=True)
 
     def observation(
         self, observation: ChatMessage, after: Sequence[int], options: ChatOptions, room: int
     ) -> TokenizedObservation:
-        """Tokenizes an observation that follows the generated ids `after`, keeping at most `room` ids.
+        """Tokenizes an observation that follows the generated ids `after`, and keeps its first `room` ids.
 
         `raw` is the text alone. `chat` is what the template puts between the response and the next generation prompt,
-        less the end of turn that the response brought itself.
+        without the end of turn that the response already has.
 
         Raises:
             EnvironmentRejected: the template refuses the observation's role.
@@ -109,15 +110,15 @@ class TransformersChatTokenizer(ChatTokenizer):
                 raise EnvironmentRejected(str(error)) from error
         ids, offsets = self._tokenize(framed)
         if options.observation_format == "chat":
-            brought = self._end_of_turn_brought_by(after, ids)
-            ids, offsets = ids[brought:], offsets[brought:]
+            overlap = self._end_of_turn_overlap(after, ids)
+            ids, offsets = ids[overlap:], offsets[overlap:]
         if len(ids) <= room:
             return TokenizedObservation(ids, observation["content"], was_cut=False)
-        shown = self._covered(observation, framed, offsets, room, options)
-        return TokenizedObservation(ids[: max(room, 0)], shown, was_cut=True)
+        covered = self._covered(observation, framed, offsets, room, options)
+        return TokenizedObservation(ids[: max(room, 0)], covered, was_cut=True)
 
-    def _end_of_turn_brought_by(self, response: Sequence[int], bridge: list[int]) -> int:
-        """How many tokens of the bridge the response has already: those up to the end of turn it ended with."""
+    def _end_of_turn_overlap(self, response: Sequence[int], bridge: list[int]) -> int:
+        """How many tokens of the bridge the response already has: those up to its end of turn, if it ends with one."""
         ends_turn = next((place for place, token_id in enumerate(bridge) if token_id in self._special_ids), None)
         if ends_turn is None or not response or response[-1] != bridge[ends_turn]:
             return 0
@@ -126,53 +127,53 @@ class TransformersChatTokenizer(ChatTokenizer):
     def _covered(
         self, observation: ChatMessage, framed: str, offsets: list[tuple[int, int]], room: int, options: ChatOptions
     ) -> str:
-        """As much of the observation's content as the first `room` tokens of `framed` spell out."""
+        """The part of the observation's content that the first `room` tokens of `framed` cover."""
         content, start = observation["content"], 0
         if options.observation_format == "chat":
             start = self._content_start(observation["role"], options)
             # A template may strip the content that it frames.
             content = content if framed.startswith(content, start) else content.strip()
-        # A character whose bytes are not all kept is not covered: the next token begins where it does.
+        # A character is covered only when all of its bytes are: otherwise the next token begins at the same offset.
         end = min(offsets[room - 1][1], offsets[room][0]) if room > 0 else 0
         return content[: max(end - start, 0)]
 
     def _bridge(self, observation: ChatMessage, options: ChatOptions) -> str:
-        """What the template appends to an answer when an observation follows it, up to the next generation prompt."""
+        """What the template puts after an answer: the end of its turn, the observation, a generation prompt."""
         try:
-            text = self._render([ANY_QUESTION, ANY_ANSWER, observation], options)
+            text = self._render([PROBE_QUESTION, PROBE_ANSWER, observation], options)
         except RENDERING_ERRORS as error:
             raise UnsupportedTokenizer(
                 f"The model's chat template refuses a message of role {observation['role']!r} after an answer: {error}"
             ) from error
-        _, answer, bridge = text.partition(ANY_ANSWER["content"])
+        _, answer, bridge = text.partition(PROBE_ANSWER["content"])
         if not answer:
             raise UnsupportedTokenizer(f"The model's chat template does not keep an answer as it is: {text!r}")
         return bridge
 
     def _content_start(self, role: Any, options: ChatOptions) -> int:
-        """Where the content of an observation of this role begins within its bridge."""
-        bridge = self._bridge({"role": role, "content": ANY_OBSERVATION}, options)
-        if ANY_OBSERVATION not in bridge:
+        """Index in its bridge at which the content of an observation of this role begins."""
+        bridge = self._bridge({"role": role, "content": PROBE_OBSERVATION}, options)
+        if PROBE_OBSERVATION not in bridge:
             raise UnsupportedTokenizer(f"The model's chat template drops messages of role {role!r}: {bridge!r}")
-        return bridge.index(ANY_OBSERVATION)
+        return bridge.index(PROBE_OBSERVATION)
 
-    def _refuse_hopeless(self, text: str, max_tokens: int) -> None:
-        """Spares the tokenizer a text that is too long whatever its tokens are."""
+    def _refuse_too_long(self, text: str, max_tokens: int) -> None:
+        """Raises `PromptRejected` for a text that no `max_tokens` tokens can cover, before it is tokenized."""
         if len(text) > max_tokens * self._longest_token:
             raise PromptRejected(
                 f"The prompt has {len(text)} characters, more than max_seq_len {max_tokens} can hold: "
                 "shorten the prompt or raise max_seq_len."
             )
 
-    def _refuse_moving_tools(self, options: ChatOptions) -> None:
-        """A template that writes the tools beside the last question would write them into every turn anew."""
+    def _refuse_moved_tools(self, options: ChatOptions) -> None:
+        """Raises `PromptRejected` if the template writes the tools into the last message instead of the first."""
         if options.tools is None:
             return
-        question = self._render([ANY_QUESTION], options, add_generation_prompt=False)
-        if not self._render([ANY_QUESTION, ANY_ANSWER, ANY_QUESTION], options).startswith(question):
+        question = self._render([PROBE_QUESTION], options, add_generation_prompt=False)
+        if not self._render([PROBE_QUESTION, PROBE_ANSWER, PROBE_QUESTION], options).startswith(question):
             raise PromptRejected(
-                "The model's chat template moves the tools to the last message, which a conversation that is only "
-                "appended to cannot follow: leave tools out and describe them in a message."
+                "The model's chat template moves the tools to the last message, but tokens are only ever appended: "
+                "leave tools out and describe them in a message."
             )
 
     def _render(self, chat: Chat, options: ChatOptions, add_generation_prompt: bool = True) -> str:

@@ -1,159 +1,108 @@
-"""From a request to its episodes: everything that can be wrong with it is found here, before anything starts."""
+"""Makes the episodes of a valid request: renders and tokenizes its prompts, and resolves its options per rollout."""
 
-import math
+import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-
-from pydantic import JsonValue
+from uuid import uuid4
 
 from deployments.failures import PromptRejected, failure_of
 from deployments.protocols import GeneratorDescription, SamplingOptions
-from rollout_client.contract import Message, RolloutRequest, SampleInput, SampleResult, Sampling
-from rollout_client.problem_contract import FieldProblem
-from service.requests.chat_tokenizer import RENDERING_ARGUMENTS, TransformersChatTokenizer
-from service.responses.problems import invalid_request, unknown_task
+from rollout_client.contract import Message, RolloutRequest, SampleInput, Sampling
+from service.requests.chat_tokenizer import TransformersChatTokenizer
+from service.requests.validation import Capabilities, request_problems
+from service.responses.problems import invalid_request
 from service.rollouts.chat_tokenizer import ChatOptions
 from service.rollouts.episode import Episode
 from service.rollouts.episode_records import EpisodeIdentity, EpisodeLimits, EpisodeStart
 from service.rollouts.seeds import derived_seed
 from service.settings import Limits
 
-RESULT_FIELDS = SampleResult.model_fields.keys()
+logger = logging.getLogger("rollout_service.requests")
+
+
+@dataclass(frozen=True, slots=True)
+class RequestName:
+    """How a request is called: `request_id` by its caller, who may use a name twice, `unique_id` by the service."""
+
+    request_id: str
+    unique_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class EpisodeFactory:
-    """What this service can play: its tasks, its model's limits, its own limits."""
+    """Makes the episodes of requests to a service that plays `task_names` with one model."""
 
     task_names: frozenset[str]
     generator: GeneratorDescription
-    tokens: TransformersChatTokenizer
+    tokenizer: TransformersChatTokenizer
     limits: Limits
 
     def episodes(self, request: RolloutRequest, request_id: str) -> list[Episode]:
-        """Makes the episodes of a request, sample by sample, the rollouts of one sample next to each other.
+        """The episodes of a request in the order of the response: the rollouts of one sample next to each other.
 
-        A prompt that cannot be rendered is an episode that has failed already; its siblings play.
+        An episode whose prompt cannot be rendered has failed already; the others can be played.
 
         Raises:
-            RequestProblem: the request asks for what this service does not have.
+            RequestProblem: 422 with all problems of the request.
         """
-        if problems := list(self._problems(request)):
+        capabilities = Capabilities(self.task_names, self.generator, self.limits)
+        if problems := list(request_problems(request, capabilities)):
             raise invalid_request(*problems)
+        name = RequestName(request_id, f"{request_id}-{uuid4().hex[:16]}")
         return [
             episode
             for sample_position, sample in enumerate(request.samples)
-            for episode in self._group(request, request_id, sample_position, sample)
+            for episode in self._group(request, name, sample_position, sample)
         ]
 
-    def _problems(self, request: RolloutRequest) -> Iterator[FieldProblem]:
-        if len(request.samples) * request.num_generations > self.limits.max_rollouts_per_request:
-            yield FieldProblem(
-                field="samples",
-                message=f"{len(request.samples)} samples x {request.num_generations} generations is more than "
-                f"{self.limits.max_rollouts_per_request} rollouts; split the request",
-            )
-        if (request.max_seq_len or 0) > self.generator.max_model_len:
-            yield FieldProblem(
-                field="max_seq_len",
-                message=f"the model takes at most {self.generator.max_model_len} tokens; ask for no more",
-                value=request.max_seq_len,
-            )
-        if (request.keep.per_group or 0) > request.num_generations:
-            yield FieldProblem(
-                field="keep.per_group",
-                message=f"a group has only {request.num_generations} rollouts; keep fewer or raise num_generations",
-                value=request.keep.per_group,
-            )
-        if (request.keep.groups or 0) > len(request.samples):
-            yield FieldProblem(
-                field="keep.groups",
-                message=f"there are only {len(request.samples)} groups, one a sample; keep fewer",
-                value=request.keep.groups,
-            )
-        yield from template_problems("chat_template_kwargs", request.chat_template_kwargs)
-        for position, sample in enumerate(request.samples):
-            yield from self._sample_problems(f"samples[{position}]", sample)
-
-    def _sample_problems(self, field: str, sample: SampleInput) -> Iterator[FieldProblem]:
-        if sample.task_name not in self.task_names:
-            yield unknown_task(f"{field}.task_name", sample.task_name, self.task_names)
-        yield from template_problems(f"{field}.chat_template_kwargs", sample.chat_template_kwargs)
-        for name in ("extra_env_info", *(sample.model_extra or {})):
-            if holds_non_finite(getattr(sample, name)):
-                yield FieldProblem(
-                    field=f"{field}.{name}", message="it holds NaN or infinity, which JSON has no word for; send null"
-                )
-        for name in RESULT_FIELDS & (sample.model_extra or {}).keys():
-            yield FieldProblem(
-                field=f"{field}.{name}", message="this is a field of the result; give the further field another name"
-            )
-        if sample.message_log and not any(message.token_ids for message in sample.message_log):
-            yield FieldProblem(field=f"{field}.message_log", message="it has no token at all; send at least one")
-        for index, message in enumerate(sample.message_log or ()):
-            yield from self._message_problems(f"{field}.message_log[{index}]", message)
-
-    def _message_problems(self, field: str, message: Message) -> Iterator[FieldProblem]:
-        highest = max(message.token_ids, default=0)
-        if highest >= self.generator.vocab_size:
-            yield FieldProblem(
-                field=f"{field}.token_ids[{message.token_ids.index(highest)}]",
-                message=f"{highest} is no token of the model; its ids are 0 to {self.generator.vocab_size - 1}",
-                value=highest,
-            )
-
     def _group(
-        self, request: RolloutRequest, request_id: str, sample_position: int, sample: SampleInput
+        self, request: RolloutRequest, name: RequestName, sample_position: int, sample: SampleInput
     ) -> Iterator[Episode]:
-        failure: PromptRejected | None = None
+        """The episodes of one sample."""
         max_seq_len = request.max_seq_len or self.generator.max_model_len
         chat = chat_options(request, sample)
+        message_log: Sequence[Message] = ()
+        failure: PromptRejected | None = None
         try:
             message_log = self._message_log(sample, chat, max_seq_len)
         except PromptRejected as error:
-            message_log, failure = [], error
+            failure = error
+            log_rejected_prompt(error, name.request_id, sample_position, sample)
         limits = EpisodeLimits(
             max_seq_len=max_seq_len,
             max_new_tokens=request.sampling.max_new_tokens,
             max_rollout_turns=request.max_rollout_turns,
             retries=request.retries,
         )
-        stop_strings = request.sampling.stop_strings if sample.stop_strings is None else sample.stop_strings
+        seed = group_seed(request, sample_position, sample)
         for generation_index in range(request.num_generations):
             episode = Episode(
-                EpisodeIdentity(
-                    request_id=request_id,
-                    position=sample_position * request.num_generations + generation_index,
-                    group=sample_position,
-                    generation_index=generation_index,
-                    idx=sample_position if sample.idx is None else sample.idx,
-                    task_name=sample.task_name,
-                    id=sample.id,
-                    further_fields=sample.model_extra or {},
-                ),
+                identity_of(request, name, sample_position, sample, generation_index),
                 EpisodeStart(
                     message_log=tuple(message_log),
                     extra_env_info=sample.extra_env_info,
-                    stop_strings=tuple(stop_strings),
-                    sampling=sampling_options(
-                        request.sampling, group_seed(request, sample_position, sample), generation_index
-                    ),
+                    stop_strings=tuple(stop_strings_of(request, sample)),
+                    sampling=sampling_options(request.sampling, seed, generation_index),
                     chat=chat,
                     min_weight_version=max(request.policy.min_version or 0, request.policy.version or 0),
                 ),
                 limits,
-                self.tokens,
+                self.tokenizer,
             )
             if failure is not None:
                 episode.fail(failure_of(failure))
             yield episode
 
     def _message_log(self, sample: SampleInput, chat: ChatOptions, max_seq_len: int) -> Sequence[Message]:
-        """The prompt with its tokens; raises `PromptRejected` where it is longer than `max_seq_len`."""
+        """The prompt with its tokens.
+
+        Raises:
+            PromptRejected: it cannot be rendered, or has more than `max_seq_len` tokens.
+        """
         if sample.message_log is not None:
             message_log: Sequence[Message] = sample.message_log
         else:
-            message_log = self.tokens.prompt(sample.messages or [], chat, max_seq_len)
+            message_log = self.tokenizer.prompt(sample.messages or [], chat, max_seq_len)
         length = sum(len(message.token_ids) for message in message_log)
         if length > max_seq_len:
             raise PromptRejected(
@@ -163,12 +112,28 @@ class EpisodeFactory:
         return message_log
 
 
-def template_problems(field: str, chat_template_kwargs: dict[str, JsonValue] | None) -> Iterator[FieldProblem]:
-    for name in RENDERING_ARGUMENTS & (chat_template_kwargs or {}).keys():
-        yield FieldProblem(field=f"{field}.{name}", message="this is the service's own to say; leave it out")
+def identity_of(
+    request: RolloutRequest, name: RequestName, sample_position: int, sample: SampleInput, generation_index: int
+) -> EpisodeIdentity:
+    return EpisodeIdentity(
+        request_id=name.request_id,
+        unique_request_id=name.unique_id,
+        position=sample_position * request.num_generations + generation_index,
+        group=sample_position,
+        generation_index=generation_index,
+        idx=index_of(sample_position, sample),
+        task_name=sample.task_name,
+        id=sample.id,
+        further_fields=sample.model_extra or {},
+    )
+
+
+def index_of(sample_position: int, sample: SampleInput) -> int:
+    return sample_position if sample.idx is None else sample.idx
 
 
 def chat_options(request: RolloutRequest, sample: SampleInput) -> ChatOptions:
+    """The sample's own options, where it has them; otherwise those of the request, otherwise the defaults."""
     given = (sample.chat_template_kwargs, request.chat_template_kwargs)
     return ChatOptions(
         observation_format=sample.observation_format
@@ -179,8 +144,12 @@ def chat_options(request: RolloutRequest, sample: SampleInput) -> ChatOptions:
     )
 
 
+def stop_strings_of(request: RolloutRequest, sample: SampleInput) -> Sequence[str]:
+    return request.sampling.stop_strings if sample.stop_strings is None else sample.stop_strings
+
+
 def group_seed(request: RolloutRequest, sample_position: int, sample: SampleInput) -> int | None:
-    """A sample's own seed stands for itself, wherever the sample is; the request's is spread over its samples."""
+    """The seed of a group. A sample's own seed does not depend on the sample's position; the request's seed does."""
     if sample.seed is not None:
         return sample.seed
     return None if request.sampling.seed is None else derived_seed(request.sampling.seed, sample_position)
@@ -197,9 +166,13 @@ def sampling_options(sampling: Sampling, seed: int | None, generation_index: int
     )
 
 
-def holds_non_finite(value: JsonValue) -> bool:
-    if isinstance(value, dict):
-        return any(map(holds_non_finite, value.values()))
-    if isinstance(value, list):
-        return any(map(holds_non_finite, value))
-    return isinstance(value, float) and not math.isfinite(value)
+def log_rejected_prompt(error: PromptRejected, request_id: str, sample_position: int, sample: SampleInput) -> None:
+    logger.warning(
+        "A prompt was rejected; its rollouts end as errors.",
+        exc_info=error,
+        extra={
+            "request_id": request_id,
+            "task_name": sample.task_name,
+            "sample": index_of(sample_position, sample),
+        },
+    )

@@ -1,4 +1,4 @@
-"""The answer of `POST /rollout` as Arrow, two streams as `rollout_client.arrow.schema` has them."""
+"""The response of `POST /rollout` as Arrow: the two streams that `rollout_client.arrow.schema` defines."""
 
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
@@ -16,67 +16,66 @@ from rollout_client.contract import RolloutSummary, SampleResult
 from rollout_client.set_fields import set_fields
 from service.responses.encoder import ResponseEncoder
 
-ROWS_A_TIME = 64
-"""So many rollouts become columns together: one by one would cost several times as much, and more of them would keep
-other requests waiting."""
-TOKENS_A_BATCH = 2**19
-"""4 MiB of ids and log-probabilities: what is in memory beside the rollouts themselves, for each answer being sent."""
-TEXT = pa.ipc.IpcWriteOptions(compression=pa.Codec("zstd", compression_level=1))
-"""Level 3 takes half as long again, for a thirtieth less."""
+ROWS_PER_BATCH = 64
+"""Rollouts that become columns in one step: one at a time costs several times as much, and more of them would keep the
+event loop from other requests."""
+TOKENS_PER_BATCH = 2**19
+"""4 MiB of ids and log-probabilities: the memory that a response takes beside its rollouts while it is being sent."""
+TEXT_OPTIONS = pa.ipc.IpcWriteOptions(compression=pa.Codec("zstd", compression_level=1))
+"""Level 3 takes 1.5 times as long and saves a thirtieth of the bytes."""
 END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"
-"""As the streaming format has it."""
+"""The end-of-stream marker of Arrow's streaming format."""
 
 
 @dataclass(frozen=True, slots=True)
 class Numbers:
-    """`token_ids` or `generation_logprobs` of the messages of one rollout, their bytes end to end."""
+    """The `token_ids` or the `generation_logprobs` of all messages of one rollout."""
 
     counts: Sequence[int | None]
-    """One a message; `None` for a message that has none."""
+    """Count of values of each message; `None` for a message without the field."""
     data: bytes
+    """The values of all messages, concatenated, in the column's type."""
 
 
 class ArrowResponseEncoder(ResponseEncoder):
-    """Turns rollouts into columns as they end, so that after the last token little is left to do."""
-
     media_type = ARROW
 
     def __init__(self) -> None:
         self._positions: list[int] = []
-        self._waiting: list[dict[str, Any]] = []
-        """Rows without their numbers, the last to have ended."""
-        self._columns: list[pa.RecordBatch] = []
-        """Those that ended before."""
+        """The position of each row, in the order of `add`."""
+        self._rows: list[dict[str, Any]] = []
+        """The latest rows, not yet columns, without their numbers."""
+        self._batches: list[pa.RecordBatch] = []
+        """The rows before them, as columns."""
         self._numbers: dict[int, tuple[Numbers, Numbers]] = {}
         """`token_ids` and `generation_logprobs` by position."""
 
     def add(self, position: int, result: SampleResult) -> None:
         messages = [set_fields(message) for message in result.message_log]
         self._positions.append(position)
-        self._numbers[position] = (taken("token_ids", "i", messages), taken("generation_logprobs", "f", messages))
-        self._waiting.append({**set_fields(result), "message_log": messages})
-        if len(self._waiting) == ROWS_A_TIME:
+        self._numbers[position] = (popped("token_ids", "i", messages), popped("generation_logprobs", "f", messages))
+        self._rows.append({**set_fields(result), "message_log": messages})
+        if len(self._rows) == ROWS_PER_BATCH:
             self._make_columns()
 
     def body(self, summary: RolloutSummary) -> Iterator[memoryview]:
-        """The bytes of the answer, piece by piece; once, when every position was added."""
         self._make_columns()
-        rollouts = pa.Table.from_batches(self._columns, ROLLOUTS)
+        rollouts = pa.Table.from_batches(self._batches, ROLLOUTS)
         yield text_stream(rollouts.take(np.argsort(self._positions)), summary)
         yield from number_stream([self._numbers[position] for position in sorted(self._numbers)])
 
     def _make_columns(self) -> None:
-        self._columns.append(record_batch(self._waiting, ROLLOUTS))
-        self._waiting.clear()
+        self._batches.append(record_batch(self._rows, ROLLOUTS))
+        self._rows.clear()
 
 
-def taken(name: str, code: str, messages: Sequence[dict[str, Any]]) -> Numbers:
-    """Takes the lists called `name` out of `messages`."""
+def popped(name: str, code: str, messages: Sequence[dict[str, Any]]) -> Numbers:
+    """Removes the lists called `name` from `messages` and packs them; null lists stay there."""
     return numbers([None if message.get(name) is None else message.pop(name) for message in messages], code)
 
 
 def numbers(lists: Sequence[Sequence[float] | None], code: str) -> Numbers:
-    """`code` is what `array` calls the type."""
+    """Packs one list per message; `code` is the type code of `array`."""
     return Numbers(
         [None if items is None else len(items) for items in lists],
         b"".join(packed(items, code) for items in lists if items is not None),
@@ -86,16 +85,16 @@ def numbers(lists: Sequence[Sequence[float] | None], code: str) -> Numbers:
 def packed(items: Sequence[float], code: str) -> bytes:
     if isinstance(items, array) and items.typecode == code:
         return items.tobytes()
-    # A third of the time that numpy takes for a list.
+    # For a list, `pack` takes a third of numpy's time.
     return pack(f"<{len(items)}{code}", *items)
 
 
 def batches(rollouts: Sequence[tuple[Numbers, Numbers]]) -> Iterator[Sequence[tuple[Numbers, Numbers]]]:
-    """Neighbours together, `TOKENS_A_BATCH` or a few more at a time."""
+    """Splits `rollouts` in order; each batch ends with the rollout that brings it to `TOKENS_PER_BATCH`."""
     first = tokens = 0
     for end, (token_ids, _) in enumerate(rollouts, 1):
         tokens += len(token_ids.data) // TOKEN_IDS.value_type.byte_width
-        if tokens >= TOKENS_A_BATCH or end == len(rollouts):
+        if tokens >= TOKENS_PER_BATCH or end == len(rollouts):
             yield rollouts[first:end]
             first, tokens = end, 0
 
@@ -107,30 +106,31 @@ def token_batch(rollouts: Sequence[tuple[Numbers, Numbers]]) -> pa.RecordBatch:
 
 
 def numbers_column(parts: Sequence[Numbers], type_: pa.ListType) -> pa.ListArray:
-    """One row a rollout, one list a message, the values all in one buffer."""
+    """One row per rollout, one list per message, all values in one buffer."""
     counts = [count for part in parts for count in part.counts]
     data = pa.py_buffer(b"".join(part.data for part in parts))
     values = pa.Array.from_buffers(type_.value_type, data.size // type_.value_type.byte_width, [None, data])
     nulls = pa.array([count is None for count in counts], pa.bool_())
-    messages = pa.ListArray.from_arrays(ends(count or 0 for count in counts), values, type=type_, mask=nulls)
-    return pa.ListArray.from_arrays(ends(len(part.counts) for part in parts), messages, type=pa.list_(type_))
+    messages = pa.ListArray.from_arrays(offsets(count or 0 for count in counts), values, type=type_, mask=nulls)
+    return pa.ListArray.from_arrays(offsets(len(part.counts) for part in parts), messages, type=pa.list_(type_))
 
 
-def ends(counts: Iterable[int]) -> pa.Array:
+def offsets(counts: Iterable[int]) -> pa.Array:
+    """The offsets of lists of these lengths."""
     return pa.array(accumulate(counts, initial=0), pa.int32())
 
 
 def text_stream(rollouts: pa.Table, summary: RolloutSummary) -> memoryview:
-    """In one piece: it holds no numbers, and what it holds is compressed."""
+    """The first stream, in one part: without its numbers and compressed it is small."""
     schema = ROLLOUTS.with_metadata({SUMMARY: summary.model_dump_json(exclude_unset=True)})
     sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, schema, options=TEXT) as writer:
+    with pa.ipc.new_stream(sink, schema, options=TEXT_OPTIONS) as writer:
         writer.write_table(rollouts.replace_schema_metadata(schema.metadata))
     return memoryview(sink.getvalue())
 
 
 def number_stream(rollouts: Sequence[tuple[Numbers, Numbers]]) -> Iterator[memoryview]:
-    """A batch at a time: what was sent need not stay in memory."""
+    """The second stream, batch by batch: a batch that was sent can leave the memory."""
     yield memoryview(TOKENS.serialize())
     for batch in batches(rollouts):
         yield memoryview(token_batch(batch).serialize())

@@ -1,4 +1,4 @@
-"""The answer of `POST /rollout` as JSON. Only what was set is said: what came as null goes back as null."""
+"""The response of `POST /rollout` as JSON. Serializes only fields that were set; explicit nulls survive."""
 
 from array import array
 from collections.abc import Iterator
@@ -11,37 +11,34 @@ from rollout_client.set_fields import set_fields
 from service.responses.encoder import ResponseEncoder
 
 JSON = "application/json"
-PIECE_BYTES = 2**20
-"""Large enough that handing it on costs nothing, small enough that the next is made while it is being sent."""
+PART_BYTES = 2**20
+"""Large enough that passing a part on costs nothing, small enough that the next one is made while it is being sent."""
 
 
 class JsonResponseEncoder(ResponseEncoder):
-    """Writes each rollout when it ends, so that after the last one little is left to do."""
-
     media_type = JSON
 
     def __init__(self) -> None:
-        self._written: dict[int, bytes] = {}
-        """By position."""
+        self._encoded: dict[int, bytes] = {}
+        """JSON of each rollout by position."""
 
     def add(self, position: int, result: SampleResult) -> None:
-        self._written[position] = json_of(result)
+        self._encoded[position] = json_of(result)
 
     def body(self, summary: RolloutSummary) -> Iterator[bytes]:
-        """The bytes of the answer, piece by piece, when every position was added."""
-        piece = bytearray(json_of(summary).removesuffix(b"}") + b',"samples":[')
-        for position, sample in sorted(self._written.items()):
-            piece += b"," + sample if position else sample
-            if len(piece) >= PIECE_BYTES:
-                yield bytes(piece)
-                piece.clear()
-        yield bytes(piece + b"]}")
+        part = bytearray(json_of(summary).removesuffix(b"}") + b',"samples":[')
+        for position, sample in sorted(self._encoded.items()):
+            part += b"," + sample if position else sample
+            if len(part) >= PART_BYTES:
+                yield bytes(part)
+                part.clear()
+        yield bytes(part + b"]}")
 
 
 def json_of(model: BaseModel) -> bytes:
-    """By orjson, which writes a rollout in half of pydantic's time, unless the JSON is beyond it.
+    """Encodes with orjson, in half of pydantic's time; with pydantic where orjson cannot.
 
-    It has no integers of more than 64 bits, and goes 254 levels deep.
+    orjson takes no integers of more than 64 bits and no more than 254 levels.
     """
     try:
         return orjson.dumps(model, default=plain)
@@ -50,9 +47,9 @@ def json_of(model: BaseModel) -> bytes:
 
 
 def plain(value: object) -> object:
-    """Raises `TypeError` for what has no JSON."""
+    """What an encoder writes in place of `value`; raises `TypeError` if JSON has no form for it."""
     if isinstance(value, array):
         return value.tolist()
     if isinstance(value, BaseModel):
         return set_fields(value)
-    raise TypeError(f"{type(value).__name__} is no JSON")
+    raise TypeError(f"{type(value).__name__} has no JSON form")

@@ -24,16 +24,18 @@ class EpisodeIdentity:
     task_name: str
     id: str | None = None
     further_fields: dict[str, Any] = field(default_factory=dict)
+    unique_request_id: str = ""
+    """Differs between any two requests, while callers may use one `request_id` twice; by default `request_id`."""
 
     @property
     def rollout_id(self) -> str:
         """Unique among all rollouts of all requests."""
-        return f"{self.request_id}-{self.position}-{self.generation_index}"
+        return f"{self.unique_request_id or self.request_id}-{self.position}-{self.generation_index}"
 
     @property
     def group_id(self) -> str:
         """Unique among all groups of all requests."""
-        return f"{self.request_id}-{self.group}"
+        return f"{self.unique_request_id or self.request_id}-{self.group}"
 
     def log_fields(self) -> dict[str, Any]:
         """The `extra` of a log record that concerns this rollout."""

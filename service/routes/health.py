@@ -2,21 +2,19 @@
 
 from fastapi import APIRouter
 
-from service.rollout_service import RolloutService
+from service.routes.dependencies import Rollouts
+
+router = APIRouter(tags=["health"])
 
 
-def health_routes(rollouts: RolloutService) -> APIRouter:
-    routes = APIRouter()
+@router.get("/healthz")
+async def healthz() -> dict[str, str]:
+    """The process is alive."""
+    return {"status": "alive"}
 
-    @routes.get("/healthz")
-    async def healthz() -> dict[str, str]:
-        """This process is alive."""
-        return {"status": "alive"}
 
-    @routes.get("/readyz")
-    async def readyz() -> dict[str, str]:
-        """Rollouts can be served: generator and environments answer."""
-        await rollouts.check_ready()
-        return {"status": "ready"}
-
-    return routes
+@router.get("/readyz")
+async def readyz(rollouts: Rollouts) -> dict[str, str]:
+    """Rollouts can be served: the generator and all environments answer."""
+    await rollouts.check_ready()
+    return {"status": "ready"}

@@ -1,4 +1,4 @@
-"""The HTTP face over scripted parts, which remember what reached them."""
+"""The HTTP application over scripted parts, which note the calls that reach them."""
 
 import asyncio
 import json
@@ -17,47 +17,61 @@ from service.routes.http_app import build_http_app
 from service.settings import Limits
 from tests.paths import TINY_MODEL
 from tests.service.scripted import ScriptedEnvironment, ScriptedGenerator, outcome
+from tests.service.scripted_store import ScriptedStore
 
 VOCAB_SIZE = 262
+MAX_MODEL_LEN = 100
+DESCRIPTION = GeneratorDescription("tiny", MAX_MODEL_LEN, VOCAB_SIZE)
 LIMITS = Limits(max_body_bytes=4096, max_rollouts_per_request=100)
-tokens = TransformersChatTokenizer.load(str(TINY_MODEL))
-Answer = TypeVar("Answer")
+tokenizer = TransformersChatTokenizer.load(str(TINY_MODEL))
+Returned = TypeVar("Returned")
 
 
 class ScriptedHttp:
     def __init__(self, limits: Limits = LIMITS) -> None:
+        self.store = ScriptedStore()
         self.generator = ScriptedGenerator(["A"])
         self.environments = {
             name: ScriptedEnvironment([outcome(terminated=True)]) for name in ("math", "sliding_puzzle")
         }
-        description = GeneratorDescription("tiny", max_model_len=100, vocab_size=VOCAB_SIZE)
-        intake = EpisodeFactory(frozenset(self.environments), description, tokens, limits)
-        policy = RemotePolicy(store=None)  # type: ignore[arg-type]
-        rollouts = RolloutService(self.generator, self.environments, policy, intake, limits)
-        self._app = build_http_app(rollouts)
+        factory = EpisodeFactory(frozenset(self.environments), DESCRIPTION, tokenizer, limits)
+        policy = RemotePolicy(self.store)  # type: ignore[arg-type]
+        self.app = build_http_app(RolloutService(self.generator, self.environments, policy, factory, limits))
 
     def request(self, method: str, path: str, **options: Any) -> httpx.Response:
+        """Sends one request. An exception that the application does not handle comes back as its 500."""
+
         async def send() -> httpx.Response:
-            transport = httpx.ASGITransport(self._app)
+            transport = httpx.ASGITransport(self.app, raise_app_exceptions=False)
             async with httpx.AsyncClient(transport=transport, base_url="http://service") as http:
                 return await http.request(method, path, **options)
 
         return asyncio.run(send())
 
     def post(self, body: dict[str, Any] | str | bytes, **headers: str) -> httpx.Response:
+        """`POST /rollout`; an underscore in the name of a header stands for a hyphen."""
         content = json.dumps(body) if isinstance(body, dict) else body
-        named = {name.replace("_", "-"): value for name, value in headers.items()}
-        return self.request("POST", "/rollout", content=content, headers=named)
+        return self.request("POST", "/rollout", content=content, headers=named(headers))
 
-    def ask(self, call: Callable[[AsyncRolloutClient], Awaitable[Answer]]) -> Answer:
-        """What `call` makes of a client."""
+    def put_version(
+        self, content: Any = b"weights", version: Any = 7, query: str = "", **headers: str
+    ) -> httpx.Response:
+        """`PUT /policy/versions/{version}`, headers as in `post`."""
+        return self.request("PUT", f"/policy/versions/{version}{query}", content=content, headers=named(headers))
 
-        async def ask() -> Answer:
-            async with AsyncRolloutClient("http://service", transport=httpx.ASGITransport(self._app)) as client:
-                return await call(client)
+    def call(self, method: Callable[[AsyncRolloutClient], Awaitable[Returned]]) -> Returned:
+        """Calls a method of a client of the application."""
 
-        return asyncio.run(ask())
+        async def call() -> Returned:
+            async with AsyncRolloutClient("http://service", transport=httpx.ASGITransport(self.app)) as client:
+                return await method(client)
+
+        return asyncio.run(call())
 
     @property
     def has_started_something(self) -> bool:
         return bool(self.generator.requests or any(environment.requests for environment in self.environments.values()))
+
+
+def named(headers: dict[str, str]) -> dict[str, str]:
+    return {name.replace("_", "-"): value for name, value in headers.items()}

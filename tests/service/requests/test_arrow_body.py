@@ -166,7 +166,7 @@ INVALID_OFFSETS = table_body(stop_strings=[["x"] * 77]).replace(pack("<2i", 0, 7
         (table_body(further_fields=["[]"]), "further_fields holds something that is no JSON object"),
         (stream_of(pa.table({"task_name": ["x" * 99]}), "zstd"), "compress the body as a whole"),
         (stream_of(pa.table({"task_name": ["x" * 99]}), "lz4"), "compress the body as a whole"),
-        (stream_of(pa.table({"task_name": ["x"]}, metadata={REQUEST: b"7"})), "request that is no JSON object"),
+        (stream_of(pa.table({"task_name": ["x"]}, metadata={REQUEST: b"7"})), "request that is not a JSON object"),
     ],
 )
 def test_an_arrow_body_that_cannot_be_read_is_refused_and_starts_nothing(body: bytes, says: str) -> None:
@@ -207,14 +207,11 @@ def test_a_body_may_be_compressed_in_several_frames(coding: str, compress: Any) 
 @pytest.mark.parametrize(
     ("coding", "body", "says"),
     [
-        ("gzip", gzip.compress(b" " * (LIMIT + 1)), "larger than the limit of 4096 bytes"),
-        ("zstd", zstandard.compress(b" " * (LIMIT + 1)), "larger than the limit of 4096 bytes"),
         ("gzip", gzip.compress(JSON_BODY)[:-1], "its gzip breaks off"),
         ("zstd", zstandard.compress(JSON_BODY)[:-1], "its zstd breaks off"),
         ("gzip", JSON_BODY, "not the gzip that Content-Encoding says"),
         ("zstd", JSON_BODY, "not the zstd that Content-Encoding says"),
         ("gzip", b"", "its gzip breaks off"),
-        ("br", JSON_BODY, "Content-Encoding 'br' is not read here; send gzip, zstd or the body as it is"),
     ],
 )
 def test_a_compressed_body_that_cannot_be_read_is_refused_with_the_reason(coding: str, body: bytes, says: str) -> None:
@@ -237,5 +234,5 @@ def test_a_bomb_is_refused_before_it_fills_the_memory(bomb: bytes) -> None:
     answer = ScriptedHttp(limits).post(bomb, content_encoding=coding)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert answer.status_code == 400
+    assert answer.status_code == 413
     assert peak < 2**26

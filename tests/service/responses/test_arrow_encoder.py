@@ -145,8 +145,8 @@ def test_json_says_what_pydantic_would_say(samples: list[SampleResult]) -> None:
 def test_rollouts_come_in_input_order_whatever_the_order_they_ended_in_and_however_many_batches(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("service.responses.arrow_encoder.ROWS_A_TIME", 3)
-    monkeypatch.setattr("service.responses.arrow_encoder.TOKENS_A_BATCH", 7)
+    monkeypatch.setattr("service.responses.arrow_encoder.ROWS_PER_BATCH", 3)
+    monkeypatch.setattr("service.responses.arrow_encoder.TOKENS_PER_BATCH", 7)
     samples = [plain(idx, content=f"text {idx}") for idx in range(10)]
     response = read_response(arrow_body(samples, order=[9, 0, 5, 3, 1, 8, 2, 7, 6, 4]))
     assert response.samples == samples
@@ -163,8 +163,8 @@ def test_the_service_answers_the_same_in_either_encoding() -> None:
         SAMPLE,
         {**SAMPLE, "idx": 7, "nested": {"null": None, "deep": [1, {}]}},
     ]
-    by_json = service.ask(lambda client: client.rollout(samples, num_generations=2))
-    by_arrow = service.ask(lambda client: client.rollout_arrow(samples, num_generations=2))
+    by_json = service.call(lambda client: client.rollout(samples, num_generations=2))
+    by_arrow = service.call(lambda client: client.rollout_arrow(samples, num_generations=2))
     assert [sample.status for sample in by_json.samples].count("error") == 2
     assert by_arrow.samples == by_json.samples
     assert (by_arrow.metrics, by_arrow.policy) == (by_json.metrics, by_json.policy)

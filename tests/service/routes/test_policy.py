@@ -1,11 +1,8 @@
 """The routes of `/policy` over a scripted store: what headers, queries and bodies say, and each refusal's document."""
 
-import asyncio
 import base64
 import hashlib
-import json
 from collections.abc import AsyncIterator
-from datetime import UTC, datetime
 from typing import Any
 
 import httpx
@@ -22,149 +19,17 @@ from deployments.policy.failures import (
     VersionUnknown,
     WeightsRefused,
 )
-from deployments.protocols import GeneratorDescription
 from rollout_client.policy_contract import (
-    PolicyLayout,
-    PolicyState,
-    PolicyUpdate,
     PushOptions,
     SwitchOptions,
-    TensorLayout,
-    UploadState,
-    VersionInfo,
 )
 from rollout_client.problem_contract import FieldProblem
-from service.remote.policy import RemotePolicy
-from service.requests.chat_tokenizer import TransformersChatTokenizer
-from service.requests.episodes import EpisodeFactory
-from service.rollout_service import RolloutService
-from service.routes.http_app import build_http_app
-from service.routes.policy import FORWARDED_BYTES
-from service.settings import Limits
-from tests.paths import TINY_MODEL
-from tests.service.scripted import ScriptedEnvironment, ScriptedGenerator, outcome
+from service.requests.upload_chunk import FORWARDED_BYTES
+from tests.service.scripted_http import ScriptedHttp
+from tests.service.scripted_store import UPDATE
 
-LIMITS = Limits(max_body_bytes=4096, max_rollouts_per_request=100)
-tokens = TransformersChatTokenizer.load(str(TINY_MODEL))
-SENDER = "the sender"
-UPDATE = PolicyUpdate(version=7, checksum="c" * 64, replicas=[])
 UPDATE_JSON = {"version": 7, "checksum": "c" * 64, "replicas": []}
 GOOD = {"task_name": "math", "messages": [{"role": "user", "content": "What is 1 + 1?"}]}
-
-
-class ScriptedStore:
-    """Keeps the bytes of one upload; `failures` says what a method raises, `current` what is current."""
-
-    def __init__(self) -> None:
-        self.calls: list[tuple[Any, ...]] = []
-        self.arrived = bytearray()
-        self.failures: dict[str, Exception] = {}
-        self.repeated: PolicyUpdate | None = None
-        self.current = 3
-
-    def note(self, method: str, *arguments: Any) -> None:
-        self.calls.append((method, *arguments))
-        if method in self.failures:
-            raise self.failures[method]
-
-    def named(self, method: str) -> list[tuple[Any, ...]]:
-        """The arguments of each call of `method`."""
-        return [call[1:] for call in self.calls if call[0] == method]
-
-    async def wait_for(self, min_version: int, version: int | None, wait_s: float | None) -> int:
-        self.note("wait_for", min_version, version, wait_s)
-        return self.current
-
-    async def state(self, checksums_within_s: float) -> PolicyState:
-        self.note("state", checksums_within_s)
-        info = VersionInfo(version=0, kind="initial", created_at=datetime.fromtimestamp(0, UTC))
-        return PolicyState(current=self.current, versions=[info], replicas=[], transfer_world_size=1)
-
-    async def layout(self) -> PolicyLayout:
-        return PolicyLayout(tensors={"w": TensorLayout(dtype="BF16", shape=[2, 3])})
-
-    async def upload_state(self, version: int) -> UploadState:
-        self.note("upload_state", version)
-        return UploadState(version=version, received_bytes=len(self.arrived), total_bytes=9)
-
-    async def begin_chunk(self, version: int, first_byte: int) -> str:
-        self.note("begin_chunk", version, first_byte)
-        del self.arrived[first_byte:]
-        return SENDER
-
-    async def write_chunk(self, version: int, sender: str, offset: int, data: bytes) -> None:
-        assert sender == SENDER
-        self.note("write_chunk", version, offset, len(data))
-        assert len(self.arrived) == offset
-        self.arrived += data
-
-    async def end_chunk(self, version: int, sender: str, end: int, total_bytes: int | None) -> UploadState:
-        assert sender == SENDER
-        self.note("end_chunk", version, end, total_bytes)
-        return UploadState(version=version, received_bytes=end, total_bytes=total_bytes)
-
-    async def repeated_update(self, version: int, digest: str | None) -> PolicyUpdate | None:
-        self.note("repeated_update", version, digest)
-        return self.repeated
-
-    async def complete_upload(
-        self, version: int, sender: str, options: PushOptions, is_zstd: bool, digest: str | None
-    ) -> PolicyUpdate:
-        assert sender == SENDER
-        self.note("complete_upload", version, options, is_zstd, digest)
-        return UPDATE
-
-    async def load_checkpoint(self, version: int, checkpoint: str, options: PushOptions) -> PolicyUpdate:
-        self.note("load_checkpoint", version, checkpoint, options)
-        return UPDATE
-
-    async def init_transfer(self, init_info: dict[str, Any]) -> int:
-        self.note("init_transfer", init_info)
-        return 3
-
-    async def start_transfer(self, options: SwitchOptions) -> None:
-        self.note("start_transfer", options)
-
-    async def update_transfer(self, update_info: Any) -> None:
-        self.note("update_transfer", update_info)
-
-    async def finish_transfer(self, version: int | None) -> PolicyUpdate:
-        self.note("finish_transfer", version)
-        return UPDATE
-
-
-class Service:
-    """The HTTP face over a scripted store."""
-
-    def __init__(self) -> None:
-        self.store = ScriptedStore()
-        self.generator = ScriptedGenerator(["A"])
-        self.environment = ScriptedEnvironment([outcome(terminated=True)])
-        self.policy = RemotePolicy(self.store)  # type: ignore[arg-type]
-        environments: Any = {"math": self.environment}
-        description = GeneratorDescription("tiny", max_model_len=100, vocab_size=262)
-        intake = EpisodeFactory(frozenset(environments), description, tokens, LIMITS)
-        rollouts = RolloutService(self.generator, environments, self.policy, intake, LIMITS)
-        self._app = build_http_app(rollouts)
-
-    def request(self, method: str, path: str, **options: Any) -> httpx.Response:
-        async def send() -> httpx.Response:
-            transport = httpx.ASGITransport(self._app)
-            async with httpx.AsyncClient(transport=transport, base_url="http://service") as http:
-                return await http.request(method, path, **options)
-
-        return asyncio.run(send())
-
-    def put(self, content: Any = b"weights", version: Any = 7, query: str = "", **headers: str) -> httpx.Response:
-        named = {name.replace("_", "-"): value for name, value in headers.items()}
-        return self.request("PUT", f"/policy/versions/{version}{query}", content=content, headers=named)
-
-    def rollout(self, policy: Any) -> httpx.Response:
-        return self.request("POST", "/rollout", content=json.dumps({"samples": [GOOD], "policy": policy}))
-
-    @property
-    def has_started_something(self) -> bool:
-        return bool(self.generator.requests or self.environment.requests)
 
 
 def digest_field(content: bytes) -> str:
@@ -178,11 +43,13 @@ def sha256(content: bytes) -> str:
 def assert_problem(
     answer: httpx.Response, status: int, name: str, errors: list[tuple[str, str, Any]], title: str | None = None
 ) -> None:
+    """`errors` are (field, message, value); every document has all of them."""
     assert (answer.status_code, answer.headers["content-type"]) == (status, "application/problem+json")
     problem = answer.json()
     assert problem["type"] == f"urn:rollout:problem:{name}"
     assert problem["status"] == status
-    assert [(error["field"], error["message"], error.get("value")) for error in problem["errors"]] == errors
+    assert [(error["field"], error["message"], error["value"]) for error in problem["errors"]] == errors
+    assert problem["request_id"] == answer.headers["x-request-id"]
     assert title in (None, problem["title"])
 
 
@@ -190,8 +57,8 @@ def assert_problem(
 
 
 def test_a_whole_file_is_handed_on_and_completed() -> None:
-    service = Service()
-    answer = service.put(b"weights")
+    service = ScriptedHttp()
+    answer = service.put_version(b"weights")
     assert (answer.status_code, answer.json(), answer.headers["content-type"]) == (200, UPDATE_JSON, "application/json")
     assert service.store.calls == [
         ("repeated_update", 7, None),
@@ -204,16 +71,16 @@ def test_a_whole_file_is_handed_on_and_completed() -> None:
 
 
 def test_a_body_that_would_fill_the_proxys_memory_is_refused() -> None:
-    service = Service()
+    service = ScriptedHttp()
     answer = service.request("PUT", "/policy/versions/1", content=b"x", headers={"content-length": str(2**28 + 1)})
     assert_problem(
         answer,
-        400,
-        "unreadable-body",
+        413,
+        "body-too-large",
         [
             (
                 "body",
-                "it has more than 268435456 bytes; send it in pieces with Content-Range, as the client does",
+                "it has more than 268435456 bytes; send it in chunks with Content-Range, as the client does",
                 None,
             )
         ],
@@ -222,13 +89,13 @@ def test_a_body_that_would_fill_the_proxys_memory_is_refused() -> None:
 
 
 def test_a_large_body_is_handed_on_as_it_comes() -> None:
-    service = Service()
+    service = ScriptedHttp()
 
     async def chunks() -> AsyncIterator[bytes]:
         for _ in range(5):
             yield b"x" * (FORWARDED_BYTES // 2)
 
-    assert service.put(chunks()).status_code == 200
+    assert service.put_version(chunks()).status_code == 200
     assert service.store.named("write_chunk") == [
         (7, 0, FORWARDED_BYTES),
         (7, FORWARDED_BYTES, FORWARDED_BYTES),
@@ -237,8 +104,8 @@ def test_a_large_body_is_handed_on_as_it_comes() -> None:
 
 
 def test_an_empty_body_is_an_upload_of_nothing() -> None:
-    service = Service()
-    assert service.put(b"").status_code == 200
+    service = ScriptedHttp()
+    assert service.put_version(b"").status_code == 200
     assert service.store.named("end_chunk") == [(7, 0, 0)]
 
 
@@ -251,8 +118,8 @@ def test_an_empty_body_is_an_upload_of_nothing() -> None:
     ],
 )
 def test_an_upload_is_complete_when_all_has_arrived(content_range: str, status: int, ended: tuple[Any, ...]) -> None:
-    service = Service()
-    answer = service.put(b"weights", content_range=content_range)
+    service = ScriptedHttp()
+    answer = service.put_version(b"weights", content_range=content_range)
     assert answer.status_code == status
     assert service.store.named("end_chunk") == [ended]
     if status == 202:
@@ -263,9 +130,9 @@ def test_an_upload_is_complete_when_all_has_arrived(content_range: str, status: 
 
 
 def test_pieces_go_on_where_the_last_one_ended() -> None:
-    service = Service()
+    service = ScriptedHttp()
     service.store.arrived += b"weig"
-    assert service.put(b"hts", content_range="bytes 4-6/7").status_code == 200
+    assert service.put_version(b"hts", content_range="bytes 4-6/7").status_code == 200
     assert (service.store.named("begin_chunk"), bytes(service.store.arrived)) == ([(7, 4)], b"weights")
 
 
@@ -274,17 +141,17 @@ def test_pieces_go_on_where_the_last_one_ended() -> None:
     ["bytes */7", "bytes 0-6", "items 0-6/7", "bytes=0-6/7", "bytes 0-6/x", "0-6/7", "bytes 0-6/" + "9" * 5000],
 )
 def test_a_content_range_of_another_form_cannot_be_read(content_range: str) -> None:
-    service = Service()
+    service = ScriptedHttp()
     message = f"Content-Range {content_range!r} is not of the form bytes first-last/total"
-    answer = service.put(content_range=content_range)
+    answer = service.put_version(content_range=content_range)
     assert_problem(answer, 400, "unreadable-body", [("body", message, None)])
     assert service.store.calls == []
 
 
 @pytest.mark.parametrize("content_range", ["bytes 6-0/7", "bytes 0-6/6", "bytes 9-9/9"])
 def test_a_content_range_that_contradicts_itself_cannot_be_read(content_range: str) -> None:
-    service = Service()
-    answer = service.put(content_range=content_range)
+    service = ScriptedHttp()
+    answer = service.put_version(content_range=content_range)
     message = f"Content-Range {content_range!r} contradicts itself"
     assert_problem(answer, 400, "unreadable-body", [("body", message, None)])
     assert service.store.calls == []
@@ -292,8 +159,8 @@ def test_a_content_range_that_contradicts_itself_cannot_be_read(content_range: s
 
 @pytest.mark.parametrize(("last", "due"), [(5, 6), (7, 8)])
 def test_a_body_that_is_not_as_long_as_its_range_does_not_count(last: int, due: int) -> None:
-    service = Service()
-    answer = service.put(b"weights", content_range=f"bytes 0-{last}/99")
+    service = ScriptedHttp()
+    answer = service.put_version(b"weights", content_range=f"bytes 0-{last}/99")
     errors = [("content-range", f"7 bytes came where {due} were due", 7)]
     title = "The bytes that arrived are not those that were sent"
     assert_problem(answer, 400, "chunk-damaged", errors, title)
@@ -304,9 +171,9 @@ def test_a_body_that_is_not_as_long_as_its_range_does_not_count(last: int, due: 
 
 
 def test_digests_of_the_body_and_of_the_whole_are_checked_and_handed_on() -> None:
-    service = Service()
+    service = ScriptedHttp()
     service.store.arrived += b"weig"
-    answer = service.put(
+    answer = service.put_version(
         b"hts",
         content_range="bytes 4-6/7",
         content_digest=digest_field(b"hts"),
@@ -318,8 +185,8 @@ def test_digests_of_the_body_and_of_the_whole_are_checked_and_handed_on() -> Non
 
 
 def test_a_body_with_another_digest_does_not_count() -> None:
-    service = Service()
-    answer = service.put(b"weights", content_digest=digest_field(b"others"))
+    service = ScriptedHttp()
+    answer = service.put_version(b"weights", content_digest=digest_field(b"others"))
     message = f"the body's sha-256 is {sha256(b'weights')}; send it again"
     assert_problem(answer, 400, "chunk-damaged", [("content-digest", message, sha256(b"others"))])
     assert service.store.named("end_chunk") == []
@@ -337,10 +204,10 @@ def test_a_body_with_another_digest_does_not_count() -> None:
     ],
 )
 def test_other_algorithms_are_passed_over(form: str) -> None:
-    service = Service()
+    service = ScriptedHttp()
     good = digest_field(b"weights")
-    assert service.put(b"weights", content_digest=form.format(good=good)).status_code == 200
-    assert service.put(b"weights", repr_digest=form.format(good=good)).status_code == 200
+    assert service.put_version(b"weights", content_digest=form.format(good=good)).status_code == 200
+    assert service.put_version(b"weights", repr_digest=form.format(good=good)).status_code == 200
     said = sha256(b"weights") if "{good}" in form else None
     assert [arguments[3] for arguments in service.store.named("complete_upload")] == [None, said]
 
@@ -352,35 +219,52 @@ def test_other_algorithms_are_passed_over(form: str) -> None:
         (f"sha-256={sha256(b'weights')}", "does not stand between colons"),
         ("sha-256", "does not stand between colons"),
         ("sha-256=::extra", "does not stand between colons"),
-        ("sha-256=:abc:", "is no base64: Incorrect padding"),
-        ("sha-512=:AAAA:, sha-256=:a_-b:", "is no base64: Only base64 data is allowed"),
+        ("sha-256=:abc:", "is not base64: Incorrect padding"),
+        ("sha-512=:AAAA:, sha-256=:a_-b:", "is not base64: Only base64 data is allowed"),
     ],
 )
 def test_a_digest_that_cannot_be_read_is_never_taken_for_none(name: str, value: str, says: str) -> None:
-    service = Service()
-    answer = service.put(b"weights", **{name: value})
+    service = ScriptedHttp()
+    answer = service.put_version(b"weights", **{name: value})
     assert_problem(answer, 400, "unreadable-body", [("body", f"the sha-256 in {name} {says}", None)])
     assert service.store.calls == []
 
 
 @pytest.mark.parametrize(("encoding", "is_zstd"), [("zstd", True), ("identity", False)])
 def test_the_encoding_is_handed_on(encoding: str, is_zstd: bool) -> None:
-    service = Service()
-    assert service.put(content_encoding=encoding).status_code == 200
+    service = ScriptedHttp()
+    assert service.put_version(content_encoding=encoding).status_code == 200
     assert service.store.named("complete_upload") == [(7, PushOptions(), is_zstd, None)]
 
 
-def test_another_encoding_cannot_be_read() -> None:
-    service = Service()
-    message = "weights are read as they are or with Content-Encoding zstd, not gzip"
-    assert_problem(service.put(content_encoding="gzip"), 400, "unreadable-body", [("body", message, None)])
+def test_another_encoding_is_not_supported() -> None:
+    service = ScriptedHttp()
+    errors = [("content-encoding", "'gzip' is not supported; send zstd or the body without an encoding", "gzip")]
+    assert_problem(service.put_version(content_encoding="gzip"), 415, "unsupported-media-type", errors)
     assert service.store.calls == []
 
 
+@pytest.mark.parametrize("content_type", ["text/plain", "application/x-www-form-urlencoded", "application/jsonx"])
+def test_a_body_of_another_type_is_not_supported(content_type: str) -> None:
+    service = ScriptedHttp()
+    message = f"{content_type!r} is not supported; send application/vnd.safetensors or application/json"
+    answer = service.put_version(content_type=content_type)
+    assert_problem(answer, 415, "unsupported-media-type", [("content-type", message, content_type)])
+    assert service.store.calls == []
+
+
+@pytest.mark.parametrize("content_type", ["application/vnd.safetensors", "application/octet-stream", None])
+def test_weights_have_their_own_type_or_none(content_type: str | None) -> None:
+    service = ScriptedHttp()
+    headers = {} if content_type is None else {"content_type": content_type}
+    assert service.put_version(**headers).status_code == 200
+    assert service.store.arrived == b"weights"
+
+
 def test_what_is_current_already_is_answered_again_without_the_body() -> None:
-    service = Service()
+    service = ScriptedHttp()
     service.store.repeated = UPDATE
-    answer = service.put(repr_digest=digest_field(b"weights"))
+    answer = service.put_version(repr_digest=digest_field(b"weights"))
     assert (answer.status_code, answer.json()) == (200, UPDATE_JSON)
     assert service.store.calls == [("repeated_update", 7, sha256(b"weights"))]
 
@@ -389,9 +273,9 @@ def test_what_is_current_already_is_answered_again_without_the_body() -> None:
 
 
 def test_options_stand_in_the_query() -> None:
-    service = Service()
+    service = ScriptedHttp()
     query = "?kind=delta&base=3&mode=abort&reset_prefix_cache=false&if_busy=refuse"
-    assert service.put(query=query).status_code == 200
+    assert service.put_version(query=query).status_code == 200
     options = PushOptions(kind="delta", base=3, mode="abort", reset_prefix_cache=False, if_busy="refuse")
     assert service.store.named("complete_upload") == [(7, options, False, None)]
 
@@ -418,8 +302,8 @@ def test_options_stand_in_the_query() -> None:
     ],
 )
 def test_a_query_that_is_not_known_is_refused(query: str, field: str, message: str, value: str) -> None:
-    service = Service()
-    assert_problem(service.put(query=query), 422, "invalid-request", [(field, message, value)])
+    service = ScriptedHttp()
+    assert_problem(service.put_version(query=query), 422, "invalid-request", [(field, message, value)])
     assert service.store.calls == []
 
 
@@ -433,8 +317,8 @@ def test_a_query_that_is_not_known_is_refused(query: str, field: str, message: s
     ],
 )
 def test_a_version_that_is_no_number_from_one_on_is_refused(version: str, message: str) -> None:
-    service = Service()
-    answer = service.put(version=version)
+    service = ScriptedHttp()
+    answer = service.put_version(version=version)
     assert_problem(answer, 422, "invalid-request", [("path.version", message, version)])
     assert service.store.calls == []
 
@@ -444,8 +328,8 @@ def test_a_version_that_is_no_number_from_one_on_is_refused(version: str, messag
 
 @pytest.mark.parametrize("content_type", ["application/json", "application/json; charset=utf-8", "Application/JSON"])
 def test_a_checkpoint_is_named_by_a_json_body(content_type: str) -> None:
-    service = Service()
-    answer = service.put('{"checkpoint": "/roots/a"}', query="?mode=wait", content_type=content_type)
+    service = ScriptedHttp()
+    answer = service.put_version('{"checkpoint": "/roots/a"}', query="?mode=wait", content_type=content_type)
     assert (answer.status_code, answer.json()) == (200, UPDATE_JSON)
     assert service.store.calls == [("load_checkpoint", 7, "/roots/a", PushOptions(mode="wait"))]
 
@@ -463,9 +347,13 @@ def test_a_checkpoint_is_named_by_a_json_body(content_type: str) -> None:
         ),
         (
             " " * (2**20 + 1),
-            400,
-            "unreadable-body",
-            ("body", "a JSON body of more than 1048576 bytes is no checkpoint's place", None),
+            413,
+            "body-too-large",
+            (
+                "body",
+                "a JSON body names a checkpoint in at most 1048576 bytes; send weights as application/vnd.safetensors",
+                None,
+            ),
         ),
         (
             "{",
@@ -482,8 +370,8 @@ def test_a_checkpoint_is_named_by_a_json_body(content_type: str) -> None:
 def test_a_json_body_that_names_no_checkpoint_is_refused(
     body: str, status: int, name: str, error: tuple[str, str, Any]
 ) -> None:
-    service = Service()
-    assert_problem(service.put(body, content_type="application/json"), status, name, [error])
+    service = ScriptedHttp()
+    assert_problem(service.put_version(body, content_type="application/json"), status, name, [error])
     assert service.store.calls == []
 
 
@@ -506,27 +394,27 @@ def test_a_json_body_that_names_no_checkpoint_is_refused(
 def test_what_the_store_refuses_is_a_problem_with_its_fields(
     method: str, failure: type[PolicyFailure], status: int, name: str
 ) -> None:
-    service = Service()
+    service = ScriptedHttp()
     service.store.failures[method] = failure(
         FieldProblem(field="a.weight", message="is wrong", value=7), FieldProblem(field="b.weight", message="is too")
     )
-    answer = service.put()
+    answer = service.put_version()
     assert_problem(answer, status, name, [("a.weight", "is wrong", 7), ("b.weight", "is too", None)], failure.title)
     assert answer.json()["detail"] == "a.weight: is wrong. b.weight: is too."
 
 
 def test_a_checkpoint_that_is_refused_is_a_problem_of_its_place() -> None:
-    service = Service()
+    service = ScriptedHttp()
     problem = FieldProblem(field="checkpoint", message="it lies outside", value="/etc")
     service.store.failures["load_checkpoint"] = SourceRefused(problem)
-    answer = service.put('{"checkpoint": "/etc"}', content_type="application/json")
+    answer = service.put_version('{"checkpoint": "/etc"}', content_type="application/json")
     assert_problem(answer, 422, "source-refused", [("checkpoint", "it lies outside", "/etc")])
 
 
 def test_a_store_that_is_not_there_is_worth_another_try() -> None:
-    service = Service()
+    service = ScriptedHttp()
     service.store.failures["begin_chunk"] = PolicyStoreLost("The policy store died during the call.")
-    answer = service.put()
+    answer = service.put_version()
     assert_problem(answer, 503, "not-ready", [("", "The policy store died during the call", None)])
     assert answer.headers["retry-after"] == "2"
 
@@ -535,7 +423,7 @@ def test_a_store_that_is_not_there_is_worth_another_try() -> None:
 
 
 def test_what_has_arrived_of_an_upload_can_be_asked() -> None:
-    service = Service()
+    service = ScriptedHttp()
     answer = service.request("GET", "/policy/versions/7/upload")
     assert (answer.status_code, answer.json()) == (200, {"version": 7, "received_bytes": 0, "total_bytes": 9})
     problem = FieldProblem(field="version", message="nothing of it has arrived", value=7)
@@ -545,7 +433,7 @@ def test_what_has_arrived_of_an_upload_can_be_asked() -> None:
 
 
 def test_the_state_and_the_layout_can_be_asked() -> None:
-    service = Service()
+    service = ScriptedHttp()
     answer = service.request("GET", "/policy")
     assert (answer.status_code, answer.json()["current"], service.store.calls) == (200, 3, [("state", 5.0)])
     service.request("GET", "/policy?checksums_within_s=0")
@@ -555,7 +443,7 @@ def test_the_state_and_the_layout_can_be_asked() -> None:
 
 
 def test_the_state_can_be_asked_once_a_version_is_current() -> None:
-    service = Service()
+    service = ScriptedHttp()
     assert service.request("GET", "/policy?min_version=3&wait_s=1.5").status_code == 200
     assert service.request("GET", "/policy?min_version=3").status_code == 200
     assert service.store.named("wait_for") == [(3, None, 1.5), (3, None, 0.0)]
@@ -570,12 +458,12 @@ def test_the_state_can_be_asked_once_a_version_is_current() -> None:
     [("min_version=-1", "query.min_version"), ("wait_s=-1", "query.wait_s"), ("wait_s=nan", "query.wait_s")],
 )
 def test_a_question_that_cannot_be_is_refused(query: str, field: str) -> None:
-    answer = Service().request("GET", f"/policy?{query}")
+    answer = ScriptedHttp().request("GET", f"/policy?{query}")
     assert (answer.status_code, [error["field"] for error in answer.json()["errors"]]) == (422, [field])
 
 
 def test_a_transfer_goes_step_by_step() -> None:
-    service = Service()
+    service = ScriptedHttp()
     init = service.request("POST", "/policy/transfer/init", json={"init_info": {"world_size": 3}})
     assert (init.status_code, init.json()) == (200, {"world_size": 3})
     assert service.request("POST", "/policy/transfer/start?mode=wait").status_code == 204
@@ -594,14 +482,14 @@ def test_a_transfer_goes_step_by_step() -> None:
 
 
 def test_a_transfer_has_neither_kind_nor_base() -> None:
-    service = Service()
+    service = ScriptedHttp()
     answer = service.request("POST", "/policy/transfer/start?kind=delta&base=3")
     assert [error["field"] for error in answer.json()["errors"]] == ["query.kind", "query.base"]
     assert service.store.calls == []
 
 
 def test_a_transfer_cannot_take_a_number_after_which_none_is_left() -> None:
-    service = Service()
+    service = ScriptedHttp()
     assert service.request("POST", f"/policy/transfer/finish?version={2**63}").status_code == 422
     assert service.store.calls == []
 
@@ -610,26 +498,26 @@ def test_a_transfer_cannot_take_a_number_after_which_none_is_left() -> None:
 
 
 def test_a_rollout_without_a_demand_asks_nobody() -> None:
-    service = Service()
-    assert service.rollout({}).status_code == 200
-    assert service.rollout({"wait_s": 1.0}).status_code == 200
+    service = ScriptedHttp()
+    assert service.post({"samples": [GOOD], "policy": {}}).status_code == 200
+    assert service.post({"samples": [GOOD], "policy": {"wait_s": 1.0}}).status_code == 200
     assert service.store.calls == []
 
 
 def test_a_demand_is_put_to_the_store_and_then_the_rollout_is_played() -> None:
-    service = Service()
-    answer = service.rollout({"min_version": 3, "wait_s": 0.5})
+    service = ScriptedHttp()
+    answer = service.post({"samples": [GOOD], "policy": {"min_version": 3, "wait_s": 0.5}})
     assert (answer.status_code, len(service.generator.requests)) == (200, 1)
     assert service.store.calls == [("wait_for", 3, None, 0.5)]
     # What was reached once stays reached.
-    assert service.rollout({"min_version": 2}).status_code == 200
+    assert service.post({"samples": [GOOD], "policy": {"min_version": 2}}).status_code == 200
     assert len(service.store.calls) == 1
 
 
 def test_whether_an_exact_version_is_still_current_is_asked_each_time() -> None:
-    service = Service()
+    service = ScriptedHttp()
     for _ in range(2):
-        assert service.rollout({"version": 3}).status_code == 200
+        assert service.post({"samples": [GOOD], "policy": {"version": 3}}).status_code == 200
     assert service.store.calls == [("wait_for", 0, 3, None)] * 2
 
 
@@ -644,19 +532,19 @@ def test_whether_an_exact_version_is_still_current_is_asked_each_time() -> None:
 def test_a_demand_that_is_not_met_is_a_conflict_and_nothing_is_started(
     demand: dict[str, int], field: str, value: int
 ) -> None:
-    service = Service()
+    service = ScriptedHttp()
     problem = FieldProblem(field=field, message="it is not there after 1 s; version 3 is current", value=value)
     service.store.failures["wait_for"] = PolicyNotCurrent(problem)
-    answer = service.rollout(demand)
+    answer = service.post({"samples": [GOOD], "policy": demand})
     title = "The demanded weights are not current; nothing was started"
     assert_problem(answer, 409, "policy-not-current", [(field, problem.message, value)], title)
     assert not service.has_started_something
 
 
 def test_a_demand_that_nobody_can_answer_starts_nothing() -> None:
-    service = Service()
+    service = ScriptedHttp()
     service.store.failures["wait_for"] = PolicyStoreLost("The policy store died during the call.")
-    answer = service.rollout({"min_version": 9})
+    answer = service.post({"samples": [GOOD], "policy": {"min_version": 9}})
     assert_problem(answer, 503, "not-ready", [("", "The policy store died during the call", None)])
     assert not service.has_started_something
 
@@ -675,8 +563,8 @@ def test_a_demand_that_nobody_can_answer_starts_nothing() -> None:
     ],
 )
 def test_a_demand_that_cannot_be_is_refused_by_its_field(demand: Any, field: str, message: str) -> None:
-    service = Service()
-    answer = service.rollout(demand)
+    service = ScriptedHttp()
+    answer = service.post({"samples": [GOOD], "policy": demand})
     assert answer.status_code == 422
     assert [(error["field"], error["message"]) for error in answer.json()["errors"]] == [(field, message)]
     assert (service.store.calls, service.has_started_something) == ([], False)

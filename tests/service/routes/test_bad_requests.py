@@ -1,6 +1,7 @@
-"""Bad input through the real HTTP face: a problem document that names the field, and nothing started."""
+"""Bad requests through the whole HTTP application: a problem document names the field, and nothing is started."""
 
 import json
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -24,7 +25,7 @@ LOG = [{"role": "user", "content": "a", "token_ids": [64]}]
         (
             {"samples": [{"task_name": "math", "message_log": [{**LOG[0], "token_ids": [64, VOCAB_SIZE]}]}]},
             "samples[0].message_log[0].token_ids[1]",
-            "262 is no token of the model; its ids are 0 to 261",
+            "262 is not a token of the model; its ids are 0 to 261",
         ),
         (
             {"samples": [{"task_name": "math", "message_log": [{**LOG[0], "token_ids": [-1]}]}]},
@@ -47,7 +48,7 @@ LOG = [{"role": "user", "content": "a", "token_ids": [64]}]
         (
             {"samples": [{"task_name": "math", "message_log": [{**LOG[0], "token_ids": []}]}]},
             "samples[0].message_log",
-            "no token at all",
+            "it has no token",
         ),
         (
             {"samples": [{"task_name": "math", "message_log": [{**LOG[0], "generation_logprobs": [-1.0, -2.0]}]}]},
@@ -76,12 +77,12 @@ LOG = [{"role": "user", "content": "a", "token_ids": [64]}]
         (
             {"samples": [{**GOOD, "chat_template_kwargs": {"chat_template": "x"}}]},
             "samples[0].chat_template_kwargs.chat_template",
-            "the service's own",
+            "the service sets this argument itself",
         ),
         (
             {"samples": [GOOD], "chat_template_kwargs": {"tokenize": True}},
             "chat_template_kwargs.tokenize",
-            "own to say",
+            "the service sets this argument itself",
         ),
         ({"samples": [GOOD], "deadline_s": 0}, "deadline_s", "greater than 0"),
         ({"samples": [GOOD], "schedule": "sync"}, "schedule", "'async' or 'lockstep'"),
@@ -117,7 +118,6 @@ def test_an_invalid_request_names_its_field_and_starts_nothing(body: dict[str, A
     [
         ('{"samples": ', "Invalid JSON"),
         ("not json", "Invalid JSON"),
-        (json.dumps({"samples": [{**GOOD, "note": "x" * 5000}]}), "larger than the limit of 4096 bytes"),
     ],
 )
 def test_an_unreadable_body_is_refused_and_starts_nothing(body: str, says: str) -> None:
@@ -129,15 +129,57 @@ def test_an_unreadable_body_is_refused_and_starts_nothing(body: str, says: str) 
     assert not service.has_started_something
 
 
-def test_a_body_over_the_limit_is_refused_also_when_its_length_was_not_announced() -> None:
+async def chunks_of_5000_bytes() -> AsyncIterator[bytes]:
+    for _ in range(5):
+        yield b" " * 1000
+
+
+@pytest.mark.parametrize("content", [b" " * 5000, chunks_of_5000_bytes()], ids=["with", "without"])
+def test_a_body_over_the_limit_is_refused_with_and_without_a_content_length(content: Any) -> None:
     service = ScriptedHttp()
+    response = service.request("POST", "/rollout", content=content)
+    assert (response.status_code, response.headers["content-type"]) == (413, "application/problem+json")
+    problem = response.json()
+    assert (problem["type"], problem["status"]) == ("urn:rollout:problem:body-too-large", 413)
+    assert problem["errors"] == [
+        {
+            "field": "body",
+            "message": "it is larger than the limit of 4096 bytes; split the request",
+            "value": None,
+        }
+    ]
+    assert not service.has_started_something
 
-    async def chunks() -> Any:
-        for _ in range(10):
-            yield b" " * 1000
 
-    response = service.request("POST", "/rollout", content=chunks())
-    assert (response.status_code, response.json()["errors"][0]["field"]) == (400, "body")
+@pytest.mark.parametrize(
+    ("header", "value", "supported"),
+    [
+        ("content-type", "text/plain", "application/json or application/vnd.apache.arrow.stream"),
+        ("content-type", "application/jsonlines", "application/json or application/vnd.apache.arrow.stream"),
+        ("content-encoding", "br", "gzip or zstd or the body without an encoding"),
+        ("content-encoding", "gzip, zstd", "gzip or zstd or the body without an encoding"),
+    ],
+)
+def test_another_type_or_encoding_is_refused_with_those_that_are_supported(
+    header: str, value: str, supported: str
+) -> None:
+    service = ScriptedHttp()
+    response = service.request("POST", "/rollout", content=json.dumps({"samples": [GOOD]}), headers={header: value})
+    assert (response.status_code, response.headers["content-type"]) == (415, "application/problem+json")
+    assert response.json()["errors"] == [
+        {"field": header, "message": f"{value!r} is not supported; send {supported}", "value": value}
+    ]
+    assert not service.has_started_something
+
+
+@pytest.mark.parametrize(
+    "content_type",
+    [None, "application/json", "Application/JSON; charset=utf-8", "application/x-www-form-urlencoded"],
+)
+def test_json_may_come_without_a_type_and_with_the_one_that_curl_sends(content_type: str | None) -> None:
+    headers = {} if content_type is None else {"content-type": content_type}
+    body = json.dumps({"samples": [GOOD]})
+    assert ScriptedHttp().request("POST", "/rollout", content=body, headers=headers).status_code == 200
 
 
 def test_a_prompt_that_is_too_long_is_one_samples_error_and_the_others_run() -> None:
@@ -167,42 +209,16 @@ def test_an_unknown_route_and_an_unknown_task_are_problems_too() -> None:
     wrong_method = service.request("GET", "/rollout")
     assert (wrong_method.status_code, wrong_method.json()["status"]) == (405, 405)
     unknown_task = service.request("GET", "/tasks/chess/samples")
-    assert (unknown_task.status_code, unknown_task.json()["errors"][0]["value"]) == (422, "chess")
+    assert (unknown_task.status_code, unknown_task.headers["content-type"]) == (404, "application/problem+json")
+    assert unknown_task.json()["errors"] == [
+        {
+            "field": "task_name",
+            "message": "there is no task 'chess'; the known ones are math, sliding_puzzle",
+            "value": "chess",
+        }
+    ]
     too_many = service.request("GET", "/tasks/math/samples?count=0")
     assert (too_many.status_code, too_many.json()["errors"][0]["field"]) == (422, "query.count")
-
-
-def test_the_openapi_page_shows_the_request_and_the_response() -> None:
-    schema = ScriptedHttp().request("GET", "/openapi.json").json()
-    schemas = schema["components"]["schemas"]
-    assert {"RolloutRequest", "SampleInput", "Sampling", "RolloutResponse", "SampleResult"} <= schemas.keys()
-    body = schema["paths"]["/rollout"]["post"]["requestBody"]["content"]["application/json"]["schema"]
-    assert body == {"$ref": "#/components/schemas/RolloutRequest"}
-
-
-def test_the_openapi_page_says_how_weights_are_pushed_and_what_each_call_is_refused_with() -> None:
-    paths = ScriptedHttp().request("GET", "/openapi.json").json()["paths"]
-    push = paths["/policy/versions/{version}"]["put"]
-    assert "Content-Range" in push["description"]
-    assert push["responses"].keys() == {"200", "202", "400", "404", "409", "422"}
-    assert paths["/policy/layout"]["get"]["responses"].keys() == {"200"}
-    assert paths["/tasks/{task_name}/samples"]["get"]["responses"].keys() == {"200", "422"}
-
-
-def test_a_stream_that_breaks_midway_ends_with_its_problem(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken_metrics(_tally: Any) -> None:
-        raise ZeroDivisionError("by zero")
-
-    monkeypatch.setattr("service.rollouts.request_metrics.RequestMetricsAccumulator.metrics", broken_metrics)
-    service = ScriptedHttp()
-    body = json.dumps({"samples": [GOOD]})
-    answer = service.request("POST", "/rollout", content=body, headers={"accept": "application/x-ndjson"}).text
-    sample, problem = [json.loads(line) for line in answer.strip().split("\n")]
-    assert sample["position"] == 0
-    assert (problem["problem"]["status"], problem["problem"]["errors"][0]["message"]) == (
-        500,
-        "ZeroDivisionError: by zero",
-    )
 
 
 def test_many_mistakes_are_named_up_to_a_number() -> None:

@@ -1,0 +1,58 @@
+"""Which types and encodings of request bodies the service reads."""
+
+from collections.abc import Collection, Mapping
+
+from rollout_client.arrow.schema import ARROW
+from rollout_client.policy_contract import SAFETENSORS
+from service.responses.problems import unsupported_media_type
+
+JSON = "application/json"
+FORM = "application/x-www-form-urlencoded"
+"""The type that `curl -d` sends when it is not told another one."""
+OCTETS = "application/octet-stream"
+IDENTITY = "identity"
+
+
+def rollout_media_type(headers: Mapping[str, str]) -> str:
+    """`JSON` or `ARROW`. A body without a type is JSON, and so is `FORM`: the service reads no forms.
+
+    Raises:
+        RequestProblem: 415, the body has another type.
+    """
+    given = media_type_of(headers)
+    if given in ("", JSON, FORM):
+        return JSON
+    if given == ARROW:
+        return ARROW
+    raise unsupported_media_type("content-type", given, [JSON, ARROW])
+
+
+def weights_media_type(headers: Mapping[str, str]) -> str:
+    """`JSON` for a `CheckpointSource` or `SAFETENSORS` for weights, which is also the default.
+
+    Raises:
+        RequestProblem: 415, the body has another type.
+    """
+    given = media_type_of(headers)
+    if given == JSON:
+        return JSON
+    if given in ("", SAFETENSORS, OCTETS):
+        return SAFETENSORS
+    raise unsupported_media_type("content-type", given, [SAFETENSORS, JSON])
+
+
+def content_coding(headers: Mapping[str, str], supported: Collection[str]) -> str:
+    """The `Content-Encoding`, by default `IDENTITY`; `x-gzip` is `gzip` (RFC 9110).
+
+    Raises:
+        RequestProblem: 415, the encoding is not among `supported`.
+    """
+    given = headers.get("content-encoding", "").strip().lower().removeprefix("x-") or IDENTITY
+    if given not in (IDENTITY, *supported):
+        raise unsupported_media_type("content-encoding", given, [*supported, "the body without an encoding"])
+    return given
+
+
+def media_type_of(headers: Mapping[str, str]) -> str:
+    """The `Content-Type` without its parameters, in lower case; empty if there is none."""
+    return headers.get("content-type", "").partition(";")[0].strip().lower()

@@ -1,0 +1,166 @@
+"""Reads one chunk of a weight upload: what its headers say of it, and its bytes, checked against them."""
+
+import base64
+import binascii
+import hashlib
+import re
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import ValidationError
+
+from deployments.policy.failures import ChunkDamaged
+from rollout_client.policy_contract import CheckpointSource
+from rollout_client.problem_contract import FieldProblem
+from service.requests.media_types import content_coding
+from service.responses.problems import RequestProblem, body_too_large, unreadable_body, validation_problem
+
+ZSTD = "zstd"
+FORWARDED_BYTES = 4 * 2**20
+"""Bytes that go to the policy store in one call."""
+LARGEST_BODY_BYTES = 256 * 2**20
+"""Serve's proxy keeps in its memory what the policy store has not received yet."""
+LARGEST_SOURCE_BYTES = 2**20
+"""A larger JSON body is not a `CheckpointSource`."""
+
+
+@dataclass(frozen=True, slots=True)
+class ByteRange:
+    """`Content-Range`: bytes `[first, end)` of an upload of `total` bytes; `None` while the total is not known."""
+
+    first: int
+    end: int
+    total: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class UploadChunk:
+    """What the headers of a request say of its body. Digests are sha-256, in hex."""
+
+    range: ByteRange | None
+    """`None` for a body that is the whole upload."""
+    digest: str | None
+    """Of this body (`Content-Digest`)."""
+    whole_digest: str | None
+    """Of the whole upload (`Repr-Digest`)."""
+    is_zstd: bool
+
+    @property
+    def first(self) -> int:
+        """Offset of the first byte of the chunk in the upload."""
+        return 0 if self.range is None else self.range.first
+
+    def total_after(self, end: int) -> int | None:
+        """Size of the whole upload, where the chunk tells it; `end` is the offset after the chunk's last byte."""
+        return end if self.range is None else self.range.total
+
+    def completes(self, received: int) -> bool:
+        """Whether the upload is complete now that `received` bytes of it have arrived."""
+        return self.range is None or received == self.range.total
+
+
+def chunk_of(headers: Mapping[str, str]) -> UploadChunk:
+    """Raises `RequestProblem`: 415 for an unsupported encoding, 400 for a header that cannot be read, 413 for a body
+    that is too large according to `Content-Length`."""
+    coding = content_coding(headers, [ZSTD])
+    digests = {name: digest_of(name, headers.get(name)) for name in ("content-digest", "repr-digest")}
+    content_range = headers.get("content-range")
+    chunk = UploadChunk(
+        range=None if content_range is None else byte_range(content_range),
+        digest=digests["content-digest"],
+        whole_digest=digests["repr-digest"],
+        is_zstd=coding == ZSTD,
+    )
+    refuse_large_body(int(headers.get("content-length", 0)))
+    return chunk
+
+
+def byte_range(content_range: str) -> ByteRange:
+    match = re.fullmatch(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18}|\*)", content_range)
+    if match is None:
+        raise unreadable_body(f"Content-Range {content_range!r} is not of the form bytes first-last/total")
+    first, last = int(match[1]), int(match[2])
+    total = None if match[3] == "*" else int(match[3])
+    if last < first or (total is not None and last >= total):
+        raise unreadable_body(f"Content-Range {content_range!r} contradicts itself")
+    return ByteRange(first, last + 1, total)
+
+
+def digest_of(header: str, value: str | None) -> str | None:
+    """The sha-256 (hex) in a digest header of RFC 9530; digests of other algorithms are ignored.
+
+    Raises:
+        RequestProblem: 400, there is a sha-256 and it is not in the form of the header.
+    """
+    members = dict(member.strip().partition("=")[::2] for member in (value or "").split(","))
+    if "sha-256" not in members:
+        return None
+    match = re.fullmatch(":(.*):", members["sha-256"])
+    if match is None:
+        raise unreadable_body(f"the sha-256 in {header} does not stand between colons")
+    try:
+        return base64.b64decode(match[1], validate=True).hex()
+    except binascii.Error as error:
+        raise unreadable_body(f"the sha-256 in {header} is not base64: {error}") from error
+
+
+async def checked_parts(chunk: UploadChunk, body: AsyncIterator[bytes]) -> AsyncIterator[tuple[int, bytes]]:
+    """Yields the body in parts of about `FORWARDED_BYTES`, at least one, each with its offset in the upload.
+
+    The checks of length and digest come after the last part: the parts count only when the iteration ends normally.
+
+    Raises:
+        RequestProblem: 413, the body is larger than `LARGEST_BODY_BYTES`.
+        ChunkDamaged: the body has another length or digest than the headers say.
+    """
+    digest = hashlib.sha256()
+    part = bytearray()
+    offset = chunk.first
+    async for data in body:
+        digest.update(data)
+        part += data
+        refuse_large_body(offset + len(part) - chunk.first)
+        if len(part) >= FORWARDED_BYTES:
+            yield offset, bytes(part)
+            offset += len(part)
+            part.clear()
+    yield offset, bytes(part)
+    end = offset + len(part)
+    if chunk.range is not None and end != chunk.range.end:
+        due = chunk.range.end - chunk.first
+        raise damaged("content-range", f"{end - chunk.first} bytes came where {due} were due", end)
+    if chunk.digest is not None and digest.hexdigest() != chunk.digest:
+        raise damaged("content-digest", f"the body's sha-256 is {digest.hexdigest()}; send it again", chunk.digest)
+
+
+def damaged(field: str, message: str, value: Any) -> ChunkDamaged:
+    return ChunkDamaged(FieldProblem(field=field, message=message, value=value))
+
+
+def refuse_large_body(size_bytes: int) -> None:
+    """Raises `RequestProblem` (413) if a body has more than `LARGEST_BODY_BYTES`."""
+    if size_bytes > LARGEST_BODY_BYTES:
+        raise body_too_large(
+            f"it has more than {LARGEST_BODY_BYTES} bytes; send it in chunks with Content-Range, as the client does"
+        )
+
+
+async def read_checkpoint_source(body: AsyncIterator[bytes]) -> CheckpointSource:
+    """Raises `RequestProblem`: 413 for a body over `LARGEST_SOURCE_BYTES`, otherwise 400 or 422."""
+    content = bytearray()
+    async for data in body:
+        content += data
+        if len(content) > LARGEST_SOURCE_BYTES:
+            raise source_too_large()
+    try:
+        return CheckpointSource.model_validate_json(bytes(content))
+    except ValidationError as error:
+        raise validation_problem(error) from error
+
+
+def source_too_large() -> RequestProblem:
+    return body_too_large(
+        f"a JSON body names a checkpoint in at most {LARGEST_SOURCE_BYTES} bytes; "
+        "send weights as application/vnd.safetensors"
+    )

@@ -1,0 +1,119 @@
+"""Finds everything that is wrong with a request, before anything is started. Pure functions, no I/O.
+
+The types of the contract have checked each field alone; here a request is checked against itself and against what the
+service has: its tasks, its model's limits, its own limits.
+"""
+
+import math
+from collections.abc import Iterator, Set
+from dataclasses import dataclass
+
+from pydantic import JsonValue
+
+from deployments.protocols import GeneratorDescription
+from rollout_client.contract import Message, RolloutRequest, SampleInput, SampleResult
+from rollout_client.problem_contract import FieldProblem
+from service.requests.chat_tokenizer import RENDERING_ARGUMENTS
+from service.responses.problems import unknown_task
+from service.settings import Limits
+
+RESULT_FIELDS = SampleResult.model_fields.keys()
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What the service can play."""
+
+    task_names: Set[str]
+    generator: GeneratorDescription
+    limits: Limits
+
+
+def request_problems(request: RolloutRequest, capabilities: Capabilities) -> Iterator[FieldProblem]:
+    """Yields every problem of the request; none if it can be played."""
+    yield from size_problems(request, capabilities)
+    yield from keep_problems(request)
+    yield from template_problems("chat_template_kwargs", request.chat_template_kwargs)
+    for position, sample in enumerate(request.samples):
+        yield from sample_problems(f"samples[{position}]", sample, capabilities)
+
+
+def size_problems(request: RolloutRequest, capabilities: Capabilities) -> Iterator[FieldProblem]:
+    most_rollouts = capabilities.limits.max_rollouts_per_request
+    if len(request.samples) * request.num_generations > most_rollouts:
+        yield FieldProblem(
+            field="samples",
+            message=f"{len(request.samples)} samples x {request.num_generations} generations is more than "
+            f"{most_rollouts} rollouts; split the request",
+        )
+    max_model_len = capabilities.generator.max_model_len
+    if (request.max_seq_len or 0) > max_model_len:
+        yield FieldProblem(
+            field="max_seq_len",
+            message=f"the model takes at most {max_model_len} tokens; ask for no more",
+            value=request.max_seq_len,
+        )
+
+
+def keep_problems(request: RolloutRequest) -> Iterator[FieldProblem]:
+    if (request.keep.per_group or 0) > request.num_generations:
+        yield FieldProblem(
+            field="keep.per_group",
+            message=f"a group has only {request.num_generations} rollouts; keep fewer or raise num_generations",
+            value=request.keep.per_group,
+        )
+    if (request.keep.groups or 0) > len(request.samples):
+        yield FieldProblem(
+            field="keep.groups",
+            message=f"there are only {len(request.samples)} groups, one per sample; keep fewer",
+            value=request.keep.groups,
+        )
+
+
+def sample_problems(field: str, sample: SampleInput, capabilities: Capabilities) -> Iterator[FieldProblem]:
+    """Yields the problems of one sample; `field` is its path in the request."""
+    if sample.task_name not in capabilities.task_names:
+        yield unknown_task(f"{field}.task_name", sample.task_name, capabilities.task_names)
+    yield from template_problems(f"{field}.chat_template_kwargs", sample.chat_template_kwargs)
+    yield from further_field_problems(field, sample)
+    if sample.message_log and not any(message.token_ids for message in sample.message_log):
+        yield FieldProblem(field=f"{field}.message_log", message="it has no token; send at least one")
+    for index, message in enumerate(sample.message_log or ()):
+        yield from message_problems(f"{field}.message_log[{index}]", message, capabilities.generator.vocab_size)
+
+
+def further_field_problems(field: str, sample: SampleInput) -> Iterator[FieldProblem]:
+    further_fields = sample.model_extra or {}
+    for name in ("extra_env_info", *further_fields):
+        if holds_non_finite(getattr(sample, name)):
+            yield FieldProblem(
+                field=f"{field}.{name}", message="it holds NaN or infinity, which JSON cannot express; send null"
+            )
+    for name in RESULT_FIELDS & further_fields.keys():
+        yield FieldProblem(
+            field=f"{field}.{name}", message="this is a field of the result; give the further field another name"
+        )
+
+
+def message_problems(field: str, message: Message, vocab_size: int) -> Iterator[FieldProblem]:
+    highest = max(message.token_ids, default=0)
+    if highest >= vocab_size:
+        yield FieldProblem(
+            field=f"{field}.token_ids[{message.token_ids.index(highest)}]",
+            message=f"{highest} is not a token of the model; its ids are 0 to {vocab_size - 1}",
+            value=highest,
+        )
+
+
+def template_problems(field: str, chat_template_kwargs: dict[str, JsonValue] | None) -> Iterator[FieldProblem]:
+    for name in RENDERING_ARGUMENTS & (chat_template_kwargs or {}).keys():
+        yield FieldProblem(field=f"{field}.{name}", message="the service sets this argument itself; leave it out")
+
+
+def holds_non_finite(value: JsonValue) -> bool:
+    """Whether NaN or infinity is anywhere in `value`."""
+    if isinstance(value, dict):
+        return any(map(holds_non_finite, value.values()))
+    if isinstance(value, list):
+        return any(map(holds_non_finite, value))
+    return isinstance(value, float) and not math.isfinite(value)

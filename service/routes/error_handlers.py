@@ -1,0 +1,75 @@
+"""Turns everything that a route can raise into a problem document with the id of its request."""
+
+import logging
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import Response
+from starlette.exceptions import HTTPException
+
+from deployments.failures import RolloutFailure
+from deployments.policy.failures import PolicyFailure
+from rollout_client.problem_contract import Problem
+from service.responses.problems import (
+    REQUEST_ID_HEADER,
+    RequestProblem,
+    field_problem,
+    internal_error,
+    invalid_request,
+    not_ready,
+    policy_problem,
+    problem_response,
+)
+from service.routes.request_ids import request_id_of
+
+RETRY_AFTER_S = 2
+logger = logging.getLogger("rollout_service.routes")
+
+
+def install_error_handlers(app: FastAPI) -> None:
+    app.exception_handler(RequestProblem)(on_request_problem)
+    app.exception_handler(PolicyFailure)(on_policy_failure)
+    app.exception_handler(RequestValidationError)(on_invalid_parameters)
+    app.exception_handler(RolloutFailure)(on_rollout_failure)
+    app.exception_handler(HTTPException)(on_http_exception)
+    app.exception_handler(Exception)(on_unexpected_error)
+
+
+async def on_request_problem(request: Request, error: RequestProblem) -> Response:
+    return problem_response(error.problem, request_id_of(request))
+
+
+async def on_policy_failure(request: Request, failure: PolicyFailure) -> Response:
+    return problem_response(policy_problem(failure).problem, request_id_of(request))
+
+
+async def on_invalid_parameters(request: Request, error: RequestValidationError) -> Response:
+    problem = invalid_request(*(field_problem(finding) for finding in error.errors())).problem
+    return problem_response(problem, request_id_of(request))
+
+
+async def on_rollout_failure(request: Request, failure: RolloutFailure) -> Response:
+    request_id = request_id_of(request)
+    logger.warning("A deployment does not answer.", exc_info=failure, extra={"request_id": request_id})
+    return problem_response(not_ready(str(failure)).problem, request_id, {"Retry-After": str(RETRY_AFTER_S)})
+
+
+async def on_http_exception(request: Request, error: HTTPException) -> Response:
+    problem = Problem(
+        type="about:blank",
+        title=str(error.detail),
+        status=error.status_code,
+        detail=f"{request.method} {request.url.path}: {error.detail}. The routes are listed at /docs.",
+    )
+    return problem_response(problem, request_id_of(request), dict(error.headers or {}))
+
+
+async def on_unexpected_error(request: Request, error: Exception) -> Response:
+    request_id = request_id_of(request)
+    log_unexpected_error(error, request_id)
+    # Starlette sends this response outside of all middleware, which would have set the header.
+    return problem_response(internal_error(error).problem, request_id, {REQUEST_ID_HEADER: request_id})
+
+
+def log_unexpected_error(error: Exception, request_id: str) -> None:
+    logger.error("A request failed unexpectedly.", exc_info=error, extra={"request_id": request_id})
