@@ -126,8 +126,12 @@ class StepRequest:
 
     message_log: list[ChatMessage]
     extra_env_info: dict[str, Any]
+    request_id: str = ""
+    """The request of the rollout. This field and the next two are for logs."""
     rollout_id: str = ""
-    """The rollout of which this is one step, for logs."""
+    """The rollout of which this is one step."""
+    sample: int | None = None
+    """The sample's number as the caller sees it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,7 +50,18 @@ class EnvironmentHost:
         return stats_of(self._steps_in_progress)
 
     async def example_samples(self, count: int, seed: int) -> list[dict[str, Any]]:
-        return [{**sample, "task_name": self._task_name} for sample in self._environment.example_samples(count, seed)]
+        """The environment's example samples, with their `task_name`. Raises what the environment raises."""
+        try:
+            samples = self._environment.example_samples(count, seed)
+            return [{**sample, "task_name": self._task_name} for sample in samples]
+        except Exception as error:
+            logger.warning(
+                "Task %s made no example samples.",
+                self._task_name,
+                exc_info=error,
+                extra={"task_name": self._task_name},
+            )
+            raise
 
     async def describe(self) -> TaskDescription:
         return TaskDescription(
@@ -67,19 +78,30 @@ class EnvironmentHost:
             if was_cancelled_from_outside():
                 raise
             return self._logged(CANCELLED, error, request)
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, GeneratorExit):
             raise
-        except BaseException as error:  # noqa: BLE001 - whatever an environment raises fails one sample, `SystemExit` too
+        except BaseException as error:  # noqa: BLE001 - all that an environment raises fails one sample, SystemExit too
             return self._logged(failure_of_step(error), error, request)
 
     def _logged(self, failure: RolloutFailure, error: BaseException, request: StepRequest) -> RolloutFailure:
-        about = {"task_name": self._task_name, "rollout_id": request.rollout_id}
-        logger.warning("A step of task %s failed. %s", self._task_name, failure, exc_info=error, extra=about)
+        context = {
+            "request_id": request.request_id,
+            "rollout_id": request.rollout_id,
+            "task_name": self._task_name,
+            "sample": request.sample,
+        }
+        logger.warning("A step of task %s failed: %s", self._task_name, failure, exc_info=error, extra=context)
         return failure
 
     def __del__(self) -> None:
-        if environment := getattr(self, "_environment", None):
+        environment = getattr(self, "_environment", None)
+        if environment is None:
+            return
+        try:
             environment.close()
+        except Exception as error:
+            context = {"task_name": self._task_name}
+            logger.warning("The environment of task %s was not closed.", self._task_name, exc_info=error, extra=context)
 
 
 def failure_of_step(error: BaseException) -> RolloutFailure:

@@ -117,7 +117,9 @@ class Episode:
         return StepRequest(
             message_log=[{"role": message.role, "content": message.content} for message in self._message_log],
             extra_env_info=self._extra_env_info,
+            request_id=self.identity.request_id,
             rollout_id=self.identity.rollout_id,
+            sample=self.identity.idx,
         )
 
     def add_outcome(self, outcome: StepOutcome) -> None:

@@ -1,17 +1,25 @@
-"""The environment host, on environments that behave and others that do not."""
+"""The environment host, on an environment that does what its sample says."""
 
 import asyncio
-from typing import Any
+import gc
+from typing import Any, ClassVar
 
+import pytest
 from pydantic import BaseModel, field_validator
 
 from deployments.environments.host import EnvironmentHost
-from deployments.failures import EnvironmentBroken, EnvironmentRejected
+from deployments.environments.loading import EnvironmentNotLoadable
+from deployments.failures import EnvironmentBroken, EnvironmentLost, EnvironmentRejected, RolloutFailure
 from deployments.protocols import StepRequest
-from rollout_env import ChatMessage, StepOutcome, TaskEnvironment
+from rollout_env import ChatMessage, SampleRejected, StepOutcome, TaskEnvironment
 from tests.service.scripted import outcome
 
 LOG: list[ChatMessage] = [{"role": "user", "content": "Q"}, {"role": "assistant", "content": "A"}]
+GOOD = outcome("A", 1.0, terminated=True)
+
+
+class ForeignFailure(RolloutFailure):
+    """Not importable where the service runs."""
 
 
 class Mode(BaseModel):
@@ -25,68 +33,153 @@ class Mode(BaseModel):
         return mode
 
 
-class Moody(TaskEnvironment):
-    """Does what its sample's mode says."""
+class ObedientEnvironment(TaskEnvironment):
+    """Raises or returns what `mode` names."""
 
-    description = "Moody."
+    description = "Obedient."
     ExtraEnvInfo = Mode
+    raised: ClassVar[dict[str, BaseException]] = {
+        "raise": KeyError("board"),
+        "exit": SystemExit(2),
+        "cancel": asyncio.CancelledError(),
+        "reject": SampleRejected("The board is no board."),
+        "lose": EnvironmentLost("The judge died."),
+        "foreign": ForeignFailure("The judge is gone."),
+    }
 
-    def __init__(self, reward: float = 1.0) -> None:
+    def __init__(self, reward: float = 1.0, close_error: str | None = None) -> None:
         self._reward = reward
+        self._close_error = close_error
 
-    async def step(self, message_log: list[ChatMessage], extra_env_info: Any) -> StepOutcome:
-        match extra_env_info.mode:
-            case "raise":
-                raise KeyError("board")
-            case "reject":
-                raise EnvironmentRejected("The board is no board.")
-            case "cancel":
-                raise asyncio.CancelledError
-            case "nan":
-                return outcome(reward=float("nan"))
+    async def step(self, message_log: list[ChatMessage], extra_env_info: Mode) -> StepOutcome:
+        if error := self.raised.get(extra_env_info.mode):
+            raise error
+        if extra_env_info.mode == "wait":
+            await asyncio.Event().wait()
+        if extra_env_info.mode == "nan":
+            return outcome(reward=float("nan"))
         return outcome(message_log[-1]["content"], self._reward, terminated=True)
 
     def example_samples(self, count: int, seed: int) -> list[dict[str, Any]]:
-        return [{"task_name": "moody", "messages": LOG, "extra_env_info": {"mode": f"{seed}"}}] * count
+        if count > 10:
+            raise ValueError("There are only 10 examples.")
+        return [{"messages": LOG, "extra_env_info": {"mode": f"{seed}"}}] * count
+
+    def close(self) -> None:
+        if self._close_error is not None:
+            raise OSError(self._close_error)
 
 
-def answers(host: EnvironmentHost, requests: list[StepRequest]) -> list[StepOutcome | Exception]:
-    async def all_of_them() -> dict[int, StepOutcome | Exception]:
-        return dict([answer async for batch in host.step(requests) for answer in batch])
-
-    by_place = asyncio.run(all_of_them())
-    return [by_place[place] for place in range(len(requests))]
+def obedient_host(**arguments: Any) -> EnvironmentHost:
+    return EnvironmentHost("obedient", "tests.deployments.environments.test_host:ObedientEnvironment", arguments)
 
 
-def test_a_step_that_fails_is_answered_beside_its_siblings_outcomes() -> None:
-    host = EnvironmentHost("moody", "tests.deployments.environments.test_host:Moody", {"reward": 0.5})
-    modes: list[dict[str, Any]] = [{"mode": "good"}, {"mode": "raise"}, {"mode": "reject"}, {"mode": "nan"}, {}]
-    good, raised, rejected, not_finite, invalid = answers(host, [StepRequest(LOG, mode) for mode in modes])
-    assert good == outcome("A", 0.5, terminated=True)
-    assert isinstance(raised, EnvironmentBroken)
-    assert str(raised) == "The environment raised KeyError: 'board'"
-    assert isinstance(rejected, EnvironmentRejected)
-    assert str(rejected) == "The board is no board."
-    assert isinstance(not_finite, EnvironmentBroken)
-    assert "outcome.reward" in str(not_finite)
-    assert "finite number" in str(not_finite)
-    assert isinstance(invalid, EnvironmentRejected)
-    assert str(invalid) == "The environment cannot take this sample: extra_env_info.mode: Field required."
+def results_of(*modes: dict[str, Any]) -> list[StepOutcome | RolloutFailure]:
+    """What the host answers to steps of one call, in their order."""
+
+    async def answered() -> dict[int, StepOutcome | RolloutFailure]:
+        requests = [StepRequest(LOG, mode, "request", f"request-{place}-0", place) for place, mode in enumerate(modes)]
+        return dict([result async for batch in obedient_host().step(requests) for result in batch])
+
+    by_place = asyncio.run(answered())
+    return [by_place[place] for place in range(len(modes))]
 
 
-def test_no_bug_of_an_environment_reaches_the_siblings() -> None:
-    host = EnvironmentHost("moody", "tests.deployments.environments.test_host:Moody", {})
-    modes = [{"mode": "bug"}, {"mode": "cancel"}, {"mode": "good"}]
-    bug, cancelled, good = answers(host, [StepRequest(LOG, mode) for mode in modes])
-    assert isinstance(bug, EnvironmentBroken)
-    assert str(bug) == "The environment raised KeyError: 'bug'"
-    assert isinstance(cancelled, EnvironmentBroken)
-    assert good == outcome("A", 1.0, terminated=True)
+def test_a_step_is_answered_by_its_outcome() -> None:
+    assert results_of({"mode": "good"}) == [GOOD]
+
+
+@pytest.mark.parametrize(
+    ("extra_env_info", "kind", "message"),
+    [
+        ({"mode": "raise"}, EnvironmentBroken, "The environment raised KeyError: 'board'"),
+        ({"mode": "bug"}, EnvironmentBroken, "The environment raised KeyError: 'bug'"),
+        ({"mode": "exit"}, EnvironmentBroken, "The environment raised SystemExit: 2"),
+        ({"mode": "cancel"}, EnvironmentBroken, "The environment cancelled its own step."),
+        ({"mode": "reject"}, EnvironmentRejected, "The board is no board."),
+        ({"mode": "lose"}, EnvironmentLost, "The judge died."),
+        ({"mode": "foreign"}, EnvironmentBroken, "The environment raised ForeignFailure: The judge is gone."),
+        (
+            {"mode": "nan"},
+            EnvironmentBroken,
+            "The environment's outcome is not valid: outcome.reward.float: Input should be a finite number; "
+            "outcome.reward.dict[str,float]: Input should be a valid dictionary.",
+        ),
+        (
+            {},
+            EnvironmentRejected,
+            "The environment cannot take this sample: extra_env_info.mode: Field required.",
+        ),
+    ],
+)
+def test_a_step_that_fails_is_answered_by_its_failure_and_leaves_its_siblings_alone(
+    extra_env_info: dict[str, Any], kind: type[RolloutFailure], message: str
+) -> None:
+    before, failed, after = results_of({"mode": "good"}, extra_env_info, {"mode": "good"})
+    assert (before, after) == (GOOD, GOOD)
+    assert type(failed) is kind
+    assert str(failed) == message
+
+
+@pytest.mark.parametrize("mode", ["raise", "cancel", "reject", "nan"])
+def test_a_step_that_fails_is_logged_with_its_traceback_and_its_rollout(
+    mode: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    _, failed = results_of({"mode": "good"}, {"mode": mode})
+    [record] = caplog.records
+    assert record.levelname == "WARNING"
+    assert record.getMessage() == f"A step of task obedient failed: {failed}"
+    assert record.exc_info is not None
+    assert record.exc_info[2] is not None
+    context = {name: getattr(record, name) for name in ("request_id", "rollout_id", "task_name", "sample")}
+    assert context == {
+        "request_id": "request",
+        "rollout_id": "request-1-0",
+        "task_name": "obedient",
+        "sample": 1,
+    }
+
+
+def test_closing_the_answers_cancels_the_steps_without_a_failure(caplog: pytest.LogCaptureFixture) -> None:
+    host = obedient_host()
+
+    async def first_answer() -> float:
+        answers = host.step([StepRequest(LOG, {"mode": "wait"}), StepRequest(LOG, {"mode": "good"})])
+        assert await anext(answers) == [(1, GOOD)]
+        await answers.aclose()
+        await asyncio.sleep(0)
+        return sum((await host.record_autoscaling_stats()).values())
+
+    assert asyncio.run(first_answer()) == 0.0
+    assert caplog.records == []
 
 
 def test_a_host_describes_its_task() -> None:
-    host = EnvironmentHost("moody", "tests.deployments.environments.test_host:Moody", {})
-    description = asyncio.run(host.describe())
-    assert (description.task_name, description.description) == ("moody", "Moody.")
+    description = asyncio.run(obedient_host().describe())
+    assert (description.task_name, description.description) == ("obedient", "Obedient.")
     assert description.fields["required"] == ["mode"]
-    assert description.example["extra_env_info"] == {"mode": "0"}
+    assert description.example == {"task_name": "obedient", "messages": LOG, "extra_env_info": {"mode": "0"}}
+
+
+def test_example_samples_that_cannot_be_made_are_logged(caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(ValueError, match="There are only 10 examples"):
+        asyncio.run(obedient_host().example_samples(11, 0))
+    [record] = caplog.records
+    assert record.getMessage() == "Task obedient made no example samples."
+    assert record.exc_info is not None
+    assert vars(record)["task_name"] == "obedient"
+
+
+def test_a_host_closes_its_environment_and_logs_a_close_that_raises(caplog: pytest.LogCaptureFixture) -> None:
+    host = obedient_host(close_error="The file is closed.")
+    del host
+    gc.collect()
+    [record] = caplog.records
+    assert record.getMessage() == "The environment of task obedient was not closed."
+    assert record.exc_info is not None
+    assert str(record.exc_info[1]) == "The file is closed."
+
+
+def test_a_host_of_what_is_no_environment_does_not_start() -> None:
+    with pytest.raises(EnvironmentNotLoadable, match=r"^deployments\.failures:RolloutFailure is not a TaskEnvironment"):
+        EnvironmentHost("obedient", "deployments.failures:RolloutFailure", {})
