@@ -1,4 +1,4 @@
-"""Calls of other deployments over Serve handles, what breaks them named."""
+"""Calls of other deployments over Serve handles: turns what breaks a call into a `RolloutFailure`."""
 
 import asyncio
 from collections.abc import Awaitable
@@ -12,15 +12,21 @@ from deployments.failures import RolloutFailure
 
 
 async def call_result(awaited: Awaitable[Any], call: Any, lost: type[RolloutFailure], who: str) -> Any:
-    """Awaits an answer of a handle call and names what broke it; cancelling the wait cancels the call.
+    """Awaits a result of a handle call. Cancelling this cancels the call.
+
+    Args:
+        awaited: what the result comes from: the call itself, or the next item of a streaming call.
+        lost: the failure to raise when the replica or the connection to it breaks.
+        who: the subject of its message.
 
     Raises:
-        RolloutFailure: `lost` if the replica or the way to it broke.
-        Exception: what the replica itself raised, as it raised it.
+        RolloutFailure: `lost`; its cause is what Ray raised.
+        Exception: what the replica raised, as it raised it.
     """
     try:
         return await awaited
     except asyncio.CancelledError:
+        # Serve's default transport does not cancel a call whose awaiting task is cancelled.
         call.cancel()
         raise
     except RayTaskError as error:

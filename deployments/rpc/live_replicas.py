@@ -1,6 +1,7 @@
-"""Which replicas take calls, as the request routers in this process were told last.
+"""The replicas that take calls, as the request routers of this process were told last.
 
-A module of its own: Serve copies the module of a router, globals and all, into the process that routes.
+`NamedReplicaRouter` records them and `RemoteGenerator` reads them. They are in a module of their own, because Serve
+copies the module of a router with its global variables into the process that routes.
 """
 
 from collections.abc import Iterable
@@ -8,13 +9,13 @@ from typing import Any
 
 from ray.serve.handle import DeploymentHandle
 
-_replicas: dict[Any, tuple[str, ...]] = {}
+_live_replicas: dict[Any, tuple[str, ...]] = {}
 
 
-def note_replicas(deployment_id: Any, unique_ids: Iterable[str]) -> None:
-    _replicas[deployment_id] = tuple(sorted(unique_ids))
+def record_live_replicas(deployment_id: Any, unique_ids: Iterable[str]) -> None:
+    _live_replicas[deployment_id] = tuple(sorted(unique_ids))
 
 
-def replicas_behind(handle: DeploymentHandle[Any]) -> tuple[str, ...]:
-    """Unique ids of the replicas that take calls; none before the handle's first call."""
-    return _replicas.get(handle.deployment_id, ())
+def live_replicas_of(handle: DeploymentHandle[Any]) -> tuple[str, ...]:
+    """Unique ids of the deployment's replicas that take calls, sorted. Empty before the handle's first call."""
+    return _live_replicas.get(handle.deployment_id, ())

@@ -1,42 +1,44 @@
-"""The request router of the generators: a call goes to the replica that its caller names.
+"""The request router of the generators: routes a call to the replica that its caller names.
 
-Serve makes one router for each handle, in the process of the caller, who is told by `live_replicas` which there are.
+Serve makes one router for each handle, in the process of the caller. `live_replicas` tells the caller which replicas it
+can name.
 """
 
 from ray.serve.config import RequestRouterConfig
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
-from deployments.rpc.live_replicas import note_replicas
+from deployments.rpc.live_replicas import record_live_replicas
 
 
 class NamedReplicaRouter(RequestRouter):
-    """Takes a call's `session_id` for the unique id of a replica; where that one does not answer, any will do.
+    """Routes to the replica whose unique id is the call's `session_id`; to any, if that one takes no calls.
 
-    Calls that wait here at the same time must not be made in the context of one request: `RequestRouter` tells them
-    apart by the id that they inherit from it.
+    Calls that wait here concurrently must not be made in the context of the same HTTP request: `RequestRouter` tells
+    waiting calls apart by the internal request id that they inherit from it.
     """
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
     ) -> list[list[RunningReplica]]:
+        """Groups of replicas, the preferred group first."""
         if pending_request is not None:
             pending_request.routing_context.should_backoff = True
-            named = pending_request.metadata.session_id
-            home = [replica for replica in candidate_replicas if replica.replica_id.unique_id == named]
-            if home:
-                return [home, candidate_replicas]
+            session_id = pending_request.metadata.session_id
+            named = [replica for replica in candidate_replicas if replica.replica_id.unique_id == session_id]
+            if named:
+                return [named, candidate_replicas]
         return [candidate_replicas]
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
         super().update_replicas(replicas)
-        self._publish()
+        self._record_live_replicas()
 
     def on_replica_actor_died(self, replica_id: ReplicaID) -> None:
         super().on_replica_actor_died(replica_id)
-        self._publish()
+        self._record_live_replicas()
 
-    def _publish(self) -> None:
-        note_replicas(self._deployment_id, (replica_id.unique_id for replica_id in self.curr_replicas))
+    def _record_live_replicas(self) -> None:
+        record_live_replicas(self._deployment_id, (replica_id.unique_id for replica_id in self.curr_replicas))
 
 
 NAMED_REPLICA_ROUTING = RequestRouterConfig(request_router_class=NamedReplicaRouter)  # type: ignore[arg-type]  # mypy reads an overload of the config's

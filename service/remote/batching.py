@@ -1,8 +1,8 @@
-"""Requests that are asked for in one instant travel in one call, and come back as they finish."""
+"""The client half of batching: sends many requests in one call. Server half: `deployments/rpc/batching.py`."""
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
-from contextlib import suppress
+import logging
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextvars import Context
 from functools import partial
 from typing import Any, Generic, TypeVar
@@ -12,113 +12,141 @@ from ray.serve.exceptions import RayServeException
 from deployments.failures import RolloutFailure
 from deployments.rpc.handle_calls import call_result
 
+logger = logging.getLogger("rollout_service.remote")
+
 Request = TypeVar("Request")
 Result = TypeVar("Result")
+NO_FIELDS: Mapping[str, Any] = {}
 
 
 class RequestBatcher(Generic[Request, Result]):
-    """Asks one deployment, or one replica of it.
+    """Coalesces the requests of one event-loop iteration into one RPC; adds no delay.
 
-    Nothing waits for company: what is asked for until the event loop comes round again goes in one call, be it one
-    request or a thousand. The more is going on, the later it comes round.
+    The busier the event loop is, the longer its iterations are and the more requests go into one call. One batcher
+    calls one deployment, or one replica of it.
     """
 
     def __init__(
         self,
-        call: Callable[[list[Request]], Any],
+        start_call: Callable[[list[Request]], Any],
         lost: type[RolloutFailure],
         who: str,
-        give_up: Callable[[list[Request]], Any] | None = None,
+        abort: Callable[[list[Request]], Any] | None = None,
+        log_fields: Mapping[str, Any] = NO_FIELDS,
     ) -> None:
         """Args:
-        call: starts a streaming call of requests, which yields `BatchResults`.
-        lost: raised where the replica, or the way to it, broke; `who` is the subject of its sentence.
-        give_up: starts a call that ends requests which nobody waits for any more, while others of their call are
-            waited for; without it they end with the last of those.
+        start_call: starts a streaming call with these requests, which yields `BatchResults`.
+        lost: raised when the replica, or the connection to it, breaks; `who` is the subject of its message.
+        abort: starts a call that aborts requests whose callers were cancelled while others of their call go on.
+            Without it they run until the last of those has its result.
+        log_fields: the `extra` of the log records of this batcher.
         """
-        self._call = call
+        self._start_call = start_call
         self._lost = lost
         self._who = who
-        self._give_up = give_up
-        self._asked_now: list[tuple[Request, asyncio.Future[Result]]] = []
-        self._given_up_now: list[Request] = []
-        self._calls: set[asyncio.Task[None]] = set()
+        self._abort = abort
+        self._log_fields = log_fields
+        self._to_send: list[tuple[Request, asyncio.Future[Result]]] = []
+        self._to_abort: list[Request] = []
+        self._tasks: set[asyncio.Task[None]] = set()
 
-    async def ask(self, request: Request) -> Result:
-        """Raises what the replica answered for this request, or `lost`."""
+    async def call(self, request: Request) -> Result:
+        """Sends the request with all others of this event-loop iteration. Cancelling the call aborts the request.
+
+        Raises:
+            RolloutFailure: `lost`, or the failure that the replica returned for this request.
+            Exception: what the whole call raised.
+        """
         loop = asyncio.get_running_loop()
-        if not self._asked_now:
+        if not self._to_send:
             loop.call_soon(self._send)
-        answer: asyncio.Future[Result] = loop.create_future()
-        self._asked_now.append((request, answer))
-        return await answer
+        future: asyncio.Future[Result] = loop.create_future()
+        self._to_send.append((request, future))
+        return await future
 
     def _send(self) -> None:
-        asked = [(request, waiting) for request, waiting in self._asked_now if not waiting.done()]
-        self._asked_now = []
-        if not asked:
+        batch = [(request, future) for request, future in self._to_send if not future.done()]
+        self._to_send = []
+        if not batch:
             return
-        call = self._start(self._answer_all(asked))
-        unanswered, some_given_up = len(asked), False
+        call = self._start_task(self._run_call(batch))
+        pending, some_cancelled = len(batch), False
 
-        def note_end(request: Request, ended: "asyncio.Future[Result]") -> None:
-            nonlocal unanswered, some_given_up
-            unanswered -= 1
-            some_given_up |= ended.cancelled()
-            if some_given_up and not unanswered:
+        def note_end(request: Request, future: "asyncio.Future[Result]") -> None:
+            nonlocal pending, some_cancelled
+            pending -= 1
+            some_cancelled |= future.cancelled()
+            if some_cancelled and not pending:
                 call.cancel()
-            elif ended.cancelled():
-                self._note_given_up(request)
+            elif future.cancelled():
+                self._abort_soon(request)
 
-        for request, waiting in asked:
-            waiting.add_done_callback(partial(note_end, request))
+        for request, future in batch:
+            future.add_done_callback(partial(note_end, request))
 
-    def _start(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
-        # In no request's context: Serve would end the call, and all who share it, with the first one's HTTP request.
+    def _start_task(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
+        # An empty context: in the context of an HTTP request Serve would cancel the call, which others share, with it.
         task = asyncio.create_task(work, context=Context())
-        self._calls.add(task)
-        task.add_done_callback(self._calls.discard)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
         return task
 
-    def _note_given_up(self, request: Request) -> None:
-        if self._give_up is not None and not self._given_up_now:
-            asyncio.get_running_loop().call_soon(self._send_given_up, self._give_up)
-        self._given_up_now.append(request)
+    def _abort_soon(self, request: Request) -> None:
+        if self._abort is None:
+            return
+        if not self._to_abort:
+            asyncio.get_running_loop().call_soon(self._send_aborts, self._abort)
+        self._to_abort.append(request)
 
-    def _send_given_up(self, give_up: Callable[[list[Request]], Any]) -> None:
-        given_up, self._given_up_now = self._given_up_now, []
-        self._start(self._end(give_up, given_up))
+    def _send_aborts(self, abort: Callable[[list[Request]], Any]) -> None:
+        requests, self._to_abort = self._to_abort, []
+        self._start_task(self._run_abort(abort, requests))
 
-    async def _end(self, give_up: Callable[[list[Request]], Any], requests: list[Request]) -> None:
-        # Where the replica is gone, so are they.
-        with suppress(self._lost):
-            call = give_up(requests)
+    async def _run_abort(self, abort: Callable[[list[Request]], Any], requests: list[Request]) -> None:
+        try:
+            call = abort(requests)
             await call_result(call, call, self._lost, self._who)
+        except (self._lost, RayServeException) as error:
+            # A replica that is gone runs them no longer.
+            logger.info("%d requests were not aborted: %s", len(requests), error, extra=self._log_fields)
 
-    async def _answer_all(self, asked: Sequence[tuple[Request, "asyncio.Future[Result]"]]) -> None:
-        """Hands each caller its answer as it comes; what breaks the call fails those that had none."""
+    async def _run_call(self, batch: Sequence[tuple[Request, "asyncio.Future[Result]"]]) -> None:
+        """Gives each caller its result as soon as it is there. What breaks the call fails the callers without one."""
         broken: Exception = self._lost(f"{self._who} ended the call without an answer.")
         call = None
         try:
-            call = self._call([request for request, _ in asked])
-            while answers := await call_result(anext(call, None), call, self._lost, self._who):
-                for place, answer in answers:
-                    settle(asked[place][1], answer)
+            call = self._start_call([request for request, _ in batch])
+            while results := await call_result(anext(call, None), call, self._lost, self._who):
+                for place, result in results:
+                    finish(batch[place][1], result)
         except RayServeException as error:
             broken = self._lost(f"{self._who} could not be reached: {error}")
-        except Exception as error:  # noqa: BLE001 - it belongs to those who wait
+            broken.__cause__ = error
+        except Exception as error:  # noqa: BLE001 - the callers raise it
             broken = error
             if call is not None:
                 call.cancel()
         finally:
-            for _, waiting in asked:
-                settle(waiting, broken)
+            self._fail([future for _, future in batch if not future.done()], broken)
+
+    def _fail(self, futures: "Sequence[asyncio.Future[Result]]", broken: Exception) -> None:
+        if futures:
+            logger.warning(
+                "A call broke before %d of its requests had a result: %s",
+                len(futures),
+                broken,
+                exc_info=broken,
+                extra=self._log_fields,
+            )
+        for future in futures:
+            future.set_exception(broken)
 
 
-def settle(waiting: "asyncio.Future[Result]", answer: Result | Exception) -> None:
-    if waiting.done():
+def finish(future: "asyncio.Future[Result]", result: Result | Exception) -> None:
+    """Ends the future, unless its caller was cancelled."""
+    if future.done():
         return
-    if isinstance(answer, Exception):
-        waiting.set_exception(answer)
+    if isinstance(result, Exception):
+        future.set_exception(result)
     else:
-        waiting.set_result(answer)
+        future.set_result(result)

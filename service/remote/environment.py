@@ -1,4 +1,4 @@
-"""The `Environment` protocol over Serve handles."""
+"""The `Environment` port over Serve handles. Server half: `deployments/environments/host.py`."""
 
 from typing import Any
 
@@ -12,25 +12,28 @@ from service.remote.batching import RequestBatcher
 
 
 class RemoteEnvironment(Environment):
-    """The `Environment` protocol, on whichever replica of the task Serve picks."""
+    """Sends the steps of one task, in batches, to whichever replicas Serve picks."""
 
     def __init__(self, task_name: str, handle: DeploymentHandle[Any]) -> None:
         self._handle = handle
         self._who = f"The replica of environment {task_name!r}"
         self._steps: RequestBatcher[StepRequest, StepOutcome] = RequestBatcher(
-            handle.options(stream=True).step.remote, EnvironmentLost, self._who
+            handle.options(stream=True).step.remote,
+            EnvironmentLost,
+            self._who,
+            log_fields={"task_name": task_name},
         )
 
     async def step(self, request: StepRequest) -> StepOutcome:
-        return await self._steps.ask(request)
+        return await self._steps.call(request)
 
     async def describe(self) -> TaskDescription:
-        description: TaskDescription = await self._answer(self._handle.describe.remote())
+        description: TaskDescription = await self._result(self._handle.describe.remote())
         return description
 
     async def example_samples(self, count: int, seed: int) -> list[dict[str, Any]]:
-        samples: list[dict[str, Any]] = await self._answer(self._handle.example_samples.remote(count, seed))
+        samples: list[dict[str, Any]] = await self._result(self._handle.example_samples.remote(count, seed))
         return samples
 
-    async def _answer(self, response: Any) -> Any:
+    async def _result(self, response: Any) -> Any:
         return await call_result(response, response, EnvironmentLost, self._who)

@@ -1,4 +1,4 @@
-"""The `Generator` protocol over Serve handles."""
+"""The `Generator` port over Serve handles. Server half: `deployments/rpc/generator_replica_base.py`."""
 
 import asyncio
 from functools import partial
@@ -7,56 +7,57 @@ from typing import Any
 from ray.serve.handle import DeploymentHandle
 
 from deployments.failures import GenerationCut, GenerationLost, Overloaded
-from deployments.protocols import (
-    Generation,
-    GenerationRequest,
-    Generator,
-    GeneratorDescription,
-)
+from deployments.protocols import Generation, GenerationRequest, Generator, GeneratorDescription
 from deployments.rpc.handle_calls import call_result
-from deployments.rpc.live_replicas import replicas_behind
+from deployments.rpc.live_replicas import live_replicas_of
 from service.remote.batching import RequestBatcher
 from service.remote.replica_affinity import ReplicaAffinity
 
-THE_GENERATOR = "The generator replica"
+GENERATOR_REPLICA = "The generator replica"
 
 
 class RemoteGenerator(Generator):
-    """The `Generator` protocol: each conversation on the replica that has its prefix."""
+    """Sends each generation to the replica that has the rollout's prefix cached, batched with others for it."""
 
     def __init__(self, handle: DeploymentHandle[Any]) -> None:
         self._handle = handle
-        self._homes = ReplicaAffinity()
-        self._replicas: dict[str | None, RequestBatcher[GenerationRequest, Generation]] = {}
+        self._affinity = ReplicaAffinity()
+        self._batchers: dict[str | None, RequestBatcher[GenerationRequest, Generation]] = {}
+        """By replica; `None` for requests that were made before any replica was known."""
 
     async def generate(self, request: GenerationRequest) -> Generation:
-        there = replicas_behind(self._handle)
-        home = self._homes.home_of(request.rollout_id, request.group, there)
-        if home not in self._replicas:
-            self._replicas = {name: hop for name, hop in self._replicas.items() if name in there}
-            self._replicas[home] = self._generations_on(home)
+        replicas = live_replicas_of(self._handle)
+        replica = self._affinity.replica_for(request.rollout_id, request.group, replicas)
+        if replica not in self._batchers:
+            self._batchers = {name: batcher for name, batcher in self._batchers.items() if name in replicas}
+            self._batchers[replica] = self._batcher_for(replica)
         try:
-            return await self._replicas[home].ask(request)
+            return await self._batchers[replica].call(request)
         except GenerationCut:
             raise
         except (GenerationLost, Overloaded, asyncio.CancelledError):
-            # Cancelled where it took too long: the next try must not find the same engine stuck.
-            self._homes.lost(request.rollout_id)
+            # A cancelled call may have reached its timeout: the retry must not meet the same stuck engine.
+            self._affinity.mark_failed(request.rollout_id)
             raise
 
-    def _generations_on(self, home: str | None) -> RequestBatcher[GenerationRequest, Generation]:
-        there = self._handle.options(session_id=home or "")
-        start = there.options(stream=True).generate.remote
-        return RequestBatcher(start, GenerationLost, THE_GENERATOR, give_up=partial(end_generations, there))
-
     def release(self, rollout_id: str) -> None:
-        self._homes.release(rollout_id)
+        self._affinity.release(rollout_id)
 
     async def describe(self) -> GeneratorDescription:
         response: Any = self._handle.describe.remote()
-        description: GeneratorDescription = await call_result(response, response, GenerationLost, THE_GENERATOR)
+        description: GeneratorDescription = await call_result(response, response, GenerationLost, GENERATOR_REPLICA)
         return description
 
+    def _batcher_for(self, replica: str | None) -> RequestBatcher[GenerationRequest, Generation]:
+        named = self._handle.options(session_id=replica or "")
+        return RequestBatcher(
+            named.options(stream=True).generate.remote,
+            GenerationLost,
+            GENERATOR_REPLICA,
+            abort=partial(abort_generations, named),
+            log_fields={"replica_id": replica},
+        )
 
-def end_generations(there: DeploymentHandle[Any], requests: list[GenerationRequest]) -> Any:
-    return there.abort.remote([request.request_id for request in requests])
+
+def abort_generations(named: DeploymentHandle[Any], requests: list[GenerationRequest]) -> Any:
+    return named.abort.remote([request.request_id for request in requests])

@@ -1,4 +1,4 @@
-"""Which replica a rollout_id plays on: the one that has its prefix. No I/O, no Ray."""
+"""Replica affinity: every turn of a rollout goes to the replica that has its prefix cached. No I/O, no Ray."""
 
 import random
 from collections import Counter
@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 GROUP_SLACK = 8
-"""A prompt is computed once where its group stays together, but a group may be larger than what one replica should get:
-it stays together while that replica has at most this many conversations more than the least loaded."""
+"""How many more rollouts than the least loaded replica a replica may have before a group is split.
+
+A group that stays together has its prompt computed once, but a large group must not overload one replica."""
 
 
 @dataclass(slots=True)
-class Home:
-    """`replica` is `None` once it was lost; it is then `avoided`, if there is another."""
+class Assignment:
+    """The replica of one rollout, `None` while it has none. The `avoided` replica failed its last call."""
 
     replica: str | None
     group: str
@@ -20,73 +21,73 @@ class Home:
 
 
 class ReplicaAffinity:
-    """Conversations stay where they began, until they end; new ones go to the least loaded replica.
+    """Assigns rollouts to replicas: the first turn to a least loaded one, later turns to the same one.
 
-    Guarantees: a rollout_id keeps its replica as long as that one is there and has not been `lost`; a new one that
-    shares its prompt with no other goes to a replica that has the fewest. After "sticky to the least loaded, with an
-    explicit release" in prime-rl's orchestrator.
+    Guarantees: a rollout keeps its replica while that one is listed and has not failed it; it begins on the replica of
+    its group, or on one with the fewest rollouts if the group has none or that one has `GROUP_SLACK` more. The method
+    is that of prime-rl's orchestrator: sticky to the least loaded replica, with an explicit release.
     """
 
     def __init__(self, choose: random.Random | None = None) -> None:
-        """`choose` breaks ties, so that several ingress replicas do not all begin with the same generator."""
+        """Args: `choose` breaks ties at random, so that not all ingress replicas begin with the same generator."""
         self._choose = choose or random.Random()
-        self._homes: dict[str, Home] = {}
-        self._group_homes: dict[str, str] = {}
+        self._assignments: dict[str, Assignment] = {}
+        self._group_replicas: dict[str, str] = {}
         self._group_sizes: Counter[str] = Counter()
         self._load: Counter[str] = Counter()
 
     def load_of(self, replica: str) -> int:
-        """Conversations at home there."""
+        """How many rollouts are assigned to the replica."""
         return self._load[replica]
 
-    def home_of(self, rollout_id: str, group: str, replicas: Sequence[str]) -> str | None:
-        """The replica for its next turn, of those that there are; `None` if there are none.
+    def replica_for(self, rollout_id: str, group: str, replicas: Sequence[str]) -> str | None:
+        """The replica, out of `replicas`, for the rollout's next turn; `None` if there are none.
 
-        Conversations that are not known become so and stay until they are released.
+        An unknown rollout becomes known, until it is released.
         """
-        home = self._homes.get(rollout_id)
-        if home is None:
-            home = self._homes[rollout_id] = Home(None, group)
+        assignment = self._assignments.get(rollout_id)
+        if assignment is None:
+            assignment = self._assignments[rollout_id] = Assignment(None, group)
             self._group_sizes[group] += 1
-        if home.replica not in replicas:
-            self._leave(home)
-            self._settle(home, replicas)
-        return home.replica
+        if assignment.replica not in replicas:
+            self._unassign(assignment)
+            self._assign(assignment, replicas)
+        return assignment.replica
 
-    def lost(self, rollout_id: str) -> None:
-        """Its replica broke under it: the next turn is played on another, if there is one."""
-        home = self._homes.get(rollout_id)
-        if home is not None:
-            home.avoided = home.replica
-            self._leave(home)
+    def mark_failed(self, rollout_id: str) -> None:
+        """The rollout's replica failed a call: the next turn goes to another, if there is one. Ignores unknown ids."""
+        assignment = self._assignments.get(rollout_id)
+        if assignment is not None:
+            assignment.avoided = assignment.replica
+            self._unassign(assignment)
 
     def release(self, rollout_id: str) -> None:
-        """The rollout_id has ended; one that is not known is none."""
-        home = self._homes.pop(rollout_id, None)
-        if home is None:
+        """Forgets the rollout, which has ended. Unknown ids are ignored."""
+        assignment = self._assignments.pop(rollout_id, None)
+        if assignment is None:
             return
-        self._leave(home)
-        self._group_sizes[home.group] -= 1
-        if not self._group_sizes[home.group]:
-            del self._group_sizes[home.group]
-            self._group_homes.pop(home.group, None)
+        self._unassign(assignment)
+        self._group_sizes[assignment.group] -= 1
+        if not self._group_sizes[assignment.group]:
+            del self._group_sizes[assignment.group]
+            self._group_replicas.pop(assignment.group, None)
 
-    def _settle(self, home: Home, replicas: Sequence[str]) -> None:
-        candidates = [replica for replica in replicas if replica != home.avoided] or replicas
+    def _assign(self, assignment: Assignment, replicas: Sequence[str]) -> None:
+        candidates = [replica for replica in replicas if replica != assignment.avoided] or replicas
         if not candidates:
             return
         least = min(self._load[replica] for replica in candidates)
-        replica = self._group_homes.get(home.group, "")
+        replica = self._group_replicas.get(assignment.group, "")
         if replica not in candidates or self._load[replica] > least + GROUP_SLACK:
             replica = self._choose.choice([candidate for candidate in candidates if self._load[candidate] == least])
-            self._group_homes[home.group] = replica
-        home.replica = replica
+            self._group_replicas[assignment.group] = replica
+        assignment.replica = replica
         self._load[replica] += 1
 
-    def _leave(self, home: Home) -> None:
-        if home.replica is None:
+    def _unassign(self, assignment: Assignment) -> None:
+        if assignment.replica is None:
             return
-        self._load[home.replica] -= 1
-        if not self._load[home.replica]:
-            del self._load[home.replica]
-        home.replica = None
+        self._load[assignment.replica] -= 1
+        if not self._load[assignment.replica]:
+            del self._load[assignment.replica]
+        assignment.replica = None

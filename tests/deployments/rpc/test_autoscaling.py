@@ -1,4 +1,4 @@
-"""How many replicas what is under way asks for."""
+"""How many replicas the requests in progress need."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -7,22 +7,37 @@ import pytest
 
 from deployments.rpc.autoscaling import by_requests_in_progress, stats_of
 
+REPLICAS_NOW = 3
 
-def context(under_way_by_replica: dict[str, int], target: float = 192) -> Any:
+
+def context(in_progress_by_replica: dict[str, int]) -> Any:
+    """What Serve passes when its config asks for 192 requests in progress per replica."""
     metrics: dict[str, dict[str, float]] = {}
-    for replica, under_way in under_way_by_replica.items():
-        for name, value in stats_of(under_way).items():
+    for replica, in_progress in in_progress_by_replica.items():
+        for name, value in stats_of(in_progress).items():
             metrics.setdefault(name, {})[replica] = value
-    config = SimpleNamespace(get_target_ongoing_requests=lambda: target)
-    return SimpleNamespace(aggregated_metrics=metrics, config=config, target_num_replicas=3)
+    config = SimpleNamespace(get_target_ongoing_requests=lambda: 192)
+    return SimpleNamespace(aggregated_metrics=metrics, config=config, target_num_replicas=REPLICAS_NOW)
 
 
 @pytest.mark.parametrize(
-    ("under_way", "replicas"), [({"a": 192}, 1), ({"a": 384, "b": 384}, 4), ({"a": 0, "b": 0}, 0), ({"a": 96}, 0.5)]
+    ("in_progress", "replicas"),
+    [({"a": 192}, 1), ({"a": 384, "b": 384}, 4), ({"a": 0, "b": 0}, 0), ({"a": 96}, 0.5)],
 )
-def test_replicas_are_as_many_as_carry_what_is_under_way(under_way: dict[str, int], replicas: float) -> None:
-    assert by_requests_in_progress(context(under_way)) == (replicas, {})
+def test_the_replicas_are_as_many_as_have_the_target_in_progress_each(
+    in_progress: dict[str, int], replicas: float
+) -> None:
+    assert by_requests_in_progress(context(in_progress)) == (replicas, {})
 
 
-def test_the_number_stays_while_no_replica_has_said_anything() -> None:
-    assert by_requests_in_progress(context({})) == (3, {})
+def test_the_number_stays_while_no_replica_has_reported() -> None:
+    assert by_requests_in_progress(context({})) == (REPLICAS_NOW, {})
+    unreported = context({})
+    unreported.aggregated_metrics = None
+    assert by_requests_in_progress(unreported) == (REPLICAS_NOW, {})
+
+
+def test_the_number_stays_without_an_autoscaling_config() -> None:
+    unconfigured = context({"a": 192})
+    unconfigured.config = None
+    assert by_requests_in_progress(unconfigured) == (REPLICAS_NOW, {})

@@ -186,6 +186,6 @@ def test_a_replica_reports_its_engines_description_and_load() -> None:
         replica = ScriptedReplica()
         assert await replica.describe() == DESCRIPTION
         assert await replica.ongoing_generations() == 7
-        assert await replica.record_autoscaling_stats() == {"under_way": 7.0}
+        assert await replica.record_autoscaling_stats() == {"in_progress": 7.0}
 
     virtual_time.run(run())

@@ -1,0 +1,92 @@
+"""The results of many jobs, yielded as they finish. In virtual time."""
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+from contextlib import aclosing
+from typing import Any
+
+import pytest
+
+from deployments.failures import GenerationLost, RolloutFailure
+from deployments.rpc.batching import BatchResults, results_as_completed
+from tests import virtual_time
+
+CANCELLED = GenerationLost("cancelled")
+
+
+class Panic(BaseException):
+    """What a library in Rust raises when it panics: no `Exception`."""
+
+
+async def job(name: str, seconds: float) -> str | RolloutFailure:
+    await asyncio.sleep(seconds)
+    return name
+
+
+async def panicking() -> str | RolloutFailure:
+    raise Panic
+
+
+async def cancelling_itself() -> str | RolloutFailure:
+    raise asyncio.CancelledError
+
+
+def test_results_are_yielded_when_they_are_there_and_those_of_one_iteration_together() -> None:
+    async def run() -> list[tuple[float, BatchResults[str]]]:
+        jobs = [job("a", 2), job("b", 1), job("c", 2), job("d", 3)]
+        return [(virtual_time.now(), sorted(batch)) async for batch in results_as_completed(jobs, CANCELLED)]
+
+    assert virtual_time.run(run()) == [(1, [(1, "b")]), (2, [(0, "a"), (2, "c")]), (3, [(3, "d")])]
+
+
+def test_results_that_come_while_a_batch_is_read_are_yielded_together_afterwards() -> None:
+    async def run() -> list[BatchResults[str]]:
+        batches = []
+        async for batch in results_as_completed([job("a", 1), job("b", 2), job("c", 3)], CANCELLED):
+            batches.append(batch)
+            await asyncio.sleep(10)
+        return batches
+
+    assert virtual_time.run(run()) == [[(0, "a")], [(1, "b"), (2, "c")]]
+
+
+def test_without_jobs_nothing_is_yielded() -> None:
+    async def run() -> list[BatchResults[str]]:
+        no_jobs: list[Coroutine[Any, Any, str | RolloutFailure]] = []
+        return [batch async for batch in results_as_completed(no_jobs, CANCELLED)]
+
+    assert virtual_time.run(run()) == []
+
+
+def test_a_job_that_is_cancelled_or_panics_has_a_failure_as_its_result(caplog: pytest.LogCaptureFixture) -> None:
+    async def run() -> dict[int, str | RolloutFailure]:
+        jobs = [cancelling_itself(), panicking(), job("c", 1)]
+        return {place: result async for batch in results_as_completed(jobs, CANCELLED) for place, result in batch}
+
+    results = virtual_time.run(run())
+    assert results[0] is CANCELLED
+    assert (type(results[1]), str(results[1])) == (RolloutFailure, "Panic was raised.")
+    assert results[2] == "c"
+    [record] = caplog.records
+    assert (record.levelno, record.exc_info and record.exc_info[0]) == (logging.WARNING, Panic)
+
+
+def test_closing_cancels_the_jobs_that_still_run() -> None:
+    cancelled_at: list[float] = []
+
+    async def endless() -> str | RolloutFailure:
+        try:
+            await asyncio.sleep(3600)
+        except asyncio.CancelledError:
+            cancelled_at.append(virtual_time.now())
+            raise
+        return "never"
+
+    async def run() -> None:
+        async with aclosing(results_as_completed([job("a", 1), endless(), endless()], CANCELLED)) as batches:
+            assert await anext(batches) == [(0, "a")]
+        await virtual_time.settled()
+        assert cancelled_at == [1, 1]
+
+    virtual_time.run(run())

@@ -1,0 +1,92 @@
+"""How what breaks a handle call is named."""
+
+import asyncio
+from typing import Any
+
+import pytest
+from grpc import RpcError
+from ray.exceptions import ActorDiedError, ActorUnavailableError, RayTaskError, WorkerCrashedError
+from ray.serve.exceptions import RayServeException
+
+from deployments.failures import EnvironmentLost, EnvironmentRejected
+from deployments.rpc.handle_calls import call_result
+from tests import virtual_time
+
+
+class ScriptedCall:
+    def __init__(self) -> None:
+        self.cancelled = False
+
+    def cancel(self) -> None:
+        self.cancelled = True
+
+
+def task_error(cause: BaseException) -> Exception:
+    """What Ray raises when the replica's own code raised `cause`."""
+    untyped: Any = RayTaskError
+    error: Exception = untyped("step", "traceback", cause)
+    return error
+
+
+def result_of(raised: BaseException | None, call: Any = None) -> Any:
+    async def answer() -> str:
+        if raised is not None:
+            raise raised
+        return "answer"
+
+    return virtual_time.run(call_result(answer(), call or ScriptedCall(), EnvironmentLost, "The replica"))
+
+
+def test_the_result_of_a_call_is_returned() -> None:
+    assert result_of(None) == "answer"
+
+
+@pytest.mark.parametrize(
+    ("raised", "message"),
+    [
+        (ActorDiedError(), "The replica died during the call."),
+        (ActorUnavailableError("gone", None), "The replica died during the call."),
+        (WorkerCrashedError(), "The replica could not be reached: "),
+        (RayServeException("no replicas"), "The replica could not be reached: no replicas"),
+        (RpcError("RESOURCE_EXHAUSTED"), "The replica could not be reached: RESOURCE_EXHAUSTED"),
+    ],
+)
+def test_a_replica_or_connection_that_breaks_is_the_named_failure_with_its_cause(
+    raised: Exception, message: str
+) -> None:
+    with pytest.raises(EnvironmentLost) as failure:
+        result_of(raised)
+    assert str(failure.value).startswith(message)
+    assert failure.value.__cause__ is raised
+
+
+def test_what_the_replica_itself_raised_is_raised_as_it_was() -> None:
+    rejected = EnvironmentRejected("not a board")
+    with pytest.raises(EnvironmentRejected) as failure:
+        result_of(task_error(rejected))
+    assert failure.value is rejected
+
+
+def test_a_replica_that_raised_what_is_no_exception_gave_the_call_up() -> None:
+    with pytest.raises(EnvironmentLost, match=r"^The replica gave the call up\.$"):
+        result_of(task_error(SystemExit(1)))
+
+
+def test_other_exceptions_pass_through() -> None:
+    with pytest.raises(KeyError):
+        result_of(KeyError("bug"))
+
+
+def test_cancelling_the_wait_cancels_the_call() -> None:
+    call = ScriptedCall()
+
+    async def run() -> None:
+        waiting = asyncio.create_task(call_result(asyncio.sleep(3600), call, EnvironmentLost, "The replica"))
+        await asyncio.sleep(1)
+        assert not call.cancelled
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+
+    virtual_time.run(run())
+    assert call.cancelled

@@ -1,0 +1,123 @@
+"""Scripted Serve handles and streaming calls, for the ports over them."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+from deployments.protocols import GenerationRequest, StepRequest, TaskDescription
+from tests.service.scripted import DESCRIPTION, outcome
+
+
+class ScriptedCall:
+    """A streaming call. Each second it yields the next batch of its script, or raises it if it is an exception."""
+
+    def __init__(self, batches: Sequence[Any], never_answers: bool = False) -> None:
+        self._batches = list(batches)
+        self._never_answers = never_answers
+        self.cancelled = False
+
+    def __aiter__(self) -> AsyncIterator[Any]:
+        return self
+
+    async def __anext__(self) -> Any:
+        await asyncio.sleep(3600 if self._never_answers else 1)
+        if not self._batches:
+            raise StopAsyncIteration
+        batch = self._batches.pop(0)
+        if isinstance(batch, BaseException):
+            raise batch
+        return batch
+
+    def cancel(self) -> None:
+        self.cancelled = True
+
+
+class ScriptedResponse:
+    """The response of a call with one result, which it gives after a second, or raises if it is an exception."""
+
+    def __init__(self, result: Any) -> None:
+        self._result = result
+        self.cancelled = False
+
+    def __await__(self) -> Any:
+        yield from asyncio.sleep(1).__await__()
+        if isinstance(self._result, BaseException):
+            raise self._result
+        return self._result
+
+    def cancel(self) -> None:
+        self.cancelled = True
+
+
+class ScriptedEnvironmentHandle:
+    """Each call of `step` has the next batches of the script, or is refused with its exception.
+
+    Without a script all steps of a call have an outcome at once.
+    """
+
+    def __init__(self, *script: Any) -> None:
+        self._script = list(script)
+        self.requests: list[list[StepRequest]] = []
+        self.calls: list[ScriptedCall] = []
+        self.examples_asked: list[tuple[int, int]] = []
+        self.step = SimpleNamespace(remote=self._step)
+        self.describe = SimpleNamespace(
+            remote=lambda: ScriptedResponse(TaskDescription("task", "A scripted task.", fields={}))
+        )
+        self.example_samples = SimpleNamespace(remote=self._example_samples)
+
+    def options(self, *, stream: bool) -> "ScriptedEnvironmentHandle":
+        assert stream
+        return self
+
+    def _step(self, requests: list[StepRequest]) -> ScriptedCall:
+        self.requests.append(requests)
+        batches = self._script.pop(0) if self._script else [[(place, outcome()) for place in range(len(requests))]]
+        if isinstance(batches, Exception):
+            raise batches
+        self.calls.append(ScriptedCall(batches))
+        return self.calls[-1]
+
+    def _example_samples(self, count: int, seed: int) -> ScriptedResponse:
+        self.examples_asked.append((count, seed))
+        return ScriptedResponse([{"task_name": "task"}] * count)
+
+
+class ScriptedGeneratorHandle:
+    """All generations of a call have the same `result` after a second, or none ever if it is `None`."""
+
+    def __init__(self, result: Any = None, abort_result: Any = None) -> None:
+        self._result = result
+        self._abort_result = abort_result
+        self.generated: list[tuple[str, list[str]]] = []
+        """The replica that each call names, and its requests."""
+        self.aborted: list[tuple[str, list[str]]] = []
+        self.calls: list[ScriptedCall] = []
+        self.deployment_id = object()
+        self.describe = SimpleNamespace(remote=lambda: ScriptedResponse(DESCRIPTION))
+
+    def options(self, *, session_id: str) -> "NamedHandle":
+        return NamedHandle(self, session_id)
+
+    def generate(self, replica: str, requests: list[GenerationRequest]) -> ScriptedCall:
+        self.generated.append((replica, [request.request_id for request in requests]))
+        results = [(place, self._result) for place in range(len(requests))]
+        self.calls.append(ScriptedCall([results], never_answers=self._result is None))
+        return self.calls[-1]
+
+    def abort(self, replica: str, request_ids: list[str]) -> ScriptedResponse:
+        self.aborted.append((replica, request_ids))
+        return ScriptedResponse(self._abort_result)
+
+
+class NamedHandle:
+    """A generator handle whose calls name a replica."""
+
+    def __init__(self, handle: ScriptedGeneratorHandle, replica: str) -> None:
+        self.generate = SimpleNamespace(remote=lambda requests: handle.generate(replica, requests))
+        self.abort = SimpleNamespace(remote=lambda request_ids: handle.abort(replica, request_ids))
+
+    def options(self, *, stream: bool) -> "NamedHandle":
+        assert stream
+        return self

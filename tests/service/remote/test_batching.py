@@ -1,0 +1,265 @@
+"""Requests of one event-loop iteration in one call: results, failures, cancellation. In virtual time."""
+
+import asyncio
+import contextvars
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from grpc import RpcError
+from ray.exceptions import ActorDiedError
+from ray.serve.exceptions import RayServeException
+
+from deployments.failures import EnvironmentBroken, EnvironmentLost
+from service.remote.batching import RequestBatcher
+from tests import virtual_time
+from tests.service.remote.scripted_handles import ScriptedCall, ScriptedResponse
+
+
+class ScriptedReplica:
+    """Its calls have the batches of the script, or are refused with its exceptions; it remembers what reached it."""
+
+    def __init__(self, *script: Any, abort_result: Any = None) -> None:
+        self._script = list(script)
+        self._abort_result = abort_result
+        self.requests: list[list[str]] = []
+        self.calls: list[ScriptedCall] = []
+        self.aborted: list[list[str]] = []
+        self.refuses_aborts = False
+
+    def start_call(self, requests: list[str]) -> ScriptedCall:
+        self.requests.append(requests)
+        batches = self._script.pop(0)
+        if isinstance(batches, Exception):
+            raise batches
+        self.calls.append(ScriptedCall(batches))
+        return self.calls[-1]
+
+    def abort(self, requests: list[str]) -> ScriptedResponse:
+        self.aborted.append(requests)
+        if self.refuses_aborts:
+            raise RayServeException("no replicas")
+        return ScriptedResponse(self._abort_result)
+
+    def batcher(self) -> RequestBatcher[str, str]:
+        return RequestBatcher(
+            self.start_call, EnvironmentLost, "The replica", abort=self.abort, log_fields={"replica_id": "r"}
+        )
+
+
+def call_all(replica: ScriptedReplica, *names: str) -> list[str | BaseException]:
+    """The results of calls that are made in one event-loop iteration."""
+
+    async def run() -> list[str | BaseException]:
+        batcher = replica.batcher()
+        return await asyncio.gather(*map(batcher.call, names), return_exceptions=True)
+
+    return virtual_time.run(run())
+
+
+def hang_up(replica: ScriptedReplica, names: Sequence[str], *, on: Sequence[str], after_s: float = 0.5) -> None:
+    """Makes the calls, cancels those in `on` after a while, and waits for the others."""
+
+    async def run() -> None:
+        batcher = replica.batcher()
+        calls = {name: asyncio.create_task(batcher.call(name)) for name in names}
+        await asyncio.sleep(after_s)
+        for name in on:
+            calls[name].cancel()
+        await asyncio.gather(*calls.values(), return_exceptions=True)
+        await asyncio.sleep(5)
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    virtual_time.run(run())
+
+
+def test_requests_of_one_iteration_go_in_one_call_and_each_gets_its_own_result() -> None:
+    broken = EnvironmentBroken("The environment raised KeyError: 'x'")
+    replica = ScriptedReplica([[(2, "C")], [(0, "A"), (1, broken)]])
+    assert call_all(replica, "a", "b", "c") == ["A", broken, "C"]
+    assert replica.requests == [["a", "b", "c"]]
+
+
+def test_a_request_of_a_later_iteration_goes_in_a_call_of_its_own() -> None:
+    replica = ScriptedReplica([[(0, "A")]], [[(0, "B")]])
+
+    async def run() -> list[str]:
+        batcher = replica.batcher()
+        first = asyncio.create_task(batcher.call("a"))
+        await virtual_time.settled()
+        return [await batcher.call("b"), await first]
+
+    assert virtual_time.run(run()) == ["B", "A"]
+    assert replica.requests == [["a"], ["b"]]
+
+
+def test_a_result_is_given_to_its_caller_before_the_rest_of_its_call_is_there() -> None:
+    async def run() -> None:
+        batcher = ScriptedReplica([[(1, "B")], [(0, "A")]]).batcher()
+        ends: dict[str, float] = {}
+
+        async def timed(name: str) -> None:
+            await batcher.call(name)
+            ends[name] = virtual_time.now()
+
+        await asyncio.gather(timed("a"), timed("b"))
+        assert ends == {"b": 1.0, "a": 2.0}
+
+    virtual_time.run(run())
+
+
+def test_a_call_that_breaks_midway_fails_only_the_requests_without_a_result(caplog: pytest.LogCaptureFixture) -> None:
+    lost, answered, also_lost = call_all(ScriptedReplica([[(1, "B")], ActorDiedError()]), "a", "b", "c")
+    assert answered == "B"
+    for failure in (lost, also_lost):
+        assert isinstance(failure, EnvironmentLost)
+        assert str(failure) == "The replica died during the call."
+        assert isinstance(failure.__cause__, ActorDiedError)
+    [record] = caplog.records
+    assert record.levelno == logging.WARNING
+    assert (
+        record.getMessage() == "A call broke before 2 of its requests had a result: The replica died during the call."
+    )
+    assert vars(record)["replica_id"] == "r"
+    assert record.exc_info is not None
+    assert record.exc_info[1] is lost
+
+
+@pytest.mark.parametrize(
+    ("script", "message"),
+    [
+        ([], "The replica ended the call without an answer."),
+        (RayServeException("no replicas"), "The replica could not be reached: no replicas"),
+        ([RpcError("too large")], "The replica could not be reached: too large"),
+    ],
+)
+def test_a_call_that_ends_early_or_cannot_be_made_is_a_lost_replica(script: Any, message: str) -> None:
+    [failure] = call_all(ScriptedReplica(script), "a")
+    assert isinstance(failure, EnvironmentLost)
+    assert str(failure) == message
+
+
+def test_a_call_whose_results_cannot_be_read_is_cancelled_and_raises_why() -> None:
+    replica = ScriptedReplica([KeyError("no such class")])
+    [broken] = call_all(replica, "a")
+    assert isinstance(broken, KeyError)
+    assert replica.calls[0].cancelled
+
+
+def test_a_call_of_which_nothing_is_waited_for_any_more_is_cancelled(caplog: pytest.LogCaptureFixture) -> None:
+    replica = ScriptedReplica([[(0, "A")], [(1, "B")]])
+    hang_up(replica, "ab", on="ab")
+    assert replica.calls[0].cancelled
+    assert caplog.records == []
+
+
+def test_a_call_that_gave_all_its_results_is_not_cancelled() -> None:
+    replica = ScriptedReplica([[(0, "A"), (1, "B")]])
+    hang_up(replica, "ab", on="")
+    assert not replica.calls[0].cancelled
+
+
+def test_requests_whose_callers_were_cancelled_are_aborted_in_one_call_while_the_others_go_on() -> None:
+    replica = ScriptedReplica([[(1, "B")], [(0, "A")], [(2, "C")]])
+    hang_up(replica, "abc", on="ac")
+    assert replica.requests == [["a", "b", "c"]]
+    assert replica.aborted == [["a", "c"]]
+
+
+def test_requests_cancelled_at_different_times_are_aborted_in_different_calls() -> None:
+    replica = ScriptedReplica([[(2, "C")]])
+
+    async def run() -> None:
+        batcher = replica.batcher()
+        calls = {name: asyncio.create_task(batcher.call(name)) for name in "abc"}
+        for name in "ab":
+            await virtual_time.settled()
+            calls[name].cancel()
+        await asyncio.gather(*calls.values(), return_exceptions=True)
+
+    virtual_time.run(run())
+    assert replica.aborted == [["a"], ["b"]]
+
+
+def test_a_call_ends_as_soon_as_only_cancelled_requests_are_left_of_it() -> None:
+    replica = ScriptedReplica([[(1, "B")], [(0, "A")]])
+    hang_up(replica, "ab", on="a")
+    assert replica.calls[0].cancelled
+
+
+def test_a_result_for_a_caller_that_was_cancelled_is_dropped() -> None:
+    replica = ScriptedReplica([[(0, "A")], [(1, "B")]])
+
+    async def run() -> str:
+        batcher = replica.batcher()
+        hung_up, waiting = (asyncio.create_task(batcher.call(name)) for name in "ab")
+        await asyncio.sleep(0.5)
+        hung_up.cancel()
+        return await waiting
+
+    assert virtual_time.run(run()) == "B"
+
+
+@pytest.mark.parametrize("refused", [True, False])
+def test_an_abort_that_does_not_reach_its_replica_is_noted_and_breaks_nothing(
+    refused: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    replica = ScriptedReplica([[(1, "B")], [(0, "A")]], abort_result=ActorDiedError())
+    replica.refuses_aborts = refused
+    hang_up(replica, "ab", on="a")
+    why = "no replicas" if refused else "The replica died during the call."
+    assert [(record.levelname, record.getMessage()) for record in caplog.records] == [
+        ("INFO", f"1 requests were not aborted: {why}")
+    ]
+
+
+def test_without_an_abort_call_cancelled_requests_run_on_until_their_call_ends() -> None:
+    replica = ScriptedReplica([[(1, "B")], [(0, "A")]])
+
+    async def run() -> str:
+        batcher: RequestBatcher[str, str] = RequestBatcher(replica.start_call, EnvironmentLost, "The replica")
+        hung_up, waiting = (asyncio.create_task(batcher.call(name)) for name in "ab")
+        await asyncio.sleep(0.5)
+        hung_up.cancel()
+        return await waiting
+
+    assert virtual_time.run(run()) == "B"
+    assert replica.aborted == []
+
+
+def test_a_request_cancelled_before_it_was_sent_is_never_sent() -> None:
+    replica = ScriptedReplica([[(0, "B")]])
+    results: list[str] = []
+
+    async def run() -> None:
+        batcher = replica.batcher()
+        hung_up = asyncio.create_task(batcher.call("a"))
+        await asyncio.sleep(0)
+        hung_up.cancel()
+        await asyncio.gather(hung_up, return_exceptions=True)
+        await virtual_time.settled()
+        assert replica.requests == []
+        results.append(await batcher.call("b"))
+
+    virtual_time.run(run())
+    assert (results, replica.requests) == (["B"], [["b"]])
+
+
+def test_a_call_is_made_in_the_context_of_no_request() -> None:
+    variable: contextvars.ContextVar[str] = contextvars.ContextVar("variable", default="none")
+    seen: list[str] = []
+    replica = ScriptedReplica([[(0, "A")]])
+
+    def start_call(requests: list[str]) -> ScriptedCall:
+        seen.append(variable.get())
+        return replica.start_call(requests)
+
+    async def run() -> str:
+        variable.set("a request")
+        batcher: RequestBatcher[str, str] = RequestBatcher(start_call, EnvironmentLost, "The replica")
+        return await batcher.call("a")
+
+    assert virtual_time.run(run()) == "A"
+    assert seen == ["none"]

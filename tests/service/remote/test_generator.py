@@ -1,0 +1,154 @@
+"""Generations over a scripted Serve handle: which replica they go to, and how a retry moves on."""
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from deployments.failures import GenerationCut, GenerationLost, GenerationRejected, Overloaded
+from deployments.protocols import Generation, GenerationRequest, SamplingOptions
+from deployments.rpc.live_replicas import record_live_replicas
+from service.remote.generator import RemoteGenerator
+from tests import virtual_time
+from tests.service.remote.scripted_handles import ScriptedGeneratorHandle
+from tests.service.scripted import DESCRIPTION
+
+DONE = Generation([1], [0.0], "stop")
+
+
+def generator_over(handle: ScriptedGeneratorHandle, *replicas: str) -> RemoteGenerator:
+    record_live_replicas(handle.deployment_id, replicas)
+    unchecked: Any = handle
+    return RemoteGenerator(unchecked)
+
+
+@pytest.fixture(autouse=True)
+def _no_live_replicas() -> Iterator[None]:
+    yield
+    from deployments.rpc import live_replicas
+
+    live_replicas._live_replicas.clear()
+
+
+def request(name: str, rollout_id: str = "", group: str = "") -> GenerationRequest:
+    return GenerationRequest(name, [1], 1, (), SamplingOptions(), rollout_id=rollout_id or name, group=group or name)
+
+
+def test_every_turn_of_a_rollout_goes_to_the_same_replica_until_it_is_released() -> None:
+    handle = ScriptedGeneratorHandle(DONE)
+    generator = generator_over(handle, "a", "b")
+
+    async def run() -> None:
+        for turn in range(3):
+            assert await generator.generate(request(f"turn {turn}", rollout_id="one")) == DONE
+        [(replica, _), *_] = handle.generated
+        generator.release("one")
+        await asyncio.gather(*(generator.generate(request(name)) for name in ("two", "three")))
+        assert [named for named, _ in handle.generated[:3]] == [replica] * 3
+        assert {named for named, _ in handle.generated[3:]} == {"a", "b"}, "the released rollout counts no longer"
+
+    virtual_time.run(run())
+
+
+def test_generations_of_one_iteration_for_one_replica_go_in_one_call() -> None:
+    handle = ScriptedGeneratorHandle(DONE)
+    generator = generator_over(handle, "a")
+
+    async def run() -> list[Generation]:
+        return await asyncio.gather(*(generator.generate(request(name)) for name in ("one", "two")))
+
+    assert virtual_time.run(run()) == [DONE, DONE]
+    assert handle.generated == [("a", ["one", "two"])]
+
+
+def test_the_rollouts_of_a_group_share_a_replica() -> None:
+    handle = ScriptedGeneratorHandle(DONE)
+    generator = generator_over(handle, "a", "b", "c")
+
+    async def run() -> None:
+        await asyncio.gather(*(generator.generate(request(name, group="group")) for name in ("one", "two", "three")))
+
+    virtual_time.run(run())
+    [(_, names)] = handle.generated
+    assert names == ["one", "two", "three"]
+
+
+def test_before_any_replica_is_known_a_call_names_none() -> None:
+    handle = ScriptedGeneratorHandle(DONE)
+    generator = generator_over(handle)
+
+    async def run() -> None:
+        await generator.generate(request("turn 0", rollout_id="one"))
+        record_live_replicas(handle.deployment_id, ["a"])
+        await generator.generate(request("turn 1", rollout_id="one"))
+
+    virtual_time.run(run())
+    assert handle.generated == [("", ["turn 0"]), ("a", ["turn 1"])]
+
+
+@pytest.mark.parametrize("failure", [GenerationLost("died"), Overloaded("full"), None])
+def test_the_retry_of_a_lost_or_cancelled_generation_goes_to_another_replica(failure: Exception | None) -> None:
+    """A generation is cancelled when it reaches its timeout."""
+    handle = ScriptedGeneratorHandle(failure)
+    generator = generator_over(handle, "a", "b")
+
+    async def run() -> None:
+        for number in range(2):
+            trying = asyncio.create_task(generator.generate(request(f"try {number}", rollout_id="one")))
+            await asyncio.wait([trying], timeout=10)
+            trying.cancel()
+            await asyncio.gather(trying, return_exceptions=True)
+
+    virtual_time.run(run())
+    assert {replica for replica, _ in handle.generated} == {"a", "b"}
+
+
+@pytest.mark.parametrize("failure", [GenerationCut("an update"), GenerationRejected("too long")])
+def test_a_generation_that_its_replica_could_not_help_leaves_the_rollout_there(failure: Exception) -> None:
+    handle = ScriptedGeneratorHandle(failure)
+    generator = generator_over(handle, "a", "b")
+
+    async def run() -> None:
+        for number in range(3):
+            with pytest.raises(type(failure)):
+                await generator.generate(request(f"try {number}", rollout_id="one"))
+
+    virtual_time.run(run())
+    assert len({replica for replica, _ in handle.generated}) == 1
+
+
+def test_a_cancelled_generation_is_aborted_on_its_own_replica() -> None:
+    handle = ScriptedGeneratorHandle()
+    generator = generator_over(handle, "a")
+
+    async def run() -> None:
+        running = {name: asyncio.create_task(generator.generate(request(name))) for name in ("one", "two")}
+        await asyncio.sleep(1)
+        running["two"].cancel()
+        await asyncio.sleep(1)
+        assert handle.aborted == [("a", ["two"])]
+        running["one"].cancel()
+        await asyncio.gather(*running.values(), return_exceptions=True)
+        await virtual_time.settled()
+        assert handle.calls[0].cancelled
+
+    virtual_time.run(run())
+
+
+def test_batchers_of_replicas_that_are_gone_are_dropped() -> None:
+    handle = ScriptedGeneratorHandle(DONE)
+    generator = generator_over(handle, "a")
+
+    async def run() -> None:
+        await generator.generate(request("one"))
+        record_live_replicas(handle.deployment_id, ["b"])
+        await generator.generate(request("two"))
+        assert list(generator._batchers) == ["b"]
+
+    virtual_time.run(run())
+
+
+def test_the_description_is_that_of_a_replica() -> None:
+    generator = generator_over(ScriptedGeneratorHandle())
+    assert virtual_time.run(generator.describe()) == DESCRIPTION

@@ -1,0 +1,106 @@
+"""The policy as an ingress replica knows it, over a scripted store."""
+
+import asyncio
+import logging
+from typing import Any
+
+import pytest
+
+from deployments.failures import PolicyStoreLost
+from rollout_client.contract import PolicyDemand
+from service.remote.policy import RETRY_WATCH_AFTER_S, RemotePolicy
+from tests import virtual_time
+
+LOST = PolicyStoreLost("The policy store died during the call.")
+
+
+class ScriptedStore:
+    """`watch` answers each second with the next version of its script, or raises it, and then never again."""
+
+    def __init__(self, *watched: int | Exception, current: int = 0) -> None:
+        self._watched = list(watched)
+        self._current = current
+        self.seen: list[tuple[float, int | None]] = []
+        self.waited_for: list[tuple[int, int | None, float | None]] = []
+
+    async def watch(self, seen: int | None) -> int:
+        self.seen.append((virtual_time.now(), seen))
+        await asyncio.sleep(1 if self._watched else 3600)
+        result = self._watched.pop(0)
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+    async def wait_for(self, min_version: int, version: int | None, wait_s: float | None) -> int:
+        self.waited_for.append((min_version, version, wait_s))
+        return self._current
+
+
+def policy_over(store: ScriptedStore, version: int | None = None) -> RemotePolicy:
+    unchecked: Any = store
+    policy = RemotePolicy(unchecked)
+    policy.version = version
+    return policy
+
+
+def wait(demand: PolicyDemand, *, known: int | None, current: int = 9) -> tuple[list[Any], int | None]:
+    """The calls of the store, and the version that is known afterwards."""
+    store = ScriptedStore(current=current)
+    policy = policy_over(store, known)
+    virtual_time.run(policy.wait_for_version(demand))
+    return store.waited_for, policy.version
+
+
+@pytest.mark.parametrize("known", [None, 3])
+def test_without_a_demand_the_store_is_not_asked(known: int | None) -> None:
+    assert wait(PolicyDemand(), known=known) == ([], known)
+
+
+@pytest.mark.parametrize("known", [3, 4])
+def test_a_minimum_that_is_known_to_be_reached_costs_no_call(known: int) -> None:
+    assert wait(PolicyDemand(min_version=3), known=known) == ([], known)
+
+
+@pytest.mark.parametrize("known", [None, 2])
+def test_a_minimum_that_is_not_known_to_be_reached_is_waited_for_at_the_store(known: int | None) -> None:
+    assert wait(PolicyDemand(min_version=3, wait_s=7.0), known=known) == ([(3, None, 7.0)], 9)
+
+
+@pytest.mark.parametrize("known", [None, 3])
+def test_an_exact_version_is_always_waited_for_at_the_store(known: int | None) -> None:
+    assert wait(PolicyDemand(version=3), known=known, current=3) == ([(0, 3, PolicyDemand().wait_s)], 3)
+
+
+def test_a_followed_policy_knows_each_new_version_and_asks_for_the_next() -> None:
+    store = ScriptedStore(0, 4)
+
+    async def run() -> None:
+        policy = policy_over(store)
+        policy.follow()
+        known = []
+        for _ in range(3):
+            await asyncio.sleep(0.75)
+            known.append(policy.version)
+        assert known == [None, 0, 4]
+        assert store.seen == [(0.0, None), (1.0, 0), (2.0, 4)]
+
+    virtual_time.run(run())
+
+
+def test_a_lost_store_is_watched_again_after_a_pause_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    store = ScriptedStore(LOST, LOST, 5, LOST)
+
+    async def run() -> None:
+        policy = policy_over(store)
+        policy.follow()
+        await asyncio.sleep(6)
+        assert policy.version == 5
+
+    virtual_time.run(run())
+    again = 1 + RETRY_WATCH_AFTER_S
+    assert store.seen == [(0.0, None), (again, None), (2 * again, None), (2 * again + 1, 5), (3 * again + 1, 5)]
+    assert [(record.levelname, record.exc_info and record.exc_info[1]) for record in caplog.records] == [
+        ("WARNING", LOST),
+        ("WARNING", LOST),
+    ]
