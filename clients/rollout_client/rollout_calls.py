@@ -106,14 +106,12 @@ def arrow_rollout_call(samples: Samples, options: RolloutOptions) -> "Call[Arrow
     """
     with needed_for("Arrow", "arrow"):
         from rollout_client.arrow.request import arrow_body
-        from rollout_client.arrow.response import in_one_place, read_response
+        from rollout_client.arrow.response import joined_body, read_response
         from rollout_client.arrow.schema import ARROW
 
     body = arrow_body(samples, given_options(options))
     headers = {"content-type": ARROW}
-    return Call(
-        "POST", "/rollout", read_response, accept=ARROW, body=body, content_headers=headers, joined=in_one_place
-    )
+    return Call("POST", "/rollout", read_response, accept=ARROW, body=body, content_headers=headers, joined=joined_body)
 
 
 def streamed_rollout_call(samples: Samples, options: RolloutOptions) -> Call[bytes]:

@@ -1,4 +1,7 @@
-"""The body of `POST /rollout` as Arrow: the samples as columns, the options as JSON beside them."""
+"""Writes the Arrow body of `POST /rollout`, which `service/requests/arrow_body.py` reads.
+
+The samples are columns; the other fields of the request are JSON in the schema's metadata.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,10 +17,10 @@ from rollout_client.set_fields import set_fields
 
 
 def arrow_body(samples: Sequence[SampleInput | Mapping[str, Any]], options: Mapping[str, object]) -> bytes:
-    """Raises `ValueError` if a value does not fit its column, or is no JSON."""
+    """Raises `ValueError` if a value does not fit its column, or is not JSON."""
     rows = [set_fields(sample) if isinstance(sample, BaseModel) else sample for sample in samples]
-    said = {FURTHER_FIELDS.name}.union(*rows)
-    schema = pa.schema([field for field in SAMPLES if field.name in said], {REQUEST: to_json(options)})
+    names = {FURTHER_FIELDS.name}.union(*rows)
+    schema = pa.schema([field for field in SAMPLES if field.name in names], {REQUEST: to_json(options)})
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, schema) as writer:
         writer.write_batch(record_batch(rows, schema))

@@ -1,4 +1,7 @@
-"""The answer of `POST /rollout` as it comes in Arrow: numbers stay where they arrived until somebody asks for lists."""
+"""Reads the Arrow answer of `POST /rollout`, which `service/responses/arrow_encoder.py` writes.
+
+Token ids and log-probabilities are not copied out of the body; Python objects are made when `samples` is first read.
+"""
 
 from collections.abc import Sequence
 from functools import cached_property
@@ -17,9 +20,9 @@ WHAT = "The Arrow answer of POST /rollout"
 
 
 class ArrowResponse(RolloutSummary):
-    """`RolloutResponse`, its rollouts in Arrow tables: `samples` are made when they are first asked for.
+    """A `RolloutResponse` whose rollouts are Arrow tables; `samples` is made from them when it is first read.
 
-    `to_tensors` of `rollout_client.tensors` reads the tables, and makes no samples.
+    `rollout_client.tensors.to_tensors` reads the tables and does not make `samples`.
     """
 
     _rollouts: pa.Table = PrivateAttr()
@@ -33,20 +36,21 @@ class ArrowResponse(RolloutSummary):
 
     @property
     def rollouts(self) -> pa.Table:
-        """A row a rollout, in input order; the columns of `rollout_client.arrow.schema.ROLLOUTS`."""
+        """One row per rollout, in input order; its columns are `rollout_client.arrow.schema.ROLLOUTS`."""
         return self._rollouts
 
     @property
     def tokens(self) -> pa.Table:
-        """Row for row the numbers of `rollouts`, `rollout_client.arrow.schema.TOKENS`, where they arrived."""
+        """The numbers of each row of `rollouts`, in the memory of the body: `rollout_client.arrow.schema.TOKENS`."""
         return self._tokens
 
     @computed_field  # type: ignore[prop-decorator]
     @cached_property
     def samples(self) -> list[SampleResult]:
-        """In input order, the rollouts of one sample next to each other.
+        """In input order; the rollouts of one sample are adjacent.
 
-        Raises `AnswerNotUnderstood` if a row is no `SampleResult`.
+        Raises:
+            AnswerNotUnderstood: a row is not a `SampleResult`.
         """
         try:
             rows = rows_of(self._rollouts, self._rollouts.schema)
@@ -58,16 +62,16 @@ class ArrowResponse(RolloutSummary):
             raise AnswerNotUnderstood(f"{WHAT} is not what this client knows: {error}.") from error
 
     def to_response(self) -> RolloutResponse:
-        """The same as the JSON answer would have been."""
+        """The same response as the JSON answer gives."""
         return RolloutResponse(**self.model_dump(exclude={"samples"}, exclude_unset=True), samples=self.samples)
 
 
 def read_response(body: bytes | memoryview) -> ArrowResponse:
-    """Reads the two streams of an answer; token ids and log-probabilities are not copied.
+    """Reads the two streams of an answer. The tables refer to the memory of `body`.
 
     Raises:
-        StreamBroken: the body ends early.
-        AnswerNotUnderstood: it is something else.
+        StreamBroken: the tokens end before the rollouts do.
+        AnswerNotUnderstood: `body` is not a complete Arrow answer of this contract.
     """
     try:
         source = pa.BufferReader(body)
@@ -78,7 +82,7 @@ def read_response(body: bytes | memoryview) -> ArrowResponse:
             f"{WHAT} is no Arrow stream, or not a whole one: {error}. "
             "Check that the URL is a rollout service's and that client and service have matching versions."
         ) from error
-    check(rollouts, tokens)
+    check_tables(rollouts, tokens)
     try:
         summary = RolloutSummary.model_validate_json(rollouts.schema.metadata[SUMMARY])
     except ValidationError as error:
@@ -86,23 +90,23 @@ def read_response(body: bytes | memoryview) -> ArrowResponse:
     return ArrowResponse.of(summary, rollouts, tokens)
 
 
-def in_one_place(pieces: Sequence[bytes]) -> memoryview:
-    """The pieces end to end, in memory that numpy has asked the system to map in large pages: a third of the time."""
-    arrived = [np.frombuffer(piece, np.uint8) for piece in pieces]
-    return memoryview(np.concatenate([np.empty(0, np.uint8), *arrived]))
+def joined_body(parts: Sequence[bytes]) -> memoryview:
+    """The parts of a body, concatenated. numpy asks the system for large pages, which takes a third of the time."""
+    arrays = [np.frombuffer(part, np.uint8) for part in parts]
+    return memoryview(np.concatenate([np.empty(0, np.uint8), *arrays]))
 
 
 def read_table(source: pa.NativeFile) -> pa.Table:
     table = pa.ipc.open_stream(source).read_all()
-    # Offsets that point out of their buffers would be read all the same.
+    # Without a full validation Arrow would follow offsets that point outside their buffers.
     table.validate(full=True)
     return table
 
 
-def check(rollouts: pa.Table, tokens: pa.Table) -> None:
-    """Raises `StreamBroken` or `AnswerNotUnderstood` unless both tables are of the contract and of each other."""
+def check_tables(rollouts: pa.Table, tokens: pa.Table) -> None:
+    """Raises `StreamBroken` or `AnswerNotUnderstood` unless both tables have the contract's columns and match."""
     schema = rollouts.schema
-    # Columns that a newer service has beside these are read as fields that it has learnt to say.
+    # Further columns of a newer service are allowed.
     has_columns = all(
         schema.get_field_index(field.name) >= 0 and schema.field(field.name).type == field.type for field in ROLLOUTS
     )
@@ -118,15 +122,15 @@ def check(rollouts: pa.Table, tokens: pa.Table) -> None:
 
 
 def message_counts(lists: pa.ChunkedArray) -> list[int | None]:
-    """Of each row; `None` for one that has no list."""
+    """The length of each row's list; `None` where it is null."""
     counts: list[int | None] = pa.compute.list_value_length(lists).to_pylist()
     return counts
 
 
 def with_numbers(row: dict[str, Any], numbers: dict[str, list[Any]]) -> dict[str, Any]:
-    """`row` with those of `numbers` in each message that it has."""
-    for name, of_messages in numbers.items():
-        for message, values in zip(row["message_log"], of_messages, strict=True):
+    """`row`, whose messages get their numbers; it is changed in place."""
+    for name, lists in numbers.items():
+        for message, values in zip(row["message_log"], lists, strict=True):
             if values is not None:
                 message[name] = values
     return row

@@ -1,6 +1,7 @@
-"""Rows of fields as Arrow columns and back, exactly: what was null stays null, what was not there stays away.
+"""Rows of fields as Arrow columns and back without loss: null stays null, and an absent field stays absent.
 
-A row is a dict, as are the structs in it; a pydantic model stands for the fields of it that were set.
+A row is a dict, and so is a struct in it. In place of a dict, a struct may be a pydantic model: then the fields that
+were set are the struct's.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,29 +19,30 @@ Row = Mapping[str, Any]
 
 
 def record_batch(rows: Sequence[Row], schema: pa.Schema) -> pa.RecordBatch:
-    """Raises `ValueError` if a value is of another type than its column."""
+    """`rows` as columns of `schema`; raises `ValueError` if a value does not fit the type of its column."""
     try:
-        return pa.RecordBatch.from_arrays(children(rows, schema), schema=schema)
+        return pa.RecordBatch.from_arrays(field_columns(rows, schema), schema=schema)
     except (pa.ArrowException, OverflowError) as error:
         raise ValueError(f"A value does not fit its column: {error}") from error
 
 
-def children(rows: Sequence[Row | None], fields: pa.Schema | pa.StructType) -> list[pa.Array]:
-    """One array a field, over all rows."""
-    said: list[Row] = [{} if row is None else row for row in rows]
-    held = frozenset(fields.names) - {FURTHER_FIELDS.name}
-    return [column(cells(said, field.name, held), field) for field in fields]
+def field_columns(rows: Sequence[Row | None], fields: pa.Schema | pa.StructType) -> list[pa.Array]:
+    """One array per field, with one value per row; a row that is `None` has no fields."""
+    present: list[Row] = [{} if row is None else row for row in rows]
+    names = frozenset(fields.names) - {FURTHER_FIELDS.name}
+    return [column(field_values(present, field.name, names), field) for field in fields]
 
 
-def cells(rows: Sequence[Row], name: str, held: frozenset[str]) -> list[Any]:
-    """One a row: what it says of `name`, or all that is not `held` by a column."""
+def field_values(rows: Sequence[Row], name: str, names: frozenset[str]) -> list[Any]:
+    """The value of column `name` in each row; `names` are the fields that have a column."""
     if name == FURTHER_FIELDS.name:
-        return [further_fields(row, held) for row in rows]
+        return [further_fields(row, names) for row in rows]
     return [row.get(name) for row in rows]
 
 
-def further_fields(row: Row, held: frozenset[str]) -> Row | None:
-    return {name: value for name, value in row.items() if value is None or name not in held} or None
+def further_fields(row: Row, names: frozenset[str]) -> Row | None:
+    """The fields that no column can hold: those without one, and those that are null rather than absent."""
+    return {name: value for name, value in row.items() if value is None or name not in names} or None
 
 
 def column(values: Sequence[Any], field: pa.Field) -> pa.Array:
@@ -49,10 +51,10 @@ def column(values: Sequence[Any], field: pa.Field) -> pa.Array:
         return pa.array([None if value is None else to_json(value).decode() for value in values], type_)
     if pa.types.is_struct(type_):
         rows = [set_fields(value) if isinstance(value, BaseModel) else value for value in values]
-        return pa.StructArray.from_arrays(children(rows, type_), fields=list(type_), mask=nulls(rows))
+        return pa.StructArray.from_arrays(field_columns(rows, type_), fields=list(type_), mask=null_mask(rows))
     if pa.types.is_list(type_) and pa.types.is_struct(type_.value_type):
         items = column(list(chain.from_iterable(value or () for value in values)), type_.value_field)
-        return pa.ListArray.from_arrays(offsets(values), items, type=type_, mask=nulls(values))
+        return pa.ListArray.from_arrays(offsets(values), items, type=type_, mask=null_mask(values))
     if pa.types.is_map(type_):
         values = [None if value is None else list(value.items()) for value in values]
     return pa.array(values, type_)
@@ -63,64 +65,66 @@ def is_json(field: pa.Field) -> bool:
 
 
 def offsets(lists: Sequence[Sequence[object] | None]) -> pa.Array:
-    """Where each list begins among the values of all, and where the last one ends."""
+    """The index at which each list begins among the values of all lists, then the index after the last value."""
     return pa.array(accumulate((len(items or ()) for items in lists), initial=0), pa.int32())
 
 
-def nulls(values: Sequence[object]) -> pa.Array:
+def null_mask(values: Sequence[object]) -> pa.Array:
     return pa.array([value is None for value in values], pa.bool_())
 
 
 def rows_of(table: pa.Table, fields: pa.Schema) -> list[dict[str, Any]]:
-    """The rows of `table` as they were before they became columns, as far as `fields` has them.
+    """The inverse of `record_batch`: the rows of `table`, with the columns that `fields` names.
 
-    Raises `ValueError` if a text that must be JSON is none.
+    Raises `ValueError` if a text of a JSON column is not JSON.
     """
-    there = [field for field in fields if field.name in table.schema.names]
+    present = [field for field in fields if field.name in table.schema.names]
     return [
         row
         for batch in table.to_batches()
-        for row in rows([batch[field.name] for field in there], there, batch.num_rows)
+        for row in rows_of_columns([batch[field.name] for field in present], present, batch.num_rows)
     ]
 
 
-def rows(arrays: Sequence[pa.Array], fields: Sequence[pa.Field], count: int) -> list[dict[str, Any]]:
+def rows_of_columns(arrays: Sequence[pa.Array], fields: Sequence[pa.Field], count: int) -> list[dict[str, Any]]:
     columns = [values_of(array, field) for array, field in zip(arrays, fields, strict=True)]
     by_row = zip(*columns, strict=True) if columns else [()] * count
     names = [field.name for field in fields]
-    return [whole(dict(zip(names, values, strict=True))) for values in by_row]
+    return [with_further_fields(dict(zip(names, values, strict=True))) for values in by_row]
 
 
-def whole(row: Row) -> dict[str, Any]:
-    """What is said in a row of columns: what is not null, and its further fields."""
-    said = {name: value for name, value in row.items() if value is not None}
-    further = said.pop(FURTHER_FIELDS.name, {})
+def with_further_fields(row: Row) -> dict[str, Any]:
+    """The fields of a row of columns: those that are not null, and its further fields."""
+    present = {name: value for name, value in row.items() if value is not None}
+    further = present.pop(FURTHER_FIELDS.name, {})
     if not isinstance(further, dict):
         raise ValueError(f"{FURTHER_FIELDS.name} holds something that is no JSON object")
-    return said | further
+    return present | further
 
 
 def values_of(array: pa.Array, field: pa.Field) -> list[Any]:
-    """The values of `array`, read as `field`: it may have fewer fields and wider numbers."""
+    """The values of `array` as Python objects. Its type may differ from `field`'s by fewer fields or wider numbers."""
     type_ = field.type
     if is_json(field):
         return [None if text is None else from_json(text) for text in array.to_pylist()]
     if pa.types.is_struct(type_):
-        there = [child for child in type_ if array.type.get_field_index(child.name) >= 0]
-        return only_valid(rows([array.field(child.name) for child in there], there, len(array)), array)
+        present = [child for child in type_ if array.type.get_field_index(child.name) >= 0]
+        structs = rows_of_columns([array.field(child.name) for child in present], present, len(array))
+        return with_nulls(structs, array)
     if pa.types.is_list(type_):
         items = values_of(array.values, type_.value_field)
-        return only_valid([items[begin:end] for begin, end in pairwise(array.offsets.to_numpy().tolist())], array)
+        return with_nulls([items[begin:end] for begin, end in pairwise(array.offsets.to_numpy().tolist())], array)
     if pa.types.is_map(type_):
         pairs = list(zip(array.keys.to_pylist(), array.items.to_pylist(), strict=True))
-        return only_valid([dict(pairs[begin:end]) for begin, end in pairwise(array.offsets.to_pylist())], array)
+        return with_nulls([dict(pairs[begin:end]) for begin, end in pairwise(array.offsets.to_pylist())], array)
     if array.null_count == 0 and (pa.types.is_integer(type_) or pa.types.is_floating(type_)):
-        # Arrow's own way makes an object of its own of every value first, which takes five times as long.
+        # to_pylist makes an Arrow scalar of each value first, which takes five times as long.
         return array.to_numpy().tolist()  # type: ignore[no-any-return]
     return array.to_pylist()  # type: ignore[no-any-return]
 
 
-def only_valid(values: list[Any], array: pa.Array) -> list[Any]:
+def with_nulls(values: list[Any], array: pa.Array) -> list[Any]:
+    """`values`, with `None` wherever `array` is null."""
     if array.null_count == 0:
         return values
     return [value if valid else None for value, valid in zip(values, array.is_valid().to_pylist(), strict=True)]

@@ -1,21 +1,19 @@
-"""The contract of `POST /rollout` as Arrow: `application/vnd.apache.arrow.stream`. Needs the `arrow` extra.
+"""The schemas of `POST /rollout` in Arrow (`application/vnd.apache.arrow.stream`). Needs the extra `arrow`.
 
-An answer is two Arrow IPC streams, one right after the other; row i of both is the same rollout, in input order:
+An answer is two Arrow IPC streams, the second right after the first. Row i of both is the same rollout, in input order:
 
-1. the rollouts (`ROLLOUTS`): everything but the numbers, in columns named as the fields of `SampleResult`, their
-   buffers compressed by zstd. The schema's metadata hold the `summary` as JSON (`RolloutSummary`).
-2. their tokens (`TOKENS`): the numbers of each message of the log, not compressed, so that the body's own bytes are
-   what numpy and torch read.
+1. `ROLLOUTS`: everything except the numbers of the messages, in columns named like the fields of `SampleResult`. Its
+   buffers are compressed with zstd. The schema's metadata hold the `RolloutSummary` as JSON, under `summary`.
+2. `TOKENS`: the numbers of the messages. It is not compressed, so that numpy and torch can read the body in place.
 
-Two streams, because Arrow compresses all buffers of a batch or none: text is worth it (it would be the tenth byte of a
-token whose id and log-probability take eight), numbers that are to be used where they lie are not. Both can be read by
-any Arrow library, and either comes in as many batches as the sender likes.
+There are two streams because Arrow compresses either all buffers of a batch or none. Compression pays for text, and
+would prevent that numbers are read in place. Any Arrow library can read both; each may have any number of batches.
 
-A request is one stream (`SAMPLES`): a row a sample, its `message_log` with its numbers; the schema's metadata may hold
-the rest of the `RolloutRequest` as JSON, under `request`.
+A request is one stream, `SAMPLES`: one row per sample, whose `message_log` holds its numbers too. The schema's metadata
+may hold the other fields of the `RolloutRequest` as JSON, under `request`.
 
-In all of them a null says that a field is not there. Each row and each struct has `further_fields`: a JSON object of
-what no column has a place for, which is fields beyond the contract, and those that are there and null.
+A null means that the field is absent. Each row and each struct has a column `further_fields`: a JSON object of the
+fields that have no column, and of fields that are present with the value null.
 """
 
 import pyarrow as pa
@@ -27,7 +25,7 @@ JSON_METADATA = {b"content-type": b"application/json"}
 
 
 def json_text(name: str) -> pa.Field:
-    """A column of JSON, which says so."""
+    """A column of JSON texts, marked as such in its metadata."""
     return pa.field(name, pa.string(), metadata=JSON_METADATA)
 
 
@@ -36,8 +34,8 @@ FURTHER_FIELDS = json_text("further_fields")
 TOKEN_IDS = pa.list_(pa.int32())
 LOGPROBS = pa.list_(pa.float32())
 TOKENS = pa.schema([("token_ids", pa.list_(TOKEN_IDS)), ("generation_logprobs", pa.list_(LOGPROBS))])
-"""One list a message; `generation_logprobs` has a null for a message that has none. The values of a batch lie in one
-buffer each, end to end."""
+"""One list per message; `generation_logprobs` has a null for a message without them. All values of a column's batch are
+contiguous in one buffer."""
 
 SPAN = pa.struct(
     [("version", pa.string()), ("start", pa.int32()), ("end", pa.int32()), FURTHER_FIELDS],

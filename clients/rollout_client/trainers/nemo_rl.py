@@ -22,7 +22,7 @@ from rollout_client.sync_client.client import RolloutClient
 Batch = TypeVar("Batch", bound=Mapping[str, Any])
 NotFinal = Literal["raise", "mask"]
 MESSAGE_TENSORS = {"token_ids": torch.int64, "generation_logprobs": torch.float32}
-MESSAGE_FIELDS = (
+POSTED_FIELDS = (
     "role",
     "content",
     "token_ids",
@@ -146,7 +146,7 @@ def samples_of(batch: Mapping[str, Any]) -> list[JsonObject]:
 
 
 def sent_message(message: Mapping[str, Any]) -> JsonObject:
-    return {name: as_json(message[name]) for name in MESSAGE_FIELDS if message.get(name) is not None}
+    return {name: as_json(message[name]) for name in POSTED_FIELDS if message.get(name) is not None}
 
 
 def as_json(value: Any) -> Any:

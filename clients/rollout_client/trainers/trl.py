@@ -110,7 +110,7 @@ class ServiceRolloutFunc:
         is_training = trainer.model.training
         if is_training not in self._found:
             dataset = trainer.train_dataset if is_training else trainer.eval_dataset
-            self._found[is_training] = fields_by_prompt(rows_of(dataset), self._reader)
+            self._found[is_training] = fields_by_prompt(dataset_rows(dataset), self._reader)
         try:
             return self._found[is_training][key := prompt_key(prompt)]
         except KeyError:
@@ -124,10 +124,10 @@ def service_reward(*, total_reward: list[float | None], **_columns: Any) -> list
     return total_reward
 
 
-def rows_of(dataset: Any) -> Any:
+def dataset_rows(dataset: Any) -> Any:
     """The rows of a dataset, or of every dataset of a dict; raises `ValueError` for a streamed dataset."""
     if isinstance(dataset, Mapping):
-        return chain.from_iterable(rows_of(each) for each in dataset.values())
+        return chain.from_iterable(dataset_rows(each) for each in dataset.values())
     if not hasattr(dataset, "__len__"):
         raise ValueError(
             "The dataset is streamed, so its rows cannot be found by their prompt: give the adapter fields_of."
