@@ -9,6 +9,7 @@ from threading import Lock
 from huggingface_hub import snapshot_download
 
 from deployments.policy.assembly import write_checkpoint
+from deployments.policy.durable_files import make_folder_durably
 from deployments.policy.validation import layout_of
 from rollout_client.policy_contract import PolicyLayout, VersionInfo
 
@@ -48,7 +49,7 @@ class InitialVersion:
         """
         with self._making:
             if not self._file.exists():
-                self._file.parent.mkdir(parents=True, exist_ok=True)
+                make_folder_durably(self._file.parent)
                 beside = self._file.with_suffix(".new")
                 write_checkpoint(model_folder(self._model), beside)
                 beside.rename(self._file)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
-from deployments.policy.durable_files import write_durably
+from deployments.policy.durable_files import make_folder_durably, write_durably
 from deployments.policy.failures import ChunkMisplaced, VersionUnknown
 from rollout_client.policy_contract import UploadState
 from rollout_client.problem_contract import FieldProblem
@@ -52,7 +52,7 @@ class UploadStore:
         if first_byte > received:
             raise self._misplaced(version, first_byte)
         path = self.path(version)
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder_durably(path.parent)
         if first_byte < received or first_byte == 0:
             self._write_note(version, UploadNote(received_bytes=first_byte))
         with path.open("ab") as file:

@@ -73,7 +73,7 @@ class VersionStore:
         """
         making = self.folder / "making" / str(info.version)
         shutil.rmtree(making, ignore_errors=True)
-        making.mkdir(parents=True)
+        make_folder_durably(making)
         if weights is not None:
             flush(weights)
             weights.rename(making / WEIGHTS_FILE)
@@ -89,7 +89,7 @@ class VersionStore:
         if folder.exists():
             removing = self.folder / "removing" / str(version)
             shutil.rmtree(removing, ignore_errors=True)
-            removing.parent.mkdir(parents=True, exist_ok=True)
+            removing.parent.mkdir(exist_ok=True)
             folder.rename(removing)
             shutil.rmtree(removing, ignore_errors=True)
 
@@ -110,7 +110,7 @@ class VersionStore:
     def workspace(self, version: int) -> Iterator[Path]:
         """A folder for files that are derived while `version` is validated; removed at the end of the block."""
         folder = self.folder / "checking" / str(version)
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder_durably(folder)
         try:
             yield folder
         finally:
