@@ -46,9 +46,10 @@ def test_a_block_that_fails_releases_the_lease() -> None:
 def test_a_lease_is_released_once() -> None:
     released: list[str] = []
     lease = UpdateLease(lambda: released.append("released"))
-    assert lease.is_held
+    states = [lease.is_held]
     lease.release()
-    assert not lease.is_held
+    states.append(lease.is_held)
+    assert states == [True, False]
     with pytest.raises(RuntimeError, match="released or handed over before"):
         lease.release()
     assert released == ["released"]

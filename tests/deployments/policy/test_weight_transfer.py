@@ -1,7 +1,7 @@
 """The steps of weight transfers, with scripted replicas: who takes part at which rank, and what a break costs."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from functools import wraps
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from deployments.policy.transfer_ranks import rank_offsets
 from rollout_client.policy_contract import PolicyUpdate, SwitchOptions
 from tests.deployments.policy.scripted_replicas import ScriptedCluster
 from tests.deployments.policy.transferring_replicas import TransferringReplica
+from tests.virtual_time import now, run, settled
 
 MakeStore = Callable[..., PolicyStore]
 WEIGHTS = {"names": ["a"]}
@@ -34,24 +35,19 @@ STEPS: list[type[Command]] = [StartTransfer, UpdateTransfer, ApplyTransfer]
 
 
 @pytest.fixture
-def make_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MakeStore:
-    monkeypatch.setattr("deployments.policy.replica_registry.LIVENESS_POLL_S", 0.01)
-
+def make_store(tmp_path: Path) -> MakeStore:
     def make(**settings: Any) -> PolicyStore:
         return PolicyStore(PolicySettings(folder=str(tmp_path), **settings), model="none", cluster=ScriptedCluster())
 
     return make
 
 
-def in_a_loop(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
+def in_virtual_time(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
     @wraps(test)
-    def run(*arguments: Any, **named: Any) -> None:
-        async def whole() -> None:
-            await test(*arguments, **named)
+    def run_test(*arguments: Any, **named: Any) -> None:
+        run(test(*arguments, **named))
 
-        asyncio.run(whole())
-
-    return run
+    return run_test
 
 
 async def serving(store: PolicyStore, *workers: int, **script: Any) -> list[TransferringReplica]:
@@ -90,7 +86,7 @@ def test_each_replica_begins_after_the_workers_of_those_before_it(workers: list[
     assert rank_offsets(workers) == offsets
 
 
-@in_a_loop
+@in_virtual_time
 async def test_replicas_meet_the_trainer_each_at_ranks_of_its_own(make_store: MakeStore) -> None:
     store = make_store()
     replicas = await serving(store, 2, 1, 4)
@@ -102,7 +98,7 @@ async def test_replicas_meet_the_trainer_each_at_ranks_of_its_own(make_store: Ma
     ]
 
 
-@in_a_loop
+@in_virtual_time
 async def test_a_world_of_another_size_is_refused_with_the_right_one(make_store: MakeStore) -> None:
     store = make_store()
     [replica] = await serving(store, 2)
@@ -113,14 +109,14 @@ async def test_a_world_of_another_size_is_refused_with_the_right_one(make_store:
     assert kinds(replica) == [AcceptRequests]
 
 
-@in_a_loop
+@in_virtual_time
 async def test_without_replicas_there_is_nobody_to_meet(make_store: MakeStore) -> None:
     with pytest.raises(TransferRefused) as refused:
         await meet(make_store(), 1)
     assert_refused(refused, "transfer", "no replica is there yet; wait until the service is ready")
 
 
-@in_a_loop
+@in_virtual_time
 async def test_every_replica_takes_every_step_and_the_version_is_made(make_store: MakeStore) -> None:
     store = make_store()
     replicas = await serving(store, 1, 2)
@@ -142,7 +138,7 @@ async def test_every_replica_takes_every_step_and_the_version_is_made(make_store
     assert await store.wait_for(7, 7, 0.0) == 7
 
 
-@in_a_loop
+@in_virtual_time
 async def test_those_who_have_met_need_not_meet_again(make_store: MakeStore) -> None:
     store = make_store()
     await serving(store, 1, 1)
@@ -150,7 +146,7 @@ async def test_those_who_have_met_need_not_meet_again(make_store: MakeStore) -> 
     assert [(await transfer(store)).version for _ in range(3)] == [1, 2, 3]
 
 
-@in_a_loop
+@in_virtual_time
 async def test_of_a_list_each_replica_is_told_its_own_workers_part(make_store: MakeStore) -> None:
     store = make_store()
     replicas = await serving(store, 2, 1)
@@ -167,7 +163,7 @@ async def test_of_a_list_each_replica_is_told_its_own_workers_part(make_store: M
     assert (await store.finish_transfer(None)).version == 1
 
 
-@in_a_loop
+@in_virtual_time
 async def test_a_transfer_cannot_start_before_the_replicas_have_met_the_trainer(make_store: MakeStore) -> None:
     store = make_store()
     await serving(store, 1)
@@ -179,7 +175,7 @@ async def test_a_transfer_cannot_start_before_the_replicas_have_met_the_trainer(
 
 
 @pytest.mark.parametrize("step", ["update_transfer", "finish_transfer"])
-@in_a_loop
+@in_virtual_time
 async def test_no_step_is_taken_before_the_start(make_store: MakeStore, step: str) -> None:
     store = make_store()
     await serving(store, 1)
@@ -189,7 +185,7 @@ async def test_no_step_is_taken_before_the_start(make_store: MakeStore, step: st
     assert_refused(refused, "transfer", "none is under way; start it first, or it was abandoned")
 
 
-@in_a_loop
+@in_virtual_time
 async def test_a_replica_that_cannot_meet_the_trainer_leaves_nothing_met(make_store: MakeStore) -> None:
     store = make_store()
     replica, other = await serving(store, 1, 1, fails={InitTransfer: "no route"})
@@ -205,7 +201,7 @@ async def test_a_replica_that_cannot_meet_the_trainer_leaves_nothing_met(make_st
 
 
 @pytest.mark.parametrize("change", ["joins", "dies", "joins anew"])
-@in_a_loop
+@in_virtual_time
 async def test_other_replicas_than_those_that_met_the_trainer_are_refused(make_store: MakeStore, change: str) -> None:
     store = make_store()
     first, second = await serving(store, 1, 1)
@@ -227,7 +223,7 @@ async def test_other_replicas_than_those_that_met_the_trainer_are_refused(make_s
 
 @pytest.mark.parametrize("how", ["fails", "dies"])
 @pytest.mark.parametrize("step", STEPS[:2])
-@in_a_loop
+@in_virtual_time
 async def test_one_that_breaks_midway_costs_all_replicas_even_those_that_wait_for_the_trainer(
     make_store: MakeStore, step: type[Command], how: str
 ) -> None:
@@ -248,7 +244,7 @@ async def test_one_that_breaks_midway_costs_all_replicas_even_those_that_wait_fo
     assert (await transfer(store)).version == 1
 
 
-@in_a_loop
+@in_virtual_time
 async def test_what_no_replica_can_make_its_weights_is_no_version(make_store: MakeStore) -> None:
     store = make_store()
     [replica] = await serving(store, 1, fails={ApplyTransfer: "a tensor is missing"})
@@ -262,7 +258,7 @@ async def test_what_no_replica_can_make_its_weights_is_no_version(make_store: Ma
 
 
 @pytest.mark.parametrize("step", [ApplyTransfer, FinishTransfer])
-@in_a_loop
+@in_virtual_time
 async def test_one_that_fails_once_all_is_sent_is_replaced_alone(make_store: MakeStore, step: type[Command]) -> None:
     store = make_store()
     first, second = await serving(store, 1, 1, fails={step: "cannot"})
@@ -276,7 +272,7 @@ async def test_one_that_fails_once_all_is_sent_is_replaced_alone(make_store: Mak
     assert await store.wait_for(1, 1, 0.0) == 1
 
 
-@in_a_loop
+@in_virtual_time
 async def test_a_version_that_cannot_be_kept_costs_the_replicas_that_hold_it(
     make_store: MakeStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -298,14 +294,20 @@ async def test_a_version_that_cannot_be_kept_costs_the_replicas_that_hold_it(
     assert (await transfer(store)).version == 1
 
 
-@in_a_loop
-async def test_a_trainer_that_falls_silent_is_given_up_with_all_replicas(make_store: MakeStore) -> None:
-    store = make_store(transfer_idle_s=0.05)
+@in_virtual_time
+async def test_a_transfer_is_abandoned_with_all_replicas_when_its_trainer_is_silent_for_too_long(
+    make_store: MakeStore,
+) -> None:
+    store = make_store(transfer_idle_s=30)
     replicas = await serving(store, 1, 1)
     await meet(store, 3)
     await store.start_transfer(SwitchOptions())
+    await asyncio.sleep(29.0)
+    await store.update_transfer(WEIGHTS)
+    began = now()
     for replica in replicas:
-        await replica.was_killed()
+        await replica.killed.wait()
+    assert now() - began == 30.0
     with pytest.raises(TransferRefused, match="none is under way"):
         await store.update_transfer(WEIGHTS)
     await serving(store, 1)
@@ -313,51 +315,101 @@ async def test_a_trainer_that_falls_silent_is_given_up_with_all_replicas(make_st
     assert (await transfer(store)).version == 1
 
 
-@in_a_loop
-async def test_a_trainer_that_hangs_up_during_an_update_is_given_up_too(make_store: MakeStore) -> None:
-    store = make_store(transfer_idle_s=0.05)
+@in_virtual_time
+async def test_a_transfer_is_abandoned_when_its_trainer_hangs_up_during_an_update(make_store: MakeStore) -> None:
+    store = make_store(transfer_idle_s=30)
     [replica] = await serving(store, 1, hangs={UpdateTransfer})
     await meet(store, 2)
     await store.start_transfer(SwitchOptions())
     updating = asyncio.create_task(store.update_transfer(WEIGHTS))
     await replica.is_asked.wait()
     updating.cancel()
+    await asyncio.sleep(100.0)
+    assert replica.is_alive
     replica.go_on.set()
-    await replica.was_killed()
+    began = now()
+    await replica.killed.wait()
+    assert now() - began == 30.0
     await serving(store, 1)
 
 
-@in_a_loop
-async def test_a_trainer_that_is_done_is_not_given_up_later(make_store: MakeStore) -> None:
-    store = make_store(transfer_idle_s=0.05)
+@in_virtual_time
+async def test_a_transfer_that_is_finished_is_not_abandoned_later(make_store: MakeStore) -> None:
+    store = make_store(transfer_idle_s=30)
     [replica] = await serving(store, 1)
     await meet(store, 2)
     await transfer(store)
-    await asyncio.sleep(0.2)
+    await asyncio.sleep(31.0)
     assert replica.is_alive
 
 
-@in_a_loop
+@pytest.mark.parametrize("step", [ApplyTransfer, FinishTransfer])
+@in_virtual_time
+async def test_a_transfer_is_not_abandoned_while_it_is_being_finished(
+    make_store: MakeStore, step: type[Command]
+) -> None:
+    store = make_store(transfer_idle_s=30)
+    [replica] = await serving(store, 1, hangs={step})
+    await meet(store, 2)
+    await store.start_transfer(SwitchOptions())
+    finishing = asyncio.create_task(store.finish_transfer(None))
+    await asyncio.sleep(31.0)
+    replica.go_on.set()
+    assert (await finishing).version == 1
+    assert replica.is_alive
+
+
+@in_virtual_time
 async def test_a_finish_waits_for_the_update_before_it(make_store: MakeStore) -> None:
-    store = make_store(transfer_idle_s=0.05)
+    store = make_store(transfer_idle_s=30)
     [replica] = await serving(store, 1, hangs={UpdateTransfer})
     await meet(store, 2)
     await store.start_transfer(SwitchOptions())
     updating = asyncio.create_task(store.update_transfer(WEIGHTS))
     await replica.is_asked.wait()
     finishing = [asyncio.create_task(store.finish_transfer(None)) for _ in range(2)]
-    await asyncio.sleep(0)
+    await settled()
+    assert kinds(replica)[-1] == UpdateTransfer
     replica.go_on.set()
     await updating
     assert (await finishing[0]).version == 1
     with pytest.raises(TransferRefused, match="none is under way"):
         await finishing[1]
-    await asyncio.sleep(0.2)
-    assert replica.is_alive
     assert kinds(replica)[-3:] == [UpdateTransfer, ApplyTransfer, FinishTransfer]
 
 
-@in_a_loop
+@in_virtual_time
+async def test_a_second_transfer_starts_when_the_first_has_ended_and_no_step_of_the_two_mixes(
+    make_store: MakeStore,
+) -> None:
+    store = make_store()
+    [replica] = await serving(store, 1)
+    await meet(store, 2)
+    await store.start_transfer(SwitchOptions())
+    second = asyncio.create_task(store.start_transfer(SwitchOptions()))
+    await asyncio.sleep(1.0)
+    assert not second.done()
+    await store.update_transfer(WEIGHTS)
+    await store.finish_transfer(None)
+    await second
+    await store.update_transfer(WEIGHTS)
+    assert (await store.finish_transfer(None)).version == 2
+    assert kinds(replica)[2:] == [StartTransfer, UpdateTransfer, ApplyTransfer, FinishTransfer] * 2
+
+
+@in_virtual_time
+async def test_a_transfer_that_is_refused_at_its_start_holds_up_nobody(make_store: MakeStore) -> None:
+    store = make_store()
+    [replica] = await serving(store, 1)
+    with pytest.raises(TransferRefused, match=CHANGED):
+        await store.start_transfer(SwitchOptions())
+    await meet(store, 2)
+    await store.start_transfer(SwitchOptions(if_busy="refuse"))
+    assert (await store.finish_transfer(None)).version == 1
+    assert replica.is_alive
+
+
+@in_virtual_time
 async def test_a_replica_that_is_late_waits_for_the_next_transfer_and_takes_part_in_it(make_store: MakeStore) -> None:
     store = make_store()
     [early] = await serving(store, 1)
@@ -380,7 +432,7 @@ async def test_a_replica_that_is_late_waits_for_the_next_transfer_and_takes_part
     assert early.loaded == late.loaded == LoadedWeights(2)
 
 
-@in_a_loop
+@in_virtual_time
 async def test_who_does_not_want_to_wait_is_told_that_a_trainer_is_sending(make_store: MakeStore) -> None:
     store = make_store()
     await serving(store, 1)
@@ -391,7 +443,7 @@ async def test_who_does_not_want_to_wait_is_told_that_a_trainer_is_sending(make_
     assert (await store.finish_transfer(None)).version == 1
 
 
-@in_a_loop
+@in_virtual_time
 async def test_a_number_that_is_taken_can_be_corrected(make_store: MakeStore) -> None:
     store = make_store()
     await serving(store, 1)

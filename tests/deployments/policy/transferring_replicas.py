@@ -13,12 +13,10 @@ from deployments.policy.commands import (
 )
 from deployments.policy.store import PolicyStore
 
-PATIENCE_S = 10.0
-
 
 @dataclass(eq=False)
 class TransferringReplica:
-    """Follows `store` as a replica does; it is its own actor."""
+    """Follows `store` as a replica does; it is its own actor. It is meant for virtual time."""
 
     store: PolicyStore
     name: str
@@ -47,8 +45,7 @@ class TransferringReplica:
 
     async def register_and_serve(self) -> "TransferringReplica":
         await self.register()
-        async with asyncio.timeout(PATIENCE_S):
-            await self.accepts_requests.wait()
+        await self.accepts_requests.wait()
         return self
 
     def end(self) -> None:
@@ -56,10 +53,6 @@ class TransferringReplica:
         self.killed.set()
         if self._living is not None:
             self._living.cancel()
-
-    async def was_killed(self) -> None:
-        async with asyncio.timeout(PATIENCE_S):
-            await self.killed.wait()
 
     async def _live(self) -> None:
         report: CommandReport | None = None
