@@ -1,0 +1,149 @@
+"""A policy store in this process over scripted replicas, in virtual time, and weights to push to it."""
+
+import asyncio
+import hashlib
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save
+
+from deployments.policy.commands import LoadedWeights, VersionPayload
+from deployments.policy.failures import (
+    PolicyFailure,
+    VersionRefused,
+)
+from deployments.policy.settings import PolicySettings
+from deployments.policy.store import PolicyStore
+from deployments.policy.version_store import VersionStore
+from rollout_client.policy_contract import PolicyUpdate, PushOptions, UploadState
+from rollout_client.problem_contract import FieldProblem
+from tests.deployments.policy.scripted_replicas import ScriptedCluster, ScriptedReplica, Step
+from tests.paths import TINY_MODEL
+from tests.virtual_time import run, settled, until
+
+NORM = "model.norm.weight"
+
+
+INITIAL = load_file(TINY_MODEL / "model.safetensors")
+
+
+def weights(scale: float) -> bytes:
+    return save({**INITIAL, NORM: INITIAL[NORM] * scale}, {"format": "pt"})
+
+
+def adapter(value: float = 1.0) -> bytes:
+    return save({"lora_A": torch.full((2,), value)}, {"adapter_config": '{"r": 2}'})
+
+
+def delta() -> bytes:
+    changes = {f"{NORM}.gaps": torch.tensor([3], dtype=torch.int32), f"{NORM}.values": torch.tensor([9.0]).bfloat16()}
+    return save(changes)
+
+
+def sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+class World:
+    """A store over a folder, and the replicas that have joined it."""
+
+    def __init__(self, folder: Path, **settings: Any) -> None:
+        self.folder = folder
+        self.settings = settings
+        self.cluster = ScriptedCluster()
+        self.replicas: list[ScriptedReplica] = []
+        self.senders: dict[int, str] = {}
+        self.store = self.another_store()
+
+    def another_store(self, model: Path = TINY_MODEL) -> PolicyStore:
+        settings = PolicySettings(folder=str(self.folder), **self.settings)
+        return PolicyStore(settings, str(model), self.cluster)
+
+    async def restart(self) -> None:
+        """The store dies, and replicas join the one in its place as they are."""
+        self.store = self.another_store()
+        for replica in self.replicas:
+            replica.store = self.store
+            await replica.register()
+
+    @property
+    def version_store(self) -> VersionStore:
+        return VersionStore(self.folder)
+
+    async def replica(
+        self, name: str, *script: Step, loaded: LoadedWeights | None = None, command_s: float = 0.0
+    ) -> ScriptedReplica:
+        replica = ScriptedReplica(name, self.store, self.cluster, script, loaded or LoadedWeights(), command_s)
+        self.replicas.append(replica)
+        return await replica.start()
+
+    async def upload(self, version: int, content: bytes) -> UploadState:
+        return await self.piece(version, 0, content, len(content))
+
+    async def piece(self, version: int, first: int, content: bytes, total: int) -> UploadState:
+        sender = self.senders[version] = await self.store.begin_chunk(version, first)
+        await self.store.write_chunk(version, sender, first, content)
+        return await self.store.end_chunk(version, sender, first + len(content), total)
+
+    async def complete(
+        self, version: int, options: PushOptions, is_zstd: bool = False, digest: str | None = None
+    ) -> PolicyUpdate:
+        return await self.store.complete_upload(version, self.senders[version], options, is_zstd, digest)
+
+    async def push(self, version: int, content: bytes, is_zstd: bool = False, **options: Any) -> PolicyUpdate:
+        await self.upload(version, content)
+        return await self.complete(version, PushOptions(**options), is_zstd, sha256(content))
+
+    def pushing(self, version: int, content: bytes, **options: Any) -> asyncio.Task[PolicyUpdate]:
+        return asyncio.create_task(self.push(version, content, **options))
+
+    async def until_updating(self, version: int) -> None:
+        await until(lambda: self.store._versions.updating_to == version)
+
+    async def until_one_waits(self) -> None:
+        """For an update that is under way."""
+        await until(lambda: len(self.store._update_lock._lock._waiters or ()) == 1)
+
+    async def end(self) -> None:
+        for replica in self.replicas:
+            replica.end()
+        await settled()
+
+    def files(self) -> set[str]:
+        return {str(path.relative_to(self.folder)) for path in self.folder.rglob("*") if path.is_file()}
+
+
+def play(story: Callable[[World], Coroutine[Any, Any, None]], folder: Path, **settings: Any) -> None:
+    async def whole() -> None:
+        world = World(folder / "policy", **settings)
+        try:
+            await story(world)
+        finally:
+            await world.end()
+
+    run(whole())
+
+
+@asynccontextmanager
+async def refused(failure: type[PolicyFailure], field: str, message: str, value: Any = None) -> AsyncIterator[None]:
+    with pytest.raises(failure) as raised:
+        yield
+    assert raised.value.problems == (FieldProblem(field=field, message=message, value=value),)
+
+
+def taken(version: int, newest: int) -> Any:
+    message = f"versions are numbered upward and {newest} is taken; the next is {newest + 1}"
+    return refused(VersionRefused, "version", message, version)
+
+
+def content_of(payload: VersionPayload | None) -> bytes:
+    assert payload is not None
+    return b"".join(payload.chunks)
+
+
+def versions(world: World) -> list[int]:
+    return [stored.version for stored in world.version_store.versions()]

@@ -1,0 +1,278 @@
+"""Pushes of uploads and checkpoints: what is refused, what is answered again, and what becomes a version."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import zstandard
+from safetensors.torch import load_file, save, save_file
+
+from deployments.policy.commands import LoadedWeights
+from deployments.policy.failures import (
+    ChunkDamaged,
+    PolicyFailure,
+    SourceRefused,
+    VersionRefused,
+    VersionUnknown,
+    WeightsRefused,
+)
+from rollout_client.policy_contract import PolicyUpdate, PushOptions
+from rollout_client.weights.safetensors_file import file_checksum
+from tests.deployments.policy.policy_world import (
+    INITIAL,
+    NORM,
+    World,
+    adapter,
+    content_of,
+    delta,
+    play,
+    refused,
+    sha256,
+    weights,
+)
+from tests.paths import TINY_MODEL
+from tests.virtual_time import settled, until
+
+
+def test_an_upload_may_be_compressed(tmp_path: Path) -> None:
+    async def story(world: World) -> None:
+        replica = await world.replica("r0")
+        packed = zstandard.compress(weights(2.0))
+        await world.push(1, packed, is_zstd=True)
+        assert content_of(replica.staged) == weights(2.0)
+        assert world.version_store.info(1).upload_digest == sha256(packed)
+        assert not list(world.folder.glob("uploads/*"))
+
+    play(story, tmp_path)
+
+
+def bad(how: str) -> bytes:
+    if how == "nan":
+        return weights(float("nan"))
+    if how == "missing":
+        return save({name: tensor for name, tensor in INITIAL.items() if name != NORM})
+    return weights(1.0)[:-1]
+
+
+@pytest.mark.parametrize(("how", "field"), [("nan", NORM), ("missing", NORM), ("cut", "weights")])
+def test_bad_weights_leave_everything_as_it_was_and_nothing_is_ordered(tmp_path: Path, how: str, field: str) -> None:
+    async def story(world: World) -> None:
+        replica = await world.replica("r0")
+        await world.push(1, weights(2.0))
+        orders, files = list(replica.taken), world.files()
+        with pytest.raises(WeightsRefused) as raised:
+            await world.push(2, bad(how))
+        assert [problem.field for problem in raised.value.problems] == [field]
+        state = await world.store.state(0)
+        assert (state.current, state.updating_to, replica.taken, world.files()) == (1, None, orders, files)
+        with pytest.raises(VersionUnknown):
+            await world.store.upload_state(2)
+        # The number is free again.
+        assert (await world.push(2, weights(3.0))).version == 2
+
+    play(story, tmp_path)
+
+
+def test_an_upload_that_was_damaged_is_dropped(tmp_path: Path) -> None:
+    async def story(world: World) -> None:
+        content = weights(2.0)
+        await world.upload(1, content)
+        message = f"what arrived has {sha256(content)}; send it anew"
+        async with refused(ChunkDamaged, "repr-digest", message, "0" * 64):
+            await world.complete(1, PushOptions(), False, "0" * 64)
+        with pytest.raises(VersionUnknown):
+            await world.store.upload_state(1)
+
+    play(story, tmp_path)
+
+
+def test_an_update_goes_on_when_its_caller_goes_away(tmp_path: Path) -> None:
+    async def story(world: World) -> None:
+        await world.replica("r0", command_s=5.0)
+        pushing = world.pushing(1, weights(2.0))
+        await world.until_updating(1)
+        pushing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await pushing
+        assert await world.store.wait_for(1, None, 60.0) == 1
+        assert world.cluster.done("swap") == [("r0", 1)]
+
+    play(story, tmp_path)
+
+
+def test_the_same_upload_again_is_answered_again_and_others_are_refused(tmp_path: Path) -> None:
+    async def story(world: World) -> None:
+        await world.replica("r0")
+        content = weights(2.0)
+        update = await world.push(3, content)
+        assert await world.store.repeated_update(3, sha256(content)) == update
+        for version, digest in ((3, sha256(weights(3.0))), (3, None), (4, sha256(content)), (2, sha256(content))):
+            assert await world.store.repeated_update(version, digest) is None
+        await world.restart()
+        without_replicas = PolicyUpdate(version=3, checksum=update.checksum, replicas=[])
+        assert await world.store.repeated_update(3, sha256(content)) == without_replicas
+        await world.push(4, weights(3.0))
+        assert await world.store.repeated_update(3, sha256(content)) == without_replicas
+
+    play(story, tmp_path)
+
+
+IS_ACTIVE = "all of it has arrived, and it is being validated and loaded by the replicas"
+
+
+def test_the_same_upload_again_while_it_is_under_way_has_the_same_answer(tmp_path: Path) -> None:
+    async def story(world: World) -> None:
+        await world.replica("r0", command_s=5.0)
+        await world.replica("r1", command_s=5.0)
+        await until(lambda: len(world.cluster.done("take calls")) == 2)
+        content = weights(2.0)
+        await world.upload(3, content)
+        completing = asyncio.create_task(world.complete(3, PushOptions(), False, sha256(content)))
+        await asyncio.sleep(0)
+        for is_later in (False, True):
+            if is_later:
+                await until(lambda: bool(world.cluster.done("stage")))
+            else:
+                # It is still being checked: nothing may touch what arrived.
+                async with refused(VersionRefused, "version", IS_ACTIVE, 3):
+                    await world.store.begin_chunk(3, 0)
+            async with refused(VersionRefused, "version", IS_ACTIVE, 3):
+                await world.complete(3, PushOptions(), False, sha256(content))
+            assert await world.store.repeated_update(3, sha256(b"other")) is None
+            assert await world.store.repeated_update(3, None) is None
+        again = asyncio.create_task(world.store.repeated_update(3, sha256(content)))
+        update = await completing
+        assert await again == update
+        assert [replica.status for replica in update.replicas] == ["swapped", "swapped"]
+        assert len(world.cluster.done("swap")) == 2
+
+    play(story, tmp_path)
+
+
+def test_the_same_bad_upload_again_while_it_is_checked_has_the_same_answer(tmp_path: Path) -> None:
+    async def story(world: World) -> None:
+        content = bad("nan")
+        completing = world.pushing(1, content)
+        await until(lambda: 1 in world.store._active_pushes)
+        with pytest.raises(WeightsRefused):
+            await world.store.repeated_update(1, sha256(content))
+        with pytest.raises(WeightsRefused):
+            await completing
+        assert not world.store._active_pushes
+
+    play(story, tmp_path)
+
+
+def test_a_delta_is_kept_and_served_as_full_weights(tmp_path: Path) -> None:
+    async def story(world: World) -> None:
+        replica = await world.replica("r0")
+        await world.push(1, weights(2.0))
+        await world.push(2, delta(), kind="delta", base=1)
+        (tmp_path / "staged").write_bytes(content_of(replica.staged))
+        served = load_file(tmp_path / "staged")
+        expected = INITIAL[NORM] * 2.0
+        expected[3] = 9.0
+        assert torch.equal(served[NORM], expected)
+        stored = world.version_store.info(2)
+        assert (stored.kind, stored.base, stored.checksum) == ("delta", 1, file_checksum(tmp_path / "staged"))
+        assert stored.size_bytes == world.version_store.weights(2).stat().st_size
+
+    play(story, tmp_path)
+
+
+def test_a_delta_may_change_the_initial_weights(tmp_path: Path) -> None:
+    async def story(world: World) -> None:
+        pushes = [world.pushing(version, delta(), kind="delta", base=0) for version in (1, 2, 3)]
+        done = await asyncio.gather(*pushes, return_exceptions=True)
+        assert isinstance(done[-1], PolicyUpdate)
+        assert {type(answer) for answer in done} <= {PolicyUpdate, VersionRefused}
+        assert world.version_store.current() == 3
+
+    play(story, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("options", "failure", "field", "message", "value"),
+    [
+        ({"kind": "delta"}, WeightsRefused, "base", "a delta must say which version it changes", None),
+        ({"kind": "delta", "base": 9}, VersionUnknown, "version", "it is not stored here, or no longer", 9),
+        ({"kind": "delta", "base": 2}, WeightsRefused, "base", "the version has no full weights here", 2),
+        ({"base": 1}, WeightsRefused, "base", "only a delta has a base, and these weights are full", 1),
+        (
+            {"kind": "adapter", "base": 1},
+            WeightsRefused,
+            "base",
+            "only a delta has a base, and these weights are adapter",
+            1,
+        ),
+    ],
+)
+def test_a_base_that_cannot_be_is_refused(
+    tmp_path: Path, options: dict[str, Any], failure: type[PolicyFailure], field: str, message: str, value: Any
+) -> None:
+    async def story(world: World) -> None:
+        await world.push(1, weights(2.0))
+        await world.push(2, adapter(), kind="adapter")
+        async with refused(failure, field, message, value):
+            await world.push(3, delta(), **options)
+        assert world.version_store.current() == 2
+
+    play(story, tmp_path)
+
+
+def test_a_checkpoint_under_a_root_becomes_a_version(tmp_path: Path) -> None:
+    names = sorted(INITIAL)
+    (tmp_path / "roots" / "step").mkdir(parents=True)
+    for number, part in enumerate((names[:20], names[20:])):
+        save_file({name: INITIAL[name] for name in part}, tmp_path / "roots" / "step" / f"{number}.safetensors")
+
+    async def story(world: World) -> None:
+        replica = await world.replica("r0")
+        place = str(tmp_path / "roots" / "step")
+        loads = [asyncio.create_task(world.store.load_checkpoint(1, place, PushOptions())) for _ in range(2)]
+        first, second = await asyncio.gather(*loads)
+        assert first == second
+        assert (first.checksum, replica.loaded) == (file_checksum(TINY_MODEL / "model.safetensors"), LoadedWeights(1))
+        assert world.version_store.info(1).upload_digest is None
+        assert world.files() == {"current.json", "versions/1/info.json", "versions/1/weights.safetensors"}
+        assert len(list((tmp_path / "roots" / "step").iterdir())) == 2
+
+    play(story, tmp_path, checkpoint_roots=[str(tmp_path / "roots")])
+
+
+def test_while_a_checkpoint_is_read_its_number_is_taken(tmp_path: Path) -> None:
+    async def story(world: World) -> None:
+        loading = asyncio.create_task(world.store.load_checkpoint(1, str(TINY_MODEL), PushOptions()))
+        await settled(1)
+        async with refused(VersionRefused, "version", IS_ACTIVE, 1):
+            await world.store.load_checkpoint(1, str(tmp_path), PushOptions())
+        async with refused(VersionRefused, "version", IS_ACTIVE, 1):
+            await world.store.begin_chunk(1, 0)
+        await loading
+
+    play(story, tmp_path, checkpoint_roots=[str(TINY_MODEL)])
+
+
+def test_a_checkpoint_outside_the_roots_is_refused(tmp_path: Path) -> None:
+    async def story(world: World) -> None:
+        with pytest.raises(SourceRefused, match="none is configured"):
+            await world.store.load_checkpoint(1, str(TINY_MODEL), PushOptions())
+        assert world.files() == set()
+
+    play(story, tmp_path)
+
+
+def test_an_adapters_folder_may_be_read_too(tmp_path: Path) -> None:
+    folder = tmp_path / "adapter"
+    folder.mkdir()
+    save_file({"lora_A": torch.ones(2)}, folder / "adapter_model.safetensors")
+    (folder / "adapter_config.json").write_text('{"r": 4}')
+
+    async def story(world: World) -> None:
+        await world.store.load_checkpoint(1, str(folder), PushOptions(kind="adapter"))
+        stored = world.version_store.info(1)
+        assert (stored.kind, stored.adapter_config) == ("adapter", '{"r": 4}')
+
+    play(story, tmp_path, checkpoint_roots=[str(tmp_path)])

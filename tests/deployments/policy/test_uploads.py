@@ -1,0 +1,52 @@
+"""Uploads: who may write, and what is too large."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+import zstandard
+
+from deployments.policy.failures import (
+    ChunkMisplaced,
+    WeightsRefused,
+)
+from deployments.policy.uploads import OVERTAKEN
+from rollout_client.policy_contract import PushOptions
+from tests.deployments.policy.policy_world import World, play, refused, weights
+
+
+def test_two_senders_of_one_version_never_mix(tmp_path: Path) -> None:
+    async def story(world: World) -> None:
+        first, second = weights(2.0), weights(3.0)
+        overtaken = await world.store.begin_chunk(1, 0)
+        await world.store.write_chunk(1, overtaken, 0, first[:1000])
+        await world.upload(1, second)
+
+        async def too_late() -> None:
+            async with refused(ChunkMisplaced, "content-range", OVERTAKEN):
+                await world.store.write_chunk(1, overtaken, 1000, first[1000:])
+            async with refused(ChunkMisplaced, "content-range", OVERTAKEN):
+                await world.store.end_chunk(1, overtaken, len(first), len(first))
+            async with refused(ChunkMisplaced, "content-range", OVERTAKEN):
+                await world.store.complete_upload(1, overtaken, PushOptions(), False, None)
+
+        await too_late()
+        completing = asyncio.create_task(world.complete(1, PushOptions()))
+        await asyncio.sleep(0)
+        async with refused(ChunkMisplaced, "content-range", OVERTAKEN):
+            await world.store.write_chunk(1, world.senders[1], 0, first)
+        await completing
+        assert world.version_store.weights(1).read_bytes() == second
+
+    play(story, tmp_path)
+
+
+@pytest.mark.parametrize("is_zstd", [False, True])
+def test_what_is_larger_than_weights_can_be_is_refused_and_leaves_nothing(tmp_path: Path, is_zstd: bool) -> None:
+    async def story(world: World) -> None:
+        content = bytes(110_000_000)
+        with pytest.raises(WeightsRefused, match="more than weights of this model can be"):
+            await world.push(1, zstandard.compress(content) if is_zstd else content, is_zstd)
+        assert world.files() == set()
+
+    play(story, tmp_path)
