@@ -19,7 +19,7 @@ from deployments.policy.failures import (
     WeightsRefused,
 )
 from rollout_client.policy_contract import PolicyUpdate, PushOptions
-from rollout_client.weights.safetensors_file import file_checksum
+from rollout_client.weights.checksum import file_checksum
 from tests.deployments.policy.policy_world import (
     INITIAL,
     NORM,

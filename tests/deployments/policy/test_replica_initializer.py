@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from deployments.policy.commands import LoadedWeights
-from rollout_client.weights.safetensors_file import file_checksum
+from rollout_client.weights.checksum import file_checksum
 from tests.deployments.policy.policy_world import World, adapter, content_of, play, weights
 from tests.deployments.policy.scripted_replicas import Step
 from tests.paths import TINY_MODEL

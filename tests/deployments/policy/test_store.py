@@ -16,7 +16,7 @@ from deployments.policy.failures import (
 from deployments.policy.upload_store import UploadStore
 from deployments.policy.version_store import StoredVersion
 from rollout_client.policy_contract import PolicyUpdate, PushOptions, SwitchOptions, UploadState
-from rollout_client.weights.safetensors_file import file_checksum
+from rollout_client.weights.checksum import file_checksum
 from tests.deployments.policy.policy_world import INITIAL, NORM, World, play, refused, sha256, taken, versions, weights
 from tests.deployments.policy.scripted_replicas import ScriptedReplica
 from tests.virtual_time import settled, until

@@ -9,7 +9,7 @@ from deployments.policy.failures import (
     WeightsRefused,
 )
 from rollout_client.policy_contract import PushOptions
-from rollout_client.weights.safetensors_file import file_checksum
+from rollout_client.weights.checksum import file_checksum
 from tests.deployments.policy.policy_world import (
     World,
     adapter,
