@@ -14,8 +14,8 @@ from safetensors.torch import load_file, save
 
 from deployments.policy.assembly import sha256_of, unpack_zstd, write_adapter, write_applied, write_checkpoint
 from deployments.policy.validation import validate_full
-from rollout_client.weights.delta import as_bits, delta_weights, encode_changes
 from rollout_client.weights.checksum import file_checksum
+from rollout_client.weights.delta import as_bits, delta_weights, encode_changes
 from rollout_client.weights.safetensors_file import header_bytes, header_of, read_header, read_tensor
 from tests.deployments.policy.weight_files import GOOD, LAYOUT, Bomb, Tensors, adapter, refusal, written
 
