@@ -1,4 +1,4 @@
-"""Sliding puzzles: numbered tiles in a square, one empty place, one move a turn until the tiles are in order."""
+"""Sliding puzzles: numbered tiles in a square with one empty place. Each turn is one move."""
 
 import random
 import re
@@ -6,14 +6,13 @@ from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from deployments.failures import EnvironmentRejected
-from rollout_env import ChatMessage, StepOutcome, TaskEnvironment
+from rollout_env import ChatMessage, SampleRejected, StepOutcome, TaskEnvironment
 
 Board = list[list[int]]
 """Rows of tile numbers, 0 the empty place; a permutation of 0..n²-1."""
 
 Direction = Literal["up", "down", "left", "right"]
-"""Where the tile slides, into the empty place."""
+"""In which a tile slides into the empty place."""
 
 DIRECTIONS: tuple[Direction, ...] = get_args(Direction)
 TILE_BESIDE_EMPTY: dict[Direction, tuple[int, int]] = {"up": (1, 0), "down": (-1, 0), "left": (0, 1), "right": (0, -1)}
@@ -23,19 +22,19 @@ LONGEST_QUOTED_ACTION = 20
 
 
 def solved_board(size: int) -> Board:
-    """The goal: 1..size²-1 in reading order, the empty place last."""
+    """The goal: tiles 1 to size²-1 in reading order, the empty place last."""
     numbers = [*range(1, size * size), 0]
     return [numbers[start : start + size] for start in range(0, size * size, size)]
 
 
 def board_text(board: Board) -> str:
-    """Draws a board: a line a row, numbers right-aligned to the widest, `_` for the empty place."""
+    """The board as text: one line per row, numbers right-aligned to the widest, `_` for the empty place."""
     width = len(str(len(board) ** 2 - 1))
     return "\n".join(" ".join(str(tile or "_").rjust(width) for tile in row) for row in board)
 
 
 def puzzle_prompt(board: Board) -> str:
-    """What the player reads first: the goal, how to move, the board."""
+    """The prompt of a game: the goal, how to move, the board."""
     return (
         f"Slide the tiles into order:\n{board_text(solved_board(len(board)))}\n"
         f"Answer with <action>up</action>, down, left or right.\n{board_text(board)}"
@@ -43,7 +42,7 @@ def puzzle_prompt(board: Board) -> str:
 
 
 def slide(board: Board, direction: Direction) -> Board | None:
-    """Slides the tile that can go `direction` into the empty place; `None` where there is no such tile."""
+    """The board after a tile slid in `direction` into the empty place; `None` if no tile can."""
     row, column = next((r, c) for r, tiles in enumerate(board) for c, tile in enumerate(tiles) if tile == 0)
     tile_row, tile_column = row + TILE_BESIDE_EMPTY[direction][0], column + TILE_BESIDE_EMPTY[direction][1]
     if not (0 <= tile_row < len(board) and 0 <= tile_column < len(board)):
@@ -54,9 +53,9 @@ def slide(board: Board, direction: Direction) -> Board | None:
 
 
 def shuffled_board(size: int, seed: int, shuffle_moves: int) -> Board:
-    """Plays `shuffle_moves` random legal moves from the solved board, none undoing the one before.
+    """Makes `shuffle_moves` random legal moves from the solved board, none of which undoes the one before.
 
-    Where that leads back to the solved board it goes on until it does not. The same arguments give the same board.
+    Makes further moves while the board is the solved one. Equal arguments give equal boards.
     """
     draw = random.Random(seed)
     goal = solved_board(size)
@@ -71,7 +70,7 @@ def shuffled_board(size: int, seed: int, shuffle_moves: int) -> Board:
 
 
 def is_solvable(board: Board) -> bool:
-    """Whether legal moves lead from `board` to the solved board: half of all permutations do."""
+    """Whether legal moves lead from `board` to the solved board, as they do for half of all permutations."""
     size = len(board)
     tiles = [tile for row in board for tile in row if tile != 0]
     inversions = sum(later < tile for place, tile in enumerate(tiles) for later in tiles[place + 1 :])
@@ -82,21 +81,26 @@ def is_solvable(board: Board) -> bool:
 
 
 class SlidingPuzzleState(BaseModel):
-    """A game: its `board`, or the `size`, `seed` and `shuffle_moves` the board is made from, and the moves so far."""
+    """A game: its `board`, or `size`, `seed` and `shuffle_moves` from which the board is made, and the moves so far."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
     board: list[Annotated[list[int], Field(min_length=2, max_length=5)]] | None = Field(
         default=None, min_length=2, max_length=5
     )
-    """Square, 2 to 5 a side, 0 the empty place; must be solvable."""
+    """The rows, from 2x2 to 5x5; 0 is the empty place. The board must be solvable."""
     size: int | None = Field(default=None, ge=2, le=5)
+    """Tiles per side of a board that is made from a shuffle."""
     seed: int | None = Field(default=None, ge=0)
+    """Of the shuffle."""
     shuffle_moves: int | None = Field(default=None, ge=1, le=1000)
+    """Random moves of the shuffle."""
     moves: int = Field(default=0, ge=0)
+    """Legal moves so far."""
     illegal_moves: int = Field(default=0, ge=0)
+    """Replies so far that were no legal move."""
     max_moves: int = Field(default=20, ge=1)
-    """Legal and illegal moves together; the game is lost once they are used up."""
+    """The game is lost when `moves` and `illegal_moves` together reach this number."""
 
     @model_validator(mode="after")
     def has_one_origin(self) -> Self:
@@ -111,7 +115,7 @@ class SlidingPuzzleState(BaseModel):
         return self
 
     def current_board(self) -> Board:
-        """The board as sent, or made from the shuffle."""
+        """The board that was sent, or the one that the shuffle makes."""
         if self.board is not None:
             return self.board
         assert self.size is not None
@@ -131,19 +135,19 @@ def require_playable(board: Board) -> None:
 
 
 class SlidingPuzzleEnvironment(TaskEnvironment):
-    """One move a turn, in an `<action>` tag; reward 1.0 for the move that solves the board."""
+    """One move per turn, in an `<action>` tag. The move that solves the board has reward 1.0, all others 0.0."""
 
     description: ClassVar[str] = "Slide numbered tiles into order, one move a turn; reward 1 when solved."
     ExtraEnvInfo: ClassVar[type[BaseModel]] = SlidingPuzzleState
 
     async def step(self, message_log: list[ChatMessage], extra_env_info: SlidingPuzzleState) -> StepOutcome:
-        """Plays the last complete `<action>` of the response: a direction, or `view`, which costs no move.
+        """Plays the last complete `<action>` of the response: a direction, or `view`, which shows the board for free.
 
         Raises:
-            EnvironmentRejected: when the game is over before the move.
+            SampleRejected: the game is over already.
         """
         board = extra_env_info.current_board()
-        require_open(board, extra_env_info)
+        require_unfinished(board, extra_env_info)
         actions = ACTION_TAG.findall(message_log[-1]["content"])
         action = actions[-1].strip().lower() if actions else None
         if action == "view":
@@ -163,25 +167,26 @@ class SlidingPuzzleEnvironment(TaskEnvironment):
 
 
 def game_sample(size: int, seed: int, shuffle_moves: int) -> dict[str, Any]:
-    """A new game as a sample of a rollout request, its prompt showing the board that the shuffle makes."""
+    """A new game as a sample of a rollout request. The prompt shows the board that the shuffle makes."""
     return {
         "messages": [{"role": "user", "content": puzzle_prompt(shuffled_board(size, seed, shuffle_moves))}],
         "extra_env_info": {"size": size, "seed": seed, "shuffle_moves": shuffle_moves},
     }
 
 
-def require_open(board: Board, state: SlidingPuzzleState) -> None:
+def require_unfinished(board: Board, state: SlidingPuzzleState) -> None:
+    """Raises SampleRejected if the game is over."""
     if board == solved_board(len(board)):
-        raise EnvironmentRejected(f"extra_env_info.board is solved already: {board}")
+        raise SampleRejected(f"extra_env_info.board is solved already: {board}")
     if state.moves + state.illegal_moves >= state.max_moves:
-        raise EnvironmentRejected(
+        raise SampleRejected(
             f"extra_env_info.max_moves is {state.max_moves}, and {state.moves} moves and {state.illegal_moves} illegal "
             "moves have used it up"
         )
 
 
 def complaint(action: str | None) -> str:
-    """The sentence for an action that is no move: missing, not a direction, or without a tile to slide."""
+    """Why an action is no legal move: it is missing, no direction, or no tile can slide there."""
     if action is None:
         return "No action found."
     if action in DIRECTIONS:
@@ -190,7 +195,7 @@ def complaint(action: str | None) -> str:
 
 
 def outcome(state: SlidingPuzzleState, board: Board, observation: str, answer: str | None) -> StepOutcome:
-    """The outcome with `board` reached and the moves of `state` played; whether the game is over overrules the text."""
+    """The outcome for `board` and the counts of `state`. If the game is over, the observation says so instead."""
     solved = board == solved_board(len(board))
     lost = not solved and state.moves + state.illegal_moves >= state.max_moves
     if solved:

@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import signal
 import subprocess
 import sys
 import textwrap
@@ -16,8 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deployments.environments.math import MathEnvironment, MathInfo, ground_truth_text, last_box
-from deployments.failures import EnvironmentLost, EnvironmentRejected
-from rollout_env import ChatMessage, StepOutcome
+from deployments.failures import EnvironmentLost
+from rollout_env import ChatMessage, SampleRejected, StepOutcome, check
+from rollout_env.step_watch import longest_block
 
 HOSTILE = "\\boxed{10^{10^{10^{10}}}}"
 
@@ -55,13 +55,13 @@ def is_gone(pid: int) -> bool:
     return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
 
 
-def test_a_right_answer_is_worth_one_and_ends_the_sample(environment: MathEnvironment) -> None:
+def test_a_right_answer_has_reward_one_and_ends_the_rollout(environment: MathEnvironment) -> None:
     assert judge(environment, "So it is \\boxed{42}.") == StepOutcome(
         observation={"role": "user", "content": "Environment: correct"}, reward=1.0, terminated=True, answer="42"
     )
 
 
-def test_a_wrong_answer_is_worth_nothing_and_the_right_one_is_told(environment: MathEnvironment) -> None:
+def test_a_wrong_answer_has_reward_zero_and_the_right_one_is_told(environment: MathEnvironment) -> None:
     assert judge(environment, "\\boxed{41}") == StepOutcome(
         observation={"role": "user", "content": "Environment: incorrect. Expected 42."},
         reward=0.0,
@@ -100,20 +100,21 @@ def test_an_equal_answer_is_right(
         ("42 it is: \\boxed{43}", "43"),
     ],
 )
-def test_anything_else_is_wrong(environment: MathEnvironment, response: str, answer: str | None) -> None:
+def test_a_response_that_ends_in_no_right_answer_is_wrong(
+    environment: MathEnvironment, response: str, answer: str | None
+) -> None:
     outcome = judge(environment, response)
     assert (outcome.reward, outcome.answer) == (0.0, answer)
 
 
 @pytest.mark.parametrize("ground_truth", ["", "  ", "}{", "\\frac{"])
 def test_a_ground_truth_that_cannot_be_read_rejects_the_sample(environment: MathEnvironment, ground_truth: str) -> None:
-    with pytest.raises(EnvironmentRejected) as refusal:
+    with pytest.raises(SampleRejected) as refusal:
         judge(environment, "\\boxed{42}", ground_truth)
     assert str(refusal.value) == f"extra_env_info.ground_truth is no mathematical expression: {ground_truth!r}"
 
 
 def test_an_answer_that_takes_forever_is_given_up_and_the_next_one_checked(environment: MathEnvironment) -> None:
-    start = time.monotonic()
     assert judge(environment, HOSTILE) == StepOutcome(
         observation={"role": "user", "content": "Environment: not checked. The check took longer than 1 s."},
         reward=0.0,
@@ -121,19 +122,13 @@ def test_an_answer_that_takes_forever_is_given_up_and_the_next_one_checked(envir
         answer="10^{10^{10^{10}}}",
     )
     assert judge(environment, "\\boxed{42}").reward == 1.0
-    assert time.monotonic() - start < 4.0
 
 
 def test_the_event_loop_runs_on_while_an_answer_is_checked(environment: MathEnvironment) -> None:
-    async def ticks_during_check() -> int:
-        check = asyncio.ensure_future(environment.step(conversation(HOSTILE), MathInfo(ground_truth=42)))
-        ticks = 0
-        while not check.done():
-            await asyncio.sleep(0.01)
-            ticks += 1
-        return ticks
-
-    assert asyncio.run(ticks_during_check()) > 50
+    step = environment.step(conversation(HOSTILE), MathInfo(ground_truth=42))
+    outcome, longest_block_s = asyncio.run(longest_block(step, timeout_s=60))
+    assert outcome.observation["content"] == "Environment: not checked. The check took longer than 1 s."
+    assert longest_block_s < 0.5
 
 
 def test_a_worker_that_dies_between_checks_is_replaced(environment: MathEnvironment) -> None:
@@ -154,15 +149,14 @@ def test_closing_ends_the_worker() -> None:
 def test_the_worker_ends_when_its_parent_is_killed(response: str, tmp_path: Path) -> None:
     program = f"""
         import asyncio
-        from pathlib import Path
         from deployments.environments.math import MathEnvironment, MathInfo
 
         async def main():
-            environment = MathEnvironment(check_timeout_s=2.0)
+            environment = MathEnvironment(check_timeout_s=1.0)
             log = [{{"role": "assistant", "content": {response!r}}}]
             await environment.step([{{"role": "assistant", "content": "1"}}], MathInfo(ground_truth=1))
             workers = environment.pool._pool_manager.worker_manager.workers
-            asyncio.get_running_loop().call_later(0.3, Path("pid").write_text, str(*workers))
+            asyncio.get_running_loop().call_later(0.3, lambda: print(*workers, flush=True))
             await environment.step(log, MathInfo(ground_truth=42))
             await asyncio.sleep(60)
 
@@ -172,13 +166,12 @@ def test_the_worker_ends_when_its_parent_is_killed(response: str, tmp_path: Path
     script = tmp_path / "parent.py"
     script.write_text(textwrap.dedent(program))
     same_imports = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    parent = subprocess.Popen([sys.executable, script], cwd=tmp_path, env=same_imports)
-    pid_file = tmp_path / "pid"
-    assert wait_until(lambda: pid_file.exists() and pid_file.read_text() != "", limit_s=30)
-    worker = int(pid_file.read_text())
-    assert not is_gone(worker)
-    parent.send_signal(signal.SIGKILL)
-    parent.wait()
+    command = [sys.executable, str(script)]
+    with subprocess.Popen(command, cwd=tmp_path, env=same_imports, stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        worker = int(parent.stdout.readline())
+        assert not is_gone(worker)
+        parent.kill()
     assert wait_until(lambda: is_gone(worker))
 
 
@@ -202,10 +195,10 @@ def test_the_last_box_is_the_last_whose_braces_close(text: str, content: str | N
     assert last_box(text) == content
 
 
+@pytest.mark.timeout(30)
 def test_finding_the_last_box_takes_linear_time() -> None:
-    start = time.monotonic()
+    # In quadratic time this would take longer than the test may.
     assert last_box("\\boxed{" * 200_000) is None
-    assert time.monotonic() - start < 2.0
 
 
 @given(st.floats(allow_nan=False, allow_infinity=False))
@@ -213,6 +206,10 @@ def test_a_float_is_written_without_exponent_and_loses_nothing(value: float) -> 
     text = ground_truth_text(value)
     assert "e" not in text.lower()
     assert float(text) == value
+
+
+def test_it_keeps_the_rules_for_environments() -> None:
+    check(MathEnvironment, samples=2)
 
 
 def test_the_examples_are_different_additions(environment: MathEnvironment) -> None:

@@ -1,6 +1,5 @@
 """The sliding puzzle: its boards, its rules and what it says of bad states."""
 
-import asyncio
 from collections import deque
 from typing import Any
 
@@ -21,17 +20,17 @@ from deployments.environments.sliding_puzzle import (
     slide,
     solved_board,
 )
-from deployments.failures import EnvironmentRejected
-from rollout_env import StepOutcome
+from rollout_env import SampleRejected, StepOutcome, check, play
 
 ONE_LEFT_TO_GO = [[1, 2], [0, 3]]
 shuffles = st.tuples(st.integers(2, 5), st.integers(0, 2**63 - 1), st.integers(1, 60))
 
 
-def play(response: str, **state: Any) -> StepOutcome:
-    log = [{"role": "user", "content": "Play."}, {"role": "assistant", "content": response}]
-    environment = SlidingPuzzleEnvironment()
-    return asyncio.run(environment.step(log, SlidingPuzzleState(**state)))  # type: ignore[arg-type]
+def outcome_of(response: str, **state: Any) -> StepOutcome:
+    """The outcome of one move in the game that `state` describes."""
+    sample = {"messages": [{"role": "user", "content": "Play."}], "extra_env_info": state}
+    [outcome] = play(SlidingPuzzleEnvironment(), [response], sample).outcomes
+    return outcome
 
 
 def state_of(board: list[list[int]], moves: int = 0, illegal_moves: int = 0, max_moves: int = 20) -> dict[str, Any]:
@@ -59,7 +58,7 @@ def test_the_prompt_shows_the_goal_the_actions_and_the_board() -> None:
     ],
 )
 def test_a_tile_slides_in_the_named_direction_into_the_empty_place(direction: str, after: list[list[int]]) -> None:
-    outcome = play(f"<action>{direction}</action>", board=[[1, 2, 3], [4, 0, 5], [7, 8, 6]])
+    outcome = outcome_of(f"<action>{direction}</action>", board=[[1, 2, 3], [4, 0, 5], [7, 8, 6]])
     assert outcome == StepOutcome(
         observation={"role": "user", "content": board_text(after)},
         reward=0.0,
@@ -70,7 +69,7 @@ def test_a_tile_slides_in_the_named_direction_into_the_empty_place(direction: st
 
 
 def test_the_move_that_solves_the_board_ends_the_game_with_reward_one() -> None:
-    assert play("<action>left</action>", board=ONE_LEFT_TO_GO, moves=2) == StepOutcome(
+    assert outcome_of("<action>left</action>", board=ONE_LEFT_TO_GO, moves=2) == StepOutcome(
         observation={"role": "user", "content": "Solved in 3 moves."},
         reward=1.0,
         terminated=True,
@@ -80,13 +79,13 @@ def test_the_move_that_solves_the_board_ends_the_game_with_reward_one() -> None:
 
 
 def test_solving_with_the_last_allowed_move_counts() -> None:
-    outcome = play("<action>left</action>", board=ONE_LEFT_TO_GO, max_moves=1)
+    outcome = outcome_of("<action>left</action>", board=ONE_LEFT_TO_GO, max_moves=1)
     assert (outcome.reward, outcome.observation["content"]) == (1.0, "Solved in 1 move.")
 
 
 def test_the_last_complete_action_counts() -> None:
     response = "<action>down</action> no, <action> LEFT </action> and <action>up"
-    assert play(response, board=ONE_LEFT_TO_GO).reward == 1.0
+    assert outcome_of(response, board=ONE_LEFT_TO_GO).reward == 1.0
 
 
 @pytest.mark.parametrize(
@@ -101,7 +100,7 @@ def test_the_last_complete_action_counts() -> None:
     ],
 )
 def test_what_is_no_move_is_counted_and_answered_with_the_board(response: str, sentence: str, answer: str) -> None:
-    assert play(response, board=ONE_LEFT_TO_GO) == StepOutcome(
+    assert outcome_of(response, board=ONE_LEFT_TO_GO) == StepOutcome(
         observation={"role": "user", "content": f"{sentence}\n1 2\n_ 3"},
         reward=0.0,
         terminated=False,
@@ -111,7 +110,7 @@ def test_what_is_no_move_is_counted_and_answered_with_the_board(response: str, s
 
 
 def test_view_shows_the_board_and_costs_no_move() -> None:
-    outcome = play("<action>view</action>", board=ONE_LEFT_TO_GO, moves=3, illegal_moves=4, max_moves=8)
+    outcome = outcome_of("<action>view</action>", board=ONE_LEFT_TO_GO, moves=3, illegal_moves=4, max_moves=8)
     assert outcome.observation["content"] == "1 2\n_ 3"
     assert not outcome.terminated
     assert outcome.metadata == state_of(ONE_LEFT_TO_GO, moves=3, illegal_moves=4, max_moves=8)
@@ -119,13 +118,13 @@ def test_view_shows_the_board_and_costs_no_move() -> None:
 
 @pytest.mark.parametrize("response", ["<action>right</action>", "<action>down</action>", "nothing"])
 def test_legal_and_illegal_moves_together_use_up_the_game(response: str) -> None:
-    outcome = play(response, board=ONE_LEFT_TO_GO, moves=2, illegal_moves=1, max_moves=4)
+    outcome = outcome_of(response, board=ONE_LEFT_TO_GO, moves=2, illegal_moves=1, max_moves=4)
     assert (outcome.reward, outcome.terminated, outcome.observation["content"]) == (0.0, True, "No moves left.")
 
 
 def test_the_next_state_of_a_shuffled_game_is_its_board() -> None:
     board = shuffled_board(3, 7, 5)
-    outcome = play("<action>view</action>", size=3, seed=7, shuffle_moves=5)
+    outcome = outcome_of("<action>view</action>", size=3, seed=7, shuffle_moves=5)
     assert outcome.metadata == state_of(board)
 
 
@@ -138,10 +137,10 @@ def test_the_next_state_of_a_shuffled_game_is_its_board() -> None:
         ({"board": [[1, 2], [3, 0, 4]]}, "board must be square"),
         ({"board": [[1, 2], [2, 0]]}, r"board must hold each of 0\.\.3 once"),
         ({"board": [[2, 1], [3, 0]]}, "board cannot be solved"),
-        ({"board": [[0]]}, "board"),
-        ({"size": 6, "seed": 1, "shuffle_moves": 1}, "size"),
-        ({"size": 2, "seed": 1, "shuffle_moves": 0}, "shuffle_moves"),
-        ({"board": ONE_LEFT_TO_GO, "max_move": 3}, "max_move"),
+        ({"board": [[0]]}, r"board\.0\n  List should have at least 2 items"),
+        ({"size": 6, "seed": 1, "shuffle_moves": 1}, r"size\n  Input should be less than or equal to 5"),
+        ({"size": 2, "seed": 1, "shuffle_moves": 0}, r"shuffle_moves\n  Input should be greater than or equal to 1"),
+        ({"board": ONE_LEFT_TO_GO, "max_move": 3}, r"max_move\n  Extra inputs are not permitted"),
     ],
 )
 def test_a_state_that_is_no_game_is_refused_by_the_name_of_its_field(state: dict[str, Any], complaint: str) -> None:
@@ -149,11 +148,31 @@ def test_a_state_that_is_no_game_is_refused_by_the_name_of_its_field(state: dict
         SlidingPuzzleState(**state)
 
 
+def test_a_game_is_played_move_by_move_until_it_is_solved() -> None:
+    sample = {"messages": [{"role": "user", "content": "Play."}], "extra_env_info": {"board": [[1, 0], [3, 2]]}}
+    replies = ["<action>right</action>", "hm", "<action>left</action>", "<action>up</action>", "<action>up</action>"]
+    played = play(SlidingPuzzleEnvironment(), replies, sample)
+    assert [message["content"] for message in played.message_log[2::2]] == [
+        "_ 1\n3 2",
+        "No action found.\n_ 1\n3 2",
+        "1 _\n3 2",
+        "Solved in 3 moves.",
+    ]
+    assert [outcome.reward for outcome in played.outcomes] == [0.0, 0.0, 0.0, 1.0]
+    assert played.terminated
+    assert played.unused_replies == ["<action>up</action>"]
+    assert played.extra_env_info == state_of([[1, 2], [3, 0]], moves=3, illegal_moves=1)
+
+
+def test_it_keeps_the_rules_for_environments() -> None:
+    check(SlidingPuzzleEnvironment, replies=["<action>up</action>", "<action>left</action>", "<action>view</action>"])
+
+
 def test_a_game_that_is_over_takes_no_further_move() -> None:
-    with pytest.raises(EnvironmentRejected, match=r"extra_env_info\.board is solved already"):
-        play("<action>down</action>", board=solved_board(2))
-    with pytest.raises(EnvironmentRejected, match=r"extra_env_info\.max_moves is 4, and 3 moves and 1 illegal"):
-        play("<action>left</action>", board=ONE_LEFT_TO_GO, moves=3, illegal_moves=1, max_moves=4)
+    with pytest.raises(SampleRejected, match=r"extra_env_info\.board is solved already"):
+        outcome_of("<action>down</action>", board=solved_board(2))
+    with pytest.raises(SampleRejected, match=r"extra_env_info\.max_moves is 4, and 3 moves and 1 illegal"):
+        outcome_of("<action>left</action>", board=ONE_LEFT_TO_GO, moves=3, illegal_moves=1, max_moves=4)
 
 
 @given(shuffles)
