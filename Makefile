@@ -8,17 +8,24 @@ CONFIG ?= serve_config.cpu.yaml
 USERS ?= 16
 SECONDS_OF_LOAD ?= 30
 
-.PHONY: help setup demo serve train train-trl test lint load bench bench-scale bench-payload bench-swap lock tiny-model
+.PHONY: help setup demo serve train train-trl lint test-fast test test-all coverage mutation docs docs-serve load \
+	bench bench-scale bench-payload bench-swap lock tiny-model
 
 help:
 	@echo "make demo           set up, start the service, play a mixed batch, show it, stop"
 	@echo "make serve          set up and leave the service running on loopback until Ctrl-C"
 	@echo "make train          train the embedded model with GRPO: rollouts from the service, weights back every step, train.png"
 	@echo "make train-trl      the same by TRL's GRPOTrainer, train_trl.png"
-	@echo "make test           set up, then lint, types and the tests"
+	@echo "make lint           set up, then style, types, the rooms' imports and generated files"
+	@echo "make test-fast      the tests that start neither Ray nor the engine (under a minute)"
+	@echo "make test           lint, test-fast, then the tests of the running service (under ten minutes in all)"
+	@echo "make test-all       make test, then what takes longer: coverage of the replicas and the docs' code"
+	@echo "make coverage       the tests once more with coverage, in this process and in the replicas; below 90% it fails"
+	@echo "make mutation       mutate the core and the request path, and show which mutants no test notices (an hour)"
+	@echo "make docs           build the documentation into site/; a broken link or reference fails"
 	@echo "make load           set up, start the service, put it under load with locust, stop (USERS=16 SECONDS_OF_LOAD=30)"
 	@echo "make bench          set up, measure the service against the bare engine and vLLM's server, bench.png"
-	@echo "make bench-scale    set up, measure the service's throughput on two cores, with simulated engines (ten minutes)"
+	@echo "make bench-scale    set up, measure what two cores carry where generators only keep the pace of GPUs (ten minutes)"
 	@echo "make bench-payload  set up, measure a large answer as JSON and as Arrow, from the last token to tensors"
 	@echo "make bench-swap     set up, start the service, measure how long a push of weights stops generation, stop"
 	@echo "make tiny-model     train the embedded model anew (under ten minutes on two cores)"
@@ -54,15 +61,43 @@ train-trl: $(READY)
 	@$(PYTHON) -m examples.train_trl $(CONFIG)
 
 lint: $(READY)
-	@echo "Lint"
+	@echo "Style"
 	@$(VENV)/bin/ruff check .
-	@$(VENV)/bin/ruff format --check .
+	@$(VENV)/bin/ruff format --check --quiet .
 	@echo "Types"
 	@$(VENV)/bin/mypy
+	@echo "Rooms"
+	@PYTHONPATH=. $(VENV)/bin/lint-imports --no-logo
+	@echo "Generated files"
+	@$(PYTHON) clients/generate_sync.py --check
 
-test: lint
-	@echo "Tests"
-	@$(PYTHON) -m pytest
+test-fast: $(READY)
+	@echo "Tests without Ray and the engine"
+	@$(PYTHON) -m pytest -m "not live" -n logical
+
+test: lint test-fast
+	@echo "Tests of the running service"
+	@$(PYTHON) -m pytest -m live
+
+# What needs longer than `make test` may take has a target of its own and is called here.
+test-all: test coverage docs
+
+coverage: $(READY)
+	@echo "Tests with coverage"
+	@$(VENV)/bin/coverage erase
+	@$(PYTHON) -m pytest --cov --cov-report= --cov-config=pyproject.toml
+	@$(VENV)/bin/coverage report --skip-covered --fail-under=90
+
+mutation: $(READY)
+	@$(VENV)/bin/mutmut run
+	@$(VENV)/bin/mutmut results
+
+docs: $(READY)
+	@NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict --quiet
+	@echo "The documentation is in site/index.html"
+
+docs-serve: $(READY)
+	@NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs serve
 
 load: $(READY)
 	@$(PYTHON) -m examples.load $(CONFIG) --users $(USERS) --seconds $(SECONDS_OF_LOAD)

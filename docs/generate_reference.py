@@ -1,0 +1,171 @@
+"""A hook of mkdocs: writes the reference pages that follow from the code, so that they cannot say anything else."""
+
+import inspect
+from collections.abc import Iterator
+from typing import Any
+
+import typer
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+
+import rollout_client.errors
+from deployments import failures
+from deployments.policy import failures as policy_failures
+from rollout_client.cli.app import app as command_line
+from service.remote.policy import RemotePolicy
+from service.rollout_service import RolloutService
+from service.routes.http_app import build_http_app
+from service.settings import Limits, ServiceSettings
+
+Schema = dict[str, Any]
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    pages = {
+        "http": http_page(),
+        "command-line": command_line_page(),
+        "settings": settings_page(),
+        "errors": errors_page(),
+    }
+    for name, lines in pages.items():
+        files.append(File.generated(config, f"reference/{name}.md", content="\n".join(lines)))
+    return files
+
+
+def http_page() -> Iterator[str]:
+    rollouts = RolloutService(None, {}, RemotePolicy(None), None, Limits())  # type: ignore[arg-type]  # nothing is called
+    document = build_http_app(rollouts).openapi()
+    yield "# HTTP"
+    yield f"\n{document['info'].get('description', '')}\n"
+    for path, operations in document["paths"].items():
+        for method, operation in operations.items():
+            yield from operation_section(method, path, operation)
+    yield "## Types\n"
+    for name, schema in sorted(document["components"]["schemas"].items()):
+        yield f"### {name}\n"
+        yield schema.get("description", "")
+        yield from property_table(schema)
+
+
+def operation_section(method: str, path: str, operation: Schema) -> Iterator[str]:
+    yield f"## `{method.upper()} {path}`\n"
+    yield operation.get("description") or operation.get("summary", "")
+    if parameters := operation.get("parameters"):
+        yield "\n| parameter | in | type | meaning |\n| --- | --- | --- | --- |"
+        for parameter in parameters:
+            meaning = cell(parameter.get("description", ""))
+            yield f"| `{parameter['name']}` | {parameter['in']} | {type_of(parameter['schema'])} | {meaning} |"
+    if body := operation.get("requestBody"):
+        yield "\n**Body**\n"
+        yield from media_types(body["content"])
+    yield "\n| status | meaning | body |\n| --- | --- | --- |"
+    for status, response in operation["responses"].items():
+        bodies = ", ".join(
+            f"`{media_type}` {type_of(content.get('schema', {}))}".strip()
+            for media_type, content in response.get("content", {}).items()
+        )
+        yield f"| {status} | {cell(response.get('description', ''))} | {bodies} |"
+    yield ""
+
+
+def media_types(contents: Schema) -> Iterator[str]:
+    for media_type, content in contents.items():
+        yield f"- `{media_type}`: {type_of(content.get('schema', {}))}"
+
+
+def property_table(schema: Schema) -> Iterator[str]:
+    properties = schema.get("properties")
+    if not properties:
+        yield ""
+        return
+    yield "\n| field | type | meaning |\n| --- | --- | --- |"
+    required = set(schema.get("required", ()))
+    for name, field in properties.items():
+        needed = " (required)" if name in required else default_of(field)
+        yield f"| `{name}` | {type_of(field)}{needed} | {cell(field.get('description', ''))} |"
+    yield ""
+
+
+def default_of(field: Schema) -> str:
+    return f", default `{field['default']}`" if field.get("default") not in (None, {}, []) else ""
+
+
+def type_of(schema: Schema) -> str:
+    """A schema in words: `[Sampling](#sampling) or null`, `array of integer`."""
+    if reference := schema.get("$ref"):
+        name = reference.rpartition("/")[2]
+        return f"[{name}](#{name.lower()})"
+    for choice in ("anyOf", "oneOf", "allOf"):
+        if choice in schema:
+            return " or ".join(dict.fromkeys(type_of(option) for option in schema[choice]))
+    if "enum" in schema:
+        return " or ".join(f"`{value}`" for value in schema["enum"])
+    if "const" in schema:
+        return f"`{schema['const']}`"
+    if schema.get("type") == "array":
+        return f"array of {type_of(schema.get('items', {}))}"
+    return str(schema.get("format") or schema.get("type") or "any")
+
+
+def command_line_page() -> Iterator[str]:
+    root = typer.main.get_command(command_line)
+    yield "# Command line\n"
+    yield 'The command `rollout` comes with `pip install "./clients[cli]"`.\n'
+    yield from command_section("rollout", root)
+
+
+def command_section(name: str, command: Any) -> Iterator[str]:
+    if name != "rollout":
+        yield f"## `{name}`\n"
+    yield f"{inspect.cleandoc(command.help or '')}\n"
+    yield "| option | meaning | default |\n| --- | --- | --- |"
+    for parameter in command.params:
+        is_argument = parameter.param_type_name == "argument"
+        names = parameter.human_readable_name if is_argument else ", ".join(parameter.opts)
+        default = "" if parameter.default is None or callable(parameter.default) else f"`{parameter.default}`"
+        yield f"| `{names}` | {cell(getattr(parameter, 'help', None) or '')} | {default} |"
+    yield ""
+    for sub_name, sub_command in sorted(getattr(command, "commands", {}).items()):
+        yield from command_section(f"{name} {sub_name}", sub_command)
+
+
+def settings_page() -> Iterator[str]:
+    yield "# Settings\n"
+    yield "What stands under `args` of the application in a Serve config. Unknown names are refused at the start.\n"
+    schema = ServiceSettings.model_json_schema()
+    models = {ServiceSettings.__name__: schema, **schema.get("$defs", {})}
+    for name, model in models.items():
+        yield f"## {name}\n"
+        yield model.get("description", "")
+        yield from property_table(model)
+
+
+def errors_page() -> Iterator[str]:
+    yield "# Errors\n"
+    yield "## Of a sample\n"
+    yield "A failed sample comes back with `status: error` and an `error`: kind, message, whether a retry can help.\n"
+    for failure in classes_below(failures.RolloutFailure):
+        yield f"### {failure.__name__}\n"
+        yield f"Kind `{failure.kind}`, {'retryable' if failure.retryable else 'not retryable'}.\n"
+        yield f"{inspect.getdoc(failure)}\n"
+    yield "## Of a change of the weights\n"
+    for policy_failure in classes_below(policy_failures.PolicyFailure):
+        yield f"### {policy_failure.__name__}\n"
+        type_ = f"urn:rollout:problem:{policy_failure.name}"
+        yield f"Status {policy_failure.status}, problem type `{type_}`: {policy_failure.title}.\n"
+        yield f"{inspect.getdoc(policy_failure)}\n"
+    yield "## In the Python client\n"
+    for error in classes_below(rollout_client.errors.RolloutError):
+        yield f"### {error.__name__}\n"
+        yield f"{inspect.getdoc(error)}\n"
+
+
+def classes_below(base: Any) -> Iterator[Any]:
+    for subclass in base.__subclasses__():
+        yield subclass
+        yield from classes_below(subclass)
+
+
+def cell(text: str) -> str:
+    """`text` in one cell of a table."""
+    return " ".join(text.split()).replace("|", "\\|")
