@@ -1,13 +1,14 @@
-"""Every way a sample can fail.
+"""Every way in which a sample can fail.
 
-- *Named* here, one class per way, each with the `kind` of boundary that broke and whether a retry can help.
-- *Raised* where it happens: the engine wrapper, the environment host, the hop between replicas, the loop.
-- *Classified* once, in `failure_of`.
-- *Surfaced* as the sample's `status: error` and its `error`; a failed sample never touches its siblings.
+- *Named* here: one class per way, with the `kind` of boundary that broke and whether a retry can help.
+- *Raised* where it happens: by the engines, the environment host, the calls between deployments, the loop.
+- *Logged* where it becomes data: by the replica that returns it as a result, and by the loop.
+- *Classified* once, by `failure_of`.
+- *Reported* as the sample's `status: error` and its `error`. A failed sample never affects its siblings.
 
-`retryable` splits failures in two: those of the fleet (a dead replica, a lost connection, a full queue), where the
-same turn can succeed elsewhere, and those of the sample itself (too long, rejected by its environment), where it
-cannot.
+`retryable` divides the failures in two. Those of the fleet (a dead replica, a lost connection, a full queue) are
+retryable, because the same turn can succeed on another replica. Those of the sample itself (too long, rejected by its
+environment) are not.
 """
 
 from typing import ClassVar
@@ -16,22 +17,22 @@ from rollout_client.contract import FailureKind, SampleError
 
 
 class RolloutFailure(Exception):
-    """A failure of one sample; its message is a sentence for the user."""
+    """A failure of one sample. Its message is a sentence for the user."""
 
     kind: ClassVar[FailureKind] = "internal"
     retryable: ClassVar[bool] = False
     costs_a_retry: ClassVar[bool] = True
-    """Whether trying again counts against the sample's `retries`."""
+    """Whether a retry counts against the sample's `retries`."""
 
 
 class PromptRejected(RolloutFailure):
-    """The sample's own prompt cannot be played (too long, not renderable by the chat template)."""
+    """The prompt cannot be played: it is too long, or the chat template cannot render it."""
 
     kind = "request"
 
 
 class GenerationRejected(RolloutFailure):
-    """The engine refused the request: another replica would refuse it too."""
+    """The engine refused the request, as every other replica would."""
 
     kind = "generation"
 
@@ -44,19 +45,19 @@ class GenerationLost(RolloutFailure):
 
 
 class GenerationCut(GenerationLost):
-    """An update of the weights cut the generation, as whoever pushed them wanted."""
+    """An update of the weights aborted the generation, because its push asked for that."""
 
     costs_a_retry = False
 
 
 class EnvironmentRejected(RolloutFailure):
-    """The environment cannot take this sample: its `extra_env_info` is not what the task needs."""
+    """The environment cannot step this sample: its `extra_env_info` is not what the task needs."""
 
     kind = "environment"
 
 
 class EnvironmentBroken(RolloutFailure):
-    """The environment's own code raised, or answered something that is no outcome."""
+    """The environment's own code raised an exception, or returned an invalid outcome."""
 
     kind = "environment"
 
@@ -69,7 +70,7 @@ class EnvironmentLost(RolloutFailure):
 
 
 class PolicyStoreLost(RolloutFailure):
-    """The policy store broke during the call; it comes back with what it had made durable."""
+    """The policy store broke during the call. Serve restarts it from its last durable state."""
 
     retryable = True
 
@@ -89,7 +90,7 @@ class Overloaded(RolloutFailure):
 
 
 def failure_of(exception: Exception) -> SampleError:
-    """Classifies what broke a sample; an exception nobody named is `internal` and not retryable."""
+    """The error of a sample that an exception broke. One that is no `RolloutFailure` is `internal`, not retryable."""
     if isinstance(exception, RolloutFailure):
         return SampleError(kind=exception.kind, message=str(exception), retryable=exception.retryable)
     return SampleError(kind="internal", message=f"{type(exception).__name__}: {exception}", retryable=False)

@@ -1,0 +1,56 @@
+"""How the failures of a sample are classified and reported."""
+
+import pickle
+from typing import Any
+
+import pytest
+
+from deployments import failures
+from deployments.failures import RolloutFailure, failure_of
+
+CLASSES: list[type[RolloutFailure]] = [
+    value for value in vars(failures).values() if isinstance(value, type) and issubclass(value, RolloutFailure)
+]
+
+
+def test_each_failure_has_the_kind_of_the_boundary_that_broke_and_says_whether_a_retry_can_help() -> None:
+    assert {failure.__name__: (failure.kind, failure.retryable) for failure in CLASSES} == {
+        "RolloutFailure": ("internal", False),
+        "PromptRejected": ("request", False),
+        "GenerationRejected": ("generation", False),
+        "GenerationLost": ("generation", True),
+        "GenerationCut": ("generation", True),
+        "EnvironmentRejected": ("environment", False),
+        "EnvironmentBroken": ("environment", False),
+        "EnvironmentLost": ("environment", True),
+        "PolicyStoreLost": ("internal", True),
+        "TurnTimedOut": ("timeout", True),
+        "Overloaded": ("overload", True),
+    }
+
+
+def test_only_a_generation_that_an_update_cut_costs_no_retry() -> None:
+    assert [failure.__name__ for failure in CLASSES if not failure.costs_a_retry] == ["GenerationCut"]
+
+
+@pytest.mark.parametrize("failure", CLASSES)
+def test_a_failure_is_reported_by_its_kind_and_its_sentence(failure: type[RolloutFailure]) -> None:
+    assert failure_of(failure("It broke.")).model_dump() == {
+        "kind": failure.kind,
+        "message": "It broke.",
+        "retryable": failure.retryable,
+    }
+
+
+def test_any_other_exception_is_internal_and_not_retryable() -> None:
+    assert failure_of(KeyError("x")).model_dump() == {
+        "kind": "internal",
+        "message": "KeyError: 'x'",
+        "retryable": False,
+    }
+
+
+@pytest.mark.parametrize("failure", CLASSES)
+def test_a_failure_can_be_sent_to_another_process(failure: type[RolloutFailure]) -> None:
+    received: Any = pickle.loads(pickle.dumps(failure("It broke.")))
+    assert (type(received), str(received)) == (failure, "It broke.")

@@ -1,0 +1,460 @@
+"""The conductor of a request on scripted ports, in virtual time."""
+
+import asyncio
+import threading
+from contextlib import aclosing
+from typing import Any
+
+import pytest
+
+from deployments.failures import (
+    EnvironmentLost,
+    GenerationLost,
+    GenerationRejected,
+    PolicyStoreLost,
+    RolloutFailure,
+    TurnTimedOut,
+)
+from deployments.policy.failures import PolicyNotCurrent
+from deployments.protocols import (
+    Generation,
+    GenerationRequest,
+    GeneratorDescription,
+    StepRequest,
+    TaskDescription,
+)
+from rollout_client.contract import PolicyVersions, RolloutRequest, SampleResult
+from rollout_client.problem_contract import FieldProblem
+from rollout_env import StepOutcome
+from service.remote.policy import RemotePolicy
+from service.requests.episodes import EpisodeFactory
+from service.responses.problems import RequestProblem
+from service.rollout_service import (
+    MOST_BYTES_PREPARED_INLINE,
+    MOST_GENERATIONS_PREPARED_INLINE,
+    READY_WITHIN_S,
+    RolloutService,
+    SampleFailed,
+)
+from service.rollouts.episode import Episode
+from service.settings import Limits, ServiceSettings
+from tests import virtual_time
+from tests.paths import TINY_MODEL
+from tests.service.scripted import ScriptedEnvironment, ScriptedGenerator, outcome
+from tests.service.scripted_http import DESCRIPTION, tokenizer
+
+SAMPLE: dict[str, Any] = {"task_name": "math", "messages": [{"role": "user", "content": "What is 1 + 2?"}]}
+THREAD_STUCK_AFTER_S = 20
+
+
+def request_of(*samples: dict[str, Any], **fields: Any) -> RolloutRequest:
+    return RolloutRequest.model_validate({"samples": samples or [SAMPLE], **fields})
+
+
+class GatedStore:
+    """A policy store at version 3. `wait_for` answers when its gate is open, or raises its failure."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[int, int | None, float | None]] = []
+        self.gate = asyncio.Event()
+        self.failure: Exception | None = None
+
+    async def wait_for(self, min_version: int, version: int | None, wait_s: float | None) -> int:
+        self.asked.append((min_version, version, wait_s))
+        await self.gate.wait()
+        if self.failure is not None:
+            raise self.failure
+        return 3
+
+
+class Service:
+    """A `RolloutService` over scripted parts, which note what reaches them."""
+
+    def __init__(
+        self,
+        limits: Limits | None = None,
+        generator: ScriptedGenerator | None = None,
+        math: ScriptedEnvironment | None = None,
+        factory_type: type[EpisodeFactory] = EpisodeFactory,
+    ) -> None:
+        self.generator = generator or ScriptedGenerator(["A"])
+        self.environments = {
+            "math": math or ScriptedEnvironment([outcome(reward=1.0, terminated=True)]),
+            "code": ScriptedEnvironment([outcome(terminated=True)]),
+        }
+        self.store = GatedStore()
+        unchecked_store: Any = self.store
+        limits = limits or Limits()
+        factory = factory_type(frozenset(self.environments), DESCRIPTION, tokenizer, limits)
+        self.policy = RemotePolicy(unchecked_store)
+        self.service = RolloutService(self.generator, self.environments, self.policy, factory, limits)
+
+    @property
+    def has_started_something(self) -> bool:
+        return bool(self.generator.requests or any(environment.requests for environment in self.environments.values()))
+
+    async def play(self, request: RolloutRequest, body_bytes: int = 0) -> dict[int, SampleResult]:
+        """The results by position, in the order in which they were yielded."""
+        async with aclosing(await self.service.rollout(request, "request", body_bytes)) as results:
+            return {position: result async for position, result in results}
+
+
+def test_every_rollout_of_every_sample_is_yielded_with_its_position() -> None:
+    code = {**SAMPLE, "task_name": "code"}
+    results = virtual_time.run(Service().play(request_of(SAMPLE, code, num_generations=2)))
+    assert {
+        position: (result.idx, result.generation_index, result.task_name, result.status)
+        for position, result in results.items()
+    } == {
+        0: (0, 0, "math", "completed"),
+        1: (0, 1, "math", "completed"),
+        2: (1, 0, "code", "completed"),
+        3: (1, 1, "code", "completed"),
+    }
+
+
+def test_a_request_is_not_started_before_the_weights_that_it_demands_are_current() -> None:
+    async def run() -> None:
+        service = Service()
+        starting = asyncio.create_task(
+            service.service.rollout(request_of(policy={"min_version": 3, "wait_s": 7}), "request", 0)
+        )
+        await asyncio.sleep(5)
+        assert not starting.done()
+        service.store.gate.set()
+        running = await starting
+        assert service.store.asked == [(3, None, 7.0)]
+        assert not service.has_started_something
+        assert [result.status async for _, result in running] == ["completed"]
+        assert [request.min_weight_version for request in service.generator.requests] == [3]
+
+    virtual_time.run(run())
+
+
+@pytest.mark.parametrize(
+    "failure", [PolicyNotCurrent(FieldProblem(field="policy", message="still at 3")), PolicyStoreLost("gone")]
+)
+def test_a_request_whose_weights_do_not_become_current_is_refused(failure: Exception) -> None:
+    async def run() -> None:
+        service = Service()
+        service.store.gate.set()
+        service.store.failure = failure
+        with pytest.raises(type(failure)) as raised:
+            await service.service.rollout(request_of(policy={"version": 4}), "request", 0)
+        assert raised.value is failure
+        assert not service.has_started_something
+
+    virtual_time.run(run())
+
+
+def test_an_invalid_request_is_refused_before_anything_is_asked_or_started() -> None:
+    async def run() -> None:
+        service = Service()
+        unknown = request_of({**SAMPLE, "task_name": "chess"}, policy={"min_version": 3})
+        with pytest.raises(RequestProblem, match="chess"):
+            await service.service.rollout(unknown, "request", 0)
+        assert (service.store.asked, service.has_started_something) == ([], False)
+
+    virtual_time.run(run())
+
+
+class NotingFactory(EpisodeFactory):
+    """Notes the thread that prepares the episodes. With `waits`, it waits until the event loop has gone on."""
+
+    threads: list[int] = []  # noqa: RUF012 - one test at a time
+    waits = False
+    loop_went_on = threading.Event()
+
+    def episodes(self, request: RolloutRequest, request_id: str) -> list[Episode]:
+        self.threads.append(threading.get_ident())
+        if self.waits:
+            assert self.loop_went_on.wait(THREAD_STUCK_AFTER_S), "the event loop waits for the preparation"
+        return super().episodes(request, request_id)
+
+
+@pytest.fixture
+def noting_factory(monkeypatch: pytest.MonkeyPatch) -> type[NotingFactory]:
+    monkeypatch.setattr(NotingFactory, "threads", [])
+    monkeypatch.setattr(NotingFactory, "loop_went_on", threading.Event())
+    return NotingFactory
+
+
+@pytest.mark.parametrize(
+    ("body_bytes", "num_generations", "inline"),
+    [
+        (MOST_BYTES_PREPARED_INLINE, MOST_GENERATIONS_PREPARED_INLINE, True),
+        (MOST_BYTES_PREPARED_INLINE + 1, 1, False),
+        (0, MOST_GENERATIONS_PREPARED_INLINE + 1, False),
+    ],
+)
+def test_a_large_request_is_prepared_in_a_thread_and_a_small_one_is_not(
+    body_bytes: int, num_generations: int, inline: bool, noting_factory: type[NotingFactory]
+) -> None:
+    service_request = request_of(num_generations=num_generations)
+    results = virtual_time.run(Service(factory_type=noting_factory).play(service_request, body_bytes))
+    assert len(results) == num_generations
+    assert [thread == threading.get_ident() for thread in noting_factory.threads] == [inline]
+
+
+def test_the_event_loop_goes_on_while_a_large_request_is_prepared(
+    noting_factory: type[NotingFactory], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(noting_factory, "waits", True)
+
+    async def run() -> None:
+        service = Service(factory_type=noting_factory)
+        preparing = asyncio.create_task(
+            service.service.rollout(request_of(), "request", MOST_BYTES_PREPARED_INLINE + 1)
+        )
+        await virtual_time.settled()
+        assert len(noting_factory.threads) == 1
+        assert not preparing.done()
+        noting_factory.loop_went_on.set()
+        await preparing
+
+    asyncio.run(run())
+
+
+def test_closing_cancels_the_generations_that_run() -> None:
+    async def run() -> None:
+        service = Service(generator=ScriptedGenerator(["A"], delay_s=60))
+        running = await service.service.rollout(request_of(num_generations=3), "request", 0)
+        async with aclosing(running):
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(anext(aiter(running)), 1)
+        assert (service.generator.cancelled, len(service.generator.released)) == (3, 3)
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    virtual_time.run(run())
+
+
+def test_closing_after_some_results_cancels_the_others() -> None:
+    class FirstIsFast(ScriptedGenerator):
+        async def generate(self, request: GenerationRequest) -> Generation:
+            self.delay_s = 60 if self.requests else 0
+            return await super().generate(request)
+
+    async def run() -> None:
+        service = Service(generator=FirstIsFast(["A"]))
+        async with aclosing(await service.service.rollout(request_of(num_generations=3), "request", 0)) as results:
+            position, _ = await anext(aiter(results))
+        assert (position, service.generator.cancelled) == (0, 2)
+
+    virtual_time.run(run())
+
+
+@pytest.mark.parametrize("closes", [True, False])
+def test_a_rollout_that_is_never_iterated_starts_nothing(closes: bool) -> None:
+    async def run() -> None:
+        service = Service()
+        running = await service.service.rollout(request_of(deadline_s=60), "request", 0)
+        await virtual_time.settled()
+        if closes:
+            await running.aclose()
+        del running
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+        assert (service.has_started_something, service.generator.released) == (False, [])
+
+    virtual_time.run(run())
+
+
+def test_with_on_error_fail_the_failed_sample_is_yielded_then_raised_and_the_others_are_cancelled() -> None:
+    class SecondFails(ScriptedGenerator):
+        async def generate(self, request: GenerationRequest) -> Generation:
+            if len(self.requests) == 3:
+                raise GenerationRejected("no")
+            self.delay_s = 60
+            return await super().generate(request)
+
+    async def run() -> None:
+        service = Service(generator=SecondFails(["A"]))
+        running = await service.service.rollout(
+            request_of(SAMPLE, SAMPLE, num_generations=2, on_error="fail", retries=0), "request", 0
+        )
+        yielded = []
+
+        async def drain() -> None:
+            async for position, result in running:
+                yielded.append((position, result.status))
+
+        with pytest.raises(SampleFailed) as failed:
+            await drain()
+        assert yielded == [(3, "error")]
+        assert (failed.value.sample_position, failed.value.kind) == (1, "generation")
+        assert str(failed.value) == "generation 1 failed: no"
+        assert service.generator.cancelled == 3
+
+    virtual_time.run(run())
+
+
+def test_by_default_a_failed_sample_is_one_result_among_others() -> None:
+    service = Service(generator=ScriptedGenerator([GenerationRejected("no"), "A"]))
+    results = virtual_time.run(service.play(request_of(num_generations=2)))
+    assert [results[position].status for position in range(2)] == ["error", "completed"]
+
+
+def test_the_summary_is_that_of_the_samples_yielded_so_far() -> None:
+    class SlowAfterTheFirst(ScriptedGenerator):
+        async def generate(self, request: GenerationRequest) -> Generation:
+            self.delay_s = len(self.requests)
+            return await super().generate(request)
+
+    async def run() -> None:
+        service = Service(generator=SlowAfterTheFirst(["A"]))
+        running = await service.service.rollout(request_of(num_generations=2), "request", 0)
+        assert running.summary.model_dump()["metrics"] == {}
+        turns = []
+        async for _ in running:
+            turns.append(running.summary.metrics["total_turns"])
+        assert turns == [1, 2]
+        assert running.summary.request_id == running.request_id == "request"
+        service.policy.version = 5
+        assert running.summary.policy == PolicyVersions(oldest=None, newest=None, current="5")
+
+    virtual_time.run(run())
+
+
+class SlowEnvironment(ScriptedEnvironment):
+    async def step(self, request: StepRequest) -> StepOutcome:
+        await asyncio.sleep(60)
+        return await super().step(request)
+
+
+@pytest.mark.parametrize(
+    ("limits", "message"),
+    [
+        (Limits(step_timeout_s=2), "The environment's step took longer than 2 s."),
+        (Limits(generation_timeout_s=3), "The generation took longer than 3 s."),
+    ],
+)
+def test_the_configured_timeouts_bound_generations_and_steps(limits: Limits, message: str) -> None:
+    service = Service(limits, ScriptedGenerator(["A"], delay_s=30), SlowEnvironment([outcome(terminated=True)]))
+    results = virtual_time.run(service.play(request_of(retries=0)))
+    assert results[0].error is not None
+    assert (results[0].error.kind, results[0].error.message) == ("timeout", message)
+
+
+def test_the_deadline_of_the_request_is_honoured() -> None:
+    async def run() -> float:
+        service = Service(generator=ScriptedGenerator(["A"], delay_s=60))
+        results = await service.play(request_of(deadline_s=5))
+        assert results[0].status == "deadline"
+        return virtual_time.now()
+
+    assert virtual_time.run(run()) == 5
+
+
+def test_early_stopping_as_the_request_asks_for_it() -> None:
+    class SlowAfterTheFirst(ScriptedGenerator):
+        async def generate(self, request: GenerationRequest) -> Generation:
+            self.delay_s = 60 if self.requests else 0
+            return await super().generate(request)
+
+    service = Service(generator=SlowAfterTheFirst(["A"]))
+    results = virtual_time.run(service.play(request_of(num_generations=3, keep={"per_group": 1})))
+    assert [results[position].status for position in range(3)] == ["completed", "cancelled", "cancelled"]
+
+
+@pytest.mark.parametrize(("schedule", "steps_began_at"), [("lockstep", [9, 9]), ("async", [0, 9])])
+def test_the_schedule_is_the_one_that_the_request_names(schedule: str, steps_began_at: list[float]) -> None:
+    class SlowAfterTheFirst(ScriptedGenerator):
+        async def generate(self, request: GenerationRequest) -> Generation:
+            self.delay_s = 9 if self.requests else 0
+            return await super().generate(request)
+
+    class Noting(ScriptedEnvironment):
+        async def step(self, request: StepRequest) -> StepOutcome:
+            began_at.append(virtual_time.now())
+            return await super().step(request)
+
+    began_at: list[float] = []
+    service = Service(generator=SlowAfterTheFirst(["A"]), math=Noting([outcome(terminated=True)]))
+    virtual_time.run(service.play(request_of(num_generations=2, schedule=schedule)))
+    assert began_at == steps_began_at
+
+
+def test_every_task_is_described() -> None:
+    class Describing(ScriptedEnvironment):
+        async def describe(self) -> TaskDescription:
+            return TaskDescription("math", "Sums.", fields={"type": "object"}, example=SAMPLE)
+
+    service = Service(math=Describing([]))
+    service.environments["code"] = Describing([])
+    service.service = RolloutService(service.generator, service.environments, service.policy, None, Limits())  # type: ignore[arg-type]
+    tasks = virtual_time.run(service.service.tasks())
+    assert [(task.task_name, task.description, task.fields) for task in tasks] == [
+        ("math", "Sums.", {"type": "object"})
+    ] * 2
+    assert tasks[0].example.messages is not None
+    assert tasks[0].example.messages[0].content == "What is 1 + 2?"
+
+
+def test_example_samples_are_those_of_the_named_task() -> None:
+    samples = virtual_time.run(Service().service.example_samples("math", 2, 7))
+    assert [sample.messages and sample.messages[0].content for sample in samples] == ["7-0", "7-1"]
+
+
+class AnsweringLate(ScriptedEnvironment):
+    async def describe(self) -> TaskDescription:
+        await asyncio.sleep(READY_WITHIN_S + 1)
+        return await super().describe()
+
+
+class LostEnvironment(ScriptedEnvironment):
+    async def describe(self) -> TaskDescription:
+        raise EnvironmentLost("The replica of environment 'code' died during the call.")
+
+
+class LostGenerator(ScriptedGenerator):
+    async def describe(self) -> GeneratorDescription:
+        raise GenerationLost("The generator replica died during the call.")
+
+
+def test_a_service_whose_deployments_all_answer_is_ready() -> None:
+    virtual_time.run(Service().service.check_ready())
+
+
+@pytest.mark.parametrize("task_name", ["math", "code"])
+def test_readiness_names_the_environment_that_does_not_answer_in_time(task_name: str) -> None:
+    service = Service()
+    service.environments[task_name] = AnsweringLate([])
+    with pytest.raises(TurnTimedOut, match=f"^The answer of the environment '{task_name}' took longer than 5 s"):
+        virtual_time.run(service.service.check_ready())
+
+
+@pytest.mark.parametrize("lost", ["generator", "environment"])
+def test_readiness_fails_if_any_deployment_is_lost(lost: str) -> None:
+    service = Service(generator=LostGenerator([]) if lost == "generator" else None)
+    if lost == "environment":
+        service.environments["code"] = LostEnvironment([])
+    with pytest.raises(RolloutFailure, match="died during the call"):
+        virtual_time.run(service.service.check_ready())
+
+
+@pytest.mark.parametrize("named", ["model", "tokenizer"])
+def test_connecting_loads_the_tokenizer_and_asks_the_generator_what_it_accepts(named: str) -> None:
+    class Small(ScriptedGenerator):
+        async def describe(self) -> GeneratorDescription:
+            return GeneratorDescription("tiny", max_model_len=60, vocab_size=300)
+
+    engine = {"model": str(TINY_MODEL)} if named == "model" else {"model": "unknown", "tokenizer": str(TINY_MODEL)}
+    environment = {"import_path": "deployments.environments.math:MathEnvironment"}
+    settings = ServiceSettings.model_validate(
+        {"engine": engine, "environments": {"math": environment}, "limits": {"max_rollouts_per_request": 7}}
+    )
+
+    async def run() -> None:
+        parts = Service()
+        service = await RolloutService.connect(
+            settings, Small(["A"]), {"math": parts.environments["math"]}, parts.policy
+        )
+        assert service.limits.max_rollouts_per_request == 7
+        running = await service.rollout(request_of(), "request", 0)
+        [(_, result)] = [ended async for ended in running]
+        assert result.status == "completed"
+        with pytest.raises(RequestProblem, match="max_seq_len"):
+            await service.rollout(request_of(max_seq_len=61), "request", 0)
+        with pytest.raises(RequestProblem, match="7 rollouts"):
+            await service.rollout(request_of(num_generations=8), "request", 0)
+
+    virtual_time.run(run())
