@@ -6,6 +6,7 @@ once; whoever waits for a report learns that the replica died, registered again,
 """
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from itertools import count
@@ -14,6 +15,7 @@ from typing import Any
 from deployments.policy.command_source import ReplicaNotRegistered
 from deployments.policy.commands import Command, CommandReport, LoadedWeights, NumberedCommand, ReplicaRegistration
 
+logger = logging.getLogger("rollout_service.policy")
 LONG_POLL_S = 20.0
 LIVENESS_POLL_S = 0.5
 CHECKSUM_POLL_S = 0.05
@@ -75,8 +77,8 @@ class ReplicaRegistry:
         replicas = self.replicas
         alive = await asyncio.gather(*(self._is_alive(replica.registration.actor) for replica in replicas))
         for replica, lives in zip(replicas, alive, strict=True):
-            if not lives and self.has(replica):
-                self.forget(replica.replica_id, "it died")
+            if not lives:
+                self._forget_dead(replica)
 
     async def next_command(self, replica_id: str, report: CommandReport | None) -> NumberedCommand | None:
         """Takes the report on the previous command and waits for the next one; `None` after `LONG_POLL_S` without one.
@@ -135,7 +137,11 @@ class ReplicaRegistry:
     async def _forget_if_dead(self, replica: RegisteredReplica) -> None:
         while await self._is_alive(replica.registration.actor):
             await asyncio.sleep(LIVENESS_POLL_S)
+        self._forget_dead(replica)
+
+    def _forget_dead(self, replica: RegisteredReplica) -> None:
         if self.has(replica):
+            logger.warning("A generator replica died.", extra={"replica_id": replica.replica_id})
             self.forget(replica.replica_id, "it died")
 
     def _registered(self, replica_id: str) -> RegisteredReplica:

@@ -1,6 +1,7 @@
 """Pushes of uploads and checkpoints: what is refused, what is answered again, and what becomes a version."""
 
 import asyncio
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -276,3 +277,34 @@ def test_an_adapters_folder_may_be_read_too(tmp_path: Path) -> None:
         assert (stored.kind, stored.adapter_config) == ("adapter", '{"r": 4}')
 
     play(story, tmp_path, checkpoint_roots=[str(tmp_path)])
+
+
+# Logs
+
+
+def test_a_version_that_is_refused_is_logged_with_the_reason(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def story(world: World) -> None:
+        with caplog.at_level(logging.INFO), pytest.raises(WeightsRefused):
+            await world.push(2, bad("nan"))
+
+    play(story, tmp_path)
+    [record] = [record for record in caplog.records if "refused" in record.getMessage()]
+    assert (record.name, record.levelname, vars(record)["version"]) == ("rollout_service.policy", "INFO", 2)
+    assert record.getMessage() == (
+        f"Version 2 is refused: {NORM}: it holds NaN or infinity; the training has diverged."
+    )
+
+
+def test_an_update_that_fails_is_logged_with_its_traceback(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def story(world: World) -> None:
+        await world.upload(2, weights(2.0))
+        (world.folder / "making").write_bytes(b"in the way")
+        with pytest.raises(OSError, match="making"):
+            await world.complete(2, PushOptions())
+
+    play(story, tmp_path)
+    [record] = caplog.records
+    assert (record.name, record.levelname, vars(record)["version"]) == ("rollout_service.policy", "WARNING", 2)
+    assert record.getMessage() == "The update to version 2 failed."
+    assert record.exc_info is not None
+    assert isinstance(record.exc_info[1], OSError)

@@ -67,7 +67,9 @@ def test_a_replica_with_weights_that_are_not_current_gets_the_initial_ones_back(
     play(story, tmp_path)
 
 
-def test_a_replica_that_cannot_be_brought_up_is_replaced(tmp_path: Path) -> None:
+def test_a_replica_for_which_the_weights_cannot_be_read_is_replaced_and_logged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     async def story(world: World) -> None:
         (tmp_path / "empty").mkdir()
         world.store = world.another_store(tmp_path / "empty")
@@ -76,6 +78,11 @@ def test_a_replica_that_cannot_be_brought_up_is_replaced(tmp_path: Path) -> None
         assert (await world.store.state(0)).replicas == []
 
     play(story, tmp_path)
+    unreadable, replaced = caplog.records
+    assert (unreadable.name, unreadable.levelname) == ("rollout_service.policy", "WARNING")
+    assert unreadable.getMessage() == "The current weights could not be read for a new replica."
+    assert (unreadable.exc_info is not None, vars(unreadable)["replica_id"]) == (True, "r0")
+    assert replaced.getMessage().startswith("A generator replica is replaced: weights: ")
 
 
 @pytest.mark.parametrize("step", ["error", "hang"])

@@ -201,6 +201,25 @@ def test_a_report_that_nobody_waits_for_is_only_noted() -> None:
     run(story())
 
 
+def test_a_replica_that_dies_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    async def story() -> None:
+        actors = Actors()
+        asked = actors.ask(actors.register("a"))
+        actors.dead.add("a")
+        await actors.registry.forget_the_dead()
+        await lost(asked)
+        await actors.registry.forget_the_dead()
+
+    run(story())
+    [record] = caplog.records
+    assert (record.name, record.levelname, record.getMessage(), vars(record)["replica_id"]) == (
+        "rollout_service.policy",
+        "WARNING",
+        "A generator replica died.",
+        "a",
+    )
+
+
 def test_a_replica_that_dies_is_lost_and_forgotten() -> None:
     async def story() -> None:
         actors = Actors()

@@ -453,3 +453,28 @@ async def test_a_number_that_is_taken_can_be_corrected(make_store: MakeStore) ->
     with pytest.raises(VersionRefused, match="1 is taken; the next is 2"):
         await store.finish_transfer(1)
     assert (await store.finish_transfer(2)).version == 2
+
+
+@pytest.mark.parametrize(
+    ("command", "reason"),
+    [(UpdateTransfer, "out of memory"), (None, "nothing was heard from the trainer")],
+)
+def test_a_transfer_that_is_abandoned_is_logged_with_the_reason(
+    make_store: MakeStore, caplog: pytest.LogCaptureFixture, command: type[Command] | None, reason: str
+) -> None:
+    async def story() -> None:
+        store = make_store(transfer_idle_s=30)
+        [replica] = await serving(store, 1, fails={command: reason})
+        await meet(store, 2)
+        await store.start_transfer(SwitchOptions())
+        if command is None:
+            await replica.killed.wait()
+        else:
+            with pytest.raises(TransferRefused):
+                await store.update_transfer(WEIGHTS)
+
+    run(story())
+    abandoned, replaced = caplog.records
+    assert (abandoned.name, abandoned.levelname) == ("rollout_service.policy", "WARNING")
+    assert abandoned.getMessage() == f"A weight transfer is abandoned and its replicas are replaced: {reason}"
+    assert (replaced.getMessage(), vars(replaced)["replica_id"]) == (f"A generator replica is replaced: {reason}", "a")
