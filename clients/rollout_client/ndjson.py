@@ -6,7 +6,7 @@ position with it. So an answer is complete, or it says that it is not.
 
 from collections.abc import Iterator
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from rollout_client.contract import RolloutResponse, RolloutSummary, SampleResult
 from rollout_client.errors import AnswerNotUnderstood, StreamBroken, error_of_problem, not_understood
@@ -17,12 +17,18 @@ Placed = tuple[int, SampleResult]
 
 
 class StreamLine(BaseModel):
-    """One line: a sample with its position, or what ends the stream."""
+    """One line of a stream: `position` and `sample`, or, as the last line, `summary` or `problem`."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)
 
     position: int | None = None
+    """Index of the sample in the response that is not streamed."""
     sample: SampleResult | None = None
+    """A rollout that has ended."""
     summary: RolloutSummary | None = None
+    """Every rollout has ended."""
     problem: Problem | None = None
+    """The request has failed; no further rollout comes."""
 
 
 class NdjsonReader:

@@ -7,10 +7,19 @@ from service.rollout_service import RolloutService
 from service.routes import health, policy, rollout, tasks
 from service.routes.dependencies import provide
 from service.routes.error_handlers import install_error_handlers
-from service.routes.openapi import describe_request_body
+from service.routes.openapi import complete_document
 from service.routes.request_ids import RequestIdMiddleware
 
 ROUTERS = (rollout.router, tasks.router, policy.router, health.router)
+TITLE = "Rollout service"
+API_VERSION = "1"
+DESCRIPTION = """Plays prompts against environments with the current policy, for reinforcement learning.
+
+- Every path also exists without the prefix `/v1`, with the same meaning.
+- Every response has the header `X-Request-ID`: the caller's own, or a new one.
+- An error of a whole request is a problem document (RFC 9457, `application/problem+json`) that names the field, its
+  value and what to do. A failed rollout is data: a sample with `status: error` among the others.
+"""
 
 
 def build_http_app(rollouts: RolloutService, sets_request_id_header: bool = True) -> FastAPI:
@@ -20,17 +29,19 @@ def build_http_app(rollouts: RolloutService, sets_request_id_header: bool = True
         sets_request_id_header: whether responses get `X-Request-ID` here; false behind a server that adds it itself.
     """
     app = FastAPI(
-        title="Rollouts",
-        description="The current policy plays prompts against environments.",
+        title=TITLE,
+        version=API_VERSION,
+        description=DESCRIPTION,
         generate_unique_id_function=operation_id,
+        separate_input_output_schemas=False,
     )
     provide(app, rollouts)
     install_error_handlers(app)
     app.add_middleware(RequestIdMiddleware, sets_header=sets_request_id_header)
-    describe_request_body(app)
     for router in ROUTERS:
         app.include_router(router, prefix="/v1")
         app.include_router(router, include_in_schema=False)
+    complete_document(app)
     return app
 
 

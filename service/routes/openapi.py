@@ -1,22 +1,110 @@
-"""The OpenAPI page: what FastAPI cannot know by itself."""
+"""The OpenAPI document: what FastAPI cannot derive from the signatures of the routes.
 
+The routes read some bodies and headers themselves, and every error is a problem document; the functions here describe
+that. All schemas are components named after the contract's types, so that generated clients have types of these names.
+"""
+
+from collections.abc import Iterable
 from typing import Any
 
 from fastapi import FastAPI
+from pydantic import BaseModel, JsonValue
+from pydantic.json_schema import models_json_schema
 
+from deployments.policy.failures import PolicyFailure
 from rollout_client.contract import RolloutRequest
+from rollout_client.ndjson import StreamLine
+from rollout_client.policy_contract import CheckpointSource
+from rollout_client.problem_contract import Problem
+from service.requests.media_types import JSON
+from service.responses.problems import PROBLEM_JSON, REQUEST_ID_HEADER
+from service.routes.examples import PROBLEM, REQUEST_ID
+
+Document = dict[str, Any]
+UNDERIVED_MODELS = (RolloutRequest, StreamLine, CheckpointSource, Problem)
+"""Types that no signature names."""
+SCHEMA_REFERENCE = "#/components/schemas/{model}"
+BINARY: Document = {"type": "string", "format": "binary"}
+REQUEST_ID_VALUE: Document = {
+    "description": "Id of the request, in every log line about it: the caller's own or a new one.",
+    "schema": {"type": "string", "minLength": 1, "maxLength": 128, "pattern": "^[ -~]+$"},
+    "example": REQUEST_ID,
+}
+RETRY_AFTER: Document = {
+    "description": "Seconds to wait before trying again.",
+    "schema": {"type": "integer", "minimum": 0},
+    "example": 2,
+}
+EVERY_REFUSAL = {
+    422: "The request is not valid",
+    500: "The service failed",
+    503: "A deployment that the request needs does not answer",
+}
+BODY_REFUSALS = {
+    400: "The body cannot be read",
+    413: "The body is too large",
+    415: "The type or the encoding of the body is not supported",
+}
 
 
-def describe_request_body(app: FastAPI) -> None:
-    """Puts the request's schema on the OpenAPI page: the route reads its body itself, so FastAPI does not know it."""
-    original = app.openapi
+def schema_of(model: type[BaseModel]) -> Document:
+    return {"$ref": SCHEMA_REFERENCE.format(model=model.__name__)}
 
-    def openapi() -> dict[str, Any]:
-        schema = original()
-        request_schema = RolloutRequest.model_json_schema(ref_template="#/components/schemas/{model}")
-        components = schema["components"]["schemas"]
-        components.update(request_schema.pop("$defs"))
-        components["RolloutRequest"] = request_schema
-        return schema
+
+def content(schema: Document, example: JsonValue = None) -> Document:
+    """One media type of a body."""
+    return {"schema": schema} if example is None else {"schema": schema, "example": example}
+
+
+def json_response(model: type[BaseModel], example: JsonValue) -> Document:
+    return {"content": {JSON: content(schema_of(model), example)}}
+
+
+def header_parameter(name: str, description: str, example: str) -> Document:
+    """An optional header of a request."""
+    schema = {"type": "string"}
+    return {"name": name, "in": "header", "description": description, "schema": schema, "example": example}
+
+
+def refusals(*failures: type[PolicyFailure], reads_body: bool = False) -> dict[int | str, Document]:
+    """The problem documents with which a route can respond, by status."""
+    titles = {status: [title] for status, title in (EVERY_REFUSAL | (BODY_REFUSALS if reads_body else {})).items()}
+    for failure in failures:
+        titles.setdefault(failure.status, []).append(failure.title)
+    return {status: refusal(said) for status, said in titles.items()}
+
+
+def refusal(titles: Iterable[str]) -> Document:
+    """A response with a problem document."""
+    return {"description": "; ".join(titles), "content": {PROBLEM_JSON: content(schema_of(Problem), PROBLEM)}}
+
+
+def complete_document(app: FastAPI) -> None:
+    """Makes `app.openapi` return the complete document."""
+    derive = app.openapi
+
+    def openapi() -> Document:
+        if app.openapi_schema is None:
+            app.openapi_schema = completed(derive())
+        return app.openapi_schema
 
     app.openapi = openapi  # type: ignore[method-assign]
+
+
+def completed(derived: Document) -> Document:
+    """Adds the types that no signature names, and the headers that all requests and responses have."""
+    components = derived["components"]
+    _, underived = models_json_schema(
+        [(model, "validation") for model in UNDERIVED_MODELS], ref_template=SCHEMA_REFERENCE
+    )
+    components["schemas"] |= underived["$defs"]
+    components["parameters"] = {"RequestId": {"name": REQUEST_ID_HEADER, "in": "header", **REQUEST_ID_VALUE}}
+    components["headers"] = {"RequestId": REQUEST_ID_VALUE, "RetryAfter": RETRY_AFTER}
+    for path in derived["paths"].values():
+        for operation in path.values():
+            operation.setdefault("parameters", []).append({"$ref": "#/components/parameters/RequestId"})
+            for status, response in operation["responses"].items():
+                response["headers"] = {REQUEST_ID_HEADER: {"$ref": "#/components/headers/RequestId"}}
+                if status == "503":
+                    response["headers"]["Retry-After"] = {"$ref": "#/components/headers/RetryAfter"}
+    return derived

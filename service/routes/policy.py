@@ -6,7 +6,6 @@ from fastapi import APIRouter, Body, Path, Query, Request
 from fastapi.responses import Response
 from pydantic import BaseModel
 
-from rollout_client import policy_contract
 from rollout_client.policy_contract import (
     PolicyLayout,
     PolicyState,
@@ -20,45 +19,47 @@ from rollout_client.policy_contract import (
 )
 from service.requests.media_types import JSON, weights_media_type
 from service.requests.upload_chunk import checked_parts, chunk_of, read_checkpoint_source
+from service.routes import descriptions
 from service.routes.dependencies import Store
 
 CHECKSUMS_WITHIN_S = 5.0
 LONGEST_CHECKSUMS_S = 600.0
 LARGEST_VERSION = 2**63 - 1
-NewVersion = Annotated[int, Path(ge=1, le=LARGEST_VERSION)]
+NewVersion = Annotated[int, Path(ge=1, le=LARGEST_VERSION, description="Number of the version, from 1.")]
 router = APIRouter(prefix="/policy", tags=["policy"])
 
 
-@router.get("")
+@router.get("", **descriptions.POLICY)
 async def policy(
     store: Store,
-    min_version: Annotated[int, Query(ge=0)] = 0,
-    wait_s: Annotated[float, Query(ge=0)] = 0,
-    checksums_within_s: Annotated[float, Query(ge=0, le=LONGEST_CHECKSUMS_S)] = CHECKSUMS_WITHIN_S,
+    min_version: Annotated[int, Query(ge=0, description="Waits until this version or a newer one is current.")] = 0,
+    wait_s: Annotated[float, Query(ge=0, description="Longest wait for `min_version`; then 409.")] = 0,
+    checksums_within_s: Annotated[
+        float, Query(ge=0, le=LONGEST_CHECKSUMS_S, description="Longest wait for checksums; then they are null.")
+    ] = CHECKSUMS_WITHIN_S,
 ) -> PolicyState:
-    """Tells which version is current, which versions are kept, and what each generator replica has loaded.
+    """Which version is current, which versions are kept, and what each generator replica has loaded.
 
-    The checksums of the engines' weights are computed after each change while generations go on: the response waits at
-    most `checksums_within_s` for them, and has null for those that are not computed then.
+    The checksums of the engines' weights are computed after each change while generations go on.
     """
     if min_version:
         await store.wait_for(min_version, None, wait_s)
     return await store.state(checksums_within_s)
 
 
-@router.get("/layout")
+@router.get("/layout", **descriptions.POLICY_LAYOUT)
 async def policy_layout(store: Store) -> PolicyLayout:
-    """Lists the tensors of the model: their names, dtypes and shapes."""
+    """Names, dtypes and shapes of the tensors that full weights have."""
     return await store.layout()
 
 
-@router.get("/versions/{version}/upload")
+@router.get("/versions/{version}/upload", **descriptions.UPLOAD_STATE)
 async def upload_state(store: Store, version: NewVersion) -> UploadState:
-    """Tells how much of a version has arrived, so that an upload that broke off can go on."""
+    """How much of a version has arrived, so that an upload that broke off can go on."""
     return await store.upload_state(version)
 
 
-@router.put("/versions/{version}", response_model=PolicyUpdate, description=policy_contract.__doc__)
+@router.put("/versions/{version}", response_model=PolicyUpdate, **descriptions.PUSH_VERSION)
 async def push_version(
     store: Store, version: NewVersion, options: Annotated[PushOptions, Query()], request: Request
 ) -> Response:
@@ -79,27 +80,30 @@ async def push_version(
     return json_response(await store.complete_upload(version, sender, options, chunk.is_zstd, chunk.whole_digest))
 
 
-@router.post("/transfer/init")
+@router.post("/transfer/init", **descriptions.INIT_TRANSFER)
 async def init_transfer(store: Store, body: TransferInit) -> TransferWorld:
     """Connects every replica with the trainer, each at ranks of its own; returns when all are connected."""
     return TransferWorld(world_size=await store.init_transfer(body.init_info))
 
 
-@router.post("/transfer/start", status_code=204)
+@router.post("/transfer/start", **descriptions.START_TRANSFER)
 async def start_transfer(store: Store, options: Annotated[SwitchOptions, Query()]) -> None:
     """Pauses every replica for the new weights."""
     await store.start_transfer(options)
 
 
-@router.post("/transfer/update", status_code=204)
+@router.post("/transfer/update", **descriptions.UPDATE_TRANSFER)
 async def update_transfer(store: Store, body: Annotated[TransferUpdate, Body()]) -> None:
     """Receives the tensors that the trainer sends at the same time."""
     await store.update_transfer(body.update_info)
 
 
-@router.post("/transfer/finish")
+@router.post("/transfer/finish", **descriptions.FINISH_TRANSFER)
 async def finish_transfer(
-    store: Store, version: Annotated[int | None, Query(ge=1, le=LARGEST_VERSION)] = None
+    store: Store,
+    version: Annotated[
+        int | None, Query(ge=1, le=LARGEST_VERSION, description="By default one more than the newest version.")
+    ] = None,
 ) -> PolicyUpdate:
     """Makes the sent tensors `version`, by default the next one; every replica goes on with it."""
     return await store.finish_transfer(version)

@@ -20,6 +20,7 @@ from service.responses.json_encoder import JsonResponseEncoder
 from service.responses.ndjson import NDJSON, problem_line, sample_line, summary_line
 from service.responses.problems import RequestProblem, internal_error
 from service.rollout_service import RunningRollout, SampleFailed
+from service.routes import descriptions
 from service.routes.dependencies import RequestId, Rollouts
 from service.routes.error_handlers import log_unexpected_error
 
@@ -29,7 +30,7 @@ Encoded = TypeVar("Encoded")
 router = APIRouter(tags=["rollouts"])
 
 
-@router.post("/rollout", response_model=RolloutResponse)
+@router.post("/rollout", response_model=RolloutResponse, **descriptions.ROLLOUT)
 async def rollout(request: Request, rollouts: Rollouts, request_id: RequestId) -> Response:
     """Plays every sample and responds in input order.
 

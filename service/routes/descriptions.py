@@ -1,0 +1,158 @@
+"""What the OpenAPI document says of each route beside its signature, as arguments of FastAPI's route decorators."""
+
+from typing import Any
+
+from deployments.policy.failures import (
+    ChunkDamaged,
+    ChunkMisplaced,
+    PolicyNotCurrent,
+    SourceRefused,
+    TransferRefused,
+    UpdateUnderWay,
+    VersionRefused,
+    VersionUnknown,
+    WeightsRefused,
+)
+from rollout_client import policy_contract
+from rollout_client.arrow.schema import ARROW
+from rollout_client.contract import RolloutRequest, RolloutResponse
+from rollout_client.ndjson import StreamLine
+from rollout_client.policy_contract import (
+    SAFETENSORS,
+    CheckpointSource,
+    PolicyLayout,
+    PolicyState,
+    PolicyUpdate,
+    TransferWorld,
+    UploadState,
+)
+from rollout_client.task_contract import ExampleSamples, TaskList
+from service.requests.media_types import JSON
+from service.responses.ndjson import NDJSON
+from service.routes import examples
+from service.routes.openapi import BINARY, content, header_parameter, json_response, refusal, refusals, schema_of
+
+Description = dict[str, Any]
+
+DIGEST = "sha-256=:n4bQgYhMfWWaL+qgxVrQFaO/TxsrC4Is0V1sFbDwCgg=:"
+ROLLOUT: Description = {
+    "summary": "Play samples",
+    "responses": {
+        200: {
+            "description": "All rollouts in input order; as NDJSON one line per rollout, then one with the summary",
+            "content": {
+                JSON: content(schema_of(RolloutResponse), examples.ROLLOUT_RESPONSE),
+                NDJSON: content(schema_of(StreamLine)),
+                ARROW: content(BINARY),
+            },
+        },
+        502: refusal(["A sample failed, and the request said on_error: fail"]),
+        **refusals(PolicyNotCurrent, reads_body=True),
+    },
+    "openapi_extra": {
+        "requestBody": {
+            "required": True,
+            "content": {
+                JSON: content(schema_of(RolloutRequest), examples.ROLLOUT_REQUEST),
+                ARROW: content(BINARY),
+            },
+        },
+        "parameters": [
+            header_parameter("Content-Encoding", "How the body is compressed: `gzip` or `zstd`.", "zstd"),
+        ],
+    },
+}
+TASKS: Description = {
+    "summary": "List the tasks",
+    "responses": {200: json_response(TaskList, examples.TASKS), **refusals()},
+}
+EXAMPLE_SAMPLES: Description = {
+    "summary": "Make samples of a task",
+    "responses": {
+        200: json_response(ExampleSamples, examples.EXAMPLE_SAMPLES),
+        404: refusal(["The task is not known"]),
+        **refusals(),
+    },
+}
+POLICY: Description = {
+    "summary": "Get the state of the weights",
+    "responses": {200: json_response(PolicyState, examples.POLICY_STATE), **refusals(PolicyNotCurrent)},
+}
+POLICY_LAYOUT: Description = {
+    "summary": "List the tensors of the model",
+    "responses": {200: json_response(PolicyLayout, examples.POLICY_LAYOUT), **refusals()},
+}
+UPLOAD_STATE: Description = {
+    "summary": "Get the state of an upload",
+    "responses": {200: json_response(UploadState, examples.UPLOAD_STATE), **refusals(VersionUnknown)},
+}
+PUSH_VERSION: Description = {
+    "summary": "Push weights",
+    "description": policy_contract.__doc__,
+    "responses": {
+        200: {
+            "description": "Every replica serves the new weights",
+            **json_response(PolicyUpdate, examples.POLICY_UPDATE),
+        },
+        202: {
+            "description": "Chunks of the weights are missing",
+            **json_response(UploadState, examples.UPLOAD_STATE),
+            "model": UploadState,
+        },
+        **refusals(
+            WeightsRefused,
+            SourceRefused,
+            VersionRefused,
+            VersionUnknown,
+            ChunkMisplaced,
+            ChunkDamaged,
+            UpdateUnderWay,
+            reads_body=True,
+        ),
+    },
+    "openapi_extra": {
+        "requestBody": {
+            "required": True,
+            "content": {
+                SAFETENSORS: content(BINARY),
+                JSON: content(schema_of(CheckpointSource), examples.CHECKPOINT_SOURCE),
+            },
+        },
+        "parameters": [
+            header_parameter(
+                "Content-Range",
+                "Which bytes of the upload the body holds: `bytes first-last/total`, with `*` for an unknown total. "
+                "Without it the body is the whole upload.",
+                "bytes 0-67108863/268435456",
+            ),
+            header_parameter("Content-Digest", "Sha-256 of the body (RFC 9530).", DIGEST),
+            header_parameter("Repr-Digest", "Sha-256 of the whole upload (RFC 9530).", DIGEST),
+            header_parameter("Content-Encoding", "`zstd` if the whole upload is one zstd stream.", "zstd"),
+        ],
+    },
+}
+INIT_TRANSFER: Description = {
+    "summary": "Connect the replicas with the trainer",
+    "responses": {200: json_response(TransferWorld, examples.TRANSFER_WORLD), **refusals(TransferRefused)},
+    "openapi_extra": {"requestBody": {"content": {JSON: {"example": examples.TRANSFER_INIT}}}},
+}
+START_TRANSFER: Description = {
+    "summary": "Pause the replicas for new weights",
+    "status_code": 204,
+    "responses": refusals(TransferRefused, UpdateUnderWay),
+}
+UPDATE_TRANSFER: Description = {
+    "summary": "Receive tensors from the trainer",
+    "status_code": 204,
+    "responses": refusals(TransferRefused),
+    "openapi_extra": {"requestBody": {"content": {JSON: {"example": examples.TRANSFER_UPDATE}}}},
+}
+FINISH_TRANSFER: Description = {
+    "summary": "Make the received tensors a version",
+    "responses": {
+        200: json_response(PolicyUpdate, examples.POLICY_UPDATE),
+        **refusals(TransferRefused, VersionRefused),
+    },
+}
+HEALTHZ: Description = {"summary": "Check that the process is alive", "responses": refusals()}
+READYZ: Description = {"summary": "Check that rollouts can be served", "responses": refusals()}

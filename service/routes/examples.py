@@ -1,0 +1,165 @@
+"""Example bodies for the OpenAPI document, made of the contract's types, so that they are always valid."""
+
+from datetime import UTC, datetime
+
+from pydantic import BaseModel, JsonValue
+
+from rollout_client.contract import (
+    Message,
+    PolicyVersions,
+    PromptMessage,
+    RolloutRequest,
+    RolloutResponse,
+    SampleInput,
+    SampleMetrics,
+    SampleResult,
+    Sampling,
+    WeightVersionSpan,
+)
+from rollout_client.policy_contract import (
+    CheckpointSource,
+    PolicyLayout,
+    PolicyState,
+    PolicyUpdate,
+    ReplicaPolicy,
+    ReplicaUpdate,
+    TensorLayout,
+    TransferInit,
+    TransferUpdate,
+    TransferWorld,
+    UploadState,
+    VersionInfo,
+)
+from rollout_client.problem_contract import FieldProblem, Problem
+from rollout_client.task_contract import ExampleSamples, TaskInfo, TaskList
+
+CHECKSUM = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"
+REQUEST_ID = "train-7/step-12"
+SAMPLE = SampleInput(
+    task_name="math",
+    messages=[PromptMessage(role="user", content="What is 2 + 2?")],
+    extra_env_info={"ground_truth": "4"},
+)
+RESULT = SampleResult(
+    idx=0,
+    generation_index=0,
+    task_name="math",
+    message_log=[
+        Message(role="user", content="What is 2 + 2?", token_ids=[5, 17, 8]),
+        Message(
+            role="assistant",
+            content="\\boxed{4}",
+            token_ids=[31, 9, 2],
+            generation_logprobs=[-0.02, -0.11, -0.001],
+            finish_reason="stop",
+            weight_versions=[WeightVersionSpan(version="7", start=0, end=3)],
+            reward=1.0,
+        ),
+        Message(role="environment", content="", token_ids=[]),
+    ],
+    total_reward=1.0,
+    rewards={"reward": 1.0},
+    status="completed",
+    terminated=True,
+    truncated=False,
+    max_turns_reached=False,
+    extra_env_info={"ground_truth": "4"},
+    answer="4",
+    metrics=SampleMetrics(
+        turn_count=1,
+        total_tokens=3,
+        assistant_tokens=3,
+        env_tokens=0,
+        terminated=True,
+        truncated=False,
+        max_turns_reached=False,
+        total_reward=1.0,
+        turn_gen_tokens=[3],
+        turn_input_tokens=[3],
+    ),
+)
+
+
+def example(model: BaseModel) -> JsonValue:
+    """`model` as JSON, only with the fields that were set."""
+    document: JsonValue = model.model_dump(mode="json", exclude_unset=True)
+    return document
+
+
+ROLLOUT_REQUEST = example(
+    RolloutRequest(samples=[SAMPLE], num_generations=1, sampling=Sampling(temperature=1.0, max_new_tokens=64))
+)
+ROLLOUT_RESPONSE = example(
+    RolloutResponse(
+        request_id=REQUEST_ID,
+        metrics={"total_turns": 1, "mean_total_reward": 1.0},
+        policy=PolicyVersions(oldest="7", newest="7", current="7"),
+        samples=[RESULT],
+    )
+)
+PROBLEM = example(
+    Problem(
+        type="urn:rollout:problem:invalid-request",
+        title="The request is not valid; nothing was started",
+        status=422,
+        detail="samples[0].task_name: there is no task 'maths'; the known ones are math.",
+        errors=[
+            FieldProblem(
+                field="samples[0].task_name",
+                message="there is no task 'maths'; the known ones are math",
+                value="maths",
+            )
+        ],
+        request_id=REQUEST_ID,
+    )
+)
+TASKS = example(
+    TaskList(
+        tasks=[
+            TaskInfo(
+                task_name="math",
+                description="Arithmetic with one number as the answer.",
+                fields={"type": "object", "properties": {"ground_truth": {"type": "string"}}},
+                example=SAMPLE,
+            )
+        ]
+    )
+)
+EXAMPLE_SAMPLES = example(ExampleSamples(samples=[SAMPLE]))
+POLICY_STATE = example(
+    PolicyState(
+        current=7,
+        versions=[
+            VersionInfo(
+                version=7,
+                kind="full",
+                checksum=CHECKSUM,
+                size_bytes=1_781_248,
+                created_at=datetime(2026, 1, 1, tzinfo=UTC),
+            )
+        ],
+        replicas=[ReplicaPolicy(replica_id="b3x9k2", version=7, checksum=CHECKSUM)],
+        transfer_world_size=2,
+    )
+)
+POLICY_LAYOUT = example(
+    PolicyLayout(tensors={"model.norm.weight": TensorLayout(dtype="BF16", shape=[128])}),
+)
+POLICY_UPDATE = example(
+    PolicyUpdate(
+        version=8,
+        checksum=CHECKSUM,
+        replicas=[ReplicaUpdate(replica_id="b3x9k2", status="swapped", load_s=0.4, swap_s=0.02, pause_s=0.02)],
+    )
+)
+UPLOAD_STATE = example(UploadState(version=8, received_bytes=67_108_864, total_bytes=268_435_456))
+CHECKPOINT_SOURCE = example(CheckpointSource(checkpoint="/checkpoints/step-12"))
+TRANSFER_INIT = example(
+    TransferInit(init_info={"master_address": "10.0.0.4", "master_port": 29500, "rank_offset": 1, "world_size": 3})
+)
+TRANSFER_UPDATE = example(
+    TransferUpdate(
+        update_info={"names": ["model.norm.weight"], "dtype_names": ["bfloat16"], "shapes": [[128]], "packed": False}
+    )
+)
+TRANSFER_WORLD = example(TransferWorld(world_size=3))

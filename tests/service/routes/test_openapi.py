@@ -1,0 +1,243 @@
+"""The OpenAPI document: valid, complete, and good enough to generate a client that reads the service's responses."""
+
+import importlib
+import json
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi.routing import APIRoute
+from openapi_python_client import generate
+from openapi_python_client.config import Config, ConfigFile, MetaType
+from openapi_schema_validator import OAS31Validator
+from openapi_spec_validator import validate
+
+from rollout_client.arrow.schema import ARROW
+from rollout_client.problem_contract import Problem
+from tests.service.scripted_http import ScriptedHttp
+
+Json = dict[str, Any]
+JSON = "application/json"
+NDJSON = "application/x-ndjson"
+PROBLEM_JSON = "application/problem+json"
+DOCUMENT: Json = ScriptedHttp().request("GET", "/openapi.json").json()
+OPERATIONS: dict[str, Json] = {
+    f"{method.upper()} {path}": operation
+    for path, methods in DOCUMENT["paths"].items()
+    for method, operation in methods.items()
+}
+
+
+def nodes(node: Any, path: str = "#") -> Iterator[tuple[str, Json]]:
+    """Every object in `node`, with its path."""
+    if isinstance(node, dict):
+        yield path, node
+        for name, child in node.items():
+            yield from nodes(child, f"{path}/{name}")
+    elif isinstance(node, list):
+        for index, child in enumerate(node):
+            yield from nodes(child, f"{path}/{index}")
+
+
+def resolved(reference: str) -> Any:
+    """What a `$ref` points at; raises `KeyError` if it points at nothing."""
+    node: Any = DOCUMENT
+    assert reference.startswith("#/")
+    for name in reference.removeprefix("#/").split("/"):
+        node = node[name.replace("~1", "/").replace("~0", "~")]
+    return node
+
+
+def test_the_document_is_valid_openapi() -> None:
+    validate(DOCUMENT)
+
+
+def test_every_reference_resolves() -> None:
+    references = [node["$ref"] for _, node in nodes(DOCUMENT) if isinstance(node.get("$ref"), str)]
+    assert len(references) > 100
+    for reference in references:
+        resolved(reference)
+
+
+def test_every_schema_is_a_component_without_definitions_of_its_own() -> None:
+    assert [path for path, node in nodes(DOCUMENT) if "$defs" in node] == []
+
+
+def test_every_type_and_every_property_has_a_description() -> None:
+    schemas = DOCUMENT["components"]["schemas"]
+    assert [name for name, schema in schemas.items() if name != "JsonValue" and not schema.get("description")] == []
+    properties = {
+        f"{name}.{field}": schema
+        for name, owner in schemas.items()
+        for field, schema in owner.get("properties", {}).items()
+    }
+    assert len(properties) > 100
+    assert [name for name, schema in properties.items() if not schema.get("description")] == []
+
+
+def test_every_parameter_and_every_header_has_a_description() -> None:
+    described = [node for path, node in nodes(DOCUMENT) if re.search(r"/(parameters|headers)/[^/]+$", path)]
+    assert len(described) > 50
+    for node in described:
+        node = resolved(node["$ref"]) if "$ref" in node else node
+        assert node.get("description"), node
+
+
+def test_every_operation_has_an_id_of_its_own_a_tag_and_a_summary() -> None:
+    ids = [operation["operationId"] for operation in OPERATIONS.values()]
+    assert sorted(ids) == [
+        "example_samples",
+        "finish_transfer",
+        "healthz",
+        "init_transfer",
+        "policy",
+        "policy_layout",
+        "push_version",
+        "readyz",
+        "rollout",
+        "start_transfer",
+        "tasks",
+        "update_transfer",
+        "upload_state",
+    ]
+    for name, operation in OPERATIONS.items():
+        assert len(operation["tags"]) == 1, name
+        assert operation["summary"], name
+        assert operation["description"], name
+
+
+def test_every_route_is_documented_once_under_v1_and_has_an_alias_without_it() -> None:
+    routes = [route for route in ScriptedHttp().app.routes if isinstance(route, APIRoute)]
+    documented = {(route.path, *route.methods) for route in routes if route.include_in_schema}
+    aliases = {(f"/v1{route.path}", *route.methods) for route in routes if not route.include_in_schema}
+    assert documented == aliases
+    assert {path for path, *_ in documented} == set(DOCUMENT["paths"])
+
+
+def test_a_route_and_its_alias_answer_alike() -> None:
+    service = ScriptedHttp()
+    headers = {"x-request-id": "mine"}
+    for path in ("/tasks", "/policy", "/policy/layout", "/healthz", "/readyz", "/tasks/chess/samples"):
+        documented = service.request("GET", f"/v1{path}", headers=headers)
+        alias = service.request("GET", path, headers=headers)
+        assert (documented.status_code, documented.json()) == (alias.status_code, alias.json())
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_every_json_body_has_an_example_that_fits_its_schema(name: str) -> None:
+    operation = OPERATIONS[name]
+    bodies = [operation["requestBody"]] if "requestBody" in operation else []
+    contents = [body["content"] for body in [*bodies, *operation["responses"].values()] if "content" in body]
+    described = [content[kind] for content in contents for kind in (JSON, PROBLEM_JSON) if kind in content]
+    assert described
+    for body in described:
+        schema = {**body["schema"], "components": DOCUMENT["components"]}
+        OAS31Validator(schema).validate(example_of(body))
+
+
+def example_of(body: Json) -> Any:
+    """The example of a body, or of its type where that has a single value."""
+    if "example" in body:
+        return body["example"]
+    properties = resolved(body["schema"]["$ref"])["properties"]
+    return {name: schema["const"] for name, schema in properties.items()}
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_every_response_has_the_request_id_and_every_error_is_a_problem(name: str) -> None:
+    responses: dict[str, Json] = OPERATIONS[name]["responses"]
+    assert {"422", "500", "503"} <= responses.keys()
+    for status, response in responses.items():
+        assert response["headers"]["X-Request-ID"] == {"$ref": "#/components/headers/RequestId"}
+        assert ("Retry-After" in response["headers"]) == (status == "503")
+        if status >= "400":
+            assert response["content"].keys() == {PROBLEM_JSON}
+            assert response["content"][PROBLEM_JSON]["schema"] == {"$ref": "#/components/schemas/Problem"}
+
+
+def test_a_rollout_is_documented_with_its_media_types_headers_and_statuses() -> None:
+    operation = OPERATIONS["POST /v1/rollout"]
+    body = operation["requestBody"]["content"]
+    assert body.keys() == {JSON, ARROW}
+    assert body[JSON]["schema"] == {"$ref": "#/components/schemas/RolloutRequest"}
+    assert operation["responses"].keys() == {"200", "400", "409", "413", "415", "422", "500", "502", "503"}
+    content = operation["responses"]["200"]["content"]
+    assert {kind: content[kind]["schema"] for kind in content} == {
+        JSON: {"$ref": "#/components/schemas/RolloutResponse"},
+        NDJSON: {"$ref": "#/components/schemas/StreamLine"},
+        ARROW: {"type": "string", "format": "binary"},
+    }
+    assert header_parameters(operation) == {"Content-Encoding", "X-Request-ID"}
+
+
+def test_a_push_of_weights_is_documented_with_its_media_types_headers_and_statuses() -> None:
+    operation = OPERATIONS["PUT /v1/policy/versions/{version}"]
+    body = operation["requestBody"]["content"]
+    assert body.keys() == {"application/vnd.safetensors", JSON}
+    assert body[JSON]["schema"] == {"$ref": "#/components/schemas/CheckpointSource"}
+    statuses = {"200", "202", "400", "404", "409", "413", "415", "422", "500", "503"}
+    assert operation["responses"].keys() == statuses
+    assert operation["responses"]["202"]["content"][JSON]["schema"] == {"$ref": "#/components/schemas/UploadState"}
+    assert header_parameters(operation) == {
+        "Content-Range",
+        "Content-Digest",
+        "Repr-Digest",
+        "Content-Encoding",
+        "X-Request-ID",
+    }
+
+
+def header_parameters(operation: Json) -> set[str]:
+    parameters = [resolved(given["$ref"]) if "$ref" in given else given for given in operation["parameters"]]
+    return {given["name"] for given in parameters if given["in"] == "header"}
+
+
+@pytest.fixture(scope="module")
+def generated_client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """The models of a client that openapi-python-client generates from the document."""
+    folder = tmp_path_factory.mktemp("generated")
+    document = folder / "openapi.json"
+    document.write_text(json.dumps(DOCUMENT))
+    package = folder / "generated_rollout_client"
+    config = Config.from_sources(
+        ConfigFile(post_hooks=[]),
+        meta_type=MetaType.NONE,
+        document_source=Path(document),
+        file_encoding="utf-8",
+        overwrite=False,
+        output_path=package,
+    )
+    errors = generate(config=config)
+    assert [f"{error.header}: {error.detail}" for error in errors if error.level.name == "ERROR"] == []
+    sys.path.insert(0, str(folder))
+    try:
+        yield importlib.import_module("generated_rollout_client.models")
+    finally:
+        sys.path.remove(str(folder))
+        for name in [name for name in sys.modules if name.split(".")[0] == "generated_rollout_client"]:
+            del sys.modules[name]
+
+
+def test_a_generated_client_makes_a_request_and_reads_its_response(generated_client: Any) -> None:
+    message = generated_client.PromptMessage(generated_client.PromptMessageRole.USER, "What is 1 + 1?")
+    sample = generated_client.SampleInput(task_name="math", messages=[message])
+    request = generated_client.RolloutRequest(samples=[sample], num_generations=2)
+    document = ScriptedHttp().post(request.to_dict()).json()
+    response = generated_client.RolloutResponse.from_dict(document)
+    assert response.request_id == document["request_id"]
+    assert [sample.generation_index for sample in response.samples] == [0, 1]
+    assert response.samples[0].status == "completed"
+    assert response.samples[0].message_log[1].content == "A"
+    assert response.samples[0].message_log[1].generation_logprobs == [-1.0]
+    assert response.samples[0].metrics.turn_count == 1
+    assert response.to_dict() == document
+
+
+def test_a_generated_client_reads_a_problem(generated_client: Any) -> None:
+    document = ScriptedHttp().post({"samples": []}).json()
+    problem = generated_client.Problem.from_dict(document)
+    assert (problem.status, problem.errors[0].field) == (422, "samples")
+    assert Problem.model_validate(problem.to_dict()) == Problem.model_validate(document)
