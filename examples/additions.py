@@ -1,7 +1,8 @@
-"""What the training examples share: their options, which sums are learnt and which are measured, the curve, the bar.
+"""Shared by the training examples: options, training and held-out additions, the learning curve, the progress bar.
 
-The embedded model has never seen the sums that `models/tiny/train.py` holds out. Reinforcement learning must not see
-them either, in neither order of their operands. Training and measuring sample alike, at temperature 1.
+The embedded model was trained without the additions that `models/tiny/train.py` holds out. Reinforcement learning
+leaves them out too, in both orders of the operands, so that accuracy on them measures generalization. Training and
+measurement use the same sampling, at temperature 1.
 """
 
 import json
@@ -27,20 +28,20 @@ MODEL = Path(__file__).resolve().parent.parent / "models" / "tiny"
 SEED_OF_THE_MODEL = 0
 SAMPLING = Sampling(temperature=1.0, max_new_tokens=24)
 ALL_SUMS = (LARGEST_OPERAND + 1) ** 2
-# With 1,000 sums, a standard error of one percentage point.
-ROLLOUTS_A_SUM = 2
+ROLLOUTS_PER_SUM = 2
+"""With 1,000 held-out sums, the standard error of the accuracy is one percentage point."""
 CONFIG = Path("serve_config.cpu.yaml")
 ConfigArgument = Annotated[Path, typer.Argument(help="Serve config of the service to start.")]
-UrlOption = Annotated[str | None, typer.Option(help="A running service, in place of starting one.")]
-SeedOption = Annotated[int, typer.Option(min=0, help="Of the order of prompts; sampling is not seeded.")]
-CurveOption = Annotated[Path, typer.Option(help="Where the curve is drawn, as PNG.")]
+UrlOption = Annotated[str | None, typer.Option(help="URL of a running service; without it one is started.")]
+SeedOption = Annotated[int, typer.Option(min=0, help="Seed of the order of the prompts; sampling is not seeded.")]
+CurveOption = Annotated[Path, typer.Option(help="File for the learning curve, a PNG.")]
 
 _, HELD_OUT = addition_pairs(SEED_OF_THE_MODEL)
 
 
 @contextmanager
 def running_service(config: Path, url: str | None, console: Console) -> Iterator[RolloutClient]:
-    """A client of the service at `url`, or without it of one that runs for the length of the block."""
+    """A client of the service at `url`; without a URL, a service runs for the length of the block."""
     service = local_service(read_config(config, port=free_port()), console) if url is None else nullcontext(url)
     with sentences_for_the_user(console), service as address, RolloutClient(address) as client:
         client.wait_until_ready()
@@ -48,44 +49,44 @@ def running_service(config: Path, url: str | None, console: Console) -> Iterator
 
 
 def training_sums(client: RolloutClient, seed: int) -> list[SampleInput]:
-    """All sums of the task, but those held out and their mirror images, in an order drawn by `seed`."""
+    """All additions of the task except the held-out ones in either order, shuffled by `seed`."""
     held_out = {addition_prompt(*operands) for pair in HELD_OUT for operands in (pair, pair[::-1])}
     sums = client.example_samples("math", ALL_SUMS, seed)
     return [sample for sample in sums if sample.messages and sample.messages[0].content not in held_out]
 
 
 def held_out_accuracy(client: RolloutClient, version: int) -> float:
-    """The share of held-out sums that weights `version` get right at temperature 1."""
+    """The share of held-out additions that the weights of `version` get right, from 0 to 1."""
     sums = [{"task_name": "math", **addition_sample(*pair)} for pair in HELD_OUT]
     return mean_reward(
-        client.rollout(sums, num_generations=ROLLOUTS_A_SUM, sampling=SAMPLING, policy={"version": version})
+        client.rollout(sums, num_generations=ROLLOUTS_PER_SUM, sampling=SAMPLING, policy={"version": version})
     )
 
 
 def mean_reward(response: RolloutResponse) -> float:
-    """Without the samples that failed, which were worth neither nothing nor anything else."""
+    """The mean total reward of the rollouts that did not fail. The reward of a failed one is unknown, not zero."""
     rewards = [sample.total_reward for sample in response.samples if sample.total_reward is not None]
     return sum(rewards) / len(rewards)
 
 
 @dataclass
 class Curve:
-    """What a training run came to, by batches of rollouts learnt from; shares between 0 and 1."""
+    """The learning curve of one training run: shares from 0 to 1, by the number of batches trained on."""
 
     title: str
     held_out: dict[int, float] = field(default_factory=dict)
-    """After so many batches."""
+    """Accuracy on the held-out additions, after this many batches."""
     reward: dict[int, float] = field(default_factory=dict)
-    """The mean of the batch, numbered from 1."""
+    """Mean reward of each batch; the first is number 1."""
 
     @property
     def latest(self) -> str:
-        """The latest figures, for the eye."""
+        """The latest figures as text."""
         latest = {"held-out": self.held_out, "reward": self.reward}
         return ", ".join(f"{name} {[*shares.values()][-1]:.1%}" for name, shares in latest.items() if shares)
 
     def report(self, path: Path, console: Console) -> None:
-        """Draws the curve and says on stdout, in one line of JSON, where it began and where it ended."""
+        """Draws the curve, and prints first and last held-out accuracy to stdout as one line of JSON."""
         self.draw(path)
         console.print(f"The curve is in {path}.")
         before, *_, after = self.held_out.values()
@@ -105,6 +106,6 @@ class Curve:
 
 
 def progress_bar(console: Console) -> Progress:
-    """Counts batches of rollouts; a task's field `latest` stands at the end of the line."""
+    """A bar that counts batches of rollouts. The field `latest` of its task is shown at the end of the line."""
     bar = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
     return Progress(*bar, TextColumn("{task.fields[latest]}"), console=console)

@@ -1,4 +1,7 @@
-"""Starts the service, plays a mixed batch of both tasks, shows transcripts and metrics, and stops everything."""
+"""Starts the service, plays samples of two tasks in one request, shows some rollouts and the metrics, stops everything.
+
+Learn from it how one request mixes tasks, what a rollout looks like, and which metrics a request has.
+"""
 
 from pathlib import Path
 from typing import Annotated
@@ -21,11 +24,11 @@ MAX_ROLLOUT_TURNS = 8
 def main(config: Annotated[Path, typer.Argument()] = Path("serve_config.cpu.yaml")) -> None:
     console = Console()
     with sentences_for_the_user(console), local_service(read_config(config, port=free_port()), console) as url:
-        response = play(url, console)
+        response = roll_out(url, console)
     show(response, console)
 
 
-def play(url: str, console: Console) -> RolloutResponse:
+def roll_out(url: str, console: Console) -> RolloutResponse:
     with RolloutClient(url) as client:
         samples = [
             *client.example_samples("math", SAMPLES_PER_TASK),
@@ -43,12 +46,14 @@ def play(url: str, console: Console) -> RolloutResponse:
 
 
 def show(response: RolloutResponse, console: Console) -> None:
+    """Prints the best and the worst rollout of each task, how many were rewarded, and the metrics of the request."""
     for task_name in ("math", "sliding_puzzle"):
         rollouts = [sample for sample in response.samples if sample.task_name == task_name]
         for sample in best_and_worst(rollouts):
             console.print(transcript(sample))
-        solved = sum(reward_of(sample) > 0 for sample in rollouts)
-        console.print(f"{task_name}: {solved} of {len(rollouts)} rollouts rewarded\n")
+        rewarded = sum(reward_of(sample) > 0 for sample in rollouts)
+        failed = sum(sample.status == "error" for sample in rollouts)
+        console.print(f"{task_name}: {rewarded} of {len(rollouts)} rollouts rewarded, {failed} failed\n")
     console.print(metrics_table(response.metrics))
 
 
@@ -61,6 +66,7 @@ def best_and_worst(rollouts: list[SampleResult]) -> list[SampleResult]:
 
 
 def reward_of(sample: SampleResult) -> float:
+    """The total reward; -1 for a rollout that failed, whose reward is unknown."""
     return -1.0 if sample.total_reward is None else sample.total_reward
 
 

@@ -1,4 +1,7 @@
-"""Starts the service, puts it under load with locust, and stops everything; the exit code is locust's."""
+"""Starts the service, puts it under load with locust, and stops everything. The exit code is that of locust.
+
+Learn from it how many requests this machine answers, and how fast. The load itself is `clients/locustfile.py`.
+"""
 
 import subprocess
 import sys
@@ -24,6 +27,7 @@ def main(
     with sentences_for_the_user(console), local_service(read_config(config, port=free_port()), console) as url:
         locust = [sys.executable, "-m", "locust", "-f", str(LOCUSTFILE), "--headless", "--host", url]
         load = [*locust, "-u", str(users), "-r", str(users), "-t", f"{seconds}s", "--only-summary"]
+        console.print(f"Load of {users} users for {seconds} s; the figures come at the end")
         exit_code = subprocess.run(load, check=False).returncode
     raise typer.Exit(exit_code)
 

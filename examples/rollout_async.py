@@ -1,4 +1,7 @@
-"""Take each rollout the moment it ends, of both tasks at once. Needs the service at http://127.0.0.1:8000."""
+"""Streams the rollouts of two tasks with the async client. Needs the service at http://127.0.0.1:8000 (`make serve`).
+
+Learn from it how to take each rollout as it ends, and the summary at the end of the stream.
+"""
 
 import asyncio
 

@@ -1,4 +1,7 @@
-"""Play both tasks in one request and look at what came back. Needs the service at http://127.0.0.1:8000."""
+"""Plays two tasks in one request and prints the rollouts. Needs the service at http://127.0.0.1:8000 (`make serve`).
+
+Learn from it the shortest program: a client, samples, one call, transcripts and metrics.
+"""
 
 from rich.console import Console
 

@@ -1,10 +1,10 @@
-"""Trains the embedded model by reinforcement: rollouts from the service, gradients here, weights back every step.
+"""Trains the embedded model with GRPO: rollouts from the service, gradients here, new weights back after each step.
 
-GRPO in a few lines: advantages within the group of one prompt's rollouts, PPO's clipped objective against the
-log-probabilities that the service sampled with, the mean over generated tokens, no reference model. The trainer's
-weights are float32, so that steps smaller than bfloat16 resolves add up; the service has them rounded.
+Learn from it a whole training loop that needs only the client; with another task and another model it stays the same.
 
-The loop needs nothing but the client: with another task and a model of your own it is the same.
+The algorithm: advantages within the group of one prompt's rollouts, PPO's clipped objective against the
+log-probabilities of the service, the mean over generated tokens, no reference model. The trainer's weights are float32,
+so that updates too small for bfloat16 add up; the service gets them rounded.
 """
 
 # mypy: disable-error-code="no-untyped-call"
@@ -67,13 +67,13 @@ def main(
 
 def train(client: RolloutClient, steps: int, seed: int, console: Console) -> Curve:
     torch.manual_seed(seed)
-    # The service computes on the same cores; a second thread would spend them on waiting for each other.
+    # The service computes on the same cores; with a second thread the two would mostly wait for each other.
     torch.set_num_threads(1)
     model = LlamaForCausalLM.from_pretrained(MODEL, dtype=torch.float32)
     optimizer = torch.optim.AdamW(model.parameters(), LEARNING_RATE, weight_decay=0.0)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: learning_rate_factor(step, steps))
     prompts = prompt_batches(training_sums(client, seed), seed)
-    # A service that was there before may serve what an earlier training left.
+    # A service that was running already may have the weights of an earlier training.
     version = client.push_weights(model).version
     curve = Curve("GRPO on additions", held_out={0: held_out_accuracy(client, version)})
     with progress_bar(console) as progress:
@@ -97,19 +97,19 @@ def train(client: RolloutClient, steps: int, seed: int, console: Console) -> Cur
 
 
 def prompt_batches(sums: list[SampleInput], seed: int) -> Iterator[list[SampleInput]]:
-    """Endless: prompts of a step, no two of them alike."""
+    """Yields the prompts of one step after another without end; those of a step are all different."""
     draw = random.Random(seed)
     while True:
         yield draw.sample(sums, PROMPTS_PER_STEP)
 
 
 def improve(model: LlamaForCausalLM, optimizer: torch.optim.Optimizer, batch: RolloutTensors) -> None:
-    """Goes over the rollouts `EPOCHS` times. Those as good as all of their group teach nothing and are left out."""
-    telling = batch.advantages.nonzero()[:, 0]
-    # What the environment said after the last generated token is in no loss.
+    """Trains `EPOCHS` times on the rollouts. Those with an advantage of zero have no gradient and are left out."""
+    with_gradient = batch.advantages.nonzero()[:, 0]
+    # Nothing after the last generated token is in the loss.
     length = int(batch.loss_mask.any(0).nonzero().max()) + 1
     tokens = batch.loss_mask.sum() / MINIBATCHES
-    shuffled = [telling[torch.randperm(len(telling))].chunk(MINIBATCHES) for _ in range(EPOCHS)]
+    shuffled = [with_gradient[torch.randperm(len(with_gradient))].chunk(MINIBATCHES) for _ in range(EPOCHS)]
     for rows in chain.from_iterable(shuffled):
         loss = policy_loss(model, batch, rows, length) / tokens
         optimizer.zero_grad()
@@ -121,9 +121,9 @@ def improve(model: LlamaForCausalLM, optimizer: torch.optim.Optimizer, batch: Ro
 def policy_loss(model: LlamaForCausalLM, batch: RolloutTensors, rows: torch.Tensor, length: int) -> torch.Tensor:
     """PPO's clipped objective, negated and summed over the generated tokens of `rows`."""
     input_ids = batch.input_ids[rows, :length]
-    # Padding is on the right, where causal attention never looks, so no mask is needed.
+    # Padding is on the right, which causal attention does not see: no attention mask is needed.
     hidden = model.model(input_ids=input_ids).last_hidden_state[:, :-1]
-    # Only the logits of what was generated are worth computing.
+    # Logits are computed for generated tokens only.
     generated = batch.loss_mask[rows, 1:length].bool()
     logprobs = model.lm_head(hidden[generated]).log_softmax(-1)
     logprobs = logprobs.gather(1, input_ids[:, 1:][generated, None])[:, 0]
@@ -133,7 +133,7 @@ def policy_loss(model: LlamaForCausalLM, batch: RolloutTensors, rows: torch.Tens
 
 
 def learning_rate_factor(step: int, steps: int) -> float:
-    """Rises over `WARMUP_STEPS`, and falls linearly to a tenth, so that the last weights are not the last noise."""
+    """Rises over `WARMUP_STEPS` and falls linearly to a tenth, so that the last steps add little noise."""
     return min(1.0, (step + 1) / WARMUP_STEPS) * (1 - 0.9 * step / steps)
 
 

@@ -1,7 +1,7 @@
-"""What `train_grpo.py` does, by TRL: its `GRPOTrainer` takes rollouts from the service and pushes its weights there.
+"""The training of `train_grpo.py` with TRL: its `GRPOTrainer` takes rollouts from the service and pushes weights to it.
 
-The adapter pushes whenever the trainer wants rollouts of newer weights. A step of TRL is one gradient step; rollouts
-last for `MINIBATCHES * ITERATIONS` of them.
+Learn from it how TRL uses the service. The adapter pushes the weights before the trainer's next rollouts. A step of TRL
+is one gradient step; a batch of rollouts lasts for `MINIBATCHES * ITERATIONS` steps.
 """
 
 from pathlib import Path
@@ -38,14 +38,14 @@ PROMPTS_PER_BATCH = 256
 NUM_GENERATIONS = 4
 MINIBATCHES = 4
 ITERATIONS = 2
-STEPS_A_BATCH = MINIBATCHES * ITERATIONS
+STEPS_PER_BATCH = MINIBATCHES * ITERATIONS
 MEASURE_EVERY_BATCHES = 15
 
 
 def main(
     config: ConfigArgument = CONFIG,
     url: UrlOption = None,
-    batches: Annotated[int, typer.Option(min=1, help="Of rollouts.")] = BATCHES_OF_ROLLOUTS,
+    batches: Annotated[int, typer.Option(min=1, help="Batches of rollouts.")] = BATCHES_OF_ROLLOUTS,
     seed: SeedOption = 0,
     curve: CurveOption = Path("train_trl.png"),
 ) -> None:
@@ -57,7 +57,7 @@ def main(
 
 
 def train(client: RolloutClient, batches: int, seed: int, console: Console) -> Curve:
-    # The service computes on the same cores; a second thread would spend them on waiting for each other.
+    # The service computes on the same cores; with a second thread the two would mostly wait for each other.
     torch.set_num_threads(1)
     curve = Curve("TRL's GRPOTrainer on additions")
     sums = [sample.model_dump(exclude_unset=True) for sample in training_sums(client, seed)]
@@ -79,7 +79,7 @@ def train(client: RolloutClient, batches: int, seed: int, console: Console) -> C
 
 def trainer_arguments(batches: int, seed: int) -> GRPOConfig:
     return GRPOConfig(
-        max_steps=batches * STEPS_A_BATCH,
+        max_steps=batches * STEPS_PER_BATCH,
         per_device_train_batch_size=PROMPTS_PER_BATCH * NUM_GENERATIONS // MINIBATCHES,
         steps_per_generation=MINIBATCHES,
         num_iterations=ITERATIONS,
@@ -87,7 +87,7 @@ def trainer_arguments(batches: int, seed: int) -> GRPOConfig:
         temperature=SAMPLING.temperature,
         max_completion_length=SAMPLING.max_new_tokens,
         learning_rate=1.5e-4,
-        warmup_steps=5 * STEPS_A_BATCH,
+        warmup_steps=5 * STEPS_PER_BATCH,
         max_grad_norm=0.5,
         seed=seed,
         use_cpu=True,
@@ -101,7 +101,7 @@ def trainer_arguments(batches: int, seed: int) -> GRPOConfig:
 
 
 class Measurement(TrainerCallback):
-    """Keeps the curve and shows it, in batches of rollouts."""
+    """Records the learning curve and shows it, by batches of rollouts."""
 
     def __init__(self, client: RolloutClient, curve: Curve, progress: Progress, batches: int) -> None:
         self.client = client
@@ -113,7 +113,7 @@ class Measurement(TrainerCallback):
         self.measure(0, about["model"])
 
     def on_step_end(self, args: Any, state: Any, *_event: Any, **about: Any) -> None:
-        batches, rest = divmod(state.global_step, STEPS_A_BATCH)
+        batches, rest = divmod(state.global_step, STEPS_PER_BATCH)
         self.progress.update(self.bar, completed=batches)
         if rest == 0 and (batches % MEASURE_EVERY_BATCHES == 0 or state.global_step == args.max_steps):
             self.measure(batches, about["model"])
@@ -122,7 +122,7 @@ class Measurement(TrainerCallback):
     def on_log(self, *event: Any, **about: Any) -> None:
         _, state, _ = event
         if about["logs"].get("reward") is not None:
-            self.curve.reward[-(-state.global_step // STEPS_A_BATCH)] = about["logs"]["reward"]
+            self.curve.reward[-(-state.global_step // STEPS_PER_BATCH)] = about["logs"]["reward"]
             self.progress.update(self.bar, latest=self.curve.latest)
 
     def measure(self, batches: int, model: Any) -> None:

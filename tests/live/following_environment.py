@@ -1,4 +1,4 @@
-"""A task that does what its sample says, turn by turn: for tests of the whole service."""
+"""A task whose samples say what each step answers: for tests of the whole service."""
 
 from typing import Any
 
@@ -21,9 +21,9 @@ class Script(BaseModel):
 
 
 class FollowingEnvironment(TaskEnvironment):
-    """Plays the turns of the script in order and terminates with the last."""
+    """Answers step after step with the turns of the script, and terminates the rollout with the last."""
 
-    description = "Does what the sample says."
+    description = "Answers what the sample says."
     ExtraEnvInfo = Script
 
     async def step(self, message_log: list[ChatMessage], extra_env_info: Script) -> StepOutcome:
@@ -44,5 +44,6 @@ class FollowingEnvironment(TaskEnvironment):
 
 
 def following(*turns: dict[str, Any], **fields: Any) -> dict[str, Any]:
+    """A sample of this task, with these turns as its script."""
     prompt = {} if "message_log" in fields else {"messages": [{"role": "user", "content": QUESTION}]}
     return {"task_name": "following", "extra_env_info": {"turns": list(turns)}, **prompt, **fields}
