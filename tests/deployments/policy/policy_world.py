@@ -49,7 +49,7 @@ def sha256(content: bytes) -> str:
 
 
 class World:
-    """A store over a folder, and the replicas that have joined it."""
+    """A store over a folder, and the replicas that have registered."""
 
     def __init__(self, folder: Path, **settings: Any) -> None:
         self.folder = folder
@@ -64,7 +64,7 @@ class World:
         return PolicyStore(settings, str(model), self.cluster)
 
     async def restart(self) -> None:
-        """The store dies, and replicas join the one in its place as they are."""
+        """The store dies, and the replicas register with its successor as they are."""
         self.store = self.another_store()
         for replica in self.replicas:
             replica.store = self.store
@@ -82,9 +82,9 @@ class World:
         return await replica.start()
 
     async def upload(self, version: int, content: bytes) -> UploadState:
-        return await self.piece(version, 0, content, len(content))
+        return await self.chunk(version, 0, content, len(content))
 
-    async def piece(self, version: int, first: int, content: bytes, total: int) -> UploadState:
+    async def chunk(self, version: int, first: int, content: bytes, total: int) -> UploadState:
         sender = self.senders[version] = await self.store.begin_chunk(version, first)
         await self.store.write_chunk(version, sender, first, content)
         return await self.store.end_chunk(version, sender, first + len(content), total)

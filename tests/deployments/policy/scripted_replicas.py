@@ -1,4 +1,4 @@
-"""Generator replicas without an engine: they join, take orders, and do with each what their script says."""
+"""Generator replicas without an engine: they register, poll for commands, and follow a script."""
 
 import asyncio
 from collections import deque
@@ -22,8 +22,8 @@ from deployments.policy.commands import (
 from deployments.policy.replica_registry import ReplicaRegistry
 
 Step = Literal["ok", "error", "die", "die after", "hang", "register again"]
-"""What becomes of an order: `die` before and `die after` it was carried out, without a report in both cases; `hang`:
-nothing more is heard; `register again`: it is carried out, and instead of reporting the replica joins anew."""
+"""What the replica does with a command. `die` and `die after`: it dies before or after it has carried it out, without
+a report; `hang`: it does nothing; `register again`: it carries it out, and registers again instead of reporting."""
 STEPS: tuple[Step, ...] = ("ok", "error", "die", "die after", "hang", "register again")
 
 
@@ -73,7 +73,7 @@ class ScriptedCluster(Cluster):
 
 @dataclass(eq=False)
 class ScriptedReplica:
-    """`script` says what becomes of the next orders, which go well after its end; each takes `command_s`."""
+    """Follows `script`, one step a command, and carries out all commands after its end. Each takes `command_s`."""
 
     name: str
     store: CommandSource
@@ -86,14 +86,14 @@ class ScriptedReplica:
     """Whether it was ever told that it may."""
     staged: VersionPayload | None = None
     taken: list[int] = field(default_factory=list)
-    """The numbers of the orders that reached it."""
+    """The numbers of the commands that reached it."""
 
     def __post_init__(self) -> None:
         self._script = deque(self.script)
         self._life: asyncio.Task[None] | None = None
 
     async def start(self) -> "ScriptedReplica":
-        """Returns once it has joined."""
+        """Returns once it has registered."""
         await self.register()
         self._life = asyncio.create_task(self._live())
         return self
@@ -150,7 +150,7 @@ class ScriptedReplica:
                 self._note("swap", version)
             case AcceptRequests():
                 self.accepts_requests = True
-                self._note("take calls", self.loaded.version)
+                self._note("accept requests", self.loaded.version)
             case FinishTransfer(version):
                 self.loaded = LoadedWeights(version)
 

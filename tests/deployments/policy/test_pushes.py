@@ -58,16 +58,16 @@ def bad(how: str) -> bytes:
 
 
 @pytest.mark.parametrize(("how", "field"), [("nan", NORM), ("missing", NORM), ("cut", "weights")])
-def test_bad_weights_leave_everything_as_it_was_and_nothing_is_ordered(tmp_path: Path, how: str, field: str) -> None:
+def test_bad_weights_leave_everything_as_it_was_and_no_command_is_sent(tmp_path: Path, how: str, field: str) -> None:
     async def story(world: World) -> None:
         replica = await world.replica("r0")
         await world.push(1, weights(2.0))
-        orders, files = list(replica.taken), world.files()
+        commands, files = list(replica.taken), world.files()
         with pytest.raises(WeightsRefused) as raised:
             await world.push(2, bad(how))
         assert [problem.field for problem in raised.value.problems] == [field]
         state = await world.store.state(0)
-        assert (state.current, state.updating_to, replica.taken, world.files()) == (1, None, orders, files)
+        assert (state.current, state.updating_to, replica.taken, world.files()) == (1, None, commands, files)
         with pytest.raises(VersionUnknown):
             await world.store.upload_state(2)
         # The number is free again.
@@ -127,7 +127,7 @@ def test_the_same_upload_again_while_it_is_under_way_has_the_same_answer(tmp_pat
     async def story(world: World) -> None:
         await world.replica("r0", command_s=5.0)
         await world.replica("r1", command_s=5.0)
-        await until(lambda: len(world.cluster.done("take calls")) == 2)
+        await until(lambda: len(world.cluster.done("accept requests")) == 2)
         content = weights(2.0)
         await world.upload(3, content)
         completing = asyncio.create_task(world.complete(3, PushOptions(), False, sha256(content)))

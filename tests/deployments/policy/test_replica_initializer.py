@@ -12,33 +12,33 @@ from tests.paths import TINY_MODEL
 from tests.virtual_time import now, until
 
 
-def test_a_replica_takes_calls_at_once_where_the_initial_weights_are_current(tmp_path: Path) -> None:
+def test_a_replica_accepts_requests_at_once_if_the_initial_weights_are_current(tmp_path: Path) -> None:
     async def story(world: World) -> None:
         replica = await world.replica("r0")
         await until(lambda: replica.accepts_requests)
-        assert world.cluster.events == [("r0", "take calls", 0)]
+        assert world.cluster.events == [("r0", "accept requests", 0)]
         assert world.cluster.puts == []
         assert not (world.folder / "versions").exists()
 
     play(story, tmp_path)
 
 
-def test_a_replica_that_starts_is_brought_to_the_current_weights_before_it_takes_calls(tmp_path: Path) -> None:
+def test_a_replica_that_starts_loads_the_current_weights_before_it_accepts_requests(tmp_path: Path) -> None:
     async def story(world: World) -> None:
         await world.push(1, weights(2.0))
         replica = await world.replica("r0")
         await until(lambda: replica.accepts_requests)
-        assert world.cluster.events == [("r0", "stage", 1), ("r0", "swap", 1), ("r0", "take calls", 1)]
+        assert world.cluster.events == [("r0", "stage", 1), ("r0", "swap", 1), ("r0", "accept requests", 1)]
         assert content_of(replica.staged) == weights(2.0)
 
     play(story, tmp_path)
 
 
 @pytest.mark.parametrize("moment", ["before", "stage", "swap"])
-def test_a_replica_that_joins_during_an_update_ends_at_the_new_weights(tmp_path: Path, moment: str) -> None:
+def test_a_replica_that_registers_during_an_update_ends_at_the_new_weights(tmp_path: Path, moment: str) -> None:
     async def story(world: World) -> None:
         await world.replica("r0", command_s=5.0)
-        await until(lambda: world.cluster.done("take calls") == [("r0", 0)])
+        await until(lambda: world.cluster.done("accept requests") == [("r0", 0)])
         pushing = world.pushing(1, weights(2.0))
         if moment == "before":
             await until(lambda: 1 in world.store._active_pushes)
@@ -49,7 +49,7 @@ def test_a_replica_that_joins_during_an_update_ends_at_the_new_weights(tmp_path:
         await pushing
         await until(lambda: late.accepts_requests)
         assert late.loaded == LoadedWeights(1)
-        calls = [version for who, what, version in world.cluster.events if (who, what) == ("late", "take calls")]
+        calls = [version for who, what, version in world.cluster.events if (who, what) == ("late", "accept requests")]
         assert calls == [0 if moment == "before" else 1]
         assert world.cluster.killed == []
 
@@ -86,7 +86,7 @@ def test_a_replica_for_which_the_weights_cannot_be_read_is_replaced_and_logged(
 
 
 @pytest.mark.parametrize("step", ["error", "hang"])
-def test_a_replica_that_does_not_take_calls_is_replaced_and_holds_nobody_up(tmp_path: Path, step: Step) -> None:
+def test_a_replica_that_does_not_accept_requests_is_replaced_and_blocks_no_update(tmp_path: Path, step: Step) -> None:
     async def story(world: World) -> None:
         await world.replica("r0", step)
         await until(lambda: world.cluster.killed == ["r0"])
@@ -108,7 +108,7 @@ def test_a_replica_that_comes_late_gets_the_base_and_then_the_adapter(tmp_path: 
             ("swap", 1),
             ("stage", 2),
             ("swap", 2),
-            ("take calls", 2),
+            ("accept requests", 2),
         ]
         has_base = await world.replica("r1", loaded=LoadedWeights(1))
         await until(lambda: has_base.accepts_requests)

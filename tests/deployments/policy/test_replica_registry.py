@@ -1,4 +1,4 @@
-"""The registry: whom an order reaches, and what is told to whoever waits for its report."""
+"""The replica registry: which replica a command reaches, and what its sender learns."""
 
 import asyncio
 from typing import Any
@@ -44,9 +44,9 @@ class Actors:
         return self.registry.register(ReplicaRegistration(name, name, 1, loaded or LoadedWeights()))
 
     def ask(
-        self, member: RegisteredReplica, command: Command = SWAP, timeout_s: float = 100.0
+        self, replica: RegisteredReplica, command: Command = SWAP, timeout_s: float = 100.0
     ) -> asyncio.Task[CommandReport]:
-        return asyncio.create_task(self.registry.send(member, command, timeout_s))
+        return asyncio.create_task(self.registry.send(replica, command, timeout_s))
 
     async def next_command(self, name: str, report: CommandReport | None = None) -> NumberedCommand:
         numbered = await self.registry.next_command(name, report)
@@ -63,19 +63,19 @@ async def lost(report: asyncio.Task[CommandReport]) -> str:
     return str(told.value)
 
 
-def test_members_stand_in_the_order_in_which_they_joined() -> None:
+def test_replicas_are_listed_in_the_order_in_which_they_registered() -> None:
     actors = Actors()
     for name in "bac":
         actors.register(name)
     actors.register("b", LoadedWeights(3))
-    assert [(member.replica_id, member.loaded.version) for member in actors.registry.replicas] == [
+    assert [(replica.replica_id, replica.loaded.version) for replica in actors.registry.replicas] == [
         ("a", 0),
         ("c", 0),
         ("b", 3),
     ]
 
 
-def test_each_order_reaches_the_replica_that_it_is_for_and_its_report_who_gave_it() -> None:
+def test_each_command_reaches_its_replica_and_the_report_its_sender() -> None:
     async def story() -> None:
         actors = Actors()
         a, b = actors.register("a"), actors.register("b")
@@ -102,7 +102,7 @@ def test_each_order_reaches_the_replica_that_it_is_for_and_its_report_who_gave_i
     run(story())
 
 
-def test_an_order_that_is_given_before_the_replica_asks_waits_for_it() -> None:
+def test_a_command_that_is_sent_before_the_replica_polls_waits_for_it() -> None:
     async def story() -> None:
         actors = Actors()
         actors.ask(actors.register("a"))
@@ -112,7 +112,7 @@ def test_an_order_that_is_given_before_the_replica_asks_waits_for_it() -> None:
     run(story())
 
 
-def test_a_replica_that_nothing_is_ordered_from_is_told_so_after_a_while() -> None:
+def test_a_poll_without_a_command_ends_after_a_while() -> None:
     async def story() -> None:
         actors = Actors()
         actors.register("a")
@@ -122,13 +122,13 @@ def test_a_replica_that_nothing_is_ordered_from_is_told_so_after_a_while() -> No
     run(story())
 
 
-def test_a_poll_that_was_cut_off_takes_no_order_with_it() -> None:
+def test_a_command_is_not_lost_with_a_poll_that_was_cut_off() -> None:
     async def story() -> None:
         actors = Actors()
-        member = actors.register("a")
+        replica = actors.register("a")
         poll = actors.poll("a")
         await settled()
-        actors.ask(member)
+        actors.ask(replica)
         await asyncio.sleep(0)
         poll.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -138,7 +138,7 @@ def test_a_poll_that_was_cut_off_takes_no_order_with_it() -> None:
     run(story())
 
 
-def test_a_replica_that_has_not_joined_is_unknown() -> None:
+def test_a_replica_that_has_not_registered_is_refused() -> None:
     async def story() -> None:
         actors = Actors()
         actors.register("a")
@@ -153,19 +153,19 @@ def test_a_replica_that_has_not_joined_is_unknown() -> None:
     run(story())
 
 
-def test_joining_anew_ends_what_was_ordered_before() -> None:
+def test_registering_again_ends_the_commands_before() -> None:
     async def story() -> None:
         actors = Actors()
-        member = actors.register("a")
-        taken = actors.ask(member)
+        replica = actors.register("a")
+        taken = actors.ask(replica)
         await actors.next_command("a")
         old_poll = actors.poll("a")
         await settled()
-        waiting = asyncio.create_task(actors.registry.send(member, SWAP, 100.0))
+        waiting = asyncio.create_task(actors.registry.send(replica, SWAP, 100.0))
         again = actors.register("a", LoadedWeights(4))
         assert (await lost(taken), await lost(waiting)) == ("it registered again", "it has left")
-        assert await lost(actors.ask(member)) == "it has left"
-        assert (actors.registry.has(member), actors.registry.has(again)) == (False, True)
+        assert await lost(actors.ask(replica)) == "it has left"
+        assert (actors.registry.has(replica), actors.registry.has(again)) == (False, True)
         assert (again.loaded, again.accepts_requests) == (LoadedWeights(4), False)
         actors.ask(again, AcceptRequests())
         assert (await actors.next_command("a")).command == AcceptRequests()
@@ -176,27 +176,27 @@ def test_joining_anew_ends_what_was_ordered_before() -> None:
     run(story())
 
 
-def test_a_replica_that_takes_too_long_is_lost_and_its_late_report_only_noted() -> None:
+def test_a_replica_that_takes_too_long_is_lost_and_its_late_report_only_updates_what_it_holds() -> None:
     async def story() -> None:
         actors = Actors()
-        member = actors.register("a")
-        asked = actors.ask(member, timeout_s=7.5)
+        replica = actors.register("a")
+        asked = actors.ask(replica, timeout_s=7.5)
         numbered = await actors.next_command("a")
         assert await lost(asked) == "it did not report within 7.5 s"
         assert now() == 7.5
-        assert actors.registry.has(member)
+        assert actors.registry.has(replica)
         assert await actors.registry.next_command("a", CommandReport(numbered.number, LoadedWeights(9))) is None
-        assert (member.loaded, member.awaited_reports) == (LoadedWeights(9), {})
+        assert (replica.loaded, replica.awaited_reports) == (LoadedWeights(9), {})
 
     run(story())
 
 
-def test_a_report_that_nobody_waits_for_is_only_noted() -> None:
+def test_a_report_that_nobody_waits_for_only_updates_what_the_replica_holds() -> None:
     async def story() -> None:
         actors = Actors()
-        member = actors.register("a")
+        replica = actors.register("a")
         assert await actors.registry.next_command("a", CommandReport(12345, LoadedWeights(2))) is None
-        assert member.loaded == LoadedWeights(2)
+        assert replica.loaded == LoadedWeights(2)
 
     run(story())
 
@@ -247,7 +247,7 @@ def test_the_dead_are_forgotten() -> None:
     run(story())
 
 
-def test_a_replica_that_joins_anew_while_it_is_asked_whether_it_lives_stays() -> None:
+def test_a_replica_that_registers_again_during_the_check_of_its_life_stays() -> None:
     async def story() -> None:
         registry: ReplicaRegistry
 
@@ -258,7 +258,7 @@ def test_a_replica_that_joins_anew_while_it_is_asked_whether_it_lives_stays() ->
         registry = ReplicaRegistry(is_alive)
         registry.register(ReplicaRegistration("a", "old", 1))
         await registry.forget_the_dead()
-        assert [member.registration.actor for member in registry.replicas] == ["young"]
+        assert [replica.registration.actor for replica in registry.replicas] == ["young"]
 
     run(story())
 
@@ -266,14 +266,14 @@ def test_a_replica_that_joins_anew_while_it_is_asked_whether_it_lives_stays() ->
 def test_a_checksum_is_of_the_weights_that_it_names() -> None:
     async def story() -> None:
         actors = Actors()
-        member = actors.register("a", LoadedWeights(5))
+        replica = actors.register("a", LoadedWeights(5))
         actors.registry.record_checksum("a", LoadedWeights(4), "old")
-        known = [member.checksum]
+        known = [replica.checksum]
         actors.registry.record_checksum("a", LoadedWeights(5), "new")
-        known.append(member.checksum)
+        known.append(replica.checksum)
         for loaded in (LoadedWeights(5), LoadedWeights(5, adapter=6)):
             await actors.registry.next_command("a", CommandReport(1, loaded))
-            known.append(member.checksum)
+            known.append(replica.checksum)
         assert known == [None, "new", "new", None]
 
     run(story())
@@ -284,7 +284,7 @@ def test_a_checksum_is_of_the_weights_that_it_names() -> None:
         st.tuples(st.sampled_from(["register", "ask", "poll", "cut off", "die"]), st.sampled_from("ab")), max_size=30
     )
 )
-def test_whatever_happens_an_order_reaches_its_replica_at_most_once(events: list[tuple[str, str]]) -> None:
+def test_whatever_happens_a_command_reaches_its_replica_at_most_once(events: list[tuple[str, str]]) -> None:
     async def story() -> None:
         actors = Actors()
         for name in "ab":
@@ -293,12 +293,12 @@ def test_whatever_happens_an_order_reaches_its_replica_at_most_once(events: list
         polls: dict[str, list[asyncio.Task[NumberedCommand | None]]] = {"a": [], "b": []}
 
         async def happen(event: str, name: str) -> None:
-            member = next((member for member in actors.registry.replicas if member.replica_id == name), None)
-            if event == "register" or member is None:
+            replica = next((replica for replica in actors.registry.replicas if replica.replica_id == name), None)
+            if event == "register" or replica is None:
                 actors.dead.discard(name)
                 actors.register(name)
             elif event == "ask":
-                asked[name].append(actors.ask(member, command_of(name)))
+                asked[name].append(actors.ask(replica, command_of(name)))
             elif event == "poll":
                 polls[name].append(actors.poll(name))
             elif event == "cut off" and polls[name]:

@@ -52,19 +52,19 @@ def test_a_store_over_the_same_folder_goes_on_with_what_was_current(tmp_path: Pa
 def test_an_upload_goes_on_where_the_store_died(tmp_path: Path) -> None:
     async def story(world: World) -> None:
         content = weights(2.0)
-        await world.piece(1, 0, content[:1000], len(content))
+        await world.chunk(1, 0, content[:1000], len(content))
         await world.restart()
         assert await world.store.upload_state(1) == UploadState(
             version=1, received_bytes=1000, total_bytes=len(content)
         )
-        await world.piece(1, 1000, content[1000:], len(content))
+        await world.chunk(1, 1000, content[1000:], len(content))
         update = await world.complete(1, PushOptions(), False, sha256(content))
         assert update.checksum == file_checksum(world.version_store.weights(1))
 
     play(story, tmp_path)
 
 
-def test_a_version_that_a_store_died_over_was_never_there(tmp_path: Path) -> None:
+def test_a_version_that_was_not_current_when_the_store_died_is_removed(tmp_path: Path) -> None:
     async def story(world: World) -> None:
         await world.push(1, weights(2.0))
         # As an update leaves it that dies before it is durable.
@@ -126,7 +126,7 @@ def test_during_a_transfer_other_updates_wait_or_are_refused(tmp_path: Path) -> 
     play(story, tmp_path)
 
 
-def test_a_trainer_that_is_not_heard_of_any_more_is_given_up(tmp_path: Path) -> None:
+def test_a_push_goes_on_when_the_transfer_before_it_is_abandoned(tmp_path: Path) -> None:
     async def story(world: World) -> None:
         await transferring(world, "r0")
         pushing = world.pushing(1, weights(2.0))
@@ -138,7 +138,7 @@ def test_a_trainer_that_is_not_heard_of_any_more_is_given_up(tmp_path: Path) -> 
     play(story, tmp_path, transfer_idle_s=30)
 
 
-def test_a_transfer_whose_end_cannot_be_made_durable_is_still_given_up_in_time(tmp_path: Path) -> None:
+def test_a_transfer_whose_version_cannot_be_stored_is_abandoned_at_once(tmp_path: Path) -> None:
     async def story(world: World) -> None:
         await transferring(world, "r0")
         world.folder.mkdir()

@@ -45,9 +45,9 @@ class Scene:
             self.replicas.append(await replica.start())
         return self
 
-    async def update(self, members: Sequence[RegisteredReplica] | None = None) -> list[ReplicaUpdate]:
-        members = self.registry.replicas if members is None else members
-        return await update_replicas(self.fleet, members, NEW, SwapOptions(), self.make_current)
+    async def update(self, replicas: Sequence[RegisteredReplica] | None = None) -> list[ReplicaUpdate]:
+        replicas = self.registry.replicas if replicas is None else replicas
+        return await update_replicas(self.fleet, replicas, NEW, SwapOptions(), self.make_current)
 
     def make_current(self) -> None:
         self.cluster.events.append(("store", "durable", NEW.version))
@@ -70,15 +70,15 @@ def updated(*scripts: Sequence[Step]) -> tuple[Scene, list[ReplicaUpdate]]:
     async def story() -> tuple[Scene, list[ReplicaUpdate]]:
         scene = await Scene(scripts).begin()
         replicas = await scene.update()
-        members = [member.replica_id for member in scene.registry.replicas]
-        assert members == [update.replica_id for update in replicas if update.status == "swapped"]
+        registered = [replica.replica_id for replica in scene.registry.replicas]
+        assert registered == [update.replica_id for update in replicas if update.status == "swapped"]
         await scene.end()
         return scene, replicas
 
     return run(story())
 
 
-def test_all_have_staged_and_the_version_is_durable_before_the_first_one_swaps() -> None:
+def test_all_have_staged_and_the_version_is_current_on_disk_before_the_first_one_swaps() -> None:
     scene, replicas = updated([], [], [])
     assert [what for _, what, _ in scene.cluster.events] == ["stage"] * 3 + ["durable"] + ["swap"] * 3
     assert {version for _, _, version in scene.cluster.events} == {7}
@@ -87,7 +87,7 @@ def test_all_have_staged_and_the_version_is_durable_before_the_first_one_swaps()
     assert scene.cluster.killed == []
 
 
-def test_a_slow_one_is_waited_for_by_all() -> None:
+def test_no_replica_swaps_before_the_slowest_has_staged() -> None:
     async def story() -> None:
         scene = await Scene([[], []]).begin()
         scene.replicas[1].command_s = 10.0
@@ -113,19 +113,19 @@ def test_weights_that_no_engine_can_take_are_refused_and_nothing_is_changed() ->
         message = "the engine cannot take them: OSError: r0 has no room"
         assert refused.value.problems == (FieldProblem(field="weights", message=message),)
         assert (scene.cluster.events, scene.cluster.killed) == ([], [])
-        assert [member.replica_id for member in scene.registry.replicas] == ["r0", "r1"]
+        assert [replica.replica_id for replica in scene.registry.replicas] == ["r0", "r1"]
         await scene.end()
 
     run(story())
 
 
-def test_those_that_die_say_nothing_of_the_weights() -> None:
+def test_replicas_that_die_do_not_count_when_all_others_refuse_the_weights() -> None:
     async def story() -> None:
         scene = await Scene([["die"], ["error"]]).begin()
         with pytest.raises(WeightsRefused, match="r1 has no room"):
             await scene.update()
         assert scene.cluster.events == []
-        assert [member.replica_id for member in scene.registry.replicas] == ["r1"]
+        assert [replica.replica_id for replica in scene.registry.replicas] == ["r1"]
         await scene.end()
 
     run(story())
@@ -142,7 +142,7 @@ LOST = {
 
 @pytest.mark.parametrize("at", ["stage", "swap"])
 @pytest.mark.parametrize("step", LOST)
-def test_the_one_that_fails_is_replaced_and_the_others_swap(step: Step, at: str) -> None:
+def test_a_replica_that_fails_is_replaced_and_the_others_swap(step: Step, at: str) -> None:
     scene, replicas = updated([], [step] if at == "stage" else ["ok", step], [])
     assert replicas == [swapped("r0"), replaced("r1", LOST[step]), swapped("r2")]
     assert scene.cluster.killed == ["r1"]
@@ -150,18 +150,18 @@ def test_the_one_that_fails_is_replaced_and_the_others_swap(step: Step, at: str)
     assert [what for _, what, _ in others] == ["stage", "stage", "durable", "swap", "swap"]
 
 
-def test_where_all_die_while_they_stage_the_version_is_made_all_the_same() -> None:
+def test_the_version_is_made_current_even_if_all_replicas_die_while_they_stage() -> None:
     scene, replicas = updated(["die"], ["die"])
     assert replicas == [replaced("r0", "it died"), replaced("r1", "it died")]
     assert scene.cluster.events == [("store", "durable", 7)]
 
 
-def test_without_replicas_the_version_is_made_for_those_to_come() -> None:
+def test_without_replicas_the_version_is_made_current() -> None:
     scene, replicas = updated()
     assert (replicas, scene.cluster.events) == ([], [("store", "durable", 7)])
 
 
-def test_a_version_that_cannot_be_made_durable_is_swapped_nowhere() -> None:
+def test_a_version_that_cannot_be_written_to_disk_is_swapped_nowhere() -> None:
     async def story() -> None:
         scene = await Scene([[], []]).begin()
 
@@ -177,7 +177,7 @@ def test_a_version_that_cannot_be_made_durable_is_swapped_nowhere() -> None:
     run(story())
 
 
-def test_only_those_that_are_named_are_updated() -> None:
+def test_only_the_given_replicas_are_updated() -> None:
     async def story() -> None:
         scene = await Scene([[], []]).begin()
         assert await scene.update(scene.registry.replicas[1:]) == [swapped("r1")]
@@ -187,19 +187,19 @@ def test_only_those_that_are_named_are_updated() -> None:
     run(story())
 
 
-def test_one_that_joined_late_gets_all_that_it_lacks_one_after_the_other() -> None:
+def test_payloads_are_loaded_one_after_the_other() -> None:
     async def story() -> None:
         scene = await Scene([[]]).begin()
-        [member] = scene.registry.replicas
-        assert await scene.fleet.load(member, [NEW, ADAPTER])
+        [replica] = scene.registry.replicas
+        assert await scene.fleet.load(replica, [NEW, ADAPTER])
         assert [(what, version) for _, what, version in scene.cluster.events] == [
             ("stage", 7),
             ("swap", 7),
             ("stage", 8),
             ("swap", 8),
         ]
-        assert member.loaded == LoadedWeights(7, adapter=8)
-        assert await scene.fleet.load(member, [])
+        assert replica.loaded == LoadedWeights(7, adapter=8)
+        assert await scene.fleet.load(replica, [])
         await scene.end()
 
     run(story())
@@ -207,7 +207,7 @@ def test_one_that_joined_late_gets_all_that_it_lacks_one_after_the_other() -> No
 
 @pytest.mark.parametrize("before", range(4))
 @pytest.mark.parametrize("step", ["error", "hang"])
-def test_one_that_joined_late_and_fails_is_replaced(step: Step, before: int) -> None:
+def test_a_replica_that_fails_to_load_a_payload_is_replaced(step: Step, before: int) -> None:
     async def story() -> None:
         scene = await Scene([[*["ok"] * before, step]]).begin()  # type: ignore[list-item]
         assert not await scene.fleet.load(scene.registry.replicas[0], [NEW, ADAPTER])
@@ -218,11 +218,11 @@ def test_one_that_joined_late_and_fails_is_replaced(step: Step, before: int) -> 
 
 
 @pytest.mark.parametrize(("step", "left"), [("die", []), ("register again", ["r0"])])
-def test_one_that_joined_late_and_left_is_not_killed_for_it(step: Step, left: list[str]) -> None:
+def test_a_replica_that_left_while_it_loaded_a_payload_is_not_ended(step: Step, left: list[str]) -> None:
     async def story() -> None:
         scene = await Scene([[step]]).begin()
         assert not await scene.fleet.load(scene.registry.replicas[0], [NEW])
-        assert [member.replica_id for member in scene.registry.replicas] == left
+        assert [replica.replica_id for replica in scene.registry.replicas] == left
         assert scene.cluster.killed == []
         await scene.end()
 
@@ -230,7 +230,7 @@ def test_one_that_joined_late_and_left_is_not_killed_for_it(step: Step, left: li
 
 
 @given(st.lists(st.tuples(st.sampled_from(STEPS), st.sampled_from(STEPS)), max_size=5), st.randoms())
-def test_after_an_update_every_member_has_the_new_version_or_was_given_up(
+def test_after_an_update_every_replica_has_the_new_version_or_was_replaced(
     scripts: list[tuple[Step, Step]], random: Random
 ) -> None:
     async def story() -> None:
@@ -256,8 +256,8 @@ def test_after_an_update_every_member_has_the_new_version_or_was_given_up(
             outcomes = {update.replica_id: update.status for update in replicas}
             went_well = {name for name, steps in zip(sorted(everyone), scripts, strict=True) if steps == ("ok", "ok")}
             assert outcomes == {name: "swapped" if name in went_well else "replaced" for name in everyone}
-            assert {member.replica_id for member in scene.registry.replicas} == went_well
-            assert all(member.loaded == LoadedWeights(NEW.version) for member in scene.registry.replicas)
+            assert {replica.replica_id for replica in scene.registry.replicas} == went_well
+            assert all(replica.loaded == LoadedWeights(NEW.version) for replica in scene.registry.replicas)
             assert set(scene.cluster.killed) == everyone - went_well
         for replica in scene.replicas:
             assert len(replica.taken) == len(set(replica.taken))

@@ -67,7 +67,7 @@ def test_a_replica_that_fails_is_replaced_and_the_one_in_its_place_begins_with_t
     async def story(world: World) -> None:
         await world.replica("r0")
         await world.replica("r1", "ok", "ok", "error")
-        await until(lambda: len(world.cluster.done("take calls")) == 2)
+        await until(lambda: len(world.cluster.done("accept requests")) == 2)
         update = await world.push(1, weights(2.0))
         assert [(replica.replica_id, replica.status) for replica in update.replicas] == [
             ("r0", "swapped"),
@@ -85,7 +85,7 @@ def test_a_second_update_waits_for_the_first(tmp_path: Path) -> None:
     async def story(world: World) -> None:
         for name in ("r0", "r1"):
             await world.replica(name, command_s=5.0)
-        await until(lambda: len(world.cluster.done("take calls")) == 2)
+        await until(lambda: len(world.cluster.done("accept requests")) == 2)
         first = world.pushing(1, weights(2.0))
         await world.until_updating(1)
         assert [(await pushing).version for pushing in (first, world.pushing(2, weights(3.0)))] == [1, 2]
@@ -132,7 +132,7 @@ def test_an_update_that_is_overtaken_is_refused_and_not_broken(tmp_path: Path) -
     play(story, tmp_path)
 
 
-def test_a_replica_that_joins_anew_while_an_update_is_under_way_is_not_killed_for_it(tmp_path: Path) -> None:
+def test_a_replica_that_registers_again_during_an_update_is_not_ended(tmp_path: Path) -> None:
     async def story(world: World) -> None:
         await world.replica("r0", command_s=5.0)
         pushing = world.pushing(1, weights(2.0))
@@ -179,11 +179,11 @@ def test_an_adapter_may_lie_on_top_of_the_initial_weights(tmp_path: Path) -> Non
 
 
 def test_an_adapter_never_lies_on_other_weights_than_its_base(tmp_path: Path) -> None:
-    """A replica joins during one update and before the next, which is an adapter."""
+    """A replica registers during one update and before the next, which is an adapter."""
 
     async def story(world: World) -> None:
         await world.replica("r0", command_s=5.0)
-        await until(lambda: bool(world.cluster.done("take calls")))
+        await until(lambda: bool(world.cluster.done("accept requests")))
         full = world.pushing(1, weights(2.0))
         await world.until_updating(1)
         await until(lambda: len(world.replicas[0].taken) == 2)
@@ -199,7 +199,7 @@ def test_an_adapter_never_lies_on_other_weights_than_its_base(tmp_path: Path) ->
             ("swap", 1),
             ("stage", 2),
             ("swap", 2),
-            ("take calls", 2),
+            ("accept requests", 2),
         ]
 
     play(story, tmp_path)

@@ -38,7 +38,7 @@ def test_nothing_is_known_of_an_upload_that_was_not_begun(tmp_path: Path) -> Non
         UploadStore(tmp_path).state(3)
 
 
-def test_an_upload_goes_on_with_the_next_shelf(tmp_path: Path) -> None:
+def test_an_upload_goes_on_with_the_next_store(tmp_path: Path) -> None:
     assert send(UploadStore(tmp_path), 3, 0, b"abc", 8) == UploadState(version=3, received_bytes=3, total_bytes=8)
     after = UploadStore(tmp_path)
     assert after.state(3) == UploadState(version=3, received_bytes=3, total_bytes=8)
@@ -46,7 +46,7 @@ def test_an_upload_goes_on_with_the_next_shelf(tmp_path: Path) -> None:
     assert after.path(3).read_bytes() == b"abcdefgh"
 
 
-def test_a_piece_that_leaves_a_hole_is_refused_with_what_has_arrived(tmp_path: Path) -> None:
+def test_a_chunk_that_leaves_a_hole_is_refused_with_what_has_arrived(tmp_path: Path) -> None:
     store = UploadStore(tmp_path)
     with misplaced(0, 1):
         store.begin_chunk(3, 1)
@@ -57,7 +57,7 @@ def test_a_piece_that_leaves_a_hole_is_refused_with_what_has_arrived(tmp_path: P
     assert store.path(3).read_bytes() == b"abc"
 
 
-def test_what_was_written_counts_only_once_its_piece_has_ended(tmp_path: Path) -> None:
+def test_bytes_count_only_once_their_chunk_has_ended(tmp_path: Path) -> None:
     store = UploadStore(tmp_path)
     send(store, 3, 0, b"abc")
     store.begin_chunk(3, 3)
@@ -86,7 +86,7 @@ def test_an_upload_begins_anew_at_its_first_byte(tmp_path: Path) -> None:
     assert store.path(3).read_bytes() == b""
 
 
-def test_an_empty_piece_is_an_upload_of_nothing(tmp_path: Path) -> None:
+def test_an_empty_chunk_is_an_upload_of_nothing(tmp_path: Path) -> None:
     assert send(UploadStore(tmp_path), 3, 0, b"", 0) == UploadState(version=3, received_bytes=0, total_bytes=0)
 
 
@@ -129,7 +129,7 @@ def test_an_upload_whose_bytes_are_gone_has_not_arrived(tmp_path: Path, left: by
     assert send(store, 3, 0, b"abc").received_bytes == 3
 
 
-def test_uploads_up_to_a_version_are_dropped_but_for_those_in_use(tmp_path: Path) -> None:
+def test_uploads_up_to_a_version_are_dropped_except_those_in_use(tmp_path: Path) -> None:
     store = UploadStore(tmp_path)
     for version in (1, 2, 3, 10):
         send(store, version, 0, b"abc")
@@ -157,7 +157,7 @@ def test_removing_unfinished_uploads_makes_no_folder(tmp_path: Path) -> None:
 
 @st.composite
 def attempts(draw: st.DrawFn) -> tuple[bytes, list[tuple[int, int, bytes | None]]]:
-    """A content, and the pieces that bring it: from where, to where, and what a broken attempt writes instead."""
+    """A content, and its chunks: first byte, end, and what an attempt that breaks off writes instead."""
     content = draw(st.binary(max_size=60))
     steps: list[tuple[int, int, bytes | None]] = []
     arrived = 0
@@ -172,7 +172,7 @@ def attempts(draw: st.DrawFn) -> tuple[bytes, list[tuple[int, int, bytes | None]
 
 @settings(max_examples=25, deadline=None)
 @given(attempts())
-def test_whatever_the_pieces_and_the_breaks_the_file_is_the_same(
+def test_whatever_the_chunks_and_the_breaks_the_file_is_the_same(
     case: tuple[bytes, list[tuple[int, int, bytes | None]]],
 ) -> None:
     content, steps = case

@@ -139,7 +139,7 @@ async def test_every_replica_takes_every_step_and_the_version_is_made(make_store
 
 
 @in_virtual_time
-async def test_those_who_have_met_need_not_meet_again(make_store: MakeStore) -> None:
+async def test_replicas_that_have_met_the_trainer_need_not_meet_it_again(make_store: MakeStore) -> None:
     store = make_store()
     await serving(store, 1, 1)
     await meet(store, 3)
@@ -200,13 +200,13 @@ async def test_a_replica_that_cannot_meet_the_trainer_leaves_nothing_met(make_st
     assert (replica.is_alive, other.is_alive) == (True, True)
 
 
-@pytest.mark.parametrize("change", ["joins", "dies", "joins anew"])
+@pytest.mark.parametrize("change", ["registers", "dies", "registers again"])
 @in_virtual_time
 async def test_other_replicas_than_those_that_met_the_trainer_are_refused(make_store: MakeStore, change: str) -> None:
     store = make_store()
     first, second = await serving(store, 1, 1)
     await meet(store, 3)
-    if change == "joins":
+    if change == "registers":
         await TransferringReplica(store, "c").register_and_serve()
     elif change == "dies":
         second.end()
@@ -216,7 +216,7 @@ async def test_other_replicas_than_those_that_met_the_trainer_are_refused(make_s
     with pytest.raises(TransferRefused) as refused:
         await store.start_transfer(SwitchOptions())
     assert_refused(refused, "transfer", CHANGED)
-    await meet(store, {"joins": 4, "dies": 2, "joins anew": 3}[change])
+    await meet(store, {"registers": 4, "dies": 2, "registers again": 3}[change])
     assert (await transfer(store)).version == 1
     assert kinds(first)[-4:] == [StartTransfer, UpdateTransfer, ApplyTransfer, FinishTransfer]
 
@@ -224,7 +224,7 @@ async def test_other_replicas_than_those_that_met_the_trainer_are_refused(make_s
 @pytest.mark.parametrize("how", ["fails", "dies"])
 @pytest.mark.parametrize("step", STEPS[:2])
 @in_virtual_time
-async def test_one_that_breaks_midway_costs_all_replicas_even_those_that_wait_for_the_trainer(
+async def test_a_replica_that_fails_midway_costs_all_replicas_even_those_that_wait_for_the_trainer(
     make_store: MakeStore, step: type[Command], how: str
 ) -> None:
     store = make_store()
@@ -259,7 +259,9 @@ async def test_what_no_replica_can_make_its_weights_is_no_version(make_store: Ma
 
 @pytest.mark.parametrize("step", [ApplyTransfer, FinishTransfer])
 @in_virtual_time
-async def test_one_that_fails_once_all_is_sent_is_replaced_alone(make_store: MakeStore, step: type[Command]) -> None:
+async def test_a_replica_that_fails_after_all_is_sent_is_replaced_alone(
+    make_store: MakeStore, step: type[Command]
+) -> None:
     store = make_store()
     first, second = await serving(store, 1, 1, fails={step: "cannot"})
     await meet(store, 3)
@@ -433,7 +435,7 @@ async def test_a_replica_that_is_late_waits_for_the_next_transfer_and_takes_part
 
 
 @in_virtual_time
-async def test_who_does_not_want_to_wait_is_told_that_a_trainer_is_sending(make_store: MakeStore) -> None:
+async def test_a_caller_that_does_not_wait_is_refused_during_a_transfer(make_store: MakeStore) -> None:
     store = make_store()
     await serving(store, 1)
     await meet(store, 2)
