@@ -1,6 +1,5 @@
-"""The app builder that a Serve config names: `import_path: service.app:build`."""
+"""The app builder that a Serve config names: `import_path: service.app:build`. Here the deployments are wired."""
 
-from collections.abc import Mapping
 from pathlib import Path
 
 from ray import serve
@@ -16,48 +15,45 @@ from service.ingress import Ingress
 from service.settings import AnyEngineSettings, ServiceSettings
 
 REPOSITORY = Path(__file__).resolve().parent.parent
-NEVER_THE_LIMIT = 100_000
-"""Past `max_ongoing_requests` Serve's callers back off exponentially: it must never be what limits."""
+UNREACHED_MAX_ONGOING_REQUESTS = 100_000
+"""Serve's callers back off exponentially once a replica has `max_ongoing_requests`: it must never be reached."""
 HEALTH_CHECK_PERIOD_S = 5.0
-NO_OPTIONS: Mapping[str, float] = {}
-POLICY_OPTIONS = {"num_cpus": 0.1}
 
 
 def build(settings: ServiceSettings) -> Application:
     """Wires the deployments: `Ingress` calls `Generator` and one environment deployment named after each task.
 
-    Both ask `Policy`, of which there is one replica, what the weights are.
+    `Ingress` and `Generator` ask `Policy`, which has one replica, for the current version of the weights.
     """
-    engine = with_absolute_model_path(settings.engine)
-    policy_store = deployment(PolicyStore, "Policy", POLICY_OPTIONS).bind(settings.policy, engine.model)
+    engine = with_absolute_paths(settings.engine)
+    options = settings.ray_actor_options()
+    policy_store = deployment(PolicyStore, "Policy", options).bind(settings.policy, engine.model)
     replica = SimulatedGeneratorReplica if isinstance(engine, SimulatedEngineSettings) else GeneratorReplica
-    replicas = deployment(replica, "Generator", engine.ray_actor_options()).options(
-        request_router_config=NAMED_REPLICA_ROUTING
-    )
+    replicas = deployment(replica, "Generator", options).options(request_router_config=NAMED_REPLICA_ROUTING)
     generator = replicas.bind(engine, policy_store)
     environments = {
-        task_name: deployment(EnvironmentHost, task_name).bind(
+        task_name: deployment(EnvironmentHost, task_name, options).bind(
             task_name, environment.import_path, environment.arguments
         )
         for task_name, environment in settings.environments.items()
     }
-    ingress = deployment(Ingress, "Ingress")
+    ingress = deployment(Ingress, "Ingress", options)
     return ingress.bind(settings.model_copy(update={"engine": engine}), generator, environments, policy_store)
 
 
-def deployment(replica: type, name: str, ray_actor_options: Mapping[str, float] = NO_OPTIONS) -> serve.Deployment:
+def deployment(replica: type, name: str, ray_actor_options: dict[str, dict[str, float]]) -> serve.Deployment:
+    """Args: `ray_actor_options` are those of every deployment, by name."""
     as_deployment = serve.deployment(
         name=name,
-        max_ongoing_requests=NEVER_THE_LIMIT,
+        max_ongoing_requests=UNREACHED_MAX_ONGOING_REQUESTS,
         health_check_period_s=HEALTH_CHECK_PERIOD_S,
-        ray_actor_options=dict(ray_actor_options),
+        ray_actor_options=ray_actor_options[name],
     )
     return as_deployment(replica)
 
 
-def with_absolute_model_path(engine: AnyEngineSettings) -> AnyEngineSettings:
-    """Replicas run in folders of their own; a path relative to the repository must still be found."""
-    relative_to_repository = REPOSITORY / engine.model
-    if not relative_to_repository.is_dir():
-        return engine
-    return engine.model_copy(update={"model": str(relative_to_repository)})
+def with_absolute_paths(engine: AnyEngineSettings) -> AnyEngineSettings:
+    """Resolves folders against the repository's root: replicas run in working directories of their own."""
+    named = {"model": engine.model, "tokenizer": engine.tokenizer}
+    folders = {field: REPOSITORY / name for field, name in named.items() if name and (REPOSITORY / name).is_dir()}
+    return engine.model_copy(update={field: str(folder) for field, folder in folders.items()})

@@ -19,6 +19,7 @@ from deployments.policy.cluster import cluster_weights_folder
 from service.startup.console_logs import replica_logs_shown
 from service.startup.failures import ServiceNotStarted
 from service.startup.ports import refuse_taken_port
+from service.startup.preflight import check_config
 from service.startup.processes import adopt_orphans, end_descendants, interruptible
 from service.startup.readiness import deploy, deployments_not_ready
 
@@ -44,9 +45,10 @@ def local_service(config: ServeDeploySchema, console: Console) -> Iterator[str]:
     Every process that it started has ended when the block is left, however it is left.
 
     Raises:
-        ServiceNotStarted: the port is taken, or a deployment cannot start.
+        ServiceNotStarted: the config cannot work, the port is taken, or a deployment cannot start.
     """
     host, port = config.http_options.host, config.http_options.port
+    check_config(config)
     refuse_taken_port(host, port)
     adopt_orphans()
     started_at = time.monotonic()

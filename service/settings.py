@@ -1,14 +1,17 @@
-"""The one argument of the app builder: what runs. How it scales stands beside it in the Serve config."""
+"""The argument of the app builder: what runs. How many replicas run is in `deployments` of the Serve config."""
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
+from pydantic import Discriminator, Field, Tag, model_validator
 
 from deployments.generation.settings import EngineSettings
 from deployments.policy.settings import PolicySettings
 from deployments.simulation.settings import SimulatedEngineSettings
+from deployments.strict_settings import StrictSettings
 
 MIB = 2**20
+SERVICE_DEPLOYMENTS = ("Ingress", "Generator", "Policy")
+"""The deployments that every service has; each task has one more, named after it."""
 
 
 def kind_of_engine(settings: Any) -> Literal["engine", "simulated"]:
@@ -25,45 +28,61 @@ AnyEngineSettings = Annotated[
 """An engine or, with the key `simulated`, a simulated engine."""
 
 
-class EnvironmentSettings(BaseModel):
-    model_config = ConfigDict(extra="forbid")
+class EnvironmentSettings(StrictSettings):
+    """One task."""
 
     import_path: str
     """`package.module:Class` of a `TaskEnvironment`."""
-    arguments: dict[str, Any] = {}
+    arguments: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments of the class."""
 
 
-class Limits(BaseModel):
-    model_config = ConfigDict(extra="forbid")
+class Limits(StrictSettings):
+    """What one request may ask for, and how long one call of it may take."""
 
     max_body_bytes: int = Field(default=256 * MIB, ge=1)
     """A larger `POST /rollout` body is refused."""
     max_rollouts_per_request: int = Field(default=65_536, ge=1)
     """Samples times `num_generations`."""
     generation_timeout_s: float | None = Field(default=600, gt=0)
-    """A generation that takes longer is tried again; none waits for ever."""
+    """Seconds after which a generation is cancelled and tried again; null for no limit."""
     step_timeout_s: float | None = Field(default=120, gt=0)
-    """The same for an environment's step."""
+    """Seconds after which an environment's step is cancelled and tried again; null for no limit."""
 
 
-class ServiceSettings(BaseModel):
-    model_config = ConfigDict(extra="forbid")
+class ServiceSettings(StrictSettings):
+    """All of a service but its scale."""
 
     engine: AnyEngineSettings
+    """Which model generates, and on which hardware."""
     environments: dict[str, EnvironmentSettings] = Field(min_length=1)
     """By `task_name`."""
     limits: Limits = Limits()
+    """Of one request."""
     policy: PolicySettings = PolicySettings()
+    """Where versions of the weights are kept, and how they reach the replicas."""
 
     @model_validator(mode="after")
-    def task_names_are_no_other_deployment(self) -> Self:
-        if taken := {"Generator", "Ingress", "Policy"} & self.environments.keys():
+    def refuse_names_of_other_deployments(self) -> Self:
+        if taken := [name for name in SERVICE_DEPLOYMENTS if name in self.environments]:
             raise ValueError(f"environments: {', '.join(taken)} is the name of another deployment; choose another one")
         return self
 
     @model_validator(mode="after")
-    def simulated_engines_keep_no_weights(self) -> Self:
+    def refuse_a_policy_folder_without_weights(self) -> Self:
         if isinstance(self.engine, SimulatedEngineSettings) and self.policy.folder is not None:
             raise ValueError("policy.folder has no meaning beside engine.simulated, which has no weights: leave it out")
         return self
+
+    def ray_actor_options(self) -> dict[str, dict[str, float]]:
+        """What Ray reserves for one replica of each deployment, by its name, unless the Serve config says otherwise.
+
+        Without it Ray would reserve a whole core for each. A reservation only decides how many replicas fit on a
+        machine: a replica may use more.
+        """
+        environments = {task_name: {"num_cpus": 0.1} for task_name in self.environments}
+        return {
+            "Ingress": {"num_cpus": 0.2},
+            "Generator": self.engine.ray_actor_options(),
+            "Policy": {"num_cpus": 0.1},
+        } | environments

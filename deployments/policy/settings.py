@@ -1,15 +1,15 @@
 """Settings of the policy store: where versions are kept, what may be read, and how long things may take."""
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
+
+from deployments.strict_settings import StrictSettings
 
 
-class PolicySettings(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
+class PolicySettings(StrictSettings):
     folder: str | None = None
     """Where versions are kept. If it outlives the machine, so does the current version. Default: a temporary folder of
     the Ray cluster, which lives as long as the cluster."""
-    checkpoint_roots: list[str] = []
+    checkpoint_roots: list[str] = Field(default_factory=list)
     """Paths and fsspec URLs under which checkpoints may lie that the service reads itself; none by default."""
     keep_versions: int = Field(default=2, ge=1)
     """Full versions that stay on disk as bases of deltas, including the current one."""

@@ -9,13 +9,13 @@ from collections.abc import Hashable
 from itertools import count
 from typing import Generic, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
+
+from deployments.strict_settings import StrictSettings
 
 
-class Timing(BaseModel):
+class Timing(StrictSettings):
     """How fast a simulated engine is. With both times 0, a generation ends at the moment in which it is submitted."""
-
-    model_config = ConfigDict(extra="forbid")
 
     time_to_first_token_s: float = Field(default=0.0, ge=0, allow_inf_nan=False)
     """Seconds of one generation's prefill; the time that it waits before it runs is not included."""

@@ -8,6 +8,7 @@ from typing import Any
 import yaml
 from dotenv import load_dotenv
 from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
 from ray.serve.config import AutoscalingConfig
 from ray.serve.schema import (
     DeploymentSchema,
@@ -60,17 +61,15 @@ def set_environment(config_path: Path) -> None:
     logger.warning("There is no %s in %s: Ray runs with its defaults, which are slower.", ENVIRONMENT_FILE, looked_in)
 
 
-def problems_in(error: ValidationError, prefix: tuple[str | int, ...] = ()) -> list[str]:
+def problems_in(error: ValidationError) -> list[str]:
     """One line for each problem: the field, what is wrong, and the value that was given."""
-    return [
-        f"  {'.'.join(map(str, (*prefix, *problem['loc'])))}: {problem['msg']} (given: {shortened(problem['input'])})"
-        for problem in error.errors()
-    ]
+    return [problem_line(".".join(map(str, problem["loc"])), problem) for problem in error.errors()]
 
 
-def shortened(value: Any, most_characters: int = 80) -> str:
-    text = repr(value)
-    return text if len(text) <= most_characters else f"{text[: most_characters - 3]}..."
+def problem_line(field: str, problem: ErrorDetails) -> str:
+    given, message = problem["input"], problem["msg"].removeprefix("Value error, ")
+    # Of what holds other fields, the field and the message say enough.
+    return f"  {field}: {message}" + ("" if isinstance(given, dict | list) else f" (given: {given!r})")
 
 
 def unknown_keys(content: dict[str, Any]) -> Iterator[str]:

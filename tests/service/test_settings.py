@@ -38,7 +38,14 @@ def test_the_gpu_config_autoscales_every_deployment() -> None:
         ({"engine": ENGINE, "environments": {}}, "at least 1 item"),
         ({"engine": {"device": "cpu"}, "environments": {"math": MATH}}, "engine.model"),
         ({"engine": ENGINE, "environments": {"Generator": MATH}}, "name of another deployment"),
-        ({"engine": ENGINE, "environments": {"math": MATH}, "enviroments": {}}, "enviroments"),
+        (
+            {"engine": ENGINE, "environments": {"math": MATH}, "enviroments": {}},
+            "enviroments\n  unknown; permitted are engine, environments, limits, policy",
+        ),
+        (
+            {"engine": ENGINE, "environments": {"math": {**MATH, "args": {}}}},
+            "environments.math.args\n  unknown; permitted are import_path, arguments",
+        ),
         ({"engine": {**ENGINE, "logprobs_mode": "raw_logprobs"}, "environments": {"math": MATH}}, "cannot be set"),
         (
             {"engine": {**SIMULATED, "dtype": "bfloat16"}, "environments": {"math": MATH}},
@@ -62,6 +69,17 @@ def test_a_simulated_engine_takes_the_place_of_an_engine_and_needs_no_gpu() -> N
     assert isinstance(engine, SimulatedEngineSettings)
     assert engine.simulated == Timing(time_to_first_token_s=0.0, time_per_token_s=0.01, max_num_seqs=256)
     assert engine.ray_actor_options() == {"num_cpus": 0.1}
+
+
+def test_a_replica_reserves_a_fraction_of_a_core_unless_the_engine_says_otherwise() -> None:
+    settings = ServiceSettings.model_validate({"engine": SIMULATED, "environments": {"math": MATH, "mine": MATH}})
+    assert settings.ray_actor_options() == {
+        "Ingress": {"num_cpus": 0.2},
+        "Generator": {"num_cpus": 0.1},
+        "Policy": {"num_cpus": 0.1},
+        "math": {"num_cpus": 0.1},
+        "mine": {"num_cpus": 0.1},
+    }
 
 
 def test_tensor_and_pipeline_parallel_size_set_the_gpus_of_a_replica() -> None:

@@ -1,0 +1,111 @@
+"""Finds what would keep a config from starting, before Ray is started. Collects all that is wrong."""
+
+from collections.abc import Iterator, Mapping
+from difflib import get_close_matches
+from pathlib import Path
+
+from pydantic import ValidationError
+from ray.serve.schema import ServeApplicationSchema, ServeDeploySchema
+
+from deployments.environments.loading import EnvironmentNotLoadable, check_arguments, load_environment_class
+from deployments.generation.engine_fields import engine_fields
+from deployments.generation.settings import EngineSettings
+from service.settings import SERVICE_DEPLOYMENTS, AnyEngineSettings, ServiceSettings
+from service.startup.config import REPOSITORY, problem_line
+from service.startup.failures import ServiceNotStarted
+from service.startup.resources import Demand, demand_of, missing_resources, resources_of_this_machine
+
+APP_BUILDER = "service.app:build"
+NO_OPTIONS: Mapping[str, float] = {}
+
+
+def check_config(config: ServeDeploySchema) -> None:
+    """Checks settings, import paths, models, and that the machine has the resources that are asked for.
+
+    Of applications with another builder only the resources are checked.
+
+    Raises:
+        ServiceNotStarted: the service cannot start with this config; the message holds everything that is wrong.
+    """
+    problems: list[str] = []
+    demands: list[Demand] = []
+    for application in config.applications:
+        settings: ServiceSettings | None = None
+        if application.import_path == APP_BUILDER:
+            try:
+                settings = ServiceSettings.model_validate(application.args)
+            except ValidationError as error:
+                problems += [f"The settings of {application.name} are wrong:", *settings_problems(error)]
+                continue
+            problems += problems_of(application, settings)
+        demands += demands_of(application, settings)
+    if not problems and (missing := missing_resources(demands, resources_of_this_machine())):
+        problems.append(missing)
+    if problems:
+        raise ServiceNotStarted("\n".join(problems))
+
+
+def settings_problems(error: ValidationError) -> Iterator[str]:
+    for problem in error.errors():
+        match problem["loc"]:
+            case ("engine", _, *rest):  # The second is pydantic's name for the kind of engine.
+                field = ["engine", *rest]
+            case loc:
+                field = [*loc]
+        yield problem_line(".".join(map(str, ["args", *field])), problem)
+
+
+def problems_of(application: ServeApplicationSchema, settings: ServiceSettings) -> Iterator[str]:
+    """One text for each thing that would not start."""
+    known = [*SERVICE_DEPLOYMENTS, *settings.environments]
+    for name in (entry.name for entry in application.deployments if entry.name not in known):
+        yield f"deployments: {name} is no deployment of {application.name}; there are {', '.join(known)}."
+    yield from engine_problems(settings.engine)
+    if application.runtime_env:
+        return  # Packages of its own are there only where a replica runs.
+    for task_name, environment in settings.environments.items():
+        try:
+            environment_class = load_environment_class(environment.import_path)
+            check_arguments(environment_class, environment.arguments, environment.import_path)
+        except EnvironmentNotLoadable as error:
+            yield f"args.environments.{task_name}: {error}"
+
+
+def engine_problems(engine: AnyEngineSettings) -> Iterator[str]:
+    for field, name in {"model": engine.model, "tokenizer": engine.tokenizer}.items():
+        if name is not None and (problem := folder_problem(name)):
+            yield f"args.engine.{field}: {problem}"
+    if not isinstance(engine, EngineSettings):
+        return
+    permitted = engine_fields()
+    if permitted is None:
+        yield "vLLM is not installed in this Python environment: install rollout-service[gpu] or rollout-service[cpu]."
+        return
+    for name in (engine.model_extra or {}).keys() - permitted:
+        similar = ", such as ".join(["", *get_close_matches(name, permitted, n=1)])
+        yield (
+            f"args.engine.{name}: unknown; permitted are {', '.join(EngineSettings.model_fields)} and the fields of "
+            f"vLLM's AsyncEngineArgs{similar}."
+        )
+
+
+def folder_problem(name: str) -> str | None:
+    """What is wrong with the local path of a model; None if it is there, or if the name is that of a remote one."""
+    if (REPOSITORY / name).exists():
+        return None
+    if name.startswith(("/", ".", "~")):
+        return f"there is no {name} on this machine."
+    if Path(name).exists():
+        return f"{name} is taken from {REPOSITORY}, where it does not exist; write {Path(name).resolve()}."
+    parent = (REPOSITORY / name).parent
+    if parent != REPOSITORY and parent.is_dir():
+        there = sorted(folder.name for folder in parent.iterdir() if folder.is_dir())
+        return f"there is no {name}; {parent} holds {', '.join(there)}."
+    return None
+
+
+def demands_of(application: ServeApplicationSchema, settings: ServiceSettings | None) -> list[Demand]:
+    entries = {entry.name: entry for entry in application.deployments}
+    defaults = {} if settings is None else settings.ray_actor_options()
+    names = dict.fromkeys([*defaults, *entries])
+    return [demand_of(name, entries.get(name), defaults.get(name, NO_OPTIONS)) for name in names]

@@ -1,0 +1,177 @@
+"""What is found to be wrong with a config before anything is started."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ray.serve.schema import ServeDeploySchema
+
+from service.startup import preflight
+from service.startup.failures import ServiceNotStarted
+from service.startup.preflight import check_config, folder_problem
+from tests.paths import REPOSITORY
+
+MATH = "deployments.environments.math:MathEnvironment"
+
+
+@pytest.fixture(autouse=True)
+def machine(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
+    """Two cores and no GPU, wherever the tests run."""
+    resources = {"CPU": 2.0, "memory": 8e9}
+    monkeypatch.setattr(preflight, "resources_of_this_machine", lambda: resources)
+    return resources
+
+
+def config(deployments: list[dict[str, Any]] | None = None, **args: Any) -> ServeDeploySchema:
+    everything = {
+        "engine": {"device": "cpu", "model": "models/tiny", "num_cpus": 0.5},
+        "environments": {"math": {"import_path": MATH}},
+    }
+    application = {
+        "name": "rollout",
+        "import_path": "service.app:build",
+        "args": everything | args,
+        "deployments": deployments or [],
+    }
+    return ServeDeploySchema.model_validate({"applications": [application]})
+
+
+def refusal(refused: ServeDeploySchema) -> list[str]:
+    with pytest.raises(ServiceNotStarted) as raised:
+        check_config(refused)
+    return str(raised.value).splitlines()
+
+
+def test_a_task_that_is_named_under_environments_alone_fits_beside_the_others() -> None:
+    check_config(config(environments={name: {"import_path": MATH} for name in "abcdefghij"}))
+
+
+def test_every_wrong_setting_is_named_with_its_value_and_the_permitted_names() -> None:
+    wrong = config(
+        engine={"device": "tpu", "model": "models/tiny"},
+        limits={"max_body_bytes": "much"},
+        policy={"fodler": "/weights"},
+        enviroments={},
+    )
+    assert refusal(wrong) == [
+        "The settings of rollout are wrong:",
+        "  args.engine.device: Input should be 'gpu' or 'cpu' (given: 'tpu')",
+        "  args.limits.max_body_bytes: Input should be a valid integer, unable to parse string as an integer "
+        "(given: 'much')",
+        "  args.policy.fodler: unknown; permitted are folder, checkpoint_roots, keep_versions, wait_s, "
+        "command_timeout_s, transfer_idle_s (given: '/weights')",
+        "  args.enviroments: unknown; permitted are engine, environments, limits, policy",
+    ]
+
+
+def test_an_engine_field_that_vllm_does_not_know_is_refused_with_the_nearest_that_it_does() -> None:
+    assert refusal(config(engine={"device": "cpu", "model": "models/tiny", "max_num_seq": 4})) == [
+        "args.engine.max_num_seq: unknown; permitted are device, model, tokenizer, tensor_parallel_size, "
+        "pipeline_parallel_size, max_model_len, num_cpus, environment_variables and the fields of vLLM's "
+        "AsyncEngineArgs, such as max_num_seqs."
+    ]
+
+
+def test_an_engine_without_vllm_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preflight, "engine_fields", lambda: None)
+    assert refusal(config()) == [
+        "vLLM is not installed in this Python environment: install rollout-service[gpu] or rollout-service[cpu]."
+    ]
+    check_config(config(engine={"model": "models/tiny", "max_model_len": 64, "simulated": {}}))
+
+
+def test_a_model_folder_that_is_not_there_is_refused() -> None:
+    assert refusal(config(engine={"device": "cpu", "model": "models/tinny", "tokenizer": "/no/where"})) == [
+        f"args.engine.model: there is no models/tinny; {REPOSITORY / 'models'} holds tiny.",
+        "args.engine.tokenizer: there is no /no/where on this machine.",
+    ]
+
+
+def test_a_model_name_that_is_no_path_may_be_a_remote_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert folder_problem("Qwen/Qwen2.5-7B-Instruct") is None
+    assert folder_problem("gpt2") is None
+    assert folder_problem(str(tmp_path)) is None
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine").mkdir()
+    assert folder_problem("mine") == f"mine is taken from {REPOSITORY}, where it does not exist; write {tmp_path}/mine."
+
+
+@pytest.mark.parametrize(
+    ("environment", "says"),
+    [
+        ({"import_path": "no.such:Thing"}, "no.such:Thing cannot be imported: there is no module no."),
+        ({"import_path": f"{MATH}s"}, "module deployments.environments.math has no MathEnvironments."),
+        ({"import_path": "pathlib:Path"}, "pathlib:Path is not a TaskEnvironment"),
+        ({"import_path": MATH, "arguments": {"worker": 2}}, "got an unexpected keyword argument 'worker'"),
+    ],
+)
+def test_an_environment_that_cannot_be_loaded_is_refused(environment: dict[str, Any], says: str) -> None:
+    [problem] = refusal(config(environments={"mine": environment}))
+    assert problem.startswith("args.environments.mine: ")
+    assert says in problem
+
+
+def test_packages_of_an_application_with_its_own_runtime_environment_are_not_looked_for_here() -> None:
+    elsewhere = config(environments={"mine": {"import_path": "no.such:Thing"}})
+    elsewhere.applications[0].runtime_env = {"pip": ["no"]}
+    check_config(elsewhere)
+
+
+def test_a_deployment_that_does_not_exist_is_refused_with_those_that_do() -> None:
+    assert refusal(config([{"name": "maths"}])) == [
+        "deployments: maths is no deployment of rollout; there are Ingress, Generator, Policy, math."
+    ]
+
+
+def test_more_than_the_machine_has_is_refused_with_what_each_deployment_asks_for() -> None:
+    deployments: list[dict[str, Any]] = [
+        {"name": "math", "num_replicas": 2, "ray_actor_options": {"num_cpus": 0.7}},
+        {"name": "Ingress", "ray_actor_options": {"resources": {"rack": 1}}},
+    ]
+    engine = {"device": "gpu", "model": "models/tiny", "tensor_parallel_size": 2, "num_cpus": 1}
+    assert refusal(config(deployments, engine=engine)) == [
+        "The deployments ask for more than this machine has: 3.5 CPU of 2 and 1 rack of 0 and 2 GPU of 0.",
+        "  Ingress: 1 replica with 1 CPU and 1 rack each",
+        "  Generator: 1 replica with 1 CPU and 2 GPU each",
+        "  Policy: 1 replica with 0.1 CPU each",
+        "  math: 2 replicas with 0.7 CPU each",
+        "Give a deployment less in its entry under `deployments`, such as `ray_actor_options: {num_cpus: 0.1}`, and "
+        "the generator by `engine.num_cpus` and `engine.device`: a reservation is no limit, a replica may use more.",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("entry", "cpus"),
+    [
+        ({}, 0.1),
+        ({"num_replicas": 3}, 0.3),
+        ({"num_replicas": "auto"}, 0.1),
+        ({"autoscaling_config": {"min_replicas": 2, "max_replicas": 9}}, 0.2),
+        ({"autoscaling_config": {"min_replicas": 2, "initial_replicas": 4, "max_replicas": 9}}, 0.4),
+        ({"autoscaling_config": {"min_replicas": 0, "initial_replicas": 0, "max_replicas": 9}}, 0.0),
+        ({"ray_actor_options": {"num_gpus": 0}}, 1.0),
+        ({"placement_group_bundles": [{"CPU": 0.4}, {"CPU": 0.2}]}, 0.6),
+    ],
+)
+def test_the_cores_that_an_entry_asks_for_at_the_start(
+    entry: dict[str, Any], cpus: float, machine: dict[str, float]
+) -> None:
+    sized = config([{"name": "math", **entry}])
+    machine["CPU"] = 0.8 + cpus  # 0.2 for the ingress, 0.5 for the generator, 0.1 for the policy store
+    check_config(sized)
+    machine["CPU"] -= 0.01
+    with pytest.raises(ServiceNotStarted, match=r"The deployments ask for more than this machine has"):
+        check_config(sized)
+
+
+def test_of_another_application_only_the_entries_are_known() -> None:
+    other = {
+        "name": "other",
+        "import_path": "somewhere:app",
+        "route_prefix": "/other",
+        "deployments": [{"name": "Any"}, {"name": "Other"}],
+    }
+    both = ServeDeploySchema.model_validate(
+        {"applications": [config().applications[0].model_dump(exclude_unset=True), other]}
+    )
+    assert refusal(both)[0] == "The deployments ask for more than this machine has: 2.9 CPU of 2."
