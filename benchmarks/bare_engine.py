@@ -11,7 +11,7 @@ from unittest.mock import patch
 import typer
 
 from deployments.generation.settings import EngineSettings
-from service.app import with_absolute_model_path
+from service.app import with_absolute_paths
 from service.settings import ServiceSettings
 
 
@@ -21,7 +21,7 @@ def engine_in(config: Mapping[str, Any]) -> EngineSettings:
     Raises:
         BadParameter: the config has a simulated engine.
     """
-    engine = with_absolute_model_path(ServiceSettings.model_validate(config["applications"][0]["args"]).engine)
+    engine = with_absolute_paths(ServiceSettings.model_validate(config["applications"][0]["args"]).engine)
     if not isinstance(engine, EngineSettings):
         raise typer.BadParameter("this config has a simulated engine: there is nothing to compare with")
     return engine

@@ -3,32 +3,19 @@
 import signal
 import socket
 import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 import psutil
 import pytest
 
 from benchmarks.process_group import command_of, is_engine
 from service.startup.ports import free_port
+from tests.live.service_process import service_process
 from tests.paths import REPOSITORY
 
 CONFIG = REPOSITORY / "serve_config.cpu.yaml"
 STARTED_WITHIN_S = 180
-
-
-@contextmanager
-def service_process(*arguments: str) -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, "-m", "service", *arguments]
-    output = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    with subprocess.Popen(command, cwd=REPOSITORY, **output) as service:  # type: ignore[call-overload]
-        try:
-            yield service
-        finally:
-            # Not killed: it has processes of its own to end.
-            service.terminate()
 
 
 def family(service: subprocess.Popen[str], until: Callable[[psutil.Process], bool]) -> list[psutil.Process]:

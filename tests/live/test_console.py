@@ -1,0 +1,68 @@
+"""What a user sees on the console of a service whose environment prints, raises, or cannot start."""
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from rollout_client import RolloutClient
+from service.startup.ports import free_port
+from tests.live.service_process import lines_until, service_process
+from tests.paths import REPOSITORY
+
+
+def config_of(folder: Path, **arguments: Any) -> str:
+    """A config with a simulated engine and one environment, which is named under `environments` alone."""
+    config = yaml.safe_load((REPOSITORY / "serve_config.scale.yaml").read_text())
+    config["http_options"]["port"] = free_port()
+    [application] = config["applications"]
+    del application["deployments"]
+    application["args"]["environments"] = {
+        "talking": {"import_path": "tests.live.talking_environment:TalkingEnvironment", "arguments": arguments}
+    }
+    path = folder / "config.yaml"
+    path.write_text(yaml.safe_dump(config))
+    return str(path)
+
+
+def sample(**say: Any) -> dict[str, Any]:
+    return {"task_name": "talking", "messages": [{"role": "user", "content": "Go."}], "extra_env_info": say}
+
+
+def test_what_an_environment_prints_and_what_fails_reaches_the_console_and_nothing_else_does(tmp_path: Path) -> None:
+    with service_process(config_of(tmp_path, greeting="hello")) as service:
+        *greeting, ready = lines_until(service, "Ready after")
+        assert greeting == ["[talking] hello"]
+        url = ready.split()[-1]
+        lines_until(service, "Routes and their fields")
+        with RolloutClient(url) as client:
+            [said] = client.rollout([sample(text="move [1]")], sampling={"max_new_tokens": 1}).samples
+            assert said.status == "completed"
+            assert lines_until(service, "as a warning") == [
+                "[talking] move [1]",
+                "[talking] move [1] on stderr",
+                "[talking] warning: move [1] as a warning",
+            ]
+            failing = [sample(text="no such move", raises=True)]
+            response = client.rollout(failing, sampling={"max_new_tokens": 1})
+        [failed] = response.samples
+        assert failed.status == "error"
+        first, *traceback = lines_until(service, "ValueError: no such move")[:-1]
+        assert first.startswith("[talking] warning: A step of task talking failed.")
+        assert first.endswith(f"(rollout_id {response.request_id}-0-0)")
+        assert traceback[0] == "Traceback (most recent call last):"
+        assert any("tests/live/talking_environment.py" in line for line in traceback)
+        service.terminate()
+        rest, _ = service.communicate(timeout=120)
+    assert rest == "The service has stopped.\n"
+
+
+def test_an_environment_that_cannot_start_ends_the_start_with_its_traceback(tmp_path: Path) -> None:
+    with service_process(config_of(tmp_path, greeting="hello", fails_to_start=True)) as service:
+        printed, _ = service.communicate(timeout=280)
+    assert service.returncode == 1
+    assert "[talking] hello\n" in printed
+    assert "talking failed to start. Traceback (most recent call last):\n" in printed
+    assert 'raise OSError("no board to play on")\n' in printed
+    assert "OSError: no board to play on\n" in printed
+    assert "site-packages/ray/" not in printed
