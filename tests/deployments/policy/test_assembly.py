@@ -131,6 +131,19 @@ def test_a_small_stream_that_unpacks_to_a_large_file_is_refused_before_it_is_one
     assert (tmp_path / "a").stat().st_size <= 2**20
 
 
+@pytest.mark.parametrize(("window_log", "is_read"), [(27, True), (28, False)])
+def test_a_stream_that_asks_for_too_much_memory_is_refused(tmp_path: Path, window_log: int, is_read: bool) -> None:
+    parameters = zstandard.ZstdCompressionParameters(window_log=window_log, write_content_size=False)
+    compressor = zstandard.ZstdCompressor(compression_params=parameters).compressobj()
+    (tmp_path / "packed").write_bytes(compressor.compress(b"content") + compressor.flush())
+    if is_read:
+        unpack_zstd(tmp_path / "packed", tmp_path / "a", 2**30)
+        assert (tmp_path / "a").read_bytes() == b"content"
+    else:
+        [(field, message)] = refusal(unpack_zstd, tmp_path / "packed", tmp_path / "a", 2**30)
+        assert (field, "too much memory" in message) == ("weights", True)
+
+
 def test_what_is_not_packed_is_refused(tmp_path: Path) -> None:
     (tmp_path / "packed").write_bytes(save(GOOD))
     [(field, message)] = refusal(unpack_zstd, tmp_path / "packed", tmp_path / "a", 2**30)

@@ -22,7 +22,6 @@ from deployments.policy.commands import (
 from deployments.policy.failures import TransferRefused, UpdateUnderWay, VersionRefused
 from deployments.policy.settings import PolicySettings
 from deployments.policy.store import PolicyStore
-from deployments.policy.transfer_ranks import rank_offsets
 from rollout_client.policy_contract import PolicyUpdate, SwitchOptions
 from tests.deployments.policy.scripted_replicas import ScriptedCluster
 from tests.deployments.policy.transferring_replicas import TransferringReplica
@@ -77,13 +76,6 @@ def kinds(replica: TransferringReplica) -> list[type[Command]]:
 def assert_refused(refused: pytest.ExceptionInfo[Exception], field: str, message: str) -> None:
     assert isinstance(refused.value, TransferRefused)
     assert [(problem.field, problem.message) for problem in refused.value.problems] == [(field, message)]
-
-
-@pytest.mark.parametrize(
-    ("workers", "offsets"), [([1], [1]), ([1, 1, 1], [1, 2, 3]), ([4, 4], [1, 5]), ([2, 1, 4], [1, 3, 4]), ([], [])]
-)
-def test_each_replica_begins_after_the_workers_of_those_before_it(workers: list[int], offsets: list[int]) -> None:
-    assert rank_offsets(workers) == offsets
 
 
 @in_virtual_time
