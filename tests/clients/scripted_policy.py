@@ -29,7 +29,7 @@ CREATED_AT = "2026-01-01T00:00:00Z"
 CUT = "cut"
 """Closes the connection without an answer, before anything of the body counts."""
 CUT_AFTER = "cut after"
-"""Takes the piece, then closes the connection without an answer."""
+"""Takes the chunk, then closes the connection without an answer."""
 FORGET = "forget"
 """Loses everything that has arrived, and the connection."""
 
@@ -46,7 +46,7 @@ class Put:
 
 @dataclass
 class ScriptedPolicy:
-    """Holds version 0; `script` says what becomes of the next requests that bring a piece, `None` being all well."""
+    """Holds version 0; `script` says what becomes of the next requests that bring a chunk, `None` being all well."""
 
     layout: dict[str, tuple[str, list[int]]] = field(default_factory=dict)
     url: str = ""

@@ -1,4 +1,4 @@
-"""Run by a test, once per process of a sharded model: the first one writes a file, the other takes part."""
+"""One process of a sharded model, started by a test: rank 0 writes the gathered weights, rank 1 takes part."""
 
 import sys
 from pathlib import Path
@@ -30,7 +30,7 @@ def main(rank: int, folder: Path) -> None:
         assert not weights.is_repeatable
         with (folder / "whole.safetensors").open("wb") as file:
             file.writelines(weights.blocks())
-    # The one that ends first would cut the connection that the other still closes.
+    # A process that exits first closes the connection that the other still uses.
     dist.barrier()
     dist.destroy_process_group()
 

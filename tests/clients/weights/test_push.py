@@ -2,9 +2,6 @@
 
 import asyncio
 import json
-import subprocess
-import sys
-import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,23 +15,16 @@ from torch import nn
 from rollout_client import (
     AsyncRolloutClient,
     NotSafetensors,
-    PolicyState,
     PolicyUpdate,
     RequestRejected,
     RolloutClient,
     RolloutTimeout,
     ServiceFailed,
     ServiceUnreachable,
-    UploadLost,
     WeightsDoNotFit,
 )
-from rollout_client.policy_contract import PolicyLayout, UploadState
-from rollout_client.rollout_calls import Call
-from rollout_client.weights.chunks import chunks
-from rollout_client.weights.safetensors_file import TensorEntry, header_of
+from rollout_client.policy_contract import PolicyLayout
 from rollout_client.weights.sources import full_weights
-from rollout_client.weights.tensor import Weights
-from rollout_client.weights.upload import MAX_RESTARTS, Upload
 from tests.clients.scripted_policy import CUT, CUT_AFTER, FORGET, PolicyServer, ScriptedPolicy, digest_field, layout_of
 
 CallClient = Callable[..., Any]
@@ -72,10 +62,10 @@ def call_async(url: str, method: str, *arguments: Any, client: dict[str, Any] | 
     return asyncio.run(call())
 
 
-@pytest.fixture(params=[call_sync, call_async], ids=["sync", "async"])
-def call(request: pytest.FixtureRequest) -> CallClient:
-    chosen: CallClient = request.param
-    return chosen
+@pytest.fixture
+def call() -> CallClient:
+    """Through the half of the client that is written by hand; the other one is generated from it."""
+    return call_async
 
 
 def bf16_state(seed: int = 0) -> dict[str, torch.Tensor]:
@@ -95,7 +85,8 @@ def same(tensors: dict[str, torch.Tensor], others: dict[str, torch.Tensor]) -> b
 # What is sent
 
 
-def test_weights_are_sent_in_pieces_that_name_their_place_and_digest(policy: ScriptedPolicy, call: CallClient) -> None:
+@pytest.mark.parametrize("call", [call_sync, call_async], ids=["sync", "async"])
+def test_weights_are_sent_in_chunks_that_name_their_place_and_digest(policy: ScriptedPolicy, call: CallClient) -> None:
     state = bf16_state()
     update = call(policy.url, "push_weights", state, 7, chunk_bytes=80)
     assert update == PolicyUpdate(version=7, checksum=None, replicas=[])
@@ -130,23 +121,6 @@ def test_a_module_is_cast_and_its_tied_head_left_out(policy: ScriptedPolicy, cal
     call(policy.url, "push_weights", model)
     expected = {name: tensor.bfloat16() for name, tensor in model.state_dict().items() if name in LAYOUT}
     assert same(arrived(policy, 1), expected)
-
-
-def test_names_are_those_without_wrappers(policy: ScriptedPolicy) -> None:
-    state = bf16_state()
-    wrapped = {f"module._orig_mod.{name}".replace("norm.", "norm._orig_mod."): value for name, value in state.items()}
-    call_sync(policy.url, "push_weights", wrapped)
-    assert same(arrived(policy, 1), state)
-
-
-def test_a_sharded_model_is_gathered_by_all_its_processes(tmp_path: Path) -> None:
-    processes = [
-        subprocess.Popen([sys.executable, "-m", "tests.clients.weights.sharded_push", str(rank), str(tmp_path)])
-        for rank in range(2)
-    ]
-    assert [process.wait(timeout=300) for process in processes] == [0, 0]
-    loaded = load((tmp_path / "whole.safetensors").read_bytes())
-    assert same(loaded, {"embed": torch.arange(15).reshape(5, 3).bfloat16(), "norm": torch.ones(3).bfloat16()})
 
 
 @pytest.mark.parametrize("is_folder", [False, True])
@@ -189,7 +163,7 @@ def test_an_adapter_is_sent_with_its_config_in_the_metadata(
     assert policy.puts[0].query == {"kind": "adapter"}
 
 
-def test_a_delta_is_one_zstd_stream_whose_length_its_last_piece_knows(
+def test_a_delta_is_one_zstd_stream_whose_size_its_last_chunk_says(
     policy: ScriptedPolicy, call: CallClient, tmp_path: Path
 ) -> None:
     parts = {"norm.weight.gaps": torch.tensor([1], dtype=torch.int32), "norm.weight.values": torch.ones(1).bfloat16()}
@@ -254,11 +228,6 @@ def test_weights_of_another_model_are_refused_by_name(
     assert policy.puts == []
 
 
-def test_many_names_are_cut_short() -> None:
-    error = WeightsDoNotFit([f"layer.{place}" for place in range(7)], [], {})
-    assert str(error).endswith("Missing: layer.0, layer.1, layer.2, layer.3, layer.4 and 2 more.")
-
-
 @pytest.mark.parametrize(
     ("source", "options", "sentence"),
     [
@@ -295,7 +264,7 @@ def test_files_that_are_no_checkpoint_or_adapter_are_refused_by_name(policy: Scr
         call_sync(policy.url, "push_weights", tmp_path)
 
 
-# What a break costs
+# What a disconnect costs
 
 
 @pytest.mark.parametrize(
@@ -312,7 +281,7 @@ def test_files_that_are_no_checkpoint_or_adapter_are_refused_by_name(policy: Scr
     ],
     ids=str,
 )
-def test_a_break_costs_at_most_the_piece_that_was_under_way(
+def test_a_disconnect_resends_at_most_one_chunk(
     policy: ScriptedPolicy, call: CallClient, script: list[Any], ranges: list[str]
 ) -> None:
     policy.script += script
@@ -325,7 +294,7 @@ def test_a_break_costs_at_most_the_piece_that_was_under_way(
 def test_a_call_that_broke_off_during_the_update_waits_for_its_end_and_asks_for_the_answer(
     policy: ScriptedPolicy, call: CallClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rollout_client.sync_client.upload.POLL_S", 0.01)
+    monkeypatch.setattr("rollout_client.async_client.upload.POLL_S", 0.01)
     policy.script += [None, None, CUT_AFTER]
     policy.updating += [1, 1, 1]
     assert call(policy.url, "push_weights", bf16_state(), 1, chunk_bytes=80).version == 1
@@ -333,7 +302,7 @@ def test_a_call_that_broke_off_during_the_update_waits_for_its_end_and_asks_for_
     assert policy.asked == ["/policy/layout"] + ["/policy?checksums_within_s=0"] * 4
 
 
-def test_what_arrived_of_a_piece_is_not_sent_again(policy: ScriptedPolicy, call: CallClient) -> None:
+def test_what_arrived_of_a_chunk_is_not_sent_again(policy: ScriptedPolicy, call: CallClient) -> None:
     content = b"".join(bytes(block) for block in full_weights(bf16_state(), layout_of(LAYOUT)).blocks())
     policy.uploads[1] = content[:100]
     policy.script += [(503, {})]
@@ -343,7 +312,7 @@ def test_what_arrived_of_a_piece_is_not_sent_again(policy: ScriptedPolicy, call:
     assert policy.puts[1].headers["repr-digest"] == digest_field(content)
 
 
-def test_a_service_that_lost_the_pieces_between_two_of_them_gets_them_again(
+def test_a_chunk_that_the_service_finds_misplaced_is_sent_again_from_what_has_arrived(
     policy: ScriptedPolicy, call: CallClient
 ) -> None:
     misplaced = (409, {"type": "urn:rollout:problem:chunk-misplaced"})
@@ -360,66 +329,11 @@ def test_a_refusal_ends_the_push(policy: ScriptedPolicy, call: CallClient, statu
     assert len(policy.puts) == 2
 
 
-def test_breaks_without_end_end_after_the_retries(policy: ScriptedPolicy, call: CallClient) -> None:
+def test_disconnects_without_end_end_after_the_retries(policy: ScriptedPolicy, call: CallClient) -> None:
     policy.script += [None] + [CUT] * 9
     with pytest.raises(ServiceUnreachable):
         call(policy.url, "push_weights", bf16_state(), chunk_bytes=80, client={"retries": 2})
     assert len(policy.puts) == 4
-
-
-def upload_of(is_repeatable: bool = True) -> Upload:
-    header = header_of([("a", "U8", (100,))])
-    return Upload(Weights(header, lambda _: iter([bytes(100)]), is_repeatable), 3, {"kind": "full"}, 60)
-
-
-def first_byte(call: Call[Any]) -> int:
-    return int(call.content_headers["content-range"].split()[1].split("-")[0])
-
-
-def test_an_upload_begins_anew_only_so_often() -> None:
-    upload = upload_of()
-    lost = PolicyState(current=0, versions=[], replicas=[])
-    for _ in range(MAX_RESTARTS):
-        assert first_byte(upload.next_call()) == 0
-        upload.answered(UploadState(version=3, received_bytes=60))
-        assert first_byte(upload.next_call()) == 60
-        upload.found(lost)
-    upload.next_call()
-    upload.answered(UploadState(version=3, received_bytes=60))
-    upload.next_call()
-    with pytest.raises(UploadLost, match="has 0 bytes of version 3 after 60 had arrived, each time it was sent: push"):
-        upload.found(lost)
-
-
-def test_sharded_weights_are_not_gathered_twice() -> None:
-    upload = upload_of(is_repeatable=False)
-    upload.next_call()
-    upload.answered(UploadState(version=3, received_bytes=60))
-    upload.next_call()
-    with pytest.raises(UploadLost, match="sharded weights are gathered only once: push it again"):
-        upload.found(PolicyState(current=0, versions=[], replicas=[]))
-
-
-# Memory
-
-
-def test_tensors_are_made_one_at_a_time_and_pieces_held_one_at_a_time() -> None:
-    made: list[str] = []
-
-    def read(entry: TensorEntry) -> Iterator[bytes]:
-        made.append(entry.name)
-        yield bytes(entry.size_bytes)
-
-    header = header_of([(f"layer.{place}", "U8", (1 << 20,)) for place in range(64)])
-    tracemalloc.start()
-    sizes = []
-    for number, chunk in enumerate(chunks(Weights(header, read).blocks(), 4 << 20)):
-        sizes.append(len(chunk.body))
-        assert len(made) <= 4 * (number + 1) + 1
-    _, peak_bytes = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert sum(sizes) == header.file_bytes
-    assert peak_bytes < 16 << 20
 
 
 # What is asked
@@ -442,4 +356,6 @@ def test_waiting_for_a_version_ends_at_its_timeout(policy: ScriptedPolicy, call:
         RolloutTimeout, match=r"^Version 3 was not current after 0\.5 s\. Check that somebody pushes it"
     ):
         call(policy.url, "wait_for_version", 3, timeout_s=0.5)
-    assert 2 <= len(policy.asked) <= 4
+    waits_s = [float(question.removeprefix("/policy?min_version=3&wait_s=")) for question in policy.asked]
+    assert waits_s[0] <= 0.5
+    assert waits_s == sorted(set(waits_s), reverse=True)

@@ -10,8 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from safetensors.torch import load, save
 from tenacity import wait_none
 
@@ -19,7 +17,6 @@ from rollout_client import (
     AsyncPolicyPusher,
     AsyncRolloutClient,
     PolicyPusher,
-    PolicyState,
     PolicyUpdate,
     RequestRejected,
     RolloutClient,
@@ -27,10 +24,8 @@ from rollout_client import (
 )
 from rollout_client.weights.checksum import file_checksum
 from rollout_client.weights.delta import apply_delta
-from rollout_client.weights.pushed_weights import PushedWeights
 from rollout_client.weights.safetensors_file import header_bytes, read_header
-from rollout_client.weights.sources import full_weights
-from tests.clients.scripted_policy import CREATED_AT, CUT, PolicyServer, ScriptedPolicy, layout_of
+from tests.clients.scripted_policy import CUT, PolicyServer, ScriptedPolicy
 
 LAYOUT = {"embed.weight": ("BF16", [64, 8]), "norm.weight": ("F32", [8])}
 State = dict[str, torch.Tensor]
@@ -229,25 +224,6 @@ def test_a_service_that_ends_up_with_other_weights_is_an_error_and_gets_full_one
 def test_checksums_are_made_only_where_they_are_asked_for(service: Service, push: Push) -> None:
     service.damaged.add(2)
     assert len(push(service.url, states(2), is_verified=False)) == 2
-
-
-@settings(deadline=None)
-@given(st.lists(st.lists(st.tuples(st.integers(0, 511), st.binary(min_size=2, max_size=2)), max_size=400), max_size=5))
-def test_the_kept_copy_is_bit_for_bit_what_was_captured_last(steps: list[list[tuple[int, bytes]]]) -> None:
-    pushed = PushedWeights()
-    embed = torch.zeros(64, 8, dtype=torch.bfloat16)
-    held: dict[str, bytes] = {}
-    for version, step in enumerate([[], *steps], start=1):
-        for place, value in step:
-            embed.view(-1)[place] = torch.frombuffer(bytearray(value), dtype=torch.bfloat16)[0]
-        weights = full_weights({"embed.weight": embed, "norm.weight": torch.zeros(8)}, layout_of(LAYOUT))
-        captured = pushed.capture(weights)
-        update = PolicyUpdate(version=version, checksum=captured.checksum, replicas=[])
-        pushed.confirm(captured, update)
-        state = {"version": version, "kind": "full", "created_at": CREATED_AT, "checksum": captured.checksum}
-        pushed.check(PolicyState.model_validate({"current": version, "versions": [state], "replicas": []}))
-        held = {entry.name: b"".join(bytes(block) for block in pushed._read(entry)) for entry in weights.header.entries}
-        assert held == {"embed.weight": embed.view(torch.uint8).numpy().tobytes(), "norm.weight": bytes(32)}
 
 
 def test_what_is_missing_is_named_with_the_extra_that_brings_it() -> None:

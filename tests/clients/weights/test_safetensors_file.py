@@ -1,13 +1,10 @@
-"""Safetensors files, the checksum over tensors, and deltas: written and read bit for bit, and refused where broken."""
+"""Safetensors files: written and read bit for bit, and refused where they are broken."""
 
-import hashlib
 import json
 import pickle
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -15,18 +12,7 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import load_file, save, save_file
 
-from rollout_client.weights.checksum import Checksum, file_checksum
-from rollout_client.weights.delta import (
-    BadDelta,
-    TensorChanges,
-    apply_changes,
-    apply_delta,
-    as_bits,
-    delta_entries,
-    encode_changes,
-)
 from rollout_client.weights.safetensors_file import (
-    Header,
     NotSafetensors,
     TensorEntry,
     header_bytes,
@@ -59,9 +45,6 @@ def raw_file(path: Path, said: object, data: bytes = b"") -> Path:
 
 def tensor(dtype: str = "U8", shape: object = (2,), offsets: object = (0, 2)) -> dict[str, Any]:
     return {"dtype": dtype, "shape": shape, "data_offsets": offsets}
-
-
-# Headers
 
 
 def test_a_header_is_its_length_then_json_padded_to_eight_bytes() -> None:
@@ -116,9 +99,6 @@ def test_what_the_safetensors_library_wrote_is_read(tmp_path: Path) -> None:
 def test_a_header_that_cannot_be_is_refused(tensors: list[tuple[str, str, tuple[int, ...]]], sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         header_of(tensors)
-
-
-# Files that are none
 
 
 @pytest.mark.parametrize(
@@ -193,133 +173,3 @@ def test_a_file_that_shrinks_while_it_is_read_is_noticed(tmp_path: Path) -> None
     file.write_bytes(file.read_bytes()[:-4])
     with pytest.raises(NotSafetensors, match="ends within b: it was changed while it was read"):
         read_tensor(file, header, header.by_name["b"])
-
-
-# Checksums
-
-
-def test_a_checksum_is_that_of_sorted_lines() -> None:
-    checksum = Checksum()
-    checksum.add("b", "BF16", (1, 2), [b"12", b"34"])
-    checksum.add("a", "F32", (), [b"5678"])
-    lines = f"a F32 [] {hashlib.sha256(b'5678').hexdigest()}\nb BF16 [1,2] {hashlib.sha256(b'1234').hexdigest()}\n"
-    assert checksum.hexdigest() == hashlib.sha256(lines.encode()).hexdigest()
-
-
-def test_a_checksum_is_the_same_whatever_the_order_in_the_file(tmp_path: Path) -> None:
-    file = written(tmp_path / "theirs.safetensors", TENSORS, {"format": "pt"})
-    checksum = Checksum()
-    for name in ("b", "a.weight"):
-        header = read_header(file)
-        entry = header.by_name[name]
-        checksum.add(name, entry.dtype, entry.shape, [read_tensor(file, header, entry)])
-    assert checksum.hexdigest() == file_checksum(file)
-
-
-# Deltas
-
-
-@st.composite
-def bases_and_news(draw: st.DrawFn) -> tuple[str, np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    dtype, size = draw(st.sampled_from([("U8", 1), ("BF16", 2), ("F32", 4), ("F64", 8)]))
-    base = draw(st.binary(max_size=40 * size).map(lambda data: data[: len(data) // size * size]))
-    new = bytearray(base)
-    for place in draw(st.lists(st.integers(0, max(len(new) - 1, 0)), max_size=5 if new else 0)):
-        new[place] = draw(st.integers(0, 255))
-    return dtype, as_bits(dtype, base), as_bits(dtype, bytes(new))
-
-
-@settings(deadline=None)
-@given(bases_and_news(), st.integers(1, 50))
-def test_what_was_encoded_is_decoded_bit_for_bit(
-    pair: tuple[str, np.ndarray[Any, Any], np.ndarray[Any, Any]], max_gap: int
-) -> None:
-    _, base, new = pair
-    changes = encode_changes(base, new, max_gap)
-    assert changes.gaps.dtype == np.int32
-    assert changes.gaps.max(initial=0) <= max_gap
-    restored = base.copy()
-    apply_changes("a", restored, changes)
-    assert restored.tobytes() == new.tobytes()
-
-
-def test_a_delta_holds_only_what_changed_nan_payloads_and_signs_of_zero_included() -> None:
-    base = np.array([0x7FC0, 0x0000, 0x3F80, 0x4000], np.uint16)
-    new = np.array([0x7FC1, 0x8000, 0x3F80, 0x4001], np.uint16)
-    changes = encode_changes(base, new)
-    assert (changes.gaps.tolist(), changes.values.tolist()) == ([0, 1, 2], [0x7FC1, 0x8000, 0x4001])
-    assert changes.size_bytes == 3 * (4 + 2)
-
-
-def test_a_gap_that_is_too_large_for_its_number_is_gone_in_stops() -> None:
-    base = np.zeros(12, np.uint16)
-    new = base.copy()
-    new[11] = 7
-    changes = encode_changes(base, new, max_gap=4)
-    assert (changes.gaps.tolist(), changes.values.tolist()) == ([4, 4, 3], [0, 0, 7])
-
-
-GAPS: Callable[..., np.ndarray[Any, Any]] = lambda *gaps: np.array(gaps, np.int32)  # noqa: E731
-HALVES: Callable[..., np.ndarray[Any, Any]] = lambda *values: np.array(values, np.uint16)  # noqa: E731
-
-
-@pytest.mark.parametrize(
-    ("gaps", "values", "sentence"),
-    [
-        (GAPS([0, 1]), HALVES(1, 2), "gaps and values have 2 and 1 dimensions"),
-        (np.array([0, 1], np.int64), HALVES(1, 2), "gaps are int64 and values uint16; int32 and uint16 must be"),
-        (GAPS(0, 1), np.array([1, 2], np.uint32), "gaps are int32 and values uint32"),
-        (GAPS(0, 1), HALVES(1), "there are 2 gaps and 1 values"),
-        (GAPS(-1), HALVES(1), "a gap is too small"),
-        (GAPS(0, 0), HALVES(1, 2), "a gap is too small"),
-        (GAPS(4), HALVES(1), "place 4 is changed, and the tensor has only 4 values"),
-        (GAPS(1, 2**31 - 1), HALVES(1, 2), "place 2147483648 is changed"),
-    ],
-)
-def test_changes_that_do_not_fit_are_refused_and_change_nothing(gaps: Any, values: Any, sentence: str) -> None:
-    base = HALVES(9, 9, 9, 9)
-    with pytest.raises(BadDelta, match=f"^layer: .*{sentence}") as refused:
-        apply_changes("layer", base, TensorChanges(gaps, values))
-    assert refused.value.tensor == "layer"
-    assert base.tolist() == [9, 9, 9, 9]
-
-
-BASE = header_of([("a", "BF16", (4,)), ("b.values", "F32", (2,))]).by_name
-
-
-@pytest.mark.parametrize(
-    ("tensors", "tensor_name", "sentence"),
-    [
-        ([("a", "BF16", (1,))], "a", "only names that end in .gaps or .values"),
-        ([("c.gaps", "I32", (1,)), ("c.values", "BF16", (1,))], "c", "the base has no such tensor"),
-        ([("a.gaps", "I32", (1,))], "a", "a.values is missing"),
-        ([("a.values", "BF16", (1,))], "a", "a.gaps is missing"),
-        ([("a.gaps", "I64", (1,)), ("a.values", "BF16", (1,))], "a", "gaps are I64"),
-        ([("a.gaps", "I32", (1,)), ("a.values", "F16", (1,))], "a", "values are F16 where the base has BF16"),
-        ([("a.gaps", "I32", (1,)), ("a.values", "BF16", (2,))], "a", "both must be one"),
-        ([("a.gaps", "I32", (1, 1)), ("a.values", "BF16", (1, 1))], "a", "both must be one"),
-    ],
-)
-def test_a_delta_that_does_not_fit_its_base_is_refused_by_its_header(
-    tensors: list[tuple[str, str, tuple[int, ...]]], tensor_name: str, sentence: str
-) -> None:
-    with pytest.raises(BadDelta, match=sentence) as refused:
-        delta_entries(header_of(tensors), BASE)
-    assert refused.value.tensor == tensor_name
-
-
-def test_a_tensor_may_be_named_like_a_part_of_a_delta() -> None:
-    delta: Header = header_of([("b.values.gaps", "I32", (1,)), ("b.values.values", "F32", (1,))])
-    assert list(delta_entries(delta, BASE)) == ["b.values"]
-
-
-def test_a_delta_file_applied_to_a_base_file_gives_the_new_tensors(tmp_path: Path) -> None:
-    base = written(tmp_path / "base.safetensors", TENSORS)
-    parts = {
-        "a.weight.gaps": torch.tensor([1, 4], dtype=torch.int32),
-        "a.weight.values": torch.tensor([-0.0, 7.0]),
-    }
-    delta = written(tmp_path / "delta.safetensors", parts)
-    new = {entry.name: bytes(data) for entry, data in apply_delta(base, delta)}
-    assert new["b"] == TENSORS["b"].view(torch.uint8).numpy().tobytes()
-    assert new["a.weight"] == torch.tensor([0.0, -0.0, 2.0, 3.0, 4.0, 7.0]).numpy().tobytes()

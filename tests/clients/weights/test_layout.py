@@ -1,0 +1,110 @@
+"""Whether the tensors of a source are those of the service's model, and what is named where they are not."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+
+from rollout_client import WeightsDoNotFit
+from rollout_client.weights.layout import fitted
+from rollout_client.weights.safetensors_file import Data
+from rollout_client.weights.tensor import SourceTensor
+from tests.clients.scripted_policy import layout_of
+
+LAYOUT = layout_of({"embed": ("BF16", [4, 3]), "mask": ("BOOL", [2])})
+
+
+@dataclass
+class NamedTensor(SourceTensor):
+    """Tied to tensors of the same `content`; counts how often that is asked."""
+
+    dtype: str = "BF16"
+    shape: tuple[int, ...] = (4, 3)
+    content: str = ""
+    comparisons: int = 0
+
+    @property
+    def is_sharded(self) -> bool:
+        return False
+
+    def blocks(self, dtype: str) -> Iterator[Data]:
+        raise AssertionError("A check of names, shapes and dtypes reads no data.")
+
+    def is_tied_to(self, other: SourceTensor) -> bool:
+        self.comparisons += 1
+        return isinstance(other, NamedTensor) and other.content == self.content
+
+
+MASK = NamedTensor("BOOL", (2,))
+
+
+def misfit(**tensors: NamedTensor) -> tuple[list[str], list[str], dict[str, str]]:
+    with pytest.raises(WeightsDoNotFit) as refused:
+        fitted(tensors, LAYOUT)
+    return refused.value.missing, refused.value.extra, refused.value.wrong
+
+
+def test_the_tensors_of_the_model_fit_in_the_order_of_the_source() -> None:
+    embed = NamedTensor("F32")
+    assert list(fitted({"mask": MASK, "embed": embed}, LAYOUT).items()) == [("mask", MASK), ("embed", embed)]
+
+
+@pytest.mark.parametrize("dtype", ["F64", "F32", "F16", "BF16"])
+def test_any_of_the_wide_floating_dtypes_fits_another(dtype: str) -> None:
+    fitted({"mask": MASK, "embed": NamedTensor(dtype)}, LAYOUT)
+
+
+@pytest.mark.parametrize("dtype", ["F8_E4M3", "I16", "BOOL"])
+def test_no_other_dtype_fits_a_floating_one(dtype: str) -> None:
+    assert misfit(mask=MASK, embed=NamedTensor(dtype)) == ([], [], {"embed": f"is {dtype} instead of BF16"})
+
+
+def test_a_floating_dtype_does_not_fit_another_kind() -> None:
+    assert misfit(mask=NamedTensor("F32", (2,)), embed=NamedTensor()) == ([], [], {"mask": "is F32 instead of BOOL"})
+
+
+def test_another_shape_does_not_fit() -> None:
+    wrong = {"embed": "has shape [3, 4] instead of [4, 3]"}
+    assert misfit(mask=MASK, embed=NamedTensor(shape=(3, 4))) == ([], [], wrong)
+
+
+def test_a_tensor_without_a_place_is_left_out_if_it_is_tied_to_one_that_is_sent() -> None:
+    embed = NamedTensor(content="shared")
+    assert fitted({"embed": embed, "mask": MASK, "head": NamedTensor(content="shared")}, LAYOUT).keys() == {
+        "embed",
+        "mask",
+    }
+    assert misfit(embed=embed, mask=MASK, head=NamedTensor(content="own")) == ([], ["head"], {})
+
+
+def test_tensors_of_another_shape_are_not_compared() -> None:
+    head = NamedTensor(shape=(12,))
+    assert misfit(embed=NamedTensor(), mask=MASK, head=head) == ([], ["head"], {})
+    assert head.comparisons == 0
+
+
+def test_tensors_are_compared_only_where_everything_else_fits() -> None:
+    head = NamedTensor()
+    assert misfit(mask=MASK, head=head) == (["embed"], ["head"], {})
+    assert misfit(mask=MASK, embed=NamedTensor("I8"), head=head)[1] == ["head"]
+    assert head.comparisons == 0
+
+
+def test_every_finding_is_named() -> None:
+    error = WeightsDoNotFit(["a"], ["b", "c"], {"d": "is F32 instead of BOOL"})
+    assert str(error) == (
+        "The weights are not those of the model that the service serves; nothing was sent. "
+        "Missing: a. Not known there: b, c. Different: d is F32 instead of BOOL."
+    )
+
+
+@pytest.mark.parametrize(
+    ("count", "shown"),
+    [
+        (5, "layer.0, layer.1, layer.2, layer.3, layer.4."),
+        (7, "layer.0, layer.1, layer.2, layer.3, layer.4 and 2 more."),
+    ],
+)
+def test_at_most_five_names_are_shown(count: int, shown: str) -> None:
+    error = WeightsDoNotFit([f"layer.{place}" for place in range(count)], [], {})
+    assert str(error).endswith(f"nothing was sent. Missing: {shown}")

@@ -1,0 +1,97 @@
+"""Torch tensors as a source of weights: names, casts, ties, shards."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load
+from torch import nn
+
+from rollout_client.weights.torch_tensors import DTYPES, TorchTensor, cast, torch_tensors
+
+DATA = torch.tensor([[1.0, -2.5], [0.0, 3.0]])
+
+
+def bytes_of(tensor: torch.Tensor) -> bytes:
+    return tensor.contiguous().view(torch.uint8).numpy().tobytes()
+
+
+def read(tensor: torch.Tensor, dtype: str) -> bytes:
+    return b"".join(bytes(block) for block in TorchTensor(tensor).blocks(dtype))
+
+
+@pytest.mark.parametrize(
+    "wrapped",
+    [
+        "module.layers.0.weight",
+        "_orig_mod.layers.0.weight",
+        "layers._orig_mod.0.weight",
+        "layers.0._checkpoint_wrapped_module.weight",
+        "_fsdp_wrapped_module.layers._fsdp_wrapped_module.0.weight",
+        "module._orig_mod.layers.0.weight",
+    ],
+)
+def test_names_are_those_without_wrappers(wrapped: str) -> None:
+    assert list(torch_tensors({wrapped: DATA})) == ["layers.0.weight"]
+
+
+@pytest.mark.parametrize("name", ["layers.module.weight", "my_orig_mod.weight", "submodule.weight"])
+def test_names_that_only_look_like_wrappers_stay(name: str) -> None:
+    assert list(torch_tensors({name: DATA})) == [name]
+
+
+def test_a_module_is_read_as_its_state_dict_and_values_that_are_no_tensors_are_ignored() -> None:
+    assert list(torch_tensors(nn.Linear(2, 2))) == ["weight", "bias"]
+    assert list(torch_tensors({"step": 3, "weight": DATA})) == ["weight"]  # type: ignore[dict-item]
+
+
+@pytest.mark.parametrize(("name", "dtype"), DTYPES.items())
+def test_a_tensor_has_the_dtype_name_of_safetensors_and_its_own_bytes(name: str, dtype: torch.dtype) -> None:
+    tensor = DATA.to(dtype)
+    assert (TorchTensor(tensor).dtype, TorchTensor(tensor).shape) == (name, (2, 2))
+    assert read(tensor, name) == bytes_of(tensor)
+
+
+def test_a_dtype_that_safetensors_cannot_hold_is_named_as_torch_names_it() -> None:
+    assert TorchTensor(DATA.to(torch.complex128)).dtype == "torch.complex128"
+
+
+def test_a_tensor_is_cast_and_laid_out_row_by_row() -> None:
+    assert read(DATA.T, "BF16") == bytes_of(DATA.T.contiguous().bfloat16())
+
+
+def test_data_of_a_file_are_cast_as_torch_casts_them() -> None:
+    assert bytes(cast(bytes_of(DATA), "F32", "BF16")) == bytes_of(DATA.bfloat16())
+    assert bytes(cast(b"", "F32", "BF16")) == b""
+
+
+def test_tensors_are_tied_if_they_share_memory_or_are_equal_in_dtype_and_values() -> None:
+    tensor = TorchTensor(DATA)
+    assert tensor.is_tied_to(TorchTensor(DATA.view(2, 2)))
+    assert tensor.is_tied_to(TorchTensor(DATA.clone()))
+    assert not tensor.is_tied_to(TorchTensor(DATA + 1))
+    assert not tensor.is_tied_to(TorchTensor(DATA.double()))
+
+
+def test_the_transpose_of_a_tensor_shares_its_memory_and_is_not_tied_to_it() -> None:
+    assert not TorchTensor(DATA).is_tied_to(TorchTensor(DATA.T))
+
+
+def test_a_sharded_model_is_gathered_by_all_its_processes(tmp_path: Path) -> None:
+    processes = [
+        subprocess.Popen([sys.executable, "-m", "tests.clients.weights.sharded_push", str(rank), str(tmp_path)])
+        for rank in range(2)
+    ]
+    try:
+        assert [process.wait(timeout=300) for process in processes] == [0, 0]
+    finally:
+        for process in processes:
+            process.kill()
+    loaded = load((tmp_path / "whole.safetensors").read_bytes())
+    assert {name: tensor.tolist() for name, tensor in loaded.items()} == {
+        "embed": torch.arange(15).reshape(5, 3).tolist(),
+        "norm": [1, 1, 1],
+    }
+    assert {tensor.dtype for tensor in loaded.values()} == {torch.bfloat16}
