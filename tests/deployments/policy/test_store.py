@@ -12,14 +12,26 @@ from deployments.policy.failures import (
     TransferRefused,
     UpdateUnderWay,
     VersionUnknown,
+    WeightsRefused,
 )
 from deployments.policy.upload_store import UploadStore
-from deployments.policy.version_store import StoredVersion
+from deployments.policy.version_store import StoredVersion, VersionStore
 from rollout_client.policy_contract import PolicyUpdate, PushOptions, SwitchOptions, UploadState
 from rollout_client.weights.checksum import file_checksum
-from tests.deployments.policy.policy_world import INITIAL, NORM, World, play, refused, sha256, taken, versions, weights
+from tests.deployments.policy.policy_world import (
+    INITIAL,
+    NORM,
+    World,
+    delta,
+    play,
+    refused,
+    sha256,
+    taken,
+    versions,
+    weights,
+)
 from tests.deployments.policy.scripted_replicas import ScriptedReplica
-from tests.virtual_time import settled, until
+from tests.virtual_time import now, settled, until
 
 
 def test_the_layout_is_that_of_the_model(tmp_path: Path) -> None:
@@ -67,7 +79,7 @@ def test_an_upload_goes_on_where_the_store_died(tmp_path: Path) -> None:
 def test_a_version_that_was_not_current_when_the_store_died_is_removed(tmp_path: Path) -> None:
     async def story(world: World) -> None:
         await world.push(1, weights(2.0))
-        # As an update leaves it that dies before it is durable.
+        # As a store leaves it that dies during an update, before the version is current.
         await world.upload(2, weights(3.0))
         info = StoredVersion(version=2, kind="full", created_at=datetime(2026, 1, 1, tzinfo=UTC), upload_digest="d")
         world.version_store.add(info, UploadStore(world.folder).path(2))
@@ -100,7 +112,7 @@ def test_a_transfer_that_is_finished_is_current_and_has_no_weights_here(tmp_path
         assert isinstance(second, TransferRefused)
         assert (first.version, first.checksum, versions(world)) == (1, None, [1])
         assert [replica.loaded for replica in replicas] == [LoadedWeights(1)] * 2
-        # One that comes late waits for weights that are here.
+        # A replica that registers now waits for a version whose weights the store has.
         late = await world.replica("late")
         await settled()
         assert not late.accepts_requests
@@ -129,8 +141,10 @@ def test_during_a_transfer_other_updates_wait_or_are_refused(tmp_path: Path) -> 
 def test_a_push_goes_on_when_the_transfer_before_it_is_abandoned(tmp_path: Path) -> None:
     async def story(world: World) -> None:
         await transferring(world, "r0")
+        began = now()
         pushing = world.pushing(1, weights(2.0))
         assert (await pushing).replicas == []
+        assert now() - began == 30.0
         assert world.cluster.killed == ["r0"]
         with pytest.raises(TransferRefused, match="none is under way"):
             await world.store.finish_transfer(None)
@@ -146,7 +160,49 @@ def test_a_transfer_whose_version_cannot_be_stored_is_abandoned_at_once(tmp_path
         with pytest.raises(OSError, match="making"):
             await world.store.finish_transfer(None)
         (world.folder / "making").unlink()
+        began = now()
         assert (await world.push(1, weights(2.0))).version == 1
+        assert now() == began
         assert world.cluster.killed == ["r0"]
 
     play(story, tmp_path, transfer_idle_s=30)
+
+
+def test_a_transferred_version_that_cannot_be_made_current_is_not_stored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_store: VersionStore, version: int) -> None:
+        raise OSError(f"no space left for {version}")
+
+    async def story(world: World) -> None:
+        await transferring(world, "r0")
+        monkeypatch.setattr(VersionStore, "make_current", fail)
+        with pytest.raises(OSError, match="no space left for 1"):
+            await world.store.finish_transfer(None)
+        state = await world.store.state(0)
+        assert (state.current, [info.version for info in state.versions]) == (0, [0])
+
+    play(story, tmp_path)
+
+
+def test_a_replica_with_transferred_weights_goes_on_when_the_store_restarts(tmp_path: Path) -> None:
+    async def story(world: World) -> None:
+        [replica] = await transferring(world, "r0")
+        await world.store.finish_transfer(7)
+        await world.restart()
+        replica.accepts_requests = False
+        await until(lambda: replica.accepts_requests)
+        assert (replica.loaded, world.cluster.done("stage"), world.cluster.killed) == (LoadedWeights(7), [], [])
+        assert await world.store.wait_for(7, 7, 0.0) == 7
+
+    play(story, tmp_path)
+
+
+def test_a_transferred_version_cannot_be_the_base_of_a_delta(tmp_path: Path) -> None:
+    async def story(world: World) -> None:
+        await transferring(world, "r0")
+        await world.store.finish_transfer(1)
+        async with refused(WeightsRefused, "base", "the version has no full weights here", 1):
+            await world.push(2, delta(), kind="delta", base=1)
+
+    play(story, tmp_path)
