@@ -32,7 +32,7 @@ def check(
 
     The rules, by the name that a finding gives:
 
-    - `class`: `description` is a text, `ExtraEnvInfo` a pydantic model with a JSON schema.
+    - `attributes`: `description` is a text, `ExtraEnvInfo` a pydantic model with a JSON schema.
     - `example_samples`: as many different samples as asked for, equal ones for an equal seed.
     - `sample`: each is JSON with a prompt, and `ExtraEnvInfo` accepts its `extra_env_info`.
     - `step`: does not raise, whatever the reply, and ends in time.

@@ -8,8 +8,8 @@ from rollout_env.environment import TaskEnvironment
 from rollout_env.errors import OutcomeInvalid
 from rollout_env.play import PlayResult, Sample, ScriptedRollout
 from rollout_env.records import StepOutcome
-from rollout_env.sample_rules import (
-    class_problems,
+from rollout_env.static_rules import (
+    attribute_problems,
     example_problems,
     extra_env_info_problem,
     json_problem,
@@ -18,7 +18,7 @@ from rollout_env.sample_rules import (
 from rollout_env.step_watch import StepTooSlow, longest_block
 from rollout_env.validation import validated_step
 
-Rule = Literal["class", "example_samples", "sample", "step", "outcome", "metadata", "blocking", "state", "close"]
+Rule = Literal["attributes", "example_samples", "sample", "step", "outcome", "metadata", "blocking", "state", "close"]
 Replies = Sequence[str] | Callable[[Sample], Sequence[str]]
 
 AWKWARD_REPLIES = ("", " \n", "\x00", "<|end|>{[(\\", "ab" * 5000)
@@ -70,7 +70,7 @@ class Checker:
         self._findings: dict[Problem, Finding] = {}
 
     async def findings(self, samples: int | Sequence[Sample], seed: int, repeatable: bool) -> list[Finding]:
-        self._add_all("class", "", class_problems(self._instances[0]))
+        self._add_all("attributes", "", attribute_problems(self._instances[0]))
         if not self._findings:
             played = [await self._play(name, sample) for name, sample in self._playable(samples, seed)]
             alone = [each for each in played if each is not None]

@@ -1,1 +1,1 @@
-"""One file a task."""
+"""The environment deployment, and one file for each task."""

@@ -9,9 +9,8 @@ from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
-from pydantic import BaseModel
-
 from rollout_env import TaskEnvironment
+from rollout_env.static_rules import attribute_problems
 
 
 class EnvironmentNotLoadable(Exception):
@@ -23,16 +22,19 @@ def load_environment(import_path: str, arguments: Mapping[str, Any]) -> TaskEnvi
 
     Raises:
         EnvironmentNotLoadable: nothing can be imported from there, it is no environment that can be made, it does not
-            take the arguments, or its constructor raised.
+            take the arguments, its constructor raised, or its attributes are not set.
     """
     environment_class = load_environment_class(import_path)
     check_arguments(environment_class, arguments, import_path)
     try:
-        return environment_class(**arguments)
+        environment = environment_class(**arguments)
     except Exception as error:
         raise EnvironmentNotLoadable(
             f"{import_path} raised {described(error)} when it was made with the arguments {dict(arguments)!r}."
         ) from error
+    if problems := "; ".join(attribute_problems(environment)):
+        raise EnvironmentNotLoadable(f"{import_path}: {problems}.")
+    return environment
 
 
 def load_environment_class(import_path: str) -> type[TaskEnvironment]:
@@ -96,11 +98,6 @@ def problem_of_class(candidate: Any) -> str | None:
         return "is not a TaskEnvironment: derive the class from rollout_env.TaskEnvironment."
     if missing := sorted(candidate.__abstractmethods__):
         return f"does not implement {' and '.join(missing)}, which every TaskEnvironment must."
-    if not isinstance(getattr(candidate, "description", None), str):
-        return "has no description: set the class attribute to one sentence about the task."
-    fields = getattr(candidate, "ExtraEnvInfo", None)
-    if not (isinstance(fields, type) and issubclass(fields, BaseModel)):
-        return "has no ExtraEnvInfo: set the class attribute to the pydantic model of its extra_env_info."
     return None
 
 

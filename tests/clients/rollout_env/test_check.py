@@ -78,9 +78,9 @@ def test_what_makes_no_environment_is_refused() -> None:
         ({"ExtraEnvInfo": dict}, "ExtraEnvInfo must be a pydantic model, the fields of extra_env_info."),
     ],
 )
-def test_class_attributes_that_are_not_set_are_found(attributes: dict[str, Any], message: str) -> None:
+def test_attributes_that_are_not_set_are_found(attributes: dict[str, Any], message: str) -> None:
     faulty = type("Faulty", (CountingEnvironment,), attributes)
-    assert findings_of(faulty) == [Finding("class", message)]
+    assert findings_of(faulty) == [Finding("attributes", message)]
 
 
 def test_extra_env_info_without_a_json_schema_is_found() -> None:
@@ -88,7 +88,7 @@ def test_extra_env_info_without_a_json_schema_is_found() -> None:
         judge: Callable[[str], bool] | None = None
 
     [found] = findings_of(type("Faulty", (CountingEnvironment,), {"ExtraEnvInfo": Unwritable}))
-    assert found.rule == "class"
+    assert found.rule == "attributes"
     assert found.message.startswith("ExtraEnvInfo has no JSON schema, which GET /tasks shows: ")
 
 

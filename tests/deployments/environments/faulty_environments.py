@@ -1,4 +1,4 @@
-"""Environments that cannot be loaded, each for one reason."""
+"""Environments that can be loaded, and others that cannot, each for one reason."""
 
 from typing import Any
 
@@ -40,3 +40,11 @@ class WithoutDescription(Loadable):
 
 class WithoutExtraEnvInfo(Loadable):
     ExtraEnvInfo = dict  # type: ignore[assignment]
+
+
+class SelfDescribing(Loadable):
+    """Without fault: its description depends on its arguments."""
+
+    def __init__(self, greeting: str) -> None:
+        super().__init__(greeting)
+        self.description = f"Says {greeting}"  # type: ignore[misc]

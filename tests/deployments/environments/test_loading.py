@@ -39,21 +39,34 @@ def test_an_environment_is_made_with_its_arguments() -> None:
     [
         ("Word", "is not a TaskEnvironment: derive the class from rollout_env.TaskEnvironment."),
         ("WithoutMethods", "does not implement example_samples and step, which every TaskEnvironment must."),
-        ("WithoutDescription", "has no description: set the class attribute to one sentence about the task."),
-        (
-            "WithoutExtraEnvInfo",
-            "has no ExtraEnvInfo: set the class attribute to the pydantic model of its extra_env_info.",
-        ),
     ],
 )
 def test_a_class_that_is_no_environment_is_refused_with_what_it_lacks(class_name: str, problem: str) -> None:
     assert message_of(f"{MODULE}:{class_name}") == f"{MODULE}:{class_name} {problem}"
 
 
+@pytest.mark.parametrize(
+    ("class_name", "problem"),
+    [
+        ("WithoutDescription", "description must be a sentence about the task."),
+        ("WithoutExtraEnvInfo", "ExtraEnvInfo must be a pydantic model, the fields of extra_env_info."),
+    ],
+)
+def test_an_environment_without_its_attributes_is_refused_with_what_it_lacks(class_name: str, problem: str) -> None:
+    with pytest.raises(EnvironmentNotLoadable) as refusal:
+        load_environment(f"{MODULE}:{class_name}", {"greeting": "Hello."})
+    assert str(refusal.value) == f"{MODULE}:{class_name}: {problem}"
+
+
+def test_an_environment_may_describe_itself_when_it_is_made() -> None:
+    environment = load_environment(f"{MODULE}:SelfDescribing", {"greeting": "Good day."})
+    assert environment.description == "Says Good day."
+
+
 def test_an_unknown_class_is_refused_with_the_environments_of_its_module() -> None:
     assert message_of(f"{MODULE}:Loadabel") == (
         f"{MODULE}:Loadabel: module {MODULE} has no Loadabel. "
-        "Its environments are: Loadable, WithoutDescription, WithoutExtraEnvInfo, WithoutMethods."
+        "Its environments are: Loadable, SelfDescribing, WithoutDescription, WithoutExtraEnvInfo, WithoutMethods."
     )
     assert message_of("json:Environment") == (
         "json:Environment: module json has no Environment. It defines no TaskEnvironment."

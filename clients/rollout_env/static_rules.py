@@ -1,4 +1,4 @@
-"""The rules for the class attributes and the example samples of an environment: each function names what is broken."""
+"""The rules for attributes and samples of an environment, which need no step. Each function says what is wrong."""
 
 import json
 from collections.abc import Iterator
@@ -14,8 +14,8 @@ from rollout_env.validation import problems_of
 JSON_OBJECT = TypeAdapter(JsonObject)
 
 
-def class_problems(environment: TaskEnvironment) -> Iterator[str]:
-    """What is wrong with the class attributes."""
+def attribute_problems(environment: TaskEnvironment) -> Iterator[str]:
+    """What is wrong with `description` and `ExtraEnvInfo`."""
     description = getattr(environment, "description", None)
     if not (isinstance(description, str) and description.strip()):
         yield "description must be a sentence about the task"
