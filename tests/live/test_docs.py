@@ -1,7 +1,7 @@
 """Every code block of the README and the docs works as it stands, against the running service.
 
-Python blocks of one page run in order, in one namespace. Of shell blocks, `make` targets are looked up, everything else
-is run. YAML blocks are settings that the service accepts; JSON blocks can be read. `<!-- test: imports -->` before a
+Python blocks of one page run in order, in one namespace. Of shell blocks, `make` targets and what pip would install are
+looked up, everything else is run. YAML blocks are settings that the service accepts; JSON blocks can be read. `<!-- test: imports -->` before a
 block says that it needs what is not here (another trainer, GPUs): it is compiled and its imports are made.
 """
 
@@ -86,8 +86,7 @@ def test_the_shell_commands_of_a_block_run(block: Block, service_url: str) -> No
         "ROLLOUT_URL": service_url,
     }
     lines = block.code.replace(DOCUMENTED_URL, service_url).splitlines()
-    looked_up = ["make -n " + line.removeprefix("make ") for line in lines if line.startswith("make ")]
-    script = "\n".join([*looked_up, *(line for line in lines if not line.startswith("make "))])
+    script = "\n".join(looked_up(line) for line in lines)
     done = subprocess.run(
         ["bash", "-euo", "pipefail", "-c", script],
         cwd=REPOSITORY,
@@ -98,6 +97,16 @@ def test_the_shell_commands_of_a_block_run(block: Block, service_url: str) -> No
     )
     assert done.returncode == 0, done.stderr
     assert '"type":"urn:rollout:problem' not in done.stdout
+
+
+def looked_up(line: str) -> str:
+    """Of a command that sets something up, what says whether it could work; every other command as it is."""
+    if line.startswith("make "):
+        return f"make --dry-run {line.removeprefix('make ')}"
+    if line.startswith("pip install "):
+        folders = re.findall(r"\./[\w/]+", line)
+        return " && ".join(f"test -f {folder}/pyproject.toml" for folder in folders)
+    return line
 
 
 @pytest.mark.parametrize("block", blocks("yaml"))
