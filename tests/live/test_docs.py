@@ -1,8 +1,9 @@
 """Every code block of the README and the docs works as it stands, against the running service.
 
 Python blocks of one page run in order, in one namespace. Of shell blocks, `make` targets and what pip would install are
-looked up, everything else is run. YAML blocks are settings that the service accepts; JSON blocks can be read. `<!-- test: imports -->` before a
-block says that it needs what is not here (another trainer, GPUs): it is compiled and its imports are made.
+looked up, everything else is run. YAML blocks are settings that the service accepts; JSON blocks can be read.
+`<!-- test: imports -->` before a block says that it needs what is not here (another trainer, GPUs): it is compiled and
+its imports are made.
 """
 
 import ast
@@ -112,6 +113,8 @@ def looked_up(line: str) -> str:
 @pytest.mark.parametrize("block", blocks("yaml"))
 def test_the_settings_of_a_block_are_accepted(block: Block) -> None:
     said = yaml.safe_load(block.code)
+    if "applications" in said:
+        said = said["applications"][0]["args"]
     ServiceSettings.model_validate({**SETTINGS, **said})
 
 
