@@ -85,7 +85,7 @@ def fetch_samples(environment: Environment, **_: Any) -> None:
         return
     seed = random.randrange(2**31)
     try:
-        with RolloutClient(environment.host or DEFAULT_HOST) as client:
+        with RolloutClient(environment.host or DEFAULT_HOST, retries=3) as client:
             samples = [sample for name in TASKS for sample in client.example_samples(name, SAMPLES_PER_TASK, seed)]
     except RolloutError as error:
         logger.error("No samples, no test: %s", error)

@@ -2,6 +2,7 @@
 
 from rollout_client.async_client.client import AsyncRolloutClient
 from rollout_client.async_client.stream import AsyncRolloutStream
+from rollout_client.call_options import CallOptions, ClientOptions
 from rollout_client.contract import (
     GivenMessage,
     Keep,
@@ -19,12 +20,13 @@ from rollout_client.contract import (
     WeightVersionSpan,
 )
 from rollout_client.errors import (
-    AnswerNotUnderstood,
     RequestRejected,
+    ResponseNotUnderstood,
     RolloutError,
     RolloutTimeout,
     ServiceFailed,
     ServiceUnreachable,
+    StatusError,
     StreamBroken,
     UploadLost,
     WeightsDiffer,
@@ -38,16 +40,18 @@ from rollout_client.staleness import Staleness, staleness
 from rollout_client.sync_client.client import RolloutClient
 from rollout_client.sync_client.stream import RolloutStream
 from rollout_client.task_contract import TaskInfo
+from rollout_client.version import __version__
 from rollout_client.weights.async_pusher import AsyncPolicyPusher
 from rollout_client.weights.layout import WeightsDoNotFit
 from rollout_client.weights.safetensors_file import NotSafetensors
 from rollout_client.weights.sync_pusher import PolicyPusher
 
 __all__ = [
-    "AnswerNotUnderstood",
     "AsyncPolicyPusher",
     "AsyncRolloutClient",
     "AsyncRolloutStream",
+    "CallOptions",
+    "ClientOptions",
     "FieldProblem",
     "GivenMessage",
     "Keep",
@@ -61,6 +65,7 @@ __all__ = [
     "Problem",
     "PromptMessage",
     "RequestRejected",
+    "ResponseNotUnderstood",
     "RolloutClient",
     "RolloutError",
     "RolloutOptions",
@@ -77,6 +82,7 @@ __all__ = [
     "ServiceFailed",
     "ServiceUnreachable",
     "Staleness",
+    "StatusError",
     "StreamBroken",
     "TaskInfo",
     "UpdateOptions",
@@ -84,6 +90,7 @@ __all__ = [
     "WeightVersionSpan",
     "WeightsDiffer",
     "WeightsDoNotFit",
+    "__version__",
     "resumed",
     "staleness",
 ]

@@ -1,13 +1,14 @@
 """What a call can raise: one tree under `RolloutError`, named by whose fault it is and what to do about it.
 
-Each `str()` is a sentence, or a list of what is wrong field by field. A sample that failed is none of these: it comes
-back as data, with `status: error`.
+Each `str()` is a sentence, or a list of what is wrong field by field. A sample that failed raises none of these: it is
+returned as data, with `status: error`.
 """
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from http import HTTPStatus
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -22,50 +23,64 @@ class RolloutError(Exception):
 
 
 class ServiceUnreachable(RolloutError):
-    """No answer began: nothing listens there, the connection broke first, or the service did not get ready."""
+    """No response began: nothing listens there, the connection broke first, or the service did not get ready."""
+
+    def __init__(self, message: str, may_have_arrived: bool = True) -> None:
+        super().__init__(message)
+        self.may_have_arrived = may_have_arrived
+        """Whether the request may have reached the service; False where no connection was made."""
 
 
 class RolloutTimeout(RolloutError):
-    """The answer was not complete within `timeout_s`."""
+    """The response was not complete within `timeout_s`."""
 
 
 class StreamBroken(RolloutError):
-    """The answer began and broke off. Samples that had arrived are good."""
+    """The response began and its connection broke. Samples that had arrived are good."""
 
 
-class AnswerNotUnderstood(RolloutError):
-    """The answer came and is not what the contract says."""
+class ResponseNotUnderstood(RolloutError):
+    """The response is not what the contract says."""
 
 
 class UploadLost(RolloutError):
-    """The service no longer has the pieces of an upload that it took, and they cannot be sent once more."""
+    """The service no longer has the chunks of an upload that it had received, and they cannot be sent again."""
 
 
 class WeightsDiffer(RolloutError):
     """The service holds other weights than were pushed: their checksums differ."""
 
 
-class RequestRejected(RolloutError):
-    """The request is at fault (4xx); posting it again unchanged cannot help. `problem.errors` has field and value."""
-
-    def __init__(self, problem: Problem) -> None:
-        super().__init__(sentence(problem))
-        self.problem = problem
-
-
-class ServiceFailed(RolloutError):
-    """The service is at fault (5xx)."""
+class StatusError(RolloutError):
+    """The service, or a proxy before it, answered with an error status."""
 
     def __init__(self, problem: Problem, retry_after_s: float | None = None) -> None:
         super().__init__(sentence(problem))
         self.problem = problem
+        """What is wrong; `problem.errors` has each field and its value."""
         self.retry_after_s = retry_after_s
-        """Seconds that the service asks to wait before trying again."""
+        """Seconds that the service asks to wait before the next attempt."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.problem, self.retry_after_s)
 
     @property
-    def is_unavailable(self) -> bool:
-        """Whether the service said that it took nothing on (503), so that trying again is safe and may help."""
-        return self.problem.status == HTTPStatus.SERVICE_UNAVAILABLE
+    def status(self) -> int:
+        """The HTTP status."""
+        return self.problem.status
+
+    @property
+    def request_id(self) -> str | None:
+        """The id of the request in the service's logs, where the response has one."""
+        return self.problem.request_id
+
+
+class RequestRejected(StatusError):
+    """The request is at fault (4xx): sent again unchanged it fails again, but for 408, 425 and 429."""
+
+
+class ServiceFailed(StatusError):
+    """The service is at fault (5xx)."""
 
 
 def sentence(problem: Problem) -> str:
@@ -74,9 +89,11 @@ def sentence(problem: Problem) -> str:
     findings = [field_sentence(error) for error in problem.errors[:MOST_SHOWN_FIELDS]]
     if hidden := len(problem.errors) - len(findings):
         findings.append(f"and {hidden} more")
+    request = "" if problem.request_id is None else f"request id {problem.request_id}"
     if len(findings) > 1:
-        return "\n  - ".join([f"{head}:", *findings])
-    return ": ".join(filter(None, [head, *(findings or [problem.detail])]))
+        return "\n  - ".join(filter(None, [f"{head}:", *findings, request]))
+    text = ": ".join(filter(None, [head, *(findings or [problem.detail])]))
+    return f"{text} ({request})" if request else text
 
 
 def field_sentence(error: FieldProblem) -> str:
@@ -85,14 +102,14 @@ def field_sentence(error: FieldProblem) -> str:
     return f"{place}{error.message}{value}"
 
 
-def error_of_problem(problem: Problem, retry_after_s: float | None = None) -> RequestRejected | ServiceFailed:
+def error_of_problem(problem: Problem, retry_after_s: float | None = None) -> StatusError:
     if problem.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
         return ServiceFailed(problem, retry_after_s)
     return RequestRejected(problem)
 
 
-def error_of_answer(status: int, headers: Mapping[str, str], body: bytes) -> RequestRejected | ServiceFailed:
-    """The error of an answer that is no success, whether it carries a problem document or a proxy's own text."""
+def error_of_response(status: int, headers: Mapping[str, str], body: bytes) -> StatusError:
+    """The error of a response with an error status, whether it has a problem document or a proxy's own text."""
     try:
         problem = Problem.model_validate_json(body)
     except ValidationError:
@@ -102,13 +119,15 @@ def error_of_answer(status: int, headers: Mapping[str, str], body: bytes) -> Req
             status=status,
             detail=shortened(body.decode(errors="replace").strip()),
         )
+    if problem.request_id is None:
+        problem.request_id = headers.get("x-request-id")
     return error_of_problem(problem, seconds_until(headers.get("retry-after")))
 
 
-def not_understood(what: str, error: ValidationError) -> AnswerNotUnderstood:
+def not_understood(what: str, error: ValidationError) -> ResponseNotUnderstood:
     finding = error.errors(include_url=False)[0]
     place = ".".join(str(part) for part in finding["loc"])
-    return AnswerNotUnderstood(
+    return ResponseNotUnderstood(
         f"{what} is not what this client knows{f' at {place}' if place else ''}: {finding['msg']}. "
         "Check that the URL is a rollout service's and that client and service have matching versions."
     )

@@ -10,16 +10,17 @@ from rollout_client.errors import ServiceUnreachable, StreamBroken
 
 
 @contextmanager
-def before_the_response(address: str, deadline: Deadline) -> Iterator[None]:
+def before_the_response(url: str, deadline: Deadline) -> Iterator[None]:
     """Around sending a request, until the headers of its response have arrived."""
     try:
         yield
     except httpx.ConnectTimeout as error:
-        raise ServiceUnreachable(f"{address} does not answer: connecting timed out.") from error
+        raise ServiceUnreachable(f"{url} does not answer: connecting timed out.", may_have_arrived=False) from error
     except httpx.TimeoutException as error:
         raise deadline.error() from error
     except httpx.RequestError as error:
-        raise ServiceUnreachable(f"{address} cannot be reached: {error}") from error
+        may_have_arrived = not isinstance(error, httpx.ConnectError)
+        raise ServiceUnreachable(f"{url} cannot be reached: {error}", may_have_arrived) from error
 
 
 @contextmanager
@@ -30,4 +31,4 @@ def during_the_response(deadline: Deadline) -> Iterator[None]:
     except httpx.TimeoutException as error:
         raise deadline.error() from error
     except httpx.RequestError as error:
-        raise StreamBroken(f"The answer broke off: {error}") from error
+        raise StreamBroken(f"The response broke off: {error}") from error

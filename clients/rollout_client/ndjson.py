@@ -1,7 +1,7 @@
-"""The lines of a streamed rollout, read without I/O.
+"""Reads the lines of a streamed rollout. No I/O.
 
-Guarantees: every sample is given out once, with its position; the end is an error unless the summary came and every
-position with it. So an answer is complete, or it says that it is not.
+Each sample is returned once, with its position. The end is an error unless every position and the summary have arrived:
+a response is complete, or it raises.
 """
 
 from collections.abc import Iterator
@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from rollout_client.contract import RolloutResponse, RolloutSummary, SampleResult
-from rollout_client.errors import AnswerNotUnderstood, StreamBroken, error_of_problem, not_understood
+from rollout_client.errors import ResponseNotUnderstood, StreamBroken, error_of_problem, not_understood
 from rollout_client.problem_contract import Problem
 
-Placed = tuple[int, SampleResult]
+PositionedSample = tuple[int, SampleResult]
 """A sample with its position in `RolloutResponse.samples`."""
 
 
@@ -32,7 +32,7 @@ class StreamLine(BaseModel):
 
 
 class NdjsonReader:
-    """Takes the bytes of the answer as they come and gives out the samples of `expected` rollouts."""
+    """Turns the bytes of a response, in chunks of any size, into the samples of `expected` rollouts."""
 
     def __init__(self, expected: int) -> None:
         self.expected = expected
@@ -40,19 +40,19 @@ class NdjsonReader:
         self._missing = set(range(expected))
         self._rest = b""
 
-    def feed(self, chunk: bytes) -> Iterator[Placed]:
+    def feed(self, chunk: bytes) -> Iterator[PositionedSample]:
         """Yields the samples whose lines `chunk` completes.
 
         Raises:
             RequestRejected, ServiceFailed: the service ended the request with a problem.
             StreamBroken: the summary came before the last sample.
-            AnswerNotUnderstood: a line is not of the contract.
+            ResponseNotUnderstood: a line is not of the contract.
         """
-        # Text may hold U+2028 and its like, where httpx's iter_lines would split: lines end at \n only.
+        # Lines end at \n only. httpx's iter_lines also splits at U+2028 and others, which a text may contain.
         *lines, self._rest = (self._rest + chunk).split(b"\n")
         for line in lines:
-            if placed := self._read(line):
-                yield placed
+            if positioned := self._read(line):
+                yield positioned
 
     def end(self) -> None:
         """Raises `StreamBroken` unless the summary has come."""
@@ -62,18 +62,18 @@ class NdjsonReader:
                 "service broke."
             )
 
-    def _read(self, line: bytes) -> Placed | None:
+    def _read(self, line: bytes) -> PositionedSample | None:
         content = parsed_line(line)
         if self.summary is not None:
-            raise AnswerNotUnderstood("A line of the stream came after its summary.")
+            raise ResponseNotUnderstood("A line of the stream came after its summary.")
         if content.problem is not None:
             raise error_of_problem(content.problem)
         if content.summary is not None:
             self._finish(content.summary)
             return None
         if content.sample is None or content.position not in self._missing:
-            raise AnswerNotUnderstood(
-                "A line of the stream has no sample, summary or problem, or a position that is not awaited: "
+            raise ResponseNotUnderstood(
+                "A line of the stream has no sample, summary or problem, or a position that is not expected: "
                 f"{content.position}."
             )
         self._missing.remove(content.position)

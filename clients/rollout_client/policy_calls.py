@@ -5,6 +5,7 @@ from typing import Any, TypedDict
 
 from pydantic import RootModel
 
+from rollout_client.call_options import CallOptions
 from rollout_client.policy_contract import (
     CheckpointSource,
     IfBusy,
@@ -35,6 +36,10 @@ class UpdateOptions(TypedDict, total=False):
     """Whether to drop the KV cache of the old weights."""
     if_busy: IfBusy
     """What to do while another update is in progress: `wait` or `refuse`."""
+
+
+class PushCallOptions(UpdateOptions, CallOptions, total=False):
+    """What `push_weights` and `load_checkpoint` take beside the weights."""
 
 
 class PushAnswer(RootModel[PolicyUpdate | UploadState]):

@@ -1,7 +1,28 @@
-"""When a call is tried again: the connection failed before an answer began, or the service said 503.
+"""Which failed attempts are made again, and when.
 
-Rollouts that were under way on such a connection were cancelled with it and are played anew; an answer that has begun
-is never asked for again. Pieces of an upload can be sent twice, and are.
+A call is repeated only where that may help and cannot harm:
+
+| what happened | most calls | load_checkpoint |
+| --- | --- | --- |
+| connection refused, or connecting timed out | again | again |
+| connection broke after the request was sent | again | no |
+| 408, 425, 429, 503 | again | again |
+| 500, 502, 504 | again | no |
+| 409 that a proxy or gateway sent | again | no |
+| 409 of the service itself | no | no |
+| `sample-failed`, with which `on_error="fail"` ends a request | no | no |
+| any other status, `timeout_s`, a response that is not of the contract | no | no |
+
+Repeating a rollout is safe: nothing outlasts its request, and a disconnect cancels it. Repeating a chunk of an upload
+is safe: the client first asks what has arrived. `load_checkpoint` is repeated only where the service has not begun with
+it, because a load goes on after a disconnect. The steps of a weight transfer are never repeated. A stream is opened
+again until its response begins, and never after that.
+
+A 409 of the service itself answers what the caller asked: the version is taken, is not current within `wait_s`, or
+another update is under way and `if_busy="refuse"` was said.
+
+With the default of 10 retries a call goes on for 33 to 66 s: connections are refused for more than 12 s after a proxy
+died. `timeout_s` bounds it: no attempt starts after that. `Retry-After` is waited for in addition to the backoff.
 """
 
 import logging
@@ -15,39 +36,56 @@ from tenacity import (
     stop_after_attempt,
     stop_before_delay,
     stop_never,
+    wait_exponential,
     wait_fixed,
     wait_random_exponential,
 )
 
-from rollout_client.errors import RequestRejected, RolloutError, ServiceFailed, ServiceUnreachable, StreamBroken
+from rollout_client.errors import RolloutError, ServiceUnreachable, StatusError, StreamBroken
 
 logger = logging.getLogger("rollout_client")
 
-BACKOFF = wait_random_exponential(multiplier=0.5, max=10)
-"""Seconds, drawn up to a bound that doubles each time: clients that failed together come back apart."""
+DEFAULT_RETRIES = 10
+BACKOFF = wait_exponential(multiplier=0.25, max=5) + wait_random_exponential(multiplier=0.25, max=5)
+"""Seconds: 0.25 to 0.5 after the first failure, then twice that each time, up to 5 to 10. The fixed half makes the
+retries last until a proxy is back, the random half spreads clients that failed together."""
 
 READY_POLL_S = 0.5
 
+NOT_BEGUN = frozenset({408, 425, 429, 503})
+"""Statuses that say that the service has not begun with the request."""
+MAY_PASS = NOT_BEGUN | {409, 500, 502, 504}
+SERVICE_PROBLEM = "urn:rollout:problem:"
+"""What the types of the service's own problem documents begin with."""
+SAMPLE_FAILED = f"{SERVICE_PROBLEM}sample-failed"
+CHUNK_PROBLEMS = frozenset({f"{SERVICE_PROBLEM}chunk-misplaced", f"{SERVICE_PROBLEM}chunk-damaged"})
 
-def is_worth_retrying(error: BaseException) -> bool:
-    return isinstance(error, ServiceUnreachable) or is_unavailable(error)
+
+def may_pass(error: BaseException) -> bool:
+    """Whether a call that can be repeated may succeed after `error`."""
+    if isinstance(error, StatusError):
+        type_ = error.problem.type
+        is_definite = type_ == SAMPLE_FAILED or (error.status == 409 and type_.startswith(SERVICE_PROBLEM))
+        return error.status in MAY_PASS and not is_definite
+    return isinstance(error, ServiceUnreachable | StreamBroken)
 
 
-def is_unavailable(error: BaseException) -> bool:
-    return isinstance(error, ServiceFailed) and error.is_unavailable
+def has_not_begun(error: BaseException) -> bool:
+    """Whether the service has not begun with what failed with `error`, so that even what must run once can be sent."""
+    if isinstance(error, StatusError):
+        return error.status in NOT_BEGUN
+    return isinstance(error, ServiceUnreachable) and not error.may_have_arrived
 
 
-def is_worth_asking(error: BaseException) -> bool:
-    """Of a piece of an upload, which can be sent twice: asking the service what it has, and going on, may help."""
-    if isinstance(error, RequestRejected):
-        return error.problem.type.endswith(("chunk-misplaced", "chunk-damaged"))
-    return is_worth_retrying(error) or isinstance(error, StreamBroken)
+def chunk_may_pass(error: BaseException) -> bool:
+    """Whether a chunk of an upload may arrive after `error`: asking the service what it has tells where to go on."""
+    return may_pass(error) or (isinstance(error, StatusError) and error.problem.type in CHUNK_PROBLEMS)
 
 
 def wait_s(state: RetryCallState) -> float:
-    """What the service asked for with Retry-After, and the backoff on top, so that not all come back at once."""
+    """The seconds that `Retry-After` asks for plus the backoff, so that not all clients come back at once."""
     error = state.outcome.exception() if state.outcome else None
-    asked_s = error.retry_after_s if isinstance(error, ServiceFailed) else None
+    asked_s = error.retry_after_s if isinstance(error, StatusError) else None
     return (asked_s or 0.0) + BACKOFF(state)
 
 
@@ -57,12 +95,12 @@ def log_retry(state: RetryCallState) -> None:
 
 
 def call_policy(
-    retries: int, timeout_s: float | None, is_worth: Callable[[BaseException], bool] = is_worth_retrying
+    retries: int, timeout_s: float | None, is_repeated: Callable[[BaseException], bool] = may_pass
 ) -> dict[str, Any]:
-    """For tenacity: `retries` more attempts, none that would start after `timeout_s`."""
+    """For tenacity: at most `retries` further attempts, none of which starts after `timeout_s`."""
     in_time = stop_never if timeout_s is None else stop_before_delay(timeout_s)
     return {
-        "retry": retry_if_exception(is_worth),
+        "retry": retry_if_exception(is_repeated),
         "stop": stop_after_attempt(retries + 1) | in_time,
         "wait": wait_s,
         "before_sleep": log_retry,
@@ -70,15 +108,15 @@ def call_policy(
     }
 
 
-def readiness_policy(base_url: str, timeout_s: float) -> dict[str, Any]:
-    """For tenacity: asks until the answer is yes.
+def readiness_policy(shown_url: str, timeout_s: float) -> dict[str, Any]:
+    """For tenacity: asks until the service says that it is ready.
 
-    Any error may pass while a service starts: its proxy says 404 before the application is there.
+    Any error may pass while a service starts: its proxy answers 404 before the application is there.
     """
 
     def give_up(state: RetryCallState) -> NoReturn:
         reason = state.outcome.exception() if state.outcome else None
-        raise ServiceUnreachable(f"{base_url} is not ready after {timeout_s:g} s. {reason}") from reason
+        raise ServiceUnreachable(f"{shown_url} is not ready after {timeout_s:g} s. {reason}") from reason
 
     return {
         "retry": retry_if_exception_type(RolloutError),

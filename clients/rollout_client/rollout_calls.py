@@ -1,13 +1,14 @@
-"""The calls of the service: what each sends and how its answer is read. No I/O."""
+"""The calls of `/rollout`, `/tasks` and `/readyz`: what each sends and how its response is read. No I/O."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 from urllib.parse import quote
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import to_json
 
+from rollout_client.call_options import CallOptions, without_call_options
 from rollout_client.contract import (
     Keep,
     ObservationFormat,
@@ -31,8 +32,8 @@ Model = TypeVar("Model", bound=BaseModel)
 Samples = Sequence[SampleInput | Mapping[str, Any]]
 
 
-class RolloutOptions(TypedDict, total=False):
-    """What a rollout can be asked for beside its samples. What is missing or `None` is the service's own default."""
+class RolloutOptions(CallOptions, total=False):
+    """What a rollout takes beside its samples. The service has a default for what is missing or `None`."""
 
     num_generations: int | None
     """Rollouts of each sample: one group."""
@@ -44,18 +45,20 @@ class RolloutOptions(TypedDict, total=False):
     observation_format: ObservationFormat | None
     chat_template_kwargs: Mapping[str, Any] | None
     deadline_s: float | None
-    """After so many seconds what still runs comes back as it is."""
+    """After so many seconds the rollouts that still run are returned as they are."""
     on_error: Literal["return", "fail"] | None
-    retries: int | None
+    sample_retries: int | None
+    """How often the service repeats a generation or environment step of one sample after a failure of the fleet; the
+    request's field `retries`. `retries` is the number of further attempts of the whole request, by the client."""
     keep: Keep | Mapping[str, Any] | None
-    """When enough is done; the rest is cancelled."""
+    """When enough rollouts are done; the service cancels the rest."""
     policy: PolicyDemand | Mapping[str, Any] | None
-    """Which weights the rollouts may begin with."""
+    """The weights that the rollouts may begin with."""
 
 
 @dataclass(frozen=True, slots=True)
 class Call(Generic[Result]):
-    """One HTTP request, and how the body of its answer is read."""
+    """One HTTP request, and how the body of its response is read."""
 
     method: str
     path: str
@@ -64,9 +67,9 @@ class Call(Generic[Result]):
     query: Mapping[str, int | float | str] = field(default_factory=dict)
     body: bytes | None = None
     content_headers: Mapping[str, str] = field(default_factory=lambda: {"content-type": JSON})
-    """What the headers say of the body, where there is one."""
-    joined: Callable[[Sequence[bytes]], bytes | memoryview] = b"".join
-    """Makes what `read` takes of the pieces that arrived."""
+    """The headers that describe `body`, where there is one."""
+    join: Callable[[Sequence[bytes]], bytes | memoryview] = b"".join
+    """Makes one body, for `read`, of the chunks that arrived."""
 
     @property
     def headers(self) -> dict[str, str]:
@@ -74,14 +77,14 @@ class Call(Generic[Result]):
 
 
 def tasks_call() -> Call[list[TaskInfo]]:
-    return Call("GET", "/tasks", lambda body: parsed(TaskList, "The answer of GET /tasks", body).tasks)
+    return Call("GET", "/tasks", lambda body: parsed(TaskList, "The response of GET /tasks", body).tasks)
 
 
 def example_samples_call(task_name: str, count: int, seed: int) -> Call[list[SampleInput]]:
     path = f"/tasks/{quote(task_name, safe='')}/samples"
 
     def read(body: bytes) -> list[SampleInput]:
-        return parsed(ExampleSamples, f"The answer of GET {path}", body).samples
+        return parsed(ExampleSamples, f"The response of GET {path}", body).samples
 
     return Call("GET", path, read, query={"count": count, "seed": seed})
 
@@ -91,16 +94,16 @@ def readiness_call() -> Call[None]:
 
 
 def rollout_call(samples: Samples, options: RolloutOptions) -> Call[RolloutResponse]:
-    """Raises `ValueError` if `samples` or `options` hold something that is no JSON."""
+    """Raises `ValueError` if `samples` or `options` hold a value that JSON does not have."""
 
     def read(body: bytes) -> RolloutResponse:
-        return parsed(RolloutResponse, "The answer of POST /rollout", body)
+        return parsed(RolloutResponse, "The response of POST /rollout", body)
 
     return Call("POST", "/rollout", read, body=rollout_body(samples, options))
 
 
 def arrow_rollout_call(samples: Samples, options: RolloutOptions) -> "Call[ArrowResponse]":
-    """Raises `ValueError` if `samples` or `options` hold what the columns of `arrow.schema.SAMPLES` do not.
+    """Raises `ValueError` if `samples` or `options` hold a value for which `arrow.schema.SAMPLES` has no column.
 
     Raises `ModuleNotFoundError` without pyarrow, which the `arrow` extra brings.
     """
@@ -111,21 +114,25 @@ def arrow_rollout_call(samples: Samples, options: RolloutOptions) -> "Call[Arrow
 
     body = arrow_body(samples, given_options(options))
     headers = {"content-type": ARROW}
-    return Call("POST", "/rollout", read_response, accept=ARROW, body=body, content_headers=headers, joined=joined_body)
+    return Call("POST", "/rollout", read_response, accept=ARROW, body=body, content_headers=headers, join=joined_body)
 
 
 def streamed_rollout_call(samples: Samples, options: RolloutOptions) -> Call[bytes]:
-    """Raises `ValueError` if `samples` or `options` hold something that is no JSON."""
+    """Raises `ValueError` if `samples` or `options` hold a value that JSON does not have."""
     return Call("POST", "/rollout", bytes, accept=NDJSON, body=rollout_body(samples, options))
 
 
 def rollout_body(samples: Samples, options: RolloutOptions) -> bytes:
-    """Only what was given is sent, so that the service's defaults and its checks are the only ones."""
+    """Holds only what was given, so that the service alone has defaults and checks."""
     return to_json({"samples": [as_given(sample) for sample in samples], **given_options(options)})
 
 
 def given_options(options: RolloutOptions) -> dict[str, object]:
-    return {name: as_given(value) for name, value in options.items() if value is not None}
+    """The fields of the request that `options` set, by their names on the wire."""
+    given = {name: as_given(value) for name, value in without_call_options(options).items() if value is not None}
+    if "sample_retries" in given:
+        given["retries"] = given.pop("sample_retries")
+    return given
 
 
 def as_given(value: object) -> object:
@@ -137,7 +144,7 @@ def rollout_count(samples: Samples, options: RolloutOptions) -> int:
 
 
 def parsed(model: type[Model], what: str, body: bytes) -> Model:
-    """Raises `AnswerNotUnderstood`, which calls the body `what`."""
+    """Raises `ResponseNotUnderstood`, which calls the body `what`."""
     try:
         return model.model_validate_json(body)
     except ValidationError as error:

@@ -1,4 +1,4 @@
-"""Waiting for a version of the policy: the service holds each question back for a while. No I/O."""
+"""Waits for a version of the policy by long polling: the service holds each question back for a while. No I/O."""
 
 from http import HTTPStatus
 
@@ -9,14 +9,15 @@ from rollout_client.policy_contract import PolicyState, Version
 from rollout_client.rollout_calls import Call
 
 LONGEST_QUESTION_S = 20.0
-"""Below what proxies cut silent connections at."""
+"""Seconds; proxies cut connections that are silent for 30 s or more."""
 SHORTEST_PAUSE_S = 0.2
-"""Between questions: a service that answers at once must not be asked in a tight loop."""
-ANSWER_S = 30.0
+"""Seconds between two questions: a service that answers at once must not be asked in a tight loop."""
+RESPONSE_S = 60.0
+"""Added to the time for which the service holds the question back: a proxy may have to come back meanwhile."""
 
 
 class VersionWait:
-    """Asks for `version` or a newer one, for at most `timeout_s` seconds in all."""
+    """Asks for `version` or a newer one until it is current, for at most `timeout_s` seconds."""
 
     def __init__(self, version: Version, timeout_s: float) -> None:
         self._version = version
@@ -24,18 +25,21 @@ class VersionWait:
         self._question_s = 0.0
 
     def call(self) -> Call[PolicyState]:
+        """The next question."""
         self._question_s = min(self._left_s(), LONGEST_QUESTION_S)
         return policy_call(self._version, round(self._question_s, 3))
 
-    def answer_deadline(self) -> Deadline:
-        return Deadline(self._question_s + ANSWER_S)
+    @property
+    def call_timeout_s(self) -> float:
+        """Seconds that the last call may take, its retries included."""
+        return self._question_s + RESPONSE_S
 
     def pause_s(self, error: RequestRejected) -> float:
-        """How long to pause before the next question.
+        """Seconds to pause before the next question.
 
         Raises:
-            RequestRejected: `error`, where it says something else than that the version is not current yet.
-            RolloutTimeout: the time is over.
+            RequestRejected: `error`, unless it says that the version is not current yet.
+            RolloutTimeout: `timeout_s` is over.
         """
         if error.problem.status != HTTPStatus.CONFLICT:
             raise error

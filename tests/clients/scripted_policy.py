@@ -26,6 +26,12 @@ from rollout_client.policy_contract import (
 
 RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
 CREATED_AT = "2026-01-01T00:00:00Z"
+NOT_CURRENT = {
+    "type": "urn:rollout:problem:policy-not-current",
+    "title": "The demanded weights are not current",
+    "status": 409,
+    "detail": "",
+}
 CUT = "cut"
 """Closes the connection without an answer, before anything of the body counts."""
 CUT_AFTER = "cut after"
@@ -146,7 +152,7 @@ def handler(policy: ScriptedPolicy) -> type[BaseHTTPRequestHandler]:
             if state.current >= min_version:
                 self.answer(200, state)
             else:
-                self.answer(409, {"type": "about:blank", "title": "Not current", "status": 409, "detail": ""})
+                self.answer(409, NOT_CURRENT)
 
         def answer_upload(self, version: int) -> None:
             if version in policy.uploads:

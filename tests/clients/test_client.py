@@ -22,11 +22,11 @@ from hypothesis import strategies as st
 from tenacity import wait_none
 
 from rollout_client import (
-    AnswerNotUnderstood,
     AsyncRolloutClient,
     Message,
     PromptMessage,
     RequestRejected,
+    ResponseNotUnderstood,
     RolloutClient,
     RolloutResponse,
     RolloutTimeout,
@@ -88,7 +88,7 @@ def play(request: pytest.FixtureRequest) -> Play:
 
 def stream_sync(url: str, *samples: Json, client: Json | None = None, **options: Any) -> list[tuple[int, SampleResult]]:
     with RolloutClient(url, **(client or {})) as rollout_client, rollout_client.stream(samples, **options) as rollouts:
-        return list(rollouts.placed())
+        return list(rollouts.with_positions())
 
 
 def stream_async(
@@ -99,7 +99,7 @@ def stream_async(
             AsyncRolloutClient(url, **(client or {})) as rollout_client,
             rollout_client.stream(samples, **options) as rollouts,
         ):
-            return [placed async for placed in rollouts.placed()]
+            return [placed async for placed in rollouts.with_positions()]
 
     return asyncio.run(play())
 
@@ -212,7 +212,7 @@ def test_a_value_that_is_no_json_is_a_value_error_before_anything_is_sent(servic
 @pytest.mark.parametrize("url", ["127.0.0.1:8000", "ftp://host", "http://", "http://host:port"])
 @pytest.mark.parametrize("client", [RolloutClient, AsyncRolloutClient])
 def test_a_base_url_that_is_none_is_a_value_error(client: Callable[[str], object], url: str) -> None:
-    with pytest.raises(ValueError, match="is no URL"):
+    with pytest.raises(ValueError, match=r"is not (a URL|the URL of a service)"):
         client(url)
 
 
@@ -329,11 +329,11 @@ def test_an_arrow_answer_that_broke_off_is_an_error(
     whole = arrow(result()).body
     service.rollouts += [lambda _: Response(whole[:-100]), lambda _: ndjson({"summary": SUMMARY})]
     for _ in range(2):
-        with pytest.raises(AnswerNotUnderstood, match="no Arrow stream, or not a whole one"):
+        with pytest.raises(ResponseNotUnderstood, match="no Arrow stream, or not a whole one"):
             play_arrow(service.url, sample())
     head = f"HTTP/1.1 200 OK\r\ncontent-length: {len(whole)}\r\n\r\n".encode()
     with breaking_server([head + whole[:-100]]) as (url, _), pytest.raises(StreamBroken, match="broke off"):
-        play_arrow(url, sample())
+        play_arrow(url, sample(), retries=0)
 
 
 def test_a_rejected_request_is_the_same_error_where_arrow_was_asked_for(
@@ -418,10 +418,9 @@ def test_no_attempt_starts_after_timeout_s(service: ScriptedService, play: Play)
     assert len(service.bodies) == 1
 
 
-@pytest.mark.parametrize("document", [FAILED, REJECTED], ids=["500", "422"])
-def test_other_errors_are_not_tried_again(service: ScriptedService, play: Play, document: Json) -> None:
-    service.rollouts.append(lambda _: problem(document))
-    with pytest.raises((ServiceFailed, RequestRejected)):
+def test_a_rejected_request_is_not_tried_again(service: ScriptedService, play: Play) -> None:
+    service.rollouts.append(lambda _: problem(REJECTED))
+    with pytest.raises(RequestRejected):
         play(service.url, sample())
     assert len(service.bodies) == 1
 
@@ -435,11 +434,11 @@ def test_a_connection_that_broke_before_the_answer_is_tried_again(play: Play) ->
 
 
 @pytest.mark.usefixtures("service")
-def test_an_answer_that_broke_off_is_not_tried_again(play: Play) -> None:
-    with breaking_server([json_answer({**SUMMARY, "samples": []})[:-5]]) as (url, received):
-        with pytest.raises(StreamBroken, match="The answer broke off"):
-            play(url, sample())
-        assert len(received) == 1
+def test_a_response_that_broke_off_is_asked_for_again(play: Play) -> None:
+    response = json_answer({**SUMMARY, "samples": [result()]})
+    with breaking_server([response[:-5], response]) as (url, received):
+        assert len(play(url, sample()).samples) == 1
+    assert len(received) == 2
 
 
 # What each failure says
@@ -478,12 +477,12 @@ def test_several_field_problems_are_a_list_and_a_long_one_is_cut(service: Script
 def test_an_error_without_a_problem_document_shows_its_text(service: ScriptedService, play: Play) -> None:
     service.rollouts.append(lambda _: PlainTextResponse("upstream is gone\n", 502))
     with pytest.raises(ServiceFailed, match=r"^Bad Gateway \(502\): upstream is gone$"):
-        play(service.url, sample())
+        play(service.url, sample(), retries=0)
 
 
 def test_an_answer_that_is_not_of_the_contract_says_where(service: ScriptedService, play: Play) -> None:
     service.rollouts.append(lambda _: PlainTextResponse('{"samples": []}'))
-    with pytest.raises(AnswerNotUnderstood, match="POST /rollout is not what this client knows at request_id: "):
+    with pytest.raises(ResponseNotUnderstood, match="POST /rollout is not what this client knows at request_id: "):
         play(service.url, sample())
 
 
@@ -502,12 +501,12 @@ def test_a_problem_in_a_stream_is_raised_after_the_samples_before_it(service: Sc
         ([], StreamBroken, "ended after 0 of 2 rollouts, without summary"),
         ([{"position": 0, "sample": result()}], StreamBroken, "ended after 1 of 2 rollouts, without summary"),
         ([{"summary": SUMMARY}], StreamBroken, "The summary came after 0 of 2 rollouts"),
-        ([{"position": 2, "sample": result()}], AnswerNotUnderstood, "position that is not awaited: 2"),
-        ([{"position": 0, "sample": result()}] * 2, AnswerNotUnderstood, "position that is not awaited: 0"),
-        ([{"sample": result()}], AnswerNotUnderstood, "position that is not awaited: None"),
-        ([{"news": 1}], AnswerNotUnderstood, "has no sample, summary or problem"),
-        ([{"position": "x"}], AnswerNotUnderstood, "is not what this client knows at position"),
-        ([*lines_of({"samples": [sample()] * 2}), {"news": 1}], AnswerNotUnderstood, "came after its summary"),
+        ([{"position": 2, "sample": result()}], ResponseNotUnderstood, "position that is not expected: 2"),
+        ([{"position": 0, "sample": result()}] * 2, ResponseNotUnderstood, "position that is not expected: 0"),
+        ([{"sample": result()}], ResponseNotUnderstood, "position that is not expected: None"),
+        ([{"news": 1}], ResponseNotUnderstood, "has no sample, summary or problem"),
+        ([{"position": "x"}], ResponseNotUnderstood, "is not what this client knows at position"),
+        ([*lines_of({"samples": [sample()] * 2}), {"news": 1}], ResponseNotUnderstood, "came after its summary"),
     ],
 )
 def test_a_stream_that_is_not_whole_is_an_error(
@@ -538,7 +537,7 @@ def test_a_connection_lost_during_a_stream_is_broken(stream: Callable[..., list[
     line = json.dumps({"position": 0, "sample": result()}).encode() + b"\n"
     head = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
     answer = head + b"%x\r\n%s\r\n" % (len(line), line)
-    with breaking_server([answer]) as (url, _), pytest.raises(StreamBroken, match="The answer broke off"):
+    with breaking_server([answer]) as (url, _), pytest.raises(StreamBroken, match="The response broke off"):
         stream(url, sample(), sample())
 
 
@@ -573,7 +572,7 @@ def test_a_stream_that_trickles_on_is_ended_at_timeout_s(service: ScriptedServic
     started_at = time.monotonic()
     with pytest.raises(RolloutTimeout):
         stream_sync(service.url, *[sample()] * 100, client={"timeout_s": 0.5})
-    assert time.monotonic() - started_at < 2
+    assert time.monotonic() - started_at < 5, "the stream was read to its end"
 
 
 @pytest.mark.parametrize(
@@ -652,7 +651,8 @@ def test_samples_of_an_unknown_task_are_refused_by_name(service: ScriptedService
 def test_a_transport_can_take_the_place_of_the_network() -> None:
     answer = {**SUMMARY, "samples": [result()]}
     transport = httpx.MockTransport(lambda _: httpx.Response(200, json=answer))
-    with RolloutClient("http://nowhere", transport=transport) as client:
+    with httpx.Client(transport=transport) as http_client:
+        client = RolloutClient("http://nowhere", http_client=http_client)
         assert client.rollout([sample()]).request_id == "r1"
 
 

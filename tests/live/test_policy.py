@@ -116,7 +116,7 @@ def test_generations_under_way_may_be_waited_for_or_played_again(client: Rollout
     sampling = Sampling(max_new_tokens=48, ignore_eos=True)
     results: list[SampleResult] = []
     # No retries: what is played again because of an update is nobody's failure.
-    with client.stream(samples, sampling=sampling, retries=0) as rollouts:
+    with client.stream(samples, sampling=sampling, sample_retries=0) as rollouts:
         results.append(next(iter(rollouts)))
         after = client.push_weights(perturbed(7), mode=mode).version
         results.extend(rollouts)
@@ -289,7 +289,7 @@ def test_generations_end_with_their_adapter_however_many_newer_ones_have_come(
     first = client.push_weights(tmp_path / "0", kind="adapter").version
     with ThreadPoolExecutor(1) as thread:
         sampling = Sampling(max_new_tokens=600, ignore_eos=True)
-        playing = thread.submit(client.rollout, client.example_samples("math", 16), sampling=sampling, retries=0)
+        playing = thread.submit(client.rollout, client.example_samples("math", 16), sampling=sampling, sample_retries=0)
         time.sleep(1.0)
         # More than the engine has room for.
         for seed in (1, 2, 3):

@@ -118,7 +118,7 @@ def test_a_replica_that_dies_during_an_update_is_replaced_with_the_new_weights(
 ) -> None:
     old, young = replicas("Generator")
     sampling = Sampling(temperature=2.0, max_new_tokens=800)
-    with client.stream(client.example_samples("math", 128, seed=6), sampling=sampling, retries=20) as rollouts:
+    with client.stream(client.example_samples("math", 128, seed=6), sampling=sampling, sample_retries=20) as rollouts:
         with ThreadPoolExecutor(1) as thread:
             # It waits for the generations under way, so that it is under way itself when the replica dies.
             pushing = thread.submit(client.push_weights, perturbed(15), mode="wait")
@@ -133,5 +133,5 @@ def test_a_replica_that_dies_during_an_update_is_replaced_with_the_new_weights(
     assert_equal_engines(after)
     # Now the newest has to play, and one more takes the place of this one.
     young.kill()
-    assert_of_weights(play(client, 64, retries=20).samples, version + 1, perturbed(15))
+    assert_of_weights(play(client, 64, sample_retries=20).samples, version + 1, perturbed(15))
     wait_for_replicas(client, REPLICAS, version + 1)

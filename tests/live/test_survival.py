@@ -15,7 +15,7 @@ GREEDY = Sampling(greedy=True, max_new_tokens=32)
 
 def play(client: RolloutClient) -> RolloutResponse:
     games = client.example_samples("sliding_puzzle", 64, seed=11)
-    return client.rollout(games, sampling=GREEDY, max_rollout_turns=8, retries=8)
+    return client.rollout(games, sampling=GREEDY, max_rollout_turns=8, sample_retries=8)
 
 
 @pytest.mark.parametrize("deployment", ["sliding_puzzle", "Generator"])

@@ -63,8 +63,8 @@ class ScriptedHttp:
         """Calls a method of a client of the application."""
 
         async def call() -> Returned:
-            async with AsyncRolloutClient("http://service", transport=httpx.ASGITransport(self.app)) as client:
-                return await method(client)
+            async with httpx.AsyncClient(transport=httpx.ASGITransport(self.app)) as http_client:
+                return await method(AsyncRolloutClient("http://service", retries=0, http_client=http_client))
 
         return asyncio.run(call())
 

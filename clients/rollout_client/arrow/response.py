@@ -14,7 +14,7 @@ from pydantic import PrivateAttr, ValidationError, computed_field
 from rollout_client.arrow.rows import rows_of
 from rollout_client.arrow.schema import ROLLOUTS, SUMMARY, TOKENS
 from rollout_client.contract import RolloutResponse, RolloutSummary, SampleResult
-from rollout_client.errors import AnswerNotUnderstood, StreamBroken, not_understood
+from rollout_client.errors import ResponseNotUnderstood, StreamBroken, not_understood
 
 WHAT = "The Arrow answer of POST /rollout"
 
@@ -50,7 +50,7 @@ class ArrowResponse(RolloutSummary):
         """In input order; the rollouts of one sample are adjacent.
 
         Raises:
-            AnswerNotUnderstood: a row is not a `SampleResult`.
+            ResponseNotUnderstood: a row is not a `SampleResult`.
         """
         try:
             rows = rows_of(self._rollouts, self._rollouts.schema)
@@ -59,7 +59,7 @@ class ArrowResponse(RolloutSummary):
         except ValidationError as error:
             raise not_understood(WHAT, error) from error
         except ValueError as error:
-            raise AnswerNotUnderstood(f"{WHAT} is not what this client knows: {error}.") from error
+            raise ResponseNotUnderstood(f"{WHAT} is not what this client knows: {error}.") from error
 
     def to_response(self) -> RolloutResponse:
         """The same response as the JSON answer gives."""
@@ -71,14 +71,14 @@ def read_response(body: bytes | memoryview) -> ArrowResponse:
 
     Raises:
         StreamBroken: the tokens end before the rollouts do.
-        AnswerNotUnderstood: `body` is not a complete Arrow answer of this contract.
+        ResponseNotUnderstood: `body` is not a complete Arrow answer of this contract.
     """
     try:
         source = pa.BufferReader(body)
         rollouts = read_table(source)
         tokens = read_table(source)
     except (pa.ArrowException, OSError, ValueError) as error:
-        raise AnswerNotUnderstood(
+        raise ResponseNotUnderstood(
             f"{WHAT} is no Arrow stream, or not a whole one: {error}. "
             "Check that the URL is a rollout service's and that client and service have matching versions."
         ) from error
@@ -104,21 +104,21 @@ def read_table(source: pa.NativeFile) -> pa.Table:
 
 
 def check_tables(rollouts: pa.Table, tokens: pa.Table) -> None:
-    """Raises `StreamBroken` or `AnswerNotUnderstood` unless both tables have the contract's columns and match."""
+    """Raises `StreamBroken` or `ResponseNotUnderstood` unless both tables have the contract's columns and match."""
     schema = rollouts.schema
     # Further columns of a newer service are allowed.
     has_columns = all(
         schema.get_field_index(field.name) >= 0 and schema.field(field.name).type == field.type for field in ROLLOUTS
     )
     if not has_columns or tokens.schema != TOKENS or SUMMARY not in (schema.metadata or {}):
-        raise AnswerNotUnderstood(
+        raise ResponseNotUnderstood(
             f"{WHAT} has other columns than this client knows. Check that client and service have matching versions."
         )
     if rollouts.num_rows != tokens.num_rows:
         raise StreamBroken(f"The answer ended after the tokens of {tokens.num_rows} of {rollouts.num_rows} rollouts.")
     messages = message_counts(rollouts["message_log"])
     if None in messages or any(message_counts(tokens[name]) != messages for name in TOKENS.names):
-        raise AnswerNotUnderstood(f"{WHAT} has tokens of other messages than those of its logs.")
+        raise ResponseNotUnderstood(f"{WHAT} has tokens of other messages than those of its logs.")
 
 
 def message_counts(lists: pa.ChunkedArray) -> list[int | None]:

@@ -1,7 +1,9 @@
-"""The client: what to send, how to read it and when to try again is decided in other modules; here is the I/O."""
+"""The client. It only does I/O: other modules decide what to send, how to read it and when to try again."""
 
+from collections.abc import Mapping
 from contextlib import aclosing
-from typing import Self
+from copy import copy
+from typing import Self, Unpack
 
 import httpx
 from tenacity import AsyncRetrying
@@ -9,9 +11,11 @@ from tenacity import AsyncRetrying
 from rollout_client.async_client.connection import AsyncConnection
 from rollout_client.async_client.policy import AsyncPolicyMethods
 from rollout_client.async_client.rollouts import AsyncRolloutMethods
-from rollout_client.base_url import DEFAULT_URL, checked_url
-from rollout_client.deadline import UPDATE_ADVICE, Deadline
-from rollout_client.retry import readiness_policy
+from rollout_client.base_url import service_url, shown
+from rollout_client.call_options import ClientDefaults, ClientOptions
+from rollout_client.concurrency import async_sleep
+from rollout_client.deadline import UPDATE_ADVICE
+from rollout_client.retry import DEFAULT_RETRIES, readiness_policy
 from rollout_client.rollout_calls import Call, Result, readiness_call
 
 UNBOUNDED = httpx.Limits(max_connections=None, max_keepalive_connections=64)
@@ -19,37 +23,45 @@ UNBOUNDED = httpx.Limits(max_connections=None, max_keepalive_connections=64)
 
 
 class AsyncRolloutClient(AsyncRolloutMethods, AsyncPolicyMethods):
-    """Talks to one rollout service. Cancelling a rollout ends it at the service too.
+    """Talks to one rollout service. `RolloutClient` is safe to share between threads; `AsyncRolloutClient` has the same
+    methods for asyncio, and cancelling one of its rollouts ends it at the service too.
 
     Args:
-        base_url: of the service, with its scheme.
-        timeout_s: what a whole rollout or a whole update of the weights may take, in seconds, the caller's own time
-            between the samples of a stream included; without it, as long as it takes. It is looked at when a chunk of
-            the answer arrives, and when none arrives for that long.
-        retries: further attempts after a connection that failed before the answer began, or a 503; nothing else is
-            tried again but chunks of an upload. A long rollout in one piece begins its answer when its last sample is
-            done.
-        transport: carries the requests in place of httpx's own.
+        base_url: of the service, with its scheme; by default that of `http_client`, then the environment variable
+            `ROLLOUT_URL`, then `http://127.0.0.1:8000`.
+        timeout_s: what one call may take, in seconds, its retries and the caller's own time between the samples of a
+            stream included; `None` sets no limit. Calls that play no rollouts and change no weights take at most 60 s.
+            It is checked when a chunk of the response arrives, and when none arrives for that long.
+        retries: further attempts after one that failed in a way that may pass: refused and broken connections, 408,
+            425, 429, 500, 502, 503, 504 (`rollout_client.retry` has the whole table). The default goes on for 33 to
+            66 s.
+        headers: sent with every request.
+        http_client: sends the requests, in place of one of our own; `close` leaves it open.
 
-    Every method that talks to the service raises a `RolloutError`. `ValueError` means that the arguments are at fault:
-    `base_url` is no URL, or a sample holds what is no JSON.
+    Each method takes `timeout_s`, `retries` and `request_id` of its own (`CallOptions`). Each method that talks to the
+    service raises a `RolloutError`. `ValueError` means that the arguments are at fault: `base_url` is not a URL, or a
+    sample holds a value that JSON does not have.
     """
 
     def __init__(
         self,
-        base_url: str = DEFAULT_URL,
+        base_url: str | None = None,
         *,
         timeout_s: float | None = None,
-        retries: int = 3,
-        transport: httpx.AsyncBaseTransport | None = None,
+        retries: int = DEFAULT_RETRIES,
+        headers: Mapping[str, str] | None = None,
+        http_client: httpx.AsyncClient | None = None,
     ) -> None:
-        http = httpx.AsyncClient(base_url=checked_url(base_url), limits=UNBOUNDED, transport=transport)
-        self._connection = AsyncConnection(http, timeout_s, retries)
+        url = service_url(base_url, http_client)
+        defaults = ClientDefaults(timeout_s, retries, httpx.Headers(headers))
+        http = httpx.AsyncClient(limits=UNBOUNDED) if http_client is None else http_client
+        self._connection = AsyncConnection(http, url, defaults)
+        self._is_owner = http_client is None
 
     @property
     def base_url(self) -> str:
         """Of the service, without a slash at its end."""
-        return self._connection.address
+        return str(self._connection.base_url).rstrip("/")
 
     async def __aenter__(self) -> Self:
         return self
@@ -58,18 +70,32 @@ class AsyncRolloutClient(AsyncRolloutMethods, AsyncPolicyMethods):
         await self.close()
 
     async def close(self) -> None:
-        await self._connection.http.aclose()
+        """Closes the connections, unless they are those of an `http_client` or of another client (`with_options`)."""
+        if self._is_owner:
+            await self._connection.http.aclose()
+
+    def with_options(self, **options: Unpack[ClientOptions]) -> Self:
+        """A client with other `timeout_s`, `retries` or further `headers`, which shares this client's connections."""
+        connection = self._connection
+        client = copy(self)
+        client._connection = AsyncConnection(
+            connection.http, connection.base_url, connection.defaults.replaced(options)
+        )
+        client._is_owner = False
+        return client
 
     async def wait_until_ready(self, timeout_s: float = 120.0) -> None:
         """Returns once rollouts can be served; raises `ServiceUnreachable` with the last reason after `timeout_s`."""
-        deadline = Deadline(timeout_s)
+        limits = self._connection.defaults.limits({"timeout_s": timeout_s})
 
         async def ask() -> None:
-            async with aclosing(await self._connection.attempt(readiness_call(), deadline)):
+            async with aclosing(await self._connection.attempt(readiness_call(), limits)):
                 pass
 
-        await AsyncRetrying(**readiness_policy(self._connection.address, timeout_s))(ask)
+        policy = readiness_policy(shown(self._connection.base_url), timeout_s)
+        await AsyncRetrying(sleep=async_sleep, **policy)(ask)
 
     async def once(self, call: Call[Result], timeout_s: float | None = None) -> Result:
-        """Makes one of the calls of `rollout_calls` or `policy_calls`, and never tries it again."""
-        return await self._connection.result_of_one_attempt(call, Deadline(timeout_s, advice=UPDATE_ADVICE))
+        """Makes one of the calls of `rollout_calls` or `policy_calls` in one attempt."""
+        limits = self._connection.defaults.limits({"timeout_s": timeout_s}, advice=UPDATE_ADVICE)
+        return await self._connection.result_of_one_attempt(call, limits)

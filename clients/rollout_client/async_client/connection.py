@@ -1,69 +1,79 @@
-"""Makes the calls of one service over one connection pool and tries failed ones again. I/O only."""
+"""Makes the calls of one service over one connection pool, and makes failed ones again. I/O only."""
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from typing import Any
 
 import httpx
 from tenacity import AsyncRetrying
 
-from rollout_client.base_url import address
+from rollout_client.base_url import shown
+from rollout_client.call_options import CallLimits, ClientDefaults, merged
+from rollout_client.concurrency import async_sleep
 from rollout_client.deadline import Deadline
-from rollout_client.errors import error_of_answer
+from rollout_client.errors import error_of_response
 from rollout_client.http_errors import before_the_response, during_the_response
-from rollout_client.retry import call_policy
+from rollout_client.retry import call_policy, may_pass
 from rollout_client.rollout_calls import Call, Result
 
 
 class AsyncConnection:
     """
     Args:
-        http: sends the requests; its `base_url` is the service's.
-        timeout_s: what one rollout or one update of the weights may take, in seconds; `None` sets no limit.
-        retries: further attempts of one call.
+        http: sends the requests; its own `base_url` is not used.
+        base_url: of the service.
+        defaults: of the client.
     """
 
-    def __init__(self, http: httpx.AsyncClient, timeout_s: float | None, retries: int) -> None:
+    def __init__(self, http: httpx.AsyncClient, base_url: httpx.URL, defaults: ClientDefaults) -> None:
         self.http = http
-        self.timeout_s = timeout_s
-        self.retries = retries
+        self.base_url = base_url
+        self.defaults = defaults
 
-    @property
-    def address(self) -> str:
-        return address(self.http.base_url)
+    async def result(
+        self,
+        call: Call[Result],
+        limits: CallLimits,
+        is_repeated: Callable[[BaseException], bool] = may_pass,
+    ) -> Result:
+        """Makes `call` and reads its response; makes it again after an error for which `is_repeated`."""
+        policy = call_policy(limits.retries, limits.deadline.timeout_s, is_repeated)
+        result: Result = await AsyncRetrying(sleep=async_sleep, **policy)(self.result_of_one_attempt, call, limits)
+        return result
 
-    async def result(self, call: Call[Result], deadline: Deadline) -> Result:
-        """Makes `call`, tries it again where that may help, and reads its response."""
-        async with aclosing(await self.open(call, deadline)) as response:
-            return call.read(call.joined([chunk async for chunk in body_chunks(response, deadline)]))
+    async def result_of_one_attempt(self, call: Call[Result], limits: CallLimits) -> Result:
+        async with aclosing(await self.attempt(call, limits)) as response:
+            return call.read(call.join([chunk async for chunk in body_chunks(response, limits.deadline)]))
 
-    async def result_of_one_attempt(self, call: Call[Result], deadline: Deadline) -> Result:
-        """Makes `call` once and reads its response."""
-        async with aclosing(await self.attempt(call, deadline)) as response:
-            return call.read(call.joined([chunk async for chunk in body_chunks(response, deadline)]))
+    async def open(self, call: Call[Any], limits: CallLimits) -> httpx.Response:
+        """Makes `call` and returns its response with the body still to be read; makes it again where that may help."""
+        policy = call_policy(limits.retries, limits.deadline.timeout_s)
+        return await AsyncRetrying(sleep=async_sleep, **policy)(self.attempt, call, limits)
 
-    async def open(self, call: Call[Any], deadline: Deadline) -> httpx.Response:
-        """The response of `call` with its body still to be read; the call is tried again where that may help."""
-        return await AsyncRetrying(**call_policy(self.retries, deadline.timeout_s))(self.attempt, call, deadline)
+    async def attempt(self, call: Call[Any], limits: CallLimits) -> httpx.Response:
+        """Sends `call` once and returns its response with the body still to be read.
 
-    async def attempt(self, call: Call[Any], deadline: Deadline) -> httpx.Response:
-        """Sends `call` once; returns its response, with the body still to be read, if the status is a success."""
-        with before_the_response(self.address, deadline):
-            response = await self.http.send(self._request(call, deadline), stream=True)
+        Raises:
+            StatusError: the status is not a success.
+            ServiceUnreachable, StreamBroken, RolloutTimeout: there was no whole response.
+        """
+        with before_the_response(shown(self.base_url), limits.deadline):
+            response = await self.http.send(self._request(call, limits), stream=True)
         if response.is_success:
             return response
         async with aclosing(response):
-            body = b"".join([chunk async for chunk in body_chunks(response, deadline)])
-        raise error_of_answer(response.status_code, response.headers, body)
+            body = b"".join([chunk async for chunk in body_chunks(response, limits.deadline)])
+        raise error_of_response(response.status_code, response.headers, body)
 
-    def _request(self, call: Call[Any], deadline: Deadline) -> httpx.Request:
+    def _request(self, call: Call[Any], limits: CallLimits) -> httpx.Request:
+        headers = merged(self.defaults.request_headers(), call.headers)
         return self.http.build_request(
             call.method,
-            call.path,
+            str(self.base_url).rstrip("/") + call.path,
             params=call.query,
             content=call.body,
-            headers=call.headers,
-            timeout=deadline.http_timeout(),
+            headers=merged(headers, limits.headers),
+            timeout=limits.deadline.http_timeout(),
         )
 
 

@@ -4,8 +4,9 @@ from typing import TYPE_CHECKING, Unpack
 
 from rollout_client.async_client.connection import AsyncConnection
 from rollout_client.async_client.stream import AsyncRolloutStream
+from rollout_client.call_options import CallOptions, call_options
 from rollout_client.contract import RolloutResponse, SampleInput, SampleResult
-from rollout_client.deadline import SHORT_CALL_TIMEOUT_S, Deadline
+from rollout_client.deadline import SHORT_CALL_ADVICE, SHORT_CALL_TIMEOUT_S
 from rollout_client.ndjson import NdjsonReader, in_input_order
 from rollout_client.progress import rollout_bar
 from rollout_client.rollout_calls import (
@@ -35,38 +36,41 @@ class AsyncRolloutMethods:
         With `progress`, a bar on stderr counts them as they finish (needs the `cli` extra).
         """
         if not progress:
-            call = rollout_call(samples, options)
-            return await self._connection.result(call, Deadline(self._connection.timeout_s))
+            limits = self._connection.defaults.limits(call_options(options))
+            return await self._connection.result(rollout_call(samples, options), limits)
         by_position: dict[int, SampleResult] = {}
         with rollout_bar(rollout_count(samples, options)) as count:
             async with self.stream(samples, **options) as rollouts:
-                async for position, sample in rollouts.placed():
+                async for position, sample in rollouts.with_positions():
                     by_position[position] = sample
                     count(sample)
                 return in_input_order(rollouts.summary, by_position)
 
     async def rollout_arrow(self, samples: Samples, **options: Unpack[RolloutOptions]) -> "ArrowResponse":
-        """`rollout`, request and answer as Arrow: the same in a third of the bytes, and `to_tensors` takes it as it is.
+        """`rollout` with request and response as Arrow: a third of the bytes, and `to_tensors` makes no Python objects.
 
         Raises `ModuleNotFoundError` without the `arrow` extra.
         """
-        call = arrow_rollout_call(samples, options)
-        return await self._connection.result(call, Deadline(self._connection.timeout_s))
+        limits = self._connection.defaults.limits(call_options(options))
+        return await self._connection.result(arrow_rollout_call(samples, options), limits)
 
     def stream(self, samples: Samples, **options: Unpack[RolloutOptions]) -> AsyncRolloutStream:
-        """Plays `samples` and gives out each rollout the moment it ends. Use it as a context manager.
+        """Plays `samples` and yields each rollout when it ends. Use it as a context manager.
 
         Leaving the block early ends the request, and the service cancels what is still running.
         """
         call = streamed_rollout_call(samples, options)
         lines = NdjsonReader(rollout_count(samples, options))
-        return AsyncRolloutStream(self._connection, call, lines, self._connection.timeout_s)
+        return AsyncRolloutStream(self._connection, call, lines, call_options(options))
 
-    async def tasks(self) -> list[TaskInfo]:
+    async def tasks(self, **options: Unpack[CallOptions]) -> list[TaskInfo]:
         """The tasks of the service, the fields they need and an example of each."""
-        return await self._connection.result(tasks_call(), Deadline(SHORT_CALL_TIMEOUT_S))
+        limits = self._connection.defaults.limits(options, SHORT_CALL_TIMEOUT_S, SHORT_CALL_ADVICE)
+        return await self._connection.result(tasks_call(), limits)
 
-    async def example_samples(self, task_name: str, count: int = 8, seed: int = 0) -> list[SampleInput]:
-        """Samples of a task, ready to post; equal seeds give equal samples."""
-        call = example_samples_call(task_name, count, seed)
-        return await self._connection.result(call, Deadline(SHORT_CALL_TIMEOUT_S))
+    async def example_samples(
+        self, task_name: str, count: int = 8, seed: int = 0, **options: Unpack[CallOptions]
+    ) -> list[SampleInput]:
+        """Samples of a task that can be posted as they are; equal seeds give equal samples."""
+        limits = self._connection.defaults.limits(options, SHORT_CALL_TIMEOUT_S, SHORT_CALL_ADVICE)
+        return await self._connection.result(example_samples_call(task_name, count, seed), limits)

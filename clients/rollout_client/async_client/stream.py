@@ -7,30 +7,33 @@ from typing import Self
 import httpx
 
 from rollout_client.async_client.connection import AsyncConnection, body_chunks
+from rollout_client.call_options import CallOptions
 from rollout_client.contract import RolloutSummary, SampleResult
 from rollout_client.deadline import Deadline
-from rollout_client.ndjson import NdjsonReader, Placed
+from rollout_client.ndjson import NdjsonReader, PositionedSample
 from rollout_client.rollout_calls import Call
 
 
 class AsyncRolloutStream:
     """Rollouts in the order in which they finish.
 
-    async with client.stream(samples) as rollouts:
-        async for sample in rollouts:
-            ...
+        async with client.stream(samples) as rollouts:
+            async for sample in rollouts:
+                ...
         rollouts.summary
+
+    The request is sent when the block begins. Leaving the block early ends it, and the service cancels its rollouts.
     """
 
     def __init__(
-        self, connection: AsyncConnection, call: Call[bytes], lines: NdjsonReader, timeout_s: float | None
+        self, connection: AsyncConnection, call: Call[bytes], lines: NdjsonReader, options: CallOptions
     ) -> None:
         self._connection = connection
         self._call = call
         self._lines = lines
-        self._timeout_s = timeout_s
+        self._options = options
         self._response: httpx.Response | None = None
-        self._placed: AsyncGenerator[Placed, None] | None = None
+        self._samples: AsyncGenerator[PositionedSample, None] | None = None
 
     @property
     def expected(self) -> int:
@@ -45,29 +48,29 @@ class AsyncRolloutStream:
         return self._lines.summary
 
     async def __aenter__(self) -> Self:
-        deadline = Deadline(self._timeout_s)
-        self._response = await self._connection.open(self._call, deadline)
-        self._placed = self._read(self._response, deadline)
+        limits = self._connection.defaults.limits(self._options)
+        self._response = await self._connection.open(self._call, limits)
+        self._samples = self._read(self._response, limits.deadline)
         return self
 
     async def __aexit__(self, *_exception: object) -> None:
-        if self._placed is not None:
-            await self._placed.aclose()
+        if self._samples is not None:
+            await self._samples.aclose()
         if self._response is not None:
             await self._response.aclose()
 
     def __aiter__(self) -> AsyncIterator[SampleResult]:
-        return (sample async for _, sample in self.placed())
+        return (sample async for _, sample in self.with_positions())
 
-    def placed(self) -> AsyncIterator[Placed]:
-        """Each sample with its position in what `rollout` would have returned."""
-        if self._placed is None:
+    def with_positions(self) -> AsyncIterator[PositionedSample]:
+        """Each sample with its position in the `samples` that `rollout` would have returned."""
+        if self._samples is None:
             raise RuntimeError("A stream starts in a with statement: async with client.stream(...) as rollouts.")
-        return self._placed
+        return self._samples
 
-    async def _read(self, response: httpx.Response, deadline: Deadline) -> AsyncGenerator[Placed, None]:
+    async def _read(self, response: httpx.Response, deadline: Deadline) -> AsyncGenerator[PositionedSample, None]:
         async with aclosing(body_chunks(response, deadline)) as chunks:
             async for chunk in chunks:
-                for placed in self._lines.feed(chunk):
-                    yield placed
+                for positioned in self._lines.feed(chunk):
+                    yield positioned
         self._lines.end()

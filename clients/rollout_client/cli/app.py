@@ -9,7 +9,7 @@ from typing import Annotated, Any, TextIO
 import typer
 from rich.console import Console
 
-from rollout_client.base_url import DEFAULT_URL
+from rollout_client.base_url import DEFAULT_URL, URL_VARIABLE
 from rollout_client.cli.policy_table import policy_tables, update_table
 from rollout_client.cli.transcript import metrics_table, task_description, task_example, transcript
 from rollout_client.contract import RequestMetrics, SampleResult
@@ -18,6 +18,7 @@ from rollout_client.policy_contract import PauseMode, WeightsKind
 from rollout_client.progress import rollout_bar
 from rollout_client.rollout_calls import RolloutOptions
 from rollout_client.sync_client.client import RolloutClient
+from rollout_client.version import __version__
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -25,19 +26,37 @@ app = typer.Typer(
     pretty_exceptions_show_locals=False,
 )
 out = Console()
+DEFAULT_RETRIES = 3
+"""Fewer than the library's: somebody sits before the terminal, and a wrong URL is the likeliest reason."""
 
-Url = Annotated[str, typer.Option(envvar="ROLLOUT_URL", help="Where the service is.")]
-TimeoutS = Annotated[float | None, typer.Option(min=0, help="Seconds that the rollouts may take.")]
+Url = Annotated[str, typer.Option(envvar=URL_VARIABLE, help="Where the service is.")]
+Retries = Annotated[int, typer.Option(min=0, help="Further attempts after one that failed in a way that may pass.")]
+TimeoutS = Annotated[float | None, typer.Option(min=0, help="Seconds that each call may take.")]
 NumGenerations = Annotated[int, typer.Option(min=1, help="Rollouts of each sample.")]
 Temperature = Annotated[float | None, typer.Option(min=0, help="0 is greedy.")]
 MaxNewTokens = Annotated[int | None, typer.Option(min=1, help="Most tokens of one generation.")]
 MaxRolloutTurns = Annotated[int | None, typer.Option(min=1, help="Most turns of one rollout.")]
 
 
+def show_version(is_asked: bool) -> None:
+    if is_asked:
+        typer.echo(f"rollout {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def main(
+    version: Annotated[
+        bool, typer.Option("--version", callback=show_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """Plays rollouts at a rollout service, shows and changes its weights."""
+
+
 @app.command()
-def tasks(url: Url = DEFAULT_URL) -> None:
+def tasks(url: Url = DEFAULT_URL, retries: Retries = DEFAULT_RETRIES) -> None:
     """List the tasks, with a sample of each that can be posted as it is."""
-    with errors_as_sentences(), RolloutClient(url) as client:
+    with errors_as_sentences(), RolloutClient(url, retries=retries) as client:
         for task in client.tasks():
             out.print(task_description(task))
             out.print(task_example(task), soft_wrap=True)
@@ -54,10 +73,11 @@ def play(
     max_rollout_turns: MaxRolloutTurns = None,
     url: Url = DEFAULT_URL,
     timeout_s: TimeoutS = None,
+    retries: Retries = DEFAULT_RETRIES,
 ) -> None:
     """Play example samples of a TASK and show what happened."""
     options = rollout_options(num_generations, temperature, max_new_tokens, max_rollout_turns)
-    with errors_as_sentences(), RolloutClient(url, timeout_s=timeout_s) as client:
+    with errors_as_sentences(), RolloutClient(url, timeout_s=timeout_s, retries=retries) as client:
         samples = client.example_samples(task, count, seed)
         response = client.rollout(samples, progress=True, **options)
     for sample in response.samples:
@@ -66,9 +86,9 @@ def play(
 
 
 @app.command()
-def policy(url: Url = DEFAULT_URL) -> None:
+def policy(url: Url = DEFAULT_URL, retries: Retries = DEFAULT_RETRIES) -> None:
     """Show which weights the service serves, and what each of its replicas has loaded."""
-    with errors_as_sentences(), RolloutClient(url) as client:
+    with errors_as_sentences(), RolloutClient(url, retries=retries) as client:
         out.print(policy_tables(client.policy()))
 
 
@@ -81,9 +101,10 @@ def push(
     mode: Annotated[PauseMode, typer.Option(help="What becomes of generations under way.")] = "keep",
     url: Url = DEFAULT_URL,
     timeout_s: Annotated[float | None, typer.Option(min=0, help="Seconds that the push may take.")] = None,
+    retries: Retries = DEFAULT_RETRIES,
 ) -> None:
     """Upload the weights at PATH and have every replica serve them."""
-    with errors_as_sentences(), RolloutClient(url, timeout_s=timeout_s) as client:
+    with errors_as_sentences(), RolloutClient(url, timeout_s=timeout_s, retries=retries) as client:
         update = client.push_weights(path, version, kind=kind, base=base, mode=mode, progress=True)
     out.print(update_table(update))
 
@@ -98,10 +119,11 @@ def run(
     max_rollout_turns: MaxRolloutTurns = None,
     url: Url = DEFAULT_URL,
     timeout_s: TimeoutS = None,
+    retries: Retries = DEFAULT_RETRIES,
 ) -> None:
     """Play the samples of a FILE and write the results; if it breaks midway, those that had finished are written."""
     options = rollout_options(num_generations, temperature, max_new_tokens, max_rollout_turns)
-    with errors_as_sentences(), RolloutClient(url, timeout_s=timeout_s) as client:
+    with errors_as_sentences(), RolloutClient(url, timeout_s=timeout_s, retries=retries) as client:
         metrics = run_to_file(client, samples_in(file), output, options)
     out.print(metrics_table(metrics))
 
@@ -114,7 +136,7 @@ def run_to_file(
     with output.open("a") as results, client.stream(samples, **options) as rollouts:
         try:
             with rollout_bar(rollouts.expected) as count:
-                for position, sample in rollouts.placed():
+                for position, sample in rollouts.with_positions():
                     by_position[position] = sample
                     count(sample)
         finally:

@@ -2,14 +2,14 @@
 """The methods of the client that show and change the weights."""
 
 from os import PathLike, fspath
-from typing import Unpack
+from typing import Unpack, cast
 
-from tenacity import Retrying
-
+from rollout_client.call_options import CallLimits, CallOptions, call_options, without_call_options
 from rollout_client.concurrency import call_blocking, sleep
-from rollout_client.deadline import SHORT_CALL_TIMEOUT_S, UPDATE_ADVICE, Deadline
+from rollout_client.deadline import SHORT_CALL_ADVICE, SHORT_CALL_TIMEOUT_S, UPDATE_ADVICE
 from rollout_client.errors import RequestRejected
 from rollout_client.policy_calls import (
+    PushCallOptions,
     UpdateOptions,
     checkpoint_call,
     next_version,
@@ -18,7 +18,7 @@ from rollout_client.policy_calls import (
     push_query,
 )
 from rollout_client.policy_contract import PolicyLayout, PolicyState, PolicyUpdate, WeightsKind
-from rollout_client.retry import call_policy, is_unavailable
+from rollout_client.retry import has_not_begun
 from rollout_client.sync_client.connection import Connection
 from rollout_client.sync_client.upload import send_upload
 from rollout_client.version_wait import VersionWait
@@ -30,25 +30,31 @@ from rollout_client.weights.upload import Upload
 class PolicyMethods:
     _connection: Connection
 
-    def policy(self, checksums_within_s: float | None = None) -> PolicyState:
+    def policy(self, checksums_within_s: float | None = None, **options: Unpack[CallOptions]) -> PolicyState:
         """Which weights the service serves, which it has, and what each of its replicas has loaded.
 
         It waits at most `checksums_within_s` (by default the service says how long) for checksums of the engines'
-        weights that are still being made.
+        weights that are still being computed.
         """
-        call = policy_call(checksums_within_s=checksums_within_s)
-        return self._connection.result(call, Deadline(SHORT_CALL_TIMEOUT_S + (checksums_within_s or 0)))
+        longest_s = SHORT_CALL_TIMEOUT_S + (checksums_within_s or 0)
+        limits = self._connection.defaults.limits(options, longest_s, SHORT_CALL_ADVICE)
+        return self._connection.result(policy_call(checksums_within_s=checksums_within_s), limits)
 
-    def policy_layout(self) -> PolicyLayout:
+    def policy_layout(self, **options: Unpack[CallOptions]) -> PolicyLayout:
         """The tensors that full weights must have: name, dtype and shape of each."""
-        return self._connection.result(policy_layout_call(), Deadline(SHORT_CALL_TIMEOUT_S))
+        limits = self._connection.defaults.limits(options, SHORT_CALL_TIMEOUT_S, SHORT_CALL_ADVICE)
+        return self._connection.result(policy_layout_call(), limits)
 
-    def wait_for_version(self, version: int, timeout_s: float = 600.0) -> PolicyState:
+    def wait_for_version(self, version: int, timeout_s: float = 600.0, *, retries: int | None = None) -> PolicyState:
         """Returns once every replica serves `version` or a newer one; raises `RolloutTimeout` after `timeout_s`."""
         wait = VersionWait(version, timeout_s)
+        given: CallOptions = {} if retries is None else {"retries": retries}
         while True:
+            call = wait.call()
             try:
-                return self._connection.result(wait.call(), wait.answer_deadline())
+                return self._connection.result(
+                    call, self._connection.defaults.limits({**given, "timeout_s": wait.call_timeout_s})
+                )
             except RequestRejected as error:
                 sleep(wait.pause_s(error))
 
@@ -61,29 +67,33 @@ class PolicyMethods:
         base: int | None = None,
         progress: bool = False,
         chunk_bytes: int = CHUNK_BYTES,
-        **options: Unpack[UpdateOptions],
+        **options: Unpack[PushCallOptions],
     ) -> PolicyUpdate:
         """Uploads weights and returns once every replica serves them.
 
-        They are sent in chunks of `chunk_bytes`, and memory holds one chunk and one tensor of them. A disconnect
+        They are sent in chunks of `chunk_bytes` bytes, and memory holds one chunk and one tensor of them. A disconnect
         resends at most one chunk. With `progress`, a bar on stderr counts the bytes (needs the `cli` extra).
 
         Args:
             source: a torch module, a state dict, or a path on this machine: a `.safetensors` file or a folder of them
                 for full weights, which are cast to the service's dtypes; a file for a delta; a folder of PEFT for an
-                adapter. `load_checkpoint` is for weights that the service can reach itself.
+                adapter. `load_checkpoint` is for weights that the service can read itself.
             version: its number; without it, one more than the newest that the service knows.
             base: the version that a delta changes. `PolicyPusher` makes and sends deltas of a module.
+            options: `timeout_s` bounds the whole update; `retries` are those of one chunk.
 
         Raises:
             ValueError: the source does not fit (`WeightsDoNotFit`), is no safetensors file (`NotSafetensors`), or the
                 arguments contradict each other. Nothing was sent.
         """
-        query = push_query(kind, base, options)
-        layout = self.policy_layout() if needs_layout(source, kind) else None
+        query = push_query(kind, base, cast(UpdateOptions, without_call_options(options)))
+        limits = self._connection.defaults.limits(call_options(options), advice=UPDATE_ADVICE)
+        layout = None
+        if needs_layout(source, kind):
+            layout = self._connection.result(policy_layout_call(), limits.at_most(SHORT_CALL_TIMEOUT_S))
         weights = call_blocking(weights_to_send, source, kind, layout)
-        upload = Upload(weights, self._number(version), query, chunk_bytes, kind == "delta")
-        return send_upload(self._connection, upload, progress)
+        upload = Upload(weights, self._number(version, limits), query, chunk_bytes, kind == "delta")
+        return send_upload(self._connection, upload, limits, progress)
 
     def load_checkpoint(
         self,
@@ -92,19 +102,21 @@ class PolicyMethods:
         *,
         kind: WeightsKind = "full",
         base: int | None = None,
-        **options: Unpack[UpdateOptions],
+        **options: Unpack[PushCallOptions],
     ) -> PolicyUpdate:
-        """Has the service fetch weights itself, and returns once every replica serves them.
+        """Has the service read weights itself, and returns once every replica serves them.
 
-        `checkpoint` is a path or an fsspec URL, as the service sees it, under one of the roots that it allows. A call
-        that breaks off is not repeated, for the service goes on with it: `wait_for_version` tells how it ended.
+        `checkpoint` is a path or an fsspec URL, as the service sees it, under one of the roots that it allows. The call
+        is made again only where the service has not begun with it: after a disconnect the service goes on, and
+        `wait_for_version` tells how it ended.
         """
-        query = push_query(kind, base, options)
-        call = checkpoint_call(self._number(version), query, fspath(checkpoint))
-        deadline = Deadline(self._connection.timeout_s, advice=UPDATE_ADVICE)
-        attempts = call_policy(self._connection.retries, deadline.timeout_s, is_unavailable)
-        update: PolicyUpdate = Retrying(**attempts)(self._connection.result_of_one_attempt, call, deadline)
-        return update
+        query = push_query(kind, base, cast(UpdateOptions, without_call_options(options)))
+        limits = self._connection.defaults.limits(call_options(options), advice=UPDATE_ADVICE)
+        call = checkpoint_call(self._number(version, limits), query, fspath(checkpoint))
+        return self._connection.result(call, limits, has_not_begun)
 
-    def _number(self, version: int | None) -> int:
-        return next_version(self.policy(checksums_within_s=0)) if version is None else version
+    def _number(self, version: int | None, limits: CallLimits) -> int:
+        if version is not None:
+            return version
+        call = policy_call(checksums_within_s=0)
+        return next_version(self._connection.result(call, limits.at_most(SHORT_CALL_TIMEOUT_S)))

@@ -3,8 +3,9 @@
 
 from typing import TYPE_CHECKING, Unpack
 
+from rollout_client.call_options import CallOptions, call_options
 from rollout_client.contract import RolloutResponse, SampleInput, SampleResult
-from rollout_client.deadline import SHORT_CALL_TIMEOUT_S, Deadline
+from rollout_client.deadline import SHORT_CALL_ADVICE, SHORT_CALL_TIMEOUT_S
 from rollout_client.ndjson import NdjsonReader, in_input_order
 from rollout_client.progress import rollout_bar
 from rollout_client.rollout_calls import (
@@ -36,37 +37,40 @@ class RolloutMethods:
         With `progress`, a bar on stderr counts them as they finish (needs the `cli` extra).
         """
         if not progress:
-            call = rollout_call(samples, options)
-            return self._connection.result(call, Deadline(self._connection.timeout_s))
+            limits = self._connection.defaults.limits(call_options(options))
+            return self._connection.result(rollout_call(samples, options), limits)
         by_position: dict[int, SampleResult] = {}
         with rollout_bar(rollout_count(samples, options)) as count, self.stream(samples, **options) as rollouts:
-            for position, sample in rollouts.placed():
+            for position, sample in rollouts.with_positions():
                 by_position[position] = sample
                 count(sample)
             return in_input_order(rollouts.summary, by_position)
 
     def rollout_arrow(self, samples: Samples, **options: Unpack[RolloutOptions]) -> "ArrowResponse":
-        """`rollout`, request and answer as Arrow: the same in a third of the bytes, and `to_tensors` takes it as it is.
+        """`rollout` with request and response as Arrow: a third of the bytes, and `to_tensors` makes no Python objects.
 
         Raises `ModuleNotFoundError` without the `arrow` extra.
         """
-        call = arrow_rollout_call(samples, options)
-        return self._connection.result(call, Deadline(self._connection.timeout_s))
+        limits = self._connection.defaults.limits(call_options(options))
+        return self._connection.result(arrow_rollout_call(samples, options), limits)
 
     def stream(self, samples: Samples, **options: Unpack[RolloutOptions]) -> RolloutStream:
-        """Plays `samples` and gives out each rollout the moment it ends. Use it as a context manager.
+        """Plays `samples` and yields each rollout when it ends. Use it as a context manager.
 
         Leaving the block early ends the request, and the service cancels what is still running.
         """
         call = streamed_rollout_call(samples, options)
         lines = NdjsonReader(rollout_count(samples, options))
-        return RolloutStream(self._connection, call, lines, self._connection.timeout_s)
+        return RolloutStream(self._connection, call, lines, call_options(options))
 
-    def tasks(self) -> list[TaskInfo]:
+    def tasks(self, **options: Unpack[CallOptions]) -> list[TaskInfo]:
         """The tasks of the service, the fields they need and an example of each."""
-        return self._connection.result(tasks_call(), Deadline(SHORT_CALL_TIMEOUT_S))
+        limits = self._connection.defaults.limits(options, SHORT_CALL_TIMEOUT_S, SHORT_CALL_ADVICE)
+        return self._connection.result(tasks_call(), limits)
 
-    def example_samples(self, task_name: str, count: int = 8, seed: int = 0) -> list[SampleInput]:
-        """Samples of a task, ready to post; equal seeds give equal samples."""
-        call = example_samples_call(task_name, count, seed)
-        return self._connection.result(call, Deadline(SHORT_CALL_TIMEOUT_S))
+    def example_samples(
+        self, task_name: str, count: int = 8, seed: int = 0, **options: Unpack[CallOptions]
+    ) -> list[SampleInput]:
+        """Samples of a task that can be posted as they are; equal seeds give equal samples."""
+        limits = self._connection.defaults.limits(options, SHORT_CALL_TIMEOUT_S, SHORT_CALL_ADVICE)
+        return self._connection.result(example_samples_call(task_name, count, seed), limits)

@@ -7,9 +7,10 @@ from typing import Self
 
 import httpx
 
+from rollout_client.call_options import CallOptions
 from rollout_client.contract import RolloutSummary, SampleResult
 from rollout_client.deadline import Deadline
-from rollout_client.ndjson import NdjsonReader, Placed
+from rollout_client.ndjson import NdjsonReader, PositionedSample
 from rollout_client.rollout_calls import Call
 from rollout_client.sync_client.connection import Connection, body_chunks
 
@@ -17,19 +18,21 @@ from rollout_client.sync_client.connection import Connection, body_chunks
 class RolloutStream:
     """Rollouts in the order in which they finish.
 
-    with client.stream(samples) as rollouts:
-        for sample in rollouts:
-            ...
+        with client.stream(samples) as rollouts:
+            for sample in rollouts:
+                ...
         rollouts.summary
+
+    The request is sent when the block begins. Leaving the block early ends it, and the service cancels its rollouts.
     """
 
-    def __init__(self, connection: Connection, call: Call[bytes], lines: NdjsonReader, timeout_s: float | None) -> None:
+    def __init__(self, connection: Connection, call: Call[bytes], lines: NdjsonReader, options: CallOptions) -> None:
         self._connection = connection
         self._call = call
         self._lines = lines
-        self._timeout_s = timeout_s
+        self._options = options
         self._response: httpx.Response | None = None
-        self._placed: Generator[Placed, None] | None = None
+        self._samples: Generator[PositionedSample, None] | None = None
 
     @property
     def expected(self) -> int:
@@ -44,27 +47,27 @@ class RolloutStream:
         return self._lines.summary
 
     def __enter__(self) -> Self:
-        deadline = Deadline(self._timeout_s)
-        self._response = self._connection.open(self._call, deadline)
-        self._placed = self._read(self._response, deadline)
+        limits = self._connection.defaults.limits(self._options)
+        self._response = self._connection.open(self._call, limits)
+        self._samples = self._read(self._response, limits.deadline)
         return self
 
     def __exit__(self, *_exception: object) -> None:
-        if self._placed is not None:
-            self._placed.close()
+        if self._samples is not None:
+            self._samples.close()
         if self._response is not None:
             self._response.close()
 
     def __iter__(self) -> Iterator[SampleResult]:
-        return (sample for _, sample in self.placed())
+        return (sample for _, sample in self.with_positions())
 
-    def placed(self) -> Iterator[Placed]:
-        """Each sample with its position in what `rollout` would have returned."""
-        if self._placed is None:
+    def with_positions(self) -> Iterator[PositionedSample]:
+        """Each sample with its position in the `samples` that `rollout` would have returned."""
+        if self._samples is None:
             raise RuntimeError("A stream starts in a with statement: with client.stream(...) as rollouts.")
-        return self._placed
+        return self._samples
 
-    def _read(self, response: httpx.Response, deadline: Deadline) -> Generator[Placed, None]:
+    def _read(self, response: httpx.Response, deadline: Deadline) -> Generator[PositionedSample, None]:
         with closing(body_chunks(response, deadline)) as chunks:
             for chunk in chunks:
                 yield from self._lines.feed(chunk)

@@ -41,7 +41,7 @@ class ServiceOptions(TypedDict, total=False):
     """Default: `raw`, as in NeMo-RL."""
     chat_template_kwargs: Mapping[str, Any] | None
     deadline_s: float | None
-    retries: int | None
+    sample_retries: int | None
     policy: PolicyDemand | Mapping[str, Any] | None
 
 

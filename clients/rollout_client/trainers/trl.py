@@ -37,7 +37,7 @@ class TrainerOptions(TypedDict, total=False):
     observation_format: ObservationFormat | None
     chat_template_kwargs: Mapping[str, Any] | None
     deadline_s: float | None
-    retries: int | None
+    sample_retries: int | None
 
 
 class ServiceRolloutFunc:

@@ -2,10 +2,11 @@
 
 from typing import TYPE_CHECKING, Unpack
 
+from rollout_client.call_options import CallOptions, call_options
 from rollout_client.concurrency import async_call_blocking
 from rollout_client.errors import RequestRejected
 from rollout_client.optional_dependencies import needed_for
-from rollout_client.policy_calls import UpdateOptions
+from rollout_client.policy_calls import PushCallOptions
 from rollout_client.policy_contract import PolicyUpdate
 from rollout_client.weights.sources import TensorsSource, full_weights
 
@@ -44,7 +45,7 @@ class AsyncPolicyPusher:
         version: int | None = None,
         *,
         progress: bool = False,
-        **options: Unpack[UpdateOptions],
+        **options: Unpack[PushCallOptions],
     ) -> PolicyUpdate:
         """Returns once every replica serves the weights; `capture` and `send` are its two halves.
 
@@ -53,16 +54,18 @@ class AsyncPolicyPusher:
             WeightsDoNotFit: the tensors are not those of the service's model; nothing was sent.
             RolloutError: as `AsyncRolloutClient.push_weights` raises it.
         """
-        return await self.send(await self.capture(source), version, progress=progress, **options)
+        return await self.send(
+            await self.capture(source, **call_options(options)), version, progress=progress, **options
+        )
 
-    async def capture(self, source: TensorsSource) -> "CapturedWeights":
+    async def capture(self, source: TensorsSource, **options: Unpack[CallOptions]) -> "CapturedWeights":
         """Copies what `send` will send. Reads `source` once, tensor by tensor; it may change once this returns.
 
         Raises:
             WeightsDoNotFit: the tensors are not those of the service's model.
         """
-        self._pushed.check(await self._client.policy(checksums_within_s=0))
-        weights = await async_call_blocking(full_weights, source, await self._client.policy_layout())
+        self._pushed.check(await self._client.policy(checksums_within_s=0, **options))
+        weights = await async_call_blocking(full_weights, source, await self._client.policy_layout(**options))
         return await async_call_blocking(self._pushed.capture, weights)
 
     async def send(
@@ -71,7 +74,7 @@ class AsyncPolicyPusher:
         version: int | None = None,
         *,
         progress: bool = False,
-        **options: Unpack[UpdateOptions],
+        **options: Unpack[PushCallOptions],
     ) -> PolicyUpdate:
         """Sends captured weights. The next training step may run at the same time."""
         try:

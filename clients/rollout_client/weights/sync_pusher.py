@@ -3,10 +3,11 @@
 
 from typing import TYPE_CHECKING, Unpack
 
+from rollout_client.call_options import CallOptions, call_options
 from rollout_client.concurrency import call_blocking
 from rollout_client.errors import RequestRejected
 from rollout_client.optional_dependencies import needed_for
-from rollout_client.policy_calls import UpdateOptions
+from rollout_client.policy_calls import PushCallOptions
 from rollout_client.policy_contract import PolicyUpdate
 from rollout_client.weights.sources import TensorsSource, full_weights
 
@@ -45,7 +46,7 @@ class PolicyPusher:
         version: int | None = None,
         *,
         progress: bool = False,
-        **options: Unpack[UpdateOptions],
+        **options: Unpack[PushCallOptions],
     ) -> PolicyUpdate:
         """Returns once every replica serves the weights; `capture` and `send` are its two halves.
 
@@ -54,16 +55,16 @@ class PolicyPusher:
             WeightsDoNotFit: the tensors are not those of the service's model; nothing was sent.
             RolloutError: as `RolloutClient.push_weights` raises it.
         """
-        return self.send(self.capture(source), version, progress=progress, **options)
+        return self.send(self.capture(source, **call_options(options)), version, progress=progress, **options)
 
-    def capture(self, source: TensorsSource) -> "CapturedWeights":
+    def capture(self, source: TensorsSource, **options: Unpack[CallOptions]) -> "CapturedWeights":
         """Copies what `send` will send. Reads `source` once, tensor by tensor; it may change once this returns.
 
         Raises:
             WeightsDoNotFit: the tensors are not those of the service's model.
         """
-        self._pushed.check(self._client.policy(checksums_within_s=0))
-        weights = call_blocking(full_weights, source, self._client.policy_layout())
+        self._pushed.check(self._client.policy(checksums_within_s=0, **options))
+        weights = call_blocking(full_weights, source, self._client.policy_layout(**options))
         return call_blocking(self._pushed.capture, weights)
 
     def send(
@@ -72,7 +73,7 @@ class PolicyPusher:
         version: int | None = None,
         *,
         progress: bool = False,
-        **options: Unpack[UpdateOptions],
+        **options: Unpack[PushCallOptions],
     ) -> PolicyUpdate:
         """Sends captured weights. The next training step may run at the same time."""
         try:

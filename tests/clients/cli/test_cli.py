@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -193,14 +194,19 @@ def test_an_unknown_task_is_one_sentence_with_the_known_ones(service: ScriptedSe
 def test_a_url_that_is_none_is_one_sentence() -> None:
     done = CliRunner().invoke(app, ["tasks", "--url", "here"])
     assert (done.exit_code, done.stdout) == (1, "")
-    assert done.stderr == "'here' is no URL of a service; it must look like http://127.0.0.1:8000.\n"
+    assert done.stderr == "'here' is not the URL of a service; it must look like http://127.0.0.1:8000.\n"
 
 
 def test_nobody_listening_is_one_sentence() -> None:
-    command = [sys.executable, "-m", "rollout_client", "tasks", "--url", "http://127.0.0.1:9"]
+    command = [sys.executable, "-m", "rollout_client", "tasks", "--url", "http://127.0.0.1:9", "--retries", "1"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == "http://127.0.0.1:9 cannot be reached: [Errno 111] Connection refused\n"
+
+
+def test_the_version_is_that_of_the_package() -> None:
+    done = CliRunner().invoke(app, ["--version"])
+    assert (done.exit_code, done.stdout) == (0, f"rollout {version('rollout-client')}\n")
 
 
 def test_the_command_without_its_extra_says_what_to_install() -> None:

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from deployments.failures import GenerationRejected
-from rollout_client import AnswerNotUnderstood, RolloutError, RolloutResponse, RolloutSummary, SampleResult, staleness
+from rollout_client import ResponseNotUnderstood, RolloutError, RolloutResponse, RolloutSummary, SampleResult, staleness
 from rollout_client.arrow.response import ArrowResponse, read_response
 from rollout_client.arrow.schema import ARROW
 from rollout_client.tensors import NotFinal, PaddingSide, RolloutTensors, to_tensors
@@ -311,12 +311,12 @@ def test_an_answer_that_was_cut_anywhere_is_an_error_of_the_client_and_never_hal
 
 @given(st.binary(max_size=64))
 def test_an_answer_that_is_something_else_is_not_understood(body: bytes) -> None:
-    with pytest.raises(AnswerNotUnderstood, match="no Arrow stream"):
+    with pytest.raises(ResponseNotUnderstood, match="no Arrow stream"):
         read_response(body)
 
 
 def test_an_answer_of_json_is_not_understood() -> None:
-    with pytest.raises(AnswerNotUnderstood, match="matching versions"):
+    with pytest.raises(ResponseNotUnderstood, match="matching versions"):
         read_response(json_body([plain()]))
 
 
@@ -335,7 +335,7 @@ def test_a_damaged_byte_is_no_crash(place: int, value: int) -> None:
 def test_tokens_of_other_messages_than_the_logs_are_not_understood() -> None:
     one, other = arrow_body([plain()]), arrow_body([plain(message_log=[])])
     second = [body.index(b"\xff\xff\xff\xff\x00\x00\x00\x00") + 8 for body in (one, other)]
-    with pytest.raises(AnswerNotUnderstood, match="tokens of other messages"):
+    with pytest.raises(ResponseNotUnderstood, match="tokens of other messages"):
         read_response(one[: second[0]] + other[second[1] :])
 
 

@@ -1,0 +1,15 @@
+"""The version of this package, and the `User-Agent` that names it to the service."""
+
+import platform
+from importlib.metadata import PackageNotFoundError, version
+
+import httpx
+
+try:
+    __version__ = version("rollout-client")
+except PackageNotFoundError:
+    # A source tree on the path that was never installed has no metadata, and the client works there all the same.
+    __version__ = "0+unknown"
+
+PYTHON_VERSION = ".".join(platform.python_version_tuple()[:2])
+USER_AGENT = f"rollout-client/{__version__} python/{PYTHON_VERSION} httpx/{httpx.__version__}"
