@@ -20,7 +20,16 @@ from ray import serve
 from ray.serve._private.logging_utils import buildin_print
 from ray.serve.exceptions import RayServeException
 
-CONTEXT_FIELDS = ("request_id", "rollout_id", "task_name", "sample", "generation_index", "replica_id", "version")
+CONTEXT_FIELDS = (
+    "request_id",
+    "rollout_id",
+    "task_name",
+    "sample",
+    "generation_index",
+    "generation_id",
+    "replica_id",
+    "version",
+)
 """What a caller may give as `extra`. A `replica_id` given is that of the replica that the line is about."""
 MAX_FILE_BYTES = 64 * 2**20
 OLD_FILES = 4

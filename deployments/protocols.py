@@ -39,7 +39,8 @@ class SamplingOptions:
 class GenerationRequest:
     """One generation: the token ids of all messages so far in, at most `max_new_tokens` (>= 1) token ids out."""
 
-    request_id: str
+    generation_id: str
+    """Unique among all generations that run; a retry has the id of the generation that it repeats."""
     prompt_token_ids: Sequence[int]
     max_new_tokens: int
     stop_strings: tuple[str, ...]
@@ -50,6 +51,8 @@ class GenerationRequest:
     """The rollout of which this is one turn. Each turn's prompt begins with the prompt of the turn before."""
     group: str = ""
     """The group of the rollout. All rollouts of one group begin with the same prompt."""
+    request_id: str = ""
+    """The request of the rollout, for logs."""
 
 
 @dataclass(frozen=True, slots=True)

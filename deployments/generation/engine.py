@@ -87,7 +87,7 @@ class VLLMEngine(Engine):
         try:
             with self._adapters.used_by_generation(adapter):
                 async for output in self._llm.generate(
-                    prompt, sampling_params(request), request_id=request.request_id, lora_request=adapter
+                    prompt, sampling_params(request), request_id=request.generation_id, lora_request=adapter
                 ):
                     completion = output.outputs[0]
         except VLLMClientError as error:
@@ -135,7 +135,11 @@ class VLLMEngine(Engine):
         self._llm.shutdown()
 
     def _log(self, failure: RolloutFailure, request: GenerationRequest) -> None:
-        about = {"rollout_id": request.rollout_id, "generation_id": request.request_id}
+        about = {
+            "request_id": request.request_id,
+            "rollout_id": request.rollout_id,
+            "generation_id": request.generation_id,
+        }
         if isinstance(failure, GenerationCut | Overloaded):
             logger.info("%s", failure, extra=about)
         elif isinstance(failure.__cause__, EngineDeadError):

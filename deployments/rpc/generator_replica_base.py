@@ -36,10 +36,10 @@ class GeneratorReplicaBase(ABC):
             async for results in batches:
                 yield results
 
-    async def abort(self, request_ids: list[str]) -> None:
+    async def abort(self, generation_ids: list[str]) -> None:
         """Aborts generations that nobody waits for, while others of their batch go on. Unknown ids are ignored."""
-        for request_id in request_ids:
-            if (task := self._running.get(request_id)) is not None:
+        for generation_id in generation_ids:
+            if (task := self._running.get(generation_id)) is not None:
                 task.cancel()
 
     async def describe(self) -> GeneratorDescription:
@@ -63,7 +63,7 @@ class GeneratorReplicaBase(ABC):
     async def _generation_or_failure(self, request: GenerationRequest) -> Generation | RolloutFailure:
         task = asyncio.current_task()
         assert task is not None
-        self._running[request.request_id] = task
+        self._running[request.generation_id] = task
         try:
             self.refuse_if_not_at(request.min_weight_version)
             return await self._engine.generate(request)
@@ -73,10 +73,14 @@ class GeneratorReplicaBase(ABC):
             logger.warning(
                 "A generation broke.",
                 exc_info=error,
-                extra={"rollout_id": request.rollout_id, "generation_id": request.request_id},
+                extra={
+                    "request_id": request.request_id,
+                    "rollout_id": request.rollout_id,
+                    "generation_id": request.generation_id,
+                },
             )
             return RolloutFailure(f"{type(error).__name__}: {error}")
         finally:
             # A retry of the same generation has the same id and may have replaced this task.
-            if self._running.get(request.request_id) is task:
-                del self._running[request.request_id]
+            if self._running.get(request.generation_id) is task:
+                del self._running[request.generation_id]

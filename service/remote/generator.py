@@ -60,4 +60,4 @@ class RemoteGenerator(Generator):
 
 
 def abort_generations(named: DeploymentHandle[Any], requests: list[GenerationRequest]) -> Any:
-    return named.abort.remote([request.request_id for request in requests])
+    return named.abort.remote([request.generation_id for request in requests])

@@ -81,7 +81,7 @@ class Episode:
             return None
         turn = self._turns_in_log()
         return GenerationRequest(
-            request_id=f"{self.identity.rollout_id}-{turn}",
+            generation_id=f"{self.identity.rollout_id}-{turn}",
             prompt_token_ids=self._token_ids[:],
             max_new_tokens=min(room, self._limits.max_new_tokens or room),
             stop_strings=self._stop_strings,
@@ -89,6 +89,7 @@ class Episode:
             min_weight_version=self._start.min_weight_version,
             rollout_id=self.identity.rollout_id,
             group=self.identity.group_id,
+            request_id=self.identity.request_id,
         )
 
     def add_generation(self, generation: Generation) -> None:

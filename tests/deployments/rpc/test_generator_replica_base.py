@@ -32,7 +32,7 @@ class ScriptedEngine(Engine):
         self.cancelled: list[str] = []
 
     async def generate(self, request: GenerationRequest) -> Generation:
-        name = request.request_id
+        name = request.generation_id
         self.started.append(name)
         if name == "panic":
             raise Panic
@@ -74,7 +74,9 @@ class ScriptedReplica(GeneratorReplicaBase):
 
 def requests(*names: str, min_weight_version: int = 0) -> list[GenerationRequest]:
     return [
-        GenerationRequest(name, [1], 1, (), SamplingOptions(), min_weight_version, rollout_id=f"rollout of {name}")
+        GenerationRequest(
+            name, [1], 1, (), SamplingOptions(), min_weight_version, rollout_id=f"rollout of {name}", request_id="r"
+        )
         for name in names
     ]
 
@@ -116,7 +118,8 @@ def test_an_exception_without_a_name_of_ours_is_logged_with_its_traceback(caplog
     warnings = [(record.exc_info[0], record) for record in caplog.records if record.exc_info]
     assert Counter(raised for raised, _ in warnings) == Counter([KeyError, Panic])
     logged = dict(warnings)
-    assert vars(logged[KeyError])["rollout_id"] == "rollout of bug"
+    names = ("request_id", "rollout_id", "generation_id")
+    assert [vars(logged[KeyError])[name] for name in names] == ["r", "rollout of bug", "bug"]
 
 
 def test_a_replica_refuses_generations_that_need_newer_weights_without_asking_its_engine() -> None:

@@ -101,13 +101,13 @@ class ScriptedGeneratorHandle:
         return NamedHandle(self, session_id)
 
     def generate(self, replica: str, requests: list[GenerationRequest]) -> ScriptedCall:
-        self.generated.append((replica, [request.request_id for request in requests]))
+        self.generated.append((replica, [request.generation_id for request in requests]))
         results = [(place, self._result) for place in range(len(requests))]
         self.calls.append(ScriptedCall([results], never_answers=self._result is None))
         return self.calls[-1]
 
-    def abort(self, replica: str, request_ids: list[str]) -> ScriptedResponse:
-        self.aborted.append((replica, request_ids))
+    def abort(self, replica: str, generation_ids: list[str]) -> ScriptedResponse:
+        self.aborted.append((replica, generation_ids))
         return ScriptedResponse(self._abort_result)
 
 
@@ -116,7 +116,7 @@ class NamedHandle:
 
     def __init__(self, handle: ScriptedGeneratorHandle, replica: str) -> None:
         self.generate = SimpleNamespace(remote=lambda requests: handle.generate(replica, requests))
-        self.abort = SimpleNamespace(remote=lambda request_ids: handle.abort(replica, request_ids))
+        self.abort = SimpleNamespace(remote=lambda generation_ids: handle.abort(replica, generation_ids))
 
     def options(self, *, stream: bool) -> "NamedHandle":
         assert stream

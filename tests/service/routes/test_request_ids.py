@@ -99,7 +99,7 @@ def test_two_requests_with_one_id_share_no_rollout_and_no_group() -> None:
 
     assert [response.json()["request_id"] for response in asyncio.run(both())] == [MINE, MINE]
     requests = service.generator.requests
-    assert len({request.request_id for request in requests}) == 4
+    assert len({request.generation_id for request in requests}) == 4
     assert len({request.rollout_id for request in requests}) == 4
     assert len({request.group for request in requests}) == 2
     assert sorted(service.generator.released) == sorted({request.rollout_id for request in requests})
