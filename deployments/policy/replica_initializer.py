@@ -1,4 +1,4 @@
-"""Brings a replica that has registered to the current version, and only then lets it accept requests."""
+"""Loads the current version into a replica that has registered, and only then lets it accept requests."""
 
 import asyncio
 import logging
@@ -29,13 +29,12 @@ class ReplicaInitializer:
         async with self._update_lock.lease():
             try:
                 payloads = await asyncio.to_thread(self._payloads.missing, replica.loaded)
+                if payloads is not None and await self._fleet.load(replica, payloads):
+                    await self.start_accepting()
             except Exception as error:
                 extra = {"replica_id": replica.replica_id}
-                logger.warning("The current weights could not be read for a new replica.", exc_info=error, extra=extra)
+                logger.warning("The current weights could not be given to a replica.", exc_info=error, extra=extra)
                 self._fleet.replace_if_registered(replica, str(error))
-                return
-            if payloads is not None and await self._fleet.load(replica, payloads):
-                await self.start_accepting()
 
     async def start_accepting(self) -> None:
         """Tells every replica that holds the desired weights, and was not told yet, to accept requests.

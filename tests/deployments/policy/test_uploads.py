@@ -6,11 +6,9 @@ from pathlib import Path
 import pytest
 import zstandard
 
-from deployments.policy.failures import (
-    ChunkMisplaced,
-    WeightsRefused,
-)
+from deployments.policy.failures import ChunkMisplaced, VersionUnknown, WeightsRefused
 from deployments.policy.uploads import OVERTAKEN
+from deployments.policy.validation import largest_upload_bytes
 from rollout_client.policy_contract import PushOptions
 from tests.deployments.policy.policy_world import World, play, refused, weights
 
@@ -48,5 +46,20 @@ def test_what_is_larger_than_weights_can_be_is_refused_and_leaves_nothing(tmp_pa
         with pytest.raises(WeightsRefused, match="more than weights of this model can be"):
             await world.push(1, zstandard.compress(content) if is_zstd else content, is_zstd)
         assert world.files() == set()
+
+    play(story, tmp_path)
+
+
+def test_the_bound_of_an_upload_is_what_weights_of_the_model_can_have(tmp_path: Path) -> None:
+    async def story(world: World) -> None:
+        bound = largest_upload_bytes(await world.store.layout())
+        sender = await world.store.begin_chunk(1, 0)
+        # It is not too large, but it leaves a hole.
+        async with refused(ChunkMisplaced, "content-range", "0 bytes have arrived; go on from there", bound - 1):
+            await world.store.write_chunk(1, sender, bound - 1, b"x")
+        with pytest.raises(WeightsRefused, match=f"more than {bound} bytes"):
+            await world.store.write_chunk(1, sender, bound, b"x")
+        with pytest.raises(VersionUnknown):
+            await world.store.upload_state(1)
 
     play(story, tmp_path)

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from safetensors.torch import save, save_file
 
 from deployments.policy.assembly import write_adapter
-from deployments.policy.validation import layout_of, validate_adapter, validate_full
+from deployments.policy.validation import largest_upload_bytes, layout_of, validate_adapter, validate_full
 from rollout_client.policy_contract import PolicyLayout, TensorLayout
 from rollout_client.weights.checksum import file_checksum
-from rollout_client.weights.safetensors_file import header_bytes, header_of
+from rollout_client.weights.safetensors_file import MAX_HEADER_BYTES, header_bytes, header_of
 from tests.deployments.policy.weight_files import GOOD, LAYOUT, Bomb, Tensors, adapter, raw, refusal, written
 from tests.paths import TINY_MODEL
 
@@ -77,6 +77,11 @@ def test_weights_of_another_model_are_refused_tensor_by_tensor(
 ) -> None:
     tensors = {name: tensor for name, tensor in {**GOOD, **changed}.items() if tensor is not None}
     assert refusal(validate_full, written(tmp_path / "a", tensors), LAYOUT) == expected
+
+
+def test_an_upload_may_be_as_large_as_a_delta_that_changes_every_value() -> None:
+    values_and_gaps = 12 * (2 + 4) + 3 * (2 + 4) + 1 * (4 + 4)
+    assert largest_upload_bytes(LAYOUT) == MAX_HEADER_BYTES + values_and_gaps
 
 
 def test_many_different_tensors_are_named_up_to_a_number(tmp_path: Path) -> None:
