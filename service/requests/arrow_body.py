@@ -1,4 +1,4 @@
-"""Reads a request from an Arrow stream (`rollout_client.arrow.schema.SAMPLES`) of untrusted bytes.
+"""Reads the Arrow body of `POST /rollout`, which `rollout_client/arrow/request.py` writes, as untrusted bytes.
 
 Guarantee: the memory that is needed is in proportion to the size of the body. Therefore no buffer may be compressed,
 and columns have only the types of the contract, in which every value takes bytes of its own.

@@ -1,4 +1,7 @@
-"""The response of `POST /rollout` as Arrow: the two streams that `rollout_client.arrow.schema` defines."""
+"""Writes the Arrow answer of `POST /rollout`, which `rollout_client/arrow/response.py` reads.
+
+It is the two streams that `rollout_client.arrow.schema` defines.
+"""
 
 from array import array
 from collections.abc import Iterable, Iterator, Sequence

@@ -94,5 +94,6 @@ class RolloutWeightSyncClient:
             if not error.problem.type.endswith("transfer-refused"):
                 raise
             raise ConnectAgain(
-                f"{error}. Connect again: a new trainer_init, with world_size=client.policy().transfer_world_size."
+                f"{str(error).rstrip('.')}. Connect again: a new trainer_init, with "
+                "world_size=client.policy().transfer_world_size."
             ) from error

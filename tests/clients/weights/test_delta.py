@@ -75,6 +75,22 @@ def test_a_gap_above_the_limit_is_split_by_values_that_replace_themselves() -> N
     assert (changes.gaps.tolist(), changes.values.tolist()) == ([4, 4, 3], [0, 0, 7])
 
 
+def test_each_gap_above_the_limit_is_split_counted_from_the_changed_value_before_it() -> None:
+    base = np.arange(20, dtype=np.uint16)
+    new = base.copy()
+    new[[2, 7, 8, 17]] = 99
+    changes = encode_changes(base, new, max_gap=4)
+    assert changes.gaps.tolist() == [2, 4, 1, 1, 4, 4, 1]
+    assert changes.values.tolist() == [99, 6, 99, 99, 12, 16, 99]
+
+
+def test_a_gap_of_the_limit_is_not_split() -> None:
+    base = np.zeros(9, np.uint16)
+    new = base.copy()
+    new[[4, 8]] = 1
+    assert encode_changes(base, new, max_gap=4).gaps.tolist() == [4, 4]
+
+
 @given(bases_and_news())
 def test_only_changed_values_are_encoded(pair: tuple[str, np.ndarray[Any, Any], np.ndarray[Any, Any]]) -> None:
     _, base, new = pair

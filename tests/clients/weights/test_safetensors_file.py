@@ -89,6 +89,37 @@ def test_what_the_safetensors_library_wrote_is_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    "dtype",
+    sorted(
+        {
+            torch.bool,
+            torch.uint8,
+            torch.int8,
+            torch.float8_e5m2,
+            torch.float8_e4m3fn,
+            torch.float8_e8m0fnu,
+            torch.int16,
+            torch.uint16,
+            torch.float16,
+            torch.bfloat16,
+            torch.int32,
+            torch.uint32,
+            torch.float32,
+            torch.int64,
+            torch.uint64,
+            torch.float64,
+            torch.complex64,
+        },
+        key=str,
+    ),
+    ids=str,
+)
+def test_each_dtype_of_the_safetensors_library_has_its_size(tmp_path: Path, dtype: torch.dtype) -> None:
+    header = read_header(written(tmp_path / "theirs.safetensors", {"a": torch.zeros(3).to(dtype)}))
+    assert header.by_name["a"].size_bytes == 3 * dtype.itemsize
+
+
+@pytest.mark.parametrize(
     ("tensors", "sentence"),
     [
         ([("a", "F32", ()), ("a", "F32", ())], "cannot hold the name 'a' twice"),
