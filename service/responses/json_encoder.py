@@ -36,10 +36,7 @@ class JsonResponseEncoder(ResponseEncoder):
 
 
 def json_of(model: BaseModel) -> bytes:
-    """Encodes with orjson, in half of pydantic's time; with pydantic where orjson cannot.
-
-    orjson takes no integers of more than 64 bits and no more than 254 levels.
-    """
+    """Encodes with orjson, in half of pydantic's time; with pydantic if an integer has more than 64 bits."""
     try:
         return orjson.dumps(model, default=plain)
     except orjson.JSONEncodeError:

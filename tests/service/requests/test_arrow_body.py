@@ -2,7 +2,6 @@
 
 import gzip
 import json
-import tracemalloc
 from contextlib import suppress
 from struct import pack
 from typing import Any
@@ -20,7 +19,6 @@ from rollout_client.arrow.schema import ARROW, REQUEST
 from rollout_client.rollout_calls import arrow_rollout_call, rollout_body
 from service.requests.arrow_body import arrow_request
 from service.responses.problems import RequestProblem
-from service.settings import Limits
 from tests.clients.scripted_service import Json
 from tests.service.responses.test_arrow_encoder import fields, json_values, objects, texts
 from tests.service.scripted_http import ScriptedHttp
@@ -196,43 +194,3 @@ def test_a_compressed_body_is_the_same_request(coding: str, compress: Any, is_ar
     body, kind = (BODY, ARROW) if is_arrow else (JSON_BODY, "application/json")
     answer = ScriptedHttp().post(compress(body), content_encoding=coding, content_type=kind)
     assert answer.json()["samples"][0]["status"] == "completed"
-
-
-@pytest.mark.parametrize(("coding", "compress"), [("gzip", gzip.compress), ("zstd", zstandard.compress)])
-def test_a_body_may_be_compressed_in_several_frames(coding: str, compress: Any) -> None:
-    body = compress(JSON_BODY[:30]) + compress(JSON_BODY[30:])
-    assert ScriptedHttp().post(body, content_encoding=coding).status_code == 200
-
-
-@pytest.mark.parametrize(
-    ("coding", "body", "says"),
-    [
-        ("gzip", gzip.compress(JSON_BODY)[:-1], "its gzip breaks off"),
-        ("zstd", zstandard.compress(JSON_BODY)[:-1], "its zstd breaks off"),
-        ("gzip", JSON_BODY, "not the gzip that Content-Encoding says"),
-        ("zstd", JSON_BODY, "not the zstd that Content-Encoding says"),
-        ("gzip", b"", "its gzip breaks off"),
-    ],
-)
-def test_a_compressed_body_that_cannot_be_read_is_refused_with_the_reason(coding: str, body: bytes, says: str) -> None:
-    service = ScriptedHttp()
-    answer = service.post(body, content_encoding=coding)
-    assert (answer.status_code, answer.json()["errors"][0]["field"]) == (400, "body")
-    assert says in answer.json()["errors"][0]["message"]
-    assert not service.has_started_something
-
-
-@pytest.mark.parametrize(
-    "bomb",
-    [gzip.compress(bytes(2**28), compresslevel=1), zstandard.compress(bytes(2**28))],
-    ids=["gzip", "zstd"],
-)
-def test_a_bomb_is_refused_before_it_fills_the_memory(bomb: bytes) -> None:
-    coding = "gzip" if bomb.startswith(b"\x1f\x8b") else "zstd"
-    limits = Limits(max_body_bytes=2**21)
-    tracemalloc.start()
-    answer = ScriptedHttp(limits).post(bomb, content_encoding=coding)
-    _, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert answer.status_code == 413
-    assert peak < 2**26

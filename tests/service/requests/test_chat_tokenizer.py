@@ -5,12 +5,13 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from jinja2 import TemplateError
 from transformers import AutoTokenizer
 
 from deployments.failures import EnvironmentRejected, PromptRejected
 from rollout_client.contract import PromptMessage
 from rollout_env import ChatMessage
-from service.requests.chat_tokenizer import TransformersChatTokenizer, UnsupportedTokenizer
+from service.requests.chat_tokenizer import RENDERING_ERRORS, TransformersChatTokenizer, UnsupportedTokenizer
 from service.rollouts.chat_tokenizer import ChatOptions, TokenizedObservation
 from tests.paths import TINY_MODEL
 
@@ -143,3 +144,35 @@ def test_a_tokenizer_that_cannot_carry_a_conversation_is_refused_at_start() -> N
     without_template.chat_template = None
     with pytest.raises(UnsupportedTokenizer, match="no chat template"):
         TransformersChatTokenizer(without_template)
+
+
+@pytest.mark.parametrize(
+    ("expression", "error"),
+    [
+        ("raise_exception('no')", TemplateError),
+        ("1 + 'a'", TypeError),
+        ("'{'.format()", ValueError),
+        ("1 / 0", ArithmeticError),
+        ("'{0}'.format()", LookupError),
+    ],
+)
+def test_each_error_that_a_template_can_raise_rejects_the_prompt(expression: str, error: type[Exception]) -> None:
+    assert error in RENDERING_ERRORS
+    breaking = load_tokenizer()
+    breaking.chat_template = (
+        f"{{% if messages[0]['content'] == 'break' %}}{{{{ {expression} }}}}{{% endif %}}" + hf_tokenizer.chat_template
+    )
+    broken = TransformersChatTokenizer(breaking)
+    assert broken.prompt([PromptMessage(role="user", content="hold")], CHAT, ROOM)
+    with pytest.raises(PromptRejected, match=r"^The model's chat template refuses the messages: ") as raised:
+        broken.prompt([PromptMessage(role="user", content="break")], CHAT, ROOM)
+    assert isinstance(raised.value.__cause__, error)
+
+
+def test_an_error_that_no_template_raises_is_not_taken_for_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    def out_of_memory(*_arguments: Any, **_options: Any) -> str:
+        raise MemoryError
+
+    monkeypatch.setattr(tokens, "_render", out_of_memory)
+    with pytest.raises(MemoryError):
+        tokens.prompt([PromptMessage(role="user", content="Hi")], CHAT, ROOM)

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from deployments.failures import GenerationRejected
 from tests.service.scripted_http import VOCAB_SIZE, ScriptedHttp
 
 GOOD = {"task_name": "math", "messages": [{"role": "user", "content": "What is 1 + 1?"}]}
@@ -182,21 +181,6 @@ def test_json_may_come_without_a_type_and_with_the_one_that_curl_sends(content_t
     assert ScriptedHttp().request("POST", "/rollout", content=body, headers=headers).status_code == 200
 
 
-def test_a_prompt_that_is_too_long_is_one_samples_error_and_the_others_run() -> None:
-    service = ScriptedHttp()
-    long = {"task_name": "math", "messages": [{"role": "user", "content": "x" * 200}]}
-    response = service.post({"samples": [GOOD, long, GOOD]})
-    assert response.status_code == 200
-    samples = response.json()["samples"]
-    assert [sample["status"] for sample in samples] == ["completed", "error", "completed"]
-    assert samples[1]["error"] == {
-        "kind": "request",
-        "message": "The prompt has 206 tokens and max_seq_len is 100: shorten the prompt or raise max_seq_len.",
-        "retryable": False,
-    }
-    assert len(service.generator.requests) == 2
-
-
 def test_several_mistakes_are_named_at_once() -> None:
     response = ScriptedHttp().post({"samples": [GOOD], "sampling": {"top_p": 2, "min_p": 2}, "x": None})
     assert {error["field"] for error in response.json()["errors"]} == {"sampling.top_p", "sampling.min_p", "x"}
@@ -225,32 +209,3 @@ def test_many_mistakes_are_named_up_to_a_number() -> None:
     body = {"samples": [{"task_name": "math", "message_log": [{**LOG[0], "token_ids": ["a"] * 500}]}]}
     errors = ScriptedHttp().post(body).json()["errors"]
     assert (len(errors), errors[-1]["message"]) == (21, "480 more are wrong in the same request")
-
-
-@pytest.mark.parametrize("name", ["cls", "_fields_set", "self", "model_config", "__class__", ""])
-def test_a_further_field_may_have_any_name(name: str) -> None:
-    response = ScriptedHttp().post({"samples": [{**GOOD, name: [None, "x"]}]})
-    assert response.json()["samples"][0][name] == [None, "x"]
-
-
-def test_the_first_failure_ends_a_request_that_asked_for_it() -> None:
-    service = ScriptedHttp()
-    service.generator.script = [GenerationRejected("The engine refused the generation: no.")]
-    response = service.post({"samples": [GOOD], "on_error": "fail"})
-    assert (response.status_code, response.json()["errors"]) == (
-        502,
-        [
-            {
-                "field": "samples[0]",
-                "message": "generation 0 failed: The engine refused the generation: no.",
-                "value": "generation",
-            }
-        ],
-    )
-
-
-def test_a_failed_sample_has_no_reward() -> None:
-    service = ScriptedHttp()
-    service.generator.script = [GenerationRejected("no")]
-    sample = service.post({"samples": [GOOD]}).json()["samples"][0]
-    assert (sample["status"], sample["total_reward"], sample["metrics"]["total_reward"]) == ("error", None, None)

@@ -1,0 +1,139 @@
+"""Bodies are read within their bound, decompressed, and refused with the status that says why."""
+
+import asyncio
+import gzip
+import random
+import threading
+import tracemalloc
+from collections.abc import Callable
+
+import pytest
+import zstandard
+
+from service.requests.body import COMPRESSED_SLICE_BYTES, LARGEST_ZSTD_WINDOW_BYTES, BodyBuffer, read_body
+from service.responses.problems import RequestProblem
+from tests.service.requests.http_requests import http_request
+
+Compress = Callable[[bytes], bytes]
+COMPRESSIONS = [("gzip", gzip.compress), ("zstd", zstandard.compress)]
+TEXT = b"one two three " * 40
+
+
+def read(*chunks: bytes, most_bytes: int = 10_000, **headers: str) -> bytes:
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    return bytes(asyncio.run(read_body(http_request(chunks, named), most_bytes)))
+
+
+def refused(*chunks: bytes, most_bytes: int = 10_000, **headers: str) -> tuple[int, str]:
+    """The status of the refusal, and its message."""
+    with pytest.raises(RequestProblem) as raised:
+        read(*chunks, most_bytes=most_bytes, **headers)
+    [error] = raised.value.problem.errors
+    return raised.value.problem.status, error.message
+
+
+def test_a_body_without_an_encoding_is_read_as_it_is() -> None:
+    assert read(b"ab", b"", b"cd") == b"abcd"
+    assert read(b"abcd", content_encoding="identity") == b"abcd"
+    assert read(b"abcd", content_encoding="") == b"abcd"
+
+
+@pytest.mark.parametrize(("coding", "compress"), COMPRESSIONS)
+def test_a_compressed_body_is_decompressed_however_it_was_cut(coding: str, compress: Compress) -> None:
+    compressed = compress(TEXT)
+    for size in (1, 7, len(compressed)):
+        chunks = [compressed[begin : begin + size] for begin in range(0, len(compressed), size)]
+        assert read(*chunks, content_encoding=coding) == TEXT
+
+
+@pytest.mark.parametrize(("coding", "compress"), COMPRESSIONS)
+def test_consecutive_frames_are_one_body(coding: str, compress: Compress) -> None:
+    assert read(compress(TEXT[:30]) + compress(TEXT[30:]), content_encoding=coding) == TEXT
+
+
+@pytest.mark.parametrize(("coding", "compress"), COMPRESSIONS)
+def test_a_compressed_body_longer_than_one_slice_is_whole(coding: str, compress: Compress) -> None:
+    text = random.Random(0).randbytes(5 * COMPRESSED_SLICE_BYTES)
+    assert read(compress(text), content_encoding=coding) == text
+
+
+def test_the_names_of_encodings_are_case_insensitive_and_x_gzip_is_gzip() -> None:
+    assert read(gzip.compress(TEXT), content_encoding=" GZip ") == TEXT
+    assert read(gzip.compress(TEXT), content_encoding="x-gzip") == TEXT
+
+
+def test_another_encoding_is_415() -> None:
+    expected = (415, "'br' is not supported; send gzip or zstd or the body without an encoding")
+    assert refused(b"", content_encoding="br") == expected
+
+
+@pytest.mark.parametrize(("coding", "compress"), [("identity", bytes), *COMPRESSIONS])
+def test_a_body_may_have_exactly_the_bound_and_not_a_byte_more(coding: str, compress: Compress) -> None:
+    assert read(compress(TEXT), most_bytes=len(TEXT), content_encoding=coding) == TEXT
+    expected = (413, f"it is larger than the limit of {len(TEXT)} bytes; split the request")
+    assert refused(compress(TEXT + b"x"), most_bytes=len(TEXT), content_encoding=coding) == expected
+
+
+def test_a_content_length_over_the_bound_is_refused_before_anything_is_read() -> None:
+    assert refused(most_bytes=4, content_length="5")[0] == 413
+    assert read(b"abcd", most_bytes=4, content_length="4") == b"abcd"
+
+
+@pytest.mark.parametrize(("coding", "compress"), COMPRESSIONS)
+def test_a_body_that_breaks_off_is_400(coding: str, compress: Compress) -> None:
+    expected = (400, f"its {coding} breaks off; send it whole")
+    assert refused(compress(TEXT)[:-1], content_encoding=coding) == expected
+    assert refused(b"", content_encoding=coding) == expected
+
+
+@pytest.mark.parametrize("coding", ["gzip", "zstd"])
+def test_a_body_in_another_format_than_it_says_is_400(coding: str) -> None:
+    status, message = refused(b"{}", content_encoding=coding)
+    assert status == 400
+    assert message.startswith(f"it is not the {coding} that Content-Encoding says: ")
+
+
+def zstd_with_window(window_log: int) -> bytes:
+    """A small frame whose header asks for a window of `2**window_log` bytes."""
+    parameters = zstandard.ZstdCompressionParameters(window_log=window_log)
+    compression = zstandard.ZstdCompressor(compression_params=parameters).compressobj()
+    return compression.compress(TEXT) + compression.flush()
+
+
+def test_a_zstd_frame_may_ask_for_a_window_of_8_mib_and_for_no_larger_one() -> None:
+    assert LARGEST_ZSTD_WINDOW_BYTES == 2**23
+    assert read(zstd_with_window(23), content_encoding="zstd") == TEXT
+    status, message = refused(zstd_with_window(24), content_encoding="zstd")
+    assert status == 400
+    assert message.startswith("it is not the zstd that Content-Encoding says: ")
+
+
+@pytest.mark.parametrize(("coding", "compress"), COMPRESSIONS)
+def test_decompression_leaves_the_event_loops_thread(
+    coding: str, compress: Compress, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[int] = []
+    append = BodyBuffer._append
+
+    def noting(self: BodyBuffer, data: bytes) -> None:
+        threads.append(threading.get_ident())
+        append(self, data)
+
+    monkeypatch.setattr(BodyBuffer, "_append", noting)
+    read(compress(TEXT), content_encoding=coding)
+    assert threads
+    assert threading.get_ident() not in threads
+
+
+@pytest.mark.parametrize(
+    ("coding", "bomb"),
+    [("gzip", gzip.compress(bytes(2**28), compresslevel=1)), ("zstd", zstandard.compress(bytes(2**28)))],
+    ids=["gzip", "zstd"],
+)
+def test_a_bomb_is_refused_before_it_fills_the_memory(coding: str, bomb: bytes) -> None:
+    tracemalloc.start()
+    status, _ = refused(bomb, most_bytes=2**21, content_encoding=coding)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert status == 413
+    assert peak < 2**26

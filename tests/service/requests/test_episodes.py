@@ -1,0 +1,178 @@
+"""From a valid request to its episodes: prompts, options and seeds of each rollout."""
+
+from typing import Any
+
+import pytest
+
+from rollout_client.contract import RolloutRequest, SampleInput, Sampling
+from service.requests.chat_tokenizer import TransformersChatTokenizer
+from service.requests.episodes import EpisodeFactory, chat_options, group_seed, sampling_options, stop_strings_of
+from service.responses.problems import RequestProblem
+from service.rollouts.chat_tokenizer import ChatOptions
+from service.rollouts.episode import Episode
+from service.rollouts.seeds import derived_seed
+from tests.service.scripted_http import DESCRIPTION, LIMITS, tokenizer
+
+SAMPLE: dict[str, Any] = {"task_name": "math", "messages": [{"role": "user", "content": "Hi"}]}
+LOGGED: dict[str, Any] = {
+    "task_name": "math",
+    "message_log": [{"role": "user", "content": "a", "token_ids": [64, 65]}],
+}
+FACTORY = EpisodeFactory(frozenset({"math"}), DESCRIPTION, tokenizer, LIMITS)
+
+
+def made(request: dict[str, Any], request_id: str = "mine") -> list[Episode]:
+    return FACTORY.episodes(RolloutRequest.model_validate({"samples": [SAMPLE], **request}), request_id)
+
+
+def sample_input(**fields: Any) -> SampleInput:
+    return SampleInput.model_validate({**SAMPLE, **fields})
+
+
+def request_of(sample: SampleInput, **fields: Any) -> RolloutRequest:
+    return RolloutRequest(samples=[sample], **fields)
+
+
+def test_the_rollouts_of_one_sample_stand_next_to_each_other() -> None:
+    episodes = made({"samples": [{**SAMPLE, "id": "a"}, {**SAMPLE, "idx": 31}], "num_generations": 2})
+    identities = [episode.identity for episode in episodes]
+    assert [(each.position, each.group, each.generation_index) for each in identities] == [
+        (0, 0, 0),
+        (1, 0, 1),
+        (2, 1, 0),
+        (3, 1, 1),
+    ]
+    assert [(each.id, each.idx, each.task_name) for each in identities] == [("a", 0, "math")] * 2 + [
+        (None, 31, "math")
+    ] * 2
+    assert {each.request_id for each in identities} == {"mine"}
+
+
+def test_rollout_ids_begin_with_the_callers_id_and_differ_between_requests_of_one_id() -> None:
+    first, second = ([episode.identity for episode in made({"num_generations": 2})] for _ in range(2))
+    assert len({each.rollout_id for each in (*first, *second)}) == 4
+    assert len({each.group_id for each in (*first, *second)}) == 2
+    assert all(each.rollout_id.startswith("mine-") for each in (*first, *second))
+
+
+def test_further_fields_come_with_every_rollout() -> None:
+    episodes = made({"samples": [{**SAMPLE, "note": [1, None]}], "num_generations": 2})
+    assert [episode.identity.further_fields for episode in episodes] == [{"note": [1, None]}] * 2
+
+
+def test_a_message_log_is_taken_as_it_is_and_messages_are_rendered() -> None:
+    [logged, rendered] = made({"samples": [LOGGED, SAMPLE]})
+    first, second = logged.next_generation(), rendered.next_generation()
+    assert first is not None
+    assert second is not None
+    assert list(first.prompt_token_ids) == [64, 65]
+    [message] = tokenizer.prompt(sample_input().messages or [], ChatOptions(), 100)
+    assert list(second.prompt_token_ids) == list(message.token_ids)
+
+
+def test_options_of_the_request_bound_its_episodes() -> None:
+    [episode] = made(
+        {
+            "samples": [LOGGED],
+            "max_seq_len": 50,
+            "sampling": {"max_new_tokens": 7, "stop_strings": ["."]},
+            "policy": {"min_version": 3, "version": 5},
+        }
+    )
+    generation = episode.next_generation()
+    assert generation is not None
+    assert (generation.max_new_tokens, generation.stop_strings, generation.min_weight_version) == (7, (".",), 5)
+    [episode] = made({"samples": [LOGGED], "max_seq_len": 50})
+    generation = episode.next_generation()
+    assert generation is not None
+    assert (generation.max_new_tokens, generation.stop_strings, generation.min_weight_version) == (48, (), 0)
+
+
+def test_without_max_seq_len_the_models_own_limit_holds() -> None:
+    [episode] = made({"samples": [LOGGED]})
+    generation = episode.next_generation()
+    assert generation is not None
+    assert generation.max_new_tokens == DESCRIPTION.max_model_len - 2
+
+
+def test_turns_and_retries_are_those_of_the_request() -> None:
+    [episode] = made({"samples": [LOGGED], "max_rollout_turns": 1, "retries": 2})
+    assert [episode.take_retry() for _ in range(3)] == [True, True, False]
+
+
+@pytest.mark.parametrize(("max_seq_len", "status"), [(2, None), (1, "error")])
+def test_a_prompt_may_fill_max_seq_len_and_not_exceed_it(max_seq_len: int, status: str | None) -> None:
+    [episode] = made({"samples": [LOGGED], "max_seq_len": max_seq_len})
+    assert episode.status == status
+    if status == "error":
+        assert episode.error is not None
+        assert (episode.error.kind, episode.error.retryable) == ("request", False)
+        assert episode.error.message == (
+            "The prompt has 2 tokens and max_seq_len is 1: shorten the prompt or raise max_seq_len."
+        )
+        assert episode.result().message_log == []
+
+
+def test_a_request_with_a_problem_makes_no_episode(monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(*_arguments: Any) -> None:
+        raise AssertionError("a prompt was rendered")
+
+    monkeypatch.setattr(TransformersChatTokenizer, "prompt", never)
+    with pytest.raises(RequestProblem) as raised:
+        made({"samples": [SAMPLE, {**SAMPLE, "task_name": "go"}], "max_seq_len": 101})
+    problem = raised.value.problem
+    assert (problem.status, [error.field for error in problem.errors]) == (
+        422,
+        ["max_seq_len", "samples[1].task_name"],
+    )
+
+
+# Options of one sample
+
+
+@pytest.mark.parametrize(
+    ("sample", "request_", "expected"),
+    [
+        ({}, {}, ChatOptions("chat")),
+        ({"messages": None, **LOGGED}, {}, ChatOptions("raw")),
+        ({}, {"observation_format": "raw"}, ChatOptions("raw")),
+        ({"observation_format": "chat"}, {"observation_format": "raw"}, ChatOptions("chat")),
+        ({"tools": [{"name": "add"}]}, {}, ChatOptions("chat", tools=[{"name": "add"}])),
+        ({}, {"chat_template_kwargs": {"a": 1}}, ChatOptions("chat", chat_template_kwargs={"a": 1})),
+        (
+            {"chat_template_kwargs": {}},
+            {"chat_template_kwargs": {"a": 1}},
+            ChatOptions("chat", chat_template_kwargs={}),
+        ),
+    ],
+)
+def test_a_samples_own_chat_options_come_first(
+    sample: dict[str, Any], request_: dict[str, Any], expected: ChatOptions
+) -> None:
+    given = sample_input(**sample)
+    assert chat_options(request_of(given, **request_), given) == expected
+
+
+@pytest.mark.parametrize(("own", "expected"), [(None, ["."]), ([], []), (["!"], ["!"])])
+def test_a_samples_own_stop_strings_come_first(own: list[str] | None, expected: list[str]) -> None:
+    given = sample_input(stop_strings=own)
+    assert stop_strings_of(request_of(given, sampling=Sampling(stop_strings=["."])), given) == expected
+
+
+def test_the_seed_of_a_group_is_the_samples_own_or_derived_from_the_requests_by_position() -> None:
+    own, other = sample_input(seed=5), sample_input()
+    seeded = request_of(other, sampling=Sampling(seed=0))
+    assert group_seed(seeded, 3, own) == 5
+    assert group_seed(request_of(own), 3, own) == 5
+    assert group_seed(seeded, 3, other) == derived_seed(0, 3)
+    assert group_seed(request_of(other), 3, other) is None
+
+
+def test_sampling_options_are_those_of_the_engine() -> None:
+    sampling = Sampling(temperature=0.5, top_p=0.9, top_k=-1, min_p=0.1, ignore_eos=True)
+    options = sampling_options(sampling, seed=7, generation_index=2)
+    assert (options.temperature, options.top_p, options.top_k, options.min_p) == (0.5, 0.9, 0, 0.1)
+    assert (options.ignore_eos, options.seed) == (True, derived_seed(7, 2))
+    assert sampling_options(Sampling(greedy=True, top_k=3), None, 0).temperature == 0.0
+    assert sampling_options(Sampling(greedy=True, top_k=3), None, 0).top_k == 3
+    assert sampling_options(Sampling(), None, 0).seed is None

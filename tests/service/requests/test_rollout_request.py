@@ -1,0 +1,94 @@
+"""`POST /rollout` bodies become requests by their type, large ones beside the event loop."""
+
+import asyncio
+import json
+import threading
+from typing import Any
+
+import pytest
+
+from rollout_client.arrow.request import arrow_body
+from rollout_client.arrow.schema import ARROW
+from rollout_client.contract import RolloutRequest
+from service.requests import rollout_request
+from service.requests.rollout_request import MOST_BYTES_INLINE, ReceivedRequest, read_rollout_request
+from service.responses.problems import RequestProblem
+from tests.service.requests.http_requests import http_request
+
+SAMPLE = {"task_name": "math", "messages": [{"role": "user", "content": "Hi"}]}
+BODY = json.dumps({"samples": [SAMPLE]}).encode()
+EXPECTED = RolloutRequest.model_validate({"samples": [SAMPLE]})
+JSON = "application/json"
+FORM = "application/x-www-form-urlencoded"
+
+
+def read(body: bytes, content_type: str | None = None, most_bytes: int = 2**20) -> ReceivedRequest:
+    headers = {} if content_type is None else {"content-type": content_type}
+    return asyncio.run(read_rollout_request(http_request([body], headers), most_bytes))
+
+
+@pytest.mark.parametrize("content_type", [None, "", JSON, f"{JSON}; charset=utf-8", "APPLICATION/JSON ", FORM])
+def test_json_is_read_under_its_type_without_one_and_under_the_one_that_curl_sends(content_type: str | None) -> None:
+    assert read(BODY, content_type) == ReceivedRequest(EXPECTED, len(BODY))
+
+
+@pytest.mark.parametrize("content_type", [ARROW, f"{ARROW.upper()}; v=1"])
+def test_arrow_is_read_under_its_type(content_type: str) -> None:
+    body = arrow_body([SAMPLE], {})
+    assert read(body, content_type) == ReceivedRequest(EXPECTED, len(body))
+
+
+@pytest.mark.parametrize("content_type", ["text/plain", f"{JSON}x", "json", "application/vnd.safetensors"])
+def test_another_type_is_415_and_names_those_that_are_read(content_type: str) -> None:
+    with pytest.raises(RequestProblem) as raised:
+        read(BODY, content_type)
+    problem = raised.value.problem
+    assert (problem.status, problem.errors[0].field) == (415, "content-type")
+    assert problem.errors[0].message == f"{content_type!r} is not supported; send {JSON} or {ARROW}"
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "field"),
+    [
+        (b"{", 400, "body"),
+        (b"[]", 422, "body"),
+        (b"{}", 422, "samples"),
+        (BODY.replace(b'"Hi"', b"7"), 422, "samples[0].messages[0].content"),
+        (BODY[:-1] + b', "num_generations": "2"}', 422, "num_generations"),
+    ],
+)
+def test_a_body_that_is_not_a_request_is_refused(body: bytes, status: int, field: str) -> None:
+    with pytest.raises(RequestProblem) as raised:
+        read(body)
+    problem = raised.value.problem
+    assert (problem.status, [error.field for error in problem.errors]) == (status, [field])
+
+
+def test_the_bound_is_that_of_the_body() -> None:
+    assert read(BODY, most_bytes=len(BODY)).body_bytes == len(BODY)
+    with pytest.raises(RequestProblem) as raised:
+        read(BODY, most_bytes=len(BODY) - 1)
+    assert raised.value.problem.status == 413
+
+
+@pytest.mark.parametrize(("size", "is_inline"), [(MOST_BYTES_INLINE, True), (MOST_BYTES_INLINE + 1, False)])
+@pytest.mark.parametrize("content_type", [JSON, ARROW])
+def test_a_large_body_is_parsed_in_another_thread_than_the_event_loops(
+    content_type: str, size: int, is_inline: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[int] = []
+
+    class NotingThreads:
+        @staticmethod
+        def model_validate_json(_body: Any, *, strict: bool) -> RolloutRequest:
+            assert strict
+            return note(_body)
+
+    def note(_body: Any) -> RolloutRequest:
+        threads.append(threading.get_ident())
+        return EXPECTED
+
+    monkeypatch.setattr(rollout_request, "RolloutRequest", NotingThreads)
+    monkeypatch.setattr(rollout_request, "arrow_request", note)
+    assert read(b" " * size, content_type) == ReceivedRequest(EXPECTED, size)
+    assert [thread == threading.get_ident() for thread in threads] == [is_inline]

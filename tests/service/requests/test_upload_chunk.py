@@ -1,0 +1,166 @@
+"""Chunks of weight uploads: what their headers say, and that their bytes are checked against it."""
+
+import asyncio
+import base64
+import hashlib
+from collections.abc import AsyncIterator, Sequence
+
+import pytest
+
+from deployments.policy.failures import ChunkDamaged
+from rollout_client.policy_contract import CheckpointSource
+from service.requests import upload_chunk
+from service.requests.upload_chunk import (
+    LARGEST_BODY_BYTES,
+    ByteRange,
+    UploadChunk,
+    checked_parts,
+    chunk_of,
+    read_checkpoint_source,
+)
+from service.responses.problems import RequestProblem
+
+WHOLE = UploadChunk(range=None, digest=None, whole_digest=None, is_zstd=False)
+
+
+async def stream(datas: Sequence[bytes]) -> AsyncIterator[bytes]:
+    for data in datas:
+        yield data
+
+
+def parts(chunk: UploadChunk, *datas: bytes) -> list[tuple[int, bytes]]:
+    async def collect() -> list[tuple[int, bytes]]:
+        return [part async for part in checked_parts(chunk, stream(datas))]
+
+    return asyncio.run(collect())
+
+
+def field(content: bytes) -> str:
+    return f"sha-256=:{base64.b64encode(hashlib.sha256(content).digest()).decode()}:"
+
+
+def sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def ranged(first: int, end: int, total: int | None = None, digest: str | None = None) -> UploadChunk:
+    return UploadChunk(ByteRange(first, end, total), digest, whole_digest=None, is_zstd=False)
+
+
+# Headers
+
+
+def test_without_headers_a_chunk_is_a_whole_upload() -> None:
+    chunk = chunk_of({})
+    assert chunk == WHOLE
+    assert (chunk.first, chunk.total_after(7), chunk.completes(7)) == (0, 7, True)
+
+
+def test_headers_say_place_digests_and_encoding_of_a_chunk() -> None:
+    chunk = chunk_of(
+        {
+            "content-range": "bytes 4-6/9",
+            "content-digest": field(b"hts"),
+            "repr-digest": field(b"weights"),
+            "content-encoding": "zstd",
+        }
+    )
+    assert chunk == UploadChunk(ByteRange(4, 7, 9), sha256(b"hts"), sha256(b"weights"), is_zstd=True)
+    assert (chunk.first, chunk.total_after(7), chunk.completes(7), chunk.completes(9)) == (4, 9, False, True)
+
+
+def test_an_upload_of_unknown_size_is_not_complete() -> None:
+    chunk = chunk_of({"content-range": "bytes 0-6/*"})
+    assert chunk.range == ByteRange(0, 7, None)
+    assert (chunk.total_after(7), chunk.completes(7)) == (None, False)
+
+
+def test_a_content_length_over_the_bound_is_refused() -> None:
+    assert chunk_of({"content-length": str(LARGEST_BODY_BYTES)}) == WHOLE
+    with pytest.raises(RequestProblem) as raised:
+        chunk_of({"content-length": str(LARGEST_BODY_BYTES + 1)})
+    assert raised.value.problem.status == 413
+
+
+# Bytes
+
+
+def test_a_body_comes_in_parts_with_their_offsets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(upload_chunk, "FORWARDED_BYTES", 4)
+    assert parts(WHOLE, b"abc", b"def", b"g") == [(0, b"abcdef"), (6, b"g")]
+    assert parts(ranged(10, 17), b"abc", b"def", b"g") == [(10, b"abcdef"), (16, b"g")]
+    assert parts(WHOLE, b"abcd") == [(0, b"abcd"), (4, b"")]
+
+
+def test_an_empty_body_is_one_empty_part() -> None:
+    assert parts(WHOLE) == [(0, b"")]
+
+
+def test_a_body_without_a_content_length_is_refused_once_it_is_over_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(upload_chunk, "LARGEST_BODY_BYTES", 10)
+    assert parts(WHOLE, b"12345", b"67890") == [(0, b"1234567890")]
+    for chunk in (WHOLE, ranged(100, 111)):
+        with pytest.raises(RequestProblem) as raised:
+            parts(chunk, b"12345", b"67890", b"1")
+        problem = raised.value.problem
+        assert (problem.status, problem.type) == (413, "urn:rollout:problem:body-too-large")
+        assert problem.errors[0].message == (
+            "it has more than 10 bytes; send it in chunks with Content-Range, as the client does"
+        )
+
+
+def test_the_bound_counts_what_was_forwarded_already(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(upload_chunk, "LARGEST_BODY_BYTES", 10)
+    monkeypatch.setattr(upload_chunk, "FORWARDED_BYTES", 4)
+    with pytest.raises(RequestProblem):
+        parts(WHOLE, b"12345", b"67890", b"1")
+
+
+@pytest.mark.parametrize(("end", "due"), [(6, 6), (8, 8)])
+def test_a_body_of_another_length_than_its_range_is_damaged(end: int, due: int) -> None:
+    with pytest.raises(ChunkDamaged) as raised:
+        parts(ranged(0, end, 99), b"weights")
+    [problem] = raised.value.problems
+    assert (problem.field, problem.message) == ("content-range", f"7 bytes came where {due} were due")
+
+
+def test_a_body_of_another_digest_is_damaged_and_its_own_digest_is_not() -> None:
+    assert parts(ranged(0, 7, digest=sha256(b"weights")), b"wei", b"ghts") == [(0, b"weights")]
+    with pytest.raises(ChunkDamaged) as raised:
+        parts(ranged(0, 7, digest=sha256(b"others!")), b"weights")
+    [problem] = raised.value.problems
+    assert (problem.field, problem.value) == ("content-digest", sha256(b"others!"))
+    assert problem.message == f"the body's sha-256 is {sha256(b'weights')}; send it again"
+
+
+# Checkpoint sources
+
+
+def source(*datas: bytes) -> CheckpointSource:
+    async def read() -> CheckpointSource:
+        return await read_checkpoint_source(stream(datas))
+
+    return asyncio.run(read())
+
+
+def test_a_checkpoint_source_is_json() -> None:
+    assert source(b'{"check', b'point": "/a"}') == CheckpointSource(checkpoint="/a")
+
+
+@pytest.mark.parametrize(
+    ("datas", "status"),
+    [([b"{"], 400), ([b"{}"], 422), ([b'{"checkpoint": "/a", "x": 1}'], 422), ([b" " * 11, b" " * 10], 413)],
+)
+def test_another_body_is_not_a_checkpoint_source(
+    datas: list[bytes], status: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(upload_chunk, "LARGEST_SOURCE_BYTES", 20 if status == 413 else 1000)
+    with pytest.raises(RequestProblem) as raised:
+        source(*datas)
+    assert raised.value.problem.status == status
+
+
+def test_a_checkpoint_source_may_have_exactly_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    body = b'{"checkpoint": "/a"}'
+    monkeypatch.setattr(upload_chunk, "LARGEST_SOURCE_BYTES", len(body))
+    assert source(body) == CheckpointSource(checkpoint="/a")

@@ -1,0 +1,152 @@
+"""What is wrong with a request, found without playing anything."""
+
+import math
+from typing import Any
+
+import pytest
+
+from deployments.protocols import GeneratorDescription
+from rollout_client.contract import RolloutRequest
+from rollout_client.problem_contract import FieldProblem
+from service.requests.validation import Capabilities, holds_non_finite, request_problems
+from service.settings import Limits
+
+SAMPLE: dict[str, Any] = {"task_name": "math", "messages": [{"role": "user", "content": "Hi"}]}
+CAPABILITIES = Capabilities(
+    frozenset({"math", "chess"}), GeneratorDescription("tiny", 100, 262), Limits(max_rollouts_per_request=6)
+)
+
+
+def problems(request: dict[str, Any]) -> list[FieldProblem]:
+    return list(request_problems(RolloutRequest.model_validate({"samples": [SAMPLE], **request}), CAPABILITIES))
+
+
+def logged(*token_ids: list[int]) -> dict[str, Any]:
+    messages = [{"role": "user", "content": "a", "token_ids": ids} for ids in token_ids]
+    return {"samples": [{"task_name": "math", "message_log": messages}]}
+
+
+def test_a_request_at_every_limit_has_no_problem() -> None:
+    request = {
+        "samples": [SAMPLE, {**SAMPLE, "task_name": "chess"}],
+        "num_generations": 3,
+        "max_seq_len": 100,
+        "keep": {"groups": 2, "per_group": 3},
+    }
+    assert problems(request) == []
+    assert problems(logged([0, 261])) == []
+
+
+@pytest.mark.parametrize(
+    ("request_", "expected"),
+    [
+        (
+            {"samples": [SAMPLE] * 7},
+            FieldProblem(
+                field="samples", message="7 samples x 1 generations is more than 6 rollouts; split the request"
+            ),
+        ),
+        (
+            {"max_seq_len": 101},
+            FieldProblem(field="max_seq_len", message="the model takes at most 100 tokens; ask for no more", value=101),
+        ),
+        (
+            {"num_generations": 2, "keep": {"per_group": 3}},
+            FieldProblem(
+                field="keep.per_group",
+                message="a group has only 2 rollouts; keep fewer or raise num_generations",
+                value=3,
+            ),
+        ),
+        (
+            {"keep": {"groups": 2}},
+            FieldProblem(field="keep.groups", message="there are only 1 groups, one per sample; keep fewer", value=2),
+        ),
+        (
+            {"samples": [SAMPLE, {**SAMPLE, "task_name": "go"}]},
+            FieldProblem(
+                field="samples[1].task_name",
+                message="there is no task 'go'; the known ones are chess, math",
+                value="go",
+            ),
+        ),
+        (
+            {"chat_template_kwargs": {"tools": []}},
+            FieldProblem(
+                field="chat_template_kwargs.tools", message="the service sets this argument itself; leave it out"
+            ),
+        ),
+        (
+            {"samples": [{**SAMPLE, "chat_template_kwargs": {"messages": [], "enable_thinking": False}}]},
+            FieldProblem(
+                field="samples[0].chat_template_kwargs.messages",
+                message="the service sets this argument itself; leave it out",
+            ),
+        ),
+        (
+            {"samples": [{**SAMPLE, "status": 1}]},
+            FieldProblem(
+                field="samples[0].status",
+                message="this is a field of the result; give the further field another name",
+            ),
+        ),
+        (logged([], []), FieldProblem(field="samples[0].message_log", message="it has no token; send at least one")),
+        (
+            logged([1], [7, 300, 262]),
+            FieldProblem(
+                field="samples[0].message_log[1].token_ids[1]",
+                message="300 is not a token of the model; its ids are 0 to 261",
+                value=300,
+            ),
+        ),
+    ],
+)
+def test_a_problem_names_its_field_its_value_and_what_to_do(request_: dict[str, Any], expected: FieldProblem) -> None:
+    assert problems(request_) == [expected]
+
+
+def test_a_sample_with_infinity_has_a_problem_in_that_field() -> None:
+    # The contract refuses such numbers in JSON bodies; an Arrow body can carry them in its further fields.
+    sample = RolloutRequest.model_validate({"samples": [SAMPLE]}).samples[0]
+    further = sample.model_copy(update={"extra_env_info": {"x": [1.0, {"y": math.inf}]}})
+    request = RolloutRequest.model_construct(samples=[further])
+    assert list(request_problems(request, CAPABILITIES)) == [
+        FieldProblem(
+            field="samples[0].extra_env_info", message="it holds NaN or infinity, which JSON cannot express; send null"
+        )
+    ]
+
+
+def test_all_problems_are_found_at_once() -> None:
+    request = {
+        "samples": [{**SAMPLE, "task_name": "go"}, {**SAMPLE, "reward": 1, "status": 2}],
+        "max_seq_len": 200,
+        "keep": {"groups": 3, "per_group": 2},
+    }
+    assert [problem.field for problem in problems(request)] == [
+        "max_seq_len",
+        "keep.per_group",
+        "keep.groups",
+        "samples[0].task_name",
+        "samples[1].status",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("value", "holds"),
+    [
+        (1, False),
+        (1.5, False),
+        ("nan", False),
+        (None, False),
+        ([], False),
+        ({}, False),
+        (math.nan, True),
+        (-math.inf, True),
+        ([1, [math.nan]], True),
+        ({"a": {"b": [math.inf]}}, True),
+        ({"a": {"b": [1.0]}}, False),
+    ],
+)
+def test_nan_and_infinity_are_found_at_any_depth(value: Any, holds: bool) -> None:
+    assert holds_non_finite(value) is holds

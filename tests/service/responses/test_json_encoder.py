@@ -1,0 +1,75 @@
+"""Responses as JSON and as lines of a stream: what was set and nothing else."""
+
+import json
+from array import array
+from typing import Any
+
+import pytest
+
+from rollout_client.contract import Message, RolloutSummary, SampleResult
+from rollout_client.ndjson import StreamLine
+from rollout_client.problem_contract import Problem
+from service.responses import json_encoder
+from service.responses.json_encoder import JsonResponseEncoder, json_of, plain
+from service.responses.ndjson import problem_line, sample_line, summary_line
+from tests.clients.scripted_service import SUMMARY, result
+
+SUMMED_UP = RolloutSummary(**SUMMARY)
+
+
+def sample(idx: int, **fields: Any) -> SampleResult:
+    return SampleResult.model_validate(result(idx, **fields))
+
+
+def parts(positions: list[int]) -> list[bytes]:
+    encoder = JsonResponseEncoder()
+    for position in positions:
+        encoder.add(position, sample(position))
+    return list(encoder.body(SUMMED_UP))
+
+
+@pytest.mark.parametrize("positions", [[], [0], [2, 0, 1]])
+def test_a_response_has_its_rollouts_in_order_of_their_positions(positions: list[int]) -> None:
+    response = json.loads(b"".join(parts(positions)))
+    assert response == {**SUMMARY, "samples": [result(position) for position in sorted(positions)]}
+
+
+def test_a_response_comes_in_parts_of_at_least_part_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    [whole] = parts([0, 1, 2])
+    monkeypatch.setattr(json_encoder, "PART_BYTES", 1)
+    by_rollout = parts([0, 1, 2])
+    assert (len(by_rollout), b"".join(by_rollout)) == (4, whole)
+    assert by_rollout[-1] == b"]}"
+    monkeypatch.setattr(json_encoder, "PART_BYTES", len(by_rollout[0]) + 1)
+    assert len(parts([0, 1, 2])[0]) == len(by_rollout[0]) + len(by_rollout[1])
+
+
+def test_only_fields_that_were_set_are_written_and_nulls_survive() -> None:
+    message = Message.model_construct(role="user", content="a", token_ids=array("i", [1, 2]), reward=None)
+    assert json.loads(json_of(message)) == {"role": "user", "content": "a", "token_ids": [1, 2], "reward": None}
+
+
+def test_an_integer_of_more_than_64_bits_is_written_beside_packed_numbers() -> None:
+    message = Message.model_construct(role="user", content="a", token_ids=array("i", [1]), further=2**64)
+    expected = {"role": "user", "content": "a", "token_ids": [1], "further": 2**64}
+    assert json.loads(json_of(message)) == expected
+
+
+def test_what_has_no_json_form_is_a_type_error() -> None:
+    with pytest.raises(TypeError, match="object has no JSON form"):
+        plain(object())
+
+
+def test_lines_are_those_that_the_client_reads() -> None:
+    lines = [
+        sample_line(3, sample(3, content="a\nb\u2028c")),
+        summary_line(SUMMED_UP),
+        problem_line(Problem(type="t", title="T", status=500, detail="d", request_id="mine")),
+    ]
+    assert all(line.endswith(b"\n") and line.count(b"\n") == 1 for line in lines)
+    read = [StreamLine.model_validate_json(line) for line in lines]
+    assert (read[0].position, read[0].sample) == (3, sample(3, content="a\nb\u2028c"))
+    assert read[1].summary == SUMMED_UP
+    assert read[2].problem is not None
+    assert (read[2].problem.status, read[2].problem.request_id) == (500, "mine")
+    assert [line.model_fields_set for line in read] == [{"position", "sample"}, {"summary"}, {"problem"}]

@@ -1,0 +1,156 @@
+"""Problem documents: what each kind of error says."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from deployments.policy.failures import VersionRefused
+from rollout_client.contract import RolloutRequest
+from rollout_client.problem_contract import FieldProblem, Problem
+from service.responses import problems
+from service.responses.problems import RequestProblem, dotted, problem_response, shown, validation_problem
+
+HERE = FieldProblem(field="samples", message="there are too many", value=7)
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "type_", "errors"),
+    [
+        (problems.invalid_request(HERE), 422, "invalid-request", [HERE]),
+        (
+            problems.unreadable_body("it is not JSON"),
+            400,
+            "unreadable-body",
+            [FieldProblem(field="body", message="it is not JSON")],
+        ),
+        (
+            problems.body_too_large("it is too large"),
+            413,
+            "body-too-large",
+            [FieldProblem(field="body", message="it is too large")],
+        ),
+        (
+            problems.unsupported_media_type("content-type", "text/plain", ["a/b", "c/d"]),
+            415,
+            "unsupported-media-type",
+            [
+                FieldProblem(
+                    field="content-type", message="'text/plain' is not supported; send a/b or c/d", value="text/plain"
+                )
+            ],
+        ),
+        (
+            problems.task_not_found("go", ["math", "chess"]),
+            404,
+            "task-unknown",
+            [
+                FieldProblem(
+                    field="task_name", message="there is no task 'go'; the known ones are chess, math", value="go"
+                )
+            ],
+        ),
+        (problems.policy_problem(VersionRefused(HERE)), 409, "version-refused", [HERE]),
+        (problems.not_ready("It died."), 503, "not-ready", [FieldProblem(field="", message="It died")]),
+        (
+            problems.internal_error(ZeroDivisionError("by zero")),
+            500,
+            "internal",
+            [FieldProblem(field="", message="ZeroDivisionError: by zero")],
+        ),
+    ],
+)
+def test_each_kind_of_error_has_its_status_type_and_fields(
+    error: RequestProblem, status: int, type_: str, errors: list[FieldProblem]
+) -> None:
+    problem = error.problem
+    assert (problem.status, problem.type, problem.errors) == (status, f"urn:rollout:problem:{type_}", errors)
+    assert problem.title
+    assert problem.detail == str(error)
+
+
+def test_the_detail_says_all_errors_with_their_fields() -> None:
+    error = problems.invalid_request(HERE, FieldProblem(field="", message="it is wrong"))
+    assert error.problem.detail == "samples: there are too many. it is wrong."
+
+
+def test_the_document_has_the_id_of_its_request_and_its_own_media_type() -> None:
+    problem = problems.invalid_request(HERE).problem
+    response = problem_response(problem, "mine", {"Retry-After": "2"})
+    assert (response.status_code, response.headers["retry-after"]) == (422, "2")
+    assert response.headers["content-type"] == "application/problem+json"
+    assert Problem.model_validate_json(bytes(response.body)) == problem.model_copy(update={"request_id": "mine"})
+    assert problem.request_id is None
+
+
+def problem_of(validate: Callable[[], Any]) -> Problem:
+    with pytest.raises(ValidationError) as raised:
+        validate()
+    return validation_problem(raised.value).problem
+
+
+def test_a_body_that_is_not_json_is_400() -> None:
+    problem = problem_of(lambda: RolloutRequest.model_validate_json("{"))
+    assert problem.status == 400
+    assert (
+        problem.errors[0].message
+        == "Invalid JSON: EOF while parsing an object at line 1 column 1; send one JSON object"
+    )
+
+
+def test_a_finding_names_its_path_and_its_value() -> None:
+    body = {"samples": [{"task_name": "math"}], "sampling": {"top_p": 2}, "samplings": {}}
+    problem = problem_of(lambda: RolloutRequest.model_validate(body))
+    assert problem.status == 422
+    assert [(error.field, error.message, error.value) for error in problem.errors] == [
+        (
+            "samples[0]",
+            "messages and message_log are both missing: send one of them as the prompt",
+            "{'task_name': 'math'}",
+        ),
+        ("sampling.top_p", "Input should be less than or equal to 1", 2),
+        ("samplings", "this field is not known; remove it or check its spelling against /docs", "{}"),
+    ]
+
+
+@pytest.mark.parametrize(("findings", "shown_findings", "rest"), [(20, 20, None), (21, 20, 1), (23, 20, 3)])
+def test_twenty_findings_are_named_and_the_others_counted(findings: int, shown_findings: int, rest: int | None) -> None:
+    problem = problem_of(lambda: RolloutRequest.model_validate({"samples": ["x"] * findings}))
+    named = [error for error in problem.errors if error.field != "body"]
+    assert [error.field for error in named] == [f"samples[{index}]" for index in range(shown_findings)]
+    counted = [error.message for error in problem.errors if error.field == "body"]
+    assert counted == ([] if rest is None else [f"{rest} more are wrong in the same request"])
+
+
+@pytest.mark.parametrize(
+    ("location", "path"),
+    [
+        (("samples", 0, "task_name"), "samples[0].task_name"),
+        ((), "body"),
+        (("query", "seed"), "query.seed"),
+        ((3,), "[3]"),
+    ],
+)
+def test_a_location_is_written_as_a_path(location: tuple[str | int, ...], path: str) -> None:
+    assert dotted(location) == path
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (7, 7),
+        (None, None),
+        (True, True),
+        ("x", "x"),
+        (1.5, "1.5"),
+        ([1], "[1]"),
+        ("x" * 200, "x" * 200),
+        ("x" * 201, "x" * 200 + "..."),
+        ([1] * 100, "[" + "1, " * 66 + "1..."),
+    ],
+)
+def test_a_value_is_shown_as_a_scalar_and_cut_when_it_is_long(value: Any, expected: Any) -> None:
+    assert shown(value) == expected
+    json.dumps(shown(value))

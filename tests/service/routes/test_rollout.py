@@ -1,0 +1,177 @@
+"""`POST /rollout`: what is played, and the formats of its responses."""
+
+import json
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from deployments.failures import GenerationRejected
+from rollout_client.arrow.response import read_response
+from rollout_client.arrow.schema import ARROW
+from rollout_client.contract import RolloutResponse, SampleResult
+from service.responses.arrow_encoder import ArrowResponseEncoder
+from service.responses.json_encoder import JsonResponseEncoder
+from service.responses.ndjson import sample_line
+from service.routes import rollout
+from service.settings import Limits
+from tests.service.scripted_http import ScriptedHttp
+
+JSON = "application/json"
+NDJSON = "application/x-ndjson"
+GOOD = {"task_name": "math", "messages": [{"role": "user", "content": "What is 1 + 1?"}]}
+
+
+# What is played
+
+
+def test_a_prompt_that_is_too_long_is_one_samples_error_and_the_others_run() -> None:
+    service = ScriptedHttp()
+    long = {"task_name": "math", "messages": [{"role": "user", "content": "x" * 200}]}
+    response = service.post({"samples": [GOOD, long, GOOD]})
+    assert response.status_code == 200
+    samples = response.json()["samples"]
+    assert [sample["status"] for sample in samples] == ["completed", "error", "completed"]
+    assert samples[1]["error"] == {
+        "kind": "request",
+        "message": "The prompt has 206 tokens and max_seq_len is 100: shorten the prompt or raise max_seq_len.",
+        "retryable": False,
+    }
+    assert len(service.generator.requests) == 2
+
+
+@pytest.mark.parametrize("name", ["cls", "_fields_set", "self", "model_config", "__class__", ""])
+def test_a_further_field_may_have_any_name(name: str) -> None:
+    response = ScriptedHttp().post({"samples": [{**GOOD, name: [None, "x"]}]})
+    assert response.json()["samples"][0][name] == [None, "x"]
+
+
+def test_the_first_failure_ends_a_request_that_asked_for_it() -> None:
+    service = ScriptedHttp()
+    service.generator.script = [GenerationRejected("The engine refused the generation: no.")]
+    response = service.post({"samples": [GOOD], "on_error": "fail"})
+    assert (response.status_code, response.json()["errors"]) == (
+        502,
+        [
+            {
+                "field": "samples[0]",
+                "message": "generation 0 failed: The engine refused the generation: no.",
+                "value": "generation",
+            }
+        ],
+    )
+
+
+def test_a_failed_sample_has_no_reward() -> None:
+    service = ScriptedHttp()
+    service.generator.script = [GenerationRejected("no")]
+    sample = service.post({"samples": [GOOD]}).json()["samples"][0]
+    assert (sample["status"], sample["total_reward"], sample["metrics"]["total_reward"]) == ("error", None, None)
+
+
+# Formats
+
+
+def test_the_response_is_json_unless_another_format_is_accepted() -> None:
+    service = ScriptedHttp()
+    for accept in ("", "*/*", JSON, "text/html"):
+        response = service.post({"samples": [GOOD]}, accept=accept)
+        assert (response.status_code, response.headers["content-type"]) == (200, JSON)
+        assert len(RolloutResponse.model_validate_json(response.content).samples) == 1
+
+
+def test_arrow_is_sent_where_it_is_accepted() -> None:
+    response = ScriptedHttp().post({"samples": [GOOD]}, accept=f"{ARROW}, */*;q=0.1", x_request_id="mine")
+    assert (response.status_code, response.headers["content-type"]) == (200, ARROW)
+    read = read_response(response.content)
+    assert (read.request_id, [sample.status for sample in read.samples]) == ("mine", ["completed"])
+
+
+def test_a_stream_has_a_line_per_rollout_as_it_ends_and_then_the_summary() -> None:
+    service = ScriptedHttp()
+    service.generator.script = [GenerationRejected("no"), "A"]
+    response = service.post({"samples": [GOOD, GOOD], "num_generations": 2}, accept=NDJSON, x_request_id="mine")
+    assert (response.status_code, response.headers["content-type"]) == (200, NDJSON)
+    *samples, summary = [json.loads(line) for line in response.text.splitlines()]
+    assert sorted(line["position"] for line in samples) == [0, 1, 2, 3]
+    for line in samples:
+        assert line.keys() == {"position", "sample"}
+        assert line["sample"]["idx"] == line["position"] // 2
+        assert line["sample"]["generation_index"] == line["position"] % 2
+    assert summary.keys() == {"summary"}
+    assert summary["summary"]["request_id"] == "mine"
+    assert summary["summary"]["metrics"]["total_turns"] == 2
+
+
+def test_a_stream_that_fails_ends_with_its_problem() -> None:
+    service = ScriptedHttp()
+    service.generator.script = [GenerationRejected("no")]
+    response = service.post({"samples": [GOOD], "on_error": "fail"}, accept=NDJSON)
+    assert response.status_code == 200
+    sample, problem = [json.loads(line) for line in response.text.splitlines()]
+    assert sample["sample"]["status"] == "error"
+    assert (problem["problem"]["status"], problem["problem"]["type"]) == (502, "urn:rollout:problem:sample-failed")
+
+
+@pytest.mark.parametrize(("length", "is_inline"), [(10, True), (11, False)])
+@pytest.mark.parametrize(
+    ("accept", "encoder"), [(JSON, JsonResponseEncoder), (ARROW, ArrowResponseEncoder), (NDJSON, None)]
+)
+def test_a_rollout_of_many_tokens_is_encoded_in_another_thread(
+    accept: str, encoder: Any, length: int, is_inline: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[int] = []
+
+    def noted(encode: Any) -> Any:
+        def noting(*arguments: Any) -> Any:
+            threads.append(threading.get_ident())
+            return encode(*arguments)
+
+        return noting
+
+    if encoder is None:
+        monkeypatch.setattr(rollout, "sample_line", noted(sample_line))
+    else:
+        monkeypatch.setattr(encoder, "add", noted(encoder.add))
+    monkeypatch.setattr(rollout, "MOST_TOKENS_INLINE", 10)
+    service = ScriptedHttp()
+    service.generator.script = ["A" * 6]
+    log = [{"role": "user", "content": "a", "token_ids": [64] * (length - 6)}]
+    response = service.post({"samples": [{"task_name": "math", "message_log": log}]}, accept=accept)
+    assert response.status_code == 200
+    assert [thread == threading.get_ident() for thread in threads] == [is_inline]
+
+
+@pytest.mark.parametrize("accept", [JSON, ARROW])
+def test_a_large_response_is_made_in_parts_in_threads_and_is_the_same(
+    accept: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("service.responses.json_encoder.PART_BYTES", 100)
+    monkeypatch.setattr("service.responses.arrow_encoder.TOKENS_PER_BATCH", 10)
+    whole, parts = ScriptedHttp(), ScriptedHttp()
+    body = {"samples": [GOOD] * 3, "num_generations": 2}
+    at_once = whole.post(body, accept=accept, x_request_id="mine")
+    assert "content-length" in at_once.headers
+    monkeypatch.setattr(rollout, "MOST_TOKENS_INLINE", 10)
+    streamed = parts.post(body, accept=accept, x_request_id="mine")
+    assert "content-length" not in streamed.headers
+    assert streamed.content == at_once.content
+    assert (streamed.status_code, streamed.headers["content-type"]) == (200, accept)
+
+
+def test_an_error_while_the_first_part_is_made_is_still_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_self: Any, _summary: Any) -> Iterator[bytes]:
+        yield b"" if 1 / 0 else b""
+
+    monkeypatch.setattr(JsonResponseEncoder, "body", fail)
+    for bound in (10_000, 1):
+        monkeypatch.setattr(rollout, "MOST_TOKENS_INLINE", bound)
+        response = ScriptedHttp(Limits()).post({"samples": [GOOD]})
+        assert (response.status_code, response.headers["content-type"]) == (500, "application/problem+json")
+
+
+def test_tokens_of_all_messages_count() -> None:
+    service = ScriptedHttp()
+    sample = SampleResult.model_validate(service.post({"samples": [GOOD]}).json()["samples"][0])
+    assert rollout.tokens_in(sample) == sum(len(message.token_ids) for message in sample.message_log) > 1
