@@ -94,7 +94,7 @@ class ScriptedPolicy:
         return PolicyState(current=current, versions=infos, replicas=[], updating_to=updating_to)
 
     def take(self, put: Put) -> tuple[int, BaseModel | dict[str, Any]]:
-        """As the contract says: what a piece is answered."""
+        """The status and the answer to a chunk, as the contract defines them."""
         found = RANGE.fullmatch(put.headers["content-range"])
         assert found, put.headers
         first, last, total = int(found[1]), int(found[2]), found[3]

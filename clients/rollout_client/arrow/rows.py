@@ -56,6 +56,7 @@ def column(values: Sequence[Any], field: pa.Field) -> pa.Array:
         items = column(list(chain.from_iterable(value or () for value in values)), type_.value_field)
         return pa.ListArray.from_arrays(offsets(values), items, type=type_, mask=null_mask(values))
     if pa.types.is_map(type_):
+        # Older versions of pyarrow make a map only of pairs, not of a dict.
         values = [None if value is None else list(value.items()) for value in values]
     return pa.array(values, type_)
 

@@ -30,7 +30,7 @@ Gaps = NDArray[np.int32]
 
 GAPS = ".gaps"
 VALUES = ".values"
-MAX_GAP = 2**31 - 1
+MAX_GAP = int(np.iinfo(np.int32).max)
 
 
 class BadDelta(ValueError):

@@ -68,6 +68,11 @@ def test_a_header_that_was_written_is_read_back(
     assert parse_header(begun[8:]) == header
 
 
+def test_a_file_without_tensors_is_only_a_header(tmp_path: Path) -> None:
+    header = read_header(written(tmp_path / "empty.safetensors", {}))
+    assert (header.entries, header.file_bytes) == ((), header.data_begin)
+
+
 def test_the_safetensors_library_reads_what_is_written(tmp_path: Path) -> None:
     header = header_of([("b", "BF16", (3,)), ("a.weight", "F32", (2, 3))], {"adapter_config": '{"r": 8}'})
     data = TENSORS["b"].view(torch.uint8).numpy().tobytes() + TENSORS["a.weight"].numpy().tobytes()
@@ -175,6 +180,15 @@ def test_a_file_that_ends_within_its_header_is_refused(tmp_path: Path, content: 
     (tmp_path / "cut.safetensors").write_bytes(content)
     with pytest.raises(NotSafetensors, match="it ends within its header"):
         read_header(tmp_path / "cut.safetensors")
+
+
+def test_a_header_above_the_limit_of_the_safetensors_library_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    file = tmp_path / "large.safetensors"
+    file.write_bytes((100_000_001).to_bytes(8, "little"))
+    with file.open("r+b") as sparse:
+        sparse.truncate(100_000_009)
+    with pytest.raises(NotSafetensors, match="has a header of 100000001 bytes; at most 100000000 may be"):
+        read_header(file)
 
 
 def test_a_pickle_is_called_one(tmp_path: Path) -> None:
