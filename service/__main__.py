@@ -9,6 +9,7 @@ from rich.console import Console
 
 from service.local import local_service, sentences_for_the_user
 from service.startup.config import read_config
+from service.startup.readiness import ROOM_TIMEOUT_S
 
 
 def main(
@@ -17,9 +18,15 @@ def main(
     port: Annotated[
         int | None, typer.Option(min=1, max=65535, help="Listen on this port instead of the config's.")
     ] = None,
+    room_timeout_s: Annotated[
+        float, typer.Option(min=0, help="Give up if a deployment waits longer than this for free cores or GPUs.")
+    ] = ROOM_TIMEOUT_S,
 ) -> None:
     console = Console(stderr=True)
-    with sentences_for_the_user(console), local_service(read_config(config, host, port), console) as url:
+    with (
+        sentences_for_the_user(console),
+        local_service(read_config(config, host, port), console, room_timeout_s) as url,
+    ):
         console.print(f"Routes and their fields: {url}/docs. Ctrl-C stops the service.")
         threading.Event().wait()
 

@@ -21,7 +21,7 @@ from service.startup.failures import ServiceNotStarted
 from service.startup.ports import refuse_taken_port
 from service.startup.preflight import check_config
 from service.startup.processes import adopt_orphans, end_descendants, interruptible
-from service.startup.readiness import deploy, deployments_not_ready
+from service.startup.readiness import ROOM_TIMEOUT_S, deploy, deployments_not_ready
 
 OBJECT_STORE_BYTES = 2**30
 
@@ -39,10 +39,14 @@ def sentences_for_the_user(console: Console) -> Iterator[None]:
 
 
 @contextmanager
-def local_service(config: ServeDeploySchema, console: Console) -> Iterator[str]:
+def local_service(config: ServeDeploySchema, console: Console, room_timeout_s: float = ROOM_TIMEOUT_S) -> Iterator[str]:
     """Runs the service for the length of the block and yields its base URL once it is ready.
 
-    Every process that it started has ended when the block is left, however it is left.
+    Every process that it started has ended when the block is left, however it is left. What replicas print and warn of
+    is shown on the console.
+
+    Args:
+        room_timeout_s: how long a deployment may wait for free cores or GPUs.
 
     Raises:
         ServiceNotStarted: the config cannot work, the port is taken, or a deployment cannot start.
@@ -59,7 +63,7 @@ def local_service(config: ServeDeploySchema, console: Console) -> Iterator[str]:
             to_undo.enter_context(replica_logs_shown(console, serve_logs_folder()))
             with interruptible():
                 deploy(config)
-                for starting in deployments_not_ready(config):
+                for starting in deployments_not_ready(config, room_timeout_s):
                     status.update(f"Starting {starting} ({time.monotonic() - started_at:.0f} s)")
         url = f"http://{'127.0.0.1' if host == '0.0.0.0' else host}:{port}"
         console.print(f"Ready after {time.monotonic() - started_at:.0f} s: {url}")

@@ -26,7 +26,9 @@ logger = logging.getLogger("rollout_service.startup")
 
 
 def read_config(path: Path, host: str | None = None, port: int | None = None) -> ServeDeploySchema:
-    """Reads a Serve config, with `host` and `port` in place of its own where given, and sets its environment variables.
+    """Reads a Serve config, with `host` and `port` in place of its own where given.
+
+    Also sets the environment variables of its `serve.env`, and makes paths of models absolute that are relative to it.
 
     Raises:
         ServiceNotStarted: the file cannot be read as a Serve config, or has keys that Serve does not know.
@@ -41,9 +43,23 @@ def read_config(path: Path, host: str | None = None, port: int | None = None) ->
     if unknown := list(unknown_keys(content)):
         raise ServiceNotStarted("\n".join([f"{path} has keys that Ray Serve does not know:", *unknown]))
     set_environment(path)
+    resolve_models(config, path.resolve().parent)
     config.http_options.host = host or config.http_options.host
     config.http_options.port = port or config.http_options.port
     return config
+
+
+def resolve_models(config: ServeDeploySchema, folder: Path) -> None:
+    """Makes a model's path absolute that is relative to the config: replicas may run in another working directory.
+
+    The app builder does the same for paths that are relative to the repository.
+    """
+    for application in config.applications:
+        engine: Any = application.args.get("engine")
+        named = {field: engine.get(field) for field in ("model", "tokenizer")} if isinstance(engine, dict) else {}
+        for field, name in named.items():
+            if isinstance(name, str) and (folder / name).is_dir():
+                engine[field] = str(folder / name)
 
 
 def set_environment(config_path: Path) -> None:

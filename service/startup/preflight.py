@@ -96,7 +96,7 @@ def folder_problem(name: str) -> str | None:
     if name.startswith(("/", ".", "~")):
         return f"there is no {name} on this machine."
     if Path(name).exists():
-        return f"{name} is taken from {REPOSITORY}, where it does not exist; write {Path(name).resolve()}."
+        return f"{name} is neither beside the config nor in {REPOSITORY}; write {Path(name).resolve()}."
     parent = (REPOSITORY / name).parent
     if parent != REPOSITORY and parent.is_dir():
         there = sorted(folder.name for folder in parent.iterdir() if folder.is_dir())

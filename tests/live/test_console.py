@@ -47,9 +47,10 @@ def test_what_an_environment_prints_and_what_fails_reaches_the_console_and_nothi
             response = client.rollout(failing, sampling={"max_new_tokens": 1})
         [failed] = response.samples
         assert failed.status == "error"
-        first, *traceback = lines_until(service, "ValueError: no such move")[:-1]
-        assert first.startswith("[talking] warning: A step of task talking failed.")
-        assert first.endswith(f"(rollout_id {response.request_id}-0-0)")
+        [warning] = lines_until(service, "(rollout_id")
+        assert warning.startswith("[talking] warning: A step of task talking failed: ")
+        assert warning.endswith(f"(rollout_id {response.request_id}-0-0)")
+        traceback = lines_until(service, "ValueError: no such move")
         assert traceback[0] == "Traceback (most recent call last):"
         assert any("tests/live/talking_environment.py" in line for line in traceback)
         service.terminate()

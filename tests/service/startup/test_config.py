@@ -93,3 +93,16 @@ def test_a_missing_environment_file_is_said(
         f"There is no serve.env in {tmp_path} nor in {tmp_path / 'installed'}: "
         "Ray runs with its defaults, which are slower."
     ]
+
+
+def test_the_paths_of_models_are_relative_to_the_config(tmp_path: Path) -> None:
+    (tmp_path / "models" / "mine").mkdir(parents=True)
+    path = tmp_path / "config.yaml"
+    path.write_text(
+        "applications:\n- import_path: service.app:build\n  args:\n"
+        "    engine: {model: models/mine, tokenizer: somebody/tokenizer}\n"
+    )
+    [application] = read_config(path).applications
+    assert application.args == {
+        "engine": {"model": str(tmp_path / "models" / "mine"), "tokenizer": "somebody/tokenizer"}
+    }

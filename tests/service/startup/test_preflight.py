@@ -93,7 +93,7 @@ def test_a_model_name_that_is_no_path_may_be_a_remote_one(tmp_path: Path, monkey
     assert folder_problem(str(tmp_path)) is None
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine").mkdir()
-    assert folder_problem("mine") == f"mine is taken from {REPOSITORY}, where it does not exist; write {tmp_path}/mine."
+    assert folder_problem("mine") == f"mine is neither beside the config nor in {REPOSITORY}; write {tmp_path}/mine."
 
 
 @pytest.mark.parametrize(
