@@ -1,8 +1,11 @@
 """The update lease: one holder at a time, released exactly once, never leaked by a cancelled caller."""
 
 import asyncio
+from dataclasses import dataclass
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from deployments.policy.failures import UpdateUnderWay
 from deployments.policy.update_lock import UpdateLease, UpdateLock
@@ -124,5 +127,62 @@ def test_only_a_holder_with_an_activity_refuses_those_who_do_not_wait() -> None:
             lock.refuse_if_busy(REFUSE)
         theirs.release()
         lock.refuse_if_busy(REFUSE)
+
+    run(story())
+
+
+@dataclass(frozen=True)
+class Caller:
+    begins_at: int
+    holds_s: int
+    is_cancelled_at: int | None
+    hands_over: bool
+
+
+seconds = st.integers(0, 8)
+
+
+@given(st.lists(st.builds(Caller, seconds, seconds, st.none() | seconds, st.booleans()), max_size=8))
+def test_whoever_waits_holds_hands_over_or_is_cancelled_there_is_one_holder_and_at_last_none(
+    callers: list[Caller],
+) -> None:
+    async def story() -> None:
+        lock = UpdateLock()
+        holders: set[Caller] = set()
+        owners: list[asyncio.Task[None]] = []
+
+        async def hold(caller: Caller) -> None:
+            assert not holders
+            holders.add(caller)
+            try:
+                await asyncio.sleep(caller.holds_s)
+            finally:
+                holders.remove(caller)
+
+        async def own(caller: Caller, lease: UpdateLease) -> None:
+            try:
+                await hold(caller)
+            finally:
+                lease.release()
+
+        async def call(caller: Caller) -> None:
+            await asyncio.sleep(caller.begins_at)
+            async with lock.lease("busy") as lease:
+                if caller.hands_over:
+                    owners.append(asyncio.create_task(own(caller, lease.hand_over())))
+                else:
+                    await hold(caller)
+
+        calls = [asyncio.create_task(call(caller)) for caller in callers]
+        loop = asyncio.get_running_loop()
+        for caller, task in zip(callers, calls, strict=True):
+            if caller.is_cancelled_at is not None:
+                loop.call_at(caller.is_cancelled_at, task.cancel)
+        results = await asyncio.gather(*calls, return_exceptions=True)
+        assert {type(result) for result in results} <= {type(None), asyncio.CancelledError}
+        await asyncio.gather(*owners)
+        lock.refuse_if_busy(REFUSE)
+        async with asyncio.timeout(0.5):
+            await enter(lock)
 
     run(story())
