@@ -105,7 +105,7 @@ def field_sentence(error: FieldProblem) -> str:
 def error_of_problem(problem: Problem, retry_after_s: float | None = None) -> StatusError:
     if problem.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
         return ServiceFailed(problem, retry_after_s)
-    return RequestRejected(problem)
+    return RequestRejected(problem, retry_after_s)
 
 
 def error_of_response(status: int, headers: Mapping[str, str], body: bytes) -> StatusError:

@@ -91,7 +91,7 @@ def wait_s(state: RetryCallState) -> float:
 
 def log_retry(state: RetryCallState) -> None:
     reason = state.outcome.exception() if state.outcome else None
-    logger.warning("%s Trying again in %.1f s.", reason, state.upcoming_sleep)
+    logger.warning("Trying again in %.1f s: %s", state.upcoming_sleep, reason)
 
 
 def call_policy(

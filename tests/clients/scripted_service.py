@@ -13,6 +13,7 @@ from typing import Any
 import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
+from starlette.datastructures import Headers
 
 from rollout_client.arrow.schema import ARROW
 from rollout_client.contract import RolloutSummary, SampleResult
@@ -133,6 +134,8 @@ class ScriptedService:
     def __init__(self) -> None:
         self.url = ""
         self.bodies: list[Json] = []
+        self.headers: list[Headers] = []
+        """Of each `POST /rollout`."""
         self.rollouts: deque[Responder] = deque()
         self.readiness: deque[Response] = deque()
         self.hung_up = threading.Event()
@@ -159,6 +162,7 @@ class ScriptedService:
         async def rollout(request: Request) -> Response:
             body = await posted(request)
             self.bodies.append(body)
+            self.headers.append(request.headers)
             if self.rollouts:
                 return self.rollouts.popleft()(body)
             if request.headers["accept"] == NDJSON:

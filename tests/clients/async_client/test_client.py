@@ -1,0 +1,95 @@
+"""Options of the client and of its calls, and waiting for the service."""
+
+import asyncio
+import json
+import sys
+from typing import Any
+
+import httpx
+import pytest
+from fastapi.responses import PlainTextResponse
+
+from rollout_client import AsyncRolloutClient, RequestRejected, ServiceUnreachable, __version__
+from rollout_client.call_options import ClientDefaults
+from tests.clients.calls import call, free_url, play
+from tests.clients.scripted_service import SUMMARY, ScriptedService, result, sample, unavailable
+
+
+def test_waiting_until_ready_outlasts_a_start(service: ScriptedService, waits: list[float]) -> None:
+    service.readiness += [PlainTextResponse("no such path", 404), unavailable(), PlainTextResponse("starting", 500)]
+    call(service.url, lambda client: client.wait_until_ready(timeout_s=10))
+    assert (len(service.readiness), waits) == (0, [0.5, 0.5, 0.5])
+
+
+def test_waiting_for_nobody_ends_with_why() -> None:
+    with pytest.raises(ServiceUnreachable, match=r"is not ready after 0\.6 s\. http://127"):
+        call(free_url(), lambda client: client.wait_until_ready(timeout_s=0.6))
+
+
+def test_a_service_that_does_not_get_ready_says_why(service: ScriptedService) -> None:
+    service.readiness += [unavailable() for _ in range(10)]
+    reason = rf"^{service.url} is not ready after 0\.6 s\. Not now \(503\): No replica is ready\.$"
+    with pytest.raises(ServiceUnreachable, match=reason):
+        call(service.url, lambda client: client.wait_until_ready(timeout_s=0.6))
+
+
+def mocked(**options: Any) -> tuple[httpx.AsyncClient, list[httpx.Request]]:
+    """An `http_client` that answers every rollout, and the requests that it was given."""
+    requests: list[httpx.Request] = []
+
+    def respond(request: httpx.Request) -> httpx.Response:
+        requests.append(request)
+        return httpx.Response(200, json={**SUMMARY, "samples": [result()]})
+
+    return httpx.AsyncClient(transport=httpx.MockTransport(respond), **options), requests
+
+
+def test_an_http_client_of_the_callers_own_sends_the_requests_and_stays_open() -> None:
+    async def run() -> bool:
+        async with AsyncRolloutClient("http://nowhere/at/", http_client=http_client) as client:
+            await client.rollout([sample()])
+        return http_client.is_closed
+
+    http_client, requests = mocked()
+    assert asyncio.run(run()) is False
+    assert [str(request.url) for request in requests] == ["http://nowhere/at/rollout"]
+
+
+def test_a_request_names_client_python_and_httpx_and_carries_the_headers_of_the_client() -> None:
+    http_client, requests = mocked(headers={"x-team": "theirs", "x-other": "kept"})
+    client = AsyncRolloutClient("http://nowhere", headers={"X-Team": "ours"}, http_client=http_client)
+    asyncio.run(client.rollout([sample()]))
+    [headers] = [request.headers for request in requests]
+    python = f"{sys.version_info.major}.{sys.version_info.minor}"
+    assert headers["user-agent"] == f"rollout-client/{__version__} python/{python} httpx/{httpx.__version__}"
+    assert (headers["x-team"], headers["x-other"]) == ("ours", "kept")
+
+
+def test_the_request_id_of_a_call_is_sent_and_is_not_a_field_of_the_request() -> None:
+    http_client, requests = mocked()
+    client = AsyncRolloutClient("http://nowhere", http_client=http_client)
+    asyncio.run(client.rollout([sample()], request_id="step-7", timeout_s=5, retries=1, sample_retries=2))
+    [request] = requests
+    assert request.headers["x-request-id"] == "step-7"
+    assert json.loads(request.content) == {"samples": [sample()], "retries": 2}
+
+
+def test_a_client_with_other_options_shares_the_connections_and_leaves_them_open() -> None:
+    async def run() -> list[bool]:
+        async with AsyncRolloutClient("http://nowhere", headers={"x-a": "1"}, retries=0) as client:
+            async with client.with_options(headers={"x-b": "2"}, retries=4, timeout_s=9) as other:
+                pass
+            assert other._connection.http is client._connection.http
+            assert other._connection.defaults == ClientDefaults(9, 4, httpx.Headers({"x-a": "1", "x-b": "2"}))
+            assert client._connection.defaults == ClientDefaults(None, 0, httpx.Headers({"x-a": "1"}))
+            open_within = client._connection.http.is_closed
+        return [open_within, client._connection.http.is_closed]
+
+    assert asyncio.run(run()) == [False, True]
+
+
+def test_an_error_shows_the_request_id_of_its_response(service: ScriptedService) -> None:
+    service.rollouts.append(lambda _: PlainTextResponse("no", 404, {"x-request-id": "abc"}))
+    with pytest.raises(RequestRejected, match=r"^Not Found \(404\): no \(request id abc\)$") as rejected:
+        play(service.url, sample())
+    assert rejected.value.request_id == "abc"

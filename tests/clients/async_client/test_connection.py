@@ -1,0 +1,162 @@
+"""Which calls are made again, when, and what failures say, against a scripted service and servers that break."""
+
+import socket
+
+import pytest
+from fastapi.responses import PlainTextResponse
+
+from rollout_client import (
+    RequestRejected,
+    ResponseNotUnderstood,
+    RolloutTimeout,
+    ServiceFailed,
+    ServiceUnreachable,
+    StatusError,
+)
+from tests.clients.calls import breaking_server, free_url, json_response, play
+from tests.clients.scripted_service import (
+    REJECTED,
+    SUMMARY,
+    Json,
+    ScriptedService,
+    problem,
+    result,
+    sample,
+    unavailable,
+)
+
+
+@pytest.mark.parametrize("status", [408, 409, 425, 429, 500, 502, 503, 504])
+def test_a_status_that_may_pass_is_tried_again(service: ScriptedService, waits: list[float], status: int) -> None:
+    service.rollouts.append(lambda _: PlainTextResponse("not now", status))
+    assert len(play(service.url, sample()).samples) == 1
+    assert (len(service.bodies), waits) == (2, [0.5])
+
+
+@pytest.mark.parametrize("status", [400, 401, 403, 404, 413, 415, 422, 501])
+def test_another_status_is_not_tried_again(service: ScriptedService, waits: list[float], status: int) -> None:
+    service.rollouts.append(lambda _: PlainTextResponse("no", status))
+    with pytest.raises(StatusError, match=rf"\({status}\): no$"):
+        play(service.url, sample())
+    assert (len(service.bodies), waits) == (1, [])
+
+
+def test_ten_retries_last_66_seconds_at_most_and_33_at_least(
+    service: ScriptedService, waits: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service.rollouts += [lambda _: unavailable()] * 22
+    with pytest.raises(ServiceFailed):
+        play(service.url, sample())
+    assert waits == [0.5, 1, 2, 4, 8, 10, 10, 10, 10, 10]
+    waits.clear()
+    monkeypatch.setattr("random.uniform", lambda low, _high: low)
+    with pytest.raises(ServiceFailed):
+        play(service.url, sample())
+    assert waits == [0.25, 0.5, 1, 2, 4, 5, 5, 5, 5, 5]
+    assert len(service.bodies) == 22
+
+
+@pytest.mark.usefixtures("waits")
+def test_a_retry_is_logged_with_its_reason(service: ScriptedService, caplog: pytest.LogCaptureFixture) -> None:
+    service.rollouts.append(lambda _: unavailable())
+    play(service.url, sample())
+    assert caplog.messages == ["Trying again in 0.5 s: Not now (503): No replica is ready."]
+
+
+@pytest.mark.parametrize(
+    ("client", "call_options", "attempts"),
+    [({"retries": 2}, {}, 3), ({"retries": 2}, {"retries": 0}, 1), ({"retries": 0}, {"retries": 1}, 2)],
+)
+@pytest.mark.usefixtures("waits")
+def test_the_retries_of_a_call_come_before_those_of_the_client(
+    service: ScriptedService, client: Json, call_options: Json, attempts: int
+) -> None:
+    service.rollouts += [lambda _: unavailable()] * 5
+    with pytest.raises(ServiceFailed, match=r"^Not now \(503\): No replica is ready\.$"):
+        play(service.url, sample(), client=client, **call_options)
+    assert len(service.bodies) == attempts
+
+
+@pytest.mark.parametrize("status", [429, 503])
+def test_retry_after_is_waited_for_in_addition(service: ScriptedService, waits: list[float], status: int) -> None:
+    service.rollouts.append(lambda _: PlainTextResponse("later", status, {"retry-after": "7"}))
+    play(service.url, sample())
+    assert waits == [7.5]
+
+
+def test_no_attempt_starts_after_timeout_s(service: ScriptedService) -> None:
+    service.rollouts.append(lambda _: unavailable({"retry-after": "60"}))
+    with pytest.raises(ServiceFailed) as failed:
+        play(service.url, sample(), client={"timeout_s": 5})
+    assert failed.value.retry_after_s == 60
+    assert len(service.bodies) == 1
+
+
+def test_a_rejected_request_is_not_tried_again(service: ScriptedService) -> None:
+    service.rollouts.append(lambda _: problem(REJECTED))
+    with pytest.raises(RequestRejected):
+        play(service.url, sample())
+    assert len(service.bodies) == 1
+
+
+@pytest.mark.usefixtures("waits")
+def test_a_connection_that_broke_before_the_answer_is_tried_again() -> None:
+    answer = json_response({**SUMMARY, "samples": [result()]})
+    with breaking_server([b"", b"", answer]) as (url, received):
+        assert len(play(url, sample()).samples) == 1
+    assert len(received) == 3
+
+
+@pytest.mark.usefixtures("waits")
+def test_a_response_that_broke_off_is_asked_for_again() -> None:
+    response = json_response({**SUMMARY, "samples": [result()]})
+    with breaking_server([response[:-5], response]) as (url, received):
+        assert len(play(url, sample()).samples) == 1
+    assert len(received) == 2
+
+
+def test_nobody_listening_is_unreachable_names_the_url_and_is_tried_again(waits: list[float]) -> None:
+    url = free_url()
+    with pytest.raises(ServiceUnreachable, match=f"^{url} cannot be reached: ") as unreachable:
+        play(url, sample(), retries=2)
+    assert (waits, unreachable.value.may_have_arrived) == ([0.5, 1], False)
+
+
+def test_a_rejected_request_names_field_value_and_what_to_do(service: ScriptedService) -> None:
+    service.rollouts.append(lambda _: problem(REJECTED))
+    with pytest.raises(RequestRejected) as rejected:
+        play(service.url, sample("maths"))
+    assert str(rejected.value) == (
+        "The request is not valid; nothing was started (422): samples[0].task_name: there is no task 'maths'; "
+        "the known ones are math (got 'maths')"
+    )
+    assert rejected.value.problem.errors[0].field == "samples[0].task_name"
+
+
+def test_several_field_problems_are_a_list_and_a_long_one_is_cut(service: ScriptedService) -> None:
+    errors = [{"field": f"samples[{place}].seed", "message": "too small", "value": -1} for place in range(12)]
+    service.rollouts.append(lambda _: problem({**REJECTED, "errors": errors}))
+    with pytest.raises(RequestRejected) as rejected:
+        play(service.url, sample())
+    lines = str(rejected.value).split("\n")
+    assert lines[0] == "The request is not valid; nothing was started (422):"
+    assert lines[1] == "  - samples[0].seed: too small (got -1)"
+    assert lines[-1] == "  - and 2 more"
+    assert len(lines) == 12
+
+
+def test_an_error_without_a_problem_document_shows_its_text(service: ScriptedService) -> None:
+    service.rollouts.append(lambda _: PlainTextResponse("upstream is gone\n", 502))
+    with pytest.raises(ServiceFailed, match=r"^Bad Gateway \(502\): upstream is gone$"):
+        play(service.url, sample(), retries=0)
+
+
+def test_an_answer_that_is_not_of_the_contract_says_where(service: ScriptedService) -> None:
+    service.rollouts.append(lambda _: PlainTextResponse('{"samples": []}'))
+    with pytest.raises(ResponseNotUnderstood, match="POST /rollout is not what this client knows at request_id: "):
+        play(service.url, sample())
+
+
+def test_silence_before_the_answer_counts_toward_timeout_s() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent, pytest.raises(RolloutTimeout):
+        play(f"http://127.0.0.1:{silent.getsockname()[1]}", sample(), client={"timeout_s": 0.2})

@@ -1,0 +1,168 @@
+"""What a rollout sends and returns, against a scripted service."""
+
+import asyncio
+
+import pytest
+from fastapi.responses import Response
+
+from rollout_client import (
+    AsyncRolloutClient,
+    Message,
+    PromptMessage,
+    RequestRejected,
+    ResponseNotUnderstood,
+    SampleInput,
+    Sampling,
+    StreamBroken,
+)
+from tests.clients.calls import breaking_server, call, play, play_arrow
+from tests.clients.scripted_service import (
+    REJECTED,
+    SUMMARY,
+    Json,
+    ScriptedService,
+    arrow,
+    ndjson,
+    problem,
+    result,
+    sample,
+)
+
+
+def test_only_what_is_given_is_sent(service: ScriptedService) -> None:
+    play(service.url, sample(note="mine"), max_seq_len=None)
+    assert service.bodies == [{"samples": [sample(note="mine")]}]
+
+
+def test_typed_samples_and_sampling_are_sent_without_the_fields_that_were_not_set(service: ScriptedService) -> None:
+    typed = SampleInput(
+        task_name="math",
+        messages=[PromptMessage(role="user", content="Hi")],
+        further=[1],  # type: ignore[call-arg]
+    )
+    play(
+        service.url,
+        typed,
+        num_generations=2,
+        sampling=Sampling(temperature=0.5),
+        max_seq_len=64,
+        max_rollout_turns=3,
+        observation_format="raw",
+    )
+    assert service.bodies == [
+        {
+            "samples": [{"task_name": "math", "messages": [{"role": "user", "content": "Hi"}], "further": [1]}],
+            "num_generations": 2,
+            "sampling": {"temperature": 0.5},
+            "max_seq_len": 64,
+            "max_rollout_turns": 3,
+            "observation_format": "raw",
+        }
+    ]
+
+
+def test_a_message_log_that_came_back_can_be_posted_again(service: ScriptedService) -> None:
+    came_back = play(service.url, sample()).samples[0].message_log
+    play(service.url, {"task_name": "math", "message_log": came_back})
+    assert [Message(**message) for message in service.bodies[1]["samples"][0]["message_log"]] == came_back
+
+
+def test_a_value_that_is_no_json_is_a_value_error_before_anything_is_sent(service: ScriptedService) -> None:
+    with pytest.raises(ValueError, match="Unable to serialize unknown type"):
+        play(service.url, sample(handle=object()))
+    assert service.bodies == []
+
+
+@pytest.mark.parametrize("progress", [False, True])
+def test_results_come_in_input_order_whatever_their_idx(service: ScriptedService, progress: bool) -> None:
+    response = play(service.url, sample(idx=7), sample(idx=7), sample(idx=3), num_generations=2, progress=progress)
+    assert [(played.idx, played.generation_index) for played in response.samples] == [
+        (7, 0),
+        (7, 1),
+        (7, 0),
+        (7, 1),
+        (3, 0),
+        (3, 1),
+    ]
+    assert response.model_dump(exclude={"samples"}) == SUMMARY
+
+
+def test_the_progress_bar_counts_rollouts_tokens_and_failures(
+    service: ScriptedService, capsys: pytest.CaptureFixture[str]
+) -> None:
+    error = {"kind": "generation", "message": "The replica died.", "retryable": True}
+    failed = {"position": 1, "sample": result(1, status="error", error=error)}
+    service.rollouts.append(lambda _: ndjson(failed, {"position": 0, "sample": result()}, {"summary": SUMMARY}))
+    play(service.url, sample(), sample(), progress=True)
+    assert "2/2 rollouts, 4 tokens generated, 1 failed" in capsys.readouterr().err
+
+
+def test_rollouts_as_arrow_are_asked_for_and_answered_as_in_json(service: ScriptedService) -> None:
+    asked: Json = {"num_generations": 2, "sampling": Sampling(temperature=0.5)}
+    samples = [sample(idx=7, note=None), sample(idx=3)]
+    by_json = play(service.url, *samples, **asked)
+    by_arrow = play_arrow(service.url, *samples, **asked)
+    assert service.bodies[0] == service.bodies[1]
+    assert by_arrow.to_response() == by_json
+
+
+def test_an_arrow_answer_that_broke_off_is_an_error(service: ScriptedService) -> None:
+    whole = arrow(result()).body
+    service.rollouts += [lambda _: Response(whole[:-100]), lambda _: ndjson({"summary": SUMMARY})]
+    for _ in range(2):
+        with pytest.raises(ResponseNotUnderstood, match="no Arrow stream, or not a whole one"):
+            play_arrow(service.url, sample())
+    head = f"HTTP/1.1 200 OK\r\ncontent-length: {len(whole)}\r\n\r\n".encode()
+    with breaking_server([head + whole[:-100]]) as (url, _), pytest.raises(StreamBroken, match="broke off"):
+        play_arrow(url, sample(), retries=0)
+
+
+def test_a_rejected_request_is_the_same_error_where_arrow_was_asked_for(service: ScriptedService) -> None:
+    service.rollouts.append(lambda _: problem(REJECTED))
+    with pytest.raises(RequestRejected, match="there is no task 'maths'"):
+        play_arrow(service.url, sample("maths"))
+
+
+def test_cancelling_a_rollout_ends_the_request(service: ScriptedService) -> None:
+    async def cancel() -> bool:
+        async with AsyncRolloutClient(service.url) as client:
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(client.rollout([sample()]), timeout=0.3)
+            return await asyncio.to_thread(service.hung_up.wait, 5)
+
+    service.rollouts.append(lambda _: service.hanging())
+    assert asyncio.run(cancel())
+
+
+def test_many_async_rollouts_run_at_once(service: ScriptedService) -> None:
+    at_once = 150
+    arrived: list[int] = []
+    all_here = asyncio.Event()
+
+    @service.app.post("/together/rollout")
+    async def together() -> Json:
+        arrived.append(1)
+        if len(arrived) == at_once:
+            all_here.set()
+        await all_here.wait()
+        return {**SUMMARY, "samples": [result()]}
+
+    async def play_all() -> int:
+        async with AsyncRolloutClient(f"{service.url}/together", timeout_s=30) as client:
+            return len(await asyncio.gather(*(client.rollout([sample()]) for _ in range(at_once))))
+
+    assert asyncio.run(play_all()) == at_once
+
+
+def test_tasks_and_their_samples_come_typed_and_ready_to_post(service: ScriptedService) -> None:
+    async def ask(client: AsyncRolloutClient) -> list[str]:
+        await client.rollout(await client.example_samples("a/b c", count=2, seed=5))
+        return [task.task_name for task in await client.tasks()]
+
+    assert call(service.url, ask) == ["math"]
+    assert service.bodies == [{"samples": [sample("a/b c", seed=5)] * 2}]
+
+
+def test_samples_of_an_unknown_task_are_refused_by_name(service: ScriptedService) -> None:
+    with pytest.raises(RequestRejected, match="the known ones are math"):
+        call(service.url, lambda client: client.example_samples("maths"))

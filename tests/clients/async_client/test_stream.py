@@ -1,0 +1,164 @@
+"""Rollouts that arrive one by one, against a scripted service."""
+
+import asyncio
+import json
+import time
+from collections.abc import Iterator
+
+import pytest
+from fastapi.responses import StreamingResponse
+
+from rollout_client import AsyncRolloutClient, ResponseNotUnderstood, RolloutTimeout, ServiceFailed, StreamBroken
+from rollout_client.contract import RequestMetrics
+from tests.clients.calls import breaking_server, call, stream
+from tests.clients.scripted_service import SUMMARY, Json, ScriptedService, lines_of, ndjson, result, sample
+
+FAILED: Json = {"type": "about:blank", "title": "Generation failed", "status": 500, "detail": "The engine is gone."}
+
+
+def test_a_stream_gives_each_sample_with_its_position_as_it_ends(service: ScriptedService) -> None:
+    placed = stream(service.url, sample(), sample(), num_generations=2)
+    assert [(position, played.idx, played.generation_index) for position, played in placed] == [
+        (3, 1, 1),
+        (2, 1, 0),
+        (1, 0, 1),
+        (0, 0, 0),
+    ]
+
+
+def test_a_sample_can_be_used_before_the_next_has_ended(service: ScriptedService) -> None:
+    service.rollouts.append(lambda _: service.hanging({"position": 1, "sample": result(1)}))
+
+    async def first(client: AsyncRolloutClient) -> int:
+        async with client.stream([sample(), sample()]) as rollouts:
+            return (await anext(aiter(rollouts))).idx
+
+    assert call(service.url, first) == 1
+
+
+def test_the_summary_is_there_after_the_last_sample_and_an_error_before(service: ScriptedService) -> None:
+    async def read(client: AsyncRolloutClient) -> tuple[int, int, RequestMetrics]:
+        async with client.stream([sample()]) as rollouts:
+            with pytest.raises(RuntimeError, match="iterate to the end first"):
+                _ = rollouts.summary
+            count = len([played async for played in rollouts])
+        return count, rollouts.expected, rollouts.summary.metrics
+
+    assert call(service.url, read) == (1, 1, {"mean_total_reward": 0.5, "total_turns": 4.0})
+
+
+def test_a_stream_that_was_left_off_goes_on_where_it_was(service: ScriptedService) -> None:
+    async def read(client: AsyncRolloutClient) -> list[int]:
+        async with client.stream([sample(), sample()]) as rollouts:
+            first = await anext(aiter(rollouts))
+            return [first.idx, *[played.idx async for played in rollouts]]
+
+    assert call(service.url, read) == [1, 0]
+
+
+def test_a_stream_outside_a_with_statement_says_so(service: ScriptedService) -> None:
+    async def read(client: AsyncRolloutClient) -> None:
+        aiter(client.stream([sample()]))
+
+    with pytest.raises(RuntimeError, match=r"async with client\.stream"):
+        call(service.url, read)
+
+
+@pytest.mark.parametrize("separator", ["\u2028", "\u2029", "\x85", "\x0b", "\x0c", "\x1c"])
+def test_line_separators_inside_a_text_do_not_end_a_line(service: ScriptedService, separator: str) -> None:
+    content = f"a{separator}b"
+    service.rollouts.append(lambda _: ndjson({"position": 0, "sample": result(content=content)}, {"summary": SUMMARY}))
+    assert stream(service.url, sample())[0][1].message_log[1].content == content
+
+
+def test_leaving_a_stream_early_ends_the_request(service: ScriptedService) -> None:
+    async def leave() -> bool:
+        async with AsyncRolloutClient(service.url) as client:
+            async with client.stream([sample(), sample()]) as rollouts:
+                async for _ in rollouts:
+                    break
+            return await asyncio.to_thread(service.hung_up.wait, 5)
+
+    service.rollouts.append(lambda _: service.hanging({"position": 0, "sample": result()}))
+    assert asyncio.run(leave())
+
+
+def test_a_problem_in_a_stream_is_raised_after_the_samples_before_it(service: ScriptedService) -> None:
+    service.rollouts.append(lambda _: ndjson({"position": 1, "sample": result(1)}, {"problem": FAILED}))
+
+    async def read(client: AsyncRolloutClient) -> None:
+        async with client.stream([sample(), sample()]) as rollouts:
+            samples = aiter(rollouts)
+            assert (await anext(samples)).idx == 1
+            with pytest.raises(ServiceFailed, match=r"^Generation failed \(500\): The engine is gone\.$"):
+                await anext(samples)
+
+    call(service.url, read)
+    assert len(service.bodies) == 1
+
+
+@pytest.mark.parametrize(
+    ("lines", "error", "message"),
+    [
+        ([], StreamBroken, "ended after 0 of 2 rollouts, without summary"),
+        ([{"position": 0, "sample": result()}], StreamBroken, "ended after 1 of 2 rollouts, without summary"),
+        ([{"summary": SUMMARY}], StreamBroken, "The summary came after 0 of 2 rollouts"),
+        ([{"position": 2, "sample": result()}], ResponseNotUnderstood, "position that is not expected: 2"),
+        ([{"position": 0, "sample": result()}] * 2, ResponseNotUnderstood, "position that is not expected: 0"),
+        ([{"sample": result()}], ResponseNotUnderstood, "position that is not expected: None"),
+        ([{"news": 1}], ResponseNotUnderstood, "has no sample, summary or problem"),
+        ([{"position": "x"}], ResponseNotUnderstood, "is not what this client knows at position"),
+        ([*lines_of({"samples": [sample()] * 2}), {"news": 1}], ResponseNotUnderstood, "came after its summary"),
+    ],
+)
+def test_a_stream_that_is_not_whole_is_an_error(
+    service: ScriptedService,
+    lines: list[Json],
+    error: type[Exception],
+    message: str,
+) -> None:
+    service.rollouts.append(lambda _: ndjson(*lines))
+    with pytest.raises(error, match=message):
+        stream(service.url, sample(), sample())
+    assert len(service.bodies) == 1
+
+
+def test_a_stream_cut_within_its_last_line_is_broken(service: ScriptedService) -> None:
+    placed = json.dumps({"position": 0, "sample": result()}).encode()
+    cut = placed + b"\n" + json.dumps({"summary": SUMMARY}).encode()[:-2]
+    service.rollouts.append(lambda _: StreamingResponse(iter([cut])))
+    with pytest.raises(StreamBroken, match="ended after 1 of 1 rollouts, without summary"):
+        stream(service.url, sample())
+
+
+@pytest.mark.usefixtures("service")
+def test_a_connection_lost_during_a_stream_is_broken() -> None:
+    line = json.dumps({"position": 0, "sample": result()}).encode() + b"\n"
+    head = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
+    answer = head + b"%x\r\n%s\r\n" % (len(line), line)
+    with breaking_server([answer]) as (url, _), pytest.raises(StreamBroken, match="The response broke off"):
+        stream(url, sample(), sample())
+
+
+def test_a_rollout_longer_than_timeout_s_is_ended(service: ScriptedService) -> None:
+    service.rollouts.append(lambda _: service.hanging({"position": 0, "sample": result()}))
+    with pytest.raises(RolloutTimeout, match=r"not complete after 0\.\d+ s"):
+        stream(service.url, sample(), sample(), client={"timeout_s": 0.3})
+    assert service.hung_up.wait(timeout=5)
+    assert len(service.bodies) == 1
+
+
+def test_a_stream_that_trickles_on_is_ended_at_timeout_s(service: ScriptedService) -> None:
+    def trickle(_: Json) -> StreamingResponse:
+        def lines() -> Iterator[bytes]:
+            for position in range(100):
+                time.sleep(0.05)
+                yield json.dumps({"position": position, "sample": result()}).encode() + b"\n"
+
+        return StreamingResponse(lines())
+
+    service.rollouts.append(trickle)
+    started_at = time.monotonic()
+    with pytest.raises(RolloutTimeout):
+        stream(service.url, *[sample()] * 100, client={"timeout_s": 0.5})
+    assert time.monotonic() - started_at < 5, "the stream was read to its end"

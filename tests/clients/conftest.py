@@ -1,0 +1,28 @@
+"""Fixtures of the tests of the client."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.clients.scripted_service import ScriptedService, running
+
+
+@pytest.fixture
+def service() -> Iterator[ScriptedService]:
+    with running(ScriptedService()) as scripted:
+        yield scripted
+
+
+@pytest.fixture
+def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The seconds that the client has waited between attempts; none of them really pass, and the backoff is longest."""
+    waited: list[float] = []
+
+    async def async_sleep(seconds: float) -> None:
+        waited.append(seconds)
+
+    monkeypatch.setattr("rollout_client.async_client.connection.async_sleep", async_sleep)
+    monkeypatch.setattr("rollout_client.async_client.client.async_sleep", async_sleep)
+    monkeypatch.setattr("rollout_client.sync_client.connection.sleep", waited.append)
+    monkeypatch.setattr("random.uniform", lambda _low, high: high)
+    return waited

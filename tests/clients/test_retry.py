@@ -1,0 +1,50 @@
+"""Which failures may pass: the table of `rollout_client.retry`, line by line."""
+
+import pytest
+
+from rollout_client.errors import (
+    ResponseNotUnderstood,
+    RolloutTimeout,
+    ServiceUnreachable,
+    StreamBroken,
+    error_of_problem,
+)
+from rollout_client.problem_contract import Problem
+from rollout_client.retry import chunk_may_pass, has_not_begun, may_pass
+
+
+def answered(status: int, name: str | None = None) -> Exception:
+    type_ = "about:blank" if name is None else f"urn:rollout:problem:{name}"
+    return error_of_problem(Problem(type=type_, title="", status=status, detail=""))
+
+
+@pytest.mark.parametrize(
+    ("error", "most_calls", "load_checkpoint", "chunk"),
+    [
+        (ServiceUnreachable("refused", may_have_arrived=False), True, True, True),
+        (ServiceUnreachable("broke"), True, False, True),
+        (StreamBroken("broke"), True, False, True),
+        (answered(408), True, True, True),
+        (answered(425), True, True, True),
+        (answered(429), True, True, True),
+        (answered(503, "not-ready"), True, True, True),
+        (answered(500, "internal"), True, False, True),
+        (answered(502), True, False, True),
+        (answered(504), True, False, True),
+        (answered(409), True, False, True),
+        (answered(409, "version-refused"), False, False, False),
+        (answered(409, "update-under-way"), False, False, False),
+        (answered(409, "policy-not-current"), False, False, False),
+        (answered(409, "chunk-misplaced"), False, False, True),
+        (answered(400, "chunk-damaged"), False, False, True),
+        (answered(502, "sample-failed"), False, False, False),
+        (answered(404), False, False, False),
+        (answered(422, "invalid-request"), False, False, False),
+        (RolloutTimeout("over"), False, False, False),
+        (ResponseNotUnderstood("what"), False, False, False),
+        (KeyError("ours"), False, False, False),
+    ],
+    ids=lambda value: f"{value}" if isinstance(value, bool) else f"{type(value).__name__} {value}".strip(),
+)
+def test_what_is_tried_again(error: Exception, most_calls: bool, load_checkpoint: bool, chunk: bool) -> None:
+    assert (may_pass(error), has_not_begun(error), chunk_may_pass(error)) == (most_calls, load_checkpoint, chunk)
