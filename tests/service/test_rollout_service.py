@@ -190,9 +190,10 @@ def noting_factory(monkeypatch: pytest.MonkeyPatch) -> type[NotingFactory]:
 def test_a_large_request_is_prepared_in_a_thread_and_a_small_one_is_not(
     body_bytes: int, num_generations: int, inline: bool, noting_factory: type[NotingFactory]
 ) -> None:
-    service_request = request_of(num_generations=num_generations)
-    results = virtual_time.run(Service(factory_type=noting_factory).play(service_request, body_bytes))
+    service = Service(factory_type=noting_factory)
+    results = virtual_time.run(service.play(request_of(num_generations=num_generations), body_bytes))
     assert len(results) == num_generations
+    assert {request.request_id for request in service.generator.requests} == {"request"}
     assert [thread == threading.get_ident() for thread in noting_factory.threads] == [inline]
 
 
@@ -420,6 +421,16 @@ def test_readiness_names_the_environment_that_does_not_answer_in_time(task_name:
     service.environments[task_name] = AnsweringLate([])
     with pytest.raises(TurnTimedOut, match=f"^The answer of the environment '{task_name}' took longer than 5 s"):
         virtual_time.run(service.service.check_ready())
+
+
+def test_readiness_names_the_generator_that_does_not_answer_in_time() -> None:
+    class AnsweringLate(ScriptedGenerator):
+        async def describe(self) -> GeneratorDescription:
+            await asyncio.sleep(READY_WITHIN_S + 1)
+            return await super().describe()
+
+    with pytest.raises(TurnTimedOut, match=r"^The answer of the generator took longer than 5 s\.$"):
+        virtual_time.run(Service(generator=AnsweringLate([])).service.check_ready())
 
 
 @pytest.mark.parametrize("lost", ["generator", "environment"])

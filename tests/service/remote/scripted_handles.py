@@ -85,11 +85,15 @@ class ScriptedEnvironmentHandle:
 
 
 class ScriptedGeneratorHandle:
-    """All generations of a call have the same `result` after a second, or none ever if it is `None`."""
+    """All generations of a call have the same `result` after a second, or never one if it is `None`.
+
+    A call raises `raised`, if that is set.
+    """
 
     def __init__(self, result: Any = None, abort_result: Any = None) -> None:
         self._result = result
         self._abort_result = abort_result
+        self.raised: Exception | None = None
         self.generated: list[tuple[str, list[str]]] = []
         """The replica that each call names, and its requests."""
         self.aborted: list[tuple[str, list[str]]] = []
@@ -103,7 +107,8 @@ class ScriptedGeneratorHandle:
     def generate(self, replica: str, requests: list[GenerationRequest]) -> ScriptedCall:
         self.generated.append((replica, [request.generation_id for request in requests]))
         results = [(place, self._result) for place in range(len(requests))]
-        self.calls.append(ScriptedCall([results], never_answers=self._result is None))
+        batches = [results if self.raised is None else self.raised]
+        self.calls.append(ScriptedCall(batches, never_answers=self._result is None))
         return self.calls[-1]
 
     def abort(self, replica: str, generation_ids: list[str]) -> ScriptedResponse:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextvars
+import gc
 import logging
 from collections.abc import Sequence
 from typing import Any
@@ -138,6 +139,7 @@ def test_a_call_that_ends_early_or_cannot_be_made_is_a_lost_replica(script: Any,
     [failure] = call_all(ScriptedReplica(script), "a")
     assert isinstance(failure, EnvironmentLost)
     assert str(failure) == message
+    assert failure.__cause__ is (script or [None] if isinstance(script, list) else [script])[0]
 
 
 def test_a_call_whose_results_cannot_be_read_is_cancelled_and_raises_why() -> None:
@@ -210,9 +212,35 @@ def test_an_abort_that_does_not_reach_its_replica_is_noted_and_breaks_nothing(
     replica.refuses_aborts = refused
     hang_up(replica, "ab", on="a")
     why = "no replicas" if refused else "The replica died during the call."
-    assert [(record.levelname, record.getMessage()) for record in caplog.records] == [
-        ("INFO", f"1 requests were not aborted: {why}")
+    assert [(record.levelname, record.getMessage(), vars(record)["replica_id"]) for record in caplog.records] == [
+        ("INFO", f"1 requests were not aborted: {why}", "r")
     ]
+
+
+def test_an_abort_that_takes_long_is_not_lost_to_the_garbage_collector() -> None:
+    aborted: list[str] = []
+
+    class SlowAbort(ScriptedReplica):
+        async def run_abort(self) -> None:
+            # Nothing but this coroutine refers to the future.
+            await asyncio.get_running_loop().create_future()
+
+        def abort(self, requests: list[str]) -> Any:
+            aborted.extend(requests)
+            return self.run_abort()
+
+    async def run() -> None:
+        batcher = SlowAbort([[(1, "B")], [(0, "A")]]).batcher()
+        hung_up, waiting = (asyncio.create_task(batcher.call(name)) for name in "ab")
+        await asyncio.sleep(0.5)
+        hung_up.cancel()
+        await waiting
+        await virtual_time.settled()
+        assert aborted == ["a"]
+        gc.collect()
+        assert len(asyncio.all_tasks()) == 2, "the test and the abort"
+
+    virtual_time.run(run())
 
 
 def test_without_an_abort_call_cancelled_requests_run_on_until_their_call_ends() -> None:

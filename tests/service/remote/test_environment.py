@@ -37,10 +37,13 @@ def test_steps_of_one_iteration_go_in_one_call() -> None:
     assert handle.requests == [[request("a"), request("b")]]
 
 
-def test_a_replica_that_dies_during_a_step_is_a_lost_environment_that_names_its_task() -> None:
+def test_a_replica_that_dies_during_a_step_is_a_lost_environment_that_names_its_task(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     environment = environment_over(ScriptedEnvironmentHandle([ActorDiedError()]))
     with pytest.raises(EnvironmentLost, match=r"^The replica of environment 'task' died during the call\.$"):
         virtual_time.run(environment.step(request("a")))
+    assert [vars(record)["task_name"] for record in caplog.records] == ["task"]
 
 
 def test_the_description_and_the_example_samples_are_those_of_a_replica() -> None:
@@ -58,8 +61,17 @@ def test_the_description_and_the_example_samples_are_those_of_a_replica() -> Non
 def test_a_replica_that_dies_before_it_answers_is_a_lost_environment() -> None:
     handle = ScriptedEnvironmentHandle()
     handle.describe.remote = lambda: ScriptedResponse(ActorDiedError())
-    with pytest.raises(EnvironmentLost, match="died"):
+    with pytest.raises(EnvironmentLost, match=r"^The replica of environment 'task' died during the call\.$"):
         virtual_time.run(environment_over(handle).describe())
+
+
+def test_a_description_that_nobody_waits_for_is_cancelled() -> None:
+    handle = ScriptedEnvironmentHandle()
+    response = ScriptedResponse(None)
+    handle.describe.remote = lambda: response
+    with pytest.raises(TimeoutError):
+        virtual_time.run(asyncio.wait_for(environment_over(handle).describe(), 0.5))
+    assert response.cancelled
 
 
 @pytest.mark.parametrize("samples", [1, 7])

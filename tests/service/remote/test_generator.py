@@ -5,13 +5,15 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from ray.exceptions import ActorDiedError
 
 from deployments.failures import GenerationCut, GenerationLost, GenerationRejected, Overloaded
 from deployments.protocols import Generation, GenerationRequest, SamplingOptions
+from deployments.rpc import live_replicas
 from deployments.rpc.live_replicas import record_live_replicas
 from service.remote.generator import RemoteGenerator
 from tests import virtual_time
-from tests.service.remote.scripted_handles import ScriptedGeneratorHandle
+from tests.service.remote.scripted_handles import ScriptedGeneratorHandle, ScriptedResponse
 from tests.service.scripted import DESCRIPTION
 
 DONE = Generation([1], [0.0], "stop")
@@ -26,8 +28,6 @@ def generator_over(handle: ScriptedGeneratorHandle, *replicas: str) -> RemoteGen
 @pytest.fixture(autouse=True)
 def _no_live_replicas() -> Iterator[None]:
     yield
-    from deployments.rpc import live_replicas
-
     live_replicas._live_replicas.clear()
 
 
@@ -35,20 +35,31 @@ def request(name: str, rollout_id: str = "", group: str = "") -> GenerationReque
     return GenerationRequest(name, [1], 1, (), SamplingOptions(), rollout_id=rollout_id or name, group=group or name)
 
 
-def test_every_turn_of_a_rollout_goes_to_the_same_replica_until_it_is_released() -> None:
+def test_every_turn_of_a_rollout_goes_to_the_same_replica() -> None:
     handle = ScriptedGeneratorHandle(DONE)
     generator = generator_over(handle, "a", "b")
 
     async def run() -> None:
-        for turn in range(3):
+        for turn in range(10):
             assert await generator.generate(request(f"turn {turn}", rollout_id="one")) == DONE
-        [(replica, _), *_] = handle.generated
-        generator.release("one")
-        await asyncio.gather(*(generator.generate(request(name)) for name in ("two", "three")))
-        assert [named for named, _ in handle.generated[:3]] == [replica] * 3
-        assert {named for named, _ in handle.generated[3:]} == {"a", "b"}, "the released rollout counts no longer"
 
     virtual_time.run(run())
+    assert len({replica for replica, _ in handle.generated}) == 1
+
+
+def test_a_released_rollout_no_longer_counts_as_load_of_its_replica() -> None:
+    handle = ScriptedGeneratorHandle(DONE)
+    generator = generator_over(handle, "a", "b")
+
+    async def run() -> None:
+        await generator.generate(request("stays"))
+        for number in range(10):
+            await generator.generate(request(f"{number}"))
+            generator.release(f"{number}")
+
+    virtual_time.run(run())
+    [(busy, _), *others] = handle.generated
+    assert [replica for replica, _ in others] == [{"a": "b", "b": "a"}[busy]] * 10
 
 
 def test_generations_of_one_iteration_for_one_replica_go_in_one_call() -> None:
@@ -147,6 +158,31 @@ def test_batchers_of_replicas_that_are_gone_are_dropped() -> None:
         assert list(generator._batchers) == ["b"]
 
     virtual_time.run(run())
+
+
+def test_a_replica_that_dies_is_a_lost_generation_and_is_named_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    handle = ScriptedGeneratorHandle(DONE)
+    generator = generator_over(handle, "a")
+    handle.raised = ActorDiedError()
+    with pytest.raises(GenerationLost, match=r"^The generator replica died during the call\.$"):
+        virtual_time.run(generator.generate(request("one")))
+    assert [vars(record)["replica_id"] for record in caplog.records] == ["a"]
+
+
+def test_no_replica_that_describes_itself_is_a_lost_generation() -> None:
+    handle = ScriptedGeneratorHandle()
+    handle.describe.remote = lambda: ScriptedResponse(ActorDiedError())
+    with pytest.raises(GenerationLost, match=r"^The generator replica died during the call\.$"):
+        virtual_time.run(generator_over(handle).describe())
+
+
+def test_a_description_that_nobody_waits_for_is_cancelled() -> None:
+    handle = ScriptedGeneratorHandle()
+    response = ScriptedResponse(None)
+    handle.describe.remote = lambda: response
+    with pytest.raises(TimeoutError):
+        virtual_time.run(asyncio.wait_for(generator_over(handle).describe(), 0.5))
+    assert response.cancelled
 
 
 def test_the_description_is_that_of_a_replica() -> None:

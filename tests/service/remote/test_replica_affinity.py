@@ -43,6 +43,37 @@ def test_a_group_shares_a_replica_until_its_load_exceeds_the_least_by_the_slack(
     assert replicas[-1] != replicas[0]
 
 
+def test_a_group_keeps_its_replica_while_any_of_its_rollouts_is_known() -> None:
+    affinity = new_affinity()
+    first, _ = (affinity.replica_for(name, "group", REPLICAS) for name in ("one", "two"))
+    affinity.release("one")
+    assert affinity.replica_for("three", "group", REPLICAS) == first
+
+
+def test_a_group_that_has_ended_is_forgotten() -> None:
+    affinity = new_affinity()
+    first = affinity.replica_for("one", "group", REPLICAS)
+    affinity.replica_for("two", "group", REPLICAS)
+    affinity.release("one")
+    affinity.release("two")
+    busy, idle = (replica for replica in REPLICAS if replica != first)
+    affinity.replica_for("other", "other", (str(first),))
+    affinity.replica_for("another", "another", (busy,))
+    assert affinity.replica_for("one", "group", REPLICAS) == idle
+
+
+def test_when_all_rollouts_are_released_nothing_is_kept() -> None:
+    affinity = new_affinity()
+    for name in ("one", "two", "three"):
+        affinity.replica_for(name, "group", REPLICAS)
+    affinity.replica_for("without a replica", "other group", ())
+    affinity.mark_failed("two")
+    for name in ("one", "two", "three", "without a replica"):
+        affinity.release(name)
+    kept = {name: value for name, value in vars(affinity).items() if name != "_choose" and value}
+    assert kept == {}
+
+
 def test_a_rollout_whose_replica_is_gone_moves_to_another_and_keeps_that() -> None:
     affinity = new_affinity()
     first = affinity.replica_for("one", "g", REPLICAS)

@@ -77,6 +77,7 @@ def test_a_failure_is_logged_once_with_its_traceback_and_the_names_of_its_rollou
     play(EpisodeRecipe(position=3), ScriptedGenerator([failure]), ScriptedEnvironment([]))
     [record] = caplog.records
     assert (record.levelname, record.name) == ("WARNING", "rollout_service.rollouts")
+    assert record.getMessage() == "A sample failed: The engine refused the generation: no."
     assert record.exc_info is not None
     assert record.exc_info[1] is failure
     names = ("request_id", "rollout_id", "task_name", "sample", "generation_index")
@@ -391,5 +392,6 @@ def test_a_call_that_cancels_itself_fails_its_sample_and_is_logged(caplog: pytes
     }
     [record] = caplog.records
     assert (record.levelname, vars(record)["rollout_id"]) == ("WARNING", "request-0-0")
+    assert record.getMessage() == "A call of the sample was cancelled."
     assert record.exc_info is not None
     assert record.exc_info[0] is asyncio.CancelledError

@@ -41,7 +41,7 @@ def result(
     )
 
 
-def tally_of(results: Iterable[SampleResult]) -> RequestMetricsAccumulator:
+def accumulated(results: Iterable[SampleResult]) -> RequestMetricsAccumulator:
     metrics_accumulator = RequestMetricsAccumulator()
     for each in results:
         metrics_accumulator.add(each)
@@ -49,7 +49,7 @@ def tally_of(results: Iterable[SampleResult]) -> RequestMetricsAccumulator:
 
 
 def metrics_of(results: Iterable[SampleResult]) -> RequestMetrics:
-    return tally_of(results).metrics()
+    return accumulated(results).metrics()
 
 
 SAMPLES = [
@@ -120,7 +120,7 @@ def test_a_sample_without_its_final_reward_is_in_no_average(status: str) -> None
     assert metrics_of([good, unfinished]) == metrics_of([good])
 
 
-def test_nothing_but_failures_has_no_metrics() -> None:
+def test_a_request_of_failures_alone_has_no_metrics() -> None:
     assert metrics_of([result([4], env_tokens=2, total_reward=0.0, status="error")]) == {}
 
 
@@ -130,7 +130,20 @@ def test_samples_that_generated_nothing_have_metrics_too() -> None:
     assert metrics["turns_per_sample/stddev"] == 0.0
 
 
-def test_policy_names_the_oldest_and_newest_weights_by_number() -> None:
-    samples = [result([1], 0, 0.0, versions="9 10"), result([1], 0, 0.0, versions="11")]
-    assert tally_of(samples).policy() == PolicyVersions(oldest="9", newest="11")
-    assert tally_of([result([], 0, 0.0)]).policy() == PolicyVersions(oldest=None, newest=None)
+def test_the_standard_deviation_of_two_samples_is_that_of_a_sample() -> None:
+    metrics = metrics_of([result([1], env_tokens=0, total_reward=reward) for reward in (0.0, 2.0)])
+    assert metrics["total_reward/stddev"] == pytest.approx(2**0.5)
+
+
+def test_the_policy_is_that_of_all_tokens_and_the_current_one() -> None:
+    samples = [
+        result([1], 0, 0.0, versions="9 10"),
+        result([1], 0, 0.0, versions="11", status="error"),
+    ]
+    assert accumulated(samples).policy(12) == PolicyVersions(oldest="9", newest="11", current="12")
+    assert accumulated(samples).policy() == PolicyVersions(oldest="9", newest="11", current=None)
+
+
+def test_without_tokens_only_the_current_policy_is_known() -> None:
+    assert accumulated([result([], 0, 0.0)]).policy(0) == PolicyVersions(oldest=None, newest=None, current="0")
+    assert accumulated([]).policy() == PolicyVersions(oldest=None, newest=None, current=None)

@@ -123,6 +123,19 @@ def test_in_lockstep_a_sample_that_is_removed_before_its_cancelled_task_ran_is_n
     virtual_time.run(run())
 
 
+def test_in_lockstep_a_sample_that_is_cancelled_as_its_phase_begins_raises_the_cancellation() -> None:
+    async def run() -> None:
+        waiting = Waiting(2)
+        await waiting.wait("a")
+        waiting.schedule.remove_sample()
+        waiting.tasks["a"].cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting.tasks["a"]
+        assert waiting.begun == []
+
+    virtual_time.run(run())
+
+
 def test_in_lockstep_a_cancelled_wait_raises_the_cancellation() -> None:
     async def run() -> None:
         waiting = Waiting(2)
