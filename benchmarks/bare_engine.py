@@ -1,8 +1,9 @@
-"""The engine alone, in this process: what the service is held against."""
+"""The engine alone, in this process, with which the service is compared."""
 
 import asyncio
 import gc
 import os
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Self
@@ -14,9 +15,17 @@ from deployments.generation.settings import EngineSettings
 from service.app import with_absolute_paths
 from service.settings import ServiceSettings
 
+QUIET = {
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "PYTHONWARNINGS": "ignore",
+    "TORCH_LOGS": "-all",
+    "TORCH_CPP_LOG_LEVEL": "ERROR",
+}
+"""The engine's processes write to the console on which the benchmark shows its progress."""
+
 
 def engine_in(config: Mapping[str, Any]) -> EngineSettings:
-    """The engine of a Serve config of the service, its model's path made absolute.
+    """The engine settings of a Serve config, with an absolute path of the model.
 
     Raises:
         BadParameter: the config has a simulated engine.
@@ -28,9 +37,9 @@ def engine_in(config: Mapping[str, Any]) -> EngineSettings:
 
 
 class BareEngine:
-    """vLLM's `AsyncLLM` with the service's engine settings and nothing of the service around it.
+    """vLLM's `AsyncLLM` with the service's engine settings, without the service.
 
-    Its event loop runs only inside `run`, so that between two measurements it costs nothing.
+    Its event loop runs only inside `run`, so that it takes no CPU time between measurements.
     """
 
     def __init__(self, llm: Any, runner: asyncio.Runner) -> None:
@@ -47,16 +56,15 @@ class BareEngine:
             args = {**settings.engine_args(), "logprobs_mode": "processed_logprobs", "use_tqdm_on_load": False}
             return AsyncLLM.from_engine_args(AsyncEngineArgs(**args))
 
-        # vLLM's notices would stand between table and figures; those of the service are in its logs.
-        variables = {**settings.environment_variables, "VLLM_LOGGING_LEVEL": "ERROR"}
+        variables = {**settings.environment_variables, **QUIET}
         with asyncio.Runner() as runner:
-            with patch.dict(os.environ, variables):
+            with patch.dict(os.environ, variables), warnings.catch_warnings(action="ignore"):
                 bare = cls(runner.run(start()), runner)
             try:
                 yield bare
             finally:
                 bare.llm.shutdown()
-                # vLLM's client ends itself once more when it is collected, which at the interpreter's end would fail.
+                # vLLM's client shuts down again when it is collected, which fails while the interpreter exits.
                 del bare.llm
                 gc.collect()
 
@@ -68,10 +76,10 @@ class BareEngine:
         sampling: dict[str, Any],
         name: str,
     ) -> list[list[int]]:
-        """Plays a loop for each prompt, all at once: generate, append, append `reply`, again.
+        """Plays `turns` turns for each prompt, all prompts concurrently: generate, append the tokens, append `reply`.
 
         Returns:
-            The ids of each whole conversation.
+            The token ids of each rollout.
         """
         return await asyncio.gather(
             *(

@@ -26,13 +26,13 @@ import matplotlib.pyplot as plt
 import typer
 import yaml
 from rich.console import Console
-from rich.progress import Progress
+from rich.progress import Progress, track
 from rich.table import Column, Table
 from transformers import AutoTokenizer
 
 from benchmarks.bare_engine import BareEngine, engine_in
 from benchmarks.openai_loop import OpenAILoop, openai_server
-from benchmarks.process_group import ProcessGroup, ProcessorTime, started
+from benchmarks.process_group import CpuTime, ProcessGroup, no_process_left, started
 from benchmarks.workload import ONE_SAMPLE, SAMPLING, WORKLOADS, Workload, reply_ids
 from deployments.generation.settings import EngineSettings
 from rollout_client import RolloutClient, Sampling
@@ -75,9 +75,10 @@ def main(
     served = yaml.safe_load(config.read_text())
     engine = engine_in(served)
     workloads = [workload for workload in WORKLOADS if not only or workload.name in only]
-    with contenders(engine, served, config.parent) as ways:
+    with no_process_left(), contenders(engine, served, config.parent) as ways:
         measured = play_rounds(ways, workloads, rounds)
         added_ms = added_latency_ms(ways)
+        console.print("Stopping")
     report(measured, added_ms, output)
 
 
@@ -179,9 +180,9 @@ def play_rounds(ways: dict[str, Contender], workloads: Sequence[Workload], round
 
 def play_round(contender: Contender, workload: Workload, prompts: list[list[int]]) -> Round:
     with awake(contender):
-        processor_time, began = ProcessorTime(contender.processes), time.perf_counter()
+        cpu_time, began = CpuTime(contender.processes), time.perf_counter()
         conversations = contender.play(workload, prompts)
-        round_ = Round(time.perf_counter() - began, processor_time.seconds())
+        round_ = Round(time.perf_counter() - began, cpu_time.seconds())
     check(workload, conversations)
     return round_
 
@@ -189,7 +190,7 @@ def play_round(contender: Contender, workload: Workload, prompts: list[list[int]
 @contextmanager
 def awake(contender: Contender) -> Iterator[None]:
     if contender.processes is not None:
-        contender.processes.go_on()
+        contender.processes.resume()
         time.sleep(SETTLE_S)
     yield
     rest(contender)
@@ -197,7 +198,7 @@ def awake(contender: Contender) -> Iterator[None]:
 
 def rest(contender: Contender) -> None:
     if contender.processes is not None:
-        contender.processes.rest()
+        contender.processes.suspend()
 
 
 def check(workload: Workload, conversations: Conversations) -> None:
@@ -216,7 +217,7 @@ def rotated(ways: list[str], number: int) -> list[str]:
 def added_latency_ms(ways: dict[str, Contender]) -> float:
     """What one sample of one turn takes longer by the service than by the server, each otherwise idle: of medians."""
     seconds: dict[str, list[float]] = {"B": [], "C": []}
-    for round_ in range(SINGLE_ROUNDS):
+    for round_ in track(range(SINGLE_ROUNDS), "One sample, one turn, idle", console=console):
         for way in rotated(list(seconds), round_):
             with awake(ways[way]):
                 time.sleep(IDLE_AFTER_S)

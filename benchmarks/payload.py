@@ -26,6 +26,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from benchmarks.process_group import no_process_left
 from deployments.protocols import Generation, SamplingOptions, WeightSpan, packed_ids, packed_logprobs
 from rollout_client import RolloutClient
 from rollout_client.arrow.schema import ARROW
@@ -121,13 +122,16 @@ class Round:
 
 
 def main(rounds: Annotated[int, typer.Option(min=1)] = 7) -> None:
-    with serving() as url, RolloutClient(url) as client:
+    with no_process_left(), serving() as url, RolloutClient(url) as client:
         ways: dict[str, Callable[[], Any]] = {
             "json": partial(client.rollout, SAMPLES, num_generations=GENERATIONS),
             "arrow": partial(client.rollout_arrow, SAMPLES, num_generations=GENERATIONS),
         }
-        client.wait_until_ready()
-        bytes_a_token = {way: wire_bytes(url, accept) / TOKENS for way, accept in (("json", JSON), ("arrow", ARROW))}
+        with console.status("Starting the server, and making the rollouts that it answers"):
+            client.wait_until_ready()
+        with console.status("Counting the bytes of an answer"):
+            accepted = {"json": JSON, "arrow": ARROW}
+            bytes_a_token = {way: wire_bytes(url, accept) / TOKENS for way, accept in accepted.items()}
         measured: dict[str, list[Round]] = {way: [] for way in ways}
         for _ in track(range(rounds), "Answering", console=console):
             for way, play in ways.items():

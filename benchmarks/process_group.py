@@ -1,92 +1,173 @@
-"""A process and all its descendants: what they cost, and a way to let them rest."""
+"""The processes that a benchmark starts: their cost, how they are suspended, and that none outlives the benchmark."""
 
+import os
 import signal
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from multiprocessing import resource_tracker
+from typing import IO, NoReturn
 
 import httpx
 import psutil
 
-ENGINE_MARKS = ("VLLM::", "multiprocessing.spawn")
-"""One of these is in the command line of each process of an engine: the title that vLLM gives it, or how it started.
+from service.startup.processes import adopt_orphans
 
-Not the title alone: setproctitle does nothing in a process that has changed the first variable of its environment.
+ENGINE_MARKS = ("VLLM::", "multiprocessing.spawn")
+"""The command line of each process of an engine contains one of these: its title, or how it was started.
+
+The title alone does not suffice: setproctitle has no effect in a process that has changed the first variable of its
+environment.
 """
-START_WITHIN_S = 600
+START_TIMEOUT_S = 600
 POLL_S = 0.5
-END_WITHIN_S = 60
+END_TIMEOUT_S = 60
+ABORT_TIMEOUT_S = 5
+"""A benchmark that was interrupted gives its processes less time to end."""
+SWEEP_TIMEOUT_S = 2
+SWEEPS = 3
+"""A process that was being started while its parent ended shows up in the next sweep."""
+SHOWN_OUTPUT_BYTES = 4000
+ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@contextmanager
+def no_process_left() -> Iterator[None]:
+    """Ends every process that was started in the block, also after an error, Ctrl-C, SIGTERM or SIGHUP.
+
+    Raises:
+        KeyboardInterrupt: on SIGINT.
+        SystemExit: on SIGTERM and SIGHUP, with the exit code of a shell, 128 + signal.
+    """
+    adopt_orphans()
+    previous = {number: signal.signal(number, raise_once) for number in ENDING_SIGNALS}
+    try:
+        yield
+    finally:
+        ignore_ending_signals()
+        end_descendants()
+    # After an error or a signal they stay ignored: the benchmark ends then.
+    for number, handler in previous.items():
+        signal.signal(number, handler)
+
+
+def raise_once(number: int, _frame: object) -> NoReturn:
+    """A second signal must not interrupt the end of the processes."""
+    ignore_ending_signals()
+    raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
+
+
+def ignore_ending_signals() -> None:
+    for number in ENDING_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+
+
+def end_descendants() -> None:
+    """Asks all descendants to end, and kills those that do not within `SWEEP_TIMEOUT_S`."""
+    for _ in range(SWEEPS):
+        descendants = [process for process in psutil.Process().children(recursive=True) if not is_tracker(process)]
+        for process in descendants:
+            send(process, signal.SIGTERM)
+            send(process, signal.SIGCONT)
+        _, alive = psutil.wait_procs(descendants, timeout=SWEEP_TIMEOUT_S)
+        for process in alive:
+            send(process, signal.SIGKILL)
+        psutil.wait_procs(alive, timeout=SWEEP_TIMEOUT_S)
+
+
+def is_tracker(process: psutil.Process) -> bool:
+    """Python's own helper process for shared memory, which ends with this process."""
+    return bool(process.pid == resource_tracker._resource_tracker._pid)  # type: ignore[attr-defined]
+
+
+def send(process: psutil.Process, number: signal.Signals) -> None:
+    """Does nothing if the process has ended."""
+    with suppress(psutil.NoSuchProcess):
+        process.send_signal(number)
 
 
 class ProcessGroup:
-    """Everything below and including one process, as it is at the moment of each call."""
+    """One process and its descendants; which ones these are is looked up at each call."""
 
     def __init__(self, pid: int) -> None:
         self._root = psutil.Process(pid)
         self._engine: set[int] = set()
 
     def _all(self) -> list[psutil.Process]:
-        return [self._root, *self._root.children(recursive=True)]
+        try:
+            return [self._root, *self._root.children(recursive=True)]
+        except psutil.NoSuchProcess:
+            return []
 
     def seconds_outside_engine(self) -> dict[int, float]:
-        """Processor seconds so far (user and system) by pid, of all processes that are not the engine's own.
+        """CPU seconds so far (user and system) by pid, of all processes that are not the engine's own.
 
         Raises:
-            RuntimeError: none of the processes is an engine's.
+            RuntimeError: no process belongs to an engine.
         """
         everyone = self._all()
-        # Once an engine always an engine, and so are those that it started: parents come before their children here.
+        # A process stays the engine's, and so are its children; psutil lists parents before their children.
         for process in everyone:
             if is_engine(process) or parent_of(process) in self._engine:
                 self._engine.add(process.pid)
         if not self._engine:
-            raise RuntimeError(f"None of the processes below {self._root.pid} is an engine's.")
+            raise RuntimeError(f"No process below {self._root.pid} belongs to an engine.")
         outside = (process for process in everyone if process.pid not in self._engine)
-        return {process.pid: seconds for process in outside if (seconds := cost_of(process)) is not None}
+        return {process.pid: seconds for process in outside if (seconds := cpu_seconds_of(process)) is not None}
 
-    def rest(self) -> None:
-        """Stops all of them where they are, so that they cost nothing while something else is measured."""
+    def suspend(self) -> None:
+        """Stops all of them, so that they take no CPU time while something else is measured."""
         for process in self._all():
-            process.suspend()
+            send(process, signal.SIGSTOP)
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         for process in reversed(self._all()):
-            process.resume()
+            send(process, signal.SIGCONT)
 
-    def end(self) -> None:
-        """Asks the first process to end, as Ctrl-C would; kills what is left after a minute."""
+    def end(self, timeout_s: float) -> None:
+        """Interrupts the first process, as Ctrl-C would; kills all that have not ended after `timeout_s`."""
         everyone = self._all()
-        self.go_on()
-        self._root.send_signal(signal.SIGINT)
-        _, alive = psutil.wait_procs(everyone, timeout=END_WITHIN_S)
+        self.resume()
+        send(self._root, signal.SIGINT)
+        _, alive = psutil.wait_procs(everyone, timeout=timeout_s)
         for process in alive:
-            process.kill()
+            send(process, signal.SIGKILL)
 
 
 @contextmanager
 def started(command: Sequence[str], ready_url: str, environment: Mapping[str, str]) -> Iterator[ProcessGroup]:
     """Runs a command for the length of the block, which begins when `ready_url` answers.
 
+    The command has a session of its own: signals of the terminal reach the benchmark alone, which then ends it.
+
     Raises:
-        RuntimeError: it ended, or was not ready in time.
+        RuntimeError: it ended, or was not ready in time; with the end of its output.
     """
-    quiet = subprocess.DEVNULL
-    process = subprocess.Popen(command, env=environment, stdout=quiet, stderr=quiet)
-    processes = ProcessGroup(process.pid)
-    try:
-        until = time.monotonic() + START_WITHIN_S
-        while not answers(ready_url):
-            if process.poll() is not None or time.monotonic() > until:
-                raise RuntimeError(
-                    f"{' '.join(command)} did not start (exit code {process.poll()}); run it to see why."
-                )
-            time.sleep(POLL_S)
-        yield processes
-    finally:
-        if process.poll() is None:
-            processes.end()
-        process.wait()
+    with tempfile.TemporaryFile() as output:
+        process = subprocess.Popen(
+            command, env=environment, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+        )
+        processes = ProcessGroup(process.pid)
+        timeout_s = ABORT_TIMEOUT_S
+        try:
+            until = time.monotonic() + START_TIMEOUT_S
+            while not answers(ready_url):
+                if process.poll() is not None or time.monotonic() > until:
+                    raise RuntimeError(f"{' '.join(command)} did not start:\n{end_of(output)}")
+                time.sleep(POLL_S)
+            yield processes
+            timeout_s = END_TIMEOUT_S
+        finally:
+            if process.poll() is None:
+                processes.end(timeout_s)
+            process.wait()
+
+
+def end_of(output: IO[bytes]) -> str:
+    output.seek(max(0, output.seek(0, os.SEEK_END) - SHOWN_OUTPUT_BYTES))
+    return output.read().decode(errors="replace").strip()
 
 
 def answers(url: str) -> bool:
@@ -102,7 +183,7 @@ def is_engine(process: psutil.Process) -> bool:
 
 
 def command_of(process: psutil.Process) -> str:
-    """Its title if it has given itself one; empty for a process that has ended or cannot be looked at."""
+    """Its command line, or the title that it has set; empty for a process that has ended or is not accessible."""
     try:
         return " ".join(process.cmdline())
     except psutil.Error:
@@ -117,7 +198,7 @@ def parent_of(process: psutil.Process) -> int | None:
         return None
 
 
-def cost_of(process: psutil.Process) -> float | None:
+def cpu_seconds_of(process: psutil.Process) -> float | None:
     """`None` for a process that has ended."""
     try:
         times = process.cpu_times()
@@ -126,13 +207,13 @@ def cost_of(process: psutil.Process) -> float | None:
     return times.user + times.system
 
 
-class ProcessorTime:
-    """Between two readings: the processor seconds of this process's own work and a group's, outside the engine."""
+class CpuTime:
+    """CPU seconds of this process and of a group outside its engine, since this object was made."""
 
     def __init__(self, group: ProcessGroup | None) -> None:
         self._group = group
         self._before = self._read_group()
-        # Last here and first there: what the readings themselves cost is nobody's.
+        # The CPU time of the two readings of the group is not counted: last here, and first in `seconds`.
         self._own_before = time.process_time()
 
     def _read_group(self) -> dict[int, float]:

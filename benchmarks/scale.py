@@ -22,6 +22,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from benchmarks.process_group import no_process_left
 from benchmarks.resident_memory import Peak, replica, resident_kb
 from benchmarks.rollout_load import Played, play, post_small_requests
 from service.local import local_service, sentences_for_the_user
@@ -88,7 +89,7 @@ def main(
     seconds: Annotated[float, typer.Option(min=1, help="Of small requests.")] = 20.0,
     output: Annotated[Path, typer.Option(help="The figures, as JSON.")] = Path("bench_scale.json"),
 ) -> None:
-    with sentences_for_the_user(console):
+    with sentences_for_the_user(console), no_process_left():
         settings = read_config(config)
         in_flight = measured(settings, partial(many_in_flight, samples=samples, turns=turns, rounds=rounds))
         small = measured(

@@ -23,6 +23,7 @@ from rich.progress import track
 from rich.table import Table
 
 from benchmarks.bare_engine import BareEngine, engine_in
+from benchmarks.process_group import no_process_left
 from rollout_client import RolloutClient, Sampling
 from rollout_client.policy_contract import ReplicaUpdate
 from service.local import local_service, sentences_for_the_user
@@ -51,6 +52,7 @@ def main(
     settings = read_config(config, port=free_port())
     with (
         sentences_for_the_user(console),
+        no_process_left(),
         BareEngine.started(engine_in(settings.model_dump())) as bare,
         local_service(settings, console) as url,
         RolloutClient(url) as client,
