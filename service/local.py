@@ -32,7 +32,7 @@ def sentences_for_the_user(console: Console) -> Iterator[None]:
     try:
         yield
     except ServiceNotStarted as error:
-        console.print(str(error), style="red", markup=False, highlight=False)
+        console.print(str(error), style="red", markup=False, highlight=False, soft_wrap=True)
         raise typer.Exit(1) from error
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
