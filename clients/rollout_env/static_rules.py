@@ -72,6 +72,6 @@ def json_problem(value: Any, name: str) -> str | None:
         json.dumps(value, allow_nan=False)
     except ValidationError as error:
         return problems_of(error, name)
-    except ValueError as error:
-        return f"{name}: {error}"
+    except ValueError:
+        return f"{name}: NaN and infinite numbers are not allowed"
     return None

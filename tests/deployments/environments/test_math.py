@@ -128,7 +128,7 @@ def test_the_event_loop_runs_on_while_an_answer_is_checked(environment: MathEnvi
     step = environment.step(conversation(HOSTILE), MathInfo(ground_truth=42))
     outcome, longest_block_s = asyncio.run(longest_block(step, timeout_s=60))
     assert outcome.observation["content"] == "Environment: not checked. The check took longer than 1 s."
-    assert longest_block_s < 0.5
+    assert longest_block_s < 0.9
 
 
 def test_a_worker_that_dies_between_checks_is_replaced(environment: MathEnvironment) -> None:
