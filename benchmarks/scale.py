@@ -49,8 +49,8 @@ BOUNDS = {
     "p99_ms": "<= 400",
     "four_over_one": ">= 3.6",
 }
-Answer = TypeVar("Answer")
-Measure = Callable[[aiohttp.ClientSession], Coroutine[Any, Any, Answer]]
+Result = TypeVar("Result")
+Measure = Callable[[aiohttp.ClientSession], Coroutine[Any, Any, Result]]
 console = Console(stderr=True)
 
 
@@ -102,10 +102,10 @@ def main(
     typer.echo(json.dumps(figures))
 
 
-def measured(settings: ServeDeploySchema, measure: Measure[Answer]) -> Answer:
+def measured(settings: ServeDeploySchema, measure: Measure[Result]) -> Result:
     """Starts the service, measures, and ends it."""
 
-    async def measure_at(url: str) -> Answer:
+    async def measure_at(url: str) -> Result:
         unlimited = aiohttp.TCPConnector(limit=0)
         async with aiohttp.ClientSession(url, connector=unlimited, timeout=aiohttp.ClientTimeout(None)) as session:
             return await measure(session)

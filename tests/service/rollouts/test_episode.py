@@ -120,11 +120,12 @@ def test_max_new_tokens_bounds_a_generation_that_has_more_room() -> None:
 
 
 def test_the_environment_gets_roles_and_contents_and_its_own_state() -> None:
-    episode = EpisodeRecipe().make()
+    episode = EpisodeRecipe(position=5).make()
     episode.add_generation(generation("A"))
     request = episode.step_request()
     assert request.message_log == [{"role": "user", "content": "Q"}, {"role": "assistant", "content": "A"}]
-    assert (request.extra_env_info, request.rollout_id) == ({"state": 0}, "request-0-0")
+    assert request.extra_env_info == {"state": 0}
+    assert (request.request_id, request.rollout_id, request.sample) == ("request", "request-5-0", 5)
 
 
 def test_max_turns_is_the_status_only_when_the_turn_limit_ended_the_episode() -> None:
@@ -189,6 +190,35 @@ def test_a_generation_cut_by_max_seq_len_truncates_and_is_not_stepped() -> None:
     assert texts(result) == ["Q", "AAA"]
     assert (result.status, result.terminated, result.truncated) == ("truncated", False, True)
     assert (result.message_log[1].finish_reason, result.total_reward, result.metrics.truncated) == ("length", 0.0, True)
+
+
+def test_a_later_generation_cut_by_max_seq_len_truncates_too() -> None:
+    environment = ScriptedEnvironment([outcome("OO", 1.0)])
+    result = play(EpisodeRecipe(max_seq_len=6), ScriptedGenerator(["A", "AAAA"]), environment)
+    assert (texts(result), result.status, len(environment.requests)) == (["Q", "A", "OO", "AA"], "truncated", 1)
+
+
+def test_the_last_turn_that_is_allowed_ends_the_episode() -> None:
+    episode = EpisodeRecipe(max_rollout_turns=1).make()
+    episode.add_generation(generation())
+    episode.add_outcome(outcome("O"))
+    assert episode.status == "max_turns"
+
+
+def test_an_observation_is_tokenized_after_the_response_with_the_room_that_is_left() -> None:
+    given: list[tuple[list[int], ChatOptions, int]] = []
+
+    class Noting(CharacterChatTokenizer):
+        def observation(
+            self, observation: ChatMessage, after: Sequence[int], options: ChatOptions, room: int
+        ) -> TokenizedObservation:
+            given.append((list(after), options, room))
+            return super().observation(observation, after, options, room)
+
+    episode = EpisodeRecipe(tokenizer=Noting(), max_seq_len=10, observation_format="chat").make()
+    episode.add_generation(generation("AB"))
+    episode.add_outcome(outcome("O"))
+    assert given == [(ids_of("AB"), ChatOptions("chat"), 7)]
 
 
 def test_a_generation_that_ends_by_itself_at_max_seq_len_is_stepped() -> None:
