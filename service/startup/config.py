@@ -28,7 +28,7 @@ logger = logging.getLogger("rollout_service.startup")
 def read_config(path: Path, host: str | None = None, port: int | None = None) -> ServeDeploySchema:
     """Reads a Serve config, with `host` and `port` in place of its own where given.
 
-    Also sets the environment variables of its `serve.env`, and makes paths of models absolute that are relative to it.
+    Also sets the environment variables of its `serve.env`, and makes the paths of models absolute.
 
     Raises:
         ServiceNotStarted: the file cannot be read as a Serve config, or has keys that Serve does not know.
@@ -50,7 +50,7 @@ def read_config(path: Path, host: str | None = None, port: int | None = None) ->
 
 
 def resolve_models(config: ServeDeploySchema, folder: Path) -> None:
-    """Makes a model's path absolute that is relative to the config: replicas may run in another working directory.
+    """Makes a model's path absolute that is relative to the config or to the working directory.
 
     The app builder does the same for paths that are relative to the repository.
     """
@@ -58,8 +58,9 @@ def resolve_models(config: ServeDeploySchema, folder: Path) -> None:
         engine: Any = application.args.get("engine")
         named = {field: engine.get(field) for field in ("model", "tokenizer")} if isinstance(engine, dict) else {}
         for field, name in named.items():
-            if isinstance(name, str) and (folder / name).is_dir():
-                engine[field] = str(folder / name)
+            folders = (base / name for base in (folder, Path.cwd())) if isinstance(name, str) else ()
+            if found := next((path for path in folders if path.is_dir()), None):
+                engine[field] = str(found)
 
 
 def set_environment(config_path: Path) -> None:

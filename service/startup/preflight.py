@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
-from pathlib import Path
 
 from pydantic import ValidationError
 from ray.serve.schema import ServeApplicationSchema, ServeDeploySchema
@@ -95,8 +94,6 @@ def folder_problem(name: str) -> str | None:
         return None
     if name.startswith(("/", ".", "~")):
         return f"there is no {name} on this machine."
-    if Path(name).exists():
-        return f"{name} is neither beside the config nor in {REPOSITORY}; write {Path(name).resolve()}."
     parent = (REPOSITORY / name).parent
     if parent != REPOSITORY and parent.is_dir():
         there = sorted(folder.name for folder in parent.iterdir() if folder.is_dir())

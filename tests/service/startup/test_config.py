@@ -95,14 +95,18 @@ def test_a_missing_environment_file_is_said(
     ]
 
 
-def test_the_paths_of_models_are_relative_to_the_config(tmp_path: Path) -> None:
-    (tmp_path / "models" / "mine").mkdir(parents=True)
-    path = tmp_path / "config.yaml"
+def test_the_paths_of_models_are_relative_to_the_config_or_to_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for folder in ("models/mine", "configs/models/mine", "tokenizers/mine"):
+        (tmp_path / folder).mkdir(parents=True)
+    path = tmp_path / "configs" / "config.yaml"
     path.write_text(
         "applications:\n- import_path: service.app:build\n  args:\n"
-        "    engine: {model: models/mine, tokenizer: somebody/tokenizer}\n"
+        "    engine: {model: models/mine, tokenizer: tokenizers/mine}\n"
     )
     [application] = read_config(path).applications
     assert application.args == {
-        "engine": {"model": str(tmp_path / "models" / "mine"), "tokenizer": "somebody/tokenizer"}
+        "engine": {"model": f"{tmp_path}/configs/models/mine", "tokenizer": f"{tmp_path}/tokenizers/mine"}
     }
