@@ -1,4 +1,4 @@
-"""What the package needs only for some things, and the sentence that says how to get it."""
+"""Imports of optional dependencies, with an error that says how to install them."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def needed_for(what: str, extra: str) -> Iterator[None]:
-    """Around an import: raises `ModuleNotFoundError` that names the extra which brings what is missing."""
+    """Around an import. Raises `ModuleNotFoundError` with the extra that installs the missing package."""
     try:
         yield
     except ModuleNotFoundError as error:

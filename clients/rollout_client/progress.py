@@ -9,7 +9,7 @@ from rollout_client.optional_dependencies import needed_for
 
 @contextmanager
 def rollout_bar(total: int) -> Iterator[Callable[[SampleResult], None]]:
-    """Shows a bar on stderr for the length of the block; yields what to call with each finished sample.
+    """Shows a bar on stderr for the length of the block; yields the function to call with each finished sample.
 
     Raises:
         ModuleNotFoundError: rich is not installed; the message says what to install.
@@ -36,7 +36,7 @@ def rollout_bar(total: int) -> Iterator[Callable[[SampleResult], None]]:
 
 @contextmanager
 def upload_bar(version: int) -> Iterator[Callable[[int, int | None], None]]:
-    """Shows a bar on stderr for the length of the block; yields what to call with the bytes that arrived, and of all.
+    """Shows a bar on stderr for the length of the block; yields the function to call with sent and total bytes.
 
     Raises:
         ModuleNotFoundError: rich is not installed; the message says what to install.

@@ -1,10 +1,10 @@
-"""Going on with a sample that was cut off."""
+"""Continues a sample that was cut off."""
 
 from rollout_client.contract import GivenMessage, SampleInput, SampleResult
 
 
 def resumed(sample: SampleResult) -> SampleInput:
-    """The sample that goes on from the last token of `sample`, with everything that came back with it, ready to post.
+    """A sample that continues `sample` from its last token, with all its fields; it can be posted as it is.
 
     Its turns so far count towards `max_rollout_turns`; its rewards so far stand on its messages, and the new result
     counts only what comes after. Under greedy decoding it ends as if it had never been cut; sampled, it draws anew.

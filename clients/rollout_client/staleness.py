@@ -1,4 +1,4 @@
-"""How far behind the trainer the weights were that made the tokens of a rollout."""
+"""How many versions behind the trainer's the weights were that sampled the tokens of a rollout."""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Staleness:
-    """Over the tokens of generated messages whose version the log says; each token weighs the same.
+    """Statistics over the generated tokens whose weight version is known; each token has the same weight.
 
     The lag of a token is `trainer_version` less the version that made it: 0 is on-policy, and below 0 the service was
     ahead. Without such tokens all but the counts are `None`.
@@ -21,7 +21,7 @@ class Staleness:
     tokens: int
     """Generated tokens whose version is known."""
     unknown_tokens: int
-    """Tokens with log-probabilities whose version is not: those of a posted log that did not say."""
+    """Generated tokens without a version: those of a posted message log that had none."""
     oldest: int | None = None
     """The lowest version that made a token."""
     newest: int | None = None
@@ -32,7 +32,7 @@ class Staleness:
 
 
 def staleness(rollouts: "SampleResult | RolloutResponse | ArrowResponse", trainer_version: int) -> Staleness:
-    """Of one rollout, or of all of a response together, those that failed included.
+    """The staleness of one rollout, or of all rollouts of a response together, failed ones included.
 
     `trainer_version` is the version of the weights that are trained with these rollouts, as the trainer pushed them.
     """

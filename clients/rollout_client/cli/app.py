@@ -1,4 +1,4 @@
-"""The command `rollout`: look at the tasks, play a few samples, run a file of them, see and change the weights."""
+"""The command `rollout`: lists tasks, plays samples, runs a file of them, shows and changes the weights."""
 
 import json
 from collections.abc import Iterable, Iterator
@@ -131,7 +131,7 @@ def run(
 def run_to_file(
     client: RolloutClient, samples: list[dict[str, Any]], output: Path, options: RolloutOptions
 ) -> RequestMetrics:
-    """Writes to `output` what finished, in input order, and returns the metrics."""
+    """Writes the rollouts that finished to `output`, in input order, and returns the metrics."""
     by_position: dict[int, SampleResult] = {}
     with output.open("a") as results, client.stream(samples, **options) as rollouts:
         try:

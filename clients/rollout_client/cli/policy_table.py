@@ -1,4 +1,4 @@
-"""What the policy of a service looks like on a terminal, as rich renderables."""
+"""Tables of versions, replicas and updates for a terminal, as rich renderables."""
 
 from rich.console import Group
 from rich.filesize import decimal
@@ -44,7 +44,7 @@ def replicas_table(state: PolicyState) -> Table:
 
 
 def update_table(update: PolicyUpdate) -> Table:
-    """What became of an update on each replica, in seconds."""
+    """The result of an update on each replica, with its times in seconds."""
     table = Table(title=f"Version {update.version} is current", title_justify="left")
     table.add_column("replica", overflow="fold")
     table.add_column("status")

@@ -34,7 +34,7 @@ VISIBLE_CONTROLS = (
 
 
 def transcript(sample: SampleResult) -> Panel:
-    """One rollout: its messages with their rewards, how it ended, what it was worth."""
+    """One rollout: its messages with their rewards, its status and its total reward."""
     style = STATUS_STYLES[sample.status]
     title = plain(f"{sample.id or sample.idx} · {sample.task_name} · generation {sample.generation_index}")
     return Panel(
@@ -61,7 +61,7 @@ def messages_grid(sample: SampleResult) -> Table:
 
 
 def message_note(message: Message) -> str:
-    """What the text of a generated message does not say; empty for other messages without reward."""
+    """Tokens, finish reason, log-probability and reward of a message; empty where it has none of them."""
     notes = []
     if message.generation_logprobs is not None:
         notes.append(f"{len(message.token_ids)} tokens")
