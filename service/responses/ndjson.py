@@ -1,7 +1,7 @@
-"""The lines of a streamed response of `POST /rollout` (`application/x-ndjson`), one JSON object per line.
+"""Writes the lines of a streamed response of `POST /rollout`, which `rollout_client/ndjson.py` reads.
 
-A stream has one line per rollout, in the order in which they end, then exactly one line with the summary or the problem
-that ended the request. `rollout_client/ndjson.py` reads them.
+A stream (`application/x-ndjson`) has one line per rollout, in the order in which they end, then exactly one line with
+the summary or with the problem that ended the request. Each line is one JSON object.
 """
 
 from rollout_client.contract import RolloutSummary, SampleResult

@@ -56,7 +56,7 @@ def assert_problem(
 # Bodies
 
 
-def test_a_whole_file_is_handed_on_and_completed() -> None:
+def test_a_whole_file_is_forwarded_and_completed() -> None:
     service = ScriptedHttp()
     answer = service.put_version(b"weights")
     assert (answer.status_code, answer.json(), answer.headers["content-type"]) == (200, UPDATE_JSON, "application/json")
@@ -70,7 +70,7 @@ def test_a_whole_file_is_handed_on_and_completed() -> None:
     assert service.store.arrived == b"weights"
 
 
-def test_a_body_that_would_fill_the_proxys_memory_is_refused() -> None:
+def test_a_body_over_the_bound_is_refused_by_its_content_length() -> None:
     service = ScriptedHttp()
     answer = service.request("PUT", "/policy/versions/1", content=b"x", headers={"content-length": str(2**28 + 1)})
     assert_problem(
@@ -88,7 +88,7 @@ def test_a_body_that_would_fill_the_proxys_memory_is_refused() -> None:
     assert service.store.calls == []
 
 
-def test_a_large_body_is_handed_on_as_it_comes() -> None:
+def test_a_large_body_is_forwarded_as_it_arrives() -> None:
     service = ScriptedHttp()
 
     async def chunks() -> AsyncIterator[bytes]:
@@ -103,7 +103,7 @@ def test_a_large_body_is_handed_on_as_it_comes() -> None:
     ]
 
 
-def test_an_empty_body_is_an_upload_of_nothing() -> None:
+def test_an_empty_body_is_an_empty_upload() -> None:
     service = ScriptedHttp()
     assert service.put_version(b"").status_code == 200
     assert service.store.named("end_chunk") == [(7, 0, 0)]
@@ -129,7 +129,7 @@ def test_an_upload_is_complete_when_all_has_arrived(content_range: str, status: 
         assert answer.json() == UPDATE_JSON
 
 
-def test_pieces_go_on_where_the_last_one_ended() -> None:
+def test_a_chunk_begins_where_the_last_one_ended() -> None:
     service = ScriptedHttp()
     service.store.arrived += b"weig"
     assert service.put_version(b"hts", content_range="bytes 4-6/7").status_code == 200
@@ -158,7 +158,7 @@ def test_a_content_range_that_contradicts_itself_cannot_be_read(content_range: s
 
 
 @pytest.mark.parametrize(("last", "due"), [(5, 6), (7, 8)])
-def test_a_body_that_is_not_as_long_as_its_range_does_not_count(last: int, due: int) -> None:
+def test_a_body_of_another_length_than_its_range_is_refused(last: int, due: int) -> None:
     service = ScriptedHttp()
     answer = service.put_version(b"weights", content_range=f"bytes 0-{last}/99")
     errors = [("content-range", f"7 bytes came where {due} were due", 7)]
@@ -170,7 +170,7 @@ def test_a_body_that_is_not_as_long_as_its_range_does_not_count(last: int, due: 
 # Digests and encodings
 
 
-def test_digests_of_the_body_and_of_the_whole_are_checked_and_handed_on() -> None:
+def test_the_digest_of_the_body_is_checked_and_that_of_the_whole_upload_forwarded() -> None:
     service = ScriptedHttp()
     service.store.arrived += b"weig"
     answer = service.put_version(
@@ -184,7 +184,7 @@ def test_digests_of_the_body_and_of_the_whole_are_checked_and_handed_on() -> Non
     assert service.store.named("complete_upload") == [(7, PushOptions(), False, sha256(b"weights"))]
 
 
-def test_a_body_with_another_digest_does_not_count() -> None:
+def test_a_body_with_another_digest_is_refused() -> None:
     service = ScriptedHttp()
     answer = service.put_version(b"weights", content_digest=digest_field(b"others"))
     message = f"the body's sha-256 is {sha256(b'weights')}; send it again"
@@ -203,7 +203,7 @@ def test_a_body_with_another_digest_does_not_count() -> None:
         "unixsum=1",
     ],
 )
-def test_other_algorithms_are_passed_over(form: str) -> None:
+def test_digests_of_other_algorithms_are_ignored(form: str) -> None:
     service = ScriptedHttp()
     good = digest_field(b"weights")
     assert service.put_version(b"weights", content_digest=form.format(good=good)).status_code == 200
@@ -223,7 +223,7 @@ def test_other_algorithms_are_passed_over(form: str) -> None:
         ("sha-512=:AAAA:, sha-256=:a_-b:", "is not base64: Only base64 data is allowed"),
     ],
 )
-def test_a_digest_that_cannot_be_read_is_never_taken_for_none(name: str, value: str, says: str) -> None:
+def test_a_digest_that_cannot_be_read_is_refused(name: str, value: str, says: str) -> None:
     service = ScriptedHttp()
     answer = service.put_version(b"weights", **{name: value})
     assert_problem(answer, 400, "unreadable-body", [("body", f"the sha-256 in {name} {says}", None)])
@@ -231,7 +231,7 @@ def test_a_digest_that_cannot_be_read_is_never_taken_for_none(name: str, value: 
 
 
 @pytest.mark.parametrize(("encoding", "is_zstd"), [("zstd", True), ("identity", False)])
-def test_the_encoding_is_handed_on(encoding: str, is_zstd: bool) -> None:
+def test_the_encoding_is_forwarded(encoding: str, is_zstd: bool) -> None:
     service = ScriptedHttp()
     assert service.put_version(content_encoding=encoding).status_code == 200
     assert service.store.named("complete_upload") == [(7, PushOptions(), is_zstd, None)]
@@ -261,7 +261,7 @@ def test_weights_have_their_own_type_or_none(content_type: str | None) -> None:
     assert service.store.arrived == b"weights"
 
 
-def test_what_is_current_already_is_answered_again_without_the_body() -> None:
+def test_a_push_of_the_current_weights_is_answered_without_reading_the_body() -> None:
     service = ScriptedHttp()
     service.store.repeated = UPDATE
     answer = service.put_version(repr_digest=digest_field(b"weights"))
@@ -272,7 +272,7 @@ def test_what_is_current_already_is_answered_again_without_the_body() -> None:
 # Queries
 
 
-def test_options_stand_in_the_query() -> None:
+def test_options_are_query_parameters() -> None:
     service = ScriptedHttp()
     query = "?kind=delta&base=3&mode=abort&reset_prefix_cache=false&if_busy=refuse"
     assert service.put_version(query=query).status_code == 200
@@ -301,7 +301,7 @@ def test_options_stand_in_the_query() -> None:
         ),
     ],
 )
-def test_a_query_that_is_not_known_is_refused(query: str, field: str, message: str, value: str) -> None:
+def test_an_invalid_query_is_refused(query: str, field: str, message: str, value: str) -> None:
     service = ScriptedHttp()
     assert_problem(service.put_version(query=query), 422, "invalid-request", [(field, message, value)])
     assert service.store.calls == []
@@ -316,7 +316,7 @@ def test_a_query_that_is_not_known_is_refused(query: str, field: str, message: s
         ("latest", "Input should be a valid integer, unable to parse string as an integer"),
     ],
 )
-def test_a_version_that_is_no_number_from_one_on_is_refused(version: str, message: str) -> None:
+def test_a_version_that_is_not_a_number_from_1_is_refused(version: str, message: str) -> None:
     service = ScriptedHttp()
     answer = service.put_version(version=version)
     assert_problem(answer, 422, "invalid-request", [("path.version", message, version)])
@@ -367,7 +367,7 @@ def test_a_checkpoint_is_named_by_a_json_body(content_type: str) -> None:
         ),
     ],
 )
-def test_a_json_body_that_names_no_checkpoint_is_refused(
+def test_a_json_body_that_is_not_a_checkpoint_source_is_refused(
     body: str, status: int, name: str, error: tuple[str, str, Any]
 ) -> None:
     service = ScriptedHttp()
@@ -391,7 +391,7 @@ def test_a_json_body_that_names_no_checkpoint_is_refused(
         ("complete_upload", UpdateUnderWay, 409, "update-under-way"),
     ],
 )
-def test_what_the_store_refuses_is_a_problem_with_its_fields(
+def test_what_the_store_refuses_becomes_a_problem_with_its_fields(
     method: str, failure: type[PolicyFailure], status: int, name: str
 ) -> None:
     service = ScriptedHttp()
@@ -403,7 +403,7 @@ def test_what_the_store_refuses_is_a_problem_with_its_fields(
     assert answer.json()["detail"] == "a.weight: is wrong. b.weight: is too."
 
 
-def test_a_checkpoint_that_is_refused_is_a_problem_of_its_place() -> None:
+def test_a_refused_checkpoint_becomes_a_problem_of_its_path() -> None:
     service = ScriptedHttp()
     problem = FieldProblem(field="checkpoint", message="it lies outside", value="/etc")
     service.store.failures["load_checkpoint"] = SourceRefused(problem)
@@ -411,7 +411,7 @@ def test_a_checkpoint_that_is_refused_is_a_problem_of_its_place() -> None:
     assert_problem(answer, 422, "source-refused", [("checkpoint", "it lies outside", "/etc")])
 
 
-def test_a_store_that_is_not_there_is_worth_another_try() -> None:
+def test_a_lost_store_is_503_with_retry_after() -> None:
     service = ScriptedHttp()
     service.store.failures["begin_chunk"] = PolicyStoreLost("The policy store died during the call.")
     answer = service.put_version()
@@ -422,7 +422,7 @@ def test_a_store_that_is_not_there_is_worth_another_try() -> None:
 # Questions
 
 
-def test_what_has_arrived_of_an_upload_can_be_asked() -> None:
+def test_the_state_of_an_upload_is_returned() -> None:
     service = ScriptedHttp()
     answer = service.request("GET", "/policy/versions/7/upload")
     assert (answer.status_code, answer.json()) == (200, {"version": 7, "received_bytes": 0, "total_bytes": 9})
@@ -432,7 +432,7 @@ def test_what_has_arrived_of_an_upload_can_be_asked() -> None:
     assert_problem(answer, 404, "version-unknown", [("version", "nothing of it has arrived", 7)])
 
 
-def test_the_state_and_the_layout_can_be_asked() -> None:
+def test_the_state_and_the_layout_are_returned() -> None:
     service = ScriptedHttp()
     answer = service.request("GET", "/policy")
     assert (answer.status_code, answer.json()["current"], service.store.calls) == (200, 3, [("state", 5.0)])
@@ -442,7 +442,7 @@ def test_the_state_and_the_layout_can_be_asked() -> None:
     assert layout.json() == {"tensors": {"w": {"dtype": "BF16", "shape": [2, 3]}}}
 
 
-def test_the_state_can_be_asked_once_a_version_is_current() -> None:
+def test_the_state_is_returned_once_a_version_is_current() -> None:
     service = ScriptedHttp()
     assert service.request("GET", "/policy?min_version=3&wait_s=1.5").status_code == 200
     assert service.request("GET", "/policy?min_version=3").status_code == 200
@@ -457,7 +457,7 @@ def test_the_state_can_be_asked_once_a_version_is_current() -> None:
     ("query", "field"),
     [("min_version=-1", "query.min_version"), ("wait_s=-1", "query.wait_s"), ("wait_s=nan", "query.wait_s")],
 )
-def test_a_question_that_cannot_be_is_refused(query: str, field: str) -> None:
+def test_an_invalid_query_for_the_state_is_refused(query: str, field: str) -> None:
     answer = ScriptedHttp().request("GET", f"/policy?{query}")
     assert (answer.status_code, [error["field"] for error in answer.json()["errors"]]) == (422, [field])
 
@@ -481,14 +481,14 @@ def test_a_transfer_goes_step_by_step() -> None:
     ]
 
 
-def test_a_transfer_has_neither_kind_nor_base() -> None:
+def test_a_transfer_takes_neither_kind_nor_base() -> None:
     service = ScriptedHttp()
     answer = service.request("POST", "/policy/transfer/start?kind=delta&base=3")
     assert [error["field"] for error in answer.json()["errors"]] == ["query.kind", "query.base"]
     assert service.store.calls == []
 
 
-def test_a_transfer_cannot_take_a_number_after_which_none_is_left() -> None:
+def test_a_transfer_cannot_take_a_version_beyond_the_largest() -> None:
     service = ScriptedHttp()
     assert service.request("POST", f"/policy/transfer/finish?version={2**63}").status_code == 422
     assert service.store.calls == []
@@ -497,14 +497,14 @@ def test_a_transfer_cannot_take_a_number_after_which_none_is_left() -> None:
 # Demands of a rollout
 
 
-def test_a_rollout_without_a_demand_asks_nobody() -> None:
+def test_a_rollout_without_a_demand_does_not_call_the_store() -> None:
     service = ScriptedHttp()
     assert service.post({"samples": [GOOD], "policy": {}}).status_code == 200
     assert service.post({"samples": [GOOD], "policy": {"wait_s": 1.0}}).status_code == 200
     assert service.store.calls == []
 
 
-def test_a_demand_is_put_to_the_store_and_then_the_rollout_is_played() -> None:
+def test_a_rollout_with_a_demand_waits_for_the_store_and_is_then_played() -> None:
     service = ScriptedHttp()
     answer = service.post({"samples": [GOOD], "policy": {"min_version": 3, "wait_s": 0.5}})
     assert (answer.status_code, len(service.generator.requests)) == (200, 1)
@@ -514,7 +514,7 @@ def test_a_demand_is_put_to_the_store_and_then_the_rollout_is_played() -> None:
     assert len(service.store.calls) == 1
 
 
-def test_whether_an_exact_version_is_still_current_is_asked_each_time() -> None:
+def test_an_exact_version_is_checked_for_every_request() -> None:
     service = ScriptedHttp()
     for _ in range(2):
         assert service.post({"samples": [GOOD], "policy": {"version": 3}}).status_code == 200
@@ -541,7 +541,7 @@ def test_a_demand_that_is_not_met_is_a_conflict_and_nothing_is_started(
     assert not service.has_started_something
 
 
-def test_a_demand_that_nobody_can_answer_starts_nothing() -> None:
+def test_a_demand_without_a_store_starts_nothing() -> None:
     service = ScriptedHttp()
     service.store.failures["wait_for"] = PolicyStoreLost("The policy store died during the call.")
     answer = service.post({"samples": [GOOD], "policy": {"min_version": 9}})
@@ -562,7 +562,7 @@ def test_a_demand_that_nobody_can_answer_starts_nothing() -> None:
         (3, "policy", "Input should be an object"),
     ],
 )
-def test_a_demand_that_cannot_be_is_refused_by_its_field(demand: Any, field: str, message: str) -> None:
+def test_an_invalid_demand_is_refused_by_its_field(demand: Any, field: str, message: str) -> None:
     service = ScriptedHttp()
     answer = service.post({"samples": [GOOD], "policy": demand})
     assert answer.status_code == 422
