@@ -84,6 +84,7 @@ class WeightTransfer:
             # the next one.
             results = await asyncio.gather(*map(self._fleet.send, replicas, commands))
             if errors := errors_in(results):
+                logger.warning("A replica could not meet the trainer of a weight transfer: %s", errors[0])
                 raise refused("init_info", f"a replica could not meet the trainer: {errors[0]}")
             self._participants = replicas
             return world_size(workers)

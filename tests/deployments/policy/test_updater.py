@@ -1,13 +1,17 @@
 """Updates over scripted replicas: what reaches them, updates that meet, and adapters."""
 
 import asyncio
+from datetime import UTC, datetime
 from pathlib import Path
+
+import pytest
 
 from deployments.policy.commands import LoadedWeights
 from deployments.policy.failures import (
     UpdateUnderWay,
     WeightsRefused,
 )
+from deployments.policy.version_store import StoredVersion
 from rollout_client.policy_contract import PushOptions
 from rollout_client.weights.checksum import file_checksum
 from tests.deployments.policy.policy_world import (
@@ -81,6 +85,17 @@ def test_a_replica_that_fails_is_replaced_and_the_one_in_its_place_begins_with_t
     play(story, tmp_path)
 
 
+def test_a_replica_that_died_before_the_update_takes_no_part_in_it(tmp_path: Path) -> None:
+    async def story(world: World) -> None:
+        replica = await world.replica("r0")
+        await until(lambda: replica.accepts_requests)
+        replica.end()
+        assert (await world.push(1, weights(2.0))).replicas == []
+        assert world.cluster.killed == []
+
+    play(story, tmp_path)
+
+
 def test_a_second_update_waits_for_the_first(tmp_path: Path) -> None:
     async def story(world: World) -> None:
         for name in ("r0", "r1"):
@@ -111,6 +126,20 @@ def test_a_second_update_may_be_refused_instead(tmp_path: Path) -> None:
         assert (await world.store.upload_state(2)).received_bytes == len(content)
         update = await world.complete(2, PushOptions(if_busy="refuse"), False, sha256(content))
         assert update.version == 2
+
+    play(story, tmp_path)
+
+
+def test_a_version_that_was_validated_meanwhile_is_refused_at_once_by_those_who_do_not_wait(tmp_path: Path) -> None:
+    async def story(world: World) -> None:
+        await world.replica("r0", command_s=5.0)
+        pushing = world.pushing(1, weights(2.0))
+        await world.until_updating(1)
+        info = StoredVersion(version=2, kind="full", created_at=datetime(2026, 1, 1, tzinfo=UTC))
+        with pytest.raises(UpdateUnderWay):
+            await world.store._pushes._updater.update(info, tmp_path / "weights", PushOptions(if_busy="refuse"))
+        assert not pushing.done()
+        await pushing
 
     play(story, tmp_path)
 

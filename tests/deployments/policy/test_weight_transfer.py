@@ -156,6 +156,30 @@ async def test_of_a_list_each_replica_is_told_its_own_workers_part(make_store: M
 
 
 @in_virtual_time
+async def test_without_replicas_no_transfer_starts(make_store: MakeStore) -> None:
+    store = make_store()
+    with pytest.raises(TransferRefused) as refused:
+        await store.start_transfer(SwitchOptions())
+    assert_refused(refused, "transfer", CHANGED)
+
+
+@in_virtual_time
+async def test_after_a_meeting_that_failed_an_earlier_one_counts_no_more(
+    make_store: MakeStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = make_store()
+    [replica] = await serving(store, 1)
+    await meet(store, 2)
+    replica.fails[InitTransfer] = "no route"
+    with pytest.raises(TransferRefused, match="no route"):
+        await meet(store, 2)
+    assert caplog.messages == ["A replica could not meet the trainer of a weight transfer: no route"]
+    with pytest.raises(TransferRefused) as refused:
+        await store.start_transfer(SwitchOptions())
+    assert_refused(refused, "transfer", CHANGED)
+
+
+@in_virtual_time
 async def test_a_transfer_cannot_start_before_the_replicas_have_met_the_trainer(make_store: MakeStore) -> None:
     store = make_store()
     await serving(store, 1)
