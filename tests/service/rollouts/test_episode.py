@@ -183,6 +183,12 @@ def test_a_prompt_without_room_for_a_token_is_truncated_before_generating(max_se
     assert (result.status, result.truncated, result.metrics.turn_count) == ("truncated", True, 0)
 
 
+def test_room_for_a_single_token_is_used() -> None:
+    request = EpisodeRecipe(prompt="QQQ", max_seq_len=4).make().next_generation()
+    assert request is not None
+    assert request.max_new_tokens == 1
+
+
 def test_a_generation_cut_by_max_seq_len_truncates_and_is_not_stepped() -> None:
     environment = ScriptedEnvironment([outcome("O", 1.0)])
     result = play(EpisodeRecipe(max_seq_len=4), ScriptedGenerator(["AAAAAA"]), environment)
