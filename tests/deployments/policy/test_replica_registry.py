@@ -184,6 +184,7 @@ def test_a_replica_that_takes_too_long_is_lost_and_its_late_report_only_updates_
         numbered = await actors.next_command("a")
         assert await lost(asked) == "it did not report within 7.5 s"
         assert now() == 7.5
+        assert replica.awaited_reports == {}
         assert actors.registry.has(replica)
         assert await actors.registry.next_command("a", CommandReport(numbered.number, LoadedWeights(9))) is None
         assert (replica.loaded, replica.awaited_reports) == (LoadedWeights(9), {})

@@ -38,6 +38,12 @@ def test_nothing_is_known_of_an_upload_that_was_not_begun(tmp_path: Path) -> Non
         UploadStore(tmp_path).state(3)
 
 
+def test_an_upload_is_known_once_it_was_begun(tmp_path: Path) -> None:
+    store = UploadStore(tmp_path)
+    store.begin_chunk(3, 0)
+    assert store.state(3) == UploadState(version=3, received_bytes=0)
+
+
 def test_an_upload_goes_on_with_the_next_store(tmp_path: Path) -> None:
     assert send(UploadStore(tmp_path), 3, 0, b"abc", 8) == UploadState(version=3, received_bytes=3, total_bytes=8)
     after = UploadStore(tmp_path)

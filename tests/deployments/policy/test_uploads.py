@@ -9,8 +9,9 @@ import zstandard
 from deployments.policy.failures import ChunkMisplaced, VersionUnknown, WeightsRefused
 from deployments.policy.uploads import OVERTAKEN
 from deployments.policy.validation import largest_upload_bytes
-from rollout_client.policy_contract import PushOptions
+from rollout_client.policy_contract import PolicyUpdate, PushOptions
 from tests.deployments.policy.policy_world import World, play, refused, weights
+from tests.virtual_time import settled
 
 
 def test_two_senders_of_one_version_never_mix(tmp_path: Path) -> None:
@@ -61,5 +62,25 @@ def test_the_bound_of_an_upload_is_what_weights_of_the_model_can_have(tmp_path: 
             await world.store.write_chunk(1, sender, bound, b"x")
         with pytest.raises(VersionUnknown):
             await world.store.upload_state(1)
+
+    play(story, tmp_path)
+
+
+def test_the_upload_of_a_push_under_way_is_not_dropped(tmp_path: Path) -> None:
+    async def story(world: World) -> None:
+        for version in (1, 2):
+            await world.upload(version, weights(2.0))
+        may_end = asyncio.Event()
+
+        async def push() -> PolicyUpdate:
+            await may_end.wait()
+            return PolicyUpdate(version=1, checksum=None, replicas=[])
+
+        pushing = asyncio.create_task(world.store._active_pushes.run(1, None, push()))
+        await settled()
+        world.store._uploads.drop_up_to(2)
+        assert world.files() == {"uploads/1.part", "uploads/1.json"}
+        may_end.set()
+        await pushing
 
     play(story, tmp_path)
