@@ -149,7 +149,7 @@ class Checker:
         turns = max(len(played.result.turns) for played in pair)
         for turn in range(turns):
             for place, (rollout, played) in enumerate(zip(rollouts, pair, strict=True)):
-                if rollout.terminated or turn >= len(played.result.turns):
+                if turn >= len(played.result.turns):
                     continue
                 environment = self._instances[(turn + place) % len(self._instances)]
                 problem = await self._turn(rollout, environment, played.replies[turn])

@@ -49,6 +49,11 @@ def test_every_sample_is_played_with_awkward_replies_and_with_its_own() -> None:
     assert replies == [*AWKWARD_REPLIES, "1", "2", *AWKWARD_REPLIES, "1", "2", "3"]
 
 
+def test_rollouts_of_different_lengths_are_compared_to_the_end_of_each() -> None:
+    check(CountingEnvironment, replies=lambda sample: ["1"] * (sample["extra_env_info"]["until"] - 1), samples=2)
+    check(CountingEnvironment, replies=["1"] * 9, samples=2)
+
+
 def test_the_failure_lists_all_findings() -> None:
     class TwoFaults(CountingEnvironment):
         async def step(self, message_log: list[ChatMessage], extra_env_info: Count) -> StepOutcome:
