@@ -1,13 +1,15 @@
-"""As fast as the engine itself? `make bench` plays the same conversations in three ways, in alternating rounds.
+"""The throughput of the service compared with that of its engine: `make bench`.
 
-A. a bare loop over vLLM's `AsyncLLM`, in the process that holds it;
+The same rollouts are played in three ways, in alternating rounds:
+
+A. a loop over vLLM's `AsyncLLM`, in this process;
 B. an asyncio loop over vLLM's OpenAI-compatible server, as a trainer would write it;
 C. `POST /rollout`, with an environment that only answers three tokens.
 
-While one plays, the processes of the others are stopped. Beside tokens per second there is the processor time outside
-the engine's own processes, per turn: for B the server's front end and the client, for C every process of the service,
-Ray's included, and the client. The table goes to the screen, all rounds to bench.json, a picture to bench.png; the last
-line is JSON.
+While one way plays, the processes of the others are suspended. Besides tokens per second, the CPU time per turn outside
+the engine's own processes is measured: for B of the server's front end and the client, for C of all processes of the
+service, Ray's included, and the client. The table goes to stderr, all rounds to bench.json, a chart to bench.png; the
+last line of stdout is JSON.
 """
 
 import json
@@ -43,7 +45,7 @@ SETTLE_S = 0.3
 SINGLE_SAMPLES = 20
 SINGLE_ROUNDS = 3
 IDLE_AFTER_S = 4.0
-"""What was stopped has timers to catch up with."""
+"""Suspended processes have missed timers to run after they resume."""
 console = Console(stderr=True)
 Conversations = list[list[int]]
 Play = Callable[[Workload, list[list[int]]], Conversations]
@@ -51,7 +53,7 @@ Play = Callable[[Workload, list[list[int]]], Conversations]
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """What one way took for one workload."""
+    """The time that one way took for one workload."""
 
     seconds: float
     processor_seconds: float
@@ -104,7 +106,7 @@ def contenders(engine: EngineSettings, served: dict[str, Any], folder: Path) -> 
 def rollout_service(served: dict[str, Any], folder: Path) -> Iterator[tuple[str, ProcessGroup]]:
     """Runs the service as a user would, `python -m service CONFIG`, with the comparison's environment alone.
 
-    The config lies in `folder` for so long, beside the `serve.env` that belongs to it.
+    The config is a file in `folder` for the length of the block, beside its `serve.env`.
     """
     served["http_options"]["port"] = port = free_port()
     served["applications"][0]["args"]["environments"] = {
@@ -155,7 +157,7 @@ def service_play(client: RolloutClient) -> Play:
 
 
 def play_rounds(ways: dict[str, Contender], workloads: Sequence[Workload], rounds: int) -> Rounds:
-    """One round more than asked for, of which the first only warms up."""
+    """Plays `rounds` + 1 rounds; the first one is a warm-up and is not counted."""
     for contender in ways.values():
         rest(contender)
     measured: Rounds = {workload: {way: [] for way in ways} for workload in workloads}
@@ -202,7 +204,7 @@ def rest(contender: Contender) -> None:
 
 
 def check(workload: Workload, conversations: Conversations) -> None:
-    """All three do the same work, or the comparison is worth nothing."""
+    """Raises `RuntimeError` unless all rollouts together have the expected number of tokens."""
     expected = workload.samples * (workload.prompt_tokens + workload.turns * (workload.new_tokens + 3))
     played = sum(map(len, conversations))
     if played != expected:
@@ -215,7 +217,7 @@ def rotated(ways: list[str], number: int) -> list[str]:
 
 
 def added_latency_ms(ways: dict[str, Contender]) -> float:
-    """What one sample of one turn takes longer by the service than by the server, each otherwise idle: of medians."""
+    """Median latency of one sample of one turn by the service, less that by the server; both are otherwise idle."""
     seconds: dict[str, list[float]] = {"B": [], "C": []}
     for round_ in track(range(SINGLE_ROUNDS), "One sample, one turn, idle", console=console):
         for way in rotated(list(seconds), round_):

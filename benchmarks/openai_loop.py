@@ -1,4 +1,4 @@
-"""The loop that a trainer runs itself today: asyncio over vLLM's OpenAI-compatible server, a process of its own."""
+"""The loop that a trainer would write itself: asyncio over vLLM's OpenAI-compatible server in another process."""
 
 import asyncio
 import os
@@ -17,7 +17,7 @@ from service.startup.ports import free_port
 TIMEOUT_S = 600
 JSON = {"content-type": "application/json"}
 KEEP_CONNECTIONS = {"VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "3600"}
-"""Or the server would close its connections whenever others have their turn."""
+"""Seconds. By default the server would close its connections while it is suspended."""
 
 
 @contextmanager
@@ -52,8 +52,8 @@ async def open_session(url: str) -> aiohttp.ClientSession:
 class OpenAILoop:
     """Plays conversations against `/v1/completions`: token ids in, token ids and log-probabilities out.
 
-    Over aiohttp and orjson, the leanest that a trainer would take: httpx, which the OpenAI package stands on, takes
-    several times their processor time with hundreds of connections.
+    With aiohttp and orjson, the fastest libraries that a trainer could use: httpx, which the OpenAI package uses, takes
+    several times their CPU time with hundreds of connections.
     """
 
     def __init__(self, url: str, model: str) -> None:
@@ -64,12 +64,12 @@ class OpenAILoop:
     def play(
         self, prompts: Sequence[list[int]], turns: int, reply: Sequence[int], sampling: dict[str, Any]
     ) -> list[list[int]]:
-        """Returns the ids of each whole conversation."""
+        """Returns the token ids of each rollout."""
 
-        async def together() -> list[list[int]]:
+        async def play_all() -> list[list[int]]:
             return await asyncio.gather(*(self._play_one(prompt, turns, reply, sampling) for prompt in prompts))
 
-        return self._runner.run(together())
+        return self._runner.run(play_all())
 
     async def _play_one(
         self, token_ids: list[int], turns: int, reply: Sequence[int], sampling: dict[str, Any]

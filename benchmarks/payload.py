@@ -1,4 +1,4 @@
-"""What a large answer costs, as JSON and as Arrow: `make bench-payload`.
+"""The cost of a large response as JSON and as Arrow: `make bench-payload`.
 
 The real HTTP face, in a process of its own, answers over a socket of loopback with 2,000 rollouts that have ended: four
 turns of 500 tokens each, a byte of text a token as the embedded model has it. Rounds alternate. What is measured is the

@@ -1,4 +1,4 @@
-"""Load for a benchmark: posts rollouts and reads the answers without making objects of them, for want of cores."""
+"""Load for a benchmark: posts rollouts and leaves responses unparsed, because the load shares the service's cores."""
 
 import asyncio
 import json
@@ -17,7 +17,7 @@ LONGEST_LINE_BYTES = 2**26
 
 
 class WrongAnswer(Exception):
-    """What came back is not what was asked for; figures of it would mean nothing."""
+    """The response is not the expected one, so the measurement is void."""
 
 
 @dataclass(frozen=True, slots=True)

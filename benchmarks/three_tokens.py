@@ -1,4 +1,4 @@
-"""An environment that costs nothing, so that what is measured is everything else."""
+"""An environment that takes almost no time, so that everything else is measured."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ class Nothing(BaseModel):
 
 
 class ThreeTokens(TaskEnvironment):
-    """Never terminates, so `max_rollout_turns` ends each sample; without reward and state."""
+    """Never terminates, so that `max_rollout_turns` ends each rollout; has no reward and no state."""
 
     description = "Answers three tokens, whatever is said."
     ExtraEnvInfo = Nothing

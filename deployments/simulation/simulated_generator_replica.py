@@ -23,7 +23,7 @@ from deployments.simulation.settings import SimulatedEngineSettings
 from deployments.simulation.simulated_engine import SimulatedEngine
 
 NO_WEIGHTS = "This generator is simulated and has no weights to change; push to a service with an engine."
-REJOIN_AFTER_S = 0.5
+REGISTER_AGAIN_AFTER_S = 0.5
 
 
 class SimulatedGeneratorReplica(GeneratorReplicaBase):
@@ -62,7 +62,7 @@ async def refuse_weights(store: CommandSource, registration: ReplicaRegistration
                 numbered = await store.next_command(registration.replica_id, report)
                 report = None if numbered is None else report_of(numbered)
         except (PolicyStoreLost, ReplicaNotRegistered):
-            await asyncio.sleep(REJOIN_AFTER_S)
+            await asyncio.sleep(REGISTER_AGAIN_AFTER_S)
 
 
 def report_of(numbered: NumberedCommand) -> CommandReport:
