@@ -35,10 +35,10 @@ class ActivePushes(Set[int]):
         task.add_done_callback(lambda _: self._pushes.pop(version))
         return await asyncio.shield(task)
 
-    async def result_of_same(self, version: int, content: str | None) -> PolicyUpdate | None:
+    async def result_of_same(self, version: int, content: str) -> PolicyUpdate | None:
         """Waits for the push of the same version and content; `None` if there is none. Raises what the push does."""
         push = self._pushes.get(version)
-        if push is None or content is None or push.content != content:
+        if push is None or push.content != content:
             return None
         return await asyncio.shield(push.task)
 

@@ -152,6 +152,20 @@ def test_the_same_upload_again_while_it_is_under_way_has_the_same_answer(tmp_pat
     play(story, tmp_path)
 
 
+def test_a_push_whose_sender_named_no_digest_is_not_answered_again_before_it_is_current(tmp_path: Path) -> None:
+    async def story(world: World) -> None:
+        await world.replica("r0", command_s=5.0)
+        content = weights(2.0)
+        await world.upload(3, content)
+        completing = asyncio.create_task(world.complete(3, PushOptions(), False, None))
+        await until(lambda: bool(world.cluster.done("stage")))
+        assert await world.store.repeated_update(3, sha256(content)) is None
+        update = await completing
+        assert await world.store.repeated_update(3, sha256(content)) == update
+
+    play(story, tmp_path)
+
+
 def test_the_same_bad_upload_again_while_it_is_checked_has_the_same_answer(tmp_path: Path) -> None:
     async def story(world: World) -> None:
         content = bad("nan")

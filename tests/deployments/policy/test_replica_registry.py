@@ -221,6 +221,20 @@ def test_a_replica_that_dies_is_logged_once(caplog: pytest.LogCaptureFixture) ->
     )
 
 
+def test_a_replica_is_watched_only_until_it_has_reported() -> None:
+    async def story() -> None:
+        actors = Actors()
+        asked = actors.ask(actors.register("a"))
+        numbered = await actors.next_command("a")
+        poll = actors.poll("a", CommandReport(numbered.number, LoadedWeights()))
+        await asked
+        await settled()
+        assert asyncio.all_tasks() == {asyncio.current_task(), poll}
+        poll.cancel()
+
+    run(story())
+
+
 def test_a_replica_that_dies_is_lost_and_forgotten() -> None:
     async def story() -> None:
         actors = Actors()
