@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deployments.policy.commands import LoadedWeights, SwapOptions, VersionPayload
+from deployments.policy.commands import CommandReport, LoadedWeights, SwapOptions, VersionPayload
 from deployments.policy.failures import WeightsRefused
 from deployments.policy.fleet import Fleet
 from deployments.policy.replica_registry import RegisteredReplica, ReplicaRegistry
-from deployments.policy.two_phase_update import update_replicas
+from deployments.policy.two_phase_update import refuse_if_all_refused, update_replicas
 from rollout_client.policy_contract import ReplicaUpdate
 from rollout_client.problem_contract import FieldProblem
 from tests.deployments.policy.scripted_replicas import (
@@ -129,6 +129,16 @@ def test_replicas_that_die_do_not_count_when_all_others_refuse_the_weights() -> 
         await scene.end()
 
     run(story())
+
+
+def test_a_replica_that_breaks_while_it_stages_proves_nothing_about_the_weights() -> None:
+    broken = CommandReport(1, LoadedWeights(), error="the engine died", broken=True)
+    refused = CommandReport(2, LoadedWeights(), error="a tensor is unknown")
+    staged = CommandReport(3, LoadedWeights())
+    for results in ([], [broken], [broken, staged], [refused, staged]):
+        refuse_if_all_refused(results)
+    with pytest.raises(WeightsRefused, match="the engine cannot take them: a tensor is unknown"):
+        refuse_if_all_refused([broken, refused])
 
 
 LOST = {
