@@ -5,6 +5,7 @@ import gzip
 import random
 import threading
 import tracemalloc
+import zlib
 from collections.abc import Callable
 
 import pytest
@@ -91,6 +92,10 @@ def test_a_body_in_another_format_than_it_says_is_400(coding: str) -> None:
     status, message = refused(b"{}", content_encoding=coding)
     assert status == 400
     assert message.startswith(f"it is not the {coding} that Content-Encoding says: ")
+
+
+def test_zlib_without_gzips_header_is_not_gzip() -> None:
+    assert refused(zlib.compress(TEXT), content_encoding="gzip")[0] == 400
 
 
 def zstd_with_window(window_log: int) -> bytes:

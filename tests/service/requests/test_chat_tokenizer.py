@@ -176,3 +176,19 @@ def test_an_error_that_no_template_raises_is_not_taken_for_one(monkeypatch: pyte
     monkeypatch.setattr(tokens, "_render", out_of_memory)
     with pytest.raises(MemoryError):
         tokens.prompt([PromptMessage(role="user", content="Hi")], CHAT, ROOM)
+
+
+def test_messages_that_the_template_renders_otherwise_before_others_leave_their_tokens_to_the_next_one() -> None:
+    counting = load_tokenizer()
+    counting.chat_template = (
+        "{% if messages | length > 2 and messages[0]['content'] == 'one' %}{{ messages | length }}:{% endif %}"
+        + hf_tokenizer.chat_template
+    )
+    log = TransformersChatTokenizer(counting).prompt(
+        [PromptMessage(role="user", content=content) for content in ("one", "two", "three")], CHAT, ROOM
+    )
+    assert [text(message.token_ids) for message in log] == [
+        "",
+        "",
+        "3:<|user|>\none<|end|>\n<|user|>\ntwo<|end|>\n<|user|>\nthree<|end|>\n<|assistant|>\n",
+    ]
