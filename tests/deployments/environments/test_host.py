@@ -180,6 +180,10 @@ def test_a_host_closes_its_environment_and_logs_a_close_that_raises(caplog: pyte
     assert str(record.exc_info[1]) == "The file is closed."
 
 
-def test_a_host_of_what_is_no_environment_does_not_start() -> None:
+def test_a_host_of_what_is_no_environment_does_not_start_and_has_nothing_to_close(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     with pytest.raises(EnvironmentNotLoadable, match=r"^deployments\.failures:RolloutFailure is not a TaskEnvironment"):
         EnvironmentHost("obedient", "deployments.failures:RolloutFailure", {})
+    gc.collect()
+    assert caplog.records == []

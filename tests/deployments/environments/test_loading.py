@@ -82,10 +82,7 @@ def test_what_is_no_import_path_is_refused(import_path: str) -> None:
     ("import_path", "missing"), [("nowhere.echo:Echo", "nowhere"), (f"{MODULE}.echo:Echo", f"{MODULE}.echo")]
 )
 def test_a_missing_module_is_named(import_path: str, missing: str) -> None:
-    found = message_of(import_path)
-    assert found.startswith(f"{import_path} cannot be imported: ")
-    assert missing in found
-    assert found.endswith(INSTALL)
+    assert message_of(import_path) == f"{import_path} cannot be imported: there is no module {missing}. {INSTALL}"
 
 
 def test_a_module_that_needs_a_missing_package_is_refused_with_the_package(
@@ -120,6 +117,11 @@ def test_arguments_that_the_constructor_does_not_take_are_refused(arguments: dic
         f"my_package:Loadable does not take the arguments {arguments!r}: {problem}. "
         "Its constructor is Loadable(greeting: str, repeats: int = 1)."
     )
+
+
+def test_an_environment_is_not_made_with_arguments_that_it_does_not_take() -> None:
+    with pytest.raises(EnvironmentNotLoadable, match=r"Its constructor is Loadable\(greeting: str, repeats: int = 1\)"):
+        load_environment(f"{MODULE}:Loadable", {})
 
 
 def test_a_constructor_that_raises_is_refused_with_what_it_raised() -> None:
