@@ -324,6 +324,14 @@ def test_a_failed_episode_keeps_its_log_and_has_no_reward() -> None:
     assert (result.total_reward, result.metrics.total_reward) == (None, None)
 
 
+def test_an_episode_that_fails_before_its_first_step_is_neither_terminated_nor_truncated() -> None:
+    episode = EpisodeRecipe().make()
+    episode.fail(failure_of(EnvironmentRejected("no")))
+    result = episode.result()
+    assert (result.terminated, result.truncated, result.max_turns_reached) == (False, False, False)
+    assert (result.metrics.terminated, result.metrics.truncated) == (False, False)
+
+
 @pytest.mark.parametrize("end", ["deadline", "cancelled", "error"])
 def test_nothing_changes_an_episode_that_has_ended(end: str) -> None:
     episode = EpisodeRecipe().make()
