@@ -1,4 +1,4 @@
-"""Runs the policy store's commands on this replica; counterpart of `deployments/policy/replica_registry.py`.
+"""Runs the policy store's commands on this replica; counterpart of `deployments/policy/replicas/replica_registry.py`.
 
 Guarantees: commands run one after the other; the replica accepts requests only once it has the version that the store
 calls current; a command that fails while it changes the weights leaves the replica broken, and it generates nothing any
@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from deployments.failures import PolicyStoreLost
-from deployments.policy.command_source import CommandSource, ReplicaNotRegistered
-from deployments.policy.commands import (
+from deployments.policy.replicas.command_source import CommandSource, ReplicaNotRegistered
+from deployments.policy.replicas.commands import (
     AcceptRequests,
     ApplyTransfer,
     Command,

@@ -16,7 +16,7 @@ from deployments import logs
 from deployments.failures import GenerationLost
 from deployments.generation.settings import EngineSettings
 from deployments.policy.cluster import cluster_weights_folder
-from deployments.policy.commands import LoadedWeights, ReplicaRegistration
+from deployments.policy.replicas.commands import LoadedWeights, ReplicaRegistration
 from deployments.policy.store_client import PolicyStoreClient
 from deployments.protocols import PrefixCacheTokens
 from deployments.rpc.generator_replica_base import GeneratorReplicaBase

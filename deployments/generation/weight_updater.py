@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from vllm.lora.request import LoRARequest
 
 from deployments.generation.adapters import Adapters
-from deployments.policy.commands import LoadedWeights, SwapOptions
+from deployments.policy.replicas.commands import LoadedWeights, SwapOptions
 
 if TYPE_CHECKING:
     from vllm.v1.engine.async_llm import AsyncLLM

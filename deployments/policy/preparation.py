@@ -7,13 +7,19 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
 
-from deployments.policy.assembly import sha256_of, unpack_zstd, write_adapter, write_applied, write_checkpoint
-from deployments.policy.checkpoint_fetch import fetch_checkpoint
 from deployments.policy.failures import ChunkDamaged, WeightsRefused
-from deployments.policy.initial_version import InitialVersion
-from deployments.policy.validation import largest_upload_bytes, validate_adapter, validate_full
-from deployments.policy.version_store import StoredVersion, VersionStore
-from deployments.policy.versions import PolicyVersions
+from deployments.policy.validation.assembly import (
+    sha256_of,
+    unpack_zstd,
+    write_adapter,
+    write_applied,
+    write_checkpoint,
+)
+from deployments.policy.validation.checkpoint_fetch import fetch_checkpoint
+from deployments.policy.validation.weight_checks import largest_upload_bytes, validate_adapter, validate_full
+from deployments.policy.versions.initial_version import InitialVersion
+from deployments.policy.versions.version_store import StoredVersion, VersionStore
+from deployments.policy.versions.versions import PolicyVersions
 from rollout_client.policy_contract import PushOptions
 from rollout_client.problem_contract import FieldProblem
 

@@ -8,12 +8,12 @@ import logging
 from collections.abc import Coroutine
 from typing import Any
 
-from deployments.policy.active_pushes import ActivePushes
 from deployments.policy.failures import PolicyFailure
 from deployments.policy.preparation import VersionPreparation
-from deployments.policy.updater import Updater
-from deployments.policy.uploads import Uploads
-from deployments.policy.versions import PolicyVersions
+from deployments.policy.updates.updater import Updater
+from deployments.policy.uploads.active_pushes import ActivePushes
+from deployments.policy.uploads.uploads import Uploads
+from deployments.policy.versions.versions import PolicyVersions
 from rollout_client.policy_contract import PolicyUpdate, PushOptions
 
 logger = logging.getLogger("rollout_service.policy")

@@ -1,9 +1,9 @@
 """The answer of `GET /policy`: which version is current, which are stored, and what each replica has loaded."""
 
-from deployments.policy.current_version import CurrentVersion
-from deployments.policy.replica_registry import ReplicaRegistry
-from deployments.policy.transfer_ranks import world_size
-from deployments.policy.versions import PolicyVersions
+from deployments.policy.replicas.replica_registry import ReplicaRegistry
+from deployments.policy.transfer.transfer_ranks import world_size
+from deployments.policy.versions.current_version import CurrentVersion
+from deployments.policy.versions.versions import PolicyVersions
 from rollout_client.policy_contract import PolicyState, ReplicaPolicy
 
 

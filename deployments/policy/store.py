@@ -8,29 +8,29 @@ from pathlib import Path
 from typing import Any
 
 from deployments import logs
-from deployments.policy.activation import VersionActivation
-from deployments.policy.active_pushes import ActivePushes
 from deployments.policy.background_tasks import BackgroundTasks
 from deployments.policy.cluster import Cluster, RayCluster, cluster_weights_folder
-from deployments.policy.command_source import CommandSource
-from deployments.policy.commands import CommandReport, LoadedWeights, NumberedCommand, ReplicaRegistration
-from deployments.policy.current_version import CurrentVersion
-from deployments.policy.fleet import Fleet
-from deployments.policy.initial_version import InitialVersion
-from deployments.policy.payloads import Payloads
 from deployments.policy.preparation import VersionPreparation
 from deployments.policy.pushes import Pushes
-from deployments.policy.replica_initializer import ReplicaInitializer
-from deployments.policy.replica_registry import ReplicaRegistry
+from deployments.policy.replicas.command_source import CommandSource
+from deployments.policy.replicas.commands import CommandReport, LoadedWeights, NumberedCommand, ReplicaRegistration
+from deployments.policy.replicas.fleet import Fleet
+from deployments.policy.replicas.replica_registry import ReplicaRegistry
 from deployments.policy.settings import PolicySettings
 from deployments.policy.state import policy_state
-from deployments.policy.update_lock import UpdateLock
-from deployments.policy.updater import Updater
-from deployments.policy.upload_store import UploadStore
-from deployments.policy.uploads import Uploads
-from deployments.policy.version_store import VersionStore
-from deployments.policy.versions import PolicyVersions
-from deployments.policy.weight_transfer import WeightTransfer
+from deployments.policy.transfer.weight_transfer import WeightTransfer
+from deployments.policy.updates.activation import VersionActivation
+from deployments.policy.updates.replica_initializer import ReplicaInitializer
+from deployments.policy.updates.update_lock import UpdateLock
+from deployments.policy.updates.updater import Updater
+from deployments.policy.uploads.active_pushes import ActivePushes
+from deployments.policy.uploads.upload_store import UploadStore
+from deployments.policy.uploads.uploads import Uploads
+from deployments.policy.versions.current_version import CurrentVersion
+from deployments.policy.versions.initial_version import InitialVersion
+from deployments.policy.versions.payloads import Payloads
+from deployments.policy.versions.version_store import VersionStore
+from deployments.policy.versions.versions import PolicyVersions
 from rollout_client.policy_contract import (
     PolicyLayout,
     PolicyState,

@@ -9,8 +9,8 @@ from ray.serve.handle import DeploymentHandle
 
 from deployments import logs
 from deployments.failures import GenerationLost, PolicyStoreLost
-from deployments.policy.command_source import CommandSource, ReplicaNotRegistered
-from deployments.policy.commands import (
+from deployments.policy.replicas.command_source import CommandSource, ReplicaNotRegistered
+from deployments.policy.replicas.commands import (
     AcceptRequests,
     CommandReport,
     LoadedWeights,

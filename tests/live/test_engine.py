@@ -16,7 +16,7 @@ from deployments.failures import GenerationLost
 from deployments.generation.engine import VLLMEngine
 from deployments.generation.settings import EngineSettings
 from deployments.generation.weight_updater import WeightsNotLoaded
-from deployments.policy.commands import SwapOptions
+from deployments.policy.replicas.commands import SwapOptions
 from deployments.protocols import Generation, GenerationRequest, SamplingOptions
 from tests.paths import REPOSITORY
 

@@ -10,8 +10,8 @@ import pytest
 
 from deployments.failures import PolicyStoreLost
 from deployments.generation.command_runner import CommandRunner
-from deployments.policy.command_source import CommandSource, ReplicaNotRegistered
-from deployments.policy.commands import (
+from deployments.policy.replicas.command_source import CommandSource, ReplicaNotRegistered
+from deployments.policy.replicas.commands import (
     AcceptRequests,
     ApplyTransfer,
     Command,

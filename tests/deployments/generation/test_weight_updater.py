@@ -7,7 +7,7 @@ import pytest
 
 from deployments.generation.adapters import Adapters
 from deployments.generation.weight_updater import SwapTimes, WeightsNotLoaded, WeightUpdater
-from deployments.policy.commands import LoadedWeights, SwapOptions
+from deployments.policy.replicas.commands import LoadedWeights, SwapOptions
 from rollout_client.policy_contract import PauseMode
 from tests.deployments.generation.scripted_llm import ScriptedLLM
 from tests.virtual_time import run

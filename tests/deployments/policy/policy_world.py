@@ -11,14 +11,14 @@ import pytest
 import torch
 from safetensors.torch import load_file, save
 
-from deployments.policy.commands import LoadedWeights, VersionPayload
 from deployments.policy.failures import (
     PolicyFailure,
     VersionRefused,
 )
+from deployments.policy.replicas.commands import LoadedWeights, VersionPayload
 from deployments.policy.settings import PolicySettings
 from deployments.policy.store import PolicyStore
-from deployments.policy.version_store import VersionStore
+from deployments.policy.versions.version_store import VersionStore
 from rollout_client.policy_contract import PolicyUpdate, PushOptions, UploadState
 from rollout_client.problem_contract import FieldProblem
 from tests.deployments.policy.scripted_replicas import ScriptedCluster, ScriptedReplica, Step

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from deployments.policy.cluster import Cluster
-from deployments.policy.command_source import CommandSource, ReplicaNotRegistered
-from deployments.policy.commands import (
+from deployments.policy.replicas.command_source import CommandSource, ReplicaNotRegistered
+from deployments.policy.replicas.commands import (
     AcceptRequests,
     CommandReport,
     FinishTransfer,
@@ -19,7 +19,7 @@ from deployments.policy.commands import (
     Swap,
     VersionPayload,
 )
-from deployments.policy.replica_registry import ReplicaRegistry
+from deployments.policy.replicas.replica_registry import ReplicaRegistry
 
 Step = Literal["ok", "error", "die", "die after", "hang", "register again"]
 """What the replica does with a command. `die` and `die after`: it dies before or after it has carried it out, without

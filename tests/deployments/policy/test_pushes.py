@@ -10,7 +10,6 @@ import torch
 import zstandard
 from safetensors.torch import load_file, save, save_file
 
-from deployments.policy.commands import LoadedWeights
 from deployments.policy.failures import (
     ChunkDamaged,
     PolicyFailure,
@@ -19,6 +18,7 @@ from deployments.policy.failures import (
     VersionUnknown,
     WeightsRefused,
 )
+from deployments.policy.replicas.commands import LoadedWeights
 from rollout_client.policy_contract import PolicyUpdate, PushOptions
 from rollout_client.weights.checksum import file_checksum
 from tests.deployments.policy.policy_world import (

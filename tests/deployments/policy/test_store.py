@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from deployments.policy.commands import LoadedWeights
 from deployments.policy.failures import (
     TransferRefused,
     UpdateUnderWay,
     VersionUnknown,
     WeightsRefused,
 )
-from deployments.policy.upload_store import UploadStore
-from deployments.policy.version_store import StoredVersion, VersionStore
+from deployments.policy.replicas.commands import LoadedWeights
+from deployments.policy.uploads.upload_store import UploadStore
+from deployments.policy.versions.version_store import StoredVersion, VersionStore
 from rollout_client.policy_contract import PolicyUpdate, PushOptions, SwitchOptions, UploadState
 from rollout_client.weights.checksum import file_checksum
 from tests.deployments.policy.policy_world import (

@@ -3,7 +3,7 @@
 import asyncio
 from dataclasses import dataclass, field
 
-from deployments.policy.commands import (
+from deployments.policy.replicas.commands import (
     AcceptRequests,
     Command,
     CommandReport,

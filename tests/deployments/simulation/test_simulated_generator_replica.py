@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from deployments.policy.commands import ReplicaRegistration
 from deployments.policy.failures import WeightsRefused
+from deployments.policy.replicas.commands import ReplicaRegistration
 from deployments.policy.settings import PolicySettings
 from deployments.policy.store import PolicyStore
 from deployments.simulation.simulated_generator_replica import NO_WEIGHTS, refuse_weights

@@ -1,0 +1,156 @@
+"""The generator replicas that have registered, and how the policy store sends commands to them.
+
+A replica polls for its next command and reports on the previous one with it: Serve's handles can neither address a
+single replica nor reach one that is still starting. Guarantees: each command reaches the replica that it is for at most
+once; whoever waits for a report learns that the replica died, registered again, or took too long.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any
+
+from deployments.policy.replicas.command_source import ReplicaNotRegistered
+from deployments.policy.replicas.commands import (
+    Command,
+    CommandReport,
+    LoadedWeights,
+    NumberedCommand,
+    ReplicaRegistration,
+)
+
+logger = logging.getLogger("rollout_service.policy")
+LONG_POLL_S = 20.0
+LIVENESS_POLL_S = 0.5
+CHECKSUM_POLL_S = 0.05
+
+
+class ReplicaLost(Exception):
+    """The replica will not report; the message says why."""
+
+
+@dataclass(eq=False)
+class RegisteredReplica:
+    registration: ReplicaRegistration
+    loaded: LoadedWeights
+    accepts_requests: bool = False
+    """Whether it was told to accept requests; a replica that starts is not ready before."""
+    checksum: str | None = None
+    """Of the weights in its engine; `None` until the replica has computed it."""
+    commands: "asyncio.Queue[NumberedCommand]" = field(default_factory=asyncio.Queue)
+    """Not yet fetched by the replica."""
+    awaited_reports: "dict[int, asyncio.Future[CommandReport]]" = field(default_factory=dict)
+    """By the number of the command."""
+
+    @property
+    def replica_id(self) -> str:
+        return self.registration.replica_id
+
+
+class ReplicaRegistry:
+    """Args: `is_alive` says of a replica's actor whether it lives."""
+
+    def __init__(self, is_alive: Callable[[Any], Awaitable[bool]]) -> None:
+        self._is_alive = is_alive
+        self._replicas: dict[str, RegisteredReplica] = {}
+        self._numbers = count(1)
+
+    @property
+    def replicas(self) -> list[RegisteredReplica]:
+        """In the order in which they registered."""
+        return list(self._replicas.values())
+
+    def register(self, registration: ReplicaRegistration) -> RegisteredReplica:
+        """Adds the replica; a replica of the same id that was registered before is forgotten with its commands."""
+        self.forget(registration.replica_id, "it registered again")
+        replica = self._replicas[registration.replica_id] = RegisteredReplica(registration, registration.loaded)
+        return replica
+
+    def has(self, replica: RegisteredReplica) -> bool:
+        """Whether it is registered and has not registered again since."""
+        return self._replicas.get(replica.replica_id) is replica
+
+    def forget(self, replica_id: str, reason: str) -> None:
+        """Removes the replica and raises `ReplicaLost` for those who wait for its reports; unknown ids are ignored."""
+        replica = self._replicas.pop(replica_id, None)
+        for report in replica.awaited_reports.values() if replica else ():
+            if not report.done():
+                report.set_exception(ReplicaLost(reason))
+
+    async def forget_the_dead(self) -> None:
+        replicas = self.replicas
+        alive = await asyncio.gather(*(self._is_alive(replica.registration.actor) for replica in replicas))
+        for replica, lives in zip(replicas, alive, strict=True):
+            if not lives:
+                self._forget_dead(replica)
+
+    async def next_command(self, replica_id: str, report: CommandReport | None) -> NumberedCommand | None:
+        """Takes the report on the previous command and waits for the next one; `None` after `LONG_POLL_S` without one.
+
+        Raises:
+            ReplicaNotRegistered: the replica has to register first.
+        """
+        replica = self._registered(replica_id)
+        if report is not None:
+            if report.loaded != replica.loaded:
+                replica.loaded, replica.checksum = report.loaded, None
+            awaited = replica.awaited_reports.pop(report.command_number, None)
+            if awaited is not None and not awaited.done():
+                awaited.set_result(report)
+        try:
+            async with asyncio.timeout(LONG_POLL_S):
+                return await replica.commands.get()
+        except TimeoutError:
+            return None
+
+    def record_checksum(self, replica_id: str, loaded: LoadedWeights, checksum: str) -> None:
+        """Ignores the checksum if the replica holds other weights by now. Raises `ReplicaNotRegistered`."""
+        replica = self._registered(replica_id)
+        if replica.loaded == loaded:
+            replica.checksum = checksum
+
+    async def wait_for_checksums(self, wait_s: float) -> None:
+        """Returns once the checksums of all replicas are known, or after `wait_s`."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + wait_s
+        while loop.time() < deadline and any(replica.checksum is None for replica in self._replicas.values()):
+            await asyncio.sleep(CHECKSUM_POLL_S)
+
+    async def send(self, replica: RegisteredReplica, command: Command, timeout_s: float) -> CommandReport:
+        """Queues the command for the replica and waits for its report.
+
+        Raises:
+            ReplicaLost: the replica left, died, or did not report in time.
+        """
+        if not self.has(replica):
+            raise ReplicaLost("it has left")
+        numbered = NumberedCommand(next(self._numbers), command)
+        report: asyncio.Future[CommandReport] = asyncio.get_running_loop().create_future()
+        replica.awaited_reports[numbered.number] = report
+        replica.commands.put_nowait(numbered)
+        watch = asyncio.create_task(self._forget_if_dead(replica))
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await report
+        except TimeoutError:
+            raise ReplicaLost(f"it did not report within {timeout_s:g} s") from None
+        finally:
+            watch.cancel()
+            replica.awaited_reports.pop(numbered.number, None)
+
+    async def _forget_if_dead(self, replica: RegisteredReplica) -> None:
+        while await self._is_alive(replica.registration.actor):
+            await asyncio.sleep(LIVENESS_POLL_S)
+        self._forget_dead(replica)
+
+    def _forget_dead(self, replica: RegisteredReplica) -> None:
+        if self.has(replica):
+            logger.warning("A generator replica died.", extra={"replica_id": replica.replica_id})
+            self.forget(replica.replica_id, "it died")
+
+    def _registered(self, replica_id: str) -> RegisteredReplica:
+        if replica_id not in self._replicas:
+            raise ReplicaNotRegistered(replica_id)
+        return self._replicas[replica_id]

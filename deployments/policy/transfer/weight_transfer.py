@@ -1,0 +1,212 @@
+"""Weights that a trainer on the same fabric sends straight into the engines, by vLLM's weight-transfer engines.
+
+The trainer's side expects one engine; here it meets all replicas, each of which has ranks of its own. Guarantees: a
+transfer reaches every registered replica, or it is refused and has to begin with `init` again; a transfer that fails or
+is abandoned midway leaves no replica with a part of the weights, since all of them are replaced; the update lease is
+held from `start` until the transfer is finished or abandoned.
+"""
+
+import asyncio
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import Any
+
+from deployments.policy.replicas.commands import (
+    ApplyTransfer,
+    Command,
+    FinishTransfer,
+    InitTransfer,
+    StartTransfer,
+    SwapOptions,
+    UpdateTransfer,
+)
+from deployments.policy.replicas.fleet import CommandResult, Fleet, error_of
+from deployments.policy.replicas.replica_registry import RegisteredReplica
+from deployments.policy.transfer.transfer_ranks import (
+    UpdateInfo,
+    rank_offsets,
+    refuse_wrong_world_size,
+    refused,
+    shares,
+    world_size,
+)
+from deployments.policy.updates.activation import VersionActivation
+from deployments.policy.updates.update_lock import UpdateLease, UpdateLock
+from deployments.policy.versions.version_store import StoredVersion
+from deployments.policy.versions.versions import PolicyVersions
+from rollout_client.policy_contract import PolicyUpdate, ReplicaUpdate, SwitchOptions
+
+logger = logging.getLogger("rollout_service.policy")
+
+
+class WeightTransfer:
+    """
+    Args:
+        idle_s: a transfer is abandoned when nothing was heard from its trainer for so many seconds.
+    """
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        versions: PolicyVersions,
+        activation: VersionActivation,
+        update_lock: UpdateLock,
+        idle_s: float,
+    ) -> None:
+        self._fleet = fleet
+        self._versions = versions
+        self._activation = activation
+        self._update_lock = update_lock
+        self._idle_s = idle_s
+        self._participants: list[RegisteredReplica] = []
+        """The replicas that have met the trainer, in the order of their ranks."""
+        self._step = asyncio.Lock()
+        self._lease: UpdateLease | None = None
+        """Held while a transfer is under way."""
+        self._watchdog: asyncio.TimerHandle | None = None
+
+    async def init(self, init_info: dict[str, Any]) -> int:
+        """Lets every replica meet the trainer; returns how many processes take part, including the trainer's one.
+
+        Raises:
+            TransferRefused: no replica is registered, the world size is wrong, or a replica failed.
+        """
+        async with self._update_lock.lease():
+            await self._fleet.registry.forget_the_dead()
+            replicas = self._fleet.registry.replicas
+            workers = workers_of(replicas)
+            refuse_wrong_world_size(init_info, workers)
+            self._participants = []
+            commands = [InitTransfer({**init_info, "rank_offset": offset}) for offset in rank_offsets(workers)]
+            # Waits for all of them even if one has failed: a replica that still waits for this trainer must not meet
+            # the next one.
+            results = await asyncio.gather(*map(self._fleet.send, replicas, commands))
+            if errors := errors_in(results):
+                logger.warning("A replica could not meet the trainer of a weight transfer: %s", errors[0])
+                raise refused("init_info", f"a replica could not meet the trainer: {errors[0]}")
+            self._participants = replicas
+            return world_size(workers)
+
+    async def start(self, options: SwitchOptions) -> None:
+        """Waits for the update lease, then pauses every replica for the weights to come.
+
+        Raises:
+            UpdateUnderWay: an update holds the lease, and the caller does not wait.
+            TransferRefused: other replicas are registered than those that met the trainer, or a replica failed.
+        """
+        self._update_lock.refuse_if_busy(options)
+        async with self._update_lock.lease("a trainer is sending weights to the replicas") as lease, self._step:
+            await self._fleet.registry.forget_the_dead()
+            if not self._participants or self._participants != self._fleet.registry.replicas:
+                raise refused("transfer", "the replicas are others than those that met the trainer; init it again")
+            self._lease = lease.hand_over()
+            swap_options = SwapOptions(options.mode, options.reset_prefix_cache)
+            await self._send_all([StartTransfer(swap_options)] * len(self._participants))
+
+    async def update(self, update_info: UpdateInfo) -> None:
+        """Lets every replica receive what the trainer sends meanwhile.
+
+        Raises:
+            TransferRefused: no transfer is under way, or a replica failed.
+        """
+        async with self._step:
+            self._refuse_unless_under_way()
+            await self._send_all(
+                [UpdateTransfer(share) for share in shares(update_info, workers_of(self._participants))]
+            )
+
+    async def finish(self, version: int | None) -> PolicyUpdate:
+        """Makes what was sent the current version, by default the next number.
+
+        The version is made if at least one replica holds it; the others are replaced.
+
+        Raises:
+            VersionRefused: the number is taken; the transfer goes on.
+            TransferRefused: no transfer is under way, or no replica could apply the weights.
+        """
+        number = self._versions.next_number() if version is None else version
+        self._versions.refuse_taken(number)
+        async with self._step:
+            self._refuse_unless_under_way()
+            with self._abandoning_on_failure():
+                applied = await self._apply(number)
+            try:
+                replicas = await self._resume(number, applied)
+                await self._activation.activate()
+            finally:
+                self._release()
+        return PolicyUpdate(version=number, checksum=None, replicas=replicas)
+
+    async def _apply(self, version: int) -> dict[RegisteredReplica, CommandResult]:
+        """Lets every replica apply what it received, and makes the version current on disk if one of them could."""
+        results = await self._fleet.send_all(self._participants, ApplyTransfer())
+        if len(errors := errors_in(results)) == len(results):
+            raise ReplicaFailed(errors[0])
+        self._versions.add_without_weights(
+            StoredVersion(version=version, kind="transfer", created_at=datetime.now(UTC))
+        )
+        return dict(zip(self._participants, results, strict=True))
+
+    async def _resume(self, version: int, applied: dict[RegisteredReplica, CommandResult]) -> list[ReplicaUpdate]:
+        ready = [replica for replica, result in applied.items() if error_of(result) is None]
+        finished = dict(zip(ready, await self._fleet.send_all(ready, FinishTransfer(version)), strict=True))
+        return [self._fleet.outcome(replica, result, version) for replica, result in (applied | finished).items()]
+
+    async def _send_all(self, commands: Sequence[Command]) -> None:
+        """Abandons the transfer at the first failure: the other replicas would wait for a trainer that is blocked."""
+        with self._abandoning_on_failure():
+            for result in asyncio.as_completed(map(self._fleet.send, self._participants, commands)):
+                if (error := error_of(await result)) is not None:
+                    raise ReplicaFailed(error)
+        loop = asyncio.get_running_loop()
+        self._watchdog = loop.call_later(self._idle_s, self._abandon, "nothing was heard from the trainer")
+
+    @contextmanager
+    def _abandoning_on_failure(self) -> Iterator[None]:
+        """Stops the watchdog for the block; raises `TransferRefused` in place of `ReplicaFailed`."""
+        self._stop_watchdog()
+        try:
+            yield
+        except ReplicaFailed as failure:
+            self._abandon(str(failure))
+            raise refused("transfer", f"it broke and every replica is replaced: {failure}") from failure
+        except BaseException as error:
+            self._abandon(f"{type(error).__name__}: {error}")
+            raise
+
+    def _abandon(self, reason: str) -> None:
+        logger.warning("A weight transfer is abandoned and its replicas are replaced: %s", reason)
+        self._stop_watchdog()
+        for replica in self._participants:
+            self._fleet.replace(replica, reason)
+        self._participants = []
+        self._release()
+
+    def _release(self) -> None:
+        lease, self._lease = self._lease, None
+        if lease is None:
+            raise RuntimeError("No transfer is under way.")
+        lease.release()
+
+    def _stop_watchdog(self) -> None:
+        if self._watchdog is not None:
+            self._watchdog.cancel()
+            self._watchdog = None
+
+    def _refuse_unless_under_way(self) -> None:
+        if self._lease is None:
+            raise refused("transfer", "none is under way; start it first, or it was abandoned")
+
+
+class ReplicaFailed(Exception):
+    """A replica failed a step of a transfer; the message is its error."""
+
+
+def workers_of(replicas: Sequence[RegisteredReplica]) -> list[int]:
+    return [replica.registration.workers for replica in replicas]
+
+
+def errors_in(results: Sequence[CommandResult]) -> list[str]:
+    return [error for error in map(error_of, results) if error is not None]

@@ -1,0 +1,35 @@
+"""What follows once a version is current on disk and the replicas have loaded it."""
+
+import logging
+
+from deployments.policy.updates.replica_initializer import ReplicaInitializer
+from deployments.policy.uploads.uploads import Uploads
+from deployments.policy.versions.versions import PolicyVersions
+
+logger = logging.getLogger("rollout_service.policy")
+
+
+class VersionActivation:
+    """
+    Args:
+        keep_versions: how many full versions stay on disk.
+    """
+
+    def __init__(
+        self, versions: PolicyVersions, uploads: Uploads, initializer: ReplicaInitializer, keep_versions: int
+    ) -> None:
+        self._versions = versions
+        self._uploads = uploads
+        self._initializer = initializer
+        self._keep_versions = keep_versions
+
+    async def activate(self) -> None:
+        """Publishes the version, removes what it makes useless, and lets replicas that waited for it accept requests.
+
+        The caller holds the update lease.
+        """
+        current = await self._versions.publish()
+        logger.info("Version %d is current.", current, extra={"version": current})
+        self._uploads.drop_up_to(current)
+        self._versions.keep_newest(self._keep_versions)
+        await self._initializer.start_accepting()

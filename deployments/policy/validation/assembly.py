@@ -1,0 +1,103 @@
+"""From what arrived to one safetensors file with all tensors, ready to be validated.
+
+What arrives is a file, a zstd stream, a delta of an earlier version, or a folder with a checkpoint or an adapter. No
+pickle is ever read. Memory holds one block of one tensor at a time; of a delta, one tensor.
+"""
+
+import hashlib
+from pathlib import Path
+from typing import BinaryIO
+
+import zstandard
+
+from deployments.policy.validation.weight_checks import too_large, weights_refused
+from rollout_client.weights.delta import BadDelta, apply_delta
+from rollout_client.weights.file_tensors import adapter_weights, file_tensors
+from rollout_client.weights.safetensors_file import NotSafetensors, header_bytes, header_of, read_header
+
+LARGEST_WINDOW_BYTES = 2**27
+"""Memory that a zstd stream may ask for; what `zstd` itself allows by default, at every level up to 19."""
+
+
+def write_applied(base: Path, delta: Path, full: Path) -> None:
+    """Writes the full weights that `delta` makes of `base`.
+
+    Raises:
+        WeightsRefused: the delta does not fit its base, or the base was removed meanwhile.
+    """
+    try:
+        header = read_header(base)
+        with full.open("wb") as file:
+            file.write(header_bytes(header.entries, header.metadata))
+            for _, data in apply_delta(base, delta):
+                file.write(data)
+    except BadDelta as error:
+        raise weights_refused(str(error).removeprefix(f"{error.tensor}: ").removesuffix("."), error.tensor) from error
+    except NotSafetensors as error:
+        raise weights_refused(f"{error}".replace(str(delta), "the delta").removesuffix(".")) from error
+    except FileNotFoundError as error:
+        raise weights_refused("newer versions have taken the place of the base; send full weights", "base") from error
+
+
+def write_checkpoint(checkpoint: Path, full: Path) -> None:
+    """Writes the tensors of a checkpoint, a file or a folder of them, as one file.
+
+    Raises:
+        WeightsRefused: the checkpoint cannot be read.
+    """
+    try:
+        tensors = file_tensors(checkpoint)
+        header = header_of((name, tensor.dtype, tensor.shape) for name, tensor in tensors.items())
+        with full.open("wb") as file:
+            file.write(header_bytes(header.entries, {"format": "pt"}))
+            for tensor in tensors.values():
+                file.writelines(tensor.blocks(tensor.dtype))
+    except (ValueError, OSError) as error:
+        raise weights_refused(str(error).removesuffix(".")) from error
+
+
+def write_adapter(folder: Path, packed: Path) -> None:
+    """Writes the tensors and the configuration in a PEFT adapter's folder as one file.
+
+    Raises:
+        WeightsRefused: the folder holds no adapter.
+    """
+    try:
+        with packed.open("wb") as file:
+            file.writelines(adapter_weights(folder).blocks())
+    except (ValueError, OSError) as error:
+        raise weights_refused(str(error).removesuffix(".")) from error
+
+
+def unpack_zstd(packed: Path, unpacked: Path, most_bytes: int) -> None:
+    """Decompresses a file.
+
+    Raises:
+        WeightsRefused: it is no zstd stream, or it decompresses to more than `most_bytes`; no more is written then.
+    """
+    try:
+        with packed.open("rb") as source, unpacked.open("wb") as target:
+            decompressor = zstandard.ZstdDecompressor(max_window_size=LARGEST_WINDOW_BYTES)
+            decompressor.copy_stream(source, BoundedWriter(target, most_bytes))  # type: ignore[arg-type]  # only write is called
+    except zstandard.ZstdError as error:
+        raise weights_refused(f"the bytes are no zstd stream, as Content-Encoding says: {error}") from error
+
+
+class BoundedWriter:
+    """Writes to `file` up to `most_bytes`: a small zstd stream can decompress to more than the disk holds."""
+
+    def __init__(self, file: BinaryIO, most_bytes: int) -> None:
+        self._file = file
+        self._left_bytes = self._most_bytes = most_bytes
+
+    def write(self, block: bytes) -> int:
+        """Raises `WeightsRefused` beyond the bound."""
+        self._left_bytes -= len(block)
+        if self._left_bytes < 0:
+            raise too_large(self._most_bytes)
+        return self._file.write(block)
+
+
+def sha256_of(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,120 @@
+"""Versions of the policy on disk: what a policy store reads back when it restarts.
+
+    current.json               which version is current
+    versions/7/info.json       what version 7 is
+    versions/7/weights.safetensors
+    checking/8/                files that are derived from the upload of version 8 while it is validated
+
+Guarantees: a version is stored completely or not at all, and is on disk when `add` returns; the current version is on
+disk when `make_current` returns. Each of adding, making current and removing takes effect by one rename.
+"""
+
+import json
+import shutil
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from deployments.policy.failures import VersionUnknown
+from deployments.policy.versions.durable_files import flush, make_folder_durably, write_durably
+from rollout_client.policy_contract import VersionInfo
+from rollout_client.problem_contract import FieldProblem
+
+WEIGHTS_FILE = "weights.safetensors"
+
+
+class StoredVersion(VersionInfo):
+    upload_digest: str | None = None
+    """Sha-256 (hex) of the uploaded bytes, which identifies a repeated upload."""
+    adapter_config: str | None = None
+    """Text of PEFT's `adapter_config.json`; adapters only."""
+
+
+@dataclass(frozen=True, slots=True)
+class VersionStore:
+    """All paths are under `folder`, which is used by one policy store only."""
+
+    folder: Path
+
+    def current(self) -> int:
+        """0, the weights of the configured model, until another version was made current."""
+        path = self.folder / "current.json"
+        return int(json.loads(path.read_text())["version"]) if path.exists() else 0
+
+    def make_current(self, version: int) -> None:
+        write_durably(self.folder / "current.json", json.dumps({"version": version}))
+
+    def versions(self) -> list[StoredVersion]:
+        """In order of their numbers."""
+        infos = [
+            StoredVersion.model_validate_json(path.read_text()) for path in self.folder.glob("versions/*/info.json")
+        ]
+        return sorted(infos, key=lambda info: info.version)
+
+    def info(self, version: int) -> StoredVersion:
+        """Raises `VersionUnknown`."""
+        try:
+            text = (self._version_folder(version) / "info.json").read_text()
+        except FileNotFoundError:
+            problem = FieldProblem(field="version", message="it is not stored here, or no longer", value=version)
+            raise VersionUnknown(problem) from None
+        return StoredVersion.model_validate_json(text)
+
+    def weights(self, version: int) -> Path:
+        """Where the weights of the version are, if they are stored here."""
+        return self._version_folder(version) / WEIGHTS_FILE
+
+    def add(self, info: StoredVersion, weights: Path | None) -> None:
+        """Stores a version, in place of one of the same number that never became current.
+
+        Args:
+            weights: a file on the same file system, which is moved; `None` if the service never held the weights.
+        """
+        making = self.folder / "making" / str(info.version)
+        shutil.rmtree(making, ignore_errors=True)
+        make_folder_durably(making)
+        if weights is not None:
+            flush(weights)
+            weights.rename(making / WEIGHTS_FILE)
+        write_durably(making / "info.json", info.model_dump_json())
+        self.remove(info.version)
+        folder = self._version_folder(info.version)
+        make_folder_durably(folder.parent)
+        making.rename(folder)
+        flush(folder.parent)
+
+    def remove(self, version: int) -> None:
+        folder = self._version_folder(version)
+        if folder.exists():
+            removing = self.folder / "removing" / str(version)
+            shutil.rmtree(removing, ignore_errors=True)
+            removing.parent.mkdir(exist_ok=True)
+            folder.rename(removing)
+            shutil.rmtree(removing, ignore_errors=True)
+
+    def keep_only(self, versions: Iterable[int]) -> None:
+        kept = set(versions)
+        for info in self.versions():
+            if info.version not in kept:
+                self.remove(info.version)
+
+    def remove_unfinished(self) -> None:
+        """Removes what an earlier store left when it died: half-made files, and versions that never became current."""
+        for name in ("making", "removing", "checking"):
+            shutil.rmtree(self.folder / name, ignore_errors=True)
+        current = self.current()
+        self.keep_only(info.version for info in self.versions() if info.version <= current)
+
+    @contextmanager
+    def workspace(self, version: int) -> Iterator[Path]:
+        """A folder for files that are derived while `version` is validated; removed at the end of the block."""
+        folder = self.folder / "checking" / str(version)
+        make_folder_durably(folder)
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def _version_folder(self, version: int) -> Path:
+        return self.folder / "versions" / str(version)

@@ -1,0 +1,131 @@
+"""The versions of the policy: their numbers, which one every replica should hold, and how long they are kept.
+
+Guarantees: versions are numbered upward and never change; a version that did not become current is removed again, and
+its number is free.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from deployments.policy.failures import VersionRefused, WeightsRefused
+from deployments.policy.replicas.commands import LoadedWeights
+from deployments.policy.versions.current_version import CurrentVersion
+from deployments.policy.versions.initial_version import INITIAL, InitialVersion
+from deployments.policy.versions.version_store import StoredVersion, VersionStore
+from rollout_client.policy_contract import VersionInfo
+from rollout_client.problem_contract import FieldProblem
+
+
+class PolicyVersions:
+    def __init__(self, store: VersionStore, initial: InitialVersion, current: CurrentVersion) -> None:
+        self._store = store
+        self._initial = initial
+        self._current = current
+        self._updating_to: int | None = None
+
+    @property
+    def updating_to(self) -> int | None:
+        """The version that an update under way loads into the replicas."""
+        return self._updating_to
+
+    @property
+    def desired(self) -> LoadedWeights:
+        """What every replica should hold: the current full weights and the current adapter, if any."""
+        current = self._store.current()
+        if current == 0:
+            return LoadedWeights()
+        info = self._store.info(current)
+        return LoadedWeights(info.base or 0, current) if info.kind == "adapter" else LoadedWeights(current)
+
+    def list(self) -> list[VersionInfo]:
+        """In order of their numbers, version 0 first."""
+        public = [
+            VersionInfo(**{name: getattr(stored, name) for name in VersionInfo.model_fields})
+            for stored in self._store.versions()
+        ]
+        return [INITIAL, *public]
+
+    def uploaded(self, version: int, digest: str) -> StoredVersion | None:
+        """The version, if it is or was current and was uploaded as bytes with this digest."""
+        found = next((stored for stored in self._store.versions() if stored.version == version), None)
+        if found is None or version > self._current.number or found.upload_digest != digest:
+            return None
+        return found
+
+    def next_number(self) -> int:
+        return self._store.current() + 1
+
+    def refuse_taken(self, version: int) -> None:
+        """Raises `VersionRefused` if the number is not above those of the current version and of a running update."""
+        newest = max(self._current.number, self._updating_to or 0)
+        if version <= newest:
+            message = f"versions are numbered upward and {newest} is taken; the next is {newest + 1}"
+            raise VersionRefused(FieldProblem(field="version", message=message, value=version))
+
+    @asynccontextmanager
+    async def adding(self, info: StoredVersion, weights: Path) -> AsyncIterator[None]:
+        """Stores the version for the block, which may make it current; otherwise it is removed at the end.
+
+        Raises:
+            VersionRefused: the number is taken.
+        """
+        self.refuse_taken(info.version)
+        self._updating_to = info.version
+        try:
+            await asyncio.to_thread(self._store.add, info, weights)
+            yield
+        finally:
+            self._updating_to = None
+            self._remove_unless_current(info.version)
+
+    def add_without_weights(self, info: StoredVersion) -> None:
+        """Stores a version whose weights only the replicas have, and makes it current."""
+        try:
+            self._store.add(info, None)
+            self._store.make_current(info.version)
+        finally:
+            self._remove_unless_current(info.version)
+
+    def make_current(self, version: int) -> None:
+        """On disk; `publish` tells everyone who waits."""
+        self._store.make_current(version)
+
+    async def publish(self) -> int:
+        """Publishes and returns the version that is current on disk."""
+        current = self._store.current()
+        await self._current.publish(current)
+        return current
+
+    def keep_newest(self, full_versions: int) -> None:
+        """Removes all versions except the newest `full_versions` with full weights and what replicas should hold."""
+        desired = self.desired
+        full = [stored.version for stored in self._store.versions() if stored.kind in ("full", "delta")]
+        self._store.keep_only({desired.version, desired.full, *full[-full_versions:]})
+
+    def info(self, version: int) -> VersionInfo:
+        """Raises `VersionUnknown`."""
+        return self._store.info(version) if version else INITIAL
+
+    def file(self, version: int) -> Path:
+        """The weights of a version that is stored with its weights."""
+        return self._store.weights(version) if version else self._initial.file()
+
+    def delta_base(self, version: int | None) -> Path:
+        """The full weights that a delta changes.
+
+        Raises:
+            WeightsRefused: the delta names no base, or one without full weights here.
+            VersionUnknown: the base is not stored, or no longer.
+        """
+        if version is None:
+            raise WeightsRefused(FieldProblem(field="base", message="a delta must say which version it changes"))
+        if self.info(version).kind in ("adapter", "transfer"):
+            message = "the version has no full weights here"
+            raise WeightsRefused(FieldProblem(field="base", message=message, value=version))
+        return self.file(version)
+
+    def _remove_unless_current(self, version: int) -> None:
+        if self._store.current() != version:
+            self._store.remove(version)

@@ -1,0 +1,57 @@
+"""The replicas together: loading weights into one of them, and replacing those that fail."""
+
+import pytest
+
+from deployments.policy.replicas.commands import CommandReport, LoadedWeights, ReplicaRegistration
+from deployments.policy.replicas.fleet import Fleet, error_of
+from deployments.policy.replicas.replica_registry import ReplicaLost, ReplicaRegistry
+from rollout_client.policy_contract import ReplicaUpdate
+from tests.deployments.policy.scripted_replicas import RegistryCommandSource, ScriptedCluster, ScriptedReplica
+
+
+def fleet_of(*names: str) -> tuple[Fleet, ScriptedCluster]:
+    cluster = ScriptedCluster()
+    registry = ReplicaRegistry(cluster.is_alive)
+    for name in names:
+        actor = ScriptedReplica(name, RegistryCommandSource(registry), cluster)
+        registry.register(ReplicaRegistration(name, actor, workers=1))
+    return Fleet(registry, cluster, command_timeout_s=60.0), cluster
+
+
+def test_a_replica_that_is_replaced_is_ended_forgotten_and_logged_with_the_reason(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    fleet, cluster = fleet_of("r0", "r1")
+    fleet.replace(fleet.registry.replicas[0], "out of memory", version=7)
+    assert (cluster.killed, [replica.replica_id for replica in fleet.registry.replicas]) == (["r0"], ["r1"])
+    [record] = caplog.records
+    assert (record.name, record.levelname) == ("rollout_service.policy", "WARNING")
+    assert record.getMessage() == "A generator replica is replaced: out of memory"
+    assert (vars(record)["replica_id"], vars(record)["version"]) == ("r0", 7)
+
+
+def test_a_replica_that_has_left_is_neither_ended_nor_logged(caplog: pytest.LogCaptureFixture) -> None:
+    fleet, cluster = fleet_of("r0")
+    [replica] = fleet.registry.replicas
+    fleet.registry.forget("r0", "it died")
+    fleet.replace_if_registered(replica, "out of memory")
+    assert (cluster.killed, caplog.records) == ([], [])
+
+
+def test_the_outcome_of_a_success_has_the_times_of_its_commands() -> None:
+    fleet, cluster = fleet_of("r0")
+    [replica] = fleet.registry.replicas
+    report = CommandReport(1, LoadedWeights(7), load_s=9.0, swap_s=2.0, pause_s=3.0)
+    assert fleet.outcome(replica, report, version=7, load_s=1.0) == ReplicaUpdate(
+        replica_id="r0", status="swapped", load_s=1.0, swap_s=2.0, pause_s=3.0
+    )
+    assert cluster.killed == []
+
+
+@pytest.mark.parametrize("result", [CommandReport(1, LoadedWeights(), error="it failed"), ReplicaLost("it failed")])
+def test_the_outcome_of_a_failure_is_a_replacement_with_the_error(result: CommandReport | ReplicaLost) -> None:
+    fleet, cluster = fleet_of("r0")
+    [replica] = fleet.registry.replicas
+    expected = ReplicaUpdate(replica_id="r0", status="replaced", error="it failed")
+    assert (error_of(result), fleet.outcome(replica, result, version=7)) == ("it failed", expected)
+    assert cluster.killed == ["r0"]

@@ -1,0 +1,498 @@
+"""The steps of weight transfers, with scripted replicas: who takes part at which rank, and what a break costs."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deployments.policy.failures import TransferRefused, UpdateUnderWay, VersionRefused
+from deployments.policy.replicas.commands import (
+    AcceptRequests,
+    ApplyTransfer,
+    Command,
+    FinishTransfer,
+    InitTransfer,
+    LoadedWeights,
+    StartTransfer,
+    SwapOptions,
+    UpdateTransfer,
+)
+from deployments.policy.settings import PolicySettings
+from deployments.policy.store import PolicyStore
+from rollout_client.policy_contract import PolicyUpdate, SwitchOptions
+from tests.deployments.policy.scripted_replicas import ScriptedCluster
+from tests.deployments.policy.transferring_replicas import TransferringReplica
+from tests.virtual_time import now, run, settled
+
+MakeStore = Callable[..., PolicyStore]
+WEIGHTS = {"names": ["a"]}
+CHANGED = "the replicas are others than those that met the trainer; init it again"
+STEPS: list[type[Command]] = [StartTransfer, UpdateTransfer, ApplyTransfer]
+
+
+@pytest.fixture
+def make_store(tmp_path: Path) -> MakeStore:
+    def make(**settings: Any) -> PolicyStore:
+        return PolicyStore(PolicySettings(folder=str(tmp_path), **settings), model="none", cluster=ScriptedCluster())
+
+    return make
+
+
+def in_virtual_time(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    @wraps(test)
+    def run_test(*arguments: Any, **named: Any) -> None:
+        run(test(*arguments, **named))
+
+    return run_test
+
+
+async def serving(store: PolicyStore, *workers: int, **script: Any) -> list[TransferringReplica]:
+    """Replicas "a", "b", ... with so many workers each; `script` is that of the first."""
+    scripts = [script] + [{}] * (len(workers) - 1)
+    replicas = [
+        TransferringReplica(store, name, count, **said)
+        for name, count, said in zip("abcdef", workers, scripts, strict=False)
+    ]
+    return [await replica.register_and_serve() for replica in replicas]
+
+
+async def meet(store: PolicyStore, world_size: int) -> int:
+    return await store.init_transfer({"master_port": 1, "rank_offset": 1, "world_size": world_size})
+
+
+async def transfer(store: PolicyStore) -> PolicyUpdate:
+    await store.start_transfer(SwitchOptions())
+    await store.update_transfer(WEIGHTS)
+    return await store.finish_transfer(None)
+
+
+def kinds(replica: TransferringReplica) -> list[type[Command]]:
+    return [type(command) for command in replica.received]
+
+
+def assert_refused(refused: pytest.ExceptionInfo[Exception], field: str, message: str) -> None:
+    assert isinstance(refused.value, TransferRefused)
+    assert [(problem.field, problem.message) for problem in refused.value.problems] == [(field, message)]
+
+
+@in_virtual_time
+async def test_replicas_meet_the_trainer_each_at_ranks_of_its_own(make_store: MakeStore) -> None:
+    store = make_store()
+    replicas = await serving(store, 2, 1, 4)
+    assert (await store.state(0)).transfer_world_size == 8
+    assert await meet(store, 8) == 8
+    assert [replica.received for replica in replicas] == [
+        [AcceptRequests(), InitTransfer({"master_port": 1, "rank_offset": rank_offset, "world_size": 8})]
+        for rank_offset in (1, 3, 4)
+    ]
+
+
+@in_virtual_time
+async def test_a_world_of_another_size_is_refused_with_the_right_one(make_store: MakeStore) -> None:
+    store = make_store()
+    [replica] = await serving(store, 2)
+    with pytest.raises(TransferRefused) as refused:
+        await meet(store, 2)
+    assert_refused(refused, "init_info.world_size", "3 processes take part: the trainer's one and 2 of the replicas")
+    assert refused.value.problems[0].value == 2
+    assert kinds(replica) == [AcceptRequests]
+
+
+@in_virtual_time
+async def test_without_replicas_there_is_nobody_to_meet(make_store: MakeStore) -> None:
+    with pytest.raises(TransferRefused) as refused:
+        await meet(make_store(), 1)
+    assert_refused(refused, "transfer", "no replica is there yet; wait until the service is ready")
+
+
+@in_virtual_time
+async def test_every_replica_takes_every_step_and_the_version_is_made(make_store: MakeStore) -> None:
+    store = make_store()
+    replicas = await serving(store, 1, 2)
+    await meet(store, 4)
+    await store.start_transfer(SwitchOptions(mode="abort", reset_prefix_cache=False))
+    await store.update_transfer(WEIGHTS)
+    await store.update_transfer({"names": ["b"]})
+    update = await store.finish_transfer(7)
+    assert (update.version, update.checksum) == (7, None)
+    assert [(replica.replica_id, replica.status) for replica in update.replicas] == [("a", "swapped"), ("b", "swapped")]
+    for replica in replicas:
+        assert replica.received[2:] == [
+            StartTransfer(SwapOptions("abort", reset_prefix_cache=False)),
+            UpdateTransfer(WEIGHTS),
+            UpdateTransfer({"names": ["b"]}),
+            ApplyTransfer(),
+            FinishTransfer(7),
+        ]
+    assert await store.wait_for(7, 7, 0.0) == 7
+
+
+@in_virtual_time
+async def test_replicas_that_have_met_the_trainer_need_not_meet_it_again(make_store: MakeStore) -> None:
+    store = make_store()
+    await serving(store, 1, 1)
+    await meet(store, 3)
+    assert [(await transfer(store)).version for _ in range(3)] == [1, 2, 3]
+
+
+@in_virtual_time
+async def test_of_a_list_each_replica_is_told_its_own_workers_part(make_store: MakeStore) -> None:
+    store = make_store()
+    replicas = await serving(store, 2, 1)
+    await meet(store, 4)
+    await store.start_transfer(SwitchOptions())
+    await store.update_transfer([{"for": 1}, {"for": 2}, {"for": 3}])
+    assert [replica.received[-1] for replica in replicas] == [
+        UpdateTransfer([{"for": 1}, {"for": 2}]),
+        UpdateTransfer([{"for": 3}]),
+    ]
+    with pytest.raises(TransferRefused) as refused:
+        await store.update_transfer([{"for": 1}])
+    assert_refused(refused, "update_info", "3 workers take part, one entry each")
+    assert (await store.finish_transfer(None)).version == 1
+
+
+@in_virtual_time
+async def test_without_replicas_no_transfer_starts(make_store: MakeStore) -> None:
+    store = make_store()
+    with pytest.raises(TransferRefused) as refused:
+        await store.start_transfer(SwitchOptions())
+    assert_refused(refused, "transfer", CHANGED)
+
+
+@in_virtual_time
+async def test_after_a_meeting_that_failed_an_earlier_one_counts_no_more(
+    make_store: MakeStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = make_store()
+    [replica] = await serving(store, 1)
+    await meet(store, 2)
+    replica.fails[InitTransfer] = "no route"
+    with pytest.raises(TransferRefused, match="no route"):
+        await meet(store, 2)
+    assert caplog.messages == ["A replica could not meet the trainer of a weight transfer: no route"]
+    with pytest.raises(TransferRefused) as refused:
+        await store.start_transfer(SwitchOptions())
+    assert_refused(refused, "transfer", CHANGED)
+
+
+@in_virtual_time
+async def test_a_transfer_cannot_start_before_the_replicas_have_met_the_trainer(make_store: MakeStore) -> None:
+    store = make_store()
+    await serving(store, 1)
+    with pytest.raises(TransferRefused) as refused:
+        await store.start_transfer(SwitchOptions())
+    assert_refused(refused, "transfer", CHANGED)
+    await meet(store, 2)
+    assert (await transfer(store)).version == 1
+
+
+@pytest.mark.parametrize("step", ["update_transfer", "finish_transfer"])
+@in_virtual_time
+async def test_no_step_is_taken_before_the_start(make_store: MakeStore, step: str) -> None:
+    store = make_store()
+    await serving(store, 1)
+    await meet(store, 2)
+    with pytest.raises(TransferRefused) as refused:
+        await getattr(store, step)(None)
+    assert_refused(refused, "transfer", "none is under way; start it first, or it was abandoned")
+
+
+@in_virtual_time
+async def test_a_replica_that_cannot_meet_the_trainer_leaves_nothing_met(make_store: MakeStore) -> None:
+    store = make_store()
+    replica, other = await serving(store, 1, 1, fails={InitTransfer: "no route"})
+    with pytest.raises(TransferRefused) as refused:
+        await meet(store, 3)
+    assert_refused(refused, "init_info", "a replica could not meet the trainer: no route")
+    with pytest.raises(TransferRefused, match=CHANGED):
+        await store.start_transfer(SwitchOptions())
+    replica.fails.clear()
+    await meet(store, 3)
+    assert (await transfer(store)).version == 1
+    assert (replica.is_alive, other.is_alive) == (True, True)
+
+
+@pytest.mark.parametrize("change", ["registers", "dies", "registers again"])
+@in_virtual_time
+async def test_other_replicas_than_those_that_met_the_trainer_are_refused(make_store: MakeStore, change: str) -> None:
+    store = make_store()
+    first, second = await serving(store, 1, 1)
+    await meet(store, 3)
+    if change == "registers":
+        await TransferringReplica(store, "c").register_and_serve()
+    elif change == "dies":
+        second.end()
+    else:
+        second.end()
+        await TransferringReplica(store, second.name).register_and_serve()
+    with pytest.raises(TransferRefused) as refused:
+        await store.start_transfer(SwitchOptions())
+    assert_refused(refused, "transfer", CHANGED)
+    await meet(store, {"registers": 4, "dies": 2, "registers again": 3}[change])
+    assert (await transfer(store)).version == 1
+    assert kinds(first)[-4:] == [StartTransfer, UpdateTransfer, ApplyTransfer, FinishTransfer]
+
+
+@pytest.mark.parametrize("how", ["fails", "dies"])
+@pytest.mark.parametrize("step", STEPS[:2])
+@in_virtual_time
+async def test_a_replica_that_fails_midway_costs_all_replicas_even_those_that_wait_for_the_trainer(
+    make_store: MakeStore, step: type[Command], how: str
+) -> None:
+    store = make_store()
+    script: dict[str, Any] = {"fails": {step: "out of memory"}} if how == "fails" else {"dies": {step}}
+    replicas = await serving(store, 1, 1, 1, **script)
+    replicas[1].hangs.add(step)
+    await meet(store, 4)
+    with pytest.raises(TransferRefused) as refused:
+        await transfer(store)
+    why = "out of memory" if how == "fails" else "it died"
+    assert_refused(refused, "transfer", f"it broke and every replica is replaced: {why}")
+    assert [replica.is_alive for replica in replicas] == [False, False, False]
+    assert (await store.state(0)).current == 0
+    # Nothing is left held: those in their places serve, meet the trainer, and receive.
+    await serving(store, 1, 1)
+    await meet(store, 3)
+    assert (await transfer(store)).version == 1
+
+
+@in_virtual_time
+async def test_what_no_replica_can_make_its_weights_is_no_version(make_store: MakeStore) -> None:
+    store = make_store()
+    [replica] = await serving(store, 1, fails={ApplyTransfer: "a tensor is missing"})
+    await meet(store, 2)
+    with pytest.raises(TransferRefused) as refused:
+        await transfer(store)
+    assert_refused(refused, "transfer", "it broke and every replica is replaced: a tensor is missing")
+    assert not replica.is_alive
+    assert (await store.state(0)).current == 0
+    await serving(store, 1)
+
+
+@pytest.mark.parametrize("step", [ApplyTransfer, FinishTransfer])
+@in_virtual_time
+async def test_a_replica_that_fails_after_all_is_sent_is_replaced_alone(
+    make_store: MakeStore, step: type[Command]
+) -> None:
+    store = make_store()
+    first, second = await serving(store, 1, 1, fails={step: "cannot"})
+    await meet(store, 3)
+    update = await transfer(store)
+    assert [(replica.status, replica.error) for replica in update.replicas] == [
+        ("replaced", "cannot"),
+        ("swapped", None),
+    ]
+    assert (first.is_alive, second.is_alive) == (False, True)
+    assert await store.wait_for(1, 1, 0.0) == 1
+
+
+@in_virtual_time
+async def test_a_version_that_cannot_be_kept_costs_the_replicas_that_hold_it(
+    make_store: MakeStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = make_store()
+    [replica] = await serving(store, 1)
+    await meet(store, 2)
+
+    def full(*_arguments: object) -> None:
+        raise OSError("no space left")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("deployments.policy.versions.version_store.write_durably", full)
+        with pytest.raises(OSError, match="no space left"):
+            await transfer(store)
+    assert not replica.is_alive
+    assert (await store.state(0)).current == 0
+    await serving(store, 1)
+    await meet(store, 2)
+    assert (await transfer(store)).version == 1
+
+
+@in_virtual_time
+async def test_a_transfer_is_abandoned_with_all_replicas_when_its_trainer_is_silent_for_too_long(
+    make_store: MakeStore,
+) -> None:
+    store = make_store(transfer_idle_s=30)
+    replicas = await serving(store, 1, 1)
+    await meet(store, 3)
+    await store.start_transfer(SwitchOptions())
+    await asyncio.sleep(29.0)
+    await store.update_transfer(WEIGHTS)
+    began = now()
+    for replica in replicas:
+        await replica.killed.wait()
+    assert now() - began == 30.0
+    with pytest.raises(TransferRefused, match="none is under way"):
+        await store.update_transfer(WEIGHTS)
+    await serving(store, 1)
+    await meet(store, 2)
+    assert (await transfer(store)).version == 1
+
+
+@in_virtual_time
+async def test_a_transfer_is_abandoned_when_its_trainer_hangs_up_during_an_update(make_store: MakeStore) -> None:
+    store = make_store(transfer_idle_s=30)
+    [replica] = await serving(store, 1, hangs={UpdateTransfer})
+    await meet(store, 2)
+    await store.start_transfer(SwitchOptions())
+    updating = asyncio.create_task(store.update_transfer(WEIGHTS))
+    await replica.is_asked.wait()
+    updating.cancel()
+    await asyncio.sleep(100.0)
+    assert replica.is_alive
+    replica.go_on.set()
+    began = now()
+    await replica.killed.wait()
+    assert now() - began == 30.0
+    await serving(store, 1)
+
+
+@in_virtual_time
+async def test_a_transfer_that_is_finished_is_not_abandoned_later(make_store: MakeStore) -> None:
+    store = make_store(transfer_idle_s=30)
+    [replica] = await serving(store, 1)
+    await meet(store, 2)
+    await transfer(store)
+    await asyncio.sleep(31.0)
+    assert replica.is_alive
+
+
+@pytest.mark.parametrize("step", [ApplyTransfer, FinishTransfer])
+@in_virtual_time
+async def test_a_transfer_is_not_abandoned_while_it_is_being_finished(
+    make_store: MakeStore, step: type[Command]
+) -> None:
+    store = make_store(transfer_idle_s=30)
+    [replica] = await serving(store, 1, hangs={step})
+    await meet(store, 2)
+    await store.start_transfer(SwitchOptions())
+    finishing = asyncio.create_task(store.finish_transfer(None))
+    await asyncio.sleep(31.0)
+    replica.go_on.set()
+    assert (await finishing).version == 1
+    assert replica.is_alive
+
+
+@in_virtual_time
+async def test_a_finish_waits_for_the_update_before_it(make_store: MakeStore) -> None:
+    store = make_store(transfer_idle_s=30)
+    [replica] = await serving(store, 1, hangs={UpdateTransfer})
+    await meet(store, 2)
+    await store.start_transfer(SwitchOptions())
+    updating = asyncio.create_task(store.update_transfer(WEIGHTS))
+    await replica.is_asked.wait()
+    finishing = [asyncio.create_task(store.finish_transfer(None)) for _ in range(2)]
+    await settled()
+    assert kinds(replica)[-1] == UpdateTransfer
+    replica.go_on.set()
+    await updating
+    assert (await finishing[0]).version == 1
+    with pytest.raises(TransferRefused, match="none is under way"):
+        await finishing[1]
+    assert kinds(replica)[-3:] == [UpdateTransfer, ApplyTransfer, FinishTransfer]
+
+
+@in_virtual_time
+async def test_a_second_transfer_starts_when_the_first_has_ended_and_no_step_of_the_two_mixes(
+    make_store: MakeStore,
+) -> None:
+    store = make_store()
+    [replica] = await serving(store, 1)
+    await meet(store, 2)
+    await store.start_transfer(SwitchOptions())
+    second = asyncio.create_task(store.start_transfer(SwitchOptions()))
+    await asyncio.sleep(1.0)
+    assert not second.done()
+    await store.update_transfer(WEIGHTS)
+    await store.finish_transfer(None)
+    await second
+    await store.update_transfer(WEIGHTS)
+    assert (await store.finish_transfer(None)).version == 2
+    assert kinds(replica)[2:] == [StartTransfer, UpdateTransfer, ApplyTransfer, FinishTransfer] * 2
+
+
+@in_virtual_time
+async def test_a_transfer_that_is_refused_at_its_start_holds_up_nobody(make_store: MakeStore) -> None:
+    store = make_store()
+    [replica] = await serving(store, 1)
+    with pytest.raises(TransferRefused, match=CHANGED):
+        await store.start_transfer(SwitchOptions())
+    await meet(store, 2)
+    await store.start_transfer(SwitchOptions(if_busy="refuse"))
+    assert (await store.finish_transfer(None)).version == 1
+    assert replica.is_alive
+
+
+@in_virtual_time
+async def test_a_replica_that_is_late_waits_for_the_next_transfer_and_takes_part_in_it(make_store: MakeStore) -> None:
+    store = make_store()
+    [early] = await serving(store, 1)
+    await meet(store, 2)
+    await store.start_transfer(SwitchOptions())
+    late = await TransferringReplica(store, "late").register()
+    await store.update_transfer(WEIGHTS)
+    assert [replica.replica_id for replica in (await store.finish_transfer(None)).replicas] == ["a"]
+    # It is not of those that met the trainer; by then the store has seen to it, and it was told nothing.
+    with pytest.raises(TransferRefused, match=CHANGED):
+        await store.start_transfer(SwitchOptions())
+    assert late.received == []
+    await meet(store, 3)
+    update = await transfer(store)
+    assert [(replica.replica_id, replica.status) for replica in update.replicas] == [
+        ("a", "swapped"),
+        ("late", "swapped"),
+    ]
+    assert kinds(late) == [InitTransfer, StartTransfer, UpdateTransfer, ApplyTransfer, FinishTransfer, AcceptRequests]
+    assert early.loaded == late.loaded == LoadedWeights(2)
+
+
+@in_virtual_time
+async def test_a_caller_that_does_not_wait_is_refused_during_a_transfer(make_store: MakeStore) -> None:
+    store = make_store()
+    await serving(store, 1)
+    await meet(store, 2)
+    await store.start_transfer(SwitchOptions())
+    with pytest.raises(UpdateUnderWay, match="a trainer is sending weights to the replicas; wait for it"):
+        await store.start_transfer(SwitchOptions(if_busy="refuse"))
+    assert (await store.finish_transfer(None)).version == 1
+
+
+@in_virtual_time
+async def test_a_number_that_is_taken_can_be_corrected(make_store: MakeStore) -> None:
+    store = make_store()
+    await serving(store, 1)
+    await meet(store, 2)
+    await transfer(store)
+    await store.start_transfer(SwitchOptions())
+    with pytest.raises(VersionRefused, match="1 is taken; the next is 2"):
+        await store.finish_transfer(1)
+    assert (await store.finish_transfer(2)).version == 2
+
+
+@pytest.mark.parametrize(
+    ("command", "reason"),
+    [(UpdateTransfer, "out of memory"), (None, "nothing was heard from the trainer")],
+)
+def test_a_transfer_that_is_abandoned_is_logged_with_the_reason(
+    make_store: MakeStore, caplog: pytest.LogCaptureFixture, command: type[Command] | None, reason: str
+) -> None:
+    async def story() -> None:
+        store = make_store(transfer_idle_s=30)
+        [replica] = await serving(store, 1, fails={command: reason})
+        await meet(store, 2)
+        await store.start_transfer(SwitchOptions())
+        if command is None:
+            await replica.killed.wait()
+        else:
+            with pytest.raises(TransferRefused):
+                await store.update_transfer(WEIGHTS)
+
+    run(story())
+    abandoned, replaced = caplog.records
+    assert (abandoned.name, abandoned.levelname) == ("rollout_service.policy", "WARNING")
+    assert abandoned.getMessage() == f"A weight transfer is abandoned and its replicas are replaced: {reason}"
+    assert (replaced.getMessage(), vars(replaced)["replica_id"]) == (f"A generator replica is replaced: {reason}", "a")

@@ -1,0 +1,188 @@
+"""The update lease: one holder at a time, released exactly once, never leaked by a cancelled caller."""
+
+import asyncio
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from deployments.policy.failures import UpdateUnderWay
+from deployments.policy.updates.update_lock import UpdateLease, UpdateLock
+from rollout_client.policy_contract import SwitchOptions
+from rollout_client.problem_contract import FieldProblem
+from tests.virtual_time import run, settled
+
+REFUSE = SwitchOptions(if_busy="refuse")
+
+
+def test_the_next_caller_acquires_the_lease_when_the_block_of_the_one_before_ends() -> None:
+    async def story() -> None:
+        lock = UpdateLock()
+        events: list[str] = []
+
+        async def hold(name: str) -> None:
+            async with lock.lease():
+                events.append(f"{name} begins")
+                await asyncio.sleep(1.0)
+                events.append(f"{name} ends")
+
+        await asyncio.gather(*(hold(name) for name in "abc"))
+        assert events == [f"{name} {event}" for name in "abc" for event in ("begins", "ends")]
+
+    run(story())
+
+
+def test_a_block_that_fails_releases_the_lease() -> None:
+    async def story() -> None:
+        lock = UpdateLock()
+        with pytest.raises(ValueError, match="failed"):
+            async with lock.lease("an update"):
+                raise ValueError("failed")
+        lock.refuse_if_busy(REFUSE)
+        async with lock.lease():
+            pass
+
+    run(story())
+
+
+def test_a_lease_is_released_once() -> None:
+    released: list[str] = []
+    lease = UpdateLease(lambda: released.append("released"))
+    states = [lease.is_held]
+    lease.release()
+    states.append(lease.is_held)
+    assert states == [True, False]
+    with pytest.raises(RuntimeError, match="released or handed over before"):
+        lease.release()
+    assert released == ["released"]
+
+
+def test_a_lease_that_was_handed_over_can_only_be_released_by_its_new_owner() -> None:
+    released: list[str] = []
+    lease = UpdateLease(lambda: released.append("released"))
+    theirs = lease.hand_over()
+    assert (lease.is_held, theirs.is_held, released) == (False, True, [])
+    for void in (lease.release, lease.hand_over):
+        with pytest.raises(RuntimeError, match="released or handed over before"):
+            void()
+    theirs.release()
+    assert released == ["released"]
+
+
+def test_a_lease_that_was_handed_over_is_held_beyond_the_end_of_its_block() -> None:
+    async def story() -> None:
+        lock = UpdateLock()
+        async with lock.lease("a transfer") as lease:
+            theirs = lease.hand_over()
+        waiting = asyncio.create_task(enter(lock))
+        await settled()
+        assert not waiting.done()
+        theirs.release()
+        await waiting
+
+    run(story())
+
+
+async def enter(lock: UpdateLock) -> None:
+    async with lock.lease():
+        pass
+
+
+@pytest.mark.parametrize("is_woken", [False, True])
+def test_a_caller_that_is_cancelled_while_it_waits_does_not_hold_the_lease(is_woken: bool) -> None:
+    async def story() -> None:
+        lock = UpdateLock()
+        async with lock.lease():
+            cancelled, waiting = (asyncio.create_task(enter(lock)) for _ in range(2))
+            await settled()
+            if not is_woken:
+                cancelled.cancel()
+        # Of two that wait, the first one has been woken by the end of the block, and has not run yet.
+        if is_woken:
+            cancelled.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await cancelled
+        await waiting
+        async with asyncio.timeout(1.0):
+            await enter(lock)
+
+    run(story())
+
+
+def test_only_a_holder_with_an_activity_refuses_those_who_do_not_wait() -> None:
+    async def story() -> None:
+        lock = UpdateLock()
+        lock.refuse_if_busy(REFUSE)
+        async with lock.lease():
+            lock.refuse_if_busy(REFUSE)
+        async with lock.lease("an update is under way") as lease:
+            lock.refuse_if_busy(SwitchOptions())
+            with pytest.raises(UpdateUnderWay) as refused:
+                lock.refuse_if_busy(REFUSE)
+            message = "an update is under way; wait for it, or say if_busy=wait"
+            assert refused.value.problems == (FieldProblem(field="if_busy", message=message, value="refuse"),)
+            theirs = lease.hand_over()
+        with pytest.raises(UpdateUnderWay):
+            lock.refuse_if_busy(REFUSE)
+        theirs.release()
+        lock.refuse_if_busy(REFUSE)
+
+    run(story())
+
+
+@dataclass(frozen=True)
+class Caller:
+    begins_at: int
+    holds_s: int
+    is_cancelled_at: int | None
+    hands_over: bool
+
+
+seconds = st.integers(0, 8)
+
+
+@given(st.lists(st.builds(Caller, seconds, seconds, st.none() | seconds, st.booleans()), max_size=8))
+def test_whoever_waits_holds_hands_over_or_is_cancelled_there_is_one_holder_and_at_last_none(
+    callers: list[Caller],
+) -> None:
+    async def story() -> None:
+        lock = UpdateLock()
+        holders: set[Caller] = set()
+        owners: list[asyncio.Task[None]] = []
+
+        async def hold(caller: Caller) -> None:
+            assert not holders
+            holders.add(caller)
+            try:
+                await asyncio.sleep(caller.holds_s)
+            finally:
+                holders.remove(caller)
+
+        async def own(caller: Caller, lease: UpdateLease) -> None:
+            try:
+                await hold(caller)
+            finally:
+                lease.release()
+
+        async def call(caller: Caller) -> None:
+            await asyncio.sleep(caller.begins_at)
+            async with lock.lease("busy") as lease:
+                if caller.hands_over:
+                    owners.append(asyncio.create_task(own(caller, lease.hand_over())))
+                else:
+                    await hold(caller)
+
+        calls = [asyncio.create_task(call(caller)) for caller in callers]
+        loop = asyncio.get_running_loop()
+        for caller, task in zip(callers, calls, strict=True):
+            if caller.is_cancelled_at is not None:
+                loop.call_at(caller.is_cancelled_at, task.cancel)
+        results = await asyncio.gather(*calls, return_exceptions=True)
+        assert {type(result) for result in results} <= {type(None), asyncio.CancelledError}
+        await asyncio.gather(*owners)
+        lock.refuse_if_busy(REFUSE)
+        async with asyncio.timeout(0.5):
+            await enter(lock)
+
+    run(story())

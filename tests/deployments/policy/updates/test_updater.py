@@ -1,0 +1,234 @@
+"""Updates over scripted replicas: what reaches them, updates that meet, and adapters."""
+
+import asyncio
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from deployments.policy.failures import (
+    UpdateUnderWay,
+    WeightsRefused,
+)
+from deployments.policy.replicas.commands import LoadedWeights
+from deployments.policy.versions.version_store import StoredVersion
+from rollout_client.policy_contract import PushOptions
+from rollout_client.weights.checksum import file_checksum
+from tests.deployments.policy.policy_world import (
+    World,
+    adapter,
+    content_of,
+    play,
+    refused,
+    sha256,
+    taken,
+    versions,
+    weights,
+)
+from tests.virtual_time import until
+
+
+def test_new_weights_reach_every_replica_and_are_current(tmp_path: Path) -> None:
+    async def story(world: World) -> None:
+        replicas = [await world.replica(name) for name in ("r0", "r1")]
+        content = weights(2.0)
+        update = await world.push(5, content, mode="wait")
+        checksum = file_checksum(world.version_store.weights(5))
+        assert (update.version, update.checksum) == (5, checksum)
+        assert [(replica.replica_id, replica.status) for replica in update.replicas] == [
+            ("r0", "swapped"),
+            ("r1", "swapped"),
+        ]
+        assert [content_of(replica.staged) == content for replica in replicas] == [True, True]
+        assert world.cluster.puts == [content]
+        assert world.cluster.done("swap") == [("r0", 5), ("r1", 5)]
+        state = await world.store.state(0)
+        assert (state.current, state.updating_to, state.transfer_world_size) == (5, None, 3)
+        assert [(replica.replica_id, replica.version) for replica in state.replicas] == [("r0", 5), ("r1", 5)]
+        initial, stored = state.versions
+        assert (initial.version, initial.kind) == (0, "initial")
+        assert (stored.version, stored.kind, stored.base, stored.checksum) == (5, "full", None, checksum)
+        assert stored.size_bytes == len(content)
+        assert world.files() == {"current.json", "versions/5/info.json", "versions/5/weights.safetensors"}
+
+    play(story, tmp_path)
+
+
+def test_weights_that_the_engines_cannot_take_leave_everything_as_it_was(tmp_path: Path) -> None:
+    async def story(world: World) -> None:
+        replica = await world.replica("r0", "ok", "error")
+        await until(lambda: replica.accepts_requests)
+        async with refused(WeightsRefused, "weights", "the engine cannot take them: OSError: r0 has no room"):
+            await world.push(1, weights(2.0))
+        assert (world.version_store.current(), versions(world), replica.loaded) == (0, [], LoadedWeights())
+        assert world.cluster.killed == []
+        assert (await world.push(1, weights(2.0))).replicas[0].status == "swapped"
+
+    play(story, tmp_path)
+
+
+def test_a_replica_that_fails_is_replaced_and_the_one_in_its_place_begins_with_the_new_weights(tmp_path: Path) -> None:
+    async def story(world: World) -> None:
+        await world.replica("r0")
+        await world.replica("r1", "ok", "ok", "error")
+        await until(lambda: len(world.cluster.done("accept requests")) == 2)
+        update = await world.push(1, weights(2.0))
+        assert [(replica.replica_id, replica.status) for replica in update.replicas] == [
+            ("r0", "swapped"),
+            ("r1", "replaced"),
+        ]
+        assert world.cluster.killed == ["r1"]
+        young = await world.replica("r2")
+        await until(lambda: young.accepts_requests)
+        assert young.loaded == LoadedWeights(1)
+
+    play(story, tmp_path)
+
+
+def test_a_replica_that_died_before_the_update_takes_no_part_in_it(tmp_path: Path) -> None:
+    async def story(world: World) -> None:
+        replica = await world.replica("r0")
+        await until(lambda: replica.accepts_requests)
+        replica.end()
+        assert (await world.push(1, weights(2.0))).replicas == []
+        assert world.cluster.killed == []
+
+    play(story, tmp_path)
+
+
+def test_a_second_update_waits_for_the_first(tmp_path: Path) -> None:
+    async def story(world: World) -> None:
+        for name in ("r0", "r1"):
+            await world.replica(name, command_s=5.0)
+        await until(lambda: len(world.cluster.done("accept requests")) == 2)
+        first = world.pushing(1, weights(2.0))
+        await world.until_updating(1)
+        assert [(await pushing).version for pushing in (first, world.pushing(2, weights(3.0)))] == [1, 2]
+        steps = [(what, version) for _, what, version in world.cluster.events[2:]]
+        assert steps == [(what, version) for version in (1, 2) for what in ("stage", "stage", "swap", "swap")]
+
+    play(story, tmp_path)
+
+
+def test_a_second_update_may_be_refused_instead(tmp_path: Path) -> None:
+    async def story(world: World) -> None:
+        await world.replica("r0", command_s=5.0)
+        pushing = world.pushing(1, weights(2.0))
+        await world.until_updating(1)
+        assert (await world.store.state(0)).updating_to == 1
+        message = "version 1 is being loaded by the replicas; wait for it, or say if_busy=wait"
+        async with refused(UpdateUnderWay, "if_busy", message, "refuse"):
+            await world.push(2, weights(3.0), if_busy="refuse")
+        await pushing
+        assert (versions(world), world.cluster.done("swap")) == ([1], [("r0", 1)])
+        # What had arrived can be completed later.
+        content = weights(3.0)
+        assert (await world.store.upload_state(2)).received_bytes == len(content)
+        update = await world.complete(2, PushOptions(if_busy="refuse"), False, sha256(content))
+        assert update.version == 2
+
+    play(story, tmp_path)
+
+
+def test_a_version_that_was_validated_meanwhile_is_refused_at_once_by_those_who_do_not_wait(tmp_path: Path) -> None:
+    async def story(world: World) -> None:
+        await world.replica("r0", command_s=5.0)
+        pushing = world.pushing(1, weights(2.0))
+        await world.until_updating(1)
+        info = StoredVersion(version=2, kind="full", created_at=datetime(2026, 1, 1, tzinfo=UTC))
+        with pytest.raises(UpdateUnderWay):
+            await world.store._pushes._updater.update(info, tmp_path / "weights", PushOptions(if_busy="refuse"))
+        assert not pushing.done()
+        await pushing
+
+    play(story, tmp_path)
+
+
+def test_an_update_that_is_overtaken_is_refused_and_not_broken(tmp_path: Path) -> None:
+    async def story(world: World) -> None:
+        replica = await world.replica("r0", command_s=5.0)
+        first = world.pushing(1, weights(1.5))
+        await world.until_updating(1)
+        higher = world.pushing(3, weights(3.0))
+        await world.until_one_waits()
+        lower = world.pushing(2, weights(2.0))
+        await asyncio.gather(first, higher)
+        async with taken(2, newest=3):
+            await lower
+        assert replica.loaded == LoadedWeights(3)
+        assert not list(world.folder.glob("uploads/*"))
+
+    play(story, tmp_path)
+
+
+def test_a_replica_that_registers_again_during_an_update_is_not_ended(tmp_path: Path) -> None:
+    async def story(world: World) -> None:
+        await world.replica("r0", command_s=5.0)
+        pushing = world.pushing(1, weights(2.0))
+        await world.until_updating(1)
+        await until(lambda: len(world.replicas[0].taken) == 2)
+        late = await world.replica("late")
+        await late.register()
+        await late.register()
+        await pushing
+        await until(lambda: late.accepts_requests)
+        assert (late.loaded, world.cluster.killed) == (LoadedWeights(1), [])
+
+    play(story, tmp_path)
+
+
+def test_an_adapter_lies_on_top_of_the_current_full_weights(tmp_path: Path) -> None:
+    async def story(world: World) -> None:
+        replica = await world.replica("r0")
+        await world.push(1, weights(2.0))
+        await world.push(2, adapter(), kind="adapter")
+        assert replica.loaded == LoadedWeights(1, adapter=2)
+        assert replica.staged is not None
+        assert (replica.staged.kind, replica.staged.adapter_config) == ("adapter", '{"r": 2}')
+        stored = world.version_store.info(2)
+        assert (stored.kind, stored.base) == ("adapter", 1)
+        await world.push(3, adapter(2.0), kind="adapter")
+        assert (replica.loaded, world.version_store.info(3).base) == (LoadedWeights(1, adapter=3), 1)
+        await world.push(4, weights(3.0))
+        assert replica.loaded == LoadedWeights(4)
+
+    play(story, tmp_path)
+
+
+def test_an_adapter_may_lie_on_top_of_the_initial_weights(tmp_path: Path) -> None:
+    async def story(world: World) -> None:
+        await world.push(1, adapter(), kind="adapter")
+        assert world.version_store.info(1).base == 0
+        replica = await world.replica("r0")
+        await until(lambda: replica.accepts_requests)
+        assert replica.loaded == LoadedWeights(0, adapter=1)
+        assert world.cluster.done("stage") == [("r0", 1)]
+
+    play(story, tmp_path)
+
+
+def test_an_adapter_never_lies_on_other_weights_than_its_base(tmp_path: Path) -> None:
+    """A replica registers during one update and before the next, which is an adapter."""
+
+    async def story(world: World) -> None:
+        await world.replica("r0", command_s=5.0)
+        await until(lambda: bool(world.cluster.done("accept requests")))
+        full = world.pushing(1, weights(2.0))
+        await world.until_updating(1)
+        await until(lambda: len(world.replicas[0].taken) == 2)
+        on_top = world.pushing(2, adapter(), kind="adapter")
+        await world.until_one_waits()
+        late = await world.replica("late")
+        assert [replica.replica_id for replica in (await full).replicas] == ["r0"]
+        assert [replica.replica_id for replica in (await on_top).replicas] == ["r0"]
+        await until(lambda: late.accepts_requests)
+        assert late.loaded == LoadedWeights(1, adapter=2)
+        assert [event[1:] for event in world.cluster.events if event[0] == "late"] == [
+            ("stage", 1),
+            ("swap", 1),
+            ("stage", 2),
+            ("swap", 2),
+            ("accept requests", 2),
+        ]
+
+    play(story, tmp_path)

@@ -1,0 +1,210 @@
+"""Deltas, zstd streams, checkpoints and adapters as one file; and those of which none can be made."""
+
+import json
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import zstandard
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save
+
+from deployments.policy.validation.assembly import (
+    sha256_of,
+    unpack_zstd,
+    write_adapter,
+    write_applied,
+    write_checkpoint,
+)
+from deployments.policy.validation.weight_checks import validate_full
+from rollout_client.weights.checksum import file_checksum
+from rollout_client.weights.delta import as_bits, delta_weights, encode_changes
+from rollout_client.weights.safetensors_file import header_bytes, header_of, read_header, read_tensor
+from tests.deployments.policy.weight_files import GOOD, LAYOUT, Bomb, Tensors, adapter, refusal, written
+
+
+def test_a_folder_that_is_no_adapter_is_refused(tmp_path: Path) -> None:
+    message = f"{tmp_path} holds no adapter_model.safetensors: save the adapter with save_pretrained of PEFT"
+    assert refusal(write_adapter, tmp_path, tmp_path / "packed") == [("weights", message)]
+    adapter(tmp_path, "{")
+    [(field, said)] = refusal(write_adapter, tmp_path, tmp_path / "packed")
+    assert (field, said.startswith(f"{tmp_path / 'adapter_config.json'} is no JSON: ")) == ("weights", True)
+
+
+def delta_of(base: Path, new: Path, delta: Path) -> Path:
+    """As a client makes it."""
+    base_header, new_header = read_header(base), read_header(new)
+    changes = {
+        entry.name: encode_changes(
+            as_bits(entry.dtype, read_tensor(base, base_header, entry)),
+            as_bits(entry.dtype, read_tensor(new, new_header, new_header.by_name[entry.name])),
+        )
+        for entry in base_header.entries
+    }
+    delta.write_bytes(b"".join(bytes(block) for block in delta_weights(changes, base_header).blocks()))
+    return delta
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=50)
+@given(st.binary(min_size=24, max_size=24), st.binary(min_size=24, max_size=24))
+def test_a_delta_gives_the_new_weights_bit_for_bit(tmp_path: Path, old: bytes, new: bytes) -> None:
+    specs = [("a", "F32", (3,)), ("b", "BF16", (2, 3))]
+    start = header_bytes(header_of(specs).entries)
+    files = {"base": start + old, "new": start + new}
+    for name, content in files.items():
+        (tmp_path / name).write_bytes(content)
+    delta = delta_of(tmp_path / "base", tmp_path / "new", tmp_path / "delta")
+    write_applied(tmp_path / "base", delta, tmp_path / "full")
+    assert (tmp_path / "full").read_bytes() == files["new"]
+
+
+def test_a_delta_of_nothing_gives_the_base(tmp_path: Path) -> None:
+    base = written(tmp_path / "base", GOOD)
+    delta = written(tmp_path / "delta", {})
+    write_applied(base, delta, tmp_path / "full")
+    assert validate_full(tmp_path / "full", LAYOUT) == file_checksum(base)
+
+
+@pytest.mark.parametrize(
+    ("parts", "finding"),
+    [
+        ({"norm.weight": torch.ones(3)}, ("norm.weight", "a delta holds only names that end in .gaps or .values")),
+        (
+            {"lm_head.gaps": torch.zeros(1, dtype=torch.int32), "lm_head.values": torch.ones(1)},
+            ("lm_head", "the base has no such tensor"),
+        ),
+        ({"scale.gaps": torch.zeros(1, dtype=torch.int32)}, ("scale", "scale.values is missing")),
+        (
+            {"scale.gaps": torch.zeros(1, dtype=torch.int64), "scale.values": torch.ones(1)},
+            ("scale", "gaps are I64; they must be I32"),
+        ),
+        (
+            {"scale.gaps": torch.ones(1, dtype=torch.int32), "scale.values": torch.ones(1)},
+            ("scale", "place 1 is changed, and the tensor has only 1 values"),
+        ),
+        (
+            {"scale.gaps": torch.tensor([-1], dtype=torch.int32), "scale.values": torch.ones(1)},
+            ("scale", "a gap is too small: the first must be at least 0, the others at least 1"),
+        ),
+    ],
+)
+def test_a_delta_that_does_not_fit_its_base_is_refused(
+    tmp_path: Path, parts: Tensors, finding: tuple[str, str]
+) -> None:
+    base = written(tmp_path / "base", GOOD)
+    delta = written(tmp_path / "delta", parts)
+    assert refusal(write_applied, base, delta, tmp_path / "full") == [finding]
+
+
+def test_a_delta_that_is_no_file_of_weights_is_refused(tmp_path: Path) -> None:
+    base = written(tmp_path / "base", GOOD)
+    (tmp_path / "delta").write_bytes(b"")
+    message = "the delta is no safetensors file, or was cut off: it ends within its header"
+    assert refusal(write_applied, base, tmp_path / "delta", tmp_path / "full") == [("weights", message)]
+
+
+def test_a_base_that_was_removed_meanwhile_asks_for_full_weights(tmp_path: Path) -> None:
+    delta = written(tmp_path / "delta", {})
+    message = "newer versions have taken the place of the base; send full weights"
+    assert refusal(write_applied, tmp_path / "base", delta, tmp_path / "full") == [("base", message)]
+
+
+def test_a_delta_may_make_weights_that_are_refused_afterwards(tmp_path: Path) -> None:
+    base = written(tmp_path / "base", GOOD)
+    new = written(tmp_path / "new", {**GOOD, "scale": torch.tensor(float("inf"))})
+    write_applied(base, delta_of(base, new, tmp_path / "delta"), tmp_path / "full")
+    assert refusal(validate_full, tmp_path / "full", LAYOUT)[0][0] == "scale"
+
+
+@pytest.mark.parametrize("frames", [1, 3])
+def test_what_was_packed_is_unpacked(tmp_path: Path, frames: int) -> None:
+    content = np.random.default_rng(0).bytes(100_000)
+    parts = [
+        content[len(content) * number // frames : len(content) * (number + 1) // frames] for number in range(frames)
+    ]
+    (tmp_path / "packed").write_bytes(b"".join(zstandard.compress(part) for part in parts))
+    unpack_zstd(tmp_path / "packed", tmp_path / "a", len(content))
+    assert (tmp_path / "a").read_bytes() == content
+
+
+def test_a_small_stream_that_unpacks_to_a_large_file_is_refused_before_it_is_one(tmp_path: Path) -> None:
+    (tmp_path / "packed").write_bytes(zstandard.compress(bytes(2**26)))
+    [(field, message)] = refusal(unpack_zstd, tmp_path / "packed", tmp_path / "a", 2**20)
+    assert (field, "more than 1048576 bytes" in message) == ("weights", True)
+    assert (tmp_path / "a").stat().st_size <= 2**20
+
+
+@pytest.mark.parametrize(("window_log", "is_read"), [(27, True), (28, False)])
+def test_a_stream_that_asks_for_too_much_memory_is_refused(tmp_path: Path, window_log: int, is_read: bool) -> None:
+    parameters = zstandard.ZstdCompressionParameters(window_log=window_log, write_content_size=False)
+    compressor = zstandard.ZstdCompressor(compression_params=parameters).compressobj()
+    (tmp_path / "packed").write_bytes(compressor.compress(b"content") + compressor.flush())
+    if is_read:
+        unpack_zstd(tmp_path / "packed", tmp_path / "a", 2**30)
+        assert (tmp_path / "a").read_bytes() == b"content"
+    else:
+        [(field, message)] = refusal(unpack_zstd, tmp_path / "packed", tmp_path / "a", 2**30)
+        assert (field, "too much memory" in message) == ("weights", True)
+
+
+def test_what_is_not_packed_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "packed").write_bytes(save(GOOD))
+    [(field, message)] = refusal(unpack_zstd, tmp_path / "packed", tmp_path / "a", 2**30)
+    assert (field, "the bytes are no zstd stream, as Content-Encoding says" in message) == ("weights", True)
+
+
+@pytest.mark.parametrize("kept", [0, 10, -1])
+def test_a_stream_that_was_cut_off_is_refused_at_last(tmp_path: Path, kept: int) -> None:
+    (tmp_path / "packed").write_bytes(zstandard.compress(save(GOOD))[:kept])
+
+    def unpacked_and_checked() -> None:
+        unpack_zstd(tmp_path / "packed", tmp_path / "a", 2**30)
+        validate_full(tmp_path / "a", LAYOUT)
+
+    assert refusal(unpacked_and_checked)[0][0] == "weights"
+
+
+def test_a_digest_is_that_of_the_files_bytes(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"abc")
+    assert sha256_of(tmp_path / "a") == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+
+
+def test_a_sharded_checkpoint_becomes_one_file_that_transformers_reads(roots: Path, tmp_path: Path) -> None:
+    folder = roots / "sharded"
+    written(folder / "b.safetensors", {"scale": GOOD["scale"]})
+    written(folder / "a.safetensors", {name: GOOD[name] for name in ("norm.weight", "embed.weight")})
+    write_checkpoint(folder, tmp_path / "full")
+    loaded = load_file(tmp_path / "full")
+    assert {name: value.tolist() for name, value in loaded.items()} == {
+        name: value.tolist() for name, value in GOOD.items()
+    }
+    assert read_header(tmp_path / "full").entries[0].begin == 0
+
+
+def test_a_folder_with_only_pickles_is_refused_and_none_of_them_read(tmp_path: Path) -> None:
+    (tmp_path / "step").mkdir()
+    (tmp_path / "step" / "pytorch_model.bin").write_bytes(pickle.dumps(Bomb()))
+    expected = [("weights", f"{tmp_path / 'step'} holds no .safetensors file")]
+    assert refusal(write_checkpoint, tmp_path / "step", tmp_path / "full") == expected
+    file = tmp_path / "step" / "pytorch_model.bin"
+    expected = [("weights", f"{file} is a pickle or an archive: save the weights as safetensors")]
+    assert refusal(write_checkpoint, file, tmp_path / "full") == expected
+
+
+@pytest.mark.parametrize("name", ["../step-1/model.safetensors", "/etc/hosts", "deeper/a.safetensors"])
+def test_an_index_that_leads_out_of_its_folder_is_refused(roots: Path, tmp_path: Path, name: str) -> None:
+    folder = roots / "step-2"
+    folder.mkdir()
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": name}}))
+    [(field, message)] = refusal(write_checkpoint, folder, tmp_path / "full")
+    assert (field, f"{name} does not lie in the folder" in message) == ("weights", True)
+
+
+def test_a_tensor_in_two_files_is_refused(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        written(tmp_path / "step" / f"{name}.safetensors", GOOD)
+    [(field, message)] = refusal(write_checkpoint, tmp_path / "step", tmp_path / "full")
+    assert (field, "and so does another file" in message) == ("weights", True)

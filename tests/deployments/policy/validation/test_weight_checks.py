@@ -1,0 +1,217 @@
+"""Weights that may not be served: everything that can be wrong with full weights and adapters."""
+
+import pickle
+import struct
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from safetensors.torch import save, save_file
+
+from deployments.policy.validation.assembly import write_adapter
+from deployments.policy.validation.weight_checks import largest_upload_bytes, layout_of, validate_adapter, validate_full
+from rollout_client.policy_contract import PolicyLayout, TensorLayout
+from rollout_client.weights.checksum import file_checksum
+from rollout_client.weights.safetensors_file import MAX_HEADER_BYTES, header_bytes, header_of
+from tests.deployments.policy.weight_files import GOOD, LAYOUT, Bomb, Tensors, adapter, raw, refusal, written
+from tests.paths import TINY_MODEL
+
+
+def test_good_weights_have_the_checksum_that_the_client_computes(tmp_path: Path) -> None:
+    file = written(tmp_path / "a", GOOD)
+    assert validate_full(file, LAYOUT) == file_checksum(file)
+
+
+def test_the_order_in_the_file_does_not_matter(tmp_path: Path) -> None:
+    specs = [(name, layout.dtype, layout.shape) for name, layout in LAYOUT.tensors.items()]
+    checksums = set()
+    for number, order in enumerate((specs, specs[::-1])):
+        file = tmp_path / str(number)
+        file.write_bytes(header_bytes(header_of(order).entries) + bytes(12 * 2 + 3 * 2 + 4))
+        checksums.add(validate_full(file, LAYOUT))
+    assert len(checksums) == 1
+
+
+def test_the_layout_of_a_checkpoint_is_the_one_that_its_weights_pass(tmp_path: Path) -> None:
+    written(tmp_path / "model" / "model-1.safetensors", {"norm.weight": GOOD["norm.weight"], "scale": GOOD["scale"]})
+    written(tmp_path / "model" / "model-2.safetensors", {"embed.weight": GOOD["embed.weight"]})
+    assert layout_of(tmp_path / "model") == LAYOUT
+    assert validate_full(TINY_MODEL / "model.safetensors", layout_of(TINY_MODEL)) == file_checksum(
+        TINY_MODEL / "model.safetensors"
+    )
+
+
+@pytest.mark.parametrize(
+    ("changed", "expected"),
+    [
+        ({"norm.weight": None}, [("norm.weight", "the tensor is missing")]),
+        (
+            {"norm.weight": None, "scale": None},
+            [(name, "the tensor is missing, like 1 more") for name in ("norm.weight", "scale")],
+        ),
+        ({"lm_head": torch.ones(1)}, [("lm_head", "the tensor is not known to the model")]),
+        ({"norm.weight": torch.ones(4).bfloat16()}, [("norm.weight", "its shape is [4]; the model's is [3]")]),
+        ({"norm.weight": torch.ones(3, 1).bfloat16()}, [("norm.weight", "its shape is [3, 1]; the model's is [3]")]),
+        ({"norm.weight": torch.ones(3).half()}, [("norm.weight", "its dtype is F16; the model's is BF16")]),
+        (
+            {"norm.weight": torch.ones(4), "scale": torch.ones(1)},
+            [
+                ("norm.weight", "its shape is [4]; the model's is [3]; its dtype is F32; the model's is BF16"),
+                ("scale", "its shape is [1]; the model's is []"),
+            ],
+        ),
+        (
+            {"norm.weight": None, "other": torch.ones(1), "scale": torch.ones(())[None]},
+            [
+                ("norm.weight", "the tensor is missing"),
+                ("other", "the tensor is not known to the model"),
+                ("scale", "its shape is [1]; the model's is []"),
+            ],
+        ),
+    ],
+)
+def test_weights_of_another_model_are_refused_tensor_by_tensor(
+    tmp_path: Path, changed: dict[str, torch.Tensor | None], expected: list[tuple[str, str]]
+) -> None:
+    tensors = {name: tensor for name, tensor in {**GOOD, **changed}.items() if tensor is not None}
+    assert refusal(validate_full, written(tmp_path / "a", tensors), LAYOUT) == expected
+
+
+def test_an_upload_may_be_as_large_as_a_delta_that_changes_every_value() -> None:
+    values_and_gaps = 12 * (2 + 4) + 3 * (2 + 4) + 1 * (4 + 4)
+    assert largest_upload_bytes(LAYOUT) == MAX_HEADER_BYTES + values_and_gaps
+
+
+def test_many_different_tensors_are_named_up_to_a_number(tmp_path: Path) -> None:
+    names = [f"layer.{number}" for number in range(9)]
+    layout = PolicyLayout(tensors={name: TensorLayout(dtype="BF16", shape=[1]) for name in names})
+    file = written(tmp_path / "a", {name: torch.ones(1) for name in names})
+    assert refusal(validate_full, file, layout) == [
+        *((name, "its dtype is F32; the model's is BF16") for name in names[:5]),
+        ("weights", "4 more tensors are different"),
+    ]
+    missing = written(tmp_path / "b", {"x": torch.ones(1)})
+    assert refusal(validate_full, missing, layout)[:6] == [
+        *((name, "the tensor is missing, like 8 more") for name in names[:5]),
+        ("x", "the tensor is not known to the model"),
+    ]
+
+
+FINITE_EXTREMES = {
+    "BF16": [b"\x7f\x7f", b"\x7f\xff", b"\x01\x00", b"\x00\x80"],
+    "F16": [b"\xff\x7b", b"\xff\xfb", b"\x01\x00", b"\x00\x80"],
+    "F32": [struct.pack("<f", value) for value in (3.4028234663852886e38, -3.4028234663852886e38, 1e-45, -0.0)],
+    "F64": [struct.pack("<d", value) for value in (1.7976931348623157e308, -1.7976931348623157e308, 5e-324, -0.0)],
+    "C64": [struct.pack("<ff", 3.4028234663852886e38, -1.0)],
+    "F8_E5M2": [b"\x7b", b"\xfb", b"\x01", b"\x80"],
+    "F8_E4M3": [b"\x7e", b"\xfe", b"\x01", b"\x80"],
+    "F8_E8M0": [b"\xfe", b"\x7f"],
+    "I32": [b"\xff\xff\xff\xff", b"\x00\x00\x80\x7f"],
+    "U8": [b"\xff", b"\x7f"],
+}
+
+
+NON_FINITE = {
+    "BF16": [b"\x80\x7f", b"\x80\xff", b"\xc0\x7f", b"\x81\xff"],
+    "F16": [b"\x00\x7c", b"\x00\xfc", b"\x00\x7e", b"\x01\xfc"],
+    "F32": [struct.pack("<f", float(value)) for value in ("inf", "-inf", "nan")] + [b"\x01\x00\x80\xff"],
+    "F64": [struct.pack("<d", float(value)) for value in ("inf", "-inf", "nan")] + [b"\x01" + bytes(5) + b"\xf0\xff"],
+    "C64": [struct.pack("<ff", 0.0, float("nan")), struct.pack("<ff", float("-inf"), 0.0)],
+    "F8_E5M2": [b"\x7c", b"\xfc", b"\x7d", b"\xff"],
+    "F8_E4M3": [b"\x7f", b"\xff"],
+    "F8_E8M0": [b"\xff"],
+}
+
+
+def of_dtype(dtype: str) -> PolicyLayout:
+    return PolicyLayout(tensors={"w": TensorLayout(dtype=dtype, shape=[3])})
+
+
+@pytest.mark.parametrize("dtype", FINITE_EXTREMES)
+def test_finite_extremes_pass(tmp_path: Path, dtype: str) -> None:
+    for value in FINITE_EXTREMES[dtype]:
+        file = raw(tmp_path / "a", dtype, value)
+        assert validate_full(file, of_dtype(dtype)) == file_checksum(file)
+
+
+@pytest.mark.parametrize("dtype", NON_FINITE)
+def test_nan_and_infinity_are_refused_with_the_tensor_that_holds_them(tmp_path: Path, dtype: str) -> None:
+    for value in NON_FINITE[dtype]:
+        file = raw(tmp_path / "a", dtype, value)
+        expected = [("w", "it holds NaN or infinity; the training has diverged")]
+        assert refusal(validate_full, file, of_dtype(dtype)) == expected
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.binary(min_size=2, max_size=2))
+def test_every_half_is_judged_as_torch_judges_it(tmp_path: Path, value: bytes) -> None:
+    for name, dtype in (("BF16", torch.bfloat16), ("F16", torch.float16)):
+        file = raw(tmp_path / "a", name, value, values=1)
+        layout = PolicyLayout(tensors={"w": TensorLayout(dtype=name, shape=[1])})
+        if torch.frombuffer(bytearray(value), dtype=dtype).isfinite().item():
+            validate_full(file, layout)
+        else:
+            refusal(validate_full, file, layout)
+
+
+def test_a_value_far_into_a_large_tensor_is_seen(tmp_path: Path) -> None:
+    values = 5 * 2**20
+    file = raw(tmp_path / "a", "BF16", b"\x80\x7f", values=values)
+    layout = PolicyLayout(tensors={"w": TensorLayout(dtype="BF16", shape=[values])})
+    assert refusal(validate_full, file, layout) == [("w", "it holds NaN or infinity; the training has diverged")]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (save(GOOD)[:-1], "what arrived has 233 bytes, its header says 234: it is not whole"),
+        (save(GOOD)[:100], "what arrived is no safetensors file, or was cut off: it ends within its header"),
+        (save(GOOD) + b"\0", "what arrived has 235 bytes, its header says 234: it is not whole"),
+        (b"", "what arrived is no safetensors file, or was cut off: it ends within its header"),
+        (pickle.dumps(Bomb()), "what arrived is a pickle or an archive: save the weights as safetensors"),
+        (b"<!DOCTYPE html>" * 9, "what arrived is no safetensors file, or was cut off: it ends within its header"),
+        (b"\x02" + bytes(7) + b"[]", "what arrived: The header does not begin with {"),
+    ],
+)
+def test_what_is_no_safetensors_file_is_refused(tmp_path: Path, content: bytes, message: str) -> None:
+    (tmp_path / "a").write_bytes(content)
+    assert refusal(validate_full, tmp_path / "a", LAYOUT) == [("weights", message)]
+
+
+def test_a_checkpoint_of_torch_is_refused_as_a_pickle(tmp_path: Path) -> None:
+    torch.save(GOOD, tmp_path / "a")
+    message = "what arrived is a pickle or an archive: save the weights as safetensors"
+    assert refusal(validate_full, tmp_path / "a", LAYOUT) == [("weights", message)]
+
+
+def test_an_adapter_of_peft_is_packed_and_checked(tmp_path: Path) -> None:
+    folder = adapter(tmp_path / "adapter", '{"r": 8,  "lora_alpha": 16}')
+    write_adapter(folder, tmp_path / "packed")
+    checksum = file_checksum(folder / "adapter_model.safetensors")
+    assert validate_adapter(tmp_path / "packed") == (checksum, '{"r": 8,  "lora_alpha": 16}')
+
+
+NO_CONFIG = "the file's metadata hold no adapter_config, the text of PEFT's adapter_config.json"
+
+
+@pytest.mark.parametrize(
+    ("tensors", "metadata", "finding"),
+    [
+        ({"a": torch.ones(1)}, None, ("weights", NO_CONFIG)),
+        ({"a": torch.ones(1)}, {"adapter_config": "{"}, ("weights", NO_CONFIG)),
+        ({"a": torch.ones(1)}, {"adapter_config": "[]"}, ("weights", NO_CONFIG)),
+        ({}, {"adapter_config": "{}"}, ("weights", "the adapter holds no tensor")),
+        (
+            {"a": torch.tensor([0.0, float("nan")])},
+            {"adapter_config": "{}"},
+            ("a", "it holds NaN or infinity; the training has diverged"),
+        ),
+    ],
+)
+def test_what_is_no_adapter_is_refused(
+    tmp_path: Path, tensors: Tensors, metadata: dict[str, str] | None, finding: tuple[str, str]
+) -> None:
+    save_file(tensors, tmp_path / "a", metadata)
+    assert refusal(validate_adapter, tmp_path / "a") == [finding]
