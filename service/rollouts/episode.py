@@ -30,6 +30,7 @@ class Episode:
         self, identity: EpisodeIdentity, start: EpisodeStart, limits: EpisodeLimits, tokenizer: ChatTokenizer
     ) -> None:
         self.identity = identity
+        self._rollout_id, self._group_id = identity.rollout_id, identity.group_id
         self.status: SampleStatus | None = None
         self.error: SampleError | None = None
         self._limits = limits
@@ -81,14 +82,14 @@ class Episode:
             return None
         turn = self._turns_in_log()
         return GenerationRequest(
-            generation_id=f"{self.identity.rollout_id}-{turn}",
+            generation_id=f"{self._rollout_id}-{turn}",
             prompt_token_ids=self._token_ids[:],
             max_new_tokens=min(room, self._limits.max_new_tokens or room),
             stop_strings=self._stop_strings,
             sampling=sampling_of_turn(self._start.sampling, turn),
             min_weight_version=self._start.min_weight_version,
-            rollout_id=self.identity.rollout_id,
-            group=self.identity.group_id,
+            rollout_id=self._rollout_id,
+            group=self._group_id,
             request_id=self.identity.request_id,
         )
 
@@ -119,7 +120,7 @@ class Episode:
             message_log=[{"role": message.role, "content": message.content} for message in self._message_log],
             extra_env_info=self._extra_env_info,
             request_id=self.identity.request_id,
-            rollout_id=self.identity.rollout_id,
+            rollout_id=self._rollout_id,
             sample=self.identity.idx,
         )
 
