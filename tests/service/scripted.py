@@ -102,7 +102,8 @@ class ScriptedEnvironment(Environment):
         return answer
 
     async def describe(self) -> TaskDescription:
-        return TaskDescription("task", "A scripted task.", fields={})
+        [example] = await self.example_samples(1, seed=0)
+        return TaskDescription("task", "A scripted task.", fields={}, example=example)
 
     async def example_samples(self, count: int, seed: int) -> list[dict[str, Any]]:
         return [{"task_name": "task", "messages": [{"role": "user", "content": f"{seed}-{n}"}]} for n in range(count)]

@@ -151,6 +151,7 @@ def test_an_invalid_arrow_request_names_its_field_and_starts_nothing(body: bytes
 
 BODY = arrow_body([GOOD], {})
 INVALID_OFFSETS = table_body(stop_strings=[["x"] * 77]).replace(pack("<2i", 0, 77), pack("<2i", 0, 1077))
+INVALID_INNER_OFFSETS = table_body(stop_strings=[["x"] * 3]).replace(pack("<4i", 0, 1, 2, 3), pack("<4i", 0, 1, 77, 3))
 
 
 @pytest.mark.parametrize(
@@ -160,6 +161,7 @@ INVALID_OFFSETS = table_body(stop_strings=[["x"] * 77]).replace(pack("<2i", 0, 7
         (b'{"samples": []}', "send one Arrow stream of samples"),
         (BODY[: len(BODY) // 2], "send one Arrow stream of samples"),
         (INVALID_OFFSETS, "send one Arrow stream of samples"),
+        (INVALID_INNER_OFFSETS, "out of bounds: 77 > 3; send one Arrow stream of samples"),
         (table_body(extra_env_info=["{"]), "EOF while parsing an object"),
         (table_body(further_fields=["[]"]), "further_fields holds something that is no JSON object"),
         (stream_of(pa.table({"task_name": ["x" * 99]}), "zstd"), "compress the body as a whole"),

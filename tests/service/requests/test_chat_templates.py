@@ -133,6 +133,13 @@ def test_tools_reach_the_prompt() -> None:
     assert '"name": "add"' in text
 
 
+def test_tools_are_accepted_also_where_the_generation_prompt_differs_from_the_begin_of_an_answer() -> None:
+    options = ChatOptions(tools=[{"type": "function"}], chat_template_kwargs={"enable_thinking": False})
+    [message] = CONVERSATIONS["qwen3"].prompt([PromptMessage(role="user", content="Q")], options, ROOM)
+    expected = rendered("qwen3", [{"role": "user", "content": "Q"}], tools=options.tools, enable_thinking=False)
+    assert TOKENIZERS["qwen3"].decode(message.token_ids) == expected
+
+
 def test_tools_that_move_with_the_last_message_are_refused() -> None:
     tokenizer = tokenizer_of("mistral")
     tokenizer.chat_template = tokenizer.chat_template.replace(

@@ -50,6 +50,7 @@ def test_each_message_of_a_prompt_has_its_own_part_of_the_rendering() -> None:
         "<|system|>\nBe brief.<|end|>\n",
         "<|user|>\nHi<|end|>\n<|assistant|>\n",
     ]
+    assert [(message.role, message.content) for message in log] == [("system", "Be brief."), ("user", "Hi")]
 
 
 @given(conversations)
@@ -131,7 +132,10 @@ def test_a_template_that_refuses_the_role_of_an_observation_rejects_it() -> None
         "{% for m in messages %}{% if m['role'] == 'tool' %}{{ raise_exception('no tools') }}{% endif %}{% endfor %}"
         + hf_tokenizer.chat_template
     )
-    with pytest.raises(EnvironmentRejected, match="'tool' after an answer: no tools"):
+    with pytest.raises(
+        EnvironmentRejected,
+        match="The model's chat template refuses a message of role 'tool' after an answer: no tools",
+    ):
         TransformersChatTokenizer(refusing).observation({"role": "tool", "content": "O"}, [END], CHAT, ROOM)
 
 

@@ -120,10 +120,11 @@ def test_every_route_is_documented_once_under_v1_and_has_an_alias_without_it() -
 def test_a_route_and_its_alias_answer_alike() -> None:
     service = ScriptedHttp()
     headers = {"x-request-id": "mine"}
-    for path in ("/tasks", "/policy", "/policy/layout", "/healthz", "/readyz", "/tasks/chess/samples"):
+    for path, status in {"/tasks": 200, "/policy": 200, "/readyz": 200, "/tasks/chess/samples": 404}.items():
         documented = service.request("GET", f"/v1{path}", headers=headers)
         alias = service.request("GET", path, headers=headers)
-        assert (documented.status_code, documented.json()) == (alias.status_code, alias.json())
+        assert (documented.status_code, alias.status_code) == (status, status)
+        assert documented.json() == alias.json()
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
