@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import geometric_mean, median
@@ -90,16 +90,18 @@ def contenders(engine: EngineSettings, served: dict[str, Any], folder: Path) -> 
     with console.status("Starting the bare engine") as status, BareEngine.started(engine) as bare:
         status.update("Starting vLLM's OpenAI-compatible server")
         with openai_server(engine) as (openai_url, openai_processes):
-            loop = OpenAILoop(openai_url, engine.model)
             status.update("Starting the service")
-            with rollout_service(served, folder) as (url, service_processes), RolloutClient(url) as client:
+            with (
+                closing(OpenAILoop(openai_url, engine.model)) as loop,
+                rollout_service(served, folder) as (url, service_processes),
+                RolloutClient(url) as client,
+            ):
                 status.stop()
                 yield {
                     "A": Contender(bare_play(bare, reply), None),
                     "B": Contender(openai_play(loop, reply), openai_processes),
                     "C": Contender(service_play(client), service_processes),
                 }
-                loop.close()
 
 
 @contextmanager

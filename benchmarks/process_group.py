@@ -24,7 +24,7 @@ environment.
 START_TIMEOUT_S = 600
 POLL_S = 0.5
 END_TIMEOUT_S = 60
-ABORT_TIMEOUT_S = 5
+ABORT_TIMEOUT_S = 4
 """A benchmark that was interrupted gives its processes less time to end."""
 SWEEP_TIMEOUT_S = 2
 SWEEPS = 3
@@ -54,8 +54,10 @@ def no_process_left() -> Iterator[None]:
 
 
 def raise_once(number: int, _frame: object) -> NoReturn:
-    """A second signal must not interrupt the end of the processes."""
+    """Starts the end of all groups at once. A second signal must not interrupt it."""
     ignore_ending_signals()
+    for group in running_groups:
+        group.ask_to_end()
     raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
 
 
@@ -94,6 +96,7 @@ class ProcessGroup:
     def __init__(self, pid: int) -> None:
         self._root = psutil.Process(pid)
         self._engine: set[int] = set()
+        self._is_asked_to_end = False
 
     def _all(self) -> list[psutil.Process]:
         try:
@@ -126,14 +129,24 @@ class ProcessGroup:
         for process in reversed(self._all()):
             send(process, signal.SIGCONT)
 
+    def ask_to_end(self) -> None:
+        """Interrupts the first process, as Ctrl-C would; only once, because a second time would interrupt its end."""
+        if not self._is_asked_to_end:
+            self._is_asked_to_end = True
+            self.resume()
+            send(self._root, signal.SIGINT)
+
     def end(self, timeout_s: float) -> None:
-        """Interrupts the first process, as Ctrl-C would; kills all that have not ended after `timeout_s`."""
+        """Asks it to end; kills all processes that have not ended after `timeout_s`."""
         everyone = self._all()
-        self.resume()
-        send(self._root, signal.SIGINT)
+        self.ask_to_end()
         _, alive = psutil.wait_procs(everyone, timeout=timeout_s)
         for process in alive:
             send(process, signal.SIGKILL)
+
+
+running_groups: list[ProcessGroup] = []
+"""Those of `started`."""
 
 
 @contextmanager
@@ -150,6 +163,7 @@ def started(command: Sequence[str], ready_url: str, environment: Mapping[str, st
             command, env=environment, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
         )
         processes = ProcessGroup(process.pid)
+        running_groups.append(processes)
         timeout_s = ABORT_TIMEOUT_S
         try:
             until = time.monotonic() + START_TIMEOUT_S
@@ -163,6 +177,7 @@ def started(command: Sequence[str], ready_url: str, environment: Mapping[str, st
             if process.poll() is None:
                 processes.end(timeout_s)
             process.wait()
+            running_groups.remove(processes)
 
 
 def end_of(output: IO[bytes]) -> str:
