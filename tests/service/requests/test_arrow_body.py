@@ -132,6 +132,16 @@ def test_a_value_that_fits_no_column_is_a_value_error_before_anything_is_sent() 
         (table_body(id=pa.nulls(1)), "samples[].id", "the column must be string"),
         (table_body(message_log=pa.array([[{}]])), "samples[].message_log", "the column must be list<"),
         (table_body(message_log=pa.array([[{"word": "x"}]])), "samples[].message_log", "the column must be list<"),
+        (
+            table_body(message_log=pa.array([[{"role": "user", "word": "x"}]])),
+            "samples[].message_log",
+            "the column must be list<",
+        ),
+        (
+            stream_of(pa.table([pa.array(["math"]), pa.array(["math"])], names=["task_name", "task_name"])),
+            "samples[]",
+            "a column occurs twice",
+        ),
         (table_body(stop_strings=pa.array([[None]])), "samples[].stop_strings", "the column must be list<"),
         (arrow_body([{**GOOD, "task_name": "chess"}], {}), "samples[0].task_name", "there is no task 'chess'"),
         (arrow_body([{"task_name": "math"}], {}), "samples[0]", "messages and message_log are both missing"),

@@ -99,6 +99,20 @@ def test_an_observation_that_does_not_fit_is_cut_in_ids_and_text(room: int, ids_
     assert (text(cut.token_ids), cut.content, cut.was_cut) == (ids_text, content, True)
 
 
+def test_an_observation_that_just_fits_is_not_cut() -> None:
+    whole = tokens.observation({"role": "user", "content": "world"}, [END], CHAT, ROOM)
+    assert tokens.observation({"role": "user", "content": "world"}, [END], CHAT, len(whole.token_ids)) == whole
+
+
+def test_truncation_and_padding_of_the_tokenizer_are_switched_off() -> None:
+    cutting = load_tokenizer()
+    cutting.backend_tokenizer.enable_truncation(2)
+    cutting.backend_tokenizer.enable_padding(length=1000)
+    message = PromptMessage(role="user", content="Hi")
+    [expected] = tokens.prompt([message], CHAT, ROOM)
+    assert TransformersChatTokenizer(cutting).prompt([message], CHAT, ROOM) == [expected]
+
+
 def test_a_text_that_no_tokens_could_hold_is_rejected_before_it_is_tokenized() -> None:
     with pytest.raises(PromptRejected, match="more than max_seq_len 10 can hold"):
         tokens.prompt([PromptMessage(role="user", content="x" * 1000)], CHAT, 10)

@@ -69,6 +69,10 @@ def test_headers_say_place_digests_and_encoding_of_a_chunk() -> None:
     assert (chunk.first, chunk.total_after(7), chunk.completes(7), chunk.completes(9)) == (4, 9, False, True)
 
 
+def test_a_chunk_may_have_one_byte() -> None:
+    assert chunk_of({"content-range": "bytes 3-3/9"}).range == ByteRange(3, 4, 9)
+
+
 def test_an_upload_of_unknown_size_is_not_complete() -> None:
     chunk = chunk_of({"content-range": "bytes 0-6/*"})
     assert chunk.range == ByteRange(0, 7, None)
@@ -116,10 +120,10 @@ def test_the_bound_counts_what_was_forwarded_already(monkeypatch: pytest.MonkeyP
         parts(WHOLE, b"12345", b"67890", b"1")
 
 
-@pytest.mark.parametrize(("end", "due"), [(6, 6), (8, 8)])
-def test_a_body_of_another_length_than_its_range_is_damaged(end: int, due: int) -> None:
+@pytest.mark.parametrize(("first", "end", "due"), [(0, 6, 6), (0, 8, 8), (10, 16, 6)])
+def test_a_body_of_another_length_than_its_range_is_damaged(first: int, end: int, due: int) -> None:
     with pytest.raises(ChunkDamaged) as raised:
-        parts(ranged(0, end, 99), b"weights")
+        parts(ranged(first, end, 99), b"weights")
     [problem] = raised.value.problems
     assert (problem.field, problem.message) == ("content-range", f"7 bytes came where {due} were due")
 

@@ -164,6 +164,19 @@ def assert_logged(caplog: pytest.LogCaptureFixture, logger: str, level: int, err
     return record
 
 
+def test_what_is_not_http_passes_without_an_id() -> None:
+    passed: list[Any] = []
+
+    async def app(*arguments: Any) -> None:
+        passed.append(arguments)
+
+    scope: dict[str, Any] = {"type": "lifespan"}
+    arguments: Any = (scope, object(), object())
+    asyncio.run(RequestIdMiddleware(app, sets_header=True)(*arguments))
+    assert passed == [arguments]
+    assert scope == {"type": "lifespan"}
+
+
 def test_behind_a_server_that_sets_the_header_the_application_does_not() -> None:
     async def app(_scope: Any, _receive: Any, send: Any) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": []})
