@@ -73,11 +73,11 @@ lint: $(READY)
 
 test-fast: $(READY)
 	@echo "Tests without Ray and the engine"
-	@$(PYTHON) -m pytest -m "not live" -n logical
+	@$(PYTHON) -m pytest -m "not live and not slow" -n logical
 
 test: lint test-fast
-	@echo "Tests of the running service"
-	@$(PYTHON) -m pytest -m live
+	@echo "Tests of the running service, and those that take seconds each"
+	@$(PYTHON) -m pytest -m "live or slow"
 
 # What needs longer than `make test` may take has a target of its own and is called here.
 test-all: test coverage docs

@@ -27,10 +27,7 @@ def generate(repository: Path, *arguments: str) -> tuple[int, str]:
     return done.returncode, done.stderr
 
 
-def test_the_generated_files_are_current() -> None:
-    assert generate(CLIENTS.parent, "--check") == (0, "")
-
-
+@pytest.mark.slow
 def test_a_changed_source_a_changed_file_and_one_without_a_source_are_named_and_mended(repository: Path) -> None:
     package = repository / "clients" / "rollout_client"
     source = package / "async_client" / "stream.py"

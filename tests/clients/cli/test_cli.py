@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-from fastapi.responses import JSONResponse
 from rich.console import Console
 from safetensors.torch import load, save_file
 from typer.testing import CliRunner, Result
@@ -21,7 +20,7 @@ from rollout_client.cli.app import app
 from rollout_client.cli.transcript import metrics_table, transcript
 from rollout_client.contract import SampleResult
 from tests.clients.scripted_policy import PolicyServer, ScriptedPolicy
-from tests.clients.scripted_service import REJECTED, SUMMARY, ScriptedService, ndjson, problem, result, running, sample
+from tests.clients.scripted_service import REJECTED, ScriptedService, ndjson, problem, result, running, sample
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -251,44 +250,3 @@ def test_metrics_are_whole_or_have_three_decimals() -> None:
     text = shown(metrics_table({"total_turns": 12345.0, "mean_total_reward": 1 / 3}))
     assert re.search(r"total_turns\s+│ 12,345 │", text)
     assert re.search(r"mean_total_reward │\s+0\.333 │", text)
-
-
-# Load test
-
-
-def locust(service: ScriptedService, *arguments: str) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-m", "locust", "-f", "clients/locustfile.py", "--headless", "-u", "2", "-r", "2"]
-    return subprocess.run(
-        [*command, "-t", "2s", "--host", service.url, *arguments],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
-
-
-def test_the_load_test_passes_when_nothing_fails(service: ScriptedService) -> None:
-    done = locust(service)
-    assert done.returncode == 0, done.stderr
-    assert {body.get("num_generations") for body in service.bodies} == {1, 8}
-    assert {body["samples"][0]["task_name"] for body in service.bodies} == {"math", "sliding_puzzle"}
-    assert {body["sampling"]["max_new_tokens"] for body in service.bodies} == {32}
-
-
-def test_the_load_test_fails_when_samples_do(service: ScriptedService) -> None:
-    error = {"kind": "generation", "message": "The replica died.", "retryable": True}
-    answer = {**SUMMARY, "samples": [result(status="error", error=error)]}
-    service.rollouts.extend([lambda _: JSONResponse(answer)] * 100_000)
-    done = locust(service)
-    assert done.returncode == 1
-    assert "rollouts failed, the first with generation: The replica died." in done.stdout + done.stderr
-    assert locust(service, "--max-error-rate", "1").returncode == 0
-
-
-def test_the_load_test_fails_when_there_is_no_service() -> None:
-    unserved = ScriptedService()
-    unserved.url = "http://127.0.0.1:9"
-    done = locust(unserved)
-    assert done.returncode == 1
-    assert "No request was made." in done.stderr

@@ -178,6 +178,7 @@ def test_a_peft_model_is_refused(client: PushingClient) -> None:
         ServiceRolloutFunc(client, task_name="math")(PROMPTS, training)
 
 
+@pytest.mark.slow
 def test_grpo_trains_on_what_the_service_played(
     service: ScriptedService, client: PushingClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

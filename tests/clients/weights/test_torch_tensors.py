@@ -79,6 +79,7 @@ def test_the_transpose_of_a_tensor_shares_its_memory_and_is_not_tied_to_it() -> 
     assert not TorchTensor(DATA).is_tied_to(TorchTensor(DATA.T))
 
 
+@pytest.mark.slow
 def test_a_sharded_model_is_gathered_by_all_its_processes(tmp_path: Path) -> None:
     processes = [
         subprocess.Popen([sys.executable, "-m", "tests.clients.weights.sharded_push", str(rank), str(tmp_path)])

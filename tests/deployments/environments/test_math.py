@@ -145,6 +145,7 @@ def test_closing_ends_the_worker() -> None:
     assert is_gone(worker.pid)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("response", ["\\boxed{42}", HOSTILE], ids=["idle", "busy"])
 def test_the_worker_ends_when_its_parent_is_killed(response: str, tmp_path: Path) -> None:
     program = f"""

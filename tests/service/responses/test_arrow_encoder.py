@@ -351,6 +351,7 @@ def test_a_sample_that_fails_a_request_is_a_problem_document_too() -> None:
     assert (answer.status_code, answer.headers["content-type"]) == (502, "application/problem+json")
 
 
+@pytest.mark.slow
 def test_without_pyarrow_the_client_works_and_says_what_brings_it() -> None:
     program = (
         "import sys; sys.modules['pyarrow'] = None\n"

@@ -224,6 +224,7 @@ class TorchFlashAttention:
         return torch.cat(attended)
 
 
+@pytest.mark.slow
 def test_async_grpo_trains_on_what_the_worker_brings_and_sends_its_weights(
     service: ScriptedService, client: PushingClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
