@@ -43,9 +43,9 @@ from rollout_env import ChatMessage, StepOutcome
 from service.remote.policy import RemotePolicy
 from service.responses.json_encoder import JSON
 from service.rollout_service import RolloutService, RunningRollout
-from service.rollouts.chat_tokenizer import ChatOptions, ChatTokenizer, TokenizedObservation
 from service.rollouts.episode import Episode
 from service.rollouts.episode_records import EpisodeIdentity, EpisodeLimits, EpisodeStart
+from service.rollouts.tokenizer_protocol import ChatOptions, ChatTokenizer, TokenizedObservation
 from service.routes.http_app import build_http_app
 from service.settings import Limits
 from service.startup.ports import free_port

@@ -1,11 +1,11 @@
 """For authors of environments: the base class, the records, and tests without the service. Needs pydantic alone."""
 
 from rollout_env.check import CheckFailed, check
+from rollout_env.check_rules import Finding
 from rollout_env.environment import TaskEnvironment
 from rollout_env.errors import OutcomeInvalid, SampleRejected
 from rollout_env.play import PlayResult, Sample, Turn, aplay, play
 from rollout_env.records import ChatMessage, JsonObject, Role, StepOutcome, StopString
-from rollout_env.rules import Finding
 
 __all__ = [
     "ChatMessage",

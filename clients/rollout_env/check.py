@@ -2,9 +2,9 @@
 
 from collections.abc import Callable, Sequence
 
+from rollout_env.check_rules import Checker, Finding, Limits, Replies
 from rollout_env.environment import TaskEnvironment
 from rollout_env.play import Sample, run
-from rollout_env.rules import Checker, Finding, Limits, Replies
 
 ORDINARY_REPLIES = ("I do not know.", "Yes.", "42")
 

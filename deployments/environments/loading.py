@@ -10,7 +10,7 @@ from types import ModuleType
 from typing import Any
 
 from rollout_env import TaskEnvironment
-from rollout_env.static_rules import attribute_problems
+from rollout_env.check_static_rules import attribute_problems
 
 
 class EnvironmentNotLoadable(Exception):

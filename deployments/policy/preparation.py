@@ -18,8 +18,8 @@ from deployments.policy.validation.assembly import (
 from deployments.policy.validation.checkpoint_fetch import fetch_checkpoint
 from deployments.policy.validation.weight_checks import largest_upload_bytes, validate_adapter, validate_full
 from deployments.policy.versions.initial_version import InitialVersion
+from deployments.policy.versions.version_history import PolicyVersions
 from deployments.policy.versions.version_store import StoredVersion, VersionStore
-from deployments.policy.versions.versions import PolicyVersions
 from rollout_client.policy_contract import PushOptions
 from rollout_client.problem_contract import FieldProblem
 

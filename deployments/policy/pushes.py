@@ -13,7 +13,7 @@ from deployments.policy.preparation import VersionPreparation
 from deployments.policy.updates.updater import Updater
 from deployments.policy.uploads.active_pushes import ActivePushes
 from deployments.policy.uploads.uploads import Uploads
-from deployments.policy.versions.versions import PolicyVersions
+from deployments.policy.versions.version_history import PolicyVersions
 from rollout_client.policy_contract import PolicyUpdate, PushOptions
 
 logger = logging.getLogger("rollout_service.policy")

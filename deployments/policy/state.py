@@ -3,7 +3,7 @@
 from deployments.policy.replicas.replica_registry import ReplicaRegistry
 from deployments.policy.transfer.transfer_ranks import world_size
 from deployments.policy.versions.current_version import CurrentVersion
-from deployments.policy.versions.versions import PolicyVersions
+from deployments.policy.versions.version_history import PolicyVersions
 from rollout_client.policy_contract import PolicyState, ReplicaPolicy
 
 

@@ -29,8 +29,8 @@ from deployments.policy.uploads.uploads import Uploads
 from deployments.policy.versions.current_version import CurrentVersion
 from deployments.policy.versions.initial_version import InitialVersion
 from deployments.policy.versions.payloads import Payloads
+from deployments.policy.versions.version_history import PolicyVersions
 from deployments.policy.versions.version_store import VersionStore
-from deployments.policy.versions.versions import PolicyVersions
 from rollout_client.policy_contract import (
     PolicyLayout,
     PolicyState,

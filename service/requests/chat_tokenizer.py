@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerFast
 from deployments.failures import EnvironmentRejected, PromptRejected
 from rollout_client.contract import Message, PromptMessage
 from rollout_env import ChatMessage
-from service.rollouts.chat_tokenizer import ChatOptions, ChatTokenizer, TokenizedObservation
+from service.rollouts.tokenizer_protocol import ChatOptions, ChatTokenizer, TokenizedObservation
 
 Chat = Sequence[Mapping[str, Any]]
 PROBE_QUESTION = {"role": "user", "content": "Question"}

@@ -11,10 +11,10 @@ from rollout_client.contract import Message, RolloutRequest, SampleInput, Sampli
 from service.requests.chat_tokenizer import TransformersChatTokenizer
 from service.requests.validation import Capabilities, request_problems
 from service.responses.problems import invalid_request
-from service.rollouts.chat_tokenizer import ChatOptions
 from service.rollouts.episode import Episode
 from service.rollouts.episode_records import EpisodeIdentity, EpisodeLimits, EpisodeStart
 from service.rollouts.seeds import derived_seed
+from service.rollouts.tokenizer_protocol import ChatOptions
 from service.settings import Limits
 
 logger = logging.getLogger("rollout_service.requests")

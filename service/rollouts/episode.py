@@ -12,10 +12,10 @@ from typing import Any, Literal
 from deployments.protocols import Generation, GenerationRequest, StepRequest, packed_ids
 from rollout_client.contract import Message, SampleError, SampleResult, SampleStatus, WeightVersionSpan
 from rollout_env import StepOutcome
-from service.rollouts.chat_tokenizer import ChatTokenizer
 from service.rollouts.episode_records import EpisodeIdentity, EpisodeLimits, EpisodeStart
 from service.rollouts.sample_metrics import SampleMetricsAccumulator
 from service.rollouts.seeds import sampling_of_turn
+from service.rollouts.tokenizer_protocol import ChatTokenizer
 
 UNNAMED_REWARD = "reward"
 """The name of a reward that its environment gave as a single number."""

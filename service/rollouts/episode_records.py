@@ -5,7 +5,7 @@ from typing import Any
 
 from deployments.protocols import SamplingOptions
 from rollout_client.contract import Message
-from service.rollouts.chat_tokenizer import ChatOptions
+from service.rollouts.tokenizer_protocol import ChatOptions
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ import asyncio
 from benchmarks.scale import growth, with_timing
 from benchmarks.three_tokens import THREE_TOKENS, Nothing, ThreeTokens
 from service.requests.chat_tokenizer import TransformersChatTokenizer
-from service.rollouts.chat_tokenizer import ChatOptions
+from service.rollouts.tokenizer_protocol import ChatOptions
 from service.startup.config import read_config
 from tests.paths import REPOSITORY, TINY_MODEL
 

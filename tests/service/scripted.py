@@ -17,9 +17,9 @@ from deployments.protocols import (
 )
 from rollout_client.contract import Message, ObservationFormat
 from rollout_env import ChatMessage, StepOutcome
-from service.rollouts.chat_tokenizer import ChatOptions, ChatTokenizer, TokenizedObservation
 from service.rollouts.episode import Episode
 from service.rollouts.episode_records import EpisodeIdentity, EpisodeLimits, EpisodeStart
+from service.rollouts.tokenizer_protocol import ChatOptions, ChatTokenizer, TokenizedObservation
 
 DESCRIPTION = GeneratorDescription("scripted", max_model_len=1000, vocab_size=0x110000)
 

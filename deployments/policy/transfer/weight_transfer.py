@@ -34,8 +34,8 @@ from deployments.policy.transfer.transfer_ranks import (
 )
 from deployments.policy.updates.activation import VersionActivation
 from deployments.policy.updates.update_lock import UpdateLease, UpdateLock
+from deployments.policy.versions.version_history import PolicyVersions
 from deployments.policy.versions.version_store import StoredVersion
-from deployments.policy.versions.versions import PolicyVersions
 from rollout_client.policy_contract import PolicyUpdate, ReplicaUpdate, SwitchOptions
 
 logger = logging.getLogger("rollout_service.policy")

@@ -4,7 +4,7 @@ import logging
 
 from deployments.policy.updates.replica_initializer import ReplicaInitializer
 from deployments.policy.uploads.uploads import Uploads
-from deployments.policy.versions.versions import PolicyVersions
+from deployments.policy.versions.version_history import PolicyVersions
 
 logger = logging.getLogger("rollout_service.policy")
 

@@ -8,7 +8,7 @@ from deployments.policy.replicas.fleet import Fleet, error_of
 from deployments.policy.replicas.replica_registry import RegisteredReplica
 from deployments.policy.updates.update_lock import UpdateLock
 from deployments.policy.versions.payloads import Payloads
-from deployments.policy.versions.versions import PolicyVersions
+from deployments.policy.versions.version_history import PolicyVersions
 
 logger = logging.getLogger("rollout_service.policy")
 

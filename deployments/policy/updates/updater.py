@@ -14,8 +14,8 @@ from deployments.policy.updates.activation import VersionActivation
 from deployments.policy.updates.two_phase_update import update_replicas
 from deployments.policy.updates.update_lock import UpdateLock
 from deployments.policy.versions.payloads import Payloads
+from deployments.policy.versions.version_history import PolicyVersions
 from deployments.policy.versions.version_store import StoredVersion
-from deployments.policy.versions.versions import PolicyVersions
 from rollout_client.policy_contract import PolicyUpdate, PushOptions, ReplicaUpdate
 
 

@@ -15,7 +15,7 @@ from deployments.policy.uploads.active_pushes import ActivePushes
 from deployments.policy.uploads.upload_store import UploadStore
 from deployments.policy.validation.weight_checks import largest_upload_bytes, too_large
 from deployments.policy.versions.initial_version import InitialVersion
-from deployments.policy.versions.versions import PolicyVersions
+from deployments.policy.versions.version_history import PolicyVersions
 from rollout_client.policy_contract import UploadState
 from rollout_client.problem_contract import FieldProblem
 

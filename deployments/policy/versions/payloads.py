@@ -4,8 +4,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from deployments.policy.replicas.commands import LoadedWeights, VersionPayload
+from deployments.policy.versions.version_history import PolicyVersions
 from deployments.policy.versions.version_store import StoredVersion
-from deployments.policy.versions.versions import PolicyVersions
 
 CHUNK_BYTES = 64 * 2**20
 

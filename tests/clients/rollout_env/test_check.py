@@ -12,7 +12,7 @@ import pytest
 from pydantic import BaseModel
 
 from rollout_env import ChatMessage, CheckFailed, Finding, StepOutcome, TaskEnvironment, check
-from rollout_env.rules import AWKWARD_REPLIES
+from rollout_env.check_rules import AWKWARD_REPLIES
 from tests.clients.rollout_env.counting_environment import Count, CountingEnvironment, counting_sample
 
 FIRST = "Sample 0, turn 1, reply ''"

@@ -15,7 +15,7 @@ from deployments.failures import EnvironmentRejected, PromptRejected
 from rollout_client.contract import PromptMessage
 from rollout_env import ChatMessage
 from service.requests.chat_tokenizer import TransformersChatTokenizer, UnsupportedTokenizer
-from service.rollouts.chat_tokenizer import ChatOptions
+from service.rollouts.tokenizer_protocol import ChatOptions
 from tests.paths import TINY_MODEL
 
 TEMPLATES = Path(__file__).parent / "templates"

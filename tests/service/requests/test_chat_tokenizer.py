@@ -12,7 +12,7 @@ from deployments.failures import EnvironmentRejected, PromptRejected
 from rollout_client.contract import PromptMessage
 from rollout_env import ChatMessage
 from service.requests.chat_tokenizer import RENDERING_ERRORS, TransformersChatTokenizer, UnsupportedTokenizer
-from service.rollouts.chat_tokenizer import ChatOptions, TokenizedObservation
+from service.rollouts.tokenizer_protocol import ChatOptions, TokenizedObservation
 from tests.paths import TINY_MODEL
 
 

@@ -8,9 +8,9 @@ from rollout_client.contract import RolloutRequest, SampleInput, Sampling
 from service.requests.chat_tokenizer import TransformersChatTokenizer
 from service.requests.episodes import EpisodeFactory, chat_options, group_seed, sampling_options, stop_strings_of
 from service.responses.problems import RequestProblem
-from service.rollouts.chat_tokenizer import ChatOptions
 from service.rollouts.episode import Episode
 from service.rollouts.seeds import derived_seed
+from service.rollouts.tokenizer_protocol import ChatOptions
 from tests.service.scripted_http import DESCRIPTION, LIMITS, tokenizer
 
 SAMPLE: dict[str, Any] = {"task_name": "math", "messages": [{"role": "user", "content": "Hi"}]}

@@ -11,9 +11,9 @@ from deployments.failures import EnvironmentRejected, failure_of
 from deployments.protocols import Generation, WeightSpan
 from rollout_client.contract import Message, SampleMetrics, SampleResult
 from rollout_env import ChatMessage, StepOutcome
-from service.rollouts.chat_tokenizer import ChatOptions, TokenizedObservation
 from service.rollouts.episode import Episode
 from service.rollouts.seeds import derived_seed
+from service.rollouts.tokenizer_protocol import ChatOptions, TokenizedObservation
 from tests import virtual_time
 from tests.service.rollouts.playing import (
     RandomEnvironment,

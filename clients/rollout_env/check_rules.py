@@ -4,17 +4,17 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
 from typing import Literal, NamedTuple
 
-from rollout_env.environment import TaskEnvironment
-from rollout_env.errors import OutcomeInvalid
-from rollout_env.play import PlayResult, Sample, ScriptedRollout
-from rollout_env.records import StepOutcome
-from rollout_env.static_rules import (
+from rollout_env.check_static_rules import (
     attribute_problems,
     example_problems,
     extra_env_info_problem,
     json_problem,
     sample_problems,
 )
+from rollout_env.environment import TaskEnvironment
+from rollout_env.errors import OutcomeInvalid
+from rollout_env.play import PlayResult, Sample, ScriptedRollout
+from rollout_env.records import StepOutcome
 from rollout_env.step_watch import StepTooSlow, longest_block
 from rollout_env.validation import validated_step
 
