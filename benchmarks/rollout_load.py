@@ -10,7 +10,8 @@ import aiohttp
 
 TASK_NAME = "three_tokens"
 NEW_TOKENS = 16
-NDJSON = {"accept": "application/x-ndjson"}
+JSON = {"content-type": "application/json"}
+NDJSON = {**JSON, "accept": "application/x-ndjson"}
 HTTP_OK = 200
 LONGEST_LINE_BYTES = 2**26
 """The summary has a histogram over all generations."""
@@ -71,7 +72,7 @@ async def post_small_requests(session: aiohttp.ClientSession, clients: int, seco
 
     async def one_client() -> None:
         while (began := perf_counter()) < until:
-            async with session.post("/rollout", data=body) as response:
+            async with session.post("/rollout", data=body, headers=JSON) as response:
                 answer = await response.read()
                 if response.status != HTTP_OK or b'"status":"max_turns"' not in answer:
                     raise WrongAnswer(f"{response.status}: {answer[:1000].decode()}")

@@ -53,7 +53,7 @@ def main(
     with (
         sentences_for_the_user(console),
         no_process_left(),
-        BareEngine.started(engine_in(settings.model_dump())) as bare,
+        BareEngine.started(engine_in(settings.model_dump(exclude_unset=True))) as bare,
         local_service(settings, console) as url,
         RolloutClient(url) as client,
     ):
