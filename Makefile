@@ -21,7 +21,7 @@ help:
 	@echo "make test           lint, test-fast, then the tests of the running service (under ten minutes in all)"
 	@echo "make test-all       make test, then what takes longer: coverage of the replicas and the docs' code"
 	@echo "make coverage       the tests once more with coverage, in this process and in the replicas; below 90% it fails"
-	@echo "make mutation       mutate the core and the request path, and show which mutants no test notices (an hour)"
+	@echo "make mutation       mutate the core and the request path, and show those that no test notices (an hour; MUTANTS=\"service.rollouts.seeds*\")"
 	@echo "make docs           build the documentation into site/; a broken link or reference fails"
 	@echo "make load           set up, start the service, put it under load with locust, stop (USERS=16 SECONDS_OF_LOAD=30)"
 	@echo "make bench          set up, measure the service against the bare engine and vLLM's server, bench.png"
@@ -88,8 +88,11 @@ coverage: $(READY)
 	@$(PYTHON) -m pytest --cov --cov-report= --cov-config=pyproject.toml
 	@$(VENV)/bin/coverage report --skip-covered --fail-under=90
 
+# mutants/ must exist before Python starts: what is not there is dropped from PYTHONPATH.
+mutation: export PYTHONPATH = $(CURDIR)/mutants:$(CURDIR)/mutants/clients
 mutation: $(READY)
-	@$(VENV)/bin/mutmut run
+	@mkdir -p mutants
+	@$(VENV)/bin/mutmut run $(MUTANTS)
 	@$(VENV)/bin/mutmut results
 
 docs: $(READY)
