@@ -1,1 +1,1 @@
-"""What the ingress calls: the vLLM generator, the environment host and the environments themselves."""
+"""What the ingress calls: generators (vLLM or simulated), environments and the policy store."""

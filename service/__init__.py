@@ -1,1 +1,1 @@
-"""The HTTP face and the rollout itself."""
+"""The ingress: HTTP routes, and the rollout loop behind them."""

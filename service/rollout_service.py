@@ -1,4 +1,4 @@
-"""The conductor of a request, without HTTP: validates it, waits for its weights, plays it, computes its metrics."""
+"""Everything about one request except HTTP: validates it, waits for its weights, plays it, computes its metrics."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence

@@ -51,7 +51,7 @@ class Limits(StrictSettings):
 
 
 class ServiceSettings(StrictSettings):
-    """All of a service but its scale."""
+    """Everything about a service except how many replicas run."""
 
     engine: AnyEngineSettings
     """Which model generates, and on which hardware."""

@@ -1,6 +1,6 @@
 """vLLM calls `install` in each of its processes before it configures the engine (entry point `vllm.general_plugins`).
 
-It mends two faults of vLLM's build for processors.
+It works around two faults of vLLM's build for processors.
 """
 
 import os

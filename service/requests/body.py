@@ -1,4 +1,4 @@
-"""Reads the body of a request within a bound of its decompressed size."""
+"""Reads the body of a request. Its decompressed size is bounded."""
 
 import asyncio
 import zlib

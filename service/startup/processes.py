@@ -1,4 +1,4 @@
-"""The processes below this one: none is lost from sight, and all of them end."""
+"""The processes that this one has started: adopts those whose parent has died, and ends all of them."""
 
 import ctypes
 import signal

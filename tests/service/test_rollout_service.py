@@ -1,4 +1,4 @@
-"""The conductor of a request on scripted ports, in virtual time."""
+"""Whole requests on scripted ports, in virtual time."""
 
 import asyncio
 import threading

@@ -50,7 +50,7 @@ class AcceptRequests:
 
 @dataclass(frozen=True, slots=True)
 class InitTransfer:
-    """Meet the trainer; `init_info` is what vLLM's weight-transfer engine takes."""
+    """Connect to the trainer; `init_info` is what vLLM's weight-transfer engine takes."""
 
     init_info: Mapping[str, Any]
 

@@ -1,9 +1,10 @@
 """Weights that a trainer on the same fabric sends straight into the engines, by vLLM's weight-transfer engines.
 
-The trainer's side expects one engine; here it meets all replicas, each of which has ranks of its own. Guarantees: a
-transfer reaches every registered replica, or it is refused and has to begin with `init` again; a transfer that fails or
-is abandoned midway leaves no replica with a part of the weights, since all of them are replaced; the update lease is
-held from `start` until the transfer is finished or abandoned.
+The trainer's side expects one engine; here it is connected to all replicas, each of which has ranks of its own.
+
+Guarantees: a transfer reaches every registered replica, or it is refused and has to begin with `init` again; a transfer
+that fails or is abandoned midway leaves no replica with a part of the weights, since all of them are replaced; the
+update lease is held from `start` until the transfer is finished or abandoned.
 """
 
 import asyncio
@@ -61,14 +62,14 @@ class WeightTransfer:
         self._update_lock = update_lock
         self._idle_s = idle_s
         self._participants: list[RegisteredReplica] = []
-        """The replicas that have met the trainer, in the order of their ranks."""
+        """The replicas that are connected to the trainer, in the order of their ranks."""
         self._step = asyncio.Lock()
         self._lease: UpdateLease | None = None
         """Held while a transfer is under way."""
         self._watchdog: asyncio.TimerHandle | None = None
 
     async def init(self, init_info: dict[str, Any]) -> int:
-        """Lets every replica meet the trainer; returns how many processes take part, including the trainer's one.
+        """Connects every replica to the trainer; returns how many processes take part, including the trainer's one.
 
         Raises:
             TransferRefused: no replica is registered, the world size is wrong, or a replica failed.
