@@ -88,10 +88,8 @@ def fetch_samples(environment: Environment, **_: Any) -> None:
         with RolloutClient(environment.host or DEFAULT_HOST, retries=3) as client:
             samples = [sample for name in TASKS for sample in client.example_samples(name, SAMPLES_PER_TASK, seed)]
     except RolloutError as error:
-        logger.error("No samples, no test: %s", error)
-        if environment.runner is not None:
-            environment.runner.quit()
-        return
+        # `runner.quit()` would leave locust running until its run time is over.
+        raise SystemExit(f"No samples, no test: {error}") from error
     Trainer.samples = [sample.model_dump(mode="json", exclude_none=True) for sample in samples]
 
 

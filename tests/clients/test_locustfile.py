@@ -58,4 +58,4 @@ def test_the_load_test_fails_when_there_is_no_service() -> None:
     unserved.url = "http://127.0.0.1:9"
     done = locust(unserved)
     assert done.returncode == 1
-    assert "No request was made." in done.stdout
+    assert "No samples, no test: http://127.0.0.1:9 cannot be reached" in done.stdout

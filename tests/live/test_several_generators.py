@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Iterator
+import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 

@@ -53,6 +53,8 @@ class Updater:
         """
         self.refuse(info.version, options)
         async with self._update_lock.lease(f"version {info.version} is being loaded by the replicas"):
+            # Once the version is listed, a replica that dies is part of the update, and its outcome says so.
+            await self._fleet.registry.forget_the_dead()
             if info.kind == "adapter":
                 info = info.model_copy(update={"base": self._versions.desired.full})
             async with self._versions.adding(info, weights):
@@ -64,7 +66,6 @@ class Updater:
         return PolicyUpdate(version=info.version, checksum=info.checksum, replicas=replicas)
 
     async def _update_replicas(self, info: StoredVersion, options: PushOptions) -> list[ReplicaUpdate]:
-        await self._fleet.registry.forget_the_dead()
         payload = await asyncio.to_thread(self._payloads.payload, info.version)
         return await update_replicas(
             self._fleet,
