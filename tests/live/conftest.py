@@ -17,6 +17,7 @@ from tests.paths import REPOSITORY
 
 HERE = Path(__file__).parent
 LIVE_TIMEOUT_S = 300
+SCALES_UP = "test_several_generators.py"
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
@@ -33,10 +34,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Runs the tests of this folder last and in the order of their files.
 
     They share one service, and starting and stopping replicas of it takes most of their time: in random order (as
-    pytest-randomly puts all other tests) a second generator would be started several times.
+    pytest-randomly puts all other tests) a second generator would be started several times. The module that starts it
+    is the last one, so that it need not be stopped again.
     """
     live = [item for item in items if item.path.is_relative_to(HERE)]
-    live.sort(key=lambda item: (item.path, item.reportinfo()[1] or 0))
+    live.sort(key=lambda item: (item.path.name == SCALES_UP, item.path, item.reportinfo()[1] or 0))
     items[:] = [item for item in items if not item.path.is_relative_to(HERE)] + live
 
 

@@ -7,6 +7,8 @@ its imports are made.
 """
 
 import ast
+import asyncio
+import inspect
 import json
 import os
 import re
@@ -76,7 +78,11 @@ def test_the_python_of_a_page_runs(page: Path, service_url: str, monkeypatch: py
         tree = ast.parse(source, block.place)
         if block.mark == "imports":
             tree = ast.Module([node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)], [])
-        exec(compile(tree, block.place, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT), namespace)
+        code = compile(tree, block.place, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+        if code.co_flags & inspect.CO_COROUTINE:
+            asyncio.run(eval(code, namespace))
+        else:
+            exec(code, namespace)
 
 
 @pytest.mark.parametrize("block", blocks("bash"))

@@ -1,8 +1,6 @@
 """Two generators: conversations find their prefix, the load is even, and both hold the same weights come what may."""
 
 import threading
-from collections.abc import Iterator
-import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -14,7 +12,7 @@ from deployments.protocols import PrefixCacheTokens
 from rollout_client import RolloutClient
 from rollout_client.contract import SampleInput, Sampling
 from rollout_client.policy_contract import PolicyState
-from tests.live.forward_pass import perturbed, tiny_state
+from tests.live.forward_pass import perturbed
 from tests.live.played_with_weights import assert_of_weights, play
 from tests.live.running_service import replicas, scale_generators
 
@@ -29,15 +27,12 @@ READY_WITHIN_S = 120.0
 
 
 @pytest.fixture(scope="module", autouse=True)
-def version(client: RolloutClient, service_config: ServeDeploySchema) -> Iterator[int]:
+def version(client: RolloutClient, service_config: ServeDeploySchema) -> int:
     """The current one: the first replica was swapped to it, the second has started with it."""
     pushed = client.push_weights(perturbed(14)).version
     scale_generators(service_config, REPLICAS)
     wait_for_replicas(client, REPLICAS, pushed)
-    yield pushed
-    scale_generators(service_config, 1)
-    wait_for_replicas(client, 1, client.policy().current)
-    client.push_weights(tiny_state())
+    return pushed
 
 
 def wait_for_replicas(client: RolloutClient, count: int, version: int) -> PolicyState:
