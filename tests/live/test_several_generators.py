@@ -1,6 +1,7 @@
 """Two generators: conversations find their prefix, the load is even, and both hold the same weights come what may."""
 
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -118,8 +119,8 @@ def test_a_replica_that_dies_during_an_update_is_replaced_with_the_new_weights(
         with ThreadPoolExecutor(1) as thread:
             # It waits for the generations under way, so that it is under way itself when the replica dies.
             pushing = thread.submit(client.push_weights, perturbed(15), mode="wait")
-            while client.policy().updating_to is None:
-                pass
+            while version + 1 not in {known.version for known in client.policy(0).versions}:
+                time.sleep(0.01)
             old.kill()
             update = pushing.result()
         results = list(rollouts)
