@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 
+from deployments.failures import RolloutFailure
 from deployments.protocols import Environment, Generator
 from rollout_client.contract import (
     RolloutRequest,
@@ -176,6 +177,14 @@ class RolloutService:
         """
         asked: dict[str, Callable[[], Awaitable[object]]] = {"generator": self._generator.describe}
         asked |= {f"environment {name!r}": environment.describe for name, environment in self.environments.items()}
-        await asyncio.gather(
-            *(with_timeout(READY_WITHIN_S, describe(), f"The answer of the {who}") for who, describe in asked.items())
-        )
+        await asyncio.gather(*(check_answers(who, describe()) for who, describe in asked.items()))
+
+
+async def check_answers(who: str, description: Awaitable[object]) -> None:
+    """Raises a `RolloutFailure` that names `who` unless its description comes in time."""
+    try:
+        await with_timeout(READY_WITHIN_S, description, f"The answer of the {who}")
+    except RolloutFailure:
+        raise
+    except Exception as error:
+        raise RolloutFailure(f"The {who} cannot describe itself: {type(error).__name__}: {error}") from error

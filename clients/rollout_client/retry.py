@@ -51,12 +51,16 @@ BACKOFF = wait_exponential(multiplier=0.25, max=5) + wait_random_exponential(mul
 retries last until a proxy is back, the random half spreads clients that failed together."""
 
 READY_POLL_S = 0.5
+MOST_ASKED_S = 60.0
+"""A proxy that asks for a day must not put a training to sleep."""
 
 NOT_BEGUN = frozenset({408, 425, 429, 503})
 """Statuses that say that the service has not begun with the request."""
 MAY_PASS = NOT_BEGUN | {409, 500, 502, 504}
 SERVICE_PROBLEM = "urn:rollout:problem:"
 """What the types of the service's own problem documents begin with."""
+NOT_READY = f"{SERVICE_PROBLEM}not-ready"
+"""Also where the policy store died during the call, perhaps after it had made a version current."""
 SAMPLE_FAILED = f"{SERVICE_PROBLEM}sample-failed"
 CHUNK_PROBLEMS = frozenset({f"{SERVICE_PROBLEM}chunk-misplaced", f"{SERVICE_PROBLEM}chunk-damaged"})
 
@@ -73,7 +77,7 @@ def may_pass(error: BaseException) -> bool:
 def has_not_begun(error: BaseException) -> bool:
     """Whether the service has not begun with what failed with `error`, so that even what must run once can be sent."""
     if isinstance(error, StatusError):
-        return error.status in NOT_BEGUN
+        return error.status in NOT_BEGUN and error.problem.type != NOT_READY
     return isinstance(error, ServiceUnreachable) and not error.may_have_arrived
 
 
@@ -83,10 +87,10 @@ def chunk_may_pass(error: BaseException) -> bool:
 
 
 def wait_s(state: RetryCallState) -> float:
-    """The seconds that `Retry-After` asks for plus the backoff, so that not all clients come back at once."""
+    """What `Retry-After` asks for, at most `MOST_ASKED_S`, plus the backoff: so not all clients come back at once."""
     error = state.outcome.exception() if state.outcome else None
     asked_s = error.retry_after_s if isinstance(error, StatusError) else None
-    return (asked_s or 0.0) + BACKOFF(state)
+    return min(asked_s or 0.0, MOST_ASKED_S) + BACKOFF(state)
 
 
 def log_retry(state: RetryCallState) -> None:

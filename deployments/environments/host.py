@@ -34,7 +34,9 @@ class EnvironmentHost:
 
         A step that fails yields its failure and does not affect the other steps.
         """
-        steps = [self._step(request) for request in requests]
+        # Thousands of steps that fail alike leave one traceback in the log, and a line each.
+        shown: set[str] = set()
+        steps = [self._step(request, shown) for request in requests]
         unanswered = len(steps)
         self._steps_in_progress += unanswered
         try:
@@ -71,26 +73,30 @@ class EnvironmentHost:
             example=(await self.example_samples(1, 0))[0],
         )
 
-    async def _step(self, request: StepRequest) -> StepOutcome | RolloutFailure:
+    async def _step(self, request: StepRequest, shown: set[str]) -> StepOutcome | RolloutFailure:
         try:
             return await validated_step(self._environment, request.message_log, request.extra_env_info)
         except asyncio.CancelledError as error:
             if was_cancelled_from_outside():
                 raise
-            return self._logged(CANCELLED, error, request)
+            return self._logged(CANCELLED, error, request, shown)
         except (KeyboardInterrupt, GeneratorExit):
             raise
         except BaseException as error:  # noqa: BLE001 - all that an environment raises fails one sample, SystemExit too
-            return self._logged(failure_of_step(error), error, request)
+            return self._logged(failure_of_step(error), error, request, shown)
 
-    def _logged(self, failure: RolloutFailure, error: BaseException, request: StepRequest) -> RolloutFailure:
+    def _logged(
+        self, failure: RolloutFailure, error: BaseException, request: StepRequest, shown: set[str]
+    ) -> RolloutFailure:
+        traceback_of = None if str(failure) in shown else error
+        shown.add(str(failure))
         context = {
             "request_id": request.request_id,
             "rollout_id": request.rollout_id,
             "task_name": self._task_name,
             "sample": request.sample,
         }
-        logger.warning("A step of task %s failed: %s", self._task_name, failure, exc_info=error, extra=context)
+        logger.warning("A step of task %s failed: %s", self._task_name, failure, exc_info=traceback_of, extra=context)
         return failure
 
     def __del__(self) -> None:

@@ -88,7 +88,7 @@ def import_module(module_name: str, import_path: str) -> ModuleType:
             f"{import_path} cannot be imported: {reason}. Install its package in the Python environment of the "
             "service, or name its folder in PYTHONPATH."
         ) from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise EnvironmentNotLoadable(f"{import_path} cannot be imported: {described(error)}.") from error
 
 
@@ -111,6 +111,6 @@ def environments_in(module: ModuleType) -> str:
     return f"Its environments are: {', '.join(names)}." if names else "It defines no TaskEnvironment."
 
 
-def described(error: Exception) -> str:
+def described(error: BaseException) -> str:
     """Type and message of an exception, without a final full stop."""
     return f"{type(error).__name__}: {error}".rstrip(".")

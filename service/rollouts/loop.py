@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from deployments.failures import failure_of
+from deployments.failures import RolloutFailure, failure_of
 from deployments.protocols import Environment, Generator
 from rollout_client.contract import SampleError
 from service.rollouts.early_stopping import EarlyStopping
@@ -69,7 +69,10 @@ async def play_sample(episode: Episode, context: RolloutContext) -> Episode:
         while not episode.done:
             await play_turn(episode, context)
     except Exception as error:
-        logger.warning("A sample failed: %s", error, exc_info=error, extra=episode.identity.log_fields())
+        # A named failure was logged with its traceback where it was noticed, once for all the rollouts that it hit.
+        # Thousands of tracebacks of one dead replica would keep the event loop busy for seconds.
+        unknown = None if isinstance(error, RolloutFailure) else error
+        logger.warning("A sample failed: %s", error, exc_info=unknown, extra=episode.identity.log_fields())
         episode.fail(failure_of(error))
     return episode
 

@@ -68,7 +68,8 @@ async def on_unexpected_error(request: Request, error: Exception) -> Response:
     request_id = request_id_of(request)
     log_unexpected_error(error, request_id)
     # Starlette sends this response outside of all middleware, which would have set the header.
-    return problem_response(internal_error(error).problem, request_id, {REQUEST_ID_HEADER: request_id})
+    headers = {REQUEST_ID_HEADER: request_id} if request.app.state.sets_request_id_header else {}
+    return problem_response(internal_error(error).problem, request_id, headers)
 
 
 def log_unexpected_error(error: Exception, request_id: str) -> None:

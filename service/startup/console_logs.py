@@ -26,6 +26,8 @@ def replica_logs_shown(console: Console, folder: Path) -> Iterator[None]:
 
     def show() -> None:
         for text in logs.new_texts():
+            # What the console cannot encode must not end the thread that shows everything else.
+            text = text.encode(console.encoding, "backslashreplace").decode(console.encoding)
             console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def follow() -> None:
@@ -62,7 +64,9 @@ class ReplicaLogs:
         if file is None:
             file = self._open_files[path] = path.open("rb")
         yield from complete_lines(file)
-        # A log that has grown too long goes on in a new file under the same name.
+        # A log that has grown too long goes on in a new file under the same name, which may be about to be made.
+        if not path.exists():
+            return
         if path.stat().st_ino != os.fstat(file.fileno()).st_ino:
             file.close()
             self._open_files[path] = path.open("rb")

@@ -1,8 +1,10 @@
 """Which failures may pass: the table of `rollout_client.retry`, line by line."""
 
 import pytest
+from tenacity import RetryCallState, Retrying, wait_none
 
 from rollout_client.errors import (
+    RequestRejected,
     ResponseNotUnderstood,
     RolloutTimeout,
     ServiceUnreachable,
@@ -10,7 +12,7 @@ from rollout_client.errors import (
     error_of_problem,
 )
 from rollout_client.problem_contract import Problem
-from rollout_client.retry import chunk_may_pass, has_not_begun, may_pass
+from rollout_client.retry import chunk_may_pass, has_not_begun, may_pass, wait_s
 
 
 def answered(status: int, name: str | None = None) -> Exception:
@@ -27,7 +29,8 @@ def answered(status: int, name: str | None = None) -> Exception:
         (answered(408), True, True, True),
         (answered(425), True, True, True),
         (answered(429), True, True, True),
-        (answered(503, "not-ready"), True, True, True),
+        (answered(503), True, True, True),
+        (answered(503, "not-ready"), True, False, True),
         (answered(500, "internal"), True, False, True),
         (answered(502), True, False, True),
         (answered(504), True, False, True),
@@ -48,3 +51,14 @@ def answered(status: int, name: str | None = None) -> Exception:
 )
 def test_what_is_tried_again(error: Exception, most_calls: bool, load_checkpoint: bool, chunk: bool) -> None:
     assert (may_pass(error), has_not_begun(error), chunk_may_pass(error)) == (most_calls, load_checkpoint, chunk)
+
+
+@pytest.mark.parametrize(("asked_s", "waited_s"), [(None, 0.0), (7.0, 7.0), (86_400.0, 60.0)])
+def test_retry_after_is_waited_for_but_not_for_more_than_a_minute(
+    asked_s: float | None, waited_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rollout_client.retry.BACKOFF", wait_none())
+    problem = Problem(type="about:blank", title="", status=429, detail="")
+    state = RetryCallState(Retrying(), None, (), {})
+    state.set_exception((RequestRejected, error_of_problem(problem, asked_s), None))
+    assert wait_s(state) == waited_s

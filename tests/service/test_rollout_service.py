@@ -423,6 +423,17 @@ def test_readiness_names_the_environment_that_does_not_answer_in_time(task_name:
         virtual_time.run(service.service.check_ready())
 
 
+def test_readiness_names_the_environment_that_cannot_describe_itself() -> None:
+    class Raising(ScriptedEnvironment):
+        async def describe(self) -> TaskDescription:
+            raise KeyError("samples")
+
+    service = Service()
+    service.environments["math"] = Raising([])
+    with pytest.raises(RolloutFailure, match=r"^The environment 'math' cannot describe itself: KeyError: 'samples'$"):
+        virtual_time.run(service.service.check_ready())
+
+
 def test_readiness_names_the_generator_that_does_not_answer_in_time() -> None:
     class AnsweringLate(ScriptedGenerator):
         async def describe(self) -> GeneratorDescription:

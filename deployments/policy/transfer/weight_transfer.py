@@ -180,10 +180,12 @@ class WeightTransfer:
     def _abandon(self, reason: str) -> None:
         logger.warning("A weight transfer is abandoned and its replicas are replaced: %s", reason)
         self._stop_watchdog()
-        for replica in self._participants:
-            self._fleet.replace(replica, reason)
-        self._participants = []
-        self._release()
+        participants, self._participants = self._participants, []
+        try:
+            for replica in participants:
+                self._fleet.replace(replica, reason)
+        finally:
+            self._release()
 
     def _release(self) -> None:
         lease, self._lease = self._lease, None

@@ -95,6 +95,8 @@ class PolicyVersions:
     async def publish(self) -> int:
         """Publishes and returns the version that is current on disk."""
         current = self._store.current()
+        if current == self._updating_to:
+            self._updating_to = None
         await self._current.publish(current)
         return current
 

@@ -69,17 +69,23 @@ def test_a_failing_step_gives_no_reward() -> None:
     assert (result.status, result.rewards, result.total_reward, texts(result)) == ("error", {}, None, ["Q", "A"])
 
 
-def test_a_failure_is_logged_once_with_its_traceback_and_the_names_of_its_rollout(
-    caplog: pytest.LogCaptureFixture,
+@pytest.mark.parametrize(
+    ("failure", "message", "has_traceback"),
+    [
+        # Where it was noticed it was logged with its traceback already.
+        (GenerationRejected("The engine refused the generation: no."), "The engine refused the generation: no.", False),
+        (KeyError("x"), "'x'", True),
+    ],
+)
+def test_a_failure_is_logged_once_with_the_names_of_its_rollout_and_a_traceback_if_nobody_named_it(
+    failure: Exception, message: str, has_traceback: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    failure = GenerationRejected("The engine refused the generation: no.")
     play(EpisodeRecipe(position=3), ScriptedGenerator([failure]), ScriptedEnvironment([]))
     [record] = caplog.records
     assert (record.levelname, record.name) == ("WARNING", "rollout_service.rollouts")
-    assert record.getMessage() == "A sample failed: The engine refused the generation: no."
-    assert record.exc_info is not None
-    assert record.exc_info[1] is failure
+    assert record.getMessage() == f"A sample failed: {message}"
+    assert (record.exc_info[1] if record.exc_info else None) is (failure if has_traceback else None)
     names = ("request_id", "rollout_id", "task_name", "sample", "generation_index")
     assert [vars(record)[name] for name in names] == ["request", "request-3-0", "task", 3, 0]
 

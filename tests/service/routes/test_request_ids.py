@@ -120,6 +120,18 @@ def test_an_unexpected_error_is_a_problem_and_a_log_line_with_the_callers_id(
     assert_logged(caplog, "rollout_service.routes", logging.ERROR, ZeroDivisionError)
 
 
+def test_an_unexpected_error_sets_no_header_behind_a_server_that_sets_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_self: Any) -> None:
+        raise ZeroDivisionError("by zero")
+
+    monkeypatch.setattr("service.rollouts.request_metrics.RequestMetricsAccumulator.metrics", fail)
+    service = ScriptedHttp()
+    service.app.state.sets_request_id_header = False
+    response = post(service, {})
+    assert (response.status_code, response.json()["request_id"]) == (500, MINE)
+    assert "x-request-id" not in response.headers
+
+
 def test_an_unexpected_error_ends_a_stream_with_its_problem_and_a_log_line(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

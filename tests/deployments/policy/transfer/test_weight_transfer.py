@@ -20,6 +20,8 @@ from deployments.policy.replicas.commands import (
     SwapOptions,
     UpdateTransfer,
 )
+from deployments.policy.replicas.fleet import Fleet
+from deployments.policy.replicas.replica_registry import RegisteredReplica
 from deployments.policy.settings import PolicySettings
 from deployments.policy.store import PolicyStore
 from rollout_client.policy_contract import PolicyUpdate, SwitchOptions
@@ -331,6 +333,24 @@ async def test_a_transfer_is_abandoned_with_all_replicas_when_its_trainer_is_sil
     await serving(store, 1)
     await meet(store, 2)
     assert (await transfer(store)).version == 1
+
+
+@in_virtual_time
+async def test_an_abandoned_transfer_lets_the_next_one_begin_even_if_a_replica_cannot_be_ended(
+    make_store: MakeStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_fleet: Fleet, _replica: RegisteredReplica, _reason: str) -> None:
+        raise OSError("the actor cannot be ended")
+
+    store = make_store(transfer_idle_s=30)
+    await serving(store, 1)
+    await meet(store, 2)
+    await store.start_transfer(SwitchOptions())
+    monkeypatch.setattr(Fleet, "replace", refuse)
+    with pytest.raises(OSError, match="cannot be ended"):
+        store._transfer._abandon("the test says so")
+    monkeypatch.undo()
+    assert store._transfer._lease is None
 
 
 @in_virtual_time
