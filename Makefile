@@ -8,7 +8,7 @@ CONFIG ?= serve_config.cpu.yaml
 USERS ?= 16
 SECONDS_OF_LOAD ?= 30
 
-.PHONY: help setup demo serve train train-trl lint test-fast test-without-service test-live test test-all coverage mutation docs docs-serve load \
+.PHONY: help setup demo serve train train-trl lint test-fast test-live test test-all coverage mutation docs docs-serve load \
 	bench bench-scale bench-payload bench-swap lock tiny-model
 
 help:
@@ -75,11 +75,7 @@ test-fast: $(READY)
 	@echo "Tests without Ray and the engine"
 	@$(PYTHON) -m pytest -m "not live and not slow" -n logical
 
-# Both halves at once: the live tests leave half of two cores idle.
-test: $(READY)
-	@$(MAKE) --no-print-directory --jobs 2 --output-sync=line test-without-service test-live
-
-test-without-service: lint test-fast
+test: lint test-fast test-live
 
 test-live: $(READY)
 	@echo "Tests of the running service, and those that take seconds each"

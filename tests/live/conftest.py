@@ -33,12 +33,17 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Runs the tests of this folder last and in the order of their files.
 
-    They share one service, and starting and stopping replicas of it takes most of their time: in random order (as
-    pytest-randomly puts all other tests) a second generator would be started several times. The module that starts it
-    is the last one, so that it need not be stopped again.
+    Most of them share one service, and starting and stopping replicas of it takes most of their time. In random order
+    (as pytest-randomly puts all other tests) a second generator would be started several times. Tests with a service of
+    their own come first, so that two are never running at once; the module that starts the second generator is the
+    last one, so that it need not be stopped again.
     """
-    live = [item for item in items if item.path.is_relative_to(HERE)]
-    live.sort(key=lambda item: (item.path.name == SCALES_UP, item.path, item.reportinfo()[1] or 0))
+
+    def place(item: pytest.Item) -> tuple[bool, bool, Path, int]:
+        shares_the_service = "service_url" in getattr(item, "fixturenames", ())
+        return item.path.name == SCALES_UP, shares_the_service, item.path, item.reportinfo()[1] or 0
+
+    live = sorted((item for item in items if item.path.is_relative_to(HERE)), key=place)
     items[:] = [item for item in items if not item.path.is_relative_to(HERE)] + live
 
 

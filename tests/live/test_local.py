@@ -25,7 +25,7 @@ def family(service: subprocess.Popen[str], until: Callable[[psutil.Process], boo
         descendants = psutil.Process(service.pid).children(recursive=True)
         if any(until(process) for process in descendants):
             return descendants
-        time.sleep(0.1)
+        time.sleep(0.5)
     commands = "\n".join(command_of(process) for process in descendants)
     pytest.fail(f"no such process within {STARTED_WITHIN_S} s, only:\n{commands}")
 
