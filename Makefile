@@ -7,6 +7,7 @@ READY := $(VENV)/.ready
 CONFIG ?= serve_config.cpu.yaml
 USERS ?= 16
 SECONDS_OF_LOAD ?= 30
+PROFILE = fast
 
 .PHONY: help setup demo serve train train-trl lint test-fast test-live test test-all coverage mutation docs docs-serve load \
 	bench bench-scale bench-payload bench-swap lock tiny-model
@@ -17,8 +18,8 @@ help:
 	@echo "make train          train the embedded model with GRPO: rollouts from the service, weights back every step, train.png"
 	@echo "make train-trl      the same by TRL's GRPOTrainer, train_trl.png"
 	@echo "make lint           set up, then style, types, the rooms' imports and generated files"
-	@echo "make test-fast      the tests that start neither Ray nor the engine (under a minute)"
-	@echo "make test           lint, test-fast, then the tests of the running service (under ten minutes in all)"
+	@echo "make test-fast      the tests that start neither Ray nor the engine (about a minute)"
+	@echo "make test           lint, test-fast, then the tests of the running service"
 	@echo "make test-all       make test, then what takes longer: coverage of the replicas and the docs' code"
 	@echo "make coverage       the tests once more with coverage, in this process and in the replicas; below 90% it fails"
 	@echo "make mutation       mutate the core and the request path, and show those that no test notices (an hour; MUTANTS=\"service.rollouts.seeds*\")"
@@ -73,8 +74,10 @@ lint: $(READY)
 
 test-fast: $(READY)
 	@echo "Tests without Ray and the engine"
-	@$(PYTHON) -m pytest -m "not live and not slow" -n logical
+	@$(PYTHON) -m pytest -m "not live and not slow" -n logical --hypothesis-profile="$(PROFILE)"
 
+# The laws with all of their examples.
+test: PROFILE = without deadlines
 test: lint test-fast test-live
 
 test-live: $(READY)

@@ -7,4 +7,5 @@ pytest.register_assert_rewrite("tests.live.played_with_weights")
 
 # How long an example takes says more of the machine than of the code.
 settings.register_profile("without deadlines", deadline=None)
+settings.register_profile("fast", deadline=None, max_examples=25)
 settings.load_profile("without deadlines")
