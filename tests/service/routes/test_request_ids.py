@@ -106,13 +106,18 @@ def test_two_requests_with_one_id_share_no_rollout_and_no_group() -> None:
     assert all(request.rollout_id.startswith(f"{MINE}-") for request in requests)
 
 
-def test_an_unexpected_error_is_a_problem_and_a_log_line_with_the_callers_id(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+@pytest.fixture
+def broken_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error that nobody expects, after the last sample."""
+
     def fail(_self: Any) -> None:
         raise ZeroDivisionError("by zero")
 
     monkeypatch.setattr("service.rollouts.request_metrics.RequestMetricsAccumulator.metrics", fail)
+
+
+@pytest.mark.usefixtures("broken_metrics")
+def test_an_unexpected_error_is_a_problem_and_a_log_line_with_the_callers_id(caplog: pytest.LogCaptureFixture) -> None:
     response = post(ScriptedHttp(), {})
     assert (response.status_code, response.headers["content-type"]) == (500, "application/problem+json")
     assert (response.headers["x-request-id"], response.json()["request_id"]) == (MINE, MINE)
@@ -120,11 +125,8 @@ def test_an_unexpected_error_is_a_problem_and_a_log_line_with_the_callers_id(
     assert_logged(caplog, "rollout_service.routes", logging.ERROR, ZeroDivisionError)
 
 
-def test_an_unexpected_error_sets_no_header_behind_a_server_that_sets_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(_self: Any) -> None:
-        raise ZeroDivisionError("by zero")
-
-    monkeypatch.setattr("service.rollouts.request_metrics.RequestMetricsAccumulator.metrics", fail)
+@pytest.mark.usefixtures("broken_metrics")
+def test_an_unexpected_error_sets_no_header_behind_a_server_that_sets_it() -> None:
     service = ScriptedHttp()
     service.app.state.sets_request_id_header = False
     response = post(service, {})
@@ -132,13 +134,8 @@ def test_an_unexpected_error_sets_no_header_behind_a_server_that_sets_it(monkeyp
     assert "x-request-id" not in response.headers
 
 
-def test_an_unexpected_error_ends_a_stream_with_its_problem_and_a_log_line(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def fail(_self: Any) -> None:
-        raise ZeroDivisionError("by zero")
-
-    monkeypatch.setattr("service.rollouts.request_metrics.RequestMetricsAccumulator.metrics", fail)
+@pytest.mark.usefixtures("broken_metrics")
+def test_an_unexpected_error_ends_a_stream_with_its_problem_and_a_log_line(caplog: pytest.LogCaptureFixture) -> None:
     sample, problem = [json.loads(line) for line in post(ScriptedHttp(), {}, accept=NDJSON).text.splitlines()]
     assert (sample["position"], sample["sample"]["status"]) == (0, "completed")
     assert (problem["problem"]["status"], problem["problem"]["request_id"]) == (500, MINE)
