@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
+from deployments.failures import RolloutFailure
 from rollout_env import ChatMessage, StepOutcome
 
 
@@ -78,6 +79,28 @@ class Generation:
 
 
 @dataclass(frozen=True, slots=True)
+class ReplicaLoad:
+    """How busy a generator replica is at one moment."""
+
+    ongoing_generations: int
+    """Generations that run or wait in the engine."""
+    waiting_generations: int = 0
+    """Those of them that have no token yet: they wait in the engine's queue, or their prompt is being computed."""
+    kv_tokens: int = 0
+    """Tokens of the prompts and responses of all ongoing generations; what the KV cache must hold to run them all."""
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationResults:
+    """One item of the stream that answers a batch of generations; one without results is a heartbeat."""
+
+    results: list[tuple[int, Generation | RolloutFailure]]
+    """Each result with its request's place in the call."""
+    load: ReplicaLoad
+    """The load of the replica after these results."""
+
+
+@dataclass(frozen=True, slots=True)
 class GeneratorDescription:
     """What the engine behind a generator accepts: a prompt with its response has at most `max_model_len` tokens."""
 
@@ -117,9 +140,8 @@ class Engine(Protocol):
 
     def describe(self) -> GeneratorDescription: ...
 
-    @property
-    def ongoing_generations(self) -> int:
-        """Generations that run or wait in the engine's queue."""
+    def load(self) -> ReplicaLoad:
+        """Is called for every item of every stream: it costs microseconds."""
         ...
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from typing import Any, Self
 
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
@@ -14,6 +15,7 @@ from vllm.outputs import CompletionOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
+from vllm.v1.engine.output_processor import RequestState
 from vllm.v1.metrics.reader import Counter, get_metrics_snapshot
 
 from deployments.failures import GenerationCut, GenerationLost, GenerationRejected, Overloaded, RolloutFailure
@@ -25,6 +27,7 @@ from deployments.protocols import (
     GenerationRequest,
     GeneratorDescription,
     PrefixCacheTokens,
+    ReplicaLoad,
     SamplingOptions,
     WeightSpan,
     packed_ids,
@@ -32,6 +35,8 @@ from deployments.protocols import (
 )
 
 WARM_UP_TOKENS = 8
+COUNT_LOAD_EVERY_S = 0.1
+"""Counting takes a microsecond for each ongoing generation, and every answer carries the load."""
 WORKER_EXTENSION = "deployments.generation.worker_extension.WeightsWorkerExtension"
 logger = logging.getLogger("rollout_service.generation")
 
@@ -44,6 +49,9 @@ class VLLMEngine(Engine):
         self._adapters = Adapters(llm)
         self.weights = WeightUpdater(llm, self._adapters)
         self._death_is_logged = False
+        self._count_load_at = 0.0
+        self._waiting = 0
+        self._kv_tokens = 0
 
     @classmethod
     async def start(cls, engine_args: dict[str, Any]) -> Self:
@@ -111,10 +119,15 @@ class VLLMEngine(Engine):
         counted = {metric.name: metric.value for metric in get_metrics_snapshot() if isinstance(metric, Counter)}
         return PrefixCacheTokens(counted["vllm:prefix_cache_queries"], counted["vllm:prefix_cache_hits"])
 
-    @property
-    def ongoing_generations(self) -> int:
-        """Generations that run or wait in the engine."""
-        return self._llm.get_num_unfinished_requests()
+    def load(self) -> ReplicaLoad:
+        """Tokens and waiting generations are counted at most every `COUNT_LOAD_EVERY_S` seconds."""
+        now = time.monotonic()
+        if now >= self._count_load_at:
+            self._count_load_at = now + COUNT_LOAD_EVERY_S
+            states = self._llm.output_processor.request_states.values()
+            self._waiting = sum(state.is_prefilling for state in states)
+            self._kv_tokens = sum(state.prompt_len + output_tokens(state) for state in states)
+        return ReplicaLoad(self._llm.get_num_unfinished_requests(), self._waiting, self._kv_tokens)
 
     async def is_alive(self) -> bool:
         try:
@@ -153,6 +166,10 @@ class VLLMEngine(Engine):
         if not self._death_is_logged:
             self._death_is_logged = True
             logger.error("The engine died; Serve replaces the replica.", exc_info=error)
+
+
+def output_tokens(state: RequestState) -> int:
+    return 0 if state.detokenizer is None else state.detokenizer.num_output_tokens()
 
 
 def warm_up_requests() -> list[GenerationRequest]:

@@ -16,15 +16,18 @@ BatchResults = list[tuple[int, Result | RolloutFailure]]
 
 
 async def results_as_completed(
-    jobs: Sequence[Coroutine[Any, Any, Result | RolloutFailure]], if_cancelled: RolloutFailure
+    jobs: Sequence[Coroutine[Any, Any, Result | RolloutFailure]],
+    if_cancelled: RolloutFailure,
+    wake: asyncio.Event | None = None,
 ) -> AsyncGenerator[BatchResults[Result], None]:
     """Runs all jobs concurrently and yields each result exactly once, as soon as it is there.
 
     The results of one event-loop iteration are yielded together. A job returns its failures; the result of a job that
-    was cancelled is `if_cancelled`. Closing the generator cancels the jobs that still run.
+    was cancelled is `if_cancelled`. Setting `wake` yields an empty batch if no result is there. Closing the generator
+    cancels the jobs that still run.
     """
     finished: BatchResults[Result] = []
-    some_finished = asyncio.Event()
+    some_finished = wake or asyncio.Event()
 
     def add_result(place: int, task: "asyncio.Task[Result | RolloutFailure]") -> None:
         finished.append((place, result_of(task, if_cancelled)))

@@ -10,9 +10,10 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 from deployments.failures import GenerationLost, RolloutFailure
-from deployments.protocols import Engine, Generation, GenerationRequest, GeneratorDescription
+from deployments.protocols import Engine, Generation, GenerationRequest, GenerationResults, GeneratorDescription
 from deployments.rpc.autoscaling import stats_of
-from deployments.rpc.batching import BatchResults, results_as_completed
+from deployments.rpc.batching import results_as_completed
+from deployments.rpc.heartbeats import Heartbeats
 
 logger = logging.getLogger("rollout_service.rpc")
 
@@ -23,18 +24,28 @@ class GeneratorReplicaBase(ABC):
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._running: dict[str, asyncio.Task[object]] = {}
+        self._heartbeats = Heartbeats()
 
-    async def generate(self, requests: list[GenerationRequest]) -> AsyncGenerator[BatchResults[Generation], None]:
+    async def generate(
+        self, requests: list[GenerationRequest], caller: str = ""
+    ) -> AsyncGenerator[GenerationResults, None]:
         """Runs the generations concurrently and yields each result as soon as it is there.
 
         The results of one event-loop iteration are yielded together. A failure is the result of its own generation
-        alone.
+        alone. A caller that was sent nothing for `HEARTBEAT_S` gets an item without results, on one of its streams.
+
+        Args:
+            caller: the same for all calls of one ingress replica, and different from all others'.
         """
         aborted = GenerationLost("The generation was aborted.")
         jobs = [self._generation_or_failure(request) for request in requests]
-        async with aclosing(results_as_completed(jobs, aborted)) as batches:
-            async for results in batches:
-                yield results
+        wake = asyncio.Event()
+        with self._heartbeats.open_stream(caller, wake):
+            async with aclosing(results_as_completed(jobs, aborted, wake)) as batches:
+                async for results in batches:
+                    if results:
+                        self._heartbeats.note_results(caller)
+                    yield GenerationResults(results, self._engine.load())
 
     async def abort(self, generation_ids: list[str]) -> None:
         """Aborts generations that nobody waits for, while others of their batch go on. Unknown ids are ignored."""
@@ -47,10 +58,10 @@ class GeneratorReplicaBase(ABC):
 
     async def ongoing_generations(self) -> int:
         """Generations that run or wait in the engine's queue."""
-        return self._engine.ongoing_generations
+        return self._engine.load().ongoing_generations
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
-        return stats_of(self._engine.ongoing_generations)
+        return stats_of(self._engine.load().ongoing_generations)
 
     @abstractmethod
     async def check_health(self) -> None:

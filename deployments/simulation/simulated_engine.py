@@ -13,6 +13,7 @@ from deployments.protocols import (
     Generation,
     GenerationRequest,
     GeneratorDescription,
+    ReplicaLoad,
     WeightSpan,
     packed_ids,
     packed_logprobs,
@@ -33,6 +34,8 @@ class SimulatedEngine(Engine):
         """`letters` are the token ids that responses consist of, at least one."""
         self._description = description
         self._generations: TimedGenerations[asyncio.Future[None]] = TimedGenerations(timing)
+        self._kv_tokens = 0
+        """Of the prompts and the whole responses of the generations that run or wait."""
         self._timer: asyncio.TimerHandle | None = None
         self._timer_due_at: float | None = None
         self._letters = len(letters)
@@ -58,9 +61,11 @@ class SimulatedEngine(Engine):
         """Returns when the generation's time has passed; cancelling the call lets the next waiting generation start."""
         loop = asyncio.get_running_loop()
         end: asyncio.Future[None] = loop.create_future()
+        tokens = len(request.prompt_token_ids) + request.max_new_tokens
         self._wake_finished()
         self._generations.submit(end, request.max_new_tokens, loop.time())
         self._wake_finished()
+        self._kv_tokens += tokens
         try:
             if not end.done():
                 await end
@@ -69,15 +74,16 @@ class SimulatedEngine(Engine):
             self._generations.cancel(end, loop.time())
             self._wake_finished()
             raise
+        finally:
+            self._kv_tokens -= tokens
         return self._response(request)
 
     def describe(self) -> GeneratorDescription:
         return self._description
 
-    @property
-    def ongoing_generations(self) -> int:
-        """Generations that run or wait."""
-        return len(self._generations)
+    def load(self) -> ReplicaLoad:
+        generations = self._generations
+        return ReplicaLoad(len(generations), len(generations) - generations.running, self._kv_tokens)
 
     def _wake_finished(self) -> None:
         """Wakes the callers whose generations have ended, and sets the timer to the next end."""

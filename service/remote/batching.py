@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import nullcontext
 from contextvars import Context
 from functools import partial
 from typing import Any, Generic, TypeVar
@@ -10,7 +11,9 @@ from typing import Any, Generic, TypeVar
 from ray.serve.exceptions import RayServeException
 
 from deployments.failures import RolloutFailure
+from deployments.rpc.batching import BatchResults
 from deployments.rpc.handle_calls import call_result
+from service.remote.silence import LOST_AFTER_HEARTBEATS, ReplicaSilent, SilenceWatch
 
 logger = logging.getLogger("rollout_service.remote")
 
@@ -33,19 +36,24 @@ class RequestBatcher(Generic[Request, Result]):
         who: str,
         abort: Callable[[list[Request]], Any] | None = None,
         log_fields: Mapping[str, Any] = NO_FIELDS,
+        results_of: Callable[[Any], BatchResults[Result]] = lambda item: item,
+        heartbeats: bool = False,
     ) -> None:
         """Args:
-        start_call: starts a streaming call with these requests, which yields `BatchResults`.
+        start_call: starts a streaming call with these requests. `results_of` gives the results in an item of it.
         lost: raised when the replica, or the connection to it, breaks; `who` is the subject of its message.
         abort: starts a call that aborts requests whose callers were cancelled while others of their call go on.
             Without it they run until the last of those has its result.
         log_fields: the `extra` of the log records of this batcher.
+        heartbeats: whether the replica sends a heartbeat each second; a silent one is `lost`.
         """
         self._start_call = start_call
         self._lost = lost
         self._who = who
         self._abort = abort
         self._log_fields = log_fields
+        self._results_of = results_of
+        self._silence = SilenceWatch() if heartbeats else None
         self._to_send: list[tuple[Request, asyncio.Future[Result]]] = []
         self._to_abort: list[Request] = []
         self._tasks: set[asyncio.Task[None]] = set()
@@ -116,18 +124,31 @@ class RequestBatcher(Generic[Request, Result]):
         call = None
         try:
             call = self._start_call([request for request, _ in batch])
-            while results := await call_result(anext(call, None), call, self._lost, self._who):
-                for place, result in results:
-                    finish(batch[place][1], result)
+            await self._give_results(call, batch)
         except RayServeException as error:
             broken = self._lost(f"{self._who} could not be reached: {error}")
             broken.__cause__ = error
         except Exception as error:  # noqa: BLE001 - the callers raise it
             broken = error
+            if self._silence is not None:
+                self._silence.forget()
             if call is not None:
                 call.cancel()
         finally:
             self._fail([future for _, future in batch if not future.done()], broken)
+
+    async def _give_results(self, call: Any, batch: Sequence[tuple[Request, "asyncio.Future[Result]"]]) -> None:
+        """Returns when the call has ended. Raises what breaks it; `lost` if the replica is silent for too long."""
+        silence = self._silence
+        try:
+            async with nullcontext() if silence is None else silence.watch():
+                while (item := await call_result(anext(call, None), call, self._lost, self._who)) is not None:
+                    if silence is not None:
+                        silence.note_item()
+                    for place, result in self._results_of(item):
+                        finish(batch[place][1], result)
+        except ReplicaSilent as error:
+            raise self._lost(f"{self._who} was silent for {LOST_AFTER_HEARTBEATS} heartbeats.") from error
 
     def _fail(self, futures: "Sequence[asyncio.Future[Result]]", broken: Exception) -> None:
         if futures:

@@ -3,11 +3,20 @@
 import asyncio
 from functools import partial
 from typing import Any
+from uuid import uuid4
 
 from ray.serve.handle import DeploymentHandle
 
 from deployments.failures import GenerationCut, GenerationLost, Overloaded
-from deployments.protocols import Generation, GenerationRequest, Generator, GeneratorDescription
+from deployments.protocols import (
+    Generation,
+    GenerationRequest,
+    GenerationResults,
+    Generator,
+    GeneratorDescription,
+    ReplicaLoad,
+)
+from deployments.rpc.batching import BatchResults
 from deployments.rpc.handle_calls import call_result
 from deployments.rpc.live_replicas import live_replicas_of
 from service.remote.batching import RequestBatcher
@@ -24,6 +33,9 @@ class RemoteGenerator(Generator):
         self._affinity = ReplicaAffinity()
         self._batchers: dict[str | None, RequestBatcher[GenerationRequest, Generation]] = {}
         """By replica; `None` for requests that were made before any replica was known."""
+        self._caller = uuid4().hex
+        self._loads: dict[str | None, ReplicaLoad] = {}
+        """What each replica said last."""
 
     async def generate(self, request: GenerationRequest) -> Generation:
         replicas = live_replicas_of(self._handle)
@@ -31,6 +43,7 @@ class RemoteGenerator(Generator):
         if replica not in self._batchers:
             self._batchers = {name: batcher for name, batcher in self._batchers.items() if name in replicas}
             self._batchers[replica] = self._batcher_for(replica)
+            self._loads = {name: load for name, load in self._loads.items() if name in replicas}
         try:
             return await self._batchers[replica].call(request)
         except GenerationCut:
@@ -50,13 +63,20 @@ class RemoteGenerator(Generator):
 
     def _batcher_for(self, replica: str | None) -> RequestBatcher[GenerationRequest, Generation]:
         named = self._handle.options(session_id=replica or "")
+        start_call = named.options(stream=True).generate.remote
         return RequestBatcher(
-            named.options(stream=True).generate.remote,
+            lambda requests: start_call(requests, self._caller),
             GenerationLost,
             GENERATOR_REPLICA,
             abort=partial(abort_generations, named),
             log_fields={"replica_id": replica},
+            results_of=partial(self._results_of, replica),
+            heartbeats=True,
         )
+
+    def _results_of(self, replica: str | None, item: GenerationResults) -> BatchResults[Generation]:
+        self._loads[replica] = item.load
+        return item.results
 
 
 def abort_generations(named: DeploymentHandle[Any], requests: list[GenerationRequest]) -> Any:

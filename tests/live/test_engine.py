@@ -44,7 +44,7 @@ def test_after_a_swap_that_failed_halfway_the_engine_says_why_and_generates_no_t
                 for number in range(4)
             ]
             async with asyncio.timeout(60):
-                while engine.ongoing_generations < len(generations):
+                while engine.load().ongoing_generations < len(generations):
                     await asyncio.sleep(0.01)
             with pytest.raises(WeightsNotLoaded, match="Attempted to load weight"):
                 await engine.weights.swap(SwapOptions())

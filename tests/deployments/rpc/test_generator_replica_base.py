@@ -7,12 +7,21 @@ from contextlib import aclosing
 import pytest
 
 from deployments.failures import GenerationLost, GenerationRejected, RolloutFailure
-from deployments.protocols import Engine, Generation, GenerationRequest, GeneratorDescription, SamplingOptions
+from deployments.protocols import (
+    Engine,
+    Generation,
+    GenerationRequest,
+    GenerationResults,
+    GeneratorDescription,
+    ReplicaLoad,
+    SamplingOptions,
+)
 from deployments.rpc.generator_replica_base import GeneratorReplicaBase
 from tests import virtual_time
 
 DONE = Generation([1], [0.0], "stop")
 DESCRIPTION = GeneratorDescription("scripted", max_model_len=10, vocab_size=2)
+LOAD = ReplicaLoad(7, 3, 1000)
 RAISED: dict[str, BaseException] = {
     "rejected": GenerationRejected("too long"),
     "bug": KeyError("bug"),
@@ -52,9 +61,8 @@ class ScriptedEngine(Engine):
     def describe(self) -> GeneratorDescription:
         return DESCRIPTION
 
-    @property
-    def ongoing_generations(self) -> int:
-        return 7
+    def load(self) -> ReplicaLoad:
+        return LOAD
 
 
 class ScriptedReplica(GeneratorReplicaBase):
@@ -85,7 +93,7 @@ def results_of(replica: ScriptedReplica, generations: list[GenerationRequest]) -
     """The results in the order of the requests."""
 
     async def run() -> dict[int, Generation | RolloutFailure]:
-        return {place: result async for batch in replica.generate(generations) for place, result in batch}
+        return {place: result async for item in replica.generate(generations) for place, result in item.results}
 
     return [result for _, result in sorted(virtual_time.run(run()).items())]
 
@@ -97,9 +105,9 @@ def test_generations_that_finish_in_one_iteration_are_yielded_together_and_other
             first = asyncio.ensure_future(anext(batches))
             await virtual_time.settled()
             replica.engine.finish("c", "a")
-            assert sorted(await first, key=lambda result: result[0]) == [(0, DONE), (2, DONE)]
+            assert sorted((await first).results, key=lambda result: result[0]) == [(0, DONE), (2, DONE)]
             replica.engine.finish("b")
-            assert await anext(batches) == [(1, DONE)]
+            assert await anext(batches) == GenerationResults([(1, DONE)], LOAD)
             assert await anext(batches, None) is None
 
     virtual_time.run(run())
@@ -138,11 +146,11 @@ def test_an_aborted_generation_is_lost_and_the_others_of_its_batch_go_on() -> No
             first = asyncio.ensure_future(anext(batches))
             await virtual_time.settled()
             await replica.abort(["a", "unknown"])
-            [(place, aborted)] = await first
+            [(place, aborted)] = (await first).results
             assert (place, type(aborted), str(aborted)) == (0, GenerationLost, "The generation was aborted.")
             assert replica.engine.cancelled == ["a"]
             replica.engine.finish("b")
-            assert await anext(batches) == [(1, DONE)]
+            assert (await anext(batches)).results == [(1, DONE)]
 
     virtual_time.run(run())
 
@@ -162,7 +170,7 @@ def test_aborting_a_generation_aborts_its_retry_and_not_the_try_that_has_ended()
             await virtual_time.settled()
             assert replica.engine.cancelled == ["a"]
             await replica.abort(["a"])
-            [(_, aborted)] = await second
+            [(_, aborted)] = (await second).results
             assert isinstance(aborted, GenerationLost)
             assert replica.engine.cancelled == ["a", "a"]
 
@@ -190,5 +198,18 @@ def test_a_replica_reports_its_engines_description_and_load() -> None:
         assert await replica.describe() == DESCRIPTION
         assert await replica.ongoing_generations() == 7
         assert await replica.record_autoscaling_stats() == {"in_progress": 7.0}
+
+    virtual_time.run(run())
+
+
+def test_a_caller_that_waits_gets_the_load_each_second_without_results() -> None:
+    async def run() -> None:
+        replica = ScriptedReplica()
+        async with aclosing(replica.generate(requests("a"), "ingress")) as items:
+            for second in (1, 2, 3):
+                assert await anext(items) == GenerationResults([], LOAD)
+                assert virtual_time.now() == second
+            replica.engine.finish("a")
+            assert (await anext(items)).results == [(0, DONE)]
 
     virtual_time.run(run())

@@ -5,7 +5,14 @@ import math
 
 import pytest
 
-from deployments.protocols import GenerationRequest, GeneratorDescription, SamplingOptions, WeightSpan, packed_logprobs
+from deployments.protocols import (
+    GenerationRequest,
+    GeneratorDescription,
+    ReplicaLoad,
+    SamplingOptions,
+    WeightSpan,
+    packed_logprobs,
+)
 from deployments.simulation.simulated_engine import SimulatedEngine
 from deployments.simulation.timing import Timing
 from tests.paths import TINY_MODEL
@@ -93,11 +100,11 @@ def test_cancelling_a_generation_starts_the_next_one_and_leaves_none_ongoing() -
         simulated = engine()
         cancelled, waiting = (asyncio.create_task(simulated.generate(request(name, 2))) for name in "ab")
         await settled()
-        assert simulated.ongoing_generations == 2
+        assert simulated.load() == ReplicaLoad(2, waiting_generations=1, kv_tokens=2 * (1 + 2))
         await asyncio.sleep(0.5)
         cancelled.cancel()
         await waiting
-        assert simulated.ongoing_generations == 0
+        assert simulated.load() == ReplicaLoad(0, waiting_generations=0, kv_tokens=0)
         return now()
 
     assert run(waited()) == 2.5

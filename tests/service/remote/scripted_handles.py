@@ -2,11 +2,14 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
-from deployments.protocols import GenerationRequest, StepRequest, TaskDescription
+from deployments.protocols import GenerationRequest, GenerationResults, ReplicaLoad, StepRequest, TaskDescription
 from tests.service.scripted import DESCRIPTION, outcome
+
+LOAD = ReplicaLoad(7, 3, 1000)
 
 
 class ScriptedCall:
@@ -96,6 +99,7 @@ class ScriptedGeneratorHandle:
         self.raised: Exception | None = None
         self.generated: list[tuple[str, list[str]]] = []
         """The replica that each call names, and its requests."""
+        self.callers: list[str] = []
         self.aborted: list[tuple[str, list[str]]] = []
         self.calls: list[ScriptedCall] = []
         self.deployment_id = object()
@@ -107,7 +111,7 @@ class ScriptedGeneratorHandle:
     def generate(self, replica: str, requests: list[GenerationRequest]) -> ScriptedCall:
         self.generated.append((replica, [request.generation_id for request in requests]))
         results = [(place, self._result) for place in range(len(requests))]
-        batches = [results if self.raised is None else self.raised]
+        batches = [GenerationResults(results, LOAD) if self.raised is None else self.raised]
         self.calls.append(ScriptedCall(batches, never_answers=self._result is None))
         return self.calls[-1]
 
@@ -120,8 +124,16 @@ class NamedHandle:
     """A generator handle whose calls name a replica."""
 
     def __init__(self, handle: ScriptedGeneratorHandle, replica: str) -> None:
-        self.generate = SimpleNamespace(remote=lambda requests: handle.generate(replica, requests))
+        self.generate = SimpleNamespace(remote=partial(self._generate, handle))
         self.abort = SimpleNamespace(remote=lambda generation_ids: handle.abort(replica, generation_ids))
+
+        self._replica = replica
+
+    def _generate(
+        self, handle: ScriptedGeneratorHandle, requests: list[GenerationRequest], caller: str
+    ) -> ScriptedCall:
+        handle.callers.append(caller)
+        return handle.generate(self._replica, requests)
 
     def options(self, *, stream: bool) -> "NamedHandle":
         assert stream

@@ -149,6 +149,45 @@ def test_a_call_whose_results_cannot_be_read_is_cancelled_and_raises_why() -> No
     assert replica.calls[0].cancelled
 
 
+def test_a_replica_whose_heartbeats_stop_fails_the_calls_that_wait_for_it(caplog: pytest.LogCaptureFixture) -> None:
+    class Hanging(ScriptedCall):
+        """Answers the first request and sends two heartbeats, then nothing."""
+
+        async def __anext__(self) -> Any:
+            if not self._batches:
+                await asyncio.sleep(3600)
+            return await super().__anext__()
+
+    call = Hanging([[(0, "A")], [], []])
+
+    async def run() -> tuple[float, BaseException | str]:
+        batcher: RequestBatcher[str, str] = RequestBatcher(
+            lambda _requests: call, EnvironmentLost, "The replica", heartbeats=True
+        )
+        first, second = (asyncio.create_task(batcher.call(name)) for name in "ab")
+        assert await first == "A"
+        [lost] = await asyncio.gather(second, return_exceptions=True)
+        return virtual_time.now(), lost
+
+    at, lost = virtual_time.run(run())
+    assert (at, type(lost), str(lost)) == (13, EnvironmentLost, "The replica was silent for 10 heartbeats.")
+    assert call.cancelled
+    assert [record.exc_info is not None for record in caplog.records] == [True]
+
+
+def test_a_timeout_that_the_replica_raised_is_no_silence() -> None:
+    replica = ScriptedReplica([TimeoutError("of the replica")])
+
+    async def run() -> None:
+        batcher: RequestBatcher[str, str] = RequestBatcher(
+            replica.start_call, EnvironmentLost, "The replica", heartbeats=True
+        )
+        with pytest.raises(TimeoutError, match=r"^of the replica$"):
+            await batcher.call("a")
+
+    virtual_time.run(run())
+
+
 def test_a_call_of_which_nothing_is_waited_for_any_more_is_cancelled(caplog: pytest.LogCaptureFixture) -> None:
     replica = ScriptedReplica([[(0, "A")], [(1, "B")]])
     hang_up(replica, "ab", on="ab")

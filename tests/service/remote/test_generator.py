@@ -13,7 +13,7 @@ from deployments.rpc import live_replicas
 from deployments.rpc.live_replicas import record_live_replicas
 from service.remote.generator import RemoteGenerator
 from tests import virtual_time
-from tests.service.remote.scripted_handles import ScriptedGeneratorHandle, ScriptedResponse
+from tests.service.remote.scripted_handles import LOAD, ScriptedGeneratorHandle, ScriptedResponse
 from tests.service.scripted import DESCRIPTION
 
 DONE = Generation([1], [0.0], "stop")
@@ -71,6 +71,28 @@ def test_generations_of_one_iteration_for_one_replica_go_in_one_call() -> None:
 
     assert virtual_time.run(run()) == [DONE, DONE]
     assert handle.generated == [("a", ["one", "two"])]
+
+
+def test_every_answer_brings_the_load_of_its_replica() -> None:
+    handle = ScriptedGeneratorHandle(DONE)
+    generator = generator_over(handle, "a")
+    virtual_time.run(generator.generate(request("one")))
+    assert generator._loads == {"a": LOAD}
+
+
+def test_all_calls_of_an_ingress_replica_name_the_same_caller() -> None:
+    handle = ScriptedGeneratorHandle(DONE)
+    generators = [generator_over(handle, "a"), generator_over(handle, "a")]
+
+    async def run() -> None:
+        for generator in generators:
+            for name in ("one", "two"):
+                await generator.generate(request(name))
+
+    virtual_time.run(run())
+    first, again, other, other_again = handle.callers
+    assert (first, other) == (again, other_again)
+    assert first != other
 
 
 def test_the_rollouts_of_a_group_share_a_replica() -> None:

@@ -1,0 +1,71 @@
+"""Notices that a replica hangs: its heartbeats stop. The replica's half is `deployments/rpc/heartbeats.py`."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+
+from deployments.rpc.heartbeats import HEARTBEAT_S
+
+LOST_AFTER_HEARTBEATS = 10
+"""A replica's event loop can stall for seconds, while it reads weights or compiles; a hung one stalls for ever."""
+
+
+class ReplicaSilent(Exception):
+    """Nothing came from the replica for `LOST_AFTER_HEARTBEATS` heartbeats."""
+
+
+class SilenceWatch:
+    """Breaks the open calls of one replica when nothing came on any of them for `LOST_AFTER_HEARTBEATS` heartbeats.
+
+    Silence counts only after a first item: a call that waits for a replica to start is silent for minutes. It is
+    counted in ticks of this event loop, so that a loop that was itself stalled does not blame the replica.
+    """
+
+    def __init__(self) -> None:
+        self._open: set[asyncio.Timeout] = set()
+        self._was_heard = False
+        self._silent_ticks = 0
+        self._timer: asyncio.TimerHandle | None = None
+
+    @asynccontextmanager
+    async def watch(self) -> AsyncGenerator[None]:
+        """The block is one open call. Raises `ReplicaSilent` out of it when the replica is silent."""
+        limit = asyncio.timeout(None)
+        try:
+            async with limit:
+                self._open.add(limit)
+                if self._timer is None:
+                    self._start_timer()
+                yield
+        except TimeoutError as error:
+            if limit.expired():
+                raise ReplicaSilent from error
+            raise
+        finally:
+            self._open.discard(limit)
+            if not self._open:
+                self.forget()
+
+    def note_item(self) -> None:
+        """Something came on one of the calls."""
+        self._was_heard = True
+        self._silent_ticks = 0
+
+    def forget(self) -> None:
+        """The replica that was heard may be gone: silence counts again after the next item."""
+        self._was_heard = False
+        self._silent_ticks = 0
+
+    def _start_timer(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(HEARTBEAT_S, self._tick)
+
+    def _tick(self) -> None:
+        self._timer = None
+        if not self._open:
+            return
+        self._start_timer()
+        self._silent_ticks += self._was_heard
+        if self._silent_ticks >= LOST_AFTER_HEARTBEATS:
+            self.forget()
+            for limit in self._open:
+                limit.reschedule(asyncio.get_running_loop().time())

@@ -1,0 +1,76 @@
+"""When a replica that sends nothing counts as lost. In virtual time."""
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+
+from service.remote.silence import ReplicaSilent, SilenceWatch
+from tests import virtual_time
+
+
+async def end_of_call(silence: SilenceWatch, items_at: Sequence[float], ends_at: float) -> tuple[str, float]:
+    """How and when a call ends that has items at some times and would end by itself at another."""
+    try:
+        async with silence.watch():
+            for at in items_at:
+                await asyncio.sleep(at - virtual_time.now())
+                silence.note_item()
+            await asyncio.sleep(ends_at - virtual_time.now())
+    except ReplicaSilent:
+        return "lost", virtual_time.now()
+    return "ended", virtual_time.now()
+
+
+@pytest.mark.parametrize(
+    ("items_at", "ends_at", "end"),
+    [
+        ([0.5], 3600, ("lost", 10)),
+        ([0.5, 9.5, 18.5], 28, ("ended", 28)),
+        ([0.5, 5.5], 3600, ("lost", 15)),
+        ([], 3600, ("ended", 3600)),
+    ],
+)
+def test_a_call_is_lost_after_ten_silent_seconds_that_follow_an_item(
+    items_at: Sequence[float], ends_at: float, end: tuple[str, float]
+) -> None:
+    assert virtual_time.run(end_of_call(SilenceWatch(), items_at, ends_at)) == end
+
+
+def test_a_timeout_of_the_block_itself_is_no_silence() -> None:
+    async def run() -> None:
+        async with SilenceWatch().watch():
+            raise TimeoutError("of the block")
+
+    with pytest.raises(TimeoutError, match="of the block"):
+        virtual_time.run(run())
+
+
+def test_an_item_of_one_call_proves_that_the_replica_of_all_of_them_lives() -> None:
+    async def run() -> list[tuple[str, float]]:
+        silence = SilenceWatch()
+        heard = end_of_call(silence, [5 * number for number in range(1, 10)], ends_at=50)
+        return list(await asyncio.gather(heard, end_of_call(silence, [], ends_at=60)))
+
+    assert virtual_time.run(run()) == [("ended", 50), ("lost", 55)]
+
+
+def test_a_call_that_is_made_while_the_replica_is_silent_is_lost_with_the_others() -> None:
+    async def run() -> tuple[str, float]:
+        silence = SilenceWatch()
+        first = asyncio.create_task(end_of_call(silence, [0.5], ends_at=3600))
+        await asyncio.sleep(8)
+        second = await end_of_call(silence, [], ends_at=3600)
+        assert await first == second
+        return second
+
+    assert virtual_time.run(run()) == ("lost", 10)
+
+
+def test_a_replica_that_starts_anew_after_a_loss_may_be_silent_until_its_first_item() -> None:
+    async def run() -> tuple[str, float]:
+        silence = SilenceWatch()
+        await end_of_call(silence, [0.5], ends_at=3600)
+        return await end_of_call(silence, [], ends_at=300)
+
+    assert virtual_time.run(run()) == ("ended", 300)
