@@ -2,6 +2,7 @@
 
 import queue
 import threading
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import pairwise
@@ -15,7 +16,6 @@ import torch
 from fastapi.responses import Response
 
 from rollout_client import AsyncRolloutClient
-from rollout_client.trainers.trl_async import ServiceRolloutWorker, ServiceWeightTransfer, WorkerFailed
 from tests.clients.scripted_service import REJECTED, Json, ScriptedService, problem
 from tests.clients.trainers.scripted_trainer import (
     END,
@@ -30,7 +30,15 @@ from tests.clients.trainers.scripted_trainer import (
 )
 from tests.paths import TINY_MODEL
 
-pytestmark = pytest.mark.filterwarnings("ignore:TRL currently supports vLLM", "ignore:.*torch.jit.script_method")
+with warnings.catch_warnings():
+    # What TRL warns of on import.
+    warnings.simplefilter("ignore")
+    from rollout_client.trainers.trl_async import ServiceRolloutWorker, ServiceWeightTransfer, WorkerFailed
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore:TRL currently supports vLLM", "ignore:.*torch.jit.script_method"),
+]
 
 
 def async_args(**changed: Any) -> SimpleNamespace:
@@ -224,7 +232,6 @@ class TorchFlashAttention:
         return torch.cat(attended)
 
 
-@pytest.mark.slow
 def test_async_grpo_trains_on_what_the_worker_brings_and_sends_its_weights(
     service: ScriptedService, client: PushingClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
