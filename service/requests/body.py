@@ -16,6 +16,8 @@ LARGEST_ZSTD_WINDOW_BYTES = 8 * 2**20
 COMPRESSED_SLICE_BYTES = 1024
 """Compressed bytes that are decompressed in one step: gzip makes at most 1 MiB of them, zstd at most 32 MiB."""
 
+SPLIT = "split the request"
+
 
 class Frame(Protocol):
     """One gzip member or one zstd frame, as the libraries decompress it."""
@@ -65,10 +67,11 @@ class Decompression:
 class BodyBuffer:
     """Collects a body. Holds at most `most_bytes` of it and the decompressed bytes of one slice."""
 
-    def __init__(self, coding: str, most_bytes: int) -> None:
+    def __init__(self, coding: str, most_bytes: int, advice: str = SPLIT) -> None:
         self._content = bytearray()
         self._coding = coding
         self._most_bytes = most_bytes
+        self._advice = advice
         self._decompression = None if coding == IDENTITY else Decompression(coding)
 
     async def add(self, chunk: bytes) -> None:
@@ -95,11 +98,11 @@ class BodyBuffer:
     def _append(self, data: bytes) -> None:
         self._content += data
         if len(self._content) > self._most_bytes:
-            raise over_limit(self._most_bytes)
+            raise over_limit(self._most_bytes, self._advice)
 
 
-async def read_body(request: Request, most_bytes: int) -> bytearray:
-    """Reads the body and decompresses it.
+async def read_body(request: Request, most_bytes: int, advice: str = SPLIT) -> bytearray:
+    """Reads the body and decompresses it. `advice` says what to do with one that is too large.
 
     Raises:
         RequestProblem: 413 as soon as the body is known to be larger than `most_bytes`, 415 if its `Content-Encoding`
@@ -107,12 +110,12 @@ async def read_body(request: Request, most_bytes: int) -> bytearray:
     """
     coding = content_coding(request.headers, CODINGS)
     if int(request.headers.get("content-length", 0)) > most_bytes:
-        raise over_limit(most_bytes)
-    buffer = BodyBuffer(coding, most_bytes)
+        raise over_limit(most_bytes, advice)
+    buffer = BodyBuffer(coding, most_bytes, advice)
     async for chunk in request.stream():
         await buffer.add(chunk)
     return buffer.complete()
 
 
-def over_limit(most_bytes: int) -> RequestProblem:
-    return body_too_large(f"it is larger than the limit of {most_bytes} bytes; split the request")
+def over_limit(most_bytes: int, advice: str) -> RequestProblem:
+    return body_too_large(f"it is larger than the limit of {most_bytes} bytes; {advice}")

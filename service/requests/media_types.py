@@ -27,6 +27,13 @@ def rollout_media_type(headers: Mapping[str, str]) -> str:
     raise unsupported_media_type("content-type", given, [JSON, ARROW])
 
 
+def refuse_other_than_json(headers: Mapping[str, str]) -> None:
+    """Raises `RequestProblem` (415) unless the body is JSON or has no type."""
+    given = media_type_of(headers)
+    if given not in ("", JSON, FORM):
+        raise unsupported_media_type("content-type", given, [JSON])
+
+
 def weights_media_type(headers: Mapping[str, str]) -> str:
     """`JSON` for a `CheckpointSource` or `SAFETENSORS` for weights, which is also the default.
 

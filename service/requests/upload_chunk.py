@@ -8,21 +8,16 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pydantic import ValidationError
-
 from deployments.policy.failures import ChunkDamaged
-from rollout_client.policy_contract import CheckpointSource
 from rollout_client.problem_contract import FieldProblem
 from service.requests.media_types import content_coding
-from service.responses.problems import RequestProblem, body_too_large, unreadable_body, validation_problem
+from service.responses.problems import body_too_large, unreadable_body
 
 ZSTD = "zstd"
 FORWARDED_BYTES = 4 * 2**20
 """Bytes that go to the policy store in one call."""
 LARGEST_BODY_BYTES = 256 * 2**20
 """Serve's proxy keeps in its memory what the policy store has not received yet."""
-LARGEST_SOURCE_BYTES = 2**20
-"""A larger JSON body is not a `CheckpointSource`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,23 +139,3 @@ def refuse_large_body(size_bytes: int) -> None:
         raise body_too_large(
             f"it has more than {LARGEST_BODY_BYTES} bytes; send it in chunks with Content-Range, as the client does"
         )
-
-
-async def read_checkpoint_source(body: AsyncIterator[bytes]) -> CheckpointSource:
-    """Raises `RequestProblem`: 413 for a body over `LARGEST_SOURCE_BYTES`, otherwise 400 or 422."""
-    content = bytearray()
-    async for data in body:
-        content += data
-        if len(content) > LARGEST_SOURCE_BYTES:
-            raise source_too_large()
-    try:
-        return CheckpointSource.model_validate_json(bytes(content))
-    except ValidationError as error:
-        raise validation_problem(error) from error
-
-
-def source_too_large() -> RequestProblem:
-    return body_too_large(
-        f"a JSON body names a checkpoint in at most {LARGEST_SOURCE_BYTES} bytes; "
-        "send weights as application/vnd.safetensors"
-    )

@@ -23,6 +23,8 @@ from rollout_client.policy_contract import (
     PolicyLayout,
     PolicyState,
     PolicyUpdate,
+    TransferInit,
+    TransferUpdate,
     TransferWorld,
     UploadState,
 )
@@ -30,7 +32,16 @@ from rollout_client.task_contract import ExampleSamples, TaskList
 from service.requests.media_types import JSON
 from service.responses.ndjson import NDJSON
 from service.routes import examples
-from service.routes.openapi import BINARY, content, header_parameter, json_response, refusal, refusals, schema_of
+from service.routes.openapi import (
+    BINARY,
+    content,
+    header_parameter,
+    json_request,
+    json_response,
+    refusal,
+    refusals,
+    schema_of,
+)
 
 Description = dict[str, Any]
 
@@ -133,8 +144,11 @@ PUSH_VERSION: Description = {
 }
 INIT_TRANSFER: Description = {
     "summary": "Connect the replicas with the trainer",
-    "responses": {200: json_response(TransferWorld, examples.TRANSFER_WORLD), **refusals(TransferRefused)},
-    "openapi_extra": {"requestBody": {"content": {JSON: {"example": examples.TRANSFER_INIT}}}},
+    "responses": {
+        200: json_response(TransferWorld, examples.TRANSFER_WORLD),
+        **refusals(TransferRefused, reads_body=True),
+    },
+    "openapi_extra": json_request(TransferInit, examples.TRANSFER_INIT),
 }
 START_TRANSFER: Description = {
     "summary": "Pause the replicas for new weights",
@@ -144,8 +158,8 @@ START_TRANSFER: Description = {
 UPDATE_TRANSFER: Description = {
     "summary": "Receive tensors from the trainer",
     "status_code": 204,
-    "responses": refusals(TransferRefused),
-    "openapi_extra": {"requestBody": {"content": {JSON: {"example": examples.TRANSFER_UPDATE}}}},
+    "responses": refusals(TransferRefused, reads_body=True),
+    "openapi_extra": json_request(TransferUpdate, examples.TRANSFER_UPDATE),
 }
 FINISH_TRANSFER: Description = {
     "summary": "Make the received tensors a version",

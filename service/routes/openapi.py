@@ -14,14 +14,14 @@ from pydantic.json_schema import models_json_schema
 from deployments.policy.failures import PolicyFailure
 from rollout_client.contract import RolloutRequest
 from rollout_client.ndjson import StreamLine
-from rollout_client.policy_contract import CheckpointSource
+from rollout_client.policy_contract import CheckpointSource, TransferInit, TransferUpdate
 from rollout_client.problem_contract import Problem
 from service.requests.media_types import JSON
 from service.responses.problems import PROBLEM_JSON, REQUEST_ID_HEADER
 from service.routes.examples import PROBLEM, REQUEST_ID
 
 Document = dict[str, Any]
-UNDERIVED_MODELS = (RolloutRequest, StreamLine, CheckpointSource, Problem)
+UNDERIVED_MODELS = (RolloutRequest, StreamLine, CheckpointSource, TransferInit, TransferUpdate, Problem)
 """Types that no signature names."""
 SCHEMA_REFERENCE = "#/components/schemas/{model}"
 BINARY: Document = {"type": "string", "format": "binary"}
@@ -58,6 +58,11 @@ def content(schema: Document, example: JsonValue = None) -> Document:
 
 def json_response(model: type[BaseModel], example: JsonValue) -> Document:
     return {"content": {JSON: content(schema_of(model), example)}}
+
+
+def json_request(model: type[BaseModel], example: JsonValue) -> Document:
+    """The `openapi_extra` of a route that reads a JSON body itself."""
+    return {"requestBody": {"required": True, "content": {JSON: content(schema_of(model), example)}}}
 
 
 def header_parameter(name: str, description: str, example: str) -> Document:

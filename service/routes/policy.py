@@ -2,11 +2,12 @@
 
 from typing import Annotated
 
-from fastapi import APIRouter, Body, Path, Query, Request
+from fastapi import APIRouter, Path, Query, Request
 from fastapi.responses import Response
 from pydantic import BaseModel
 
 from rollout_client.policy_contract import (
+    CheckpointSource,
     PolicyLayout,
     PolicyState,
     PolicyUpdate,
@@ -17,14 +18,21 @@ from rollout_client.policy_contract import (
     TransferWorld,
     UploadState,
 )
+from service.requests.json_body import read_json_body
 from service.requests.media_types import JSON, weights_media_type
-from service.requests.upload_chunk import checked_parts, chunk_of, read_checkpoint_source
+from service.requests.upload_chunk import checked_parts, chunk_of
 from service.routes import descriptions
 from service.routes.dependencies import Store
 
 CHECKSUMS_WITHIN_S = 5.0
 LONGEST_CHECKSUMS_S = 600.0
 LARGEST_VERSION = 2**63 - 1
+LARGEST_SOURCE_BYTES = 2**20
+"""A larger JSON body is not a `CheckpointSource`."""
+SOURCE_ADVICE = "JSON names a checkpoint; send weights as application/vnd.safetensors"
+LARGEST_TRANSFER_BYTES = 64 * 2**20
+"""The names, dtypes and shapes of a million tensors."""
+TRANSFER_ADVICE = "send the tensors in several updates"
 NewVersion = Annotated[int, Path(ge=1, le=LARGEST_VERSION, description="Number of the version, from 1.")]
 router = APIRouter(prefix="/policy", tags=["policy"])
 
@@ -64,7 +72,7 @@ async def push_version(
     store: Store, version: NewVersion, options: Annotated[PushOptions, Query()], request: Request
 ) -> Response:
     if weights_media_type(request.headers) == JSON:
-        source = await read_checkpoint_source(request.stream())
+        source = await read_json_body(request, CheckpointSource, LARGEST_SOURCE_BYTES, SOURCE_ADVICE)
         return json_response(await store.load_checkpoint(version, source.checkpoint, options))
     chunk = chunk_of(request.headers)
     if (repeated := await store.repeated_update(version, chunk.whole_digest)) is not None:
@@ -81,8 +89,9 @@ async def push_version(
 
 
 @router.post("/transfer/init", **descriptions.INIT_TRANSFER)
-async def init_transfer(store: Store, body: TransferInit) -> TransferWorld:
+async def init_transfer(store: Store, request: Request) -> TransferWorld:
     """Connects every replica with the trainer, each at ranks of its own; returns when all are connected."""
+    body = await read_json_body(request, TransferInit, LARGEST_TRANSFER_BYTES, TRANSFER_ADVICE)
     return TransferWorld(world_size=await store.init_transfer(body.init_info))
 
 
@@ -93,8 +102,9 @@ async def start_transfer(store: Store, options: Annotated[SwitchOptions, Query()
 
 
 @router.post("/transfer/update", **descriptions.UPDATE_TRANSFER)
-async def update_transfer(store: Store, body: Annotated[TransferUpdate, Body()]) -> None:
+async def update_transfer(store: Store, request: Request) -> None:
     """Receives the tensors that the trainer sends at the same time."""
+    body = await read_json_body(request, TransferUpdate, LARGEST_TRANSFER_BYTES, TRANSFER_ADVICE)
     await store.update_transfer(body.update_info)
 
 

@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator, Sequence
 import pytest
 
 from deployments.policy.failures import ChunkDamaged
-from rollout_client.policy_contract import CheckpointSource
 from service.requests import upload_chunk
 from service.requests.upload_chunk import (
     LARGEST_BODY_BYTES,
@@ -16,7 +15,6 @@ from service.requests.upload_chunk import (
     UploadChunk,
     checked_parts,
     chunk_of,
-    read_checkpoint_source,
 )
 from service.responses.problems import RequestProblem
 
@@ -138,33 +136,3 @@ def test_a_body_of_another_digest_is_damaged_and_its_own_digest_is_not() -> None
 
 
 # Checkpoint sources
-
-
-def source(*datas: bytes) -> CheckpointSource:
-    async def read() -> CheckpointSource:
-        return await read_checkpoint_source(stream(datas))
-
-    return asyncio.run(read())
-
-
-def test_a_checkpoint_source_is_json() -> None:
-    assert source(b'{"check', b'point": "/a"}') == CheckpointSource(checkpoint="/a")
-
-
-@pytest.mark.parametrize(
-    ("datas", "status"),
-    [([b"{"], 400), ([b"{}"], 422), ([b'{"checkpoint": "/a", "x": 1}'], 422), ([b" " * 11, b" " * 10], 413)],
-)
-def test_another_body_is_not_a_checkpoint_source(
-    datas: list[bytes], status: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(upload_chunk, "LARGEST_SOURCE_BYTES", 20 if status == 413 else 1000)
-    with pytest.raises(RequestProblem) as raised:
-        source(*datas)
-    assert raised.value.problem.status == status
-
-
-def test_a_checkpoint_source_may_have_exactly_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    body = b'{"checkpoint": "/a"}'
-    monkeypatch.setattr(upload_chunk, "LARGEST_SOURCE_BYTES", len(body))
-    assert source(body) == CheckpointSource(checkpoint="/a")

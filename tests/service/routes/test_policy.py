@@ -351,7 +351,8 @@ def test_a_checkpoint_is_named_by_a_json_body(content_type: str) -> None:
             "body-too-large",
             (
                 "body",
-                "a JSON body names a checkpoint in at most 1048576 bytes; send weights as application/vnd.safetensors",
+                "it is larger than the limit of 1048576 bytes; "
+                "JSON names a checkpoint; send weights as application/vnd.safetensors",
                 None,
             ),
         ),
