@@ -13,6 +13,7 @@ from deployments import failures
 from deployments.policy import failures as policy_failures
 from rollout_client.cli.app import app as command_line
 from service.remote.policy import RemotePolicy
+from service.responses.problems import PROBLEM_TYPES, TYPE_PREFIX
 from service.rollout_service import RolloutService
 from service.routes.http_app import build_http_app
 from service.settings import Limits, ServiceSettings
@@ -157,10 +158,16 @@ def errors_page() -> Iterator[str]:
         yield f"### {failure.__name__}\n"
         yield f"Kind `{failure.kind}`, {'retryable' if failure.retryable else 'not retryable'}.\n"
         yield f"{inspect.getdoc(failure)}\n"
+    yield "## Of a whole request\n"
+    yield "A request that fails as a whole is answered with a problem document (RFC 9457).\n"
+    for problem in PROBLEM_TYPES:
+        yield f"### {problem.name}\n"
+        yield f"Status {problem.status}, problem type `{TYPE_PREFIX}{problem.name}`: {problem.title}.\n"
+        yield f"{problem.meaning}\n"
     yield "## Of a change of the weights\n"
     for policy_failure in classes_below(policy_failures.PolicyFailure):
         yield f"### {policy_failure.__name__}\n"
-        type_ = f"urn:rollout:problem:{policy_failure.name}"
+        type_ = f"{TYPE_PREFIX}{policy_failure.name}"
         yield f"Status {policy_failure.status}, problem type `{type_}`: {policy_failure.title}.\n"
         yield f"{inspect.getdoc(policy_failure)}\n"
     yield "## In the Python client\n"

@@ -1,6 +1,7 @@
 """Errors of a whole request, as problem documents of RFC 9457 that name the field, its value and what to do."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from fastapi.responses import Response
@@ -17,59 +18,109 @@ LONGEST_SHOWN_VALUE = 200
 MOST_PROBLEMS = 20
 
 
+@dataclass(frozen=True, slots=True)
+class ProblemType:
+    """One kind of problem document."""
+
+    name: str
+    """The last part of the document's `type`."""
+    status: int
+    title: str
+    meaning: str = ""
+    """A sentence for the reference."""
+
+
+INVALID_REQUEST = ProblemType(
+    "invalid-request",
+    422,
+    "The request is not valid; nothing was started",
+    "The fields of the request are at fault. Each entry of `errors` names one, its value and what to do.",
+)
+UNREADABLE_BODY = ProblemType(
+    "unreadable-body",
+    400,
+    "The request body cannot be read; nothing was started",
+    "The bytes of the body are not what its headers say, or they are not JSON.",
+)
+BODY_TOO_LARGE = ProblemType(
+    "body-too-large", 413, "The request body is too large; nothing was started", "The body is over a limit."
+)
+UNSUPPORTED_MEDIA_TYPE = ProblemType(
+    "unsupported-media-type",
+    415,
+    "The request body has an unsupported type or encoding; nothing was started",
+    "The service does not read bodies of this `Content-Type` or `Content-Encoding`.",
+)
+TASK_UNKNOWN = ProblemType(
+    "task-unknown", 404, "The task is not known", "The path names a task that the service does not have."
+)
+SAMPLE_FAILED = ProblemType(
+    "sample-failed",
+    502,
+    "A sample failed, and the request said on_error: fail",
+    "The document names the sample and its error. With `on_error: return`, the default, a failed sample is data.",
+)
+NOT_READY = ProblemType(
+    "not-ready",
+    503,
+    "The service cannot serve rollouts now",
+    "A deployment that the request needs does not answer. Trying again can help; `Retry-After` says when.",
+)
+INTERNAL = ProblemType(
+    "internal",
+    500,
+    "The service failed",
+    "An exception that nobody expected. The log has its traceback under the request's id.",
+)
+PROBLEM_TYPES = (
+    INVALID_REQUEST,
+    UNREADABLE_BODY,
+    BODY_TOO_LARGE,
+    UNSUPPORTED_MEDIA_TYPE,
+    TASK_UNKNOWN,
+    SAMPLE_FAILED,
+    NOT_READY,
+    INTERNAL,
+)
+"""All but those of the policy store, which `deployments/policy/failures.py` names."""
+
+
 class RequestProblem(Exception):
     """Ends a request with its problem document."""
 
-    def __init__(self, status: int, type_: str, title: str, errors: Sequence[FieldProblem]) -> None:
-        """`type_` is the last part of the document's `type`."""
+    def __init__(self, type_: ProblemType, errors: Sequence[FieldProblem]) -> None:
         detail = " ".join(
             f"{error.field}: {error.message}." if error.field else f"{error.message}." for error in errors
         )
         super().__init__(detail)
         self.problem = Problem(
-            type=f"{TYPE_PREFIX}{type_}", title=title, status=status, detail=detail, errors=list(errors)
+            type=f"{TYPE_PREFIX}{type_.name}",
+            title=type_.title,
+            status=type_.status,
+            detail=detail,
+            errors=list(errors),
         )
 
 
 def invalid_request(*errors: FieldProblem) -> RequestProblem:
-    """422: the request was read, and its fields are at fault."""
-    return RequestProblem(422, "invalid-request", "The request is not valid; nothing was started", errors)
+    return RequestProblem(INVALID_REQUEST, errors)
 
 
 def unreadable_body(message: str) -> RequestProblem:
-    """400: the bytes of the body are not what its headers say."""
-    return RequestProblem(
-        400,
-        "unreadable-body",
-        "The request body cannot be read; nothing was started",
-        [FieldProblem(field="body", message=message)],
-    )
+    return RequestProblem(UNREADABLE_BODY, [FieldProblem(field="body", message=message)])
 
 
 def body_too_large(message: str) -> RequestProblem:
-    """413: the body is over a limit of the service."""
-    return RequestProblem(
-        413,
-        "body-too-large",
-        "The request body is too large; nothing was started",
-        [FieldProblem(field="body", message=message)],
-    )
+    return RequestProblem(BODY_TOO_LARGE, [FieldProblem(field="body", message=message)])
 
 
 def unsupported_media_type(header: str, value: str, supported: Iterable[str]) -> RequestProblem:
-    """415: the service does not read bodies of this `Content-Type` or `Content-Encoding`."""
     message = f"{value!r} is not supported; send {' or '.join(supported)}"
-    return RequestProblem(
-        415,
-        "unsupported-media-type",
-        "The request body has an unsupported type or encoding; nothing was started",
-        [FieldProblem(field=header, message=message, value=value)],
-    )
+    return RequestProblem(UNSUPPORTED_MEDIA_TYPE, [FieldProblem(field=header, message=message, value=value)])
 
 
 def task_not_found(task_name: str, known: Iterable[str]) -> RequestProblem:
-    """404: the path names a task that the service does not have."""
-    return RequestProblem(404, "task-unknown", "The task is not known", [unknown_task("task_name", task_name, known)])
+    return RequestProblem(TASK_UNKNOWN, [unknown_task("task_name", task_name, known)])
 
 
 def unknown_task(field: str, task_name: str, known: Iterable[str]) -> FieldProblem:
@@ -82,27 +133,15 @@ def unknown_task(field: str, task_name: str, known: Iterable[str]) -> FieldProbl
 
 def policy_problem(failure: PolicyFailure) -> RequestProblem:
     """The policy store refused the call."""
-    return RequestProblem(failure.status, failure.name, failure.title, failure.problems)
+    return RequestProblem(ProblemType(failure.name, failure.status, failure.title), failure.problems)
 
 
 def not_ready(message: str) -> RequestProblem:
-    """503: a deployment that the request needs does not answer; trying again can help."""
-    return RequestProblem(
-        503,
-        "not-ready",
-        "The service cannot serve rollouts now",
-        [FieldProblem(field="", message=message.removesuffix("."))],
-    )
+    return RequestProblem(NOT_READY, [FieldProblem(field="", message=message.removesuffix("."))])
 
 
 def internal_error(error: Exception) -> RequestProblem:
-    """500: an exception that nobody expected."""
-    return RequestProblem(
-        500,
-        "internal",
-        "The service failed",
-        [FieldProblem(field="", message=f"{type(error).__name__}: {error}")],
-    )
+    return RequestProblem(INTERNAL, [FieldProblem(field="", message=f"{type(error).__name__}: {error}")])
 
 
 def validation_problem(error: ValidationError) -> RequestProblem:

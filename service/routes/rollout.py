@@ -18,7 +18,7 @@ from service.responses.arrow_encoder import ArrowResponseEncoder
 from service.responses.encoder import ResponseEncoder
 from service.responses.json_encoder import JsonResponseEncoder
 from service.responses.ndjson import NDJSON, problem_line, sample_line, summary_line
-from service.responses.problems import RequestProblem, internal_error
+from service.responses.problems import SAMPLE_FAILED, RequestProblem, internal_error
 from service.rollout_service import RunningRollout, SampleFailed
 from service.routes import descriptions
 from service.routes.dependencies import RequestId, Rollouts
@@ -96,9 +96,5 @@ def last_line(problem: RequestProblem, request_id: str) -> bytes:
 
 
 def sample_failed(failed: SampleFailed) -> RequestProblem:
-    return RequestProblem(
-        502,
-        "sample-failed",
-        "A sample failed, and the request said on_error: fail",
-        [FieldProblem(field=f"samples[{failed.sample_position}]", message=str(failed), value=failed.kind)],
-    )
+    field = f"samples[{failed.sample_position}]"
+    return RequestProblem(SAMPLE_FAILED, [FieldProblem(field=field, message=str(failed), value=failed.kind)])
