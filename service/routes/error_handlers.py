@@ -11,7 +11,6 @@ from deployments.failures import RolloutFailure
 from deployments.policy.failures import PolicyFailure
 from rollout_client.problem_contract import Problem
 from service.responses.problems import (
-    REQUEST_ID_HEADER,
     RequestProblem,
     field_problem,
     internal_error,
@@ -20,7 +19,7 @@ from service.responses.problems import (
     policy_problem,
     problem_response,
 )
-from service.routes.request_ids import request_id_of
+from service.routes.request_ids import request_id_headers_of, request_id_of
 
 RETRY_AFTER_S = 2
 logger = logging.getLogger("rollout_service.routes")
@@ -68,8 +67,7 @@ async def on_unexpected_error(request: Request, error: Exception) -> Response:
     request_id = request_id_of(request)
     log_unexpected_error(error, request_id)
     # Starlette sends this response outside of all middleware, which would have set the header.
-    headers = {REQUEST_ID_HEADER: request_id} if request.app.state.sets_request_id_header else {}
-    return problem_response(internal_error(error).problem, request_id, headers)
+    return problem_response(internal_error(error).problem, request_id, request_id_headers_of(request))
 
 
 def log_unexpected_error(error: Exception, request_id: str) -> None:

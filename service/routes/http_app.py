@@ -36,7 +36,6 @@ def build_http_app(rollouts: RolloutService, sets_request_id_header: bool = True
         separate_input_output_schemas=False,
     )
     provide(app, rollouts)
-    app.state.sets_request_id_header = sets_request_id_header
     install_error_handlers(app)
     app.add_middleware(RequestIdMiddleware, sets_header=sets_request_id_header)
     for router in ROUTERS:

@@ -35,7 +35,9 @@ class RequestIdMiddleware:
         if given is not None and ALLOWED_ID.fullmatch(given) is None:
             request_id = uuid4().hex
             app = problem_response(id_not_allowed(given).problem, request_id)
-        scope.setdefault("state", {})["request_id"] = request_id
+        state = scope.setdefault("state", {})
+        state["request_id"] = request_id
+        state["request_id_headers"] = {REQUEST_ID_HEADER: request_id} if self._sets_header else {}
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -54,3 +56,9 @@ def request_id_of(request: Request) -> str:
     """The id that `RequestIdMiddleware` gave the request."""
     request_id: str = request.state.request_id
     return request_id
+
+
+def request_id_headers_of(request: Request) -> dict[str, str]:
+    """The headers for a response that `RequestIdMiddleware` does not see."""
+    headers: dict[str, str] = request.state.request_id_headers
+    return headers

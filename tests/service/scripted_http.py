@@ -28,7 +28,7 @@ Returned = TypeVar("Returned")
 
 
 class ScriptedHttp:
-    def __init__(self, limits: Limits = LIMITS) -> None:
+    def __init__(self, limits: Limits = LIMITS, sets_request_id_header: bool = True) -> None:
         self.store = ScriptedStore()
         self.generator = ScriptedGenerator(["A"])
         self.environments = {
@@ -36,7 +36,8 @@ class ScriptedHttp:
         }
         factory = EpisodeFactory(frozenset(self.environments), DESCRIPTION, tokenizer, limits)
         policy = RemotePolicy(self.store)  # type: ignore[arg-type]
-        self.app = build_http_app(RolloutService(self.generator, self.environments, policy, factory, limits))
+        rollouts = RolloutService(self.generator, self.environments, policy, factory, limits)
+        self.app = build_http_app(rollouts, sets_request_id_header)
 
     def request(self, method: str, path: str, **options: Any) -> httpx.Response:
         """Sends one request. An exception that the application does not handle comes back as its 500."""

@@ -127,9 +127,7 @@ def test_an_unexpected_error_is_a_problem_and_a_log_line_with_the_callers_id(cap
 
 @pytest.mark.usefixtures("broken_metrics")
 def test_an_unexpected_error_sets_no_header_behind_a_server_that_sets_it() -> None:
-    service = ScriptedHttp()
-    service.app.state.sets_request_id_header = False
-    response = post(service, {})
+    response = post(ScriptedHttp(sets_request_id_header=False), {})
     assert (response.status_code, response.json()["request_id"]) == (500, MINE)
     assert "x-request-id" not in response.headers
 
