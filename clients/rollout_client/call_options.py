@@ -111,6 +111,13 @@ def check_retries(retries: int) -> int:
     return retries
 
 
+def user_agent_of(http_client: httpx.Client | httpx.AsyncClient | None) -> httpx.Headers:
+    """The `User-Agent` that a caller gave its own HTTP client; empty if that one has httpx's default."""
+    given = "" if http_client is None else http_client.headers.get("user-agent", "")
+    is_default = given.startswith("python-httpx/")
+    return httpx.Headers({"user-agent": given} if given and not is_default else {})
+
+
 def merged(headers: httpx.Headers, added: Mapping[str, str] | None) -> httpx.Headers:
     """Names are compared without their case; `added` replaces."""
     both = httpx.Headers(headers)

@@ -12,7 +12,7 @@ from rollout_client.async_client.connection import AsyncConnection
 from rollout_client.async_client.policy import AsyncPolicyMethods
 from rollout_client.async_client.rollouts import AsyncRolloutMethods
 from rollout_client.base_url import service_url, shown
-from rollout_client.call_options import ClientDefaults, ClientOptions
+from rollout_client.call_options import ClientDefaults, ClientOptions, merged, user_agent_of
 from rollout_client.concurrency import async_sleep
 from rollout_client.deadline import UPDATE_ADVICE
 from rollout_client.retry import DEFAULT_RETRIES, readiness_policy
@@ -53,7 +53,7 @@ class AsyncRolloutClient(AsyncRolloutMethods, AsyncPolicyMethods):
         http_client: httpx.AsyncClient | None = None,
     ) -> None:
         url = service_url(base_url, http_client)
-        defaults = ClientDefaults(timeout_s, retries, httpx.Headers(headers))
+        defaults = ClientDefaults(timeout_s, retries, merged(user_agent_of(http_client), headers))
         http = httpx.AsyncClient(limits=UNBOUNDED) if http_client is None else http_client
         self._connection = AsyncConnection(http, url, defaults)
         self._is_owner = http_client is None

@@ -10,7 +10,7 @@ import httpx
 from tenacity import Retrying
 
 from rollout_client.base_url import service_url, shown
-from rollout_client.call_options import ClientDefaults, ClientOptions
+from rollout_client.call_options import ClientDefaults, ClientOptions, merged, user_agent_of
 from rollout_client.concurrency import sleep
 from rollout_client.deadline import UPDATE_ADVICE
 from rollout_client.retry import DEFAULT_RETRIES, readiness_policy
@@ -54,7 +54,7 @@ class RolloutClient(RolloutMethods, PolicyMethods):
         http_client: httpx.Client | None = None,
     ) -> None:
         url = service_url(base_url, http_client)
-        defaults = ClientDefaults(timeout_s, retries, httpx.Headers(headers))
+        defaults = ClientDefaults(timeout_s, retries, merged(user_agent_of(http_client), headers))
         http = httpx.Client(limits=UNBOUNDED) if http_client is None else http_client
         self._connection = Connection(http, url, defaults)
         self._is_owner = http_client is None

@@ -65,6 +65,12 @@ def test_a_request_names_client_python_and_httpx_and_carries_the_headers_of_the_
     assert (headers["x-team"], headers["x-other"]) == ("ours", "kept")
 
 
+def test_an_http_client_keeps_the_user_agent_that_its_owner_gave_it() -> None:
+    http_client, requests = mocked(headers={"User-Agent": "trainer/3"})
+    asyncio.run(AsyncRolloutClient("http://nowhere", http_client=http_client).rollout([sample()]))
+    assert requests[0].headers["user-agent"] == "trainer/3"
+
+
 def test_the_request_id_of_a_call_is_sent_and_is_not_a_field_of_the_request() -> None:
     http_client, requests = mocked()
     client = AsyncRolloutClient("http://nowhere", http_client=http_client)
