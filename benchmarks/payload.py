@@ -151,7 +151,7 @@ def measure(play: Callable[[], Any]) -> Round:
 
 
 def wire_bytes(url: str, accept: str) -> int:
-    """Of the whole body, with what the transfer puts around its pieces."""
+    """Of the whole body, with what the transfer encoding adds to its chunks."""
     with httpx.stream("POST", f"{url}/rollout", json={"samples": SAMPLES}, headers={"accept": accept}) as answer:
         for _ in answer.iter_raw():
             pass

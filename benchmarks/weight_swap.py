@@ -1,8 +1,8 @@
 """How long a push stops generation, against the bare swap: `make bench-swap`.
 
-Rounds alternate: the bare engine, idle and with 256 conversations under way, is paused, reloads its weights and goes
+Rounds alternate: the bare engine, idle and with 256 generations under way, is paused, reloads its weights and goes
 on, as vLLM offers it; the service gets a push while it is idle, while 256 games run, and the same uploaded slowly in
-small pieces. The bare swap is the reload alone, without the calls around it; each pause is held against the bare swap
+small chunks. The bare swap is the reload alone, without the calls around it; each pause is held against the bare swap
 with the same load. The last line is JSON.
 """
 
@@ -38,8 +38,8 @@ SWAPS = 3
 """In each round, one after the other; but one of the slow upload."""
 BETWEEN_SWAPS_S = 0.3
 TOO_SHORT = "The conversations were over before the weights were swapped: play more or longer ones."
-SLOW_PIECE_BYTES = 200_000
-SLOW_PIECE_S = 0.1
+SLOW_CHUNK_BYTES = 200_000
+SLOW_CHUNK_S = 0.1
 SAMPLING = Sampling(temperature=1.5, max_new_tokens=96, ignore_eos=True)
 console = Console(stderr=True)
 
@@ -114,13 +114,13 @@ def pushed_slowly(url: str, client: RolloutClient, model: Path) -> list[ReplicaU
     [file] = model.glob("*.safetensors")
     data = file.read_bytes()
     version = client.policy().current + 1
-    for begin in range(0, len(data), SLOW_PIECE_BYTES):
-        piece = data[begin : begin + SLOW_PIECE_BYTES]
-        time.sleep(SLOW_PIECE_S)
+    for begin in range(0, len(data), SLOW_CHUNK_BYTES):
+        chunk = data[begin : begin + SLOW_CHUNK_BYTES]
+        time.sleep(SLOW_CHUNK_S)
         answer = httpx.put(
             f"{url}/policy/versions/{version}",
-            content=piece,
-            headers={"content-range": f"bytes {begin}-{begin + len(piece) - 1}/{len(data)}"},
+            content=chunk,
+            headers={"content-range": f"bytes {begin}-{begin + len(chunk) - 1}/{len(data)}"},
             timeout=60,
         ).raise_for_status()
     return [ReplicaUpdate.model_validate(answer.json()["replicas"][0])]

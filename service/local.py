@@ -72,18 +72,22 @@ def local_service(config: ServeDeploySchema, console: Console, room_timeout_s: f
 
 
 def start_ray() -> None:
+    """Raises `ServiceNotStarted` with what Ray says."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     # Serve says after so many seconds what a replica that has not started waits for.
     os.environ.setdefault("RAY_SERVE_SLOW_STARTUP_WARNING_S", "5")
     os.environ.setdefault("RAY_SERVE_SLOW_STARTUP_WARNING_PERIOD_S", "5")
-    ray.init(
-        address="local",
-        namespace="serve",
-        include_dashboard=False,
-        log_to_driver=False,
-        logging_level=logging.ERROR,
-        object_store_memory=OBJECT_STORE_BYTES,
-    )
+    try:
+        ray.init(
+            address="local",
+            namespace="serve",
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            object_store_memory=OBJECT_STORE_BYTES,
+        )
+    except (ConnectionError, OSError, RuntimeError, ValueError) as error:
+        raise ServiceNotStarted(f"Ray did not start: {error}") from error
 
 
 def stop(console: Console) -> None:

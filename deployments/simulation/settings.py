@@ -2,15 +2,14 @@
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from deployments.simulation.timing import Timing
+from deployments.strict_settings import StrictSettings
 
 
-class SimulatedEngineSettings(BaseModel):
+class SimulatedEngineSettings(StrictSettings):
     """A simulated engine: `simulated` says how fast it is."""
-
-    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
     device: Literal["cpu"] = "cpu"
     model: str

@@ -234,12 +234,12 @@ def test_an_upload_goes_on_where_it_broke_off(client: RolloutClient) -> None:
     version = next_version(client)
     first, second = data[:1_000_000], data[1_000_000:]
 
-    def piece(content: bytes, begin: int) -> httpx.Response:
+    def put_chunk(content: bytes, begin: int) -> httpx.Response:
         span = f"bytes {begin}-{begin + len(content) - 1}/{len(data)}"
         return put(client, version, content=content, headers={"content-range": span})
 
-    assert piece(first, 0).status_code == 202
-    misplaced = piece(second[5:], 1_000_005)
+    assert put_chunk(first, 0).status_code == 202
+    misplaced = put_chunk(second[5:], 1_000_005)
     assert misplaced.status_code == 409
     assert "1000000 bytes have arrived; go on from there" in misplaced.json()["detail"]
     replicas("Policy")[0].kill()
@@ -248,7 +248,7 @@ def test_an_upload_goes_on_where_it_broke_off(client: RolloutClient) -> None:
     while arrived.status_code == 503:
         arrived = httpx.get(f"{base_url(client)}/policy/versions/{version}/upload", timeout=60)
     assert arrived.json() == {"version": version, "received_bytes": 1_000_000, "total_bytes": len(data)}
-    assert piece(second, 1_000_000).status_code == 200
+    assert put_chunk(second, 1_000_000).status_code == 200
     assert_of_weights(play(client).samples, version, state)
 
 

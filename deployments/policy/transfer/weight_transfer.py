@@ -40,6 +40,7 @@ from deployments.policy.versions.version_store import StoredVersion
 from rollout_client.policy_contract import PolicyUpdate, ReplicaUpdate, SwitchOptions
 
 logger = logging.getLogger("rollout_service.policy")
+REPLICAS_CHANGED = "the replicas have changed since the trainer was connected; call /policy/transfer/init again"
 
 
 class WeightTransfer:
@@ -95,13 +96,13 @@ class WeightTransfer:
 
         Raises:
             UpdateUnderWay: an update holds the lease, and the caller does not wait.
-            TransferRefused: other replicas are registered than those that met the trainer, or a replica failed.
+            TransferRefused: the trainer is connected with other replicas than are registered now, or a replica failed.
         """
         self._update_lock.refuse_if_busy(options)
         async with self._update_lock.lease("a trainer is sending weights to the replicas") as lease, self._step:
             await self._fleet.registry.forget_the_dead()
             if not self._participants or self._participants != self._fleet.registry.replicas:
-                raise refused("transfer", "the replicas are others than those that met the trainer; init it again")
+                raise refused("transfer", REPLICAS_CHANGED)
             self._lease = lease.hand_over()
             swap_options = SwapOptions(options.mode, options.reset_prefix_cache)
             await self._send_all([StartTransfer(swap_options)] * len(self._participants))

@@ -31,7 +31,7 @@ from tests.virtual_time import now, run, settled
 
 MakeStore = Callable[..., PolicyStore]
 WEIGHTS = {"names": ["a"]}
-CHANGED = "the replicas are others than those that met the trainer; init it again"
+CHANGED = "the replicas have changed since the trainer was connected; call /policy/transfer/init again"
 STEPS: list[type[Command]] = [StartTransfer, UpdateTransfer, ApplyTransfer]
 
 
@@ -456,7 +456,7 @@ async def test_a_replica_that_is_late_waits_for_the_next_transfer_and_takes_part
     late = await TransferringReplica(store, "late").register()
     await store.update_transfer(WEIGHTS)
     assert [replica.replica_id for replica in (await store.finish_transfer(None)).replicas] == ["a"]
-    # It is not of those that met the trainer; by then the store has seen to it, and it was told nothing.
+    # The trainer is not connected with it, so it was told nothing.
     with pytest.raises(TransferRefused, match=CHANGED):
         await store.start_transfer(SwitchOptions())
     assert late.received == []
