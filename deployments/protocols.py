@@ -157,6 +157,8 @@ class StepRequest:
     """The rollout of which this is one step."""
     sample: int | None = None
     """The sample's number as the caller sees it."""
+    step_id: str = ""
+    """Unique among all steps that run; a retry has the id of the step that it repeats."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,9 +175,10 @@ class Environment(Protocol):
     """Judges the responses of one task. The rollout loop calls it; `RemoteEnvironment` implements it."""
 
     async def step(self, request: StepRequest) -> StepOutcome:
-        """Judges the last message of the request.
+        """Judges the last message of the request. Cancelling the call aborts the step.
 
         Raises:
+            TurnTimedOut: the step reached its time limit, which begins when the environment is called.
             EnvironmentRejected: the environment cannot take this sample.
             EnvironmentBroken: the environment's own code raised, or returned an invalid outcome.
             EnvironmentLost: the environment's replica broke during the step.

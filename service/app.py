@@ -33,7 +33,7 @@ def build(settings: ServiceSettings) -> Application:
     generator = replicas.bind(engine, policy_store)
     environments = {
         task_name: deployment(EnvironmentHost, task_name, options).bind(
-            task_name, environment.import_path, environment.arguments
+            task_name, environment.import_path, environment.arguments, settings.limits.step_timeout_s
         )
         for task_name, environment in settings.environments.items()
     }

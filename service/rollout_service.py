@@ -148,7 +148,6 @@ class RolloutService:
             self.environments,
             LockstepSchedule() if request.schedule == "lockstep" else AsyncSchedule(),
             generation_timeout_s=self.limits.generation_timeout_s,
-            step_timeout_s=self.limits.step_timeout_s,
         )
 
     async def tasks(self) -> list[TaskInfo]:

@@ -47,7 +47,8 @@ class Limits(StrictSettings):
     generation_timeout_s: float | None = Field(default=600, gt=0)
     """Seconds after which a generation is cancelled and tried again; null for no limit."""
     step_timeout_s: float | None = Field(default=120, gt=0)
-    """Seconds after which an environment's step is cancelled and tried again; null for no limit."""
+    """Seconds after which an environment's step is cancelled and tried again; null for no limit. They begin when the
+    environment is called: a step that waits in the replica's queue uses none of them."""
 
 
 class ServiceSettings(StrictSettings):

@@ -32,7 +32,8 @@ def check(
 
     The rules, by the name that a finding gives:
 
-    - `attributes`: `description` is a text, `ExtraEnvInfo` a pydantic model with a JSON schema.
+    - `attributes`: `description` is a text, `ExtraEnvInfo` a pydantic model with a JSON schema, `max_concurrent_steps`
+      a positive number or None.
     - `example_samples`: as many different samples as asked for, equal ones for an equal seed.
     - `sample`: each is JSON with a prompt, and `ExtraEnvInfo` accepts its `extra_env_info`.
     - `step`: does not raise, whatever the reply, and ends in time.

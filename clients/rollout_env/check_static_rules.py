@@ -15,10 +15,13 @@ JSON_OBJECT = TypeAdapter(JsonObject)
 
 
 def attribute_problems(environment: TaskEnvironment) -> Iterator[str]:
-    """What is wrong with `description` and `ExtraEnvInfo`."""
+    """What is wrong with `description`, `max_concurrent_steps` and `ExtraEnvInfo`."""
     description = getattr(environment, "description", None)
     if not (isinstance(description, str) and description.strip()):
         yield "description must be a sentence about the task"
+    limit = environment.max_concurrent_steps
+    if limit is not None and not (isinstance(limit, int) and limit >= 1):
+        yield "max_concurrent_steps must be an integer of at least 1, or None"
     fields = getattr(environment, "ExtraEnvInfo", None)
     if not (isinstance(fields, type) and issubclass(fields, BaseModel)):
         yield "ExtraEnvInfo must be a pydantic model, the fields of extra_env_info"

@@ -24,6 +24,11 @@ class TaskEnvironment(ABC):
     ExtraEnvInfo: ClassVar[type[BaseModel]]
     """The fields of `extra_env_info`. The service validates them before each step."""
 
+    max_concurrent_steps: int | None = None
+    """How many steps one replica runs at once; None for all. The others wait in the replica's queue, where requests
+    take turns. The time limit of a step begins when it leaves the queue. Set it, on the class or in the constructor, if
+    steps share something scarce, such as worker processes or the connections to a database."""
+
     @abstractmethod
     async def step(self, message_log: list[ChatMessage], extra_env_info: Any) -> StepOutcome:
         """Judges the response, which is the last message of `message_log`.

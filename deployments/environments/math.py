@@ -1,4 +1,4 @@
-"""Math problems with one right answer, compared by math-verify in a process that can be killed.
+"""Math problems with one right answer, compared by math-verify in worker processes (`worker_pool`).
 
 math-verify cannot be trusted to end in time:
 
@@ -6,38 +6,37 @@ math-verify cannot be trusted to end in time:
 - `\\boxed{10^{10^{10^{10}}}}` keeps sympy in one call, which holds the interpreter lock, for an unbounded time.
 - A process in such a call does not notice that its parent has died.
 
-So comparisons run in worker processes with three limits that need no Python code of the worker: the pool kills a worker
-at the time limit; the kernel's alarm ends it shortly afterwards, in case the pool is gone; its memory is bounded.
+So comparisons run in worker processes that the kernel ends, without any Python code of the worker: at a limit of
+processor time, and when they allocate too much memory. Such an answer is wrong, as it is for math-verify itself. A
+comparison that is late for any other reason says nothing about the answer: the step is lost and tried again.
 """
 
-import asyncio
 import logging
-import multiprocessing
 import random
 import re
 import resource
-import signal
-from concurrent.futures.process import BrokenProcessPool
 from decimal import Decimal
-from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, NamedTuple
 
-from pebble import ProcessExpired, ProcessPool
 from pydantic import BaseModel, ConfigDict, Field, StrictFloat, StrictInt, StrictStr
 
-from deployments.failures import EnvironmentLost
+from deployments.environments.assigned_cores import assigned_cores
+from deployments.environments.worker_pool import ProcessorTimeExceeded, WorkerPool
 from rollout_env import ChatMessage, SampleRejected, StepOutcome, TaskEnvironment
 
 BOX_PARTS = re.compile(r"\\boxed\s*\{|\\.|[{}]", re.DOTALL)
 LARGEST_OPERAND = 99
 LONGEST_GROUND_TRUTH = 1000
 
-ALARM_GRACE_S = 1.0
-"""The pool looks at its workers every 0.1 s: while it lives, it ends a worker before the alarm does."""
-
 COMPARISON_MEMORY_BYTES = 2**30
 """What a comparison may allocate beyond the loaded libraries. Ordinary ones need a few MiB."""
+
+STEPS_PER_WORKER = 2
+"""One is compared while the next one waits at the worker, because a comparison takes about as long, a millisecond, as
+sending the next one. More would wait where their clock has begun already."""
+
+logger = logging.getLogger("rollout_service.environments")
 
 
 class Comparison(NamedTuple):
@@ -72,24 +71,13 @@ def ground_truth_text(ground_truth: str | int | float) -> str:
 
 
 def prepare_worker() -> None:
-    """Bounds this worker's memory, lets signals end it at once, and loads what the first comparison needs."""
+    """Bounds this worker's memory, and loads what the first comparison needs."""
     # It warns in each process that its own time limits are off.
     logging.getLogger("math_verify").setLevel(logging.ERROR)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)
     compare("42", "\\boxed{42}")
     mapped_pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
     limit = mapped_pages * resource.getpagesize() + COMPARISON_MEMORY_BYTES
     resource.setrlimit(resource.RLIMIT_AS, (limit, resource.getrlimit(resource.RLIMIT_AS)[1]))
-
-
-def compare_within(limit_s: float, ground_truth: str, response: str) -> Comparison:
-    """`compare` in a worker; the kernel ends the process after `limit_s` seconds, also when its parent has died."""
-    signal.setitimer(signal.ITIMER_REAL, limit_s)
-    try:
-        return compare(ground_truth, response)
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
 
 
 def compare(ground_truth: str, response: str) -> Comparison:
@@ -126,63 +114,46 @@ class MathEnvironment(TaskEnvironment):
     description: ClassVar[str] = "Math problems with one right answer, boxed or plain; reward 1 when it is right."
     ExtraEnvInfo: ClassVar[type[BaseModel]] = MathInfo
 
-    def __init__(self, workers: int = 1, check_timeout_s: float = 5.0) -> None:
-        """Starts `workers` processes in the background. A comparison is ended after `check_timeout_s` seconds."""
-        self.workers = workers
-        self.check_timeout_s = check_timeout_s
-        self.pool = self.start_pool()
+    def __init__(
+        self, workers: int | None = None, processor_time_limit_s: float = 5.0, lost_after_s: float = 60.0
+    ) -> None:
+        """Starts the worker processes in the background.
+
+        Args:
+            workers: how many; by default the `num_cpus` that Ray reserves for the replica, rounded up.
+            processor_time_limit_s: of one comparison, in seconds. An answer that needs more is wrong.
+            lost_after_s: seconds of wall time after which a comparison is given up and tried again.
+        """
+        self.processor_time_limit_s = processor_time_limit_s
+        workers = assigned_cores() if workers is None else workers
+        self.max_concurrent_steps = STEPS_PER_WORKER * workers
+        self.pool = WorkerPool(workers, prepare_worker, ["math_verify", __name__], lost_after_s)
 
     async def step(self, message_log: list[ChatMessage], extra_env_info: MathInfo) -> StepOutcome:
         """Judges the response.
 
         Raises:
             SampleRejected: math-verify cannot read the ground truth.
-            EnvironmentLost: the worker died of something other than its limits.
+            EnvironmentLost: the comparison has no result, for a reason other than its limits.
         """
         response = message_log[-1]["content"]
         boxed = last_box(response)
         expected = ground_truth_text(extra_env_info.ground_truth)
+        answer = response if boxed is None else f"\\boxed{{{boxed}}}"
         try:
-            found = await self.comparison(expected, response if boxed is None else f"\\boxed{{{boxed}}}")
-        except TimeoutError:
-            note = f"not checked. The check took longer than {self.check_timeout_s:g} s."
-            return outcome_of(f"Environment: {note}", correct=False, answer=boxed)
+            found = await self.pool.run(self.processor_time_limit_s, compare, expected, answer)
+        except ProcessorTimeExceeded as error:
+            logger.info("An answer was judged wrong because comparing it took %s.", error)
+            return outcome_of(f"Environment: incorrect. The check took {error}.", correct=False, answer=boxed)
         if found.correct is None:
             value = extra_env_info.ground_truth
             raise SampleRejected(f"extra_env_info.ground_truth is no mathematical expression: {value!r}")
         verdict = "correct" if found.correct else f"incorrect. Expected {expected}."
         return outcome_of(f"Environment: {verdict}", found.correct, found.extracted if boxed is None else boxed)
 
-    async def comparison(self, ground_truth: str, response: str) -> Comparison:
-        """Compares in the pool. Raises `TimeoutError` at the time limit and `EnvironmentLost` if the worker died."""
-        # pebble's pool stays unusable after a worker was killed between two comparisons.
-        if not self.pool.active:
-            broken, self.pool = self.pool, self.start_pool()
-            await asyncio.to_thread(broken.join)
-        limit_s = self.check_timeout_s
-        future = self.pool.schedule(compare_within, (limit_s + ALARM_GRACE_S, ground_truth, response), timeout=limit_s)
-        try:
-            return await asyncio.wrap_future(future)
-        except ProcessExpired as error:
-            if error.exitcode == -signal.SIGALRM:
-                raise TimeoutError from error
-            raise EnvironmentLost(f"The process checking the answer ended with exit code {error.exitcode}.") from error
-        except BrokenProcessPool as error:
-            raise EnvironmentLost("The process for checking answers ended before this one's turn.") from error
-
-    def start_pool(self) -> ProcessPool:
-        # Workers are forked from a server that has the libraries loaded, so a killed one is replaced quickly. A fork of
-        # the replica itself would copy the locks of its threads.
-        context: ForkServerContext = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["math_verify", __name__])
-        pool = ProcessPool(max_workers=self.workers, initializer=prepare_worker, context=context)
-        assert pool.active  # Reading this property starts the workers.
-        return pool
-
     def close(self) -> None:
         """Ends the worker processes."""
-        self.pool.stop()  # type: ignore[no-untyped-call]
-        self.pool.join()
+        self.pool.close()
 
     def example_samples(self, count: int, seed: int) -> list[dict[str, Any]]:
         """Additions of two numbers from 0 to 99, all different if `count` is at most 10,000."""

@@ -2,9 +2,9 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from deployments.failures import RolloutFailure
 
@@ -16,7 +16,7 @@ BatchResults = list[tuple[int, Result | RolloutFailure]]
 
 
 async def results_as_completed(
-    jobs: Sequence[Coroutine[Any, Any, Result | RolloutFailure]],
+    jobs: Sequence[Awaitable[Result | RolloutFailure]],
     if_cancelled: RolloutFailure,
     wake: asyncio.Event | None = None,
 ) -> AsyncGenerator[BatchResults[Result], None]:
@@ -29,11 +29,11 @@ async def results_as_completed(
     finished: BatchResults[Result] = []
     some_finished = wake or asyncio.Event()
 
-    def add_result(place: int, task: "asyncio.Task[Result | RolloutFailure]") -> None:
+    def add_result(place: int, task: "asyncio.Future[Result | RolloutFailure]") -> None:
         finished.append((place, result_of(task, if_cancelled)))
         some_finished.set()
 
-    tasks = [asyncio.create_task(job) for job in jobs]
+    tasks = [asyncio.ensure_future(job) for job in jobs]
     for place, task in enumerate(tasks):
         task.add_done_callback(partial(add_result, place))
     missing = len(tasks)
@@ -50,7 +50,7 @@ async def results_as_completed(
             task.cancel()
 
 
-def result_of(task: "asyncio.Task[Result | RolloutFailure]", if_cancelled: RolloutFailure) -> Result | RolloutFailure:
+def result_of(task: "asyncio.Future[Result | RolloutFailure]", if_cancelled: RolloutFailure) -> Result | RolloutFailure:
     """The result of a job that has ended in whatever way, so that its caller never waits in vain."""
     if task.cancelled():
         return if_cancelled

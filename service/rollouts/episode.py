@@ -122,6 +122,7 @@ class Episode:
             request_id=self.identity.request_id,
             rollout_id=self._rollout_id,
             sample=self.identity.idx,
+            step_id=f"{self._rollout_id}-{self._steps}",
         )
 
     def add_outcome(self, outcome: StepOutcome) -> None:

@@ -31,7 +31,6 @@ class RolloutContext:
     """By task name."""
     schedule: Schedule
     generation_timeout_s: float | None = None
-    step_timeout_s: float | None = None
 
 
 async def play_turn(episode: Episode, context: RolloutContext) -> None:
@@ -58,8 +57,8 @@ async def play_generation(episode: Episode, context: RolloutContext) -> None:
 
 async def play_step(episode: Episode, context: RolloutContext) -> None:
     request = episode.step_request()
-    limit_s, step = context.step_timeout_s, context.environments[episode.identity.task_name].step
-    outcome = await with_retries(lambda: with_timeout(limit_s, step(request), "The environment's step"), episode)
+    step = context.environments[episode.identity.task_name].step
+    outcome = await with_retries(lambda: step(request), episode)
     episode.add_outcome(outcome)
 
 

@@ -71,7 +71,8 @@ class ObedientEnvironment(TaskEnvironment):
 
 
 def obedient_host(**arguments: Any) -> EnvironmentHost:
-    return EnvironmentHost("obedient", "tests.deployments.environments.test_host:ObedientEnvironment", arguments)
+    path = "tests.deployments.environments.test_host:ObedientEnvironment"
+    return EnvironmentHost("obedient", path, arguments, step_timeout_s=None)
 
 
 def results_of(*modes: dict[str, Any]) -> list[StepOutcome | RolloutFailure]:
@@ -154,6 +155,26 @@ def test_closing_the_answers_cancels_the_steps_without_a_failure(caplog: pytest.
     assert caplog.records == []
 
 
+def test_an_aborted_step_ends_and_the_others_of_its_call_go_on(caplog: pytest.LogCaptureFixture) -> None:
+    host = obedient_host()
+
+    async def run() -> list[tuple[int, StepOutcome | RolloutFailure]]:
+        requests = [StepRequest(LOG, {"mode": "wait"}, step_id=step_id) for step_id in ("one", "two")]
+        answers = host.step(requests)
+        first = asyncio.ensure_future(anext(answers))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        await host.abort(["two", "unknown"])
+        results = await first
+        assert (await host.record_autoscaling_stats())["in_progress"] == 1.0
+        await answers.aclose()
+        return results
+
+    [(place, failure)] = asyncio.run(run())
+    assert (place, type(failure)) == (1, EnvironmentBroken)
+    assert caplog.records == []
+
+
 def test_a_host_describes_its_task() -> None:
     description = asyncio.run(obedient_host().describe())
     assert (description.task_name, description.description) == ("obedient", "Obedient.")
@@ -184,6 +205,6 @@ def test_a_host_of_what_is_no_environment_does_not_start_and_has_nothing_to_clos
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with pytest.raises(EnvironmentNotLoadable, match=r"^deployments\.failures:RolloutFailure is not a TaskEnvironment"):
-        EnvironmentHost("obedient", "deployments.failures:RolloutFailure", {})
+        EnvironmentHost("obedient", "deployments.failures:RolloutFailure", {}, step_timeout_s=None)
     gc.collect()
     assert caplog.records == []

@@ -1,16 +1,10 @@
-"""The math environment: what counts as right, and that no answer can hang it or outlive it."""
+"""The math environment: what counts as right, and that no answer can hang it."""
 
 import asyncio
-import os
-import subprocess
-import sys
-import textwrap
-import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 
-import psutil
 import pytest
+import ray
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -28,31 +22,13 @@ def conversation(response: str) -> list[ChatMessage]:
 
 @pytest.fixture(scope="module")
 def environment() -> Iterator[MathEnvironment]:
-    environment = MathEnvironment(check_timeout_s=1.0)
+    environment = MathEnvironment(processor_time_limit_s=1.0)
     yield environment
     environment.close()
 
 
 def judge(environment: MathEnvironment, response: str, ground_truth: str | int | float = "42") -> StepOutcome:
     return asyncio.run(environment.step(conversation(response), MathInfo(ground_truth=ground_truth)))
-
-
-def worker_of(environment: MathEnvironment) -> psutil.Process:
-    """The process that does the checks, known to run because it has just done one."""
-    judge(environment, "42")
-    (pid,) = environment.pool._pool_manager.worker_manager.workers
-    return psutil.Process(pid)
-
-
-def wait_until(condition: Callable[[], bool], limit_s: float = 10.0) -> bool:
-    end = time.monotonic() + limit_s
-    while not condition() and time.monotonic() < end:
-        time.sleep(0.05)
-    return condition()
-
-
-def is_gone(pid: int) -> bool:
-    return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
 
 
 def test_a_right_answer_has_reward_one_and_ends_the_rollout(environment: MathEnvironment) -> None:
@@ -114,66 +90,66 @@ def test_a_ground_truth_that_cannot_be_read_rejects_the_sample(environment: Math
     assert str(refusal.value) == f"extra_env_info.ground_truth is no mathematical expression: {ground_truth!r}"
 
 
-def test_an_answer_that_takes_forever_is_given_up_and_the_next_one_checked(environment: MathEnvironment) -> None:
+def test_an_answer_that_needs_too_much_processor_time_is_wrong_and_logged_and_the_next_one_is_checked(
+    environment: MathEnvironment, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
     assert judge(environment, HOSTILE) == StepOutcome(
-        observation={"role": "user", "content": "Environment: not checked. The check took longer than 1 s."},
+        observation={
+            "role": "user",
+            "content": "Environment: incorrect. The check took more than 1 s of processor time.",
+        },
         reward=0.0,
         terminated=True,
         answer="10^{10^{10^{10}}}",
     )
+    assert caplog.messages == ["An answer was judged wrong because comparing it took more than 1 s of processor time."]
     assert judge(environment, "\\boxed{42}").reward == 1.0
+
+
+def test_a_comparison_without_a_result_is_lost_and_has_no_reward() -> None:
+    impatient = MathEnvironment(lost_after_s=0.001)
+    try:
+        with pytest.raises(EnvironmentLost):
+            judge(impatient, "\\boxed{42}")
+    finally:
+        impatient.close()
 
 
 def test_the_event_loop_runs_on_while_an_answer_is_checked(environment: MathEnvironment) -> None:
     step = environment.step(conversation(HOSTILE), MathInfo(ground_truth=42))
     outcome, longest_block_s = asyncio.run(longest_block(step, timeout_s=60))
-    assert outcome.observation["content"] == "Environment: not checked. The check took longer than 1 s."
+    assert outcome.observation["content"] == "Environment: incorrect. The check took more than 1 s of processor time."
     assert longest_block_s < 0.9
 
 
-def test_a_worker_that_dies_between_checks_is_replaced(environment: MathEnvironment) -> None:
-    worker_of(environment).kill()
-    with pytest.raises(EnvironmentLost):
-        judge(environment, "42")
-    assert judge(environment, "42").reward == 1.0
+@pytest.mark.parametrize(("num_cpus", "workers"), [(0.1, 1), (1, 1), (2.5, 3)])
+def test_there_is_a_worker_for_each_core_that_ray_reserves(
+    num_cpus: float, workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class RuntimeContext:
+        def get_actor_id(self) -> str:
+            return "actor"
 
+        def get_assigned_resources(self) -> dict[str, float]:
+            return {"CPU": num_cpus}
 
-def test_closing_ends_the_worker() -> None:
+    monkeypatch.setattr(ray, "is_initialized", lambda: True)
+    monkeypatch.setattr(ray, "get_runtime_context", RuntimeContext)
     environment = MathEnvironment()
-    worker = worker_of(environment)
-    environment.close()
-    assert is_gone(worker.pid)
+    try:
+        assert len(environment.pool.worker_pids()) == workers
+        assert environment.max_concurrent_steps == 2 * workers
+    finally:
+        environment.close()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("response", ["\\boxed{42}", HOSTILE], ids=["idle", "busy"])
-def test_the_worker_ends_when_its_parent_is_killed(response: str, tmp_path: Path) -> None:
-    program = f"""
-        import asyncio
-        from deployments.environments.math import MathEnvironment, MathInfo
-
-        async def main():
-            environment = MathEnvironment(check_timeout_s=1.0)
-            log = [{{"role": "assistant", "content": {response!r}}}]
-            await environment.step([{{"role": "assistant", "content": "1"}}], MathInfo(ground_truth=1))
-            workers = environment.pool._pool_manager.worker_manager.workers
-            asyncio.get_running_loop().call_later(0.3, lambda: print(*workers, flush=True))
-            await environment.step(log, MathInfo(ground_truth=42))
-            await asyncio.sleep(60)
-
-        if __name__ == "__main__":
-            asyncio.run(main())
-    """
-    script = tmp_path / "parent.py"
-    script.write_text(textwrap.dedent(program))
-    same_imports = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, str(script)]
-    with subprocess.Popen(command, cwd=tmp_path, env=same_imports, stdout=subprocess.PIPE, text=True) as parent:
-        assert parent.stdout is not None
-        worker = int(parent.stdout.readline())
-        assert not is_gone(worker)
-        parent.kill()
-    assert wait_until(lambda: is_gone(worker))
+def test_outside_of_a_replica_there_is_one_worker() -> None:
+    environment = MathEnvironment()
+    try:
+        assert len(environment.pool.worker_pids()) == 1
+    finally:
+        environment.close()
 
 
 @given(st.text(alphabet="abc {}\\1", max_size=30), st.text(alphabet="ab1+ ", max_size=10))

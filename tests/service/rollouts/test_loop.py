@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deployments.failures import EnvironmentBroken, GenerationLost, GenerationRejected, TurnTimedOut
+from deployments.failures import EnvironmentBroken, GenerationLost, GenerationRejected
 from deployments.protocols import Generation, GenerationRequest, StepRequest
 from rollout_client.contract import Keep, Message
 from rollout_env import StepOutcome
@@ -269,37 +269,36 @@ def test_lockstep_never_deadlocks_whichever_samples_fail_end_or_are_cancelled(
     assert all(result.error is None or result.error.message == "no" for result in results.values())
 
 
-@pytest.mark.parametrize("limited", ["generation", "step"])
-def test_a_call_that_takes_too_long_is_a_timeout_and_is_retried(limited: str) -> None:
-    class SlowEnvironment(ScriptedEnvironment):
-        async def step(self, request: StepRequest) -> StepOutcome:
-            await asyncio.sleep(20 if limited == "step" else 0)
-            return await super().step(request)
-
-    generator = ScriptedGenerator(["A"], delay_s=20 if limited == "generation" else 0)
-    context = RolloutContext(
-        generator,
-        {"task": SlowEnvironment([TERMINATING])},
-        AsyncSchedule(),
-        generation_timeout_s=2.5 if limited == "generation" else None,
-        step_timeout_s=2.5 if limited == "step" else None,
-    )
+def test_a_generation_that_takes_too_long_is_a_timeout_and_is_retried() -> None:
+    generator = ScriptedGenerator(["A"], delay_s=20)
+    environments = {"task": ScriptedEnvironment([TERMINATING])}
+    context = RolloutContext(generator, environments, AsyncSchedule(), generation_timeout_s=2.5)
 
     async def play_one() -> float:
         episode = EpisodeRecipe(retries=1).make()
         async with aclosing(play_request([episode], context, EarlyStopping(KEEP_ALL, {episode: 0}))) as ended:
             [result] = [each.result() async for each in ended]
-        what = {"generation": "The generation", "step": "The environment's step"}[limited]
         assert result.error is not None
         assert result.error.model_dump() == {
             "kind": "timeout",
-            "message": f"{what} took longer than 2.5 s.",
+            "message": "The generation took longer than 2.5 s.",
             "retryable": True,
         }
         return virtual_time.now()
 
     assert 5 < virtual_time.run(play_one()) < 7
-    assert TurnTimedOut.retryable
+
+
+def test_a_step_has_the_time_that_its_environment_gives_it() -> None:
+    class SlowEnvironment(ScriptedEnvironment):
+        async def step(self, request: StepRequest) -> StepOutcome:
+            await asyncio.sleep(900)
+            return await super().step(request)
+
+    context = RolloutContext(ScriptedGenerator(["A"]), {"task": SlowEnvironment([TERMINATING])}, AsyncSchedule(), 2.5)
+    episode = EpisodeRecipe().make()
+    collect([episode], context)
+    assert episode.status == "completed"
 
 
 def test_at_the_deadline_what_is_done_comes_back_and_the_rest_keeps_its_log() -> None:

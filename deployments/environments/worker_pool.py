@@ -1,0 +1,119 @@
+"""Worker processes for code that may never end. The kernel bounds the processor time of each call.
+
+Guarantees: a call raises `ProcessorTimeExceeded` if it needs more processor time than its limit, and only then, however
+busy the machine is. Whatever else keeps a call from its result (a worker that gets no processor, a queue, a dead
+worker, a broken pool) raises `EnvironmentLost`, so that the step is tried again. No call outlives its limits, also when
+the replica is killed.
+"""
+
+import asyncio
+import multiprocessing
+import signal
+from collections.abc import Callable, Sequence
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing.context import ForkServerContext
+from typing import Any, ParamSpec, TypeVar
+
+from pebble import ProcessExpired, ProcessPool
+
+from deployments.failures import EnvironmentLost
+
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
+
+
+class ProcessorTimeExceeded(Exception):
+    """The call needed more processor time than its limit. Its worker was ended."""
+
+
+class WorkerPool:
+    """Runs functions in worker processes, each worker one call at a time.
+
+    Workers are forked from a server process that has `preloaded` modules imported, so an ended worker is replaced
+    within about a quarter of a second. A fork of the replica itself would copy the locks of its threads.
+    """
+
+    def __init__(
+        self, workers: int, prepare: Callable[[], None], preloaded: Sequence[str], lost_after_s: float
+    ) -> None:
+        """Starts the workers in the background.
+
+        Args:
+            prepare: called once in each worker before its first call.
+            preloaded: names of modules that are imported before the workers are forked.
+            lost_after_s: seconds of wall time after which a call without a result is given up and its worker replaced.
+        """
+        self._workers = workers
+        self._prepare = prepare
+        self._preloaded = [__name__, *preloaded]
+        self._lost_after_s = lost_after_s
+        self._pool = self._started_pool()
+
+    async def run(
+        self,
+        processor_time_limit_s: float,
+        function: Callable[Arguments, Result],
+        *args: Arguments.args,
+        **kwargs: Arguments.kwargs,
+    ) -> Result:
+        """Calls the function in a worker. If this is cancelled the worker ends the call by itself, within its limits.
+
+        Raises:
+            ProcessorTimeExceeded: the call needed more than `processor_time_limit_s` seconds of processor time.
+            EnvironmentLost: there is no result for any other reason.
+            Exception: what the function raised, which must not be a `TimeoutError`.
+        """
+        # pebble's pool stays unusable after a worker was killed between two calls.
+        if not self._pool.active:
+            broken, self._pool = self._pool, self._started_pool()
+            await asyncio.to_thread(broken.join)
+        future = self._pool.schedule(
+            limited, (processor_time_limit_s, function, args, kwargs), timeout=self._lost_after_s
+        )
+        try:
+            async with asyncio.timeout(self._lost_after_s):
+                # To cancel pebble's future would kill a worker, also if the call has not begun.
+                result: Result = await asyncio.shield(asyncio.wrap_future(future))
+                return result
+        except TimeoutError as error:
+            raise EnvironmentLost(f"A worker process had no result after {self._lost_after_s:g} s.") from error
+        except ProcessExpired as error:
+            if error.exitcode == -signal.SIGPROF:
+                raise ProcessorTimeExceeded(f"more than {processor_time_limit_s:g} s of processor time") from error
+            raise EnvironmentLost(f"A worker process ended with exit code {error.exitcode}.") from error
+        except BrokenProcessPool as error:
+            raise EnvironmentLost("The worker processes ended before this call's turn.") from error
+
+    def close(self) -> None:
+        """Ends the workers."""
+        self._pool.stop()  # type: ignore[no-untyped-call]
+        self._pool.join()
+
+    def worker_pids(self) -> list[int]:
+        """Process ids of the workers that run."""
+        return list(self._pool._pool_manager.worker_manager.workers)
+
+    def _started_pool(self) -> ProcessPool:
+        context: ForkServerContext = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(self._preloaded)
+        pool = ProcessPool(max_workers=self._workers, initializer=prepared, initargs=(self._prepare,), context=context)
+        assert pool.active  # Reading this property starts the workers.
+        return pool
+
+
+def prepared(prepare: Callable[[], None]) -> None:
+    """Lets the kernel end this worker at once, whatever Python code it is in."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
+    prepare()
+
+
+def limited(
+    processor_time_limit_s: float, function: Callable[..., Result], args: Sequence[Any], kwargs: dict[str, Any]
+) -> Result:
+    """Calls the function in a worker. SIGPROF ends the process after that many seconds of its processor time."""
+    signal.setitimer(signal.ITIMER_PROF, processor_time_limit_s)
+    try:
+        return function(*args, **kwargs)
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)

@@ -1,0 +1,103 @@
+"""Slots of steps: never too many at once, requests take turns, and nothing that is cancelled keeps one."""
+
+import asyncio
+from collections import Counter
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from deployments.environments.step_slots import StepSlots
+from tests import virtual_time
+
+STEPS = st.lists(
+    st.tuples(st.sampled_from("abc"), st.integers(0, 3), st.integers(1, 3), st.none() | st.integers(0, 6)), max_size=20
+)
+"""Of each step its request, when it comes, how long it runs, and after how long its caller cancels it."""
+
+
+@given(st.integers(1, 4), STEPS)
+def test_no_more_steps_than_the_limit_run_and_each_that_is_not_cancelled_runs_once(
+    limit: int, steps: list[tuple[str, int, int, int | None]]
+) -> None:
+    slots = StepSlots(limit)
+    running, most, ran = 0, 0, Counter[int]()
+
+    async def run_step(number: int) -> None:
+        nonlocal running, most
+        request_id, comes_at, runs_s, _ = steps[number]
+        await asyncio.sleep(comes_at)
+        await slots.acquire(request_id)
+        running += 1
+        most = max(most, running)
+        try:
+            await asyncio.sleep(runs_s)
+            ran[number] += 1
+        finally:
+            running -= 1
+            slots.release()
+
+    async def run() -> None:
+        tasks = [asyncio.create_task(run_step(number)) for number in range(len(steps))]
+        for task, (_, _, _, cancelled_after_s) in zip(tasks, steps, strict=True):
+            if cancelled_after_s is not None:
+                asyncio.get_running_loop().call_later(cancelled_after_s, task.cancel)
+        await asyncio.gather(*tasks, return_exceptions=True)
+        # All slots are free again.
+        async with asyncio.timeout(1):
+            for _ in range(limit):
+                await slots.acquire("last")
+
+    virtual_time.run(run())
+    assert running == 0
+    assert most <= limit
+    assert {number for number, (*_, cancelled) in enumerate(steps) if cancelled is None} <= ran.keys()
+    assert set(ran.values()) <= {1}
+
+
+def order_of(limit: int, *request_ids: str) -> list[str]:
+    """The order in which steps that come at once run for a second each, one of them named `first` before all others."""
+    order: list[str] = []
+
+    async def run() -> None:
+        slots = StepSlots(limit)
+
+        async def run_step(name: str) -> None:
+            await slots.acquire(name[0])
+            order.append(name)
+            await asyncio.sleep(1)
+            slots.release()
+
+        await asyncio.gather(*map(run_step, request_ids))
+
+    virtual_time.run(run())
+    return order
+
+
+def test_requests_take_turns_and_the_steps_of_each_keep_their_order() -> None:
+    assert order_of(1, "a1", "a2", "a3", "a4", "b1", "b2", "c1") == ["a1", "a2", "b1", "c1", "a3", "b2", "a4"]
+
+
+def test_without_a_limit_no_step_waits() -> None:
+    async def run() -> float:
+        slots = StepSlots(None)
+        for _ in range(1000):
+            await slots.acquire("a")
+        slots.release()
+        return virtual_time.now()
+
+    assert virtual_time.run(run()) == 0
+
+
+def test_a_slot_that_is_given_to_a_step_in_the_moment_of_its_cancellation_is_given_on() -> None:
+    async def run() -> None:
+        slots = StepSlots(1)
+        await slots.acquire("a")
+        second, third = (asyncio.create_task(slots.acquire(name)) for name in "bc")
+        await virtual_time.settled()
+        slots.release()
+        second.cancel()
+        async with asyncio.timeout(1):
+            await third
+        assert second.cancelled()
+
+    virtual_time.run(run())

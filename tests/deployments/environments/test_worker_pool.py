@@ -1,0 +1,198 @@
+"""Worker processes: only a call's own processor time counts against it, and whatever else goes wrong is a lost step."""
+
+import asyncio
+import os
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from deployments.environments.worker_pool import ProcessorTimeExceeded, WorkerPool
+from deployments.failures import EnvironmentLost
+
+LIMIT_S = 0.5
+"""Of processor time."""
+LOST_AFTER_S = 30.0
+
+
+def nothing() -> None:
+    """Calls need no preparation."""
+
+
+def burn(seconds: float) -> float:
+    """Uses `seconds` of processor time and returns how long that took."""
+    started, end = time.monotonic(), time.process_time() + seconds
+    while time.process_time() < end:
+        pass
+    return time.monotonic() - started
+
+
+def never_return() -> None:
+    """Uses the processor and holds the interpreter's lock; no Python code of the process runs meanwhile."""
+    10 ** (10**10)
+
+
+def fail() -> None:
+    raise KeyError("board")
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[WorkerPool]:
+    pool = WorkerPool(1, nothing, [__name__], LOST_AFTER_S)
+    yield pool
+    pool.close()
+
+
+def worker_of(pool: WorkerPool) -> psutil.Process:
+    """The worker, known to run because it has just returned from a call."""
+    return psutil.Process(asyncio.run(pool.run(LIMIT_S, os.getpid)))
+
+
+def wait_until(condition: Callable[[], bool], limit_s: float = 10.0) -> bool:
+    end = time.monotonic() + limit_s
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.05)
+    return condition()
+
+
+def is_gone(pid: int) -> bool:
+    return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+
+
+def test_a_call_has_the_result_of_its_function(pool: WorkerPool) -> None:
+    assert asyncio.run(pool.run(LIMIT_S, divmod, 17, 5)) == (3, 2)
+
+
+def test_a_call_raises_what_its_function_raises(pool: WorkerPool) -> None:
+    with pytest.raises(KeyError, match="board"):
+        asyncio.run(pool.run(LIMIT_S, fail))
+
+
+def test_a_call_that_needs_more_processor_time_than_its_limit_is_ended_and_the_next_one_runs(pool: WorkerPool) -> None:
+    with pytest.raises(ProcessorTimeExceeded, match=r"^more than 0\.5 s of processor time$"):
+        asyncio.run(pool.run(LIMIT_S, never_return))
+    assert asyncio.run(pool.run(LIMIT_S, divmod, 1, 1)) == (1, 0)
+
+
+def test_time_in_which_a_call_has_no_processor_does_not_count(pool: WorkerPool) -> None:
+    asyncio.run(pool.run(LIMIT_S, time.sleep, 2 * LIMIT_S))
+
+
+def test_calls_on_a_busy_machine_have_their_results_however_late() -> None:
+    """Each worker gets less than half a core, so each call takes longer than its limit, but not of processor time."""
+    workers = 3 * (os.cpu_count() or 1)
+
+    async def run(pool: WorkerPool) -> list[float]:
+        return await asyncio.gather(*(pool.run(LIMIT_S, burn, 0.8 * LIMIT_S) for _ in range(workers)))
+
+    pool = WorkerPool(workers, nothing, [__name__], lost_after_s=30.0)
+    try:
+        asyncio.run(pool.run(LIMIT_S, nothing))
+        took = asyncio.run(run(pool))
+    finally:
+        pool.close()
+    assert len(took) == workers
+    assert max(took) > LIMIT_S
+
+
+def test_a_call_without_a_result_for_too_long_is_lost_and_its_worker_replaced() -> None:
+    pool = WorkerPool(1, nothing, [__name__], lost_after_s=3.0)
+    try:
+        stuck = worker_of(pool)
+        with pytest.raises(EnvironmentLost, match=r"^A worker process had no result after 3 s\.$"):
+            asyncio.run(pool.run(LIMIT_S, time.sleep, 60.0))
+        assert wait_until(lambda: is_gone(stuck.pid))
+        assert asyncio.run(pool.run(LIMIT_S, divmod, 1, 1)) == (1, 0)
+    finally:
+        pool.close()
+
+
+def test_a_worker_that_dies_between_calls_is_replaced(pool: WorkerPool) -> None:
+    worker_of(pool).kill()
+    with pytest.raises(EnvironmentLost):
+        asyncio.run(pool.run(LIMIT_S, nothing))
+    assert asyncio.run(pool.run(LIMIT_S, divmod, 1, 1)) == (1, 0)
+
+
+def test_a_worker_that_dies_during_a_call_loses_it(pool: WorkerPool) -> None:
+    worker = worker_of(pool)
+
+    async def run() -> None:
+        calling = asyncio.create_task(pool.run(LIMIT_S, time.sleep, 60.0))
+        await asyncio.sleep(0.3)
+        worker.kill()
+        await calling
+
+    with pytest.raises(EnvironmentLost, match=r"^A worker process ended with exit code -9\.$"):
+        asyncio.run(run())
+
+
+def test_the_call_of_a_cancelled_caller_ends_within_its_limits_and_its_worker_goes_on(pool: WorkerPool) -> None:
+    worker = worker_of(pool)
+
+    async def run() -> int:
+        abandoned = asyncio.create_task(pool.run(LIMIT_S, time.sleep, 0.5))
+        await asyncio.sleep(0.2)
+        abandoned.cancel()
+        await asyncio.gather(abandoned, return_exceptions=True)
+        return await pool.run(LIMIT_S, os.getpid)
+
+    assert asyncio.run(run()) == worker.pid
+
+
+def test_each_worker_runs_a_call_of_its_own() -> None:
+    pool = WorkerPool(2, nothing, [__name__], LOST_AFTER_S)
+
+    async def run() -> float:
+        await asyncio.gather(*(pool.run(LIMIT_S, time.sleep, 0.2) for _ in range(2)))
+        started = time.monotonic()
+        await asyncio.gather(*(pool.run(LIMIT_S, time.sleep, 1.0) for _ in range(2)))
+        return time.monotonic() - started
+
+    try:
+        assert asyncio.run(run()) < 1.8
+        assert len(pool.worker_pids()) == 2
+    finally:
+        pool.close()
+
+
+def test_closing_ends_the_workers() -> None:
+    pool = WorkerPool(1, nothing, [__name__], LOST_AFTER_S)
+    worker = worker_of(pool)
+    pool.close()
+    assert is_gone(worker.pid)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("function", ["nothing", "never_return"], ids=["idle", "busy"])
+def test_the_worker_ends_when_its_parent_is_killed(function: str, tmp_path: Path) -> None:
+    program = f"""
+        import asyncio, os
+        from deployments.environments.worker_pool import WorkerPool
+        from tests.deployments.environments.test_worker_pool import {function}, nothing
+
+        async def main():
+            pool = WorkerPool(1, nothing, [], 60.0)
+            worker = await pool.run(1.0, os.getpid)
+            asyncio.get_running_loop().call_later(0.3, lambda: print(worker, flush=True))
+            await pool.run(2.0, {function})
+            await asyncio.sleep(60)
+
+        if __name__ == "__main__":
+            asyncio.run(main())
+    """
+    script = tmp_path / "parent.py"
+    script.write_text(textwrap.dedent(program))
+    same_imports = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, str(script)]
+    with subprocess.Popen(command, cwd=tmp_path, env=same_imports, stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        worker = int(parent.stdout.readline())
+        assert not is_gone(worker)
+        parent.kill()
+    assert wait_until(lambda: is_gone(worker))
