@@ -20,6 +20,7 @@ from service.requests.episodes import EpisodeFactory
 from service.rollouts.early_stopping import EarlyStopping
 from service.rollouts.episode import Episode
 from service.rollouts.loop import RolloutContext, play_request
+from service.rollouts.pacing import LoopPacer
 from service.rollouts.request_metrics import RequestMetricsAccumulator
 from service.rollouts.retries import with_timeout
 from service.rollouts.schedule import AsyncSchedule, LockstepSchedule
@@ -82,8 +83,12 @@ class RunningRollout:
 
     async def _play(self) -> AsyncGenerator[tuple[int, SampleResult], None]:
         request = self._request
-        early_stopping = EarlyStopping(request.keep, {episode: episode.identity.group for episode in self._episodes})
-        async with aclosing(play_request(self._episodes, self._context, early_stopping, request.deadline_s)) as ended:
+        # Only the loop refers to the episodes: each is freed when it has ended, not thousands at once at the end.
+        episodes, self._episodes = self._episodes, ()
+        early_stopping = EarlyStopping(request.keep, {episode: episode.identity.group for episode in episodes})
+        playing = play_request(episodes, self._context, early_stopping, request.deadline_s)
+        del episodes, early_stopping
+        async with aclosing(playing) as ended:
             async for episode in ended:
                 result = episode.result()
                 self._metrics.add(result)
@@ -108,6 +113,7 @@ class RolloutService:
         self.limits = limits
         self._generator = generator
         self._episode_factory = episode_factory
+        self._pacer = LoopPacer()
 
     @classmethod
     async def connect(
@@ -148,6 +154,7 @@ class RolloutService:
             self.environments,
             LockstepSchedule() if request.schedule == "lockstep" else AsyncSchedule(),
             generation_timeout_s=self.limits.generation_timeout_s,
+            pacer=self._pacer,
         )
 
     async def tasks(self) -> list[TaskInfo]:

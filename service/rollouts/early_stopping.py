@@ -19,7 +19,8 @@ class EarlyStopping(Generic[Rollout]):
     def __init__(self, keep: Keep, group_of: Mapping[Rollout, int]) -> None:
         """Args: `group_of` maps every rollout of the request to its group."""
         self._groups_needed = keep.groups
-        self._group_of = group_of
+        self._group_of = dict(group_of)
+        """Of the rollouts that have not ended: those that have are not kept in memory."""
         self._full_groups = 0
         self._running: dict[int, set[Rollout]] = {}
         for rollout, group in group_of.items():
@@ -27,8 +28,11 @@ class EarlyStopping(Generic[Rollout]):
         self._still_needed = {group: keep.per_group or len(rollouts) for group, rollouts in self._running.items()}
 
     def unneeded_after(self, ended: Rollout, succeeded: bool) -> Set[Rollout]:
-        """The running rollouts that nobody needs, now that this one has ended."""
-        group = self._group_of[ended]
+        """The running rollouts that nobody needs, now that this one has ended. A rollout ends once: later calls for it
+        change nothing."""
+        group = self._group_of.pop(ended, None)
+        if group is None:
+            return frozenset()
         self._running[group].discard(ended)
         if not succeeded or self._still_needed[group] == 0:
             return frozenset()

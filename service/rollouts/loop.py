@@ -2,13 +2,14 @@
 
 Guarantees: every episode that goes in comes out exactly once, whatever its status; a failed episode carries its error
 and leaves its siblings alone; an episode that is cut off (deadline, early stopping) keeps its message log and can be
-posted again; cancelling a request cancels all its calls.
+posted again; cancelling a request cancels all its calls; no number of episodes makes an iteration of the event loop
+long.
 """
 
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 from deployments.failures import RolloutFailure, failure_of
@@ -16,6 +17,7 @@ from deployments.protocols import Environment, Generator
 from rollout_client.contract import SampleError
 from service.rollouts.early_stopping import EarlyStopping
 from service.rollouts.episode import CutOff, Episode
+from service.rollouts.pacing import LoopPacer, PacedWork
 from service.rollouts.retries import with_retries, with_timeout
 from service.rollouts.schedule import Schedule
 
@@ -31,6 +33,8 @@ class RolloutContext:
     """By task name."""
     schedule: Schedule
     generation_timeout_s: float | None = None
+    pacer: LoopPacer = field(default_factory=LoopPacer)
+    """Shared by all requests of the event loop."""
 
 
 async def play_turn(episode: Episode, context: RolloutContext) -> None:
@@ -52,6 +56,7 @@ async def play_generation(episode: Episode, context: RolloutContext) -> None:
     if request is not None:
         limit_s, generate = context.generation_timeout_s, context.generator.generate
         generation = await with_retries(lambda: with_timeout(limit_s, generate(request), "The generation"), episode)
+        await context.pacer.wait_for_turn()
         episode.add_generation(generation)
 
 
@@ -59,6 +64,7 @@ async def play_step(episode: Episode, context: RolloutContext) -> None:
     request = episode.step_request()
     step = context.environments[episode.identity.task_name].step
     outcome = await with_retries(lambda: step(request), episode)
+    await context.pacer.wait_for_turn()
     episode.add_outcome(outcome)
 
 
@@ -86,19 +92,25 @@ async def play_request(
 
     Nothing is started before the first iteration. Episodes that early stopping no longer needs end as `cancelled`.
     Those that are not done `deadline_s` seconds after the start end as `deadline`, however slowly the caller iterates.
+    An episode that was yielded is not referenced any longer: thousands of them are not freed at once at the end.
     """
+    count = len(episodes)
     running = RunningEpisodes(episodes, context, early_stopping)
+    del episodes
     if deadline_s is not None:
         running.cut_off_after(deadline_s)
     try:
-        for _ in episodes:
+        for _ in range(count):
             yield await running.ended.get()
     finally:
         await running.stop()
 
 
 class RunningEpisodes:
-    """The episodes of one request while they are played. Each is put into `ended` exactly once, when it is done."""
+    """The episodes of one request while they are played. Each is put into `ended` exactly once, when it is done.
+
+    Many episodes are started, or cancelled, over several iterations of the event loop.
+    """
 
     def __init__(
         self, episodes: Sequence[Episode], context: RolloutContext, early_stopping: EarlyStopping[Episode]
@@ -107,16 +119,25 @@ class RunningEpisodes:
         self._context = context
         self._early_stopping = early_stopping
         self._deadline: asyncio.TimerHandle | None = None
-        self._tasks = {episode: self._start(episode) for episode in episodes}
+        self._tasks: dict[Episode, asyncio.Task[None]] = {}
+        """Of the episodes that were started and have not been released."""
+        self._starting = PacedWork(self._start)
+        self._cancelling = PacedWork(self._cancel)
+        for _ in episodes:
+            context.schedule.add_sample()
+        self._starting.add(episodes)
 
-    def _start(self, episode: Episode) -> "asyncio.Task[None]":
-        self._context.schedule.add_sample()
-        task = asyncio.create_task(self._play(episode))
+    def _start(self, episode: Episode) -> None:
+        if episode.was_cut_off:
+            # It was cut off before its turn came.
+            self._release(episode)
+            return
+        task = self._tasks[episode] = asyncio.create_task(self._play(episode))
         # A callback, because a task that is cancelled before its first step runs none of its code, not even `finally`.
         task.add_done_callback(partial(self._release, episode))
-        return task
 
-    def _release(self, episode: Episode, _task: "asyncio.Task[None]") -> None:
+    def _release(self, episode: Episode, _task: "asyncio.Task[None] | None" = None) -> None:
+        self._tasks.pop(episode, None)
         self._context.schedule.remove_sample()
         self._context.generator.release(episode.identity.rollout_id)
 
@@ -135,21 +156,31 @@ class RunningEpisodes:
             self.cut_off(unneeded, "cancelled")
 
     def cut_off(self, episodes: Iterable[Episode], status: CutOff) -> None:
-        """Ends those of `episodes` that are not done yet."""
-        for episode in episodes:
-            if not episode.done:
-                episode.cut_off(status)
-                self._tasks[episode].cancel()
-                self.ended.put_nowait(episode)
+        """Ends those of `episodes` that are not done yet, and cancels their calls."""
+        unfinished = [episode for episode in episodes if not episode.done]
+        for episode in unfinished:
+            episode.cut_off(status)
+        self._cancelling.add(unfinished)
+
+    def cut_off_all(self, status: CutOff) -> None:
+        self.cut_off([*self._tasks, *self._starting.waiting], status)
 
     def cut_off_after(self, deadline_s: float) -> None:
-        loop = asyncio.get_running_loop()
-        self._deadline = loop.call_later(deadline_s, self.cut_off, self._tasks, "deadline")
+        self._deadline = asyncio.get_running_loop().call_later(deadline_s, self.cut_off_all, "deadline")
+
+    def _cancel(self, episode: Episode) -> None:
+        if task := self._tasks.get(episode):
+            task.cancel()
+        self._early_stopping.unneeded_after(episode, succeeded=False)
+        self.ended.put_nowait(episode)
 
     async def stop(self) -> None:
         """Cancels the episodes that are not done, and returns when all their calls have ended."""
         if self._deadline is not None:
             # The timer would keep every episode of a finished request in memory until a distant deadline.
             self._deadline.cancel()
-        self.cut_off(self._tasks, "cancelled")
-        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+        self.cut_off_all("cancelled")
+        await self._starting.finish()
+        await self._cancelling.finish()
+        while self._tasks:
+            await asyncio.wait([next(iter(self._tasks.values()))])

@@ -1,0 +1,132 @@
+"""The ingress that `benchmarks/loop_gap.py` measures: the real HTTP application over a generator and an environment
+that cost nothing, with a probe of its event loop.
+
+`POST /probe` starts a new measurement; `GET /probe` gives the longest gap since then.
+"""
+
+import asyncio
+import gc
+import time
+from itertools import cycle, islice
+from typing import Any
+
+import uvicorn
+from fastapi import FastAPI
+
+from deployments.protocols import (
+    Environment,
+    Generation,
+    GenerationRequest,
+    Generator,
+    GeneratorDescription,
+    StepRequest,
+    TaskDescription,
+    WeightSpan,
+    packed_ids,
+    packed_logprobs,
+)
+from rollout_env import StepOutcome
+from service.ingress import GARBAGE_AFTER_OBJECTS
+from service.remote.policy import RemotePolicy
+from service.requests.chat_tokenizer import TransformersChatTokenizer
+from service.requests.episodes import EpisodeFactory
+from service.rollout_service import RolloutService
+from service.routes.http_app import build_http_app
+from service.settings import Limits
+
+MODEL = "models/tiny"
+TASK = "task"
+MAX_MODEL_LEN = 2**17
+TICK_S = 0.001
+GENERATION_S = 0.05
+"""All generations that begin in one event-loop iteration end in one as well, which is the hardest case for the loop."""
+LETTERS = range(ord("a"), ord("z") + 1)
+
+
+class Probe:
+    """Ticks every millisecond on the event loop and keeps the longest time between two ticks."""
+
+    def __init__(self) -> None:
+        self._cpu_s = self._wall_s = 0.0
+        self._ticking: asyncio.Task[None] | None = None
+
+    def restart(self) -> None:
+        self._cpu_s = self._wall_s = 0.0
+        if self._ticking is None:
+            self._ticking = asyncio.create_task(self._tick())
+
+    def gaps(self) -> dict[str, float]:
+        """Longest gaps in milliseconds: the processor time of the event loop's thread, and the wall time."""
+        return {"cpu_ms": 1000 * self._cpu_s, "wall_ms": 1000 * self._wall_s}
+
+    async def _tick(self) -> None:
+        cpu, wall = time.thread_time(), time.perf_counter()
+        while True:
+            await asyncio.sleep(TICK_S)
+            cpu_now, wall_now = time.thread_time(), time.perf_counter()
+            self._cpu_s = max(self._cpu_s, cpu_now - cpu)
+            self._wall_s = max(self._wall_s, wall_now - wall)
+            cpu, wall = cpu_now, wall_now
+
+
+class FreeGenerator(Generator):
+    """Generates `max_new_tokens` letters."""
+
+    def __init__(self) -> None:
+        self._ids = packed_ids(islice(cycle(LETTERS), MAX_MODEL_LEN))
+        self._logprobs = packed_logprobs(-0.001 * (place % 1000) for place in range(MAX_MODEL_LEN))
+
+    async def generate(self, request: GenerationRequest) -> Generation:
+        await asyncio.sleep(GENERATION_S)
+        count = request.max_new_tokens
+        return Generation(self._ids[:count], self._logprobs[:count], "stop", (WeightSpan("1", 0, count),))
+
+    def release(self, rollout_id: str) -> None:
+        """There is nothing to forget."""
+
+    async def describe(self) -> GeneratorDescription:
+        return GeneratorDescription("tiny", MAX_MODEL_LEN, vocab_size=262)
+
+
+class FreeEnvironment(Environment):
+    """Observes as many characters as `observation_chars` says, after every turn."""
+
+    def __init__(self) -> None:
+        self._observation = ""
+
+    async def step(self, request: StepRequest) -> StepOutcome:
+        wanted = request.extra_env_info.get("observation_chars", 20)
+        if len(self._observation) < wanted:
+            self._observation = "word " * (wanted // 5 + 1)
+        content = self._observation[:wanted]
+        return StepOutcome({"role": "user", "content": content}, reward=1.0, terminated=False)
+
+    async def describe(self) -> TaskDescription:
+        return TaskDescription(TASK, "Costs nothing.", fields={})
+
+    async def example_samples(self, count: int, seed: int) -> list[dict[str, Any]]:  # noqa: ARG002
+        return [{"task_name": TASK, "messages": [{"role": "user", "content": "?"}]}] * count
+
+
+def build() -> FastAPI:
+    generator, limits = FreeGenerator(), Limits()
+    description = GeneratorDescription("tiny", MAX_MODEL_LEN, vocab_size=262)
+    factory = EpisodeFactory(frozenset({TASK}), description, TransformersChatTokenizer.load(MODEL), limits)
+    policy = RemotePolicy(None)  # type: ignore[arg-type]  # no request of the benchmark demands a version
+    app = build_http_app(RolloutService(generator, {TASK: FreeEnvironment()}, policy, factory, limits))
+    probe = Probe()
+
+    @app.post("/probe")
+    async def restart() -> None:
+        probe.restart()
+
+    @app.get("/probe")
+    async def gaps() -> dict[str, float]:
+        return probe.gaps()
+
+    return app
+
+
+def serve(port: int) -> None:
+    gc.set_threshold(GARBAGE_AFTER_OBJECTS)
+    uvicorn.run(build(), port=port, log_level="critical")

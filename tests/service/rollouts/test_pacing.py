@@ -1,0 +1,129 @@
+"""Many episodes go on over several iterations of the event loop, a bounded number in each, in order."""
+
+import asyncio
+from collections import Counter
+from contextlib import aclosing
+
+import pytest
+
+from deployments.protocols import Generation, GenerationRequest
+from rollout_client.contract import SampleStatus
+from service.rollouts.early_stopping import EarlyStopping
+from service.rollouts.loop import RolloutContext, play_request
+from service.rollouts.pacing import EPISODES_PER_ITERATION, LoopPacer, PacedWork
+from service.rollouts.schedule import AsyncSchedule
+from tests.service.rollouts.playing import KEEP_ALL
+from tests.service.scripted import EpisodeRecipe, ScriptedEnvironment, ScriptedGenerator
+
+
+class Iterations:
+    """Counts the iterations of the event loop."""
+
+    def __init__(self) -> None:
+        self.number = 0
+        self._count()
+
+    def _count(self) -> None:
+        self.number += 1
+        self._handle = asyncio.get_running_loop().call_soon(self._count)
+
+    def stop(self) -> None:
+        self._handle.cancel()
+
+
+def test_a_pacer_lets_a_bounded_number_go_on_in_each_iteration_and_all_in_order() -> None:
+    async def go_on() -> tuple[list[int], Counter[int]]:
+        pacer, iterations = LoopPacer(per_iteration=3), Iterations()
+        order, by_iteration = list[int](), Counter[int]()
+
+        async def one(number: int) -> None:
+            await pacer.wait_for_turn()
+            order.append(number)
+            by_iteration[iterations.number] += 1
+
+        await asyncio.gather(*map(one, range(10)))
+        iterations.stop()
+        return order, by_iteration
+
+    order, by_iteration = asyncio.run(go_on())
+    assert order == list(range(10))
+    assert max(by_iteration.values()) == 3
+
+
+def test_a_pacer_delays_nobody_below_its_bound() -> None:
+    async def go_on() -> bool:
+        pacer = LoopPacer(per_iteration=2)
+        for _ in range(3):
+            for _ in range(2):
+                with pytest.raises(StopIteration):
+                    pacer.wait_for_turn().send(None)
+            await asyncio.sleep(0)
+        return True
+
+    assert asyncio.run(go_on())
+
+
+def test_the_turn_of_a_cancelled_episode_goes_to_the_next_one() -> None:
+    async def go_on() -> list[str]:
+        pacer = LoopPacer(per_iteration=1)
+        went_on: list[str] = []
+
+        async def one(name: str) -> None:
+            await pacer.wait_for_turn()
+            went_on.append(name)
+
+        tasks = [asyncio.create_task(one(name)) for name in ("first", "cancelled", "last")]
+        await asyncio.sleep(0)
+        tasks[1].cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        return went_on
+
+    assert asyncio.run(go_on()) == ["first", "last"]
+
+
+def test_paced_work_is_begun_at_once_and_done_in_order_over_several_iterations() -> None:
+    async def work() -> tuple[list[int], list[int], list[int]]:
+        done: list[int] = []
+        paced = PacedWork(done.append, per_iteration=2)
+        paced.add(range(5))
+        at_once, waiting = done.copy(), list(paced.waiting)
+        paced.add([5])
+        await paced.finish()
+        return at_once, waiting, done
+
+    assert asyncio.run(work()) == ([0, 1], [2, 3, 4], [0, 1, 2, 3, 4, 5])
+
+
+class NotingGenerator(ScriptedGenerator):
+    """Counts the generations that begin, and those that are cancelled, by iteration of the event loop."""
+
+    def __init__(self, iterations: Iterations) -> None:
+        super().__init__(["A"], delay_s=1.0)
+        self.begun, self.cut = Counter[int](), Counter[int]()
+        self._iterations = iterations
+
+    async def generate(self, request: GenerationRequest) -> Generation:
+        self.begun[self._iterations.number] += 1
+        try:
+            return await super().generate(request)
+        except asyncio.CancelledError:
+            self.cut[self._iterations.number] += 1
+            raise
+
+
+def test_no_iteration_starts_or_cancels_more_than_its_share_of_a_large_request() -> None:
+    async def play() -> tuple[Counter[SampleStatus | None], NotingGenerator]:
+        iterations = Iterations()
+        generator = NotingGenerator(iterations)
+        episodes = [EpisodeRecipe(position=position).make() for position in range(500)]
+        context = RolloutContext(generator, {"task": ScriptedEnvironment([])}, AsyncSchedule())
+        early_stopping = EarlyStopping(KEEP_ALL, dict.fromkeys(episodes, 0))
+        async with aclosing(play_request(episodes, context, early_stopping, deadline_s=0.5)) as ended:
+            statuses = Counter([episode.status async for episode in ended])
+        iterations.stop()
+        return statuses, generator
+
+    statuses, generator = asyncio.run(play())
+    assert statuses == {"deadline": 500}
+    assert generator.begun.total() == generator.cut.total() == 500
+    assert max(generator.begun.values()) == max(generator.cut.values()) == EPISODES_PER_ITERATION
