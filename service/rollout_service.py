@@ -15,8 +15,11 @@ from rollout_client.contract import (
 )
 from rollout_client.task_contract import TaskInfo
 from service.remote.policy import RemotePolicy
+from service.requests.body_parser import BodyParser
 from service.requests.chat_tokenizer import TransformersChatTokenizer
 from service.requests.episodes import EpisodeFactory
+from service.requests.rollout_parsing import BodyBounds
+from service.requests.validation import refuse_large_echo
 from service.rollouts.early_stopping import EarlyStopping
 from service.rollouts.episode import Episode
 from service.rollouts.loop import RolloutContext, play_request
@@ -111,6 +114,7 @@ class RolloutService:
         self.policy = policy
         self.environments = environments
         self.limits = limits
+        self.body_parser = BodyParser(BodyBounds(limits.max_rollouts_per_request, limits.max_sample_bytes))
         self._generator = generator
         self._episode_factory = episode_factory
         self._pacer = LoopPacer()
@@ -126,7 +130,9 @@ class RolloutService:
         """Waits until a generator replica answers, because its model bounds what a request may ask for."""
         tokens = TransformersChatTokenizer.load(settings.engine.tokenizer or settings.engine.model)
         episode_factory = EpisodeFactory(frozenset(environments), await generator.describe(), tokens, settings.limits)
-        return cls(generator, environments, policy, episode_factory, settings.limits)
+        service = cls(generator, environments, policy, episode_factory, settings.limits)
+        service.body_parser.start()
+        return service
 
     async def rollout(self, request: RolloutRequest, request_id: str, body_bytes: int) -> RunningRollout:
         """Validates the request and waits for the weights that it demands. Iterating the result plays it.
@@ -141,6 +147,7 @@ class RolloutService:
             PolicyNotCurrent: the weights that it demands are not current, and do not become current in time.
             PolicyStoreLost: the policy store does not answer.
         """
+        refuse_large_echo(request.num_generations, body_bytes, self.limits)
         if body_bytes <= MOST_BYTES_PREPARED_INLINE and request.num_generations <= MOST_GENERATIONS_PREPARED_INLINE:
             episodes = self._episode_factory.episodes(request, request_id)
         else:

@@ -44,6 +44,11 @@ class Limits(StrictSettings):
     """A larger `POST /rollout` body is refused."""
     max_rollouts_per_request: int = Field(default=65_536, ge=1)
     """Samples times `num_generations`."""
+    max_sample_bytes: int = Field(default=16 * MIB, ge=1)
+    """Of one sample with all its fields, as they are pickled. Looked at in bodies over 64 KiB. Encoding the result of
+    one rollout takes time in proportion to it."""
+    max_echoed_bytes_per_request: int = Field(default=4096 * MIB, ge=1)
+    """Bytes of the body times `num_generations`: each result repeats the fields of its sample."""
     generation_timeout_s: float | None = Field(default=600, gt=0)
     """Seconds after which a generation is cancelled and tried again; null for no limit."""
     step_timeout_s: float | None = Field(default=120, gt=0)

@@ -9,7 +9,7 @@ from typing_extensions import TypedDict
 Role = Literal["system", "user", "assistant", "tool", "environment"]
 """Of a message. A model's chat template may know only some of them; `user` is known to all."""
 
-StopString = Annotated[str, Field(min_length=1)]
+StopString = Annotated[str, Field(min_length=1, max_length=1024)]
 """A generation ends after the first one that it contains. The stop string stays in the text."""
 
 JsonObject = Annotated[dict[str, Any], GetPydanticSchema(lambda _, schema_of: schema_of(dict[str, JsonValue]))]

@@ -13,7 +13,6 @@ from pydantic_core import from_json
 
 from rollout_client.arrow.rows import rows_of
 from rollout_client.arrow.schema import REQUEST, SAMPLES
-from rollout_client.contract import RolloutRequest
 from rollout_client.problem_contract import FieldProblem
 from service.responses.problems import invalid_request, unreadable_body
 
@@ -22,19 +21,17 @@ COMPRESSION_OF_BATCH = 3
 """Indices of these fields in the tables `Message` and `RecordBatch` of Arrow's flatbuffers."""
 
 
-def arrow_request(body: bytes | bytearray) -> RolloutRequest:
-    """Parses an Arrow stream.
+def arrow_fields(body: bytes | bytearray) -> dict[str, Any]:
+    """The fields of the request in an Arrow stream, as its JSON would have them.
 
     Raises:
         RequestProblem: the body is not an Arrow stream (400), or has columns that the contract does not have (422).
-        ValidationError: its values are not a valid request.
     """
     try:
         table = read_samples(body)
-        fields = {**options_of(table.schema), "samples": rows_of(table, SAMPLES)}
+        return {**options_of(table.schema), "samples": rows_of(table, SAMPLES)}
     except (pa.ArrowException, OSError, ValueError) as error:
         raise unreadable_body(f"{str(error).rstrip('.')}; send one Arrow stream of samples") from error
-    return RolloutRequest.model_validate(fields, strict=True)
 
 
 def options_of(schema: pa.Schema) -> dict[str, Any]:

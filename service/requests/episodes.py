@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from uuid import uuid4
 
 from deployments.failures import PromptRejected, failure_of
@@ -10,7 +11,7 @@ from deployments.protocols import GeneratorDescription, SamplingOptions
 from rollout_client.contract import Message, RolloutRequest, SampleInput, Sampling
 from service.requests.chat_tokenizer import TransformersChatTokenizer
 from service.requests.validation import Capabilities, request_problems
-from service.responses.problems import invalid_request
+from service.responses.problems import MOST_PROBLEMS, invalid_request
 from service.rollouts.episode import Episode
 from service.rollouts.episode_records import EpisodeIdentity, EpisodeLimits, EpisodeStart
 from service.rollouts.seeds import derived_seed
@@ -43,10 +44,10 @@ class EpisodeFactory:
         An episode whose prompt cannot be rendered has failed already; the others can be played.
 
         Raises:
-            RequestProblem: 422 with all problems of the request.
+            RequestProblem: 422 with the first problems of the request.
         """
         capabilities = Capabilities(self.task_names, self.generator, self.limits)
-        if problems := list(request_problems(request, capabilities)):
+        if problems := list(islice(request_problems(request, capabilities), MOST_PROBLEMS)):
             raise invalid_request(*problems)
         name = RequestName(request_id, f"{request_id}-{uuid4().hex[:16]}")
         return [

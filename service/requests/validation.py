@@ -14,7 +14,7 @@ from deployments.protocols import GeneratorDescription
 from rollout_client.contract import Message, RolloutRequest, SampleInput, SampleResult
 from rollout_client.problem_contract import FieldProblem
 from service.requests.chat_tokenizer import RENDERING_ARGUMENTS
-from service.responses.problems import unknown_task
+from service.responses.problems import invalid_request, unknown_task
 from service.settings import Limits
 
 RESULT_FIELDS = SampleResult.model_fields.keys()
@@ -36,6 +36,17 @@ def request_problems(request: RolloutRequest, capabilities: Capabilities) -> Ite
     yield from template_problems("chat_template_kwargs", request.chat_template_kwargs)
     for position, sample in enumerate(request.samples):
         yield from sample_problems(f"samples[{position}]", sample, capabilities)
+
+
+def refuse_large_echo(num_generations: int, body_bytes: int, limits: Limits) -> None:
+    """Raises `RequestProblem` (422) if what the results repeat of the samples would be too large."""
+    most_bytes, echoed_bytes = limits.max_echoed_bytes_per_request, body_bytes * num_generations
+    if echoed_bytes > most_bytes:
+        message = (
+            f"the results of {num_generations} generations repeat a body of {body_bytes} bytes, and may repeat "
+            f"{most_bytes} bytes; ask for fewer generations or send less with each sample"
+        )
+        raise invalid_request(FieldProblem(field="num_generations", message=message, value=num_generations))
 
 
 def size_problems(request: RolloutRequest, capabilities: Capabilities) -> Iterator[FieldProblem]:

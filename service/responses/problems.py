@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 from fastapi.responses import Response
@@ -16,6 +17,16 @@ REQUEST_ID_HEADER = "X-Request-ID"
 TYPE_PREFIX = "urn:rollout:problem:"
 LONGEST_SHOWN_VALUE = 200
 MOST_PROBLEMS = 20
+MOST_LEVELS = 201
+"""Of nested arrays and objects in a body: the limit of pydantic's JSON parser."""
+JSON_WORDS = {
+    "extra_forbidden": "this field is not known; remove it or check its spelling against /docs",
+    "model_type": "Input should be an object",
+    "model_attributes_type": "Input should be an object",
+    "dict_type": "Input should be an object",
+    "list_type": "Input should be a valid array",
+}
+"""Messages by pydantic's type of error. Pydantic's own speak of Python, if the body was parsed before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +104,7 @@ class RequestProblem(Exception):
             f"{error.field}: {error.message}." if error.field else f"{error.message}." for error in errors
         )
         super().__init__(detail)
+        self._type = type_
         self.problem = Problem(
             type=f"{TYPE_PREFIX}{type_.name}",
             title=type_.title,
@@ -100,6 +112,10 @@ class RequestProblem(Exception):
             detail=detail,
             errors=list(errors),
         )
+
+    def __reduce__(self) -> tuple[type["RequestProblem"], tuple[ProblemType, Sequence[FieldProblem]]]:
+        # For the process that parses large bodies: an exception is pickled with its message alone.
+        return RequestProblem, (self._type, self.problem.errors)
 
 
 def invalid_request(*errors: FieldProblem) -> RequestProblem:
@@ -148,18 +164,29 @@ def validation_problem(error: ValidationError) -> RequestProblem:
     """The problem that pydantic found: 400 for a body that is not JSON, otherwise 422."""
     findings = error.errors(include_url=False)
     if findings[0]["type"] == "json_invalid":
-        return unreadable_body(f"{findings[0]['msg']}; send one JSON object")
+        return invalid_json(findings[0]["msg"].removeprefix("Invalid JSON: "))
+    return found_problem(findings)
+
+
+def found_problem(findings: Sequence[ErrorDetails]) -> RequestProblem:
+    """Names the first `MOST_PROBLEMS` of `findings`."""
     problems = [field_problem(finding) for finding in findings[:MOST_PROBLEMS]]
     if len(findings) > MOST_PROBLEMS:
-        message = f"{len(findings) - MOST_PROBLEMS} more are wrong in the same request"
+        message = f"more than these {MOST_PROBLEMS} fields of the request are wrong; mend them first"
         problems.append(FieldProblem(field="body", message=message))
     return invalid_request(*problems)
 
 
+def invalid_json(message: str) -> RequestProblem:
+    """The parser's `message`. JSON that is nested too deeply is 422: it can be read, but not as a request."""
+    if message.startswith("recursion limit exceeded"):
+        too_deep = f"its JSON is nested in more than {MOST_LEVELS} levels; send at most {MOST_LEVELS}"
+        return invalid_request(FieldProblem(field="body", message=too_deep))
+    return unreadable_body(f"Invalid JSON: {message}; send one JSON object")
+
+
 def field_problem(finding: ErrorDetails) -> FieldProblem:
-    message = finding["msg"].removeprefix("Value error, ")
-    if finding["type"] == "extra_forbidden":
-        message = "this field is not known; remove it or check its spelling against /docs"
+    message = JSON_WORDS.get(finding["type"], finding["msg"].removeprefix("Value error, "))
     return FieldProblem(field=dotted(finding["loc"]), message=message, value=shown(finding["input"]))
 
 
@@ -171,10 +198,17 @@ def dotted(location: Sequence[str | int]) -> str:
 
 def shown(value: Any) -> Any:
     """The offending value as a JSON scalar, cut to `LONGEST_SHOWN_VALUE` characters."""
-    text = str(value)
+    text = value if isinstance(value, str) else str(beginning(value))
     if len(text) > LONGEST_SHOWN_VALUE:
         return f"{text[:LONGEST_SHOWN_VALUE]}..."
     return value if isinstance(value, str | int | bool | None) else text
+
+
+def beginning(value: Any) -> Any:
+    """As much of a large value as can be shown: the text of 15 MB of JSON takes a second."""
+    if isinstance(value, list):
+        return value[:LONGEST_SHOWN_VALUE]
+    return dict(islice(value.items(), LONGEST_SHOWN_VALUE)) if isinstance(value, dict) else value
 
 
 def problem_response(problem: Problem, request_id: str, headers: dict[str, str] | None = None) -> Response:

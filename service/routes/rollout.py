@@ -37,7 +37,7 @@ async def rollout(request: Request, rollouts: Rollouts, request_id: RequestId) -
     `Accept: application/x-ndjson` streams each rollout when it ends; `Accept: application/vnd.apache.arrow.stream`
     responds in Arrow.
     """
-    received = await read_rollout_request(request, rollouts.limits.max_body_bytes)
+    received = await read_rollout_request(request, rollouts.limits.max_body_bytes, rollouts.body_parser)
     running = await rollouts.rollout(received.request, request_id, received.body_bytes)
     accepted = request.headers.get("accept", "")
     if NDJSON in accepted:

@@ -17,7 +17,7 @@ from starlette.datastructures import Headers
 
 from rollout_client.arrow.schema import ARROW
 from rollout_client.contract import RolloutSummary, SampleResult
-from service.requests.arrow_body import arrow_request
+from service.requests.rollout_parsing import parsed_body
 from service.responses.arrow_encoder import ArrowResponseEncoder
 
 Json = dict[str, Any]
@@ -114,7 +114,7 @@ def arrow(*results: Json) -> Response:
 
 async def posted(request: Request) -> Json:
     if request.headers["content-type"] == ARROW:
-        return arrow_request(await request.body()).model_dump(exclude_unset=True)
+        return parsed_body(await request.body(), ARROW).model_dump(exclude_unset=True)
     body: Json = await request.json()
     return body
 

@@ -2,29 +2,29 @@
 
 import asyncio
 import json
-import threading
-from typing import Any
 
 import pytest
 
 from rollout_client.arrow.request import arrow_body
 from rollout_client.arrow.schema import ARROW
 from rollout_client.contract import RolloutRequest
-from service.requests import rollout_request
-from service.requests.rollout_request import MOST_BYTES_INLINE, ReceivedRequest, read_rollout_request
+from service.requests.body_parser import BodyParser
+from service.requests.rollout_parsing import BodyBounds
+from service.requests.rollout_request import ReceivedRequest, read_rollout_request
 from service.responses.problems import RequestProblem
 from tests.service.requests.http_requests import http_request
 
 SAMPLE = {"task_name": "math", "messages": [{"role": "user", "content": "Hi"}]}
 BODY = json.dumps({"samples": [SAMPLE]}).encode()
 EXPECTED = RolloutRequest.model_validate({"samples": [SAMPLE]})
+PARSER = BodyParser(BodyBounds(max_samples=100, max_sample_bytes=2**20))
 JSON = "application/json"
 FORM = "application/x-www-form-urlencoded"
 
 
 def read(body: bytes, content_type: str | None = None, most_bytes: int = 2**20) -> ReceivedRequest:
     headers = {} if content_type is None else {"content-type": content_type}
-    return asyncio.run(read_rollout_request(http_request([body], headers), most_bytes))
+    return asyncio.run(read_rollout_request(http_request([body], headers), most_bytes, PARSER))
 
 
 @pytest.mark.parametrize("content_type", [None, "", JSON, f"{JSON}; charset=utf-8", "APPLICATION/JSON ", FORM])
@@ -69,26 +69,3 @@ def test_the_bound_is_that_of_the_body() -> None:
     with pytest.raises(RequestProblem) as raised:
         read(BODY, most_bytes=len(BODY) - 1)
     assert raised.value.problem.status == 413
-
-
-@pytest.mark.parametrize(("size", "is_inline"), [(MOST_BYTES_INLINE, True), (MOST_BYTES_INLINE + 1, False)])
-@pytest.mark.parametrize("content_type", [JSON, ARROW])
-def test_a_large_body_is_parsed_in_another_thread_than_the_event_loops(
-    content_type: str, size: int, is_inline: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    threads: list[int] = []
-
-    class NotingThreads:
-        @staticmethod
-        def model_validate_json(_body: Any, *, strict: bool) -> RolloutRequest:
-            assert strict
-            return note(_body)
-
-    def note(_body: Any) -> RolloutRequest:
-        threads.append(threading.get_ident())
-        return EXPECTED
-
-    monkeypatch.setattr(rollout_request, "RolloutRequest", NotingThreads)
-    monkeypatch.setattr(rollout_request, "arrow_request", note)
-    assert read(b" " * size, content_type) == ReceivedRequest(EXPECTED, size)
-    assert [thread == threading.get_ident() for thread in threads] == [is_inline]

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from service.settings import Limits
 from tests.service.scripted_http import VOCAB_SIZE, ScriptedHttp
 
 GOOD = {"task_name": "math", "messages": [{"role": "user", "content": "What is 1 + 1?"}]}
@@ -206,6 +207,74 @@ def test_an_unknown_route_and_an_unknown_task_are_problems_too() -> None:
 
 
 def test_many_mistakes_are_named_up_to_a_number() -> None:
+    errors = ScriptedHttp().post({"samples": [{**GOOD, "idx": "1"}] * 21}).json()["errors"]
+    assert [error["field"] for error in errors] == [*(f"samples[{place}].idx" for place in range(20)), "body"]
+    assert errors[-1]["message"] == "more than these 20 fields of the request are wrong; mend them first"
+    errors = ScriptedHttp().post({"samples": [{**GOOD, "task_name": "chess"}] * 21}).json()["errors"]
+    assert [error["field"] for error in errors] == [f"samples[{place}].task_name" for place in range(20)]
+
+
+def test_of_a_list_with_many_wrong_elements_one_is_named() -> None:
     body = {"samples": [{"task_name": "math", "message_log": [{**LOG[0], "token_ids": ["a"] * 500}]}]}
-    errors = ScriptedHttp().post(body).json()["errors"]
-    assert (len(errors), errors[-1]["message"]) == (21, "480 more are wrong in the same request")
+    [error] = ScriptedHttp().post(body).json()["errors"]
+    assert (error["field"], error["value"]) == ("samples[0].message_log[0].token_ids[0]", "a")
+
+
+TOOL = {"type": "function"}
+
+
+@pytest.mark.parametrize(
+    ("body", "field", "message"),
+    [
+        (
+            {"samples": [GOOD], "sampling": {"stop_strings": ["."] * 129}},
+            "sampling.stop_strings",
+            "List should have at most 128 items after validation, not 129",
+        ),
+        (
+            {"samples": [{**GOOD, "stop_strings": ["."] * 129}]},
+            "samples[0].stop_strings",
+            "List should have at most 128 items after validation, not 129",
+        ),
+        (
+            {"samples": [{**GOOD, "stop_strings": ["." * 1025]}]},
+            "samples[0].stop_strings[0]",
+            "String should have at most 1024 characters",
+        ),
+        (
+            {"samples": [{**GOOD, "tools": [TOOL] * 129}]},
+            "samples[0].tools",
+            "List should have at most 128 items after validation, not 129",
+        ),
+    ],
+)
+def test_what_is_over_a_bound_of_the_contract_is_refused_with_the_bound(
+    body: dict[str, Any], field: str, message: str
+) -> None:
+    service = ScriptedHttp(Limits(max_body_bytes=2**16))
+    [error] = service.post(body).json()["errors"]
+    assert (error["field"], error["message"]) == (field, message)
+    assert not service.has_started_something
+
+
+def test_stop_strings_and_tools_may_be_as_many_as_the_bounds_say() -> None:
+    sample = {**GOOD, "stop_strings": ["." * 1024, *["."] * 127], "tools": [TOOL] * 128}
+    assert ScriptedHttp(Limits(max_body_bytes=2**16)).post({"samples": [sample]}).status_code == 200
+
+
+def test_what_the_results_repeat_of_a_request_is_bounded() -> None:
+    body = json.dumps({"samples": [GOOD], "num_generations": 3})
+    allowed = Limits(max_echoed_bytes_per_request=3 * len(body))
+    assert ScriptedHttp(allowed).post(body).status_code == 200
+    service = ScriptedHttp(Limits(max_echoed_bytes_per_request=3 * len(body) - 1))
+    response = service.post(body)
+    assert response.status_code == 422
+    assert response.json()["errors"] == [
+        {
+            "field": "num_generations",
+            "message": f"the results of 3 generations repeat a body of {len(body)} bytes, and may repeat "
+            f"{3 * len(body) - 1} bytes; ask for fewer generations or send less with each sample",
+            "value": 3,
+        }
+    ]
+    assert not service.has_started_something

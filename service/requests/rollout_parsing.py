@@ -1,0 +1,197 @@
+"""Parses the body of `POST /rollout`: from untrusted bytes to the fields of a request that the contract allows.
+
+Guarantee: whatever the body holds, at most about `MOST_PROBLEMS` of its problems are built, and every part that comes
+out is bounded, so that what is done with one sample at a time is short.
+"""
+
+import pickle
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails, from_json
+
+from rollout_client.arrow.schema import ARROW
+from rollout_client.contract import RolloutRequest, SampleInput
+from rollout_client.problem_contract import FieldProblem
+from service.requests.arrow_body import arrow_fields
+from service.responses.problems import (
+    MOST_PROBLEMS,
+    found_problem,
+    invalid_json,
+    invalid_request,
+    validation_problem,
+)
+
+SAMPLES_AT_ONCE = 64
+"""Samples that are validated in one call: it holds the interpreter's lock for about a millisecond."""
+MOST_FIELDS = 64
+"""Of an object that the contract defines. Each unknown field is a problem of its own."""
+MOST_VALUES_PER_SAMPLE = 100_000
+"""JSON values of a sample outside of its messages. Reading or writing so many takes 10 ms."""
+OBJECTS_OF_A_REQUEST = ("sampling", "keep", "policy")
+FIELDS_WITH_MESSAGES = ("messages", "message_log")
+
+
+@dataclass(frozen=True, slots=True)
+class BodyBounds:
+    """What one body may hold."""
+
+    max_samples: int
+    max_sample_bytes: int
+
+
+def parsed_body(body: bytes | bytearray, media_type: str) -> RolloutRequest:
+    """Parses and validates a small body in one step.
+
+    Raises:
+        RequestProblem: 400 or 422, what is wrong with it.
+    """
+    try:
+        if media_type == ARROW:
+            return RolloutRequest.model_validate(arrow_fields(body), strict=True)
+        return RolloutRequest.model_validate_json(body, strict=True)
+    except ValidationError as error:
+        raise validation_problem(error) from error
+
+
+def checked_fields(body: bytes | bytearray, media_type: str, bounds: BodyBounds) -> dict[str, Any]:
+    """The fields of a large body, whose sizes are within `bounds` and which the contract allows.
+
+    Raises:
+        RequestProblem: 400 or 422, what is wrong with it; at most `MOST_PROBLEMS` problems are looked for.
+    """
+    fields = arrow_fields(body) if media_type == ARROW else json_fields(body)
+    if problems := list(islice(size_problems(fields, bounds), MOST_PROBLEMS)):
+        raise invalid_request(*problems)
+    findings: list[ErrorDetails] = []
+    for part in parts(fields):
+        findings += part_findings(part)
+        if len(findings) >= MOST_PROBLEMS:
+            break
+    if findings:
+        raise found_problem(findings)
+    return fields
+
+
+def json_fields(body: bytes | bytearray) -> Any:
+    try:
+        return from_json(body)
+    except ValueError as error:
+        raise invalid_json(str(error)) from error
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A request with some of the samples. The first part has the other fields of the request as well."""
+
+    fields: Any
+    first_sample: int
+
+
+def parts(fields: Any) -> Iterator[Part]:
+    samples = fields.get("samples") if isinstance(fields, dict) else None
+    if not isinstance(samples, list):
+        yield Part(fields, 0)
+        return
+    yield Part({**fields, "samples": samples[:SAMPLES_AT_ONCE]}, 0)
+    for begin in range(SAMPLES_AT_ONCE, len(samples), SAMPLES_AT_ONCE):
+        yield Part({"samples": samples[begin : begin + SAMPLES_AT_ONCE]}, begin)
+
+
+def part_findings(part: Part) -> Sequence[ErrorDetails]:
+    """What pydantic finds wrong with a part, at the places in the whole request."""
+    try:
+        RolloutRequest.model_validate(part.fields, strict=True)
+    except ValidationError as error:
+        findings = error.errors(include_url=False)
+        for finding in findings:
+            finding["loc"] = moved(finding["loc"], part.first_sample)
+        return findings
+    return ()
+
+
+def moved(location: tuple[int | str, ...], first_sample: int) -> tuple[int | str, ...]:
+    match location:
+        case ("samples", int(place), *rest):
+            return ("samples", place + first_sample, *rest)
+    return location
+
+
+def size_problems(fields: Any, bounds: BodyBounds) -> Iterator[FieldProblem]:
+    """Yields what is too large, before it is looked at more closely."""
+    if not isinstance(fields, dict):
+        return
+    yield from object_problems("body", fields)
+    for name in OBJECTS_OF_A_REQUEST:
+        yield from object_problems(name, fields.get(name))
+    samples = fields.get("samples")
+    if not isinstance(samples, list):
+        return
+    if len(samples) > bounds.max_samples:
+        message = f"{len(samples)} samples are more than {bounds.max_samples} rollouts; split the request"
+        yield FieldProblem(field="samples", message=message, value=len(samples))
+        return
+    for place, sample in enumerate(samples):
+        if isinstance(sample, dict):
+            yield from sample_size_problems(f"samples[{place}]", sample, bounds.max_sample_bytes)
+
+
+def object_problems(field: str, value: Any) -> Iterator[FieldProblem]:
+    if isinstance(value, dict) and len(value) > MOST_FIELDS:
+        message = f"it has {len(value)} fields; send at most {MOST_FIELDS}"
+        yield FieldProblem(field=field, message=message, value=len(value))
+
+
+def sample_size_problems(field: str, sample: Mapping[str, Any], most_bytes: int) -> Iterator[FieldProblem]:
+    free = {name: value for name, value in sample.items() if name not in FIELDS_WITH_MESSAGES}
+    if (count := value_count(free)) > MOST_VALUES_PER_SAMPLE:
+        message = f"it holds {count} JSON values outside of its messages; send at most {MOST_VALUES_PER_SAMPLE}"
+        yield FieldProblem(field=field, message=message, value=count)
+    elif (size := len(pickle.dumps(sample, pickle.HIGHEST_PROTOCOL))) > most_bytes:
+        message = f"it takes {size} bytes, and a sample may take {most_bytes}; shorten it"
+        yield FieldProblem(field=field, message=message, value=size)
+    for name in FIELDS_WITH_MESSAGES:
+        messages = sample.get(name)
+        for place, message in enumerate(messages if isinstance(messages, list) else ()):
+            yield from object_problems(f"{field}.{name}[{place}]", message)
+
+
+def value_count(value: Any) -> int:
+    """JSON values in `value`, itself included."""
+    count, inside = 0, [value]
+    while inside:
+        value = inside.pop()
+        count += 1
+        if isinstance(value, dict):
+            inside.extend(value.values())
+        elif isinstance(value, list):
+            inside.extend(value)
+    return count
+
+
+def split_fields(fields: dict[str, Any], slice_bytes: int) -> Iterator[bytes]:
+    """`fields` as pickles: first those other than the samples, then slices of samples of about `slice_bytes`."""
+    yield pickle.dumps({name: value for name, value in fields.items() if name != "samples"}, pickle.HIGHEST_PROTOCOL)
+    pickled, size = list[bytes](), 0
+    for sample in fields["samples"]:
+        pickled.append(pickle.dumps(sample, pickle.HIGHEST_PROTOCOL))
+        size += len(pickled[-1])
+        if size >= slice_bytes:
+            yield pickle.dumps(pickled, pickle.HIGHEST_PROTOCOL)
+            pickled, size = [], 0
+    yield pickle.dumps(pickled, pickle.HIGHEST_PROTOCOL)
+
+
+def joined_request(options: Mapping[str, Any], slices: Iterable[bytes]) -> RolloutRequest:
+    """The request whose fields `split_fields` has split. No step of it takes longer than the largest sample needs."""
+    samples = [
+        SampleInput.model_validate(pickle.loads(sample), strict=True)
+        for pickled in slices
+        for sample in pickle.loads(pickled)
+    ]
+    request = RolloutRequest.model_validate({**options, "samples": samples[:1]}, strict=True)
+    request.samples = samples
+    return request

@@ -1,0 +1,273 @@
+"""Large bodies are parsed in another process, with the same result and the same refusals as small ones."""
+
+import asyncio
+import json
+import os
+import pickle
+import signal
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import psutil
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rollout_client.arrow.request import arrow_body
+from rollout_client.arrow.schema import ARROW
+from rollout_client.contract import RolloutRequest
+from rollout_client.problem_contract import Problem
+from service.requests import body_parser
+from service.requests.body_parser import MOST_BYTES_INLINE, BodyParser
+from service.requests.media_types import JSON
+from service.requests.rollout_parsing import (
+    MOST_FIELDS,
+    MOST_VALUES_PER_SAMPLE,
+    SAMPLES_AT_ONCE,
+    BodyBounds,
+    checked_fields,
+    joined_request,
+    parsed_body,
+    split_fields,
+)
+from service.responses.problems import MOST_LEVELS, RequestProblem
+
+SAMPLE: dict[str, Any] = {"task_name": "math", "messages": [{"role": "user", "content": "Hi"}]}
+BOUNDS = BodyBounds(max_samples=1000, max_sample_bytes=100_000)
+PADDING = b" " * MOST_BYTES_INLINE
+
+
+@pytest.fixture(scope="module")
+def parser() -> Iterator[BodyParser]:
+    parser = BodyParser(BOUNDS)
+    yield parser
+    parser.close()
+
+
+def parse(parser: BodyParser, body: bytes, media_type: str = JSON) -> RolloutRequest:
+    return asyncio.run(parser.parse(body, media_type))
+
+
+def refused(body: bytes, media_type: str = JSON, bounds: BodyBounds = BOUNDS) -> Problem:
+    """The problem of a body that is parsed as a large one is."""
+    with pytest.raises(RequestProblem) as raised:
+        checked_fields(body, media_type, bounds)
+    return raised.value.problem
+
+
+def request(**fields: Any) -> bytes:
+    return json.dumps({"samples": [SAMPLE], **fields}).encode()
+
+
+def children() -> list[psutil.Process]:
+    return [each for each in psutil.Process().children() if "parser_process" in " ".join(each.cmdline())]
+
+
+def test_only_a_body_over_the_threshold_goes_to_a_process() -> None:
+    parser = BodyParser(BOUNDS)
+    body = request().ljust(MOST_BYTES_INLINE)
+    before = children()
+    small = parse(parser, body)
+    assert children() == before
+    assert parse(parser, body + b" ") == small
+    assert len(children()) == len(before) + 1
+    parser.close()
+    assert children() == before
+
+
+@pytest.mark.parametrize("media_type", [JSON, ARROW])
+def test_a_large_body_gives_the_same_request_as_a_small_one(parser: BodyParser, media_type: str) -> None:
+    samples = [{**SAMPLE, "idx": place, "note": "x" * 1000, "list": [1, None, 2.5]} for place in range(300)]
+    options = {"num_generations": 2, "sampling": {"seed": 3}, "keep": {"per_group": 1}}
+    body = json.dumps({"samples": samples, **options}).encode() if media_type == JSON else arrow_body(samples, options)
+    assert len(body) > MOST_BYTES_INLINE
+    parsed = parse(parser, body, media_type)
+    assert parsed == parsed_body(body, media_type)
+    assert parsed.model_fields_set == {"samples", *options}
+
+
+def test_a_refusal_crosses_the_processes(parser: BodyParser) -> None:
+    with pytest.raises(RequestProblem) as raised:
+        parse(parser, request(num_generation=1) + PADDING)
+    assert raised.value.problem == refused(request(num_generation=1))
+    with pytest.raises(RequestProblem) as raised:
+        parse(parser, b"{" + PADDING)
+    assert raised.value.problem.status == 400
+    # The process goes on.
+    assert parse(parser, request() + PADDING) == parsed_body(request(), JSON)
+
+
+def test_a_process_that_dies_is_503_and_is_replaced() -> None:
+    parser = BodyParser(BOUNDS)
+    before = children()
+    parse(parser, request() + PADDING)
+    [child] = [each for each in children() if each not in before]
+    os.kill(child.pid, signal.SIGKILL)
+    child.wait()
+    with pytest.raises(RequestProblem) as raised:
+        parse(parser, request() + PADDING)
+    assert (raised.value.problem.status, raised.value.problem.errors[0].message) == (
+        503,
+        "The process that parses request bodies died, perhaps for want of memory",
+    )
+    assert parse(parser, request() + PADDING) == parsed_body(request(), JSON)
+    parser.close()
+
+
+def test_a_process_ends_when_the_standard_input_that_its_parent_holds_ends() -> None:
+    process = body_parser.ParserProcess()
+    assert process.parse(request(), JSON, BOUNDS) == parsed_body(request(), JSON)
+    assert process._process.stdin is not None
+    process._process.stdin.close()
+    assert process._process.wait(timeout=30) == 0
+    assert process._process.stdout is not None
+    process._process.stdout.close()
+
+
+def test_large_bodies_wait_for_each_other_and_small_ones_for_none(
+    parser: BodyParser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go_on = threading.Event()
+    answered = parsed_body(request(), JSON)
+
+    def wait(*_arguments: Any) -> RolloutRequest:
+        assert go_on.wait(30)
+        return answered
+
+    async def parse_all() -> bool:
+        large = [asyncio.create_task(parser.parse(PADDING + b" ", JSON)) for _ in range(3)]
+        small = await parser.parse(request(), JSON)
+        go_on.set()
+        return [small, *await asyncio.gather(*large)] == [answered] * 4
+
+    monkeypatch.setattr(body_parser.ParserProcess, "parse", wait)
+    assert asyncio.run(parse_all())
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=8,
+)
+NAMES = ["id", "idx", "task_name", "messages", "message_log", "extra_env_info", "stop_strings", "seed", "tools", "x"]
+some_samples = st.dictionaries(st.sampled_from(NAMES), json_values, max_size=4) | st.fixed_dictionaries(
+    {"task_name": st.just("math"), "messages": st.just(SAMPLE["messages"])},
+    optional={"x": json_values, "extra_env_info": json_values, "stop_strings": st.just(["a"]), "idx": json_values},
+)
+some_requests = st.fixed_dictionaries(
+    {"samples": st.lists(some_samples, max_size=3)},
+    optional={
+        "num_generations": json_values,
+        "sampling": json_values,
+        "keep": st.just({"groups": 1}),
+        "x": json_values,
+    },
+)
+
+
+@given(some_requests, st.integers(1, 2000))
+def test_whatever_the_body_both_ways_give_the_same_request_or_name_the_same_fields(
+    fields: dict[str, Any], slice_bytes: int
+) -> None:
+    body = json.dumps(fields).encode()
+    by_step: RolloutRequest | Problem
+    by_parts: RolloutRequest | Problem
+    try:
+        by_step = parsed_body(body, JSON)
+    except RequestProblem as error:
+        by_step = error.problem
+    try:
+        options, *slices = split_fields(checked_fields(body, JSON, BOUNDS), slice_bytes)
+        by_parts = joined_request(pickle.loads(options), slices)
+    except RequestProblem as error:
+        by_parts = error.problem
+    # NaN differs from itself, and its representation does not.
+    assert repr(by_parts) == repr(by_step)
+
+
+def test_problems_are_named_at_their_places_in_the_whole_request_and_only_the_first_20() -> None:
+    samples = [SAMPLE] * SAMPLES_AT_ONCE + [{"task_name": "math"}, SAMPLE, *[{**SAMPLE, "idx": "1"}] * 200]
+    problem = refused(request(samples=samples))
+    first = SAMPLES_AT_ONCE
+    assert [error.field for error in problem.errors] == [
+        f"samples[{first}]",
+        *(f"samples[{place}].idx" for place in range(first + 2, first + 21)),
+        "body",
+    ]
+    assert problem.errors[-1].message == "more than these 20 fields of the request are wrong; mend them first"
+
+
+@pytest.mark.parametrize("field", ["token_ids", "generation_logprobs"])
+def test_of_a_list_with_300_000_wrong_elements_one_is_named(field: str) -> None:
+    message = {"role": "user", "content": "", "token_ids": [1], field: ["a"] * 300_000}
+    problem = refused(request(samples=[{"task_name": "math", "message_log": [message]}]), bounds=BodyBounds(1, 10**7))
+    assert [(error.field, error.value) for error in problem.errors] == [(f"samples[0].message_log[0].{field}[0]", "a")]
+
+
+def nested(levels: int) -> bytes:
+    """A request with a further field, which is at level 4: it is nested in `levels` levels."""
+    return request(samples=[{**SAMPLE, "x": "@"}]).replace(b'"@"', b"[" * (levels - 3) + b"]" * (levels - 3))
+
+
+@pytest.mark.parametrize("way", ["small", "large"])
+def test_json_may_be_nested_in_201_levels_and_not_in_one_more(way: str) -> None:
+    def parse(body: bytes) -> object:
+        return parsed_body(body, JSON) if way == "small" else checked_fields(body, JSON, BOUNDS)
+
+    assert MOST_LEVELS == 201
+    parse(nested(MOST_LEVELS))
+    with pytest.raises(RequestProblem) as raised:
+        parse(nested(MOST_LEVELS + 1))
+    problem = raised.value.problem
+    assert (problem.status, problem.errors[0].message) == (
+        422,
+        "its JSON is nested in more than 201 levels; send at most 201",
+    )
+
+
+def test_an_object_of_the_contract_may_have_64_fields_and_not_one_more() -> None:
+    unknown = {f"x{place}": 1 for place in range(MOST_FIELDS)}
+    message = {**SAMPLE["messages"][0], **unknown}
+    cases = {
+        "body": request(**unknown),
+        "sampling": request(sampling={**unknown, "seed": 1}),
+        "samples[0].messages[0]": request(samples=[{**SAMPLE, "messages": [message]}]),
+    }
+    for field, body in cases.items():
+        [error] = refused(body).errors
+        given_fields = int(str(error.value))
+        assert (error.field, error.message) == (field, f"it has {given_fields} fields; send at most 64")
+        assert given_fields > MOST_FIELDS
+    del unknown["x0"]
+    assert len(refused(request(**unknown)).errors) == 21
+
+
+def test_a_sample_may_hold_100_000_values_and_not_one_more() -> None:
+    # The other values: the sample's fields as one, its name, its list and the list's place among the fields.
+    allowed = MOST_VALUES_PER_SAMPLE - 3
+    checked_fields(request(samples=[{**SAMPLE, "x": [1] * allowed}]), JSON, BodyBounds(10, 10**9))
+    [error] = refused(request(samples=[{**SAMPLE, "x": [1] * (allowed + 1)}])).errors
+    assert (error.field, error.value, error.message) == (
+        "samples[0]",
+        100_001,
+        "it holds 100001 JSON values outside of its messages; send at most 100000",
+    )
+
+
+def test_a_sample_may_take_a_number_of_bytes_and_not_one_more() -> None:
+    body = request(samples=[SAMPLE, {**SAMPLE, "x": "y" * 50_000}])
+    [error] = refused(request(samples=[SAMPLE, {**SAMPLE, "x": "y" * 100_000}])).errors
+    assert error.field == "samples[1]"
+    size = int(str(error.value)) - 50_000
+    assert error.message == f"it takes {size + 50_000} bytes, and a sample may take 100000; shorten it"
+    checked_fields(body, JSON, BodyBounds(10, size))
+    with pytest.raises(RequestProblem):
+        checked_fields(body, JSON, BodyBounds(10, size - 1))
+
+
+def test_a_body_may_have_a_number_of_samples_and_not_one_more() -> None:
+    checked_fields(request(samples=[SAMPLE] * 1000), JSON, BOUNDS)
+    [error] = refused(request(samples=[SAMPLE] * 1001)).errors
+    assert (error.field, error.value) == ("samples", 1001)
+    assert error.message == "1001 samples are more than 1000 rollouts; split the request"
