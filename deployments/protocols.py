@@ -159,6 +159,18 @@ class StepRequest:
     """The sample's number as the caller sees it."""
     step_id: str = ""
     """Unique among all steps that run; a retry has the id of the step that it repeats."""
+    lockstep_id: str = ""
+    """The request of the step if it is played in lockstep: the steps of one turn go to one replica. Else empty."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepResults:
+    """One item of the stream that answers a batch of steps; one without results is a heartbeat."""
+
+    results: list[tuple[int, StepOutcome | RolloutFailure]]
+    """Each result with its request's place in the call."""
+    steps_in_progress: int
+    """Steps that run or wait on the replica after these results."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,9 +32,9 @@ def build(settings: ServiceSettings) -> Application:
     replicas = deployment(replica, "Generator", options).options(request_router_config=NAMED_REPLICA_ROUTING)
     generator = replicas.bind(engine, policy_store)
     environments = {
-        task_name: deployment(EnvironmentHost, task_name, options).bind(
-            task_name, environment.import_path, environment.arguments, settings.limits.step_timeout_s
-        )
+        task_name: deployment(EnvironmentHost, task_name, options)
+        .options(request_router_config=NAMED_REPLICA_ROUTING)
+        .bind(task_name, environment.import_path, environment.arguments, settings.limits.step_timeout_s)
         for task_name, environment in settings.environments.items()
     }
     ingress = deployment(Ingress, "Ingress", options)

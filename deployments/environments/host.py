@@ -3,6 +3,7 @@
 `RemoteEnvironment` (`service/remote/environment.py`) is the caller.
 """
 
+import asyncio
 import logging
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -11,10 +12,11 @@ from typing import Any
 from deployments import logs
 from deployments.environments.loading import load_environment
 from deployments.environments.step_runner import CANCELLED, StepRunner
-from deployments.protocols import StepRequest, TaskDescription
+from deployments.protocols import StepRequest, StepResults, TaskDescription
 from deployments.rpc.autoscaling import stats_of
-from deployments.rpc.batching import BatchResults, results_as_completed
-from rollout_env import StepOutcome
+from deployments.rpc.batching import results_as_completed
+from deployments.rpc.heartbeats import Heartbeats
+from deployments.rpc.message_size import bytes_of_step_result
 
 logger = logging.getLogger("rollout_service.environments")
 
@@ -30,18 +32,27 @@ class EnvironmentHost:
         self._task_name = task_name
         self._environment = load_environment(import_path, arguments)
         self._steps = StepRunner(self._environment, task_name, step_timeout_s)
+        self._heartbeats = Heartbeats()
 
-    async def step(self, requests: list[StepRequest]) -> AsyncGenerator[BatchResults[StepOutcome], None]:
-        """Runs the steps and yields results as they finish, those of one event-loop iteration in one batch.
+    async def step(self, requests: list[StepRequest], caller: str = "") -> AsyncGenerator[StepResults, None]:
+        """Runs the steps and yields results as they finish, those of one event-loop iteration together.
 
-        A step that fails yields its failure and does not affect the other steps.
+        A step that fails yields its failure and does not affect the other steps. A caller that was sent nothing for
+        `HEARTBEAT_S` gets an item without results, on one of its streams.
+
+        Args:
+            caller: the same for all calls of one ingress replica, and different from all others'.
         """
         # Thousands of steps that fail alike leave one traceback in the log, and a line each.
         shown: set[str] = set()
         steps = [self._steps.start(request, shown) for request in requests]
-        async with aclosing(results_as_completed(steps, CANCELLED)) as finished:
-            async for results in finished:
-                yield results
+        wake = asyncio.Event()
+        with self._heartbeats.open_stream(caller, wake):
+            async with aclosing(results_as_completed(steps, CANCELLED, bytes_of_step_result, wake)) as finished:
+                async for results in finished:
+                    if results:
+                        self._heartbeats.note_results(caller)
+                    yield StepResults(results, self._steps.in_progress)
 
     async def abort(self, step_ids: list[str]) -> None:
         """Aborts steps that nobody waits for, while others of their call go on. Unknown ids are ignored."""

@@ -2,11 +2,12 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from functools import partial
 from typing import TypeVar
 
 from deployments.failures import RolloutFailure
+from deployments.rpc.message_size import divided
 
 logger = logging.getLogger("rollout_service.rpc")
 
@@ -18,13 +19,14 @@ BatchResults = list[tuple[int, Result | RolloutFailure]]
 async def results_as_completed(
     jobs: Sequence[Awaitable[Result | RolloutFailure]],
     if_cancelled: RolloutFailure,
+    bytes_of: Callable[[Result | RolloutFailure], int],
     wake: asyncio.Event | None = None,
 ) -> AsyncGenerator[BatchResults[Result], None]:
     """Runs all jobs concurrently and yields each result exactly once, as soon as it is there.
 
-    The results of one event-loop iteration are yielded together. A job returns its failures; the result of a job that
-    was cancelled is `if_cancelled`. Setting `wake` yields an empty batch if no result is there. Closing the generator
-    cancels the jobs that still run.
+    The results of one event-loop iteration are yielded together, divided into batches within the bounds of
+    `message_size`. A job returns its failures; the result of a job that was cancelled is `if_cancelled`. Setting `wake`
+    yields an empty batch if no result is there. Closing the generator cancels the jobs that still run.
     """
     finished: BatchResults[Result] = []
     some_finished = wake or asyncio.Event()
@@ -44,7 +46,8 @@ async def results_as_completed(
             batch = finished.copy()
             finished.clear()
             missing -= len(batch)
-            yield batch
+            for message in divided(batch, lambda result: bytes_of(result[1])) if batch else [batch]:
+                yield message
     finally:
         for task in tasks:
             task.cancel()

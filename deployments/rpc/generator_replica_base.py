@@ -14,6 +14,7 @@ from deployments.protocols import Engine, Generation, GenerationRequest, Generat
 from deployments.rpc.autoscaling import stats_of
 from deployments.rpc.batching import results_as_completed
 from deployments.rpc.heartbeats import Heartbeats
+from deployments.rpc.message_size import bytes_of_generation
 
 logger = logging.getLogger("rollout_service.rpc")
 
@@ -41,7 +42,7 @@ class GeneratorReplicaBase(ABC):
         jobs = [self._generation_or_failure(request) for request in requests]
         wake = asyncio.Event()
         with self._heartbeats.open_stream(caller, wake):
-            async with aclosing(results_as_completed(jobs, aborted, wake)) as batches:
+            async with aclosing(results_as_completed(jobs, aborted, bytes_of_generation, wake)) as batches:
                 async for results in batches:
                     if results:
                         self._heartbeats.note_results(caller)

@@ -1,4 +1,4 @@
-"""Heartbeats of a generator replica's streams, so that a caller can tell a slow replica from a hung one.
+"""Heartbeats of a replica's streams, so that a caller can tell a slow replica from a hung one.
 
 The caller's half is `service/remote/batching.py`.
 """

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from contextvars import Context
 from functools import partial
@@ -13,12 +13,14 @@ from ray.serve.exceptions import RayServeException
 from deployments.failures import RolloutFailure
 from deployments.rpc.batching import BatchResults
 from deployments.rpc.handle_calls import call_result
-from service.remote.silence import LOST_AFTER_HEARTBEATS, ReplicaSilent, SilenceWatch
+from deployments.rpc.message_size import MOST_ITEMS_PER_MESSAGE, divided
+from service.remote.silence import ReplicaSilent, SilenceWatch
 
 logger = logging.getLogger("rollout_service.remote")
 
 Request = TypeVar("Request")
 Result = TypeVar("Result")
+Batch = list[tuple[Request, "asyncio.Future[Result]"]]
 NO_FIELDS: Mapping[str, Any] = {}
 
 
@@ -37,7 +39,9 @@ class RequestBatcher(Generic[Request, Result]):
         abort: Callable[[list[Request]], Any] | None = None,
         log_fields: Mapping[str, Any] = NO_FIELDS,
         results_of: Callable[[Any], BatchResults[Result]] = lambda item: item,
-        heartbeats: bool = False,
+        lost_after_heartbeats: int | None = None,
+        bytes_of: Callable[[Request], int] = lambda _: 0,
+        most_requests: int | None = MOST_ITEMS_PER_MESSAGE,
     ) -> None:
         """Args:
         start_call: starts a streaming call with these requests. `results_of` gives the results in an item of it.
@@ -45,7 +49,10 @@ class RequestBatcher(Generic[Request, Result]):
         abort: starts a call that aborts requests whose callers were cancelled while others of their call go on.
             Without it they run until the last of those has its result.
         log_fields: the `extra` of the log records of this batcher.
-        heartbeats: whether the replica sends a heartbeat each second; a silent one is `lost`.
+        lost_after_heartbeats: the replica sends a heartbeat each second, and is `lost` when so many do not come.
+            `None` if it sends none.
+        bytes_of: the size of a request. A batch above `MOST_BYTES_PER_MESSAGE` is divided into several calls.
+        most_requests: a batch of more is divided too, unless this is `None`.
         """
         self._start_call = start_call
         self._lost = lost
@@ -53,7 +60,10 @@ class RequestBatcher(Generic[Request, Result]):
         self._abort = abort
         self._log_fields = log_fields
         self._results_of = results_of
-        self._silence = SilenceWatch() if heartbeats else None
+        self._lost_after_heartbeats = lost_after_heartbeats
+        self._silence = None if lost_after_heartbeats is None else SilenceWatch(lost_after_heartbeats)
+        self._bytes_of = bytes_of
+        self._most_requests = most_requests
         self._to_send: list[tuple[Request, asyncio.Future[Result]]] = []
         self._to_abort: list[Request] = []
         self._tasks: set[asyncio.Task[None]] = set()
@@ -73,8 +83,18 @@ class RequestBatcher(Generic[Request, Result]):
         return await future
 
     def _send(self) -> None:
-        batch = [(request, future) for request, future in self._to_send if not future.done()]
+        calls = divided(self._to_send, lambda sent: self._bytes_of(sent[0]), self._most_requests)
         self._to_send = []
+        self._send_next(calls)
+
+    def _send_next(self, calls: "Iterator[Batch[Request, Result]]") -> None:
+        """Starts one call in each event-loop iteration, because packing a large one holds the loop for milliseconds."""
+        batch = next(calls, None)
+        if batch is not None:
+            self._send_call([(request, future) for request, future in batch if not future.done()])
+            asyncio.get_running_loop().call_soon(self._send_next, calls)
+
+    def _send_call(self, batch: "Batch[Request, Result]") -> None:
         if not batch:
             return
         call = self._start_task(self._run_call(batch))
@@ -148,7 +168,7 @@ class RequestBatcher(Generic[Request, Result]):
                     for place, result in self._results_of(item):
                         finish(batch[place][1], result)
         except ReplicaSilent as error:
-            raise self._lost(f"{self._who} was silent for {LOST_AFTER_HEARTBEATS} heartbeats.") from error
+            raise self._lost(f"{self._who} was silent for {self._lost_after_heartbeats} heartbeats.") from error
 
     def _fail(self, futures: "Sequence[asyncio.Future[Result]]", broken: Exception) -> None:
         if futures:

@@ -1,31 +1,65 @@
 """The `Environment` port over Serve handles. Server half: `deployments/environments/host.py`."""
 
-from typing import Any
+import asyncio
+from functools import partial
+from typing import Any, NamedTuple
+from uuid import uuid4
 
 from ray.serve.handle import DeploymentHandle
 
 from deployments.failures import EnvironmentLost
-from deployments.protocols import Environment, StepRequest, TaskDescription
+from deployments.protocols import Environment, StepRequest, StepResults, TaskDescription
+from deployments.rpc.batching import BatchResults
 from deployments.rpc.handle_calls import call_result
+from deployments.rpc.live_replicas import live_replicas_of
+from deployments.rpc.message_size import MOST_ITEMS_PER_MESSAGE, bytes_of_step_request
 from rollout_env import StepOutcome
 from service.remote.batching import RequestBatcher
+from service.remote.step_spreading import StepSpreading
+
+LOST_AFTER_HEARTBEATS = 30
+"""A step that computes without `await` stalls its replica's event loop for as long; a hung replica stalls for ever."""
+
+
+class Destination(NamedTuple):
+    """Where a step goes, and with which others: those in lockstep are never divided by their number."""
+
+    replica: str | None
+    """`None` if no replica is known."""
+    in_lockstep: bool
 
 
 class RemoteEnvironment(Environment):
-    """Sends the steps of one task, in batches, to whichever replicas Serve picks."""
+    """Sends each step of one task to a replica with the least load, batched with others for it.
+
+    The steps of one turn of a request in lockstep go to one replica: in one call, unless they are larger than a message
+    may be; then in as few as possible.
+    """
 
     def __init__(self, task_name: str, handle: DeploymentHandle[Any]) -> None:
         self._handle = handle
+        self._task_name = task_name
         self._who = f"The replica of environment {task_name!r}"
-        self._steps: RequestBatcher[StepRequest, StepOutcome] = RequestBatcher(
-            handle.options(stream=True).step.remote,
-            EnvironmentLost,
-            self._who,
-            log_fields={"task_name": task_name},
-        )
+        self._caller = uuid4().hex
+        self._spreading = StepSpreading()
+        self._lockstep_replicas: dict[str, str] = {}
+        """By request in lockstep, the replica of its steps in this iteration of the event loop."""
+        self._batchers: dict[Destination, RequestBatcher[StepRequest, StepOutcome]] = {}
 
     async def step(self, request: StepRequest) -> StepOutcome:
-        return await self._steps.call(request)
+        destination = Destination(self._replica_for(request), bool(request.lockstep_id))
+        batcher = self._batcher_of(destination)
+        replica = destination.replica
+        if replica is None:
+            return await batcher.call(request)
+        self._spreading.begin(replica)
+        try:
+            return await batcher.call(request)
+        except EnvironmentLost:
+            self._spreading.mark_failed(replica)
+            raise
+        finally:
+            self._spreading.end(replica)
 
     async def describe(self) -> TaskDescription:
         description: TaskDescription = await self._result(self._handle.describe.remote())
@@ -37,3 +71,47 @@ class RemoteEnvironment(Environment):
 
     async def _result(self, response: Any) -> Any:
         return await call_result(response, response, EnvironmentLost, self._who)
+
+    def _replica_for(self, request: StepRequest) -> str | None:
+        replicas = live_replicas_of(self._handle)
+        if not request.lockstep_id:
+            return self._spreading.least_loaded(replicas)
+        replica = self._lockstep_replicas.get(request.lockstep_id)
+        if replica is None and (replica := self._spreading.least_loaded(replicas)) is not None:
+            if not self._lockstep_replicas:
+                asyncio.get_running_loop().call_soon(self._lockstep_replicas.clear)
+            self._lockstep_replicas[request.lockstep_id] = replica
+        return replica
+
+    def _batcher_of(self, destination: Destination) -> RequestBatcher[StepRequest, StepOutcome]:
+        batcher = self._batchers.get(destination)
+        if batcher is None:
+            replicas = live_replicas_of(self._handle)
+            self._batchers = {known: batcher for known, batcher in self._batchers.items() if known.replica in replicas}
+            self._spreading.forget_all_but(replicas)
+            batcher = self._batchers[destination] = self._new_batcher(destination)
+        return batcher
+
+    def _new_batcher(self, destination: Destination) -> RequestBatcher[StepRequest, StepOutcome]:
+        named = self._handle.options(session_id=destination.replica or "")
+        start_call = named.options(stream=True).step.remote
+        return RequestBatcher(
+            lambda requests: start_call(requests, self._caller),
+            EnvironmentLost,
+            self._who,
+            abort=partial(abort_steps, named),
+            log_fields={"task_name": self._task_name, "replica_id": destination.replica},
+            results_of=partial(self._results_of, destination.replica),
+            lost_after_heartbeats=LOST_AFTER_HEARTBEATS,
+            bytes_of=bytes_of_step_request,
+            most_requests=None if destination.in_lockstep else MOST_ITEMS_PER_MESSAGE,
+        )
+
+    def _results_of(self, replica: str | None, item: StepResults) -> BatchResults[StepOutcome]:
+        if replica is not None:
+            self._spreading.report(replica, item.steps_in_progress)
+        return item.results
+
+
+def abort_steps(named: DeploymentHandle[Any], requests: list[StepRequest]) -> Any:
+    return named.abort.remote([request.step_id for request in requests])

@@ -19,10 +19,13 @@ from deployments.protocols import (
 from deployments.rpc.batching import BatchResults
 from deployments.rpc.handle_calls import call_result
 from deployments.rpc.live_replicas import live_replicas_of
+from deployments.rpc.message_size import bytes_of_generation_request
 from service.remote.batching import RequestBatcher
 from service.remote.replica_affinity import ReplicaAffinity
 
 GENERATOR_REPLICA = "The generator replica"
+LOST_AFTER_HEARTBEATS = 10
+"""A replica's event loop can stall for seconds, while it reads weights or compiles; a hung one stalls for ever."""
 
 
 class RemoteGenerator(Generator):
@@ -71,7 +74,8 @@ class RemoteGenerator(Generator):
             abort=partial(abort_generations, named),
             log_fields={"replica_id": replica},
             results_of=partial(self._results_of, replica),
-            heartbeats=True,
+            lost_after_heartbeats=LOST_AFTER_HEARTBEATS,
+            bytes_of=bytes_of_generation_request,
         )
 
     def _results_of(self, replica: str | None, item: GenerationResults) -> BatchResults[Generation]:

@@ -6,22 +6,20 @@ from contextlib import asynccontextmanager
 
 from deployments.rpc.heartbeats import HEARTBEAT_S
 
-LOST_AFTER_HEARTBEATS = 10
-"""A replica's event loop can stall for seconds, while it reads weights or compiles; a hung one stalls for ever."""
-
 
 class ReplicaSilent(Exception):
-    """Nothing came from the replica for `LOST_AFTER_HEARTBEATS` heartbeats."""
+    """Nothing came from the replica for too many heartbeats."""
 
 
 class SilenceWatch:
-    """Breaks the open calls of one replica when nothing came on any of them for `LOST_AFTER_HEARTBEATS` heartbeats.
+    """Breaks the open calls of one replica when nothing came on any of them for `lost_after` heartbeats.
 
     Silence counts only after a first item: a call that waits for a replica to start is silent for minutes. It is
     counted in ticks of this event loop, so that a loop that was itself stalled does not blame the replica.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, lost_after: int) -> None:
+        self._lost_after = lost_after
         self._open: set[asyncio.Timeout] = set()
         self._was_heard = False
         self._silent_ticks = 0
@@ -65,7 +63,7 @@ class SilenceWatch:
             return
         self._start_timer()
         self._silent_ticks += self._was_heard
-        if self._silent_ticks >= LOST_AFTER_HEARTBEATS:
+        if self._silent_ticks >= self._lost_after:
             self.forget()
             for limit in self._open:
                 limit.reschedule(asyncio.get_running_loop().time())

@@ -114,15 +114,17 @@ class Episode:
         self._token_ids.extend(generation.token_ids)
         self._truncate_if_cut_by_max_seq_len()
 
-    def step_request(self) -> StepRequest:
-        """The step of the environment that comes next."""
+    def step_request(self, in_lockstep: bool = False) -> StepRequest:
+        """The step of the environment that comes next. In lockstep it belongs with the other steps of its request."""
+        identity = self.identity
         return StepRequest(
             message_log=[{"role": message.role, "content": message.content} for message in self._message_log],
             extra_env_info=self._extra_env_info,
-            request_id=self.identity.request_id,
+            request_id=identity.request_id,
             rollout_id=self._rollout_id,
-            sample=self.identity.idx,
+            sample=identity.idx,
             step_id=f"{self._rollout_id}-{self._steps}",
+            lockstep_id=(identity.unique_request_id or identity.request_id) if in_lockstep else "",
         )
 
     def add_outcome(self, outcome: StepOutcome) -> None:

@@ -61,7 +61,7 @@ async def play_generation(episode: Episode, context: RolloutContext) -> None:
 
 
 async def play_step(episode: Episode, context: RolloutContext) -> None:
-    request = episode.step_request()
+    request = episode.step_request(context.schedule.in_lockstep)
     step = context.environments[episode.identity.task_name].step
     outcome = await with_retries(lambda: step(request), episode)
     await context.pacer.wait_for_turn()

@@ -4,11 +4,14 @@ A phase is a generation or an environment step. A new schedule implements `Sched
 """
 
 import asyncio
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 
 class Schedule(Protocol):
     """One schedule serves one request."""
+
+    in_lockstep: ClassVar[bool]
+    """Whether the steps of one turn of the request belong together."""
 
     def add_sample(self) -> None:
         """Called once for each sample, before any of them waits for a phase."""
@@ -26,6 +29,8 @@ class Schedule(Protocol):
 class AsyncSchedule(Schedule):
     """No sample waits for another."""
 
+    in_lockstep = False
+
     def add_sample(self) -> None:
         pass
 
@@ -41,6 +46,8 @@ class LockstepSchedule(Schedule):
 
     The last sample to arrive wakes the others before it goes on, so that one batched call carries the requests of all.
     """
+
+    in_lockstep = True
 
     def __init__(self) -> None:
         self._samples = 0

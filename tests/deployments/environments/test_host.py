@@ -10,8 +10,9 @@ from pydantic import BaseModel, field_validator
 from deployments.environments.host import EnvironmentHost
 from deployments.environments.loading import EnvironmentNotLoadable
 from deployments.failures import EnvironmentBroken, EnvironmentLost, EnvironmentRejected, RolloutFailure
-from deployments.protocols import StepRequest
+from deployments.protocols import StepRequest, StepResults
 from rollout_env import ChatMessage, SampleRejected, StepOutcome, TaskEnvironment
+from tests import virtual_time
 from tests.service.scripted import outcome
 
 LOG: list[ChatMessage] = [{"role": "user", "content": "Q"}, {"role": "assistant", "content": "A"}]
@@ -80,7 +81,7 @@ def results_of(*modes: dict[str, Any]) -> list[StepOutcome | RolloutFailure]:
 
     async def answered() -> dict[int, StepOutcome | RolloutFailure]:
         requests = [StepRequest(LOG, mode, "request", f"request-{place}-0", place) for place, mode in enumerate(modes)]
-        return dict([result async for batch in obedient_host().step(requests) for result in batch])
+        return dict([result async for item in obedient_host().step(requests) for result in item.results])
 
     by_place = asyncio.run(answered())
     return [by_place[place] for place in range(len(modes))]
@@ -146,7 +147,7 @@ def test_closing_the_answers_cancels_the_steps_without_a_failure(caplog: pytest.
 
     async def first_answer() -> float:
         answers = host.step([StepRequest(LOG, {"mode": "wait"}), StepRequest(LOG, {"mode": "good"})])
-        assert await anext(answers) == [(1, GOOD)]
+        assert await anext(answers) == StepResults([(1, GOOD)], steps_in_progress=1)
         await answers.aclose()
         await asyncio.sleep(0)
         return sum((await host.record_autoscaling_stats()).values())
@@ -155,10 +156,20 @@ def test_closing_the_answers_cancels_the_steps_without_a_failure(caplog: pytest.
     assert caplog.records == []
 
 
+def test_a_host_sends_a_heartbeat_while_a_step_takes_long() -> None:
+    async def run() -> None:
+        answers = obedient_host().step([StepRequest(LOG, {"mode": "wait"})], "caller")
+        assert await anext(answers) == StepResults([], steps_in_progress=1)
+        assert virtual_time.now() == 1
+        await answers.aclose()
+
+    virtual_time.run(run())
+
+
 def test_an_aborted_step_ends_and_the_others_of_its_call_go_on(caplog: pytest.LogCaptureFixture) -> None:
     host = obedient_host()
 
-    async def run() -> list[tuple[int, StepOutcome | RolloutFailure]]:
+    async def run() -> StepResults:
         requests = [StepRequest(LOG, {"mode": "wait"}, step_id=step_id) for step_id in ("one", "two")]
         answers = host.step(requests)
         first = asyncio.ensure_future(anext(answers))
@@ -170,7 +181,7 @@ def test_an_aborted_step_ends_and_the_others_of_its_call_go_on(caplog: pytest.Lo
         await answers.aclose()
         return results
 
-    [(place, failure)] = asyncio.run(run())
+    [(place, failure)] = asyncio.run(run()).results
     assert (place, type(failure)) == (1, EnvironmentBroken)
     assert caplog.records == []
 

@@ -10,9 +10,14 @@ import pytest
 
 from deployments.failures import GenerationLost, RolloutFailure
 from deployments.rpc.batching import BatchResults, results_as_completed
+from deployments.rpc.message_size import MOST_BYTES_PER_MESSAGE
 from tests import virtual_time
 
 CANCELLED = GenerationLost("cancelled")
+
+
+def len_of(result: str | RolloutFailure) -> int:
+    return len(str(result))
 
 
 class Panic(BaseException):
@@ -35,7 +40,7 @@ async def cancelling_itself() -> str | RolloutFailure:
 def test_results_are_yielded_when_they_are_there_and_those_of_one_iteration_together() -> None:
     async def run() -> list[tuple[float, BatchResults[str]]]:
         jobs = [job("a", 2), job("b", 1), job("c", 2), job("d", 3)]
-        return [(virtual_time.now(), sorted(batch)) async for batch in results_as_completed(jobs, CANCELLED)]
+        return [(virtual_time.now(), sorted(batch)) async for batch in results_as_completed(jobs, CANCELLED, len_of)]
 
     assert virtual_time.run(run()) == [(1, [(1, "b")]), (2, [(0, "a"), (2, "c")]), (3, [(3, "d")])]
 
@@ -43,7 +48,7 @@ def test_results_are_yielded_when_they_are_there_and_those_of_one_iteration_toge
 def test_results_that_come_while_a_batch_is_read_are_yielded_together_afterwards() -> None:
     async def run() -> list[BatchResults[str]]:
         batches = []
-        async for batch in results_as_completed([job("a", 1), job("b", 2), job("c", 3)], CANCELLED):
+        async for batch in results_as_completed([job("a", 1), job("b", 2), job("c", 3)], CANCELLED, len_of):
             batches.append(batch)
             await asyncio.sleep(10)
         return batches
@@ -51,18 +56,30 @@ def test_results_that_come_while_a_batch_is_read_are_yielded_together_afterwards
     assert virtual_time.run(run()) == [[(0, "a")], [(1, "b"), (2, "c")]]
 
 
+def test_results_of_one_iteration_above_the_bound_of_a_message_are_yielded_in_several() -> None:
+    half = "x" * (MOST_BYTES_PER_MESSAGE // 2)
+
+    async def run() -> list[list[int]]:
+        jobs = [job(half, 0), job(half, 0), job("c", 0), job(3 * half, 0), job("e", 0)]
+        batches = [batch async for batch in results_as_completed(jobs, CANCELLED, len_of)]
+        assert {place: result for batch in batches for place, result in batch}[3] == 3 * half
+        return [[place for place, _ in batch] for batch in batches]
+
+    assert virtual_time.run(run()) == [[0, 1], [2], [3], [4]]
+
+
 def test_without_jobs_nothing_is_yielded() -> None:
     async def run() -> list[BatchResults[str]]:
         no_jobs: list[Coroutine[Any, Any, str | RolloutFailure]] = []
-        return [batch async for batch in results_as_completed(no_jobs, CANCELLED)]
+        return [batch async for batch in results_as_completed(no_jobs, CANCELLED, len_of)]
 
     assert virtual_time.run(run()) == []
 
 
 def test_a_job_that_is_cancelled_or_panics_has_a_failure_as_its_result(caplog: pytest.LogCaptureFixture) -> None:
     async def run() -> dict[int, str | RolloutFailure]:
-        jobs = [cancelling_itself(), panicking(), job("c", 1)]
-        return {place: result async for batch in results_as_completed(jobs, CANCELLED) for place, result in batch}
+        finished = results_as_completed([cancelling_itself(), panicking(), job("c", 1)], CANCELLED, len_of)
+        return {place: result async for batch in finished for place, result in batch}
 
     results = virtual_time.run(run())
     assert results[0] is CANCELLED
@@ -84,7 +101,7 @@ def test_closing_cancels_the_jobs_that_still_run() -> None:
         return "never"
 
     async def run() -> None:
-        async with aclosing(results_as_completed([job("a", 1), endless(), endless()], CANCELLED)) as batches:
+        async with aclosing(results_as_completed([job("a", 1), endless(), endless()], CANCELLED, len_of)) as batches:
             assert await anext(batches) == [(0, "a")]
         await virtual_time.settled()
         assert cancelled_at == [1, 1]

@@ -6,7 +6,14 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
-from deployments.protocols import GenerationRequest, GenerationResults, ReplicaLoad, StepRequest, TaskDescription
+from deployments.protocols import (
+    GenerationRequest,
+    GenerationResults,
+    ReplicaLoad,
+    StepRequest,
+    StepResults,
+    TaskDescription,
+)
 from tests.service.scripted import DESCRIPTION, outcome
 
 LOAD = ReplicaLoad(7, 3, 1000)
@@ -56,35 +63,60 @@ class ScriptedResponse:
 class ScriptedEnvironmentHandle:
     """Each call of `step` has the next batches of the script, or is refused with its exception.
 
-    Without a script all steps of a call have an outcome at once.
+    Without a script all steps of a call have an outcome after a second, and the replica says that it has no others.
     """
 
     def __init__(self, *script: Any) -> None:
         self._script = list(script)
         self.requests: list[list[StepRequest]] = []
+        self.stepped: list[tuple[str, list[str]]] = []
+        """The replica that each call names, and the ids of its steps."""
+        self.aborted: list[tuple[str, list[str]]] = []
+        self.loads: dict[str, int] = {}
+        """The steps in progress that a replica reports with its results."""
+        self.deployment_id = object()
         self.calls: list[ScriptedCall] = []
         self.examples_asked: list[tuple[int, int]] = []
-        self.step = SimpleNamespace(remote=self._step)
         self.describe = SimpleNamespace(
             remote=lambda: ScriptedResponse(TaskDescription("task", "A scripted task.", fields={}))
         )
         self.example_samples = SimpleNamespace(remote=self._example_samples)
 
-    def options(self, *, stream: bool) -> "ScriptedEnvironmentHandle":
-        assert stream
-        return self
+    def options(self, *, session_id: str) -> "NamedEnvironmentHandle":
+        return NamedEnvironmentHandle(self, session_id)
 
-    def _step(self, requests: list[StepRequest]) -> ScriptedCall:
+    def start_steps(self, replica: str, requests: list[StepRequest]) -> ScriptedCall:
         self.requests.append(requests)
-        batches = self._script.pop(0) if self._script else [[(place, outcome()) for place in range(len(requests))]]
+        self.stepped.append((replica, [request.step_id for request in requests]))
+        outcomes = [[(place, outcome()) for place in range(len(requests))]]
+        batches: Any = self._script.pop(0) if self._script else outcomes
         if isinstance(batches, Exception):
             raise batches
-        self.calls.append(ScriptedCall(batches))
+        load = self.loads.get(replica, 0)
+        self.calls.append(
+            ScriptedCall([batch if isinstance(batch, Exception) else StepResults(batch, load) for batch in batches])
+        )
         return self.calls[-1]
+
+    def abort(self, replica: str, step_ids: list[str]) -> ScriptedResponse:
+        self.aborted.append((replica, step_ids))
+        return ScriptedResponse(None)
 
     def _example_samples(self, count: int, seed: int) -> ScriptedResponse:
         self.examples_asked.append((count, seed))
         return ScriptedResponse([{"task_name": "task"}] * count)
+
+
+class NamedEnvironmentHandle:
+    """An environment handle whose calls name a replica."""
+
+    def __init__(self, handle: ScriptedEnvironmentHandle, replica: str) -> None:
+        self.step = SimpleNamespace(remote=lambda requests, _caller: handle.start_steps(replica, requests))
+        self.abort = SimpleNamespace(remote=lambda step_ids: handle.abort(replica, step_ids))
+
+    def options(self, *, stream: bool) -> "NamedEnvironmentHandle":
+        assert stream
+        return self
 
 
 class ScriptedGeneratorHandle:

@@ -13,6 +13,7 @@ from ray.exceptions import ActorDiedError
 from ray.serve.exceptions import RayServeException
 
 from deployments.failures import EnvironmentBroken, EnvironmentLost
+from deployments.rpc.message_size import MOST_BYTES_PER_MESSAGE, MOST_ITEMS_PER_MESSAGE
 from service.remote.batching import RequestBatcher
 from tests import virtual_time
 from tests.service.remote.scripted_handles import ScriptedCall, ScriptedResponse
@@ -80,6 +81,75 @@ def test_requests_of_one_iteration_go_in_one_call_and_each_gets_its_own_result()
     replica = ScriptedReplica([[(2, "C")], [(0, "A"), (1, broken)]])
     assert call_all(replica, "a", "b", "c") == ["A", broken, "C"]
     assert replica.requests == [["a", "b", "c"]]
+
+
+def sized_batcher(replica: ScriptedReplica, sizes: dict[str, int]) -> RequestBatcher[str, str]:
+    return RequestBatcher(replica.start_call, EnvironmentLost, "The replica", bytes_of=sizes.__getitem__)
+
+
+def test_a_batch_above_the_bound_of_a_message_is_divided_into_several_calls() -> None:
+    replica = ScriptedReplica([[(0, "A"), (1, "B")]], [[(0, "C")]], [[(1, "E")], [(0, "D")]])
+    half = MOST_BYTES_PER_MESSAGE // 2
+    sizes = {"a": half, "b": half, "c": 10 * half, "d": 1, "e": 1}
+
+    async def run() -> list[str]:
+        batcher = sized_batcher(replica, sizes)
+        return await asyncio.gather(*map(batcher.call, sizes))
+
+    assert virtual_time.run(run()) == ["A", "B", "C", "D", "E"]
+    assert replica.requests == [["a", "b"], ["c"], ["d", "e"]]
+
+
+def test_other_work_of_the_event_loop_runs_between_the_calls_of_a_divided_batch() -> None:
+    replica = ScriptedReplica([[(0, "A")]], [[(0, "B")]], [[(0, "C")]])
+    events: list[str] = []
+
+    def start_call(requests: list[str]) -> ScriptedCall:
+        events.append("call")
+        asyncio.get_running_loop().call_soon(events.append, "other work")
+        return replica.start_call(requests)
+
+    async def run() -> None:
+        batcher: RequestBatcher[str, str] = RequestBatcher(
+            start_call, EnvironmentLost, "The replica", bytes_of=lambda _: MOST_BYTES_PER_MESSAGE
+        )
+        await asyncio.gather(*map(batcher.call, "abc"))
+
+    virtual_time.run(run())
+    assert events == ["call", "other work"] * 3
+
+
+@pytest.mark.parametrize(
+    ("most_requests", "sizes"),
+    [(MOST_ITEMS_PER_MESSAGE, [MOST_ITEMS_PER_MESSAGE, 1]), (None, [MOST_ITEMS_PER_MESSAGE + 1])],
+)
+def test_a_batch_of_too_many_requests_is_divided_unless_their_number_has_no_bound(
+    most_requests: int | None, sizes: list[int]
+) -> None:
+    replica = ScriptedReplica(*([[(place, "A") for place in range(size)]] for size in sizes))
+
+    async def run() -> list[str]:
+        batcher: RequestBatcher[str, str] = RequestBatcher(
+            replica.start_call, EnvironmentLost, "The replica", most_requests=most_requests
+        )
+        return await asyncio.gather(*(batcher.call(f"{number}") for number in range(sum(sizes))))
+
+    assert virtual_time.run(run()) == ["A"] * sum(sizes)
+    assert [len(requests) for requests in replica.requests] == sizes
+
+
+def test_a_request_that_is_cancelled_before_its_part_of_the_batch_is_sent_is_never_sent() -> None:
+    replica = ScriptedReplica([[(0, "A")]], [[(0, "C")]])
+
+    async def run() -> None:
+        batcher = sized_batcher(replica, {"a": MOST_BYTES_PER_MESSAGE, "b": 1, "c": 1})
+        calls = {name: asyncio.create_task(batcher.call(name)) for name in "abc"}
+        batcher._start_call = lambda requests: (calls["b"].cancel(), replica.start_call(requests))[1]
+        assert await calls["a"] == "A"
+        assert await calls["c"] == "C"
+
+    virtual_time.run(run())
+    assert replica.requests == [["a"], ["c"]]
 
 
 def test_a_request_of_a_later_iteration_goes_in_a_call_of_its_own() -> None:
@@ -162,7 +232,7 @@ def test_a_replica_whose_heartbeats_stop_fails_the_calls_that_wait_for_it(caplog
 
     async def run() -> tuple[float, BaseException | str]:
         batcher: RequestBatcher[str, str] = RequestBatcher(
-            lambda _requests: call, EnvironmentLost, "The replica", heartbeats=True
+            lambda _requests: call, EnvironmentLost, "The replica", lost_after_heartbeats=10
         )
         first, second = (asyncio.create_task(batcher.call(name)) for name in "ab")
         assert await first == "A"
@@ -180,7 +250,7 @@ def test_a_timeout_that_the_replica_raised_is_no_silence() -> None:
 
     async def run() -> None:
         batcher: RequestBatcher[str, str] = RequestBatcher(
-            replica.start_call, EnvironmentLost, "The replica", heartbeats=True
+            replica.start_call, EnvironmentLost, "The replica", lost_after_heartbeats=10
         )
         with pytest.raises(TimeoutError, match=r"^of the replica$"):
             await batcher.call("a")

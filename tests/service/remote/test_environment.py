@@ -1,6 +1,8 @@
-"""Steps over a scripted Serve handle."""
+"""Steps over a scripted Serve handle: which replica they go to, in how many calls, and how they are aborted."""
 
 import asyncio
+from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -8,6 +10,9 @@ from ray.exceptions import ActorDiedError
 
 from deployments.failures import EnvironmentLost
 from deployments.protocols import StepRequest, TaskDescription
+from deployments.rpc import live_replicas
+from deployments.rpc.live_replicas import record_live_replicas
+from deployments.rpc.message_size import MOST_BYTES_PER_MESSAGE
 from service.remote.environment import RemoteEnvironment
 from service.rollouts.loop import RolloutContext
 from service.rollouts.schedule import LockstepSchedule
@@ -17,33 +22,122 @@ from tests.service.rollouts.playing import collect
 from tests.service.scripted import EpisodeRecipe, ScriptedGenerator, outcome
 
 
-def environment_over(handle: ScriptedEnvironmentHandle) -> RemoteEnvironment:
+@pytest.fixture(autouse=True)
+def _no_live_replicas() -> Iterator[None]:
+    yield
+    live_replicas._live_replicas.clear()
+
+
+def environment_over(handle: ScriptedEnvironmentHandle, *replicas: str) -> RemoteEnvironment:
+    record_live_replicas(handle.deployment_id, replicas)
     unchecked: Any = handle
     return RemoteEnvironment("task", unchecked)
 
 
-def request(name: str) -> StepRequest:
-    return StepRequest([{"role": "assistant", "content": name}], {})
+def request(name: str, lockstep_id: str = "") -> StepRequest:
+    return StepRequest([{"role": "assistant", "content": name}], {}, step_id=name, lockstep_id=lockstep_id)
 
 
-def test_steps_of_one_iteration_go_in_one_call() -> None:
+def steps_by_replica(handle: ScriptedEnvironmentHandle) -> Counter[str]:
+    counts: Counter[str] = Counter()
+    for replica, step_ids in handle.stepped:
+        counts[replica] += len(step_ids)
+    return counts
+
+
+def test_steps_of_one_iteration_for_one_replica_go_in_one_call() -> None:
     handle = ScriptedEnvironmentHandle([[(1, outcome("b"))], [(0, outcome("a"))]])
-    environment = environment_over(handle)
+    environment = environment_over(handle, "one")
 
     async def run() -> list[Any]:
         return await asyncio.gather(*(environment.step(request(name)) for name in "ab"))
 
     assert virtual_time.run(run()) == [outcome("a"), outcome("b")]
-    assert handle.requests == [[request("a"), request("b")]]
+    assert handle.stepped == [("one", ["a", "b"])]
+
+
+def test_steps_of_one_instant_are_shared_by_the_replicas() -> None:
+    handle = ScriptedEnvironmentHandle()
+    environment = environment_over(handle, "one", "two", "three")
+
+    async def run() -> None:
+        await asyncio.gather(*(environment.step(request(f"{number}")) for number in range(512)))
+
+    virtual_time.run(run())
+    assert sorted(steps_by_replica(handle).values()) == [170, 171, 171]
+    assert len(handle.stepped) == 3
+
+
+def test_a_replica_that_others_keep_busy_gets_fewer_steps() -> None:
+    handle = ScriptedEnvironmentHandle()
+    handle.loads = {"one": 31}
+    environment = environment_over(handle, "one", "two")
+
+    async def run() -> None:
+        await asyncio.gather(*(environment.step(request(f"first {number}")) for number in range(2)))
+        handle.stepped.clear()
+        await asyncio.gather(*(environment.step(request(f"{number}")) for number in range(50)))
+
+    virtual_time.run(run())
+    # Its report counts its own step, which has ended since: 30 of others.
+    assert steps_by_replica(handle) == {"one": 10, "two": 40}
+
+
+def test_the_retry_of_a_lost_step_goes_to_another_replica() -> None:
+    handle = ScriptedEnvironmentHandle([ActorDiedError()])
+    environment = environment_over(handle, "one", "two")
+
+    async def run() -> None:
+        with pytest.raises(EnvironmentLost):
+            await environment.step(request("a"))
+        assert await environment.step(request("a")) == outcome()
+
+    virtual_time.run(run())
+    assert {replica for replica, _ in handle.stepped} == {"one", "two"}
+
+
+def test_an_abandoned_step_is_aborted_on_its_own_replica_while_the_others_go_on() -> None:
+    handle = ScriptedEnvironmentHandle([[], [(0, outcome("a"))]])
+    environment = environment_over(handle, "one")
+
+    async def run() -> None:
+        steps = {name: asyncio.create_task(environment.step(request(name))) for name in "ab"}
+        await asyncio.sleep(0.5)
+        steps["b"].cancel()
+        assert await steps["a"] == outcome("a")
+
+    virtual_time.run(run())
+    assert handle.aborted == [("one", ["b"])]
+
+
+def test_before_any_replica_is_known_a_call_names_none() -> None:
+    handle = ScriptedEnvironmentHandle()
+    environment = environment_over(handle)
+    assert virtual_time.run(environment.step(request("a"))) == outcome()
+    assert handle.stepped == [("", ["a"])]
+
+
+def test_batchers_of_replicas_that_are_gone_are_dropped() -> None:
+    handle = ScriptedEnvironmentHandle()
+    environment = environment_over(handle, "one")
+
+    async def run() -> None:
+        await environment.step(request("a"))
+        record_live_replicas(handle.deployment_id, ["two"])
+        await environment.step(request("b"))
+
+    virtual_time.run(run())
+    assert [destination.replica for destination in environment._batchers] == ["two"]
 
 
 def test_a_replica_that_dies_during_a_step_is_a_lost_environment_that_names_its_task(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    environment = environment_over(ScriptedEnvironmentHandle([ActorDiedError()]))
+    environment = environment_over(ScriptedEnvironmentHandle([ActorDiedError()]), "one")
     with pytest.raises(EnvironmentLost, match=r"^The replica of environment 'task' died during the call\.$"):
         virtual_time.run(environment.step(request("a")))
-    assert [vars(record)["task_name"] for record in caplog.records] == ["task"]
+    [record] = caplog.records
+    assert (vars(record)["task_name"], vars(record)["replica_id"]) == ("task", "one")
 
 
 def test_the_description_and_the_example_samples_are_those_of_a_replica() -> None:
@@ -74,9 +168,36 @@ def test_a_description_that_nobody_waits_for_is_cancelled() -> None:
     assert response.cancelled
 
 
-@pytest.mark.parametrize("samples", [1, 7])
+@pytest.mark.parametrize("samples", [1, 7, 600])
 def test_in_lockstep_an_environment_gets_one_call_per_turn(samples: int) -> None:
     handle = ScriptedEnvironmentHandle()
+    environment = environment_over(handle, "one", "two")
     episodes = [EpisodeRecipe(position=place, max_rollout_turns=3).make() for place in range(samples)]
-    collect(episodes, RolloutContext(ScriptedGenerator(["A"]), {"task": environment_over(handle)}, LockstepSchedule()))
+    collect(episodes, RolloutContext(ScriptedGenerator(["A"]), {"task": environment}, LockstepSchedule()))
     assert [len(requests) for requests in handle.requests] == [samples] * 3
+
+
+def test_two_requests_in_lockstep_are_shared_by_the_replicas() -> None:
+    handle = ScriptedEnvironmentHandle()
+    environment = environment_over(handle, "one", "two")
+
+    async def run() -> None:
+        steps = [request(f"{lockstep_id}{number}", lockstep_id) for number in range(3) for lockstep_id in "ab"]
+        await asyncio.gather(*map(environment.step, steps))
+
+    virtual_time.run(run())
+    assert sorted(step_ids for _, step_ids in handle.stepped) == [["a0", "a1", "a2"], ["b0", "b1", "b2"]]
+    assert {replica for replica, _ in handle.stepped} == {"one", "two"}
+
+
+def test_steps_in_lockstep_that_are_too_large_for_one_message_go_to_one_replica_in_several() -> None:
+    handle = ScriptedEnvironmentHandle()
+    environment = environment_over(handle, "one", "two")
+    half = "x" * (MOST_BYTES_PER_MESSAGE // 2)
+
+    async def run() -> None:
+        await asyncio.gather(*(environment.step(request(half, "lockstep")) for _ in range(3)))
+
+    virtual_time.run(run())
+    assert len(handle.stepped) == 3
+    assert len({replica for replica, _ in handle.stepped}) == 1

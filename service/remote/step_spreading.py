@@ -1,0 +1,84 @@
+"""Which replica of an environment steps a rollout next. No I/O, no Ray."""
+
+import random
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+REPORT_IS_NEWS_S = 2.0
+"""For how long what a replica said of its load counts. Most steps take milliseconds: then it is old soon."""
+AVOIDED_S = 10.0
+"""For how long a replica that lost a step gets none while there are others."""
+
+
+@dataclass(frozen=True, slots=True)
+class OtherSteps:
+    """What a replica had to do for other ingress replicas, and when it said so."""
+
+    count: int
+    at: float
+
+
+class StepSpreading:
+    """Gives each step to a replica with the fewest steps, those of other ingress replicas included.
+
+    Guarantees: of the steps that are given at one time no replica gets more than would make it busier than another,
+    so the loads of replicas that were equally busy differ by at most one; a replica that lost a step gets none for
+    `AVOIDED_S` while there is another, unless it answers before.
+    """
+
+    def __init__(self, choose: random.Random | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+        """Args: `choose` breaks ties at random, so that not all ingress replicas begin with the same replica."""
+        self._choose = choose or random.Random()
+        self._clock = clock
+        self._own: Counter[str] = Counter()
+        """Steps of this ingress replica that have no result yet."""
+        self._others: dict[str, OtherSteps] = {}
+        self._avoided_until: dict[str, float] = {}
+
+    def load_of(self, replica: str) -> int:
+        """Steps that the replica has to do, as far as is known here."""
+        others = self._others.get(replica)
+        if others is None or self._clock() - others.at > REPORT_IS_NEWS_S:
+            return self._own[replica]
+        return self._own[replica] + others.count
+
+    def least_loaded(self, replicas: Sequence[str]) -> str | None:
+        """One of `replicas` with the least load; `None` if there are none."""
+        candidates = self._not_avoided(replicas)
+        if len(candidates) <= 1:
+            return candidates[0] if candidates else None
+        loads = [self.load_of(replica) for replica in candidates]
+        least = min(loads)
+        return self._choose.choice([replica for replica, load in zip(candidates, loads, strict=True) if load == least])
+
+    def begin(self, replica: str, steps: int = 1) -> None:
+        """The replica is given steps."""
+        self._own[replica] += steps
+
+    def end(self, replica: str) -> None:
+        """A step that the replica was given has its result, failed or was cancelled."""
+        self._own[replica] -= 1
+        if not self._own[replica]:
+            del self._own[replica]
+
+    def report(self, replica: str, in_progress: int) -> None:
+        """The replica said how many steps it has to do, for all ingress replicas."""
+        self._others[replica] = OtherSteps(max(0, in_progress - self._own[replica]), self._clock())
+        self._avoided_until.pop(replica, None)
+
+    def mark_failed(self, replica: str) -> None:
+        """The replica lost a step."""
+        self._avoided_until[replica] = self._clock() + AVOIDED_S
+
+    def forget_all_but(self, replicas: Sequence[str]) -> None:
+        """Forgets what replicas that are gone have said."""
+        self._others = {replica: others for replica, others in self._others.items() if replica in replicas}
+        self._avoided_until = {name: until for name, until in self._avoided_until.items() if name in replicas}
+
+    def _not_avoided(self, replicas: Sequence[str]) -> Sequence[str]:
+        if not self._avoided_until:
+            return replicas
+        now = self._clock()
+        return [replica for replica in replicas if self._avoided_until.get(replica, now) <= now] or replicas

@@ -1,0 +1,108 @@
+"""Which replica a step goes to: laws on simulated replicas."""
+
+import random
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from service.remote.step_spreading import AVOIDED_S, REPORT_IS_NEWS_S, StepSpreading
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def spreading(clock: Clock | None = None) -> StepSpreading:
+    return StepSpreading(random.Random(0), clock or Clock())
+
+
+def give(steps: StepSpreading, replicas: list[str], count: int) -> dict[str, int]:
+    """Gives as many steps at one time, and counts them by replica."""
+    given_to = dict.fromkeys(replicas, 0)
+    for _ in range(count):
+        replica = steps.least_loaded(replicas)
+        assert replica is not None
+        steps.begin(replica)
+        given_to[replica] += 1
+    return given_to
+
+
+@given(st.integers(1, 8), st.integers(0, 200))
+def test_replicas_that_are_equally_busy_get_shares_that_differ_by_at_most_one(replicas: int, count: int) -> None:
+    shares = give(spreading(), [f"{number}" for number in range(replicas)], count).values()
+    assert sum(shares) == count
+    assert max(shares) - min(shares) <= 1
+
+
+@given(st.lists(st.integers(0, 50), min_size=1, max_size=6), st.integers(0, 200))
+def test_steps_level_the_loads_that_replicas_report_and_a_busier_one_gets_none(loads: list[int], count: int) -> None:
+    steps = spreading()
+    replicas = [f"{number}" for number in range(len(loads))]
+    for replica, load in zip(replicas, loads, strict=True):
+        steps.report(replica, load)
+    shares = give(steps, replicas, count)
+    after = {replica: load + shares[replica] for replica, load in zip(replicas, loads, strict=True)}
+    assert {replica: steps.load_of(replica) for replica in replicas} == after
+    for replica in replicas:
+        if shares[replica]:
+            assert after[replica] <= min(after.values()) + 1
+
+
+def test_a_report_counts_the_steps_of_others_once_and_only_while_it_is_news() -> None:
+    clock = Clock()
+    steps = spreading(clock)
+    for _ in range(3):
+        steps.begin("a")
+    steps.report("a", 10)
+    assert steps.load_of("a") == 10
+    steps.end("a")
+    assert steps.load_of("a") == 9
+    clock.now = REPORT_IS_NEWS_S + 0.1
+    assert steps.load_of("a") == 2
+
+
+def test_a_report_of_fewer_steps_than_were_just_sent_is_no_negative_load() -> None:
+    steps = spreading()
+    for _ in range(3):
+        steps.begin("a")
+    steps.report("a", 1)
+    assert steps.load_of("a") == 3
+
+
+def test_a_replica_that_lost_a_step_gets_none_for_a_while_if_there_is_another() -> None:
+    clock = Clock()
+    steps = spreading(clock)
+    steps.mark_failed("a")
+    assert give(steps, ["a", "b"], 4) == {"a": 0, "b": 4}
+    assert give(steps, ["a"], 1) == {"a": 1}
+    clock.now = AVOIDED_S
+    assert give(steps, ["a", "b"], 3) == {"a": 3, "b": 0}
+
+
+def test_a_replica_that_answers_is_not_avoided_any_longer() -> None:
+    steps = spreading()
+    steps.mark_failed("a")
+    steps.report("a", 0)
+    assert give(steps, ["a", "b"], 4) == {"a": 2, "b": 2}
+
+
+def test_a_replica_that_is_gone_is_forgotten() -> None:
+    steps = spreading()
+    steps.report("a", 5)
+    steps.mark_failed("a")
+    steps.forget_all_but(["b"])
+    assert steps.load_of("a") == 0
+    assert set(give(steps, ["a", "b"], 2).values()) == {1}
+
+
+def test_without_replicas_there_is_none() -> None:
+    assert spreading().least_loaded([]) is None
+
+
+def test_ties_are_broken_at_random() -> None:
+    chosen = {StepSpreading(random.Random(seed)).least_loaded(["a", "b", "c"]) for seed in range(50)}
+    assert chosen == {"a", "b", "c"}
