@@ -1,6 +1,7 @@
 """The `Environment` port over Serve handles. Server half: `deployments/environments/host.py`."""
 
 import asyncio
+from contextvars import Context
 from functools import partial
 from typing import Any, NamedTuple
 from uuid import uuid4
@@ -42,24 +43,24 @@ class RemoteEnvironment(Environment):
         self._who = f"The replica of environment {task_name!r}"
         self._caller = uuid4().hex
         self._spreading = StepSpreading()
-        self._lockstep_replicas: dict[str, str] = {}
-        """By request in lockstep, the replica of its steps in this iteration of the event loop."""
+        self._learning: asyncio.Task[TaskDescription] | None = None
         self._batchers: dict[Destination, RequestBatcher[StepRequest, StepOutcome]] = {}
 
     async def step(self, request: StepRequest) -> StepOutcome:
-        destination = Destination(self._replica_for(request), bool(request.lockstep_id))
-        batcher = self._batcher_of(destination)
-        replica = destination.replica
+        lockstep_id = request.lockstep_id
+        if not live_replicas_of(self._handle):
+            await self._learn_replicas()
+        replica = self._spreading.begin(live_replicas_of(self._handle), lockstep_id)
+        batcher = self._batcher_of(Destination(replica, bool(lockstep_id)))
         if replica is None:
             return await batcher.call(request)
-        self._spreading.begin(replica)
         try:
             return await batcher.call(request)
         except EnvironmentLost:
             self._spreading.mark_failed(replica)
             raise
         finally:
-            self._spreading.end(replica)
+            self._spreading.end(replica, lockstep_id)
 
     async def describe(self) -> TaskDescription:
         description: TaskDescription = await self._result(self._handle.describe.remote())
@@ -69,19 +70,21 @@ class RemoteEnvironment(Environment):
         samples: list[dict[str, Any]] = await self._result(self._handle.example_samples.remote(count, seed))
         return samples
 
+    async def _learn_replicas(self) -> None:
+        """Makes a call, because Serve tells a handle its replicas at its first one. Raises `EnvironmentLost`."""
+        if self._learning is None:
+            # An empty context: the call must not end with the HTTP request that happened to be the first.
+            self._learning = asyncio.create_task(self.describe(), context=Context())
+            self._learning.add_done_callback(self._forget_learning)
+        await asyncio.shield(self._learning)
+
+    def _forget_learning(self, learning: "asyncio.Task[TaskDescription]") -> None:
+        self._learning = None
+        if not learning.cancelled():
+            learning.exception()  # Marks it as seen, in case every step that waited for it was cancelled.
+
     async def _result(self, response: Any) -> Any:
         return await call_result(response, response, EnvironmentLost, self._who)
-
-    def _replica_for(self, request: StepRequest) -> str | None:
-        replicas = live_replicas_of(self._handle)
-        if not request.lockstep_id:
-            return self._spreading.least_loaded(replicas)
-        replica = self._lockstep_replicas.get(request.lockstep_id)
-        if replica is None and (replica := self._spreading.least_loaded(replicas)) is not None:
-            if not self._lockstep_replicas:
-                asyncio.get_running_loop().call_soon(self._lockstep_replicas.clear)
-            self._lockstep_replicas[request.lockstep_id] = replica
-        return replica
 
     def _batcher_of(self, destination: Destination) -> RequestBatcher[StepRequest, StepOutcome]:
         batcher = self._batchers.get(destination)

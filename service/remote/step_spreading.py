@@ -20,12 +20,21 @@ class OtherSteps:
     at: float
 
 
+@dataclass(frozen=True, slots=True)
+class LockstepSteps:
+    """The steps of one turn of a request in lockstep that have not ended, and the replica that has them."""
+
+    replica: str
+    steps: int
+
+
 class StepSpreading:
     """Gives each step to a replica with the fewest steps, those of other ingress replicas included.
 
-    Guarantees: of the steps that are given at one time no replica gets more than would make it busier than another,
-    so the loads of replicas that were equally busy differ by at most one; a replica that lost a step gets none for
-    `AVOIDED_S` while there is another, unless it answers before.
+    Guarantees: of the steps that are given at one time no replica gets more than would make it busier than another, so
+    the loads of replicas that were equally busy differ by at most one; a replica that lost a step gets none for
+    `AVOIDED_S` while there is another, unless it answers before; the steps of one turn of a request in lockstep are
+    given to one replica while it lives.
     """
 
     def __init__(self, choose: random.Random | None = None, clock: Callable[[], float] = time.monotonic) -> None:
@@ -36,6 +45,7 @@ class StepSpreading:
         """Steps of this ingress replica that have no result yet."""
         self._others: dict[str, OtherSteps] = {}
         self._avoided_until: dict[str, float] = {}
+        self._lockstep: dict[str, LockstepSteps] = {}
 
     def load_of(self, replica: str) -> int:
         """Steps that the replica has to do, as far as is known here."""
@@ -44,24 +54,34 @@ class StepSpreading:
             return self._own[replica]
         return self._own[replica] + others.count
 
-    def least_loaded(self, replicas: Sequence[str]) -> str | None:
-        """One of `replicas` with the least load; `None` if there are none."""
-        candidates = self._not_avoided(replicas)
-        if len(candidates) <= 1:
-            return candidates[0] if candidates else None
-        loads = [self.load_of(replica) for replica in candidates]
-        least = min(loads)
-        return self._choose.choice([replica for replica, load in zip(candidates, loads, strict=True) if load == least])
+    def begin(self, replicas: Sequence[str], lockstep_id: str = "") -> str | None:
+        """Gives a step to one of `replicas` with the least load, and returns which; `None` if there are none.
 
-    def begin(self, replica: str, steps: int = 1) -> None:
-        """The replica is given steps."""
-        self._own[replica] += steps
+        Args:
+            lockstep_id: steps with the same one, unless empty, are given to the same replica until all have ended.
+        """
+        together = self._lockstep.get(lockstep_id)
+        if together is None or together.replica not in replicas:
+            replica = self._least_loaded(replicas)
+        else:
+            replica = together.replica
+        if replica is None:
+            return None
+        self._own[replica] += 1
+        if lockstep_id:
+            steps = 1 if together is None else together.steps + 1
+            self._lockstep[lockstep_id] = LockstepSteps(replica, steps)
+        return replica
 
-    def end(self, replica: str) -> None:
-        """A step that the replica was given has its result, failed or was cancelled."""
+    def end(self, replica: str, lockstep_id: str = "") -> None:
+        """A step that `begin` gave to the replica has its result, failed or was cancelled."""
         self._own[replica] -= 1
         if not self._own[replica]:
             del self._own[replica]
+        if lockstep_id:
+            together = self._lockstep.pop(lockstep_id)
+            if together.steps > 1:
+                self._lockstep[lockstep_id] = LockstepSteps(together.replica, together.steps - 1)
 
     def report(self, replica: str, in_progress: int) -> None:
         """The replica said how many steps it has to do, for all ingress replicas."""
@@ -76,6 +96,14 @@ class StepSpreading:
         """Forgets what replicas that are gone have said."""
         self._others = {replica: others for replica, others in self._others.items() if replica in replicas}
         self._avoided_until = {name: until for name, until in self._avoided_until.items() if name in replicas}
+
+    def _least_loaded(self, replicas: Sequence[str]) -> str | None:
+        candidates = self._not_avoided(replicas)
+        if len(candidates) <= 1:
+            return candidates[0] if candidates else None
+        loads = [self.load_of(replica) for replica in candidates]
+        least = min(loads)
+        return self._choose.choice([replica for replica, load in zip(candidates, loads, strict=True) if load == least])
 
     def _not_avoided(self, replicas: Sequence[str]) -> Sequence[str]:
         if not self._avoided_until:

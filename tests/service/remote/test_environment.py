@@ -110,7 +110,42 @@ def test_an_abandoned_step_is_aborted_on_its_own_replica_while_the_others_go_on(
     assert handle.aborted == [("one", ["b"])]
 
 
-def test_before_any_replica_is_known_a_call_names_none() -> None:
+def test_the_first_steps_ask_a_replica_for_its_description_so_that_all_are_known_and_share_them() -> None:
+    handle = ScriptedEnvironmentHandle()
+    environment = environment_over(handle)
+    described = 0
+
+    def describe() -> ScriptedResponse:
+        nonlocal described
+        described += 1
+        record_live_replicas(handle.deployment_id, ["one", "two"])
+        return ScriptedResponse(TaskDescription("task", "A scripted task.", fields={}))
+
+    handle.describe.remote = describe
+
+    async def run() -> None:
+        await asyncio.gather(*(environment.step(request(f"{number}")) for number in range(8)))
+
+    virtual_time.run(run())
+    assert described == 1
+    assert steps_by_replica(handle) == {"one": 4, "two": 4}
+
+
+def test_a_first_step_whose_environment_does_not_answer_is_lost_and_its_retry_asks_again() -> None:
+    handle = ScriptedEnvironmentHandle()
+    environment = environment_over(handle)
+    handle.describe.remote = lambda: ScriptedResponse(ActorDiedError())
+
+    async def run() -> None:
+        with pytest.raises(EnvironmentLost):
+            await environment.step(request("a"))
+        handle.describe.remote = lambda: ScriptedResponse(TaskDescription("task", "A scripted task.", fields={}))
+        assert await environment.step(request("a")) == outcome()
+
+    virtual_time.run(run())
+
+
+def test_as_long_as_no_replica_is_known_a_call_names_none() -> None:
     handle = ScriptedEnvironmentHandle()
     environment = environment_over(handle)
     assert virtual_time.run(environment.step(request("a"))) == outcome()

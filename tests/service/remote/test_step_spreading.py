@@ -24,9 +24,8 @@ def give(steps: StepSpreading, replicas: list[str], count: int) -> dict[str, int
     """Gives as many steps at one time, and counts them by replica."""
     given_to = dict.fromkeys(replicas, 0)
     for _ in range(count):
-        replica = steps.least_loaded(replicas)
+        replica = steps.begin(replicas)
         assert replica is not None
-        steps.begin(replica)
         given_to[replica] += 1
     return given_to
 
@@ -56,7 +55,7 @@ def test_a_report_counts_the_steps_of_others_once_and_only_while_it_is_news() ->
     clock = Clock()
     steps = spreading(clock)
     for _ in range(3):
-        steps.begin("a")
+        steps.begin(["a"])
     steps.report("a", 10)
     assert steps.load_of("a") == 10
     steps.end("a")
@@ -68,7 +67,7 @@ def test_a_report_counts_the_steps_of_others_once_and_only_while_it_is_news() ->
 def test_a_report_of_fewer_steps_than_were_just_sent_is_no_negative_load() -> None:
     steps = spreading()
     for _ in range(3):
-        steps.begin("a")
+        steps.begin(["a"])
     steps.report("a", 1)
     assert steps.load_of("a") == 3
 
@@ -99,10 +98,37 @@ def test_a_replica_that_is_gone_is_forgotten() -> None:
     assert set(give(steps, ["a", "b"], 2).values()) == {1}
 
 
+def test_steps_in_lockstep_share_a_replica_until_all_have_ended() -> None:
+    steps = spreading()
+    replicas = ["a", "b"]
+    first = steps.begin(replicas, "lockstep")
+    assert first is not None
+    [other] = {"a", "b"} - {first}
+    assert [steps.begin(replicas, "lockstep") for _ in range(5)] == [first] * 5
+    assert [steps.begin(replicas) for _ in range(3)] == [other] * 3
+    for _ in range(6):
+        steps.end(first, "lockstep")
+    assert steps.begin(replicas) == first
+    assert {steps.begin(replicas, "lockstep") for _ in range(2)} == {first}
+    steps.begin(replicas)
+    assert steps.load_of(first) + steps.load_of(other) == 7
+
+
+def test_steps_in_lockstep_move_from_a_replica_that_is_gone() -> None:
+    steps = spreading()
+    assert steps.begin(["a"], "lockstep") == "a"
+    assert steps.begin(["b"], "lockstep") == "b"
+    steps.end("a", "lockstep")
+    assert steps.begin(["b"], "lockstep") == "b"
+    steps.end("b", "lockstep")
+    steps.end("b", "lockstep")
+    assert (steps.load_of("a"), steps.load_of("b")) == (0, 0)
+
+
 def test_without_replicas_there_is_none() -> None:
-    assert spreading().least_loaded([]) is None
+    assert spreading().begin([]) is None
 
 
 def test_ties_are_broken_at_random() -> None:
-    chosen = {StepSpreading(random.Random(seed)).least_loaded(["a", "b", "c"]) for seed in range(50)}
+    chosen = {StepSpreading(random.Random(seed)).begin(["a", "b", "c"]) for seed in range(50)}
     assert chosen == {"a", "b", "c"}
