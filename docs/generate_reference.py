@@ -114,6 +114,8 @@ def type_of(schema: Schema) -> str:
         return f"`{schema['const']}`"
     if schema.get("type") == "array":
         return f"array of {type_of(schema.get('items', {}))}"
+    if isinstance(values := schema.get("additionalProperties"), dict) and values:
+        return f"object of {type_of(values)}"
     return str(schema.get("format") or schema.get("type") or "any")
 
 
