@@ -44,8 +44,8 @@ class GenerationLost(RolloutFailure):
     retryable = True
 
 
-class GenerationCut(GenerationLost):
-    """An update of the weights aborted the generation, because its push asked for that."""
+class ReplicaShuttingDown(GenerationLost):
+    """Serve shuts the generator's replica down, and another one goes on with the generation."""
 
     costs_a_retry = False
 
@@ -76,7 +76,7 @@ class PolicyStoreLost(RolloutFailure):
 
 
 class TurnTimedOut(RolloutFailure):
-    """A generation or a step took longer than its limit."""
+    """A generation had no new token, or a step no answer, for longer than its limit."""
 
     kind = "timeout"
     retryable = True

@@ -54,6 +54,8 @@ class GenerationRequest:
     """The group of the rollout. All rollouts of one group begin with the same prompt."""
     request_id: str = ""
     """The request of the rollout, for logs."""
+    token_timeout_s: float | None = None
+    """After this many seconds without a new token the engine gives the generation up; `None`: never."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +76,11 @@ class Generation:
 
     token_ids: Sequence[int]
     logprobs: Sequence[float]
-    finish_reason: Literal["stop", "length"]
+    finish_reason: Literal["stop", "length", "abort"]
+    """`abort`: it was interrupted. Its tokens so far, maybe none, are whole, and another generation can go on."""
     weight_versions: tuple[WeightSpan, ...] = ()
+    failure: RolloutFailure | None = None
+    """Why an aborted generation must go on elsewhere or later; `None` if it can go on here at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,12 +118,22 @@ class Generator(Protocol):
     """Generates the turns of rollouts. The rollout loop calls it; `RemoteGenerator` implements it."""
 
     async def generate(self, request: GenerationRequest) -> Generation:
-        """Runs one generation. Cancelling the call aborts the generation.
+        """Runs one generation. Cancelling the call aborts the generation and drops its tokens.
+
+        A generation that was interrupted returns with `finish_reason` "abort": by `interrupt`, by an update of the
+        weights, by the end of its replica, or because it had no new token for `token_timeout_s` seconds.
 
         Raises:
             GenerationRejected: the engine refuses the request as it is.
-            GenerationLost: the engine or its replica broke. `GenerationCut`: an update of the weights aborted it.
+            GenerationLost: the engine or its replica broke.
             Overloaded: the engine's queue is full.
+        """
+        ...
+
+    def interrupt(self, rollout_id: str) -> bool:
+        """Asks that the generation of this rollout returns soon, with the tokens that it has.
+
+        Returns whether the rollout has a generation under way; without one nothing happens.
         """
         ...
 
@@ -136,6 +151,13 @@ class Engine(Protocol):
 
     async def generate(self, request: GenerationRequest) -> Generation:
         """Runs one generation. Cancelling the call aborts it; raises what `Generator.generate` raises."""
+        ...
+
+    async def interrupt(self, generation_ids: Iterable[str], failure: RolloutFailure | None = None) -> None:
+        """Lets these generations return as "abort" with the tokens that they have. Unknown ids are ignored.
+
+        `failure` becomes the `failure` of what they return.
+        """
         ...
 
     def describe(self) -> GeneratorDescription: ...

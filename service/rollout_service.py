@@ -160,7 +160,6 @@ class RolloutService:
             self._generator,
             self.environments,
             LockstepSchedule() if request.schedule == "lockstep" else AsyncSchedule(),
-            generation_timeout_s=self.limits.generation_timeout_s,
             pacer=self._pacer,
         )
 

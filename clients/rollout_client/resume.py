@@ -6,8 +6,9 @@ from rollout_client.contract import GivenMessage, SampleInput, SampleResult
 def resumed(sample: SampleResult) -> SampleInput:
     """A sample that continues `sample` from its last token, with all its fields; it can be posted as it is.
 
-    Its turns so far count towards `max_rollout_turns`; its rewards so far stand on its messages, and the new result
-    counts only what comes after. Under greedy decoding it ends as if it had never been cut; sampled, it draws anew.
+    A response in whose middle it was cut off goes on as the same message. Its turns so far count towards
+    `max_rollout_turns`; its rewards so far stand on its messages, and the new result counts only what comes after.
+    Under greedy decoding it ends as if it had never been cut; sampled, also with a seed, it draws the rest anew.
     """
     return SampleInput.model_validate(
         {

@@ -3,6 +3,8 @@
 import asyncio
 import logging
 import time
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any, Self
 
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
@@ -15,11 +17,19 @@ from vllm.outputs import CompletionOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
-from vllm.v1.engine.output_processor import RequestState
 from vllm.v1.metrics.reader import Counter, get_metrics_snapshot
 
-from deployments.failures import GenerationCut, GenerationLost, GenerationRejected, Overloaded, RolloutFailure
+from deployments.failures import (
+    GenerationLost,
+    GenerationRejected,
+    Overloaded,
+    ReplicaShuttingDown,
+    RolloutFailure,
+    TurnTimedOut,
+)
 from deployments.generation.adapters import Adapters
+from deployments.generation.engine_progress import EngineProgress, StepCounter
+from deployments.generation.running_generations import RunningGeneration, RunningGenerations, StallWatch
 from deployments.generation.weight_updater import WeightUpdater
 from deployments.protocols import (
     Engine,
@@ -35,23 +45,26 @@ from deployments.protocols import (
 )
 
 WARM_UP_TOKENS = 8
-COUNT_LOAD_EVERY_S = 0.1
-"""Counting takes a microsecond for each ongoing generation, and every answer carries the load."""
 WORKER_EXTENSION = "deployments.generation.worker_extension.WeightsWorkerExtension"
+WATCH_EVERY_S = 1.0
+ABORTED_BY_ENGINE = "The engine ended the generation early."
 logger = logging.getLogger("rollout_service.generation")
 
 
 class VLLMEngine(Engine):
     """Generates on one `AsyncLLM`; `weights` changes what it generates with."""
 
-    def __init__(self, llm: AsyncLLM) -> None:
+    def __init__(self, llm: AsyncLLM, steps: StepCounter) -> None:
+        """Args: `steps` is among the stat loggers of `llm`."""
         self._llm = llm
         self._adapters = Adapters(llm)
         self.weights = WeightUpdater(llm, self._adapters)
+        self._running = RunningGenerations()
+        self._stall_watch = StallWatch()
+        self._watching: asyncio.Task[None] | None = None
+        self._progress = EngineProgress(llm)
+        self._steps = steps
         self._death_is_logged = False
-        self._count_load_at = 0.0
-        self._waiting = 0
-        self._kv_tokens = 0
 
     @classmethod
     async def start(cls, engine_args: dict[str, Any]) -> Self:
@@ -66,9 +79,10 @@ class VLLMEngine(Engine):
         """
         args = AsyncEngineArgs(**engine_args, logprobs_mode="processed_logprobs", worker_extension_cls=WORKER_EXTENSION)
         refuse_unknown_backend(args)
-        llm = AsyncLLM.from_engine_args(args)
+        steps = StepCounter()
+        llm = AsyncLLM.from_engine_args(args, stat_loggers=[lambda *_: steps])
         enable_envs_cache()
-        engine = cls(llm)
+        engine = cls(llm, steps)
         await engine.weights.label_initial_weights()
         await asyncio.gather(*(engine.generate(request) for request in warm_up_requests()))
         return engine
@@ -79,23 +93,60 @@ class VLLMEngine(Engine):
         Raises:
             GenerationRejected: the engine refuses the request as it is.
             Overloaded: the engine's queue is full.
-            GenerationCut: an update of the weights aborted it.
-            GenerationLost: the engine broke, or the request was aborted by another caller.
+            GenerationLost: the engine broke.
         """
-        try:
-            return await self._generate(request)
-        except RolloutFailure as failure:
-            self._log(failure, request)
-            raise
+        with self._running.running(request) as running:
+            if request.token_timeout_s is not None and self._watching is None:
+                self._watching = asyncio.create_task(self._watch())
+            try:
+                generation = await self._generate(running)
+            except RolloutFailure as failure:
+                self._log(failure, request)
+                raise
+        if generation.failure is not None:
+            self._log(generation.failure, request)
+        return generation
 
-    async def _generate(self, request: GenerationRequest) -> Generation:
+    async def interrupt(self, generation_ids: Iterable[str], failure: RolloutFailure | None = None) -> None:
+        await self._interrupt(self._running.of_ids(generation_ids), failure)
+
+    async def _interrupt(self, generations: Sequence[RunningGeneration], failure: RolloutFailure | None) -> None:
+        for generation in generations:
+            generation.interrupt(failure)
+        if generations:
+            # vLLM returns the tokens that it has, also when its engine process hangs.
+            await self._llm.abort([generation.engine_id for generation in generations])
+
+    async def _watch(self) -> None:
+        """Interrupts the generations that stall, while any run."""
+        try:
+            while self._running:
+                await asyncio.sleep(WATCH_EVERY_S)
+                await self._interrupt_stalled()
+        finally:
+            self._watching = None
+
+    async def _interrupt_stalled(self) -> None:
+        running = {generation.engine_id: generation for generation in self._running}
+        tokens = self._progress.tokens(running)
+        timeouts_s = {name: running[name].request.token_timeout_s for name in tokens}
+        steps, is_paused = self._steps.taken, self.weights.is_paused
+        for name in self._stall_watch.stalled(time.monotonic(), tokens, timeouts_s, steps, is_paused):
+            failure = TurnTimedOut(f"The generation had no new token for {timeouts_s[name]:g} s.")
+            await self._interrupt([running[name]], failure)
+
+    async def _generate(self, running: RunningGeneration) -> Generation:
+        request = running.request
         prompt = tokens_input(list(request.prompt_token_ids))
-        await self.weights.may_generate.wait()
+        if not self.weights.may_generate.is_set():
+            await first_of(self.weights.may_generate, running.interrupted)
+            if running.interrupted.is_set():
+                return Generation(packed_ids(()), packed_logprobs(()), "abort", failure=running.failure)
         adapter, aborts = self._adapters.current, self.weights.aborts
         try:
             with self._adapters.used_by_generation(adapter):
                 async for output in self._llm.generate(
-                    prompt, sampling_params(request), request_id=request.generation_id, lora_request=adapter
+                    prompt, sampling_params(request), request_id=running.engine_id, lora_request=adapter
                 ):
                     completion = output.outputs[0]
         except VLLMClientError as error:
@@ -104,9 +155,11 @@ class VLLMEngine(Engine):
             raise Overloaded(f"The engine could not accept the generation: {error}") from error
         except VLLMServerError as error:
             raise GenerationLost(f"The engine failed during the generation: {error or type(error).__name__}") from error
-        if completion.finish_reason == "abort" and aborts != self.weights.aborts:
-            raise GenerationCut("An update of the weights cut the generation.")
-        return generation_of(completion, None if adapter is None else adapter.lora_int_id)
+        generation = generation_of(completion, None if adapter is None else adapter.lora_int_id)
+        if generation.finish_reason == "abort":
+            asked_for = running.interrupted.is_set() or aborts != self.weights.aborts
+            return replace(generation, failure=running.failure if asked_for else GenerationLost(ABORTED_BY_ENGINE))
+        return generation
 
     def describe(self) -> GeneratorDescription:
         model = self._llm.model_config
@@ -120,14 +173,7 @@ class VLLMEngine(Engine):
         return PrefixCacheTokens(counted["vllm:prefix_cache_queries"], counted["vllm:prefix_cache_hits"])
 
     def load(self) -> ReplicaLoad:
-        """Tokens and waiting generations are counted at most every `COUNT_LOAD_EVERY_S` seconds."""
-        now = time.monotonic()
-        if now >= self._count_load_at:
-            self._count_load_at = now + COUNT_LOAD_EVERY_S
-            states = self._llm.output_processor.request_states.values()
-            self._waiting = sum(state.is_prefilling for state in states)
-            self._kv_tokens = sum(state.prompt_len + output_tokens(state) for state in states)
-        return ReplicaLoad(self._llm.get_num_unfinished_requests(), self._waiting, self._kv_tokens)
+        return self._progress.load()
 
     async def is_alive(self) -> bool:
         try:
@@ -145,6 +191,8 @@ class VLLMEngine(Engine):
             raise
 
     def shutdown(self) -> None:
+        if self._watching is not None:
+            self._watching.cancel()
         self._llm.shutdown()
 
     def _log(self, failure: RolloutFailure, request: GenerationRequest) -> None:
@@ -153,10 +201,12 @@ class VLLMEngine(Engine):
             "rollout_id": request.rollout_id,
             "generation_id": request.generation_id,
         }
-        if isinstance(failure, GenerationCut | Overloaded):
+        if isinstance(failure, ReplicaShuttingDown | Overloaded):
             logger.info("%s", failure, extra=about)
         elif isinstance(failure.__cause__, EngineDeadError):
             self._log_death(failure.__cause__)
+            logger.warning("%s", failure, extra=about)
+        elif isinstance(failure, TurnTimedOut):
             logger.warning("%s", failure, extra=about)
         else:
             logger.warning("%s", failure, exc_info=failure, extra=about)
@@ -168,8 +218,14 @@ class VLLMEngine(Engine):
             logger.error("The engine died; Serve replaces the replica.", exc_info=error)
 
 
-def output_tokens(state: RequestState) -> int:
-    return 0 if state.detokenizer is None else state.detokenizer.num_output_tokens()
+async def first_of(*events: asyncio.Event) -> None:
+    """Returns when one of the events is set."""
+    waiting = [asyncio.create_task(event.wait()) for event in events]
+    try:
+        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in waiting:
+            task.cancel()
 
 
 def warm_up_requests() -> list[GenerationRequest]:
@@ -217,9 +273,9 @@ def generation_of(completion: CompletionOutput, adapter_version: int | None) -> 
     vLLM's own spans name only full weights.
 
     Raises:
-        GenerationLost: the engine did not end it by a stop or by length, or its log-probabilities are incomplete.
+        GenerationLost: the engine failed in the middle of it, or its log-probabilities are incomplete.
     """
-    if completion.finish_reason not in ("stop", "length"):
+    if completion.finish_reason not in ("stop", "length", "abort"):
         raise GenerationLost(f"The engine ended the generation early ({completion.finish_reason}).")
     token_ids = packed_ids(completion.token_ids)
     logprobs = packed_logprobs(completion.logprobs.logprobs if isinstance(completion.logprobs, FlatLogprobs) else ())

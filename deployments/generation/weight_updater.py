@@ -55,6 +55,8 @@ class WeightUpdater:
         self._adapters = adapters
         self._staged: StagedWeights | None = None
         self._paused_at = 0.0
+        self.is_paused = False
+        """Whether the engine generates nothing until an update has ended."""
         self.loaded = LoadedWeights(INITIAL_VERSION)
         self.may_generate = asyncio.Event()
         """Cleared while new generations have to wait for the end of an update."""
@@ -158,6 +160,7 @@ class WeightUpdater:
         # `AsyncLLM.pause_generation` does the same and then sleeps, for longer than the swap of a small model.
         await self._llm.engine_core.pause_scheduler_async(mode=mode, clear_cache=options.reset_prefix_cache)
         self._paused_at = time.perf_counter()
+        self.is_paused = True
 
     async def _resume(self, version: int, last_step: Awaitable[list[Any]]) -> tuple[list[Any], float]:
         """Runs `last_step`, labels the weights `version` and resumes.
@@ -179,6 +182,8 @@ class WeightUpdater:
             labelling.cancel()
             resuming.cancel()
             raise
+        finally:
+            self.is_paused = False
         self.loaded = LoadedWeights(version)
         self._staged = None
         self._adapters.switch_to(None)

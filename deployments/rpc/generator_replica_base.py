@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
-from deployments.failures import GenerationLost, RolloutFailure
+from deployments.failures import GenerationLost, ReplicaShuttingDown, RolloutFailure
 from deployments.protocols import Engine, Generation, GenerationRequest, GenerationResults, GeneratorDescription
 from deployments.rpc.autoscaling import stats_of
 from deployments.rpc.batching import results_as_completed
@@ -26,6 +26,7 @@ class GeneratorReplicaBase(ABC):
         self._engine = engine
         self._running: dict[str, asyncio.Task[object]] = {}
         self._heartbeats = Heartbeats()
+        self._shutting_down = False
 
     async def generate(
         self, requests: list[GenerationRequest], caller: str = ""
@@ -54,6 +55,21 @@ class GeneratorReplicaBase(ABC):
             if (task := self._running.get(generation_id)) is not None:
                 task.cancel()
 
+    async def interrupt(self, generation_ids: list[str]) -> None:
+        """Lets generations return with the tokens that they have, as `finish_reason` "abort". Ignores unknown ids."""
+        await self._engine.interrupt(generation_ids)
+
+    def drain(self, bound_s: float) -> None:
+        """Refuses new generations, and interrupts after `bound_s` seconds those that still run.
+
+        The callers get `ReplicaShuttingDown` with the tokens so far, and go on at other replicas.
+        """
+        self._shutting_down = True
+        asyncio.get_running_loop().call_later(bound_s, self._start_handing_over)
+
+    def _start_handing_over(self) -> None:
+        self._handing_over = asyncio.create_task(self._engine.interrupt(list(self._running), replica_shuts_down()))
+
     async def describe(self) -> GeneratorDescription:
         return self._engine.describe()
 
@@ -77,6 +93,8 @@ class GeneratorReplicaBase(ABC):
         assert task is not None
         self._running[request.generation_id] = task
         try:
+            if self._shutting_down:
+                raise replica_shuts_down()
             self.refuse_if_not_at(request.min_weight_version)
             return await self._engine.generate(request)
         except RolloutFailure as failure:
@@ -96,3 +114,7 @@ class GeneratorReplicaBase(ABC):
             # A retry of the same generation has the same id and may have replaced this task.
             if self._running.get(request.generation_id) is task:
                 del self._running[request.generation_id]
+
+
+def replica_shuts_down() -> ReplicaShuttingDown:
+    return ReplicaShuttingDown("The generator replica is being shut down.")

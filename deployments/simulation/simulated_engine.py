@@ -2,12 +2,14 @@
 
 import asyncio
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
 from tokenizers import Tokenizer
 
+from deployments.failures import RolloutFailure
 from deployments.protocols import (
     Engine,
     Generation,
@@ -23,6 +25,14 @@ from deployments.simulation.timing import TimedGenerations, Timing
 WEIGHT_VERSION = "0"
 
 
+@dataclass(slots=True, eq=False)
+class Submitted:
+    """A generation that runs or waits. One that is interrupted has its result before its time has passed."""
+
+    request: GenerationRequest
+    result: asyncio.Future[Generation]
+
+
 class SimulatedEngine(Engine):
     """Each generation has `max_new_tokens` tokens, ends by `length`, and takes as long as `timing` says.
 
@@ -33,7 +43,10 @@ class SimulatedEngine(Engine):
     def __init__(self, timing: Timing, description: GeneratorDescription, letters: Sequence[int]) -> None:
         """`letters` are the token ids that responses consist of, at least one."""
         self._description = description
-        self._generations: TimedGenerations[asyncio.Future[None]] = TimedGenerations(timing)
+        self._timing = timing
+        self._generations: TimedGenerations[Submitted] = TimedGenerations(timing)
+        self._submitted: dict[str, Submitted] = {}
+        """By `generation_id`."""
         self._kv_tokens = 0
         """Of the prompts and the whole responses of the generations that run or wait."""
         self._timer: asyncio.TimerHandle | None = None
@@ -60,23 +73,36 @@ class SimulatedEngine(Engine):
     async def generate(self, request: GenerationRequest) -> Generation:
         """Returns when the generation's time has passed; cancelling the call lets the next waiting generation start."""
         loop = asyncio.get_running_loop()
-        end: asyncio.Future[None] = loop.create_future()
+        generation = self._submitted[request.generation_id] = Submitted(request, loop.create_future())
         tokens = len(request.prompt_token_ids) + request.max_new_tokens
         self._wake_finished()
-        self._generations.submit(end, request.max_new_tokens, loop.time())
+        self._generations.submit(generation, request.max_new_tokens, loop.time())
         self._wake_finished()
         self._kv_tokens += tokens
         try:
-            if not end.done():
-                await end
+            return await generation.result
         except asyncio.CancelledError:
             self._wake_finished()
-            self._generations.cancel(end, loop.time())
+            self._generations.cancel(generation, loop.time())
             self._wake_finished()
             raise
         finally:
             self._kv_tokens -= tokens
-        return self._response(request)
+            # A retry of the same generation has the same id and may have taken the place.
+            if self._submitted.get(request.generation_id) is generation:
+                del self._submitted[request.generation_id]
+
+    async def interrupt(self, generation_ids: Iterable[str], failure: RolloutFailure | None = None) -> None:
+        now = asyncio.get_running_loop().time()
+        self._wake_finished()
+        for generation in [self._submitted[name] for name in generation_ids if name in self._submitted]:
+            if not generation.result.done():
+                end = self._generations.cancel(generation, now)
+                most = generation.request.max_new_tokens
+                length = 0 if end is None else max(most - self._timing.tokens_missing(end - now), 0)
+                response = self._response(generation.request, length)
+                generation.result.set_result(replace(response, finish_reason="abort", failure=failure))
+        self._wake_finished()
 
     def describe(self) -> GeneratorDescription:
         return self._description
@@ -88,9 +114,10 @@ class SimulatedEngine(Engine):
     def _wake_finished(self) -> None:
         """Wakes the callers whose generations have ended, and sets the timer to the next end."""
         loop = asyncio.get_running_loop()
-        for end in self._generations.pop_finished(loop.time()):
-            if not end.done():
-                end.set_result(None)
+        for generation in self._generations.pop_finished(loop.time()):
+            if not generation.result.done():
+                request = generation.request
+                generation.result.set_result(self._response(request, request.max_new_tokens))
         self._set_timer(self._generations.next_end)
 
     def _set_timer(self, due_at: float | None) -> None:
@@ -105,12 +132,11 @@ class SimulatedEngine(Engine):
         self._timer_due_at = None
         self._wake_finished()
 
-    def _response(self, request: GenerationRequest) -> Generation:
+    def _response(self, request: GenerationRequest, length: int) -> Generation:
         first = (sum(request.prompt_token_ids) + (request.sampling.seed or 0)) % self._letters
-        length = request.max_new_tokens
         return Generation(
             token_ids=self._cycle[first : first + length],
             logprobs=self._logprob * length,
             finish_reason="length",
-            weight_versions=(WeightSpan(WEIGHT_VERSION, 0, length),),
+            weight_versions=(WeightSpan(WEIGHT_VERSION, 0, length),) if length else (),
         )

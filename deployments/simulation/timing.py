@@ -5,6 +5,7 @@ exact moment in which another one ends; each submitted generation finishes exact
 """
 
 import heapq
+import math
 from collections.abc import Hashable
 from itertools import count
 from typing import Generic, TypeVar
@@ -12,6 +13,9 @@ from typing import Generic, TypeVar
 from pydantic import Field
 
 from deployments.strict_settings import StrictSettings
+
+ROUNDING = 1e-6
+"""Of a token; what differences of times lose."""
 
 
 class Timing(StrictSettings):
@@ -27,6 +31,10 @@ class Timing(StrictSettings):
     def duration_s(self, tokens: int) -> float:
         """Seconds that a generation of `tokens` tokens runs."""
         return self.time_to_first_token_s + tokens * self.time_per_token_s
+
+    def tokens_missing(self, seconds: float) -> int:
+        """How many tokens a generation still lacks that many seconds before its end."""
+        return math.ceil(seconds / self.time_per_token_s - ROUNDING) if self.time_per_token_s else 0
 
 
 Key = TypeVar("Key", bound=Hashable)
@@ -80,12 +88,17 @@ class TimedGenerations(Generic[Key]):
             self._start_next(end)
         return finished
 
-    def cancel(self, key: Key, now: float) -> None:
-        """Removes a generation that runs or waits; an unknown key is ignored. Call `pop_finished(now)` first."""
-        if self._ends.pop(key, None) is None:
+    def cancel(self, key: Key, now: float) -> float | None:
+        """Removes a generation that runs or waits; an unknown key is ignored. Call `pop_finished(now)` first.
+
+        Returns when it would have ended; `None` if it did not run.
+        """
+        end = self._ends.pop(key, None)
+        if end is None:
             self._waiting.pop(key, None)
         else:
             self._start_next(now)
+        return end
 
     def _start_next(self, now: float) -> None:
         if self._waiting:

@@ -24,6 +24,47 @@ Batch = list[tuple[Request, "asyncio.Future[Result]"]]
 NO_FIELDS: Mapping[str, Any] = {}
 
 
+class ControlCalls(Generic[Request]):
+    """Coalesces what one event-loop iteration asks of running requests, such as their abortion, into one call."""
+
+    def __init__(
+        self,
+        call: Callable[[list[Request]], Any],
+        done: str,
+        lost: type[RolloutFailure],
+        who: str,
+        log_fields: Mapping[str, Any] = NO_FIELDS,
+    ) -> None:
+        """Args:
+        call: starts a call about these requests. Its result is not waited for; a call that fails is logged.
+        done: what the call does, as a participle, for the log.
+        """
+        self._call = call
+        self._done = done
+        self._lost = lost
+        self._who = who
+        self._log_fields = log_fields
+        self._requests: list[Request] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def add(self, request: Request) -> None:
+        if not self._requests:
+            asyncio.get_running_loop().call_soon(self._send)
+        self._requests.append(request)
+
+    def _send(self) -> None:
+        requests, self._requests = self._requests, []
+        start_task(self._run(requests), self._tasks)
+
+    async def _run(self, requests: list[Request]) -> None:
+        try:
+            call = self._call(requests)
+            await call_result(call, call, self._lost, self._who)
+        except (self._lost, RayServeException) as error:
+            # A replica that is gone runs them no longer.
+            logger.info("%d requests were not %s: %s", len(requests), self._done, error, extra=self._log_fields)
+
+
 class RequestBatcher(Generic[Request, Result]):
     """Coalesces the requests of one event-loop iteration into one RPC; adds no delay.
 
@@ -36,7 +77,7 @@ class RequestBatcher(Generic[Request, Result]):
         start_call: Callable[[list[Request]], Any],
         lost: type[RolloutFailure],
         who: str,
-        abort: Callable[[list[Request]], Any] | None = None,
+        abort: ControlCalls[Request] | None = None,
         log_fields: Mapping[str, Any] = NO_FIELDS,
         results_of: Callable[[Any], BatchResults[Result]] = lambda item: item,
         lost_after_heartbeats: int | None = None,
@@ -46,8 +87,8 @@ class RequestBatcher(Generic[Request, Result]):
         """Args:
         start_call: starts a streaming call with these requests. `results_of` gives the results in an item of it.
         lost: raised when the replica, or the connection to it, breaks; `who` is the subject of its message.
-        abort: starts a call that aborts requests whose callers were cancelled while others of their call go on.
-            Without it they run until the last of those has its result.
+        abort: aborts requests whose callers were cancelled while others of their call go on. Without it they run
+            until the last of those has its result.
         log_fields: the `extra` of the log records of this batcher.
         lost_after_heartbeats: the replica sends a heartbeat each second, and is `lost` when so many do not come.
             `None` if it sends none.
@@ -65,7 +106,6 @@ class RequestBatcher(Generic[Request, Result]):
         self._bytes_of = bytes_of
         self._most_requests = most_requests
         self._to_send: list[tuple[Request, asyncio.Future[Result]]] = []
-        self._to_abort: list[Request] = []
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def call(self, request: Request) -> Result:
@@ -97,7 +137,7 @@ class RequestBatcher(Generic[Request, Result]):
     def _send_call(self, batch: "Batch[Request, Result]") -> None:
         if not batch:
             return
-        call = self._start_task(self._run_call(batch))
+        call = start_task(self._run_call(batch), self._tasks)
         pending, some_cancelled = len(batch), False
 
         def note_end(request: Request, future: "asyncio.Future[Result]") -> None:
@@ -106,37 +146,11 @@ class RequestBatcher(Generic[Request, Result]):
             some_cancelled |= future.cancelled()
             if some_cancelled and not pending:
                 call.cancel()
-            elif future.cancelled():
-                self._abort_soon(request)
+            elif future.cancelled() and self._abort is not None:
+                self._abort.add(request)
 
         for request, future in batch:
             future.add_done_callback(partial(note_end, request))
-
-    def _start_task(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
-        # An empty context: in the context of an HTTP request Serve would cancel the call, which others share, with it.
-        task = asyncio.create_task(work, context=Context())
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
-
-    def _abort_soon(self, request: Request) -> None:
-        if self._abort is None:
-            return
-        if not self._to_abort:
-            asyncio.get_running_loop().call_soon(self._send_aborts, self._abort)
-        self._to_abort.append(request)
-
-    def _send_aborts(self, abort: Callable[[list[Request]], Any]) -> None:
-        requests, self._to_abort = self._to_abort, []
-        self._start_task(self._run_abort(abort, requests))
-
-    async def _run_abort(self, abort: Callable[[list[Request]], Any], requests: list[Request]) -> None:
-        try:
-            call = abort(requests)
-            await call_result(call, call, self._lost, self._who)
-        except (self._lost, RayServeException) as error:
-            # A replica that is gone runs them no longer.
-            logger.info("%d requests were not aborted: %s", len(requests), error, extra=self._log_fields)
 
     async def _run_call(self, batch: Sequence[tuple[Request, "asyncio.Future[Result]"]]) -> None:
         """Gives each caller its result as soon as it is there. What breaks the call fails the callers without one."""
@@ -191,3 +205,14 @@ def finish(future: "asyncio.Future[Result]", result: Result | Exception) -> None
         future.set_exception(result)
     else:
         future.set_result(result)
+
+
+def start_task(work: Coroutine[Any, Any, None], tasks: "set[asyncio.Task[None]]") -> "asyncio.Task[None]":
+    """Starts `work` as a task that stays in `tasks` until it is done.
+
+    In an empty context: in the context of an HTTP request Serve would cancel the call, which others share, with it.
+    """
+    task = asyncio.create_task(work, context=Context())
+    tasks.add(task)
+    task.add_done_callback(tasks.discard)
+    return task

@@ -15,7 +15,7 @@ from deployments.rpc.handle_calls import call_result
 from deployments.rpc.live_replicas import live_replicas_of
 from deployments.rpc.message_size import MOST_ITEMS_PER_MESSAGE, bytes_of_step_request
 from rollout_env import StepOutcome
-from service.remote.batching import RequestBatcher
+from service.remote.batching import ControlCalls, RequestBatcher
 from service.remote.step_spreading import StepSpreading
 
 LOST_AFTER_HEARTBEATS = 30
@@ -98,12 +98,13 @@ class RemoteEnvironment(Environment):
     def _new_batcher(self, destination: Destination) -> RequestBatcher[StepRequest, StepOutcome]:
         named = self._handle.options(session_id=destination.replica or "")
         start_call = named.options(stream=True).step.remote
+        log_fields = {"task_name": self._task_name, "replica_id": destination.replica}
         return RequestBatcher(
             lambda requests: start_call(requests, self._caller),
             EnvironmentLost,
             self._who,
-            abort=partial(abort_steps, named),
-            log_fields={"task_name": self._task_name, "replica_id": destination.replica},
+            abort=ControlCalls(partial(abort_steps, named), "aborted", EnvironmentLost, self._who, log_fields),
+            log_fields=log_fields,
             results_of=partial(self._results_of, destination.replica),
             lost_after_heartbeats=LOST_AFTER_HEARTBEATS,
             bytes_of=bytes_of_step_request,

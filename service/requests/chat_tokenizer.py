@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from jinja2 import TemplateError
+from tokenizers.decoders import DecodeStream
 from transformers import PreTrainedTokenizerFast
 
 from deployments.failures import EnvironmentRejected, PromptRejected
@@ -90,6 +91,16 @@ class TransformersChatTokenizer(ChatTokenizer):
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of `token_ids`, without special tokens."""
         return self._encoder.decode(list(token_ids), skip_special_tokens=True)
+
+    def pieces(self, token_ids: Sequence[int], before: Sequence[int]) -> list[str | None]:
+        """The text that each token adds after the ids `before`, as vLLM reads it when it looks for stop strings."""
+        stream = DecodeStream(ids=list(before), skip_special_tokens=True)
+        pieces: list[str | None] = []
+        for token_id in token_ids:
+            piece = stream.step(self._encoder, token_id)
+            is_skipped = token_id in self._special_ids and (not pieces or pieces[-1] is not None)
+            pieces.append("" if piece is None and is_skipped else piece)
+        return pieces
 
     def observation(
         self, observation: ChatMessage, after: Sequence[int], options: ChatOptions, room: int

@@ -74,6 +74,7 @@ class EpisodeFactory:
             max_new_tokens=request.sampling.max_new_tokens,
             max_rollout_turns=request.max_rollout_turns,
             retries=request.retries,
+            token_timeout_s=self.limits.generation_timeout_s,
         )
         seed = group_seed(request, sample_position, sample)
         for generation_index in range(request.num_generations):

@@ -2,6 +2,9 @@
 
     next_generation -> (generate) -> add_generation -> step_request -> (step) -> add_outcome -> next_generation ...
 
+A generation that was interrupted leaves a partial response at the end of the log, one without finish reason, and the
+next generation goes on with it.
+
 Guarantees: token ids are only appended; the input of a generation is the concatenation of all token ids so far; an
 episode ends in exactly one status, and nothing changes it afterwards; `add_generation` and `add_outcome` change nothing
 if they raise.
@@ -10,9 +13,10 @@ if they raise.
 from typing import Any, Literal
 
 from deployments.protocols import Generation, GenerationRequest, StepRequest, packed_ids
-from rollout_client.contract import Message, SampleError, SampleResult, SampleStatus, WeightVersionSpan
+from rollout_client.contract import Message, SampleError, SampleResult, SampleStatus
 from rollout_env import StepOutcome
 from service.rollouts.episode_records import EpisodeIdentity, EpisodeLimits, EpisodeStart
+from service.rollouts.responses import continued, response_of, without_open_stop_string
 from service.rollouts.sample_metrics import SampleMetricsAccumulator
 from service.rollouts.seeds import sampling_of_turn
 from service.rollouts.tokenizer_protocol import ChatTokenizer
@@ -43,12 +47,15 @@ class Episode:
         self._rewards: dict[str, float] = {}
         self._answer: str | None = None
         self._metrics = SampleMetricsAccumulator()
-        self._steps = self._turns_in_log() - self.step_is_due
         self._retries_left = limits.retries
         self._terminated = False
         self._truncated = False
-        if self.step_is_due:
-            self._truncate_if_cut_by_max_seq_len()
+        self.interrupted_by: CutOff | None = None
+        """The status in which the episode ends with the generation that is under way."""
+        self._partial_is_counted = False
+        """Whether the metrics have a generation for the partial response; not for one that was posted."""
+        self._end_full_partial()
+        self._steps = self._turns_in_log() - (self.step_is_due or self._partial is not None)
 
     @property
     def done(self) -> bool:
@@ -63,6 +70,12 @@ class Episode:
         return last.finish_reason is not None and last.generation_logprobs is not None
 
     @property
+    def _partial(self) -> Message | None:
+        """The response at the end of the log, if its generation was interrupted."""
+        last = self._message_log[-1] if self._message_log else None
+        return last if last and last.finish_reason is None and last.generation_logprobs is not None else None
+
+    @property
     def was_cut_off(self) -> bool:
         return self.status in ("deadline", "cancelled")
 
@@ -72,47 +85,54 @@ class Episode:
         return self._retries_left >= 0
 
     def next_generation(self) -> GenerationRequest | None:
-        """The generation that comes next, or `None` if there is no room or no turn left, which ends the episode."""
+        """The generation that comes next: a new response, or the rest of a partial one.
+
+        `None` if there is no room or no turn left, or the episode was interrupted: then it has ended.
+        """
         room = self._limits.max_seq_len - len(self._token_ids)
-        if room <= 0:
-            self._truncate()
-            return None
-        if self._steps >= self._limits.max_rollout_turns:
+        if self.interrupted_by is not None:
+            self.status = self.interrupted_by
+        elif room <= 0:
+            self._truncated = True
+            self.status = "truncated"
+        elif self._steps >= self._limits.max_rollout_turns:
             self.status = "max_turns"
+        if self.done:
             return None
-        turn = self._turns_in_log()
+        partial = self._partial
+        there = 0 if partial is None else len(partial.token_ids)
+        turn = self._turns_in_log() - (partial is not None)
         return GenerationRequest(
-            generation_id=f"{self._rollout_id}-{turn}",
+            generation_id=f"{self._rollout_id}-{turn}-{there}" if there else f"{self._rollout_id}-{turn}",
             prompt_token_ids=self._token_ids[:],
-            max_new_tokens=min(room, self._limits.max_new_tokens or room),
+            max_new_tokens=min(room, (self._limits.max_new_tokens or room + there) - there),
             stop_strings=self._stop_strings,
-            sampling=sampling_of_turn(self._start.sampling, turn),
+            sampling=sampling_of_turn(self._start.sampling, turn, there),
             min_weight_version=self._start.min_weight_version,
             rollout_id=self._rollout_id,
             group=self._group_id,
             request_id=self.identity.request_id,
+            token_timeout_s=self._limits.token_timeout_s,
         )
 
     def add_generation(self, generation: Generation) -> None:
-        """Appends the response. If `max_seq_len` cut it, the episode ends as truncated. Ignored after the end."""
+        """Appends the response, or adds to the partial one. Ends an interrupted episode. Ignored after the end."""
         if self.done:
             return
-        self._message_log.append(
-            Message.model_construct(
-                role="assistant",
-                content=self._tokenizer.decode(generation.token_ids),
-                token_ids=generation.token_ids,
-                generation_logprobs=generation.logprobs,
-                finish_reason=generation.finish_reason,
-                weight_versions=[
-                    WeightVersionSpan.model_construct(version=span.version, start=span.start, end=span.end)
-                    for span in generation.weight_versions
-                ],
-            )
-        )
-        self._metrics.add_generation(len(self._token_ids), len(generation.token_ids))
+        partial = self._partial
+        if generation.finish_reason == "abort":
+            generation = without_open_stop_string(generation, self._token_ids, self._stop_strings, self._tokenizer)
+            if not generation.token_ids:
+                self.status = self.interrupted_by
+                return
+        if partial is not None:
+            self._message_log[-1] = continued(partial, generation, self._tokenizer)
+        else:
+            self._message_log.append(response_of(generation, self._tokenizer))
+        self._count_generation(len(generation.token_ids))
         self._token_ids.extend(generation.token_ids)
-        self._truncate_if_cut_by_max_seq_len()
+        self._end_full_partial()
+        self.status = self.interrupted_by
 
     def step_request(self, in_lockstep: bool = False) -> StepRequest:
         """The step of the environment that comes next. In lockstep it belongs with the other steps of its request."""
@@ -152,7 +172,11 @@ class Episode:
             self._stop_strings = tuple(outcome.next_stop_strings)
         self._terminated = outcome.terminated
         self._truncated = observation.was_cut or len(self._token_ids) >= self._limits.max_seq_len
-        self.status = self._status_after_step()
+        self.status = self._status_after_step() or self.interrupted_by
+
+    def interrupt(self, status: CutOff) -> None:
+        """Ends the episode in `status` with the generation that is under way, whether that is whole or partial."""
+        self.interrupted_by = self.interrupted_by or status
 
     def fail(self, error: SampleError) -> None:
         """Ends the episode with an error. Its message log keeps the turns that were played. Ignored after the end."""
@@ -208,14 +232,22 @@ class Episode:
             self._rewards[name] = self._rewards.get(name, 0.0) + value
         return sum(named.values())
 
-    def _truncate_if_cut_by_max_seq_len(self) -> None:
-        cut_short = self._message_log[-1].finish_reason == "length"
-        if cut_short and len(self._token_ids) >= self._limits.max_seq_len:
-            self._truncate()
+    def _count_generation(self, tokens: int) -> None:
+        """Counts all parts of one response as one generation."""
+        if self._partial_is_counted:
+            self._metrics.extend_generation(tokens)
+        else:
+            self._metrics.add_generation(len(self._token_ids), tokens)
+        self._partial_is_counted = self._partial is not None
 
-    def _truncate(self) -> None:
-        self._truncated = True
-        self.status = "truncated"
+    def _end_full_partial(self) -> None:
+        """A partial response that has no room left, or all the tokens that it may have, is whole: its step is due."""
+        partial, limits = self._partial, self._limits
+        if partial is None:
+            return
+        longest = limits.max_new_tokens or limits.max_seq_len
+        if len(partial.token_ids) >= longest or len(self._token_ids) >= limits.max_seq_len:
+            self._message_log[-1] = partial.model_copy(update={"finish_reason": "length"})
 
     def _status_after_step(self) -> SampleStatus | None:
         if self._terminated:

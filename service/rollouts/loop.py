@@ -1,9 +1,9 @@
 """The rollout loop, plain asyncio over `Generator` and `Environment`: one turn, one sample, one request.
 
 Guarantees: every episode that goes in comes out exactly once, whatever its status; a failed episode carries its error
-and leaves its siblings alone; an episode that is cut off (deadline, early stopping) keeps its message log and can be
-posted again; cancelling a request cancels all its calls; no number of episodes makes an iteration of the event loop
-long.
+and leaves its siblings alone; an episode that is cut off (deadline, early stopping) keeps its message log, with the
+tokens of the generation that was under way, and can be posted again; cancelling a request cancels all its calls; no
+number of episodes makes an iteration of the event loop long.
 """
 
 import asyncio
@@ -18,21 +18,22 @@ from rollout_client.contract import SampleError
 from service.rollouts.early_stopping import EarlyStopping
 from service.rollouts.episode import CutOff, Episode
 from service.rollouts.pacing import LoopPacer, PacedWork
-from service.rollouts.retries import with_retries, with_timeout
+from service.rollouts.retries import with_retries
 from service.rollouts.schedule import Schedule
 
+INTERRUPTION_S = 1.0
+"""How long an episode that is cut off waits for the tokens of its generation: a round trip to a busy replica."""
 logger = logging.getLogger("rollout_service.rollouts")
 
 
 @dataclass(frozen=True, slots=True)
 class RolloutContext:
-    """What all episodes of a request are played with. A timeout of `None` is no limit."""
+    """What all episodes of a request are played with."""
 
     generator: Generator
     environments: Mapping[str, Environment]
     """By task name."""
     schedule: Schedule
-    generation_timeout_s: float | None = None
     pacer: LoopPacer = field(default_factory=LoopPacer)
     """Shared by all requests of the event loop."""
 
@@ -52,19 +53,32 @@ async def play_turn(episode: Episode, context: RolloutContext) -> None:
 
 
 async def play_generation(episode: Episode, context: RolloutContext) -> None:
+    """Generates until the response is whole: an interrupted generation goes on where it ended."""
+    while not (episode.done or episode.step_is_due):
+        await with_retries(partial(generate_part, episode, context), episode)
+
+
+async def generate_part(episode: Episode, context: RolloutContext) -> None:
+    """Generates the response, or what is missing of it.
+
+    Raises:
+        RolloutFailure: the failure of the generation, or why it was interrupted; its tokens are kept.
+    """
     request = episode.next_generation()
-    if request is not None:
-        limit_s, generate = context.generation_timeout_s, context.generator.generate
-        generation = await with_retries(lambda: with_timeout(limit_s, generate(request), "The generation"), episode)
-        await context.pacer.wait_for_turn()
-        episode.add_generation(generation)
+    if request is None:
+        return
+    generation = await context.generator.generate(request)
+    await context.pacer.wait_for_turn(episode)
+    episode.add_generation(generation)
+    if generation.failure is not None and not (episode.done or episode.step_is_due):
+        raise generation.failure
 
 
 async def play_step(episode: Episode, context: RolloutContext) -> None:
     request = episode.step_request(context.schedule.in_lockstep)
     step = context.environments[episode.identity.task_name].step
     outcome = await with_retries(lambda: step(request), episode)
-    await context.pacer.wait_for_turn()
+    await context.pacer.wait_for_turn(episode)
     episode.add_outcome(outcome)
 
 
@@ -92,6 +106,7 @@ async def play_request(
 
     Nothing is started before the first iteration. Episodes that early stopping no longer needs end as `cancelled`.
     Those that are not done `deadline_s` seconds after the start end as `deadline`, however slowly the caller iterates.
+    An episode that generates at that moment ends when its tokens so far are there, at most `INTERRUPTION_S` later.
     An episode that was yielded is not referenced any longer: thousands of them are not freed at once at the end.
     """
     count = len(episodes)
@@ -109,7 +124,7 @@ async def play_request(
 class RunningEpisodes:
     """The episodes of one request while they are played. Each is put into `ended` exactly once, when it is done.
 
-    Many episodes are started, or cancelled, over several iterations of the event loop.
+    Many episodes are started, interrupted or cancelled over several iterations of the event loop.
     """
 
     def __init__(
@@ -122,7 +137,10 @@ class RunningEpisodes:
         self._tasks: dict[Episode, asyncio.Task[None]] = {}
         """Of the episodes that were started and have not been released."""
         self._starting = PacedWork(self._start)
+        self._interrupting = PacedWork(self._interrupt)
         self._cancelling = PacedWork(self._cancel)
+        self._not_ended = dict.fromkeys(episodes)
+        """Those that were not put into `ended`."""
         for _ in episodes:
             context.schedule.add_sample()
         self._starting.add(episodes)
@@ -150,37 +168,60 @@ class RunningEpisodes:
                 message = "A call of the sample was cancelled."
                 logger.warning(message, exc_info=error, extra=episode.identity.log_fields())
                 episode.fail(SampleError(kind="internal", message=message, retryable=True))
-        if not episode.was_cut_off:
-            self.ended.put_nowait(episode)
-            unneeded = self._early_stopping.unneeded_after(episode, succeeded=episode.status != "error")
+        self._put(episode)
+
+    def _put(self, episode: Episode) -> None:
+        if episode not in self._not_ended:
+            return
+        del self._not_ended[episode]
+        self.ended.put_nowait(episode)
+        succeeded = not episode.was_cut_off and episode.status != "error"
+        if unneeded := self._early_stopping.unneeded_after(episode, succeeded):
             self.cut_off(unneeded, "cancelled")
 
     def cut_off(self, episodes: Iterable[Episode], status: CutOff) -> None:
-        """Ends those of `episodes` that are not done yet, and cancels their calls."""
+        """Ends those of `episodes` that are not done yet. One that generates ends when its tokens so far are there."""
+        unfinished = [episode for episode in episodes if not episode.done and episode.interrupted_by is None]
+        for episode in unfinished:
+            episode.interrupt(status)
+        asyncio.get_running_loop().call_later(INTERRUPTION_S, self._end, unfinished, status)
+        self._interrupting.add(unfinished)
+
+    def cut_off_all(self, status: CutOff) -> None:
+        self.cut_off(self._not_ended, status)
+
+    def cut_off_after(self, deadline_s: float) -> None:
+        self._deadline = asyncio.get_running_loop().call_later(deadline_s, self.cut_off_all, "deadline")
+
+    def _interrupt(self, episode: Episode) -> None:
+        if episode.done or episode.interrupted_by is None:
+            return
+        # One that waits for its turn has the tokens of its generation already.
+        is_generating = self._context.generator.interrupt(episode.identity.rollout_id)
+        if not (is_generating or self._context.pacer.is_waiting(episode)):
+            episode.cut_off(episode.interrupted_by)
+            self._cancel(episode)
+
+    def _end(self, episodes: Iterable[Episode], status: CutOff) -> None:
+        """Ends those of `episodes` that are not done yet at once, without the tokens of their generations."""
         unfinished = [episode for episode in episodes if not episode.done]
         for episode in unfinished:
             episode.cut_off(status)
         self._cancelling.add(unfinished)
 
-    def cut_off_all(self, status: CutOff) -> None:
-        self.cut_off([*self._tasks, *self._starting.waiting], status)
-
-    def cut_off_after(self, deadline_s: float) -> None:
-        self._deadline = asyncio.get_running_loop().call_later(deadline_s, self.cut_off_all, "deadline")
-
     def _cancel(self, episode: Episode) -> None:
         if task := self._tasks.get(episode):
             task.cancel()
-        self._early_stopping.unneeded_after(episode, succeeded=False)
-        self.ended.put_nowait(episode)
+        self._put(episode)
 
     async def stop(self) -> None:
         """Cancels the episodes that are not done, and returns when all their calls have ended."""
         if self._deadline is not None:
             # The timer would keep every episode of a finished request in memory until a distant deadline.
             self._deadline.cancel()
-        self.cut_off_all("cancelled")
+        self._end(self._not_ended, "cancelled")
         await self._starting.finish()
+        await self._interrupting.finish()
         await self._cancelling.finish()
         while self._tasks:
             await asyncio.wait([next(iter(self._tasks.values()))])

@@ -6,7 +6,7 @@ nothing else would run for a second.
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Hashable, Iterable
 from typing import Generic, TypeVar
 
 Item = TypeVar("Item")
@@ -26,9 +26,14 @@ class LoopPacer:
         self._used = 0
         """How many have gone on since the last call of `_begin_iteration`."""
         self._waiting: deque[asyncio.Future[None]] = deque()
+        self._episodes: set[Hashable] = set()
+        """Those that wait."""
 
-    async def wait_for_turn(self) -> None:
-        """Returns when the calling episode may go on."""
+    def is_waiting(self, episode: Hashable) -> bool:
+        return episode in self._episodes
+
+    async def wait_for_turn(self, episode: Hashable) -> None:
+        """Returns when the episode may go on."""
         loop = asyncio.get_running_loop()
         if self._used == 0:
             loop.call_soon(self._begin_iteration)
@@ -37,7 +42,11 @@ class LoopPacer:
             return
         turn: asyncio.Future[None] = loop.create_future()
         self._waiting.append(turn)
-        await turn
+        self._episodes.add(episode)
+        try:
+            await turn
+        finally:
+            self._episodes.discard(episode)
 
     def _begin_iteration(self) -> None:
         self._used = 0

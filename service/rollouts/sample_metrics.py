@@ -15,6 +15,10 @@ class SampleMetricsAccumulator:
         self._turn_input_tokens.append(input_tokens)
         self._turn_gen_tokens.append(generated_tokens)
 
+    def extend_generation(self, generated_tokens: int) -> None:
+        """The last generation went on after it was interrupted."""
+        self._turn_gen_tokens[-1] += generated_tokens
+
     def add_observation(self, tokens: int) -> None:
         self._env_tokens += tokens
 

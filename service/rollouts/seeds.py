@@ -15,8 +15,12 @@ def derived_seed(seed: int, *path: int) -> int:
     return int.from_bytes(digest) >> 1
 
 
-def sampling_of_turn(sampling: SamplingOptions, turn: int) -> SamplingOptions:
-    """The rollout's sampling options with the seed of one turn, numbered from 0."""
+def sampling_of_turn(sampling: SamplingOptions, turn: int, tokens: int = 0) -> SamplingOptions:
+    """The rollout's sampling options with the seed of one turn, numbered from 0.
+
+    A generation that goes on after `tokens` tokens of the turn has a seed of its own: with that of the turn it would
+    draw again what was drawn for the first tokens.
+    """
     if sampling.seed is None:
         return sampling
-    return replace(sampling, seed=derived_seed(sampling.seed, turn))
+    return replace(sampling, seed=derived_seed(sampling.seed, turn, *((tokens,) if tokens else ())))

@@ -10,6 +10,9 @@ from typing import Any, Protocol
 from rollout_client.contract import ObservationFormat
 from rollout_env import ChatMessage
 
+CONTEXT_TOKENS = 32
+"""More tokens than the text of the next one depends on: decoders look back a word, or the bytes of one character."""
+
 
 @dataclass(frozen=True, slots=True)
 class ChatOptions:
@@ -34,6 +37,14 @@ class ChatTokenizer(Protocol):
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of `token_ids`, without special tokens."""
+        ...
+
+    def pieces(self, token_ids: Sequence[int], before: Sequence[int]) -> list[str | None]:
+        """The text that each token adds after the ids `before`, as the engine reads it when it looks for stop strings.
+
+        `None`: the text so far ends inside a character, which later tokens complete. Of `before`, the last
+        `CONTEXT_TOKENS` are enough.
+        """
         ...
 
     def observation(

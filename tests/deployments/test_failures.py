@@ -19,7 +19,7 @@ def test_each_failure_has_the_kind_of_the_boundary_that_broke_and_says_whether_a
         "PromptRejected": ("request", False),
         "GenerationRejected": ("generation", False),
         "GenerationLost": ("generation", True),
-        "GenerationCut": ("generation", True),
+        "ReplicaShuttingDown": ("generation", True),
         "EnvironmentRejected": ("environment", False),
         "EnvironmentBroken": ("environment", False),
         "EnvironmentLost": ("environment", True),
@@ -29,8 +29,8 @@ def test_each_failure_has_the_kind_of_the_boundary_that_broke_and_says_whether_a
     }
 
 
-def test_only_a_generation_that_an_update_cut_costs_no_retry() -> None:
-    assert [failure.__name__ for failure in CLASSES if not failure.costs_a_retry] == ["GenerationCut"]
+def test_only_a_generation_whose_replica_is_shut_down_costs_no_retry() -> None:
+    assert [failure.__name__ for failure in CLASSES if not failure.costs_a_retry] == ["ReplicaShuttingDown"]
 
 
 @pytest.mark.parametrize("failure", CLASSES)

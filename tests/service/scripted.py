@@ -2,9 +2,10 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from deployments.failures import RolloutFailure
 from deployments.protocols import (
     Environment,
     Generation,
@@ -38,6 +39,9 @@ class CharacterChatTokenizer(ChatTokenizer):
     def decode(self, token_ids: Sequence[int]) -> str:
         return text_of(token_ids)
 
+    def pieces(self, token_ids: Sequence[int], before: Sequence[int]) -> list[str | None]:
+        return [chr(token_id) for token_id in token_ids]
+
     def observation(
         self,
         observation: ChatMessage,
@@ -54,30 +58,60 @@ class CharacterChatTokenizer(ChatTokenizer):
 
 @dataclass
 class ScriptedGenerator(Generator):
-    """Answers each generation with the next text of its script, cut at `max_new_tokens`, or raises its exception."""
+    """Answers each generation with the next text of its script, cut at `max_new_tokens`, or raises its exception.
+
+    One that is interrupted gives at once the part of its tokens for which time has passed.
+    """
 
     script: Sequence[str | Exception]
     requests: list[GenerationRequest] = field(default_factory=list)
     delay_s: float = 0.0
     cancelled: int = 0
     released: list[str] = field(default_factory=list)
+    interrupted: list[str] = field(default_factory=list)
+    ignores_interrupts: bool = False
+    interrupts: dict[str, asyncio.Event] = field(default_factory=dict)
+    """Of the rollouts that generate."""
 
     async def generate(self, request: GenerationRequest) -> Generation:
         answer = self.script[len(self.requests) % len(self.script)]
         self.requests.append(request)
-        try:
-            await asyncio.sleep(self.delay_s)
-        except asyncio.CancelledError:
-            self.cancelled += 1
-            raise
+        passed = await self.share_of_time(request, self.delay_s)
         if isinstance(answer, Exception):
             raise answer
         token_ids = ids_of(answer)[: request.max_new_tokens]
-        return Generation(
+        generation = Generation(
             token_ids=token_ids,
             logprobs=[-1.0] * len(token_ids),
             finish_reason="length" if len(answer) >= request.max_new_tokens else "stop",
         )
+        return generation if passed == 1 else first_part(generation, int(passed * len(token_ids)))
+
+    async def share_of_time(self, request: GenerationRequest, seconds: float) -> float:
+        """Lets the time of a generation pass; returns the share of it that had passed when it was interrupted."""
+        if not seconds:
+            await asyncio.sleep(0)
+            return 1.0
+        began = asyncio.get_running_loop().time()
+        interrupted = self.interrupts[request.rollout_id] = asyncio.Event()
+        try:
+            await asyncio.wait_for(interrupted.wait(), seconds)
+        except TimeoutError:
+            return 1.0
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+        finally:
+            del self.interrupts[request.rollout_id]
+        return (asyncio.get_running_loop().time() - began) / seconds
+
+    def interrupt(self, rollout_id: str) -> bool:
+        if rollout_id not in self.interrupts:
+            return False
+        self.interrupted.append(rollout_id)
+        if not self.ignores_interrupts:
+            self.interrupts[rollout_id].set()
+        return True
 
     def release(self, rollout_id: str) -> None:
         self.released.append(rollout_id)
@@ -107,6 +141,17 @@ class ScriptedEnvironment(Environment):
 
     async def example_samples(self, count: int, seed: int) -> list[dict[str, Any]]:
         return [{"task_name": "task", "messages": [{"role": "user", "content": f"{seed}-{n}"}]} for n in range(count)]
+
+
+def first_part(generation: Generation, tokens: int, failure: RolloutFailure | None = None) -> Generation:
+    """The generation, interrupted after so many tokens."""
+    return Generation(
+        generation.token_ids[:tokens],
+        generation.logprobs[:tokens],
+        "abort",
+        tuple(replace(span, end=min(span.end, tokens)) for span in generation.weight_versions if span.start < tokens),
+        failure,
+    )
 
 
 def outcome(content: str = "", reward: float | dict[str, float] = 0.0, terminated: bool = False) -> StepOutcome:

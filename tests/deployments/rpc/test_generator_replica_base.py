@@ -2,11 +2,12 @@
 
 import asyncio
 from collections import Counter
+from collections.abc import Iterable
 from contextlib import aclosing
 
 import pytest
 
-from deployments.failures import GenerationLost, GenerationRejected, RolloutFailure
+from deployments.failures import GenerationLost, GenerationRejected, ReplicaShuttingDown, RolloutFailure
 from deployments.protocols import (
     Engine,
     Generation,
@@ -39,6 +40,7 @@ class ScriptedEngine(Engine):
         self._finishing: dict[str, asyncio.Event] = {}
         self.started: list[str] = []
         self.cancelled: list[str] = []
+        self.interrupted: list[tuple[list[str], RolloutFailure | None]] = []
 
     async def generate(self, request: GenerationRequest) -> Generation:
         name = request.generation_id
@@ -53,6 +55,9 @@ class ScriptedEngine(Engine):
             self.cancelled.append(name)
             raise
         return DONE
+
+    async def interrupt(self, generation_ids: Iterable[str], failure: RolloutFailure | None = None) -> None:
+        self.interrupted.append((list(generation_ids), failure))
 
     def finish(self, *names: str) -> None:
         for name in names:
@@ -211,5 +216,38 @@ def test_a_caller_that_waits_gets_the_load_each_second_without_results() -> None
                 assert virtual_time.now() == second
             replica.engine.finish("a")
             assert (await anext(items)).results == [(0, DONE)]
+
+    virtual_time.run(run())
+
+
+def test_an_interruption_reaches_the_engine() -> None:
+    async def run() -> None:
+        replica = ScriptedReplica()
+        await replica.interrupt(["a", "unknown"])
+        assert replica.engine.interrupted == [(["a", "unknown"], None)]
+
+    virtual_time.run(run())
+
+
+def test_a_replica_that_drains_refuses_new_generations_and_hands_the_others_over_in_time() -> None:
+    async def run() -> None:
+        replica = ScriptedReplica()
+        async with aclosing(replica.generate(requests("ends", "a", "b"))) as items:
+            first = asyncio.ensure_future(anext(items))
+            await virtual_time.settled()
+            replica.drain(bound_s=10)
+            replica.engine.finish("ends")
+            assert (await first).results == [(0, DONE)]
+            [(_, refused)] = [result async for item in replica.generate(requests("new")) for result in item.results]
+            assert (type(refused), str(refused)) == (
+                ReplicaShuttingDown,
+                "The generator replica is being shut down.",
+            )
+            assert replica.engine.started == ["ends", "a", "b"]
+            await asyncio.sleep(9.9)
+            assert replica.engine.interrupted == []
+            await asyncio.sleep(0.2)
+            [(names, failure)] = replica.engine.interrupted
+            assert (names, type(failure)) == (["a", "b"], ReplicaShuttingDown)
 
     virtual_time.run(run())

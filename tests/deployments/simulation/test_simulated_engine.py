@@ -5,7 +5,9 @@ import math
 
 import pytest
 
+from deployments.failures import ReplicaShuttingDown, RolloutFailure
 from deployments.protocols import (
+    Generation,
     GenerationRequest,
     GeneratorDescription,
     ReplicaLoad,
@@ -108,3 +110,51 @@ def test_cancelling_a_generation_starts_the_next_one_and_leaves_none_ongoing() -
         return now()
 
     assert run(waited()) == 2.5
+
+
+def interrupted_at(seconds: float, *names: str, failure: RolloutFailure | None = None) -> dict[str, Generation]:
+    """Two generations of four tokens, one after the other; those named are interrupted after a while."""
+
+    async def steps() -> dict[str, Generation]:
+        simulated = engine()
+        running = {name: asyncio.create_task(simulated.generate(request(name, 4))) for name in "ab"}
+        await asyncio.sleep(seconds)
+        await simulated.interrupt([*names, "unknown"], failure)
+        results = {name: await task for name, task in running.items()}
+        assert simulated.load() == ReplicaLoad(0, 0, 0)
+        return results
+
+    return run(steps())
+
+
+@pytest.mark.parametrize(("seconds", "tokens"), [(0.5, 0), (1.0, 0), (1.4, 0), (1.5, 1), (2.6, 3)])
+def test_an_interrupted_generation_gives_the_tokens_for_which_time_has_passed(seconds: float, tokens: int) -> None:
+    failure = ReplicaShuttingDown("gone")
+    results = interrupted_at(seconds, "a", failure=failure)
+    whole = run(engine().generate(request("a", 4)))
+    assert results["a"] == Generation(
+        whole.token_ids[:tokens],
+        whole.logprobs[:tokens],
+        "abort",
+        (WeightSpan("0", 0, tokens),) if tokens else (),
+        failure,
+    )
+    assert results["b"].finish_reason == "length", "the other one goes on"
+
+
+def test_a_generation_that_is_interrupted_while_it_waits_has_no_token() -> None:
+    results = interrupted_at(2.9, "b")
+    assert (len(results["b"].token_ids), results["b"].finish_reason, results["b"].failure) == (0, "abort", None)
+    assert (len(results["a"].token_ids), results["a"].finish_reason) == (4, "length")
+
+
+def test_interrupting_a_running_generation_starts_the_next_one() -> None:
+    async def waited() -> float:
+        simulated = engine()
+        first, second = (asyncio.create_task(simulated.generate(request(name, 4))) for name in "ab")
+        await asyncio.sleep(1)
+        await simulated.interrupt(["a"])
+        await asyncio.gather(first, second)
+        return now()
+
+    assert run(waited()) == 4

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from itertools import pairwise
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -47,6 +48,21 @@ def test_cancelling_a_running_generation_starts_the_next_one_at_that_moment() ->
     ongoing.cancel("runs", now=2.0)
     assert ongoing.next_end == 5.0
     assert ongoing.pop_finished(5.0) == ["waits"]
+
+
+def test_cancelling_tells_when_a_generation_that_runs_would_have_ended() -> None:
+    ongoing = generations(Timing(time_per_token_s=1.0, max_num_seqs=1))
+    for name in ("runs", "waits"):
+        ongoing.submit(name, 4, now=1.0)
+    assert [ongoing.cancel(name, now=2.0) for name in ("waits", "runs", "unknown")] == [None, 5.0, None]
+
+
+@pytest.mark.parametrize(("seconds", "missing"), [(0.0, 0), (0.1, 1), (0.5, 1), (0.6, 2), (0.1 + 0.2 + 0.2, 1)])
+def test_a_token_is_missing_until_its_time_has_passed_whatever_times_lose_by_rounding(
+    seconds: float, missing: int
+) -> None:
+    assert TIMING.tokens_missing(seconds) == missing
+    assert Timing().tokens_missing(seconds) == 0
 
 
 def test_a_generation_that_is_cancelled_while_it_waits_never_runs() -> None:

@@ -133,6 +133,8 @@ class ScriptedGeneratorHandle:
         """The replica that each call names, and its requests."""
         self.callers: list[str] = []
         self.aborted: list[tuple[str, list[str]]] = []
+        self.interrupted: list[tuple[str, list[str]]] = []
+        self.interrupt_result: Exception | None = None
         self.calls: list[ScriptedCall] = []
         self.deployment_id = object()
         self.describe = SimpleNamespace(remote=lambda: ScriptedResponse(DESCRIPTION))
@@ -147,6 +149,10 @@ class ScriptedGeneratorHandle:
         self.calls.append(ScriptedCall(batches, never_answers=self._result is None))
         return self.calls[-1]
 
+    def interrupt(self, replica: str, generation_ids: list[str]) -> ScriptedResponse:
+        self.interrupted.append((replica, generation_ids))
+        return ScriptedResponse(self.interrupt_result)
+
     def abort(self, replica: str, generation_ids: list[str]) -> ScriptedResponse:
         self.aborted.append((replica, generation_ids))
         return ScriptedResponse(self._abort_result)
@@ -159,6 +165,7 @@ class NamedHandle:
         self.generate = SimpleNamespace(remote=partial(self._generate, handle))
         self.abort = SimpleNamespace(remote=lambda generation_ids: handle.abort(replica, generation_ids))
 
+        self.interrupt = SimpleNamespace(remote=partial(handle.interrupt, replica))
         self._replica = replica
 
     def _generate(

@@ -14,7 +14,7 @@ from ray.serve.exceptions import RayServeException
 
 from deployments.failures import EnvironmentBroken, EnvironmentLost
 from deployments.rpc.message_size import MOST_BYTES_PER_MESSAGE, MOST_ITEMS_PER_MESSAGE
-from service.remote.batching import RequestBatcher
+from service.remote.batching import ControlCalls, RequestBatcher
 from tests import virtual_time
 from tests.service.remote.scripted_handles import ScriptedCall, ScriptedResponse
 
@@ -45,9 +45,9 @@ class ScriptedReplica:
         return ScriptedResponse(self._abort_result)
 
     def batcher(self) -> RequestBatcher[str, str]:
-        return RequestBatcher(
-            self.start_call, EnvironmentLost, "The replica", abort=self.abort, log_fields={"replica_id": "r"}
-        )
+        log_fields = {"replica_id": "r"}
+        abort: ControlCalls[str] = ControlCalls(self.abort, "aborted", EnvironmentLost, "The replica", log_fields)
+        return RequestBatcher(self.start_call, EnvironmentLost, "The replica", abort, log_fields)
 
 
 def call_all(replica: ScriptedReplica, *names: str) -> list[str | BaseException]:

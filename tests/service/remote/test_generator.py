@@ -1,13 +1,14 @@
 """Generations over a scripted Serve handle: which replica they go to, and how a retry moves on."""
 
 import asyncio
+import logging
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from ray.exceptions import ActorDiedError
 
-from deployments.failures import GenerationCut, GenerationLost, GenerationRejected, Overloaded
+from deployments.failures import GenerationLost, GenerationRejected, Overloaded, TurnTimedOut
 from deployments.protocols import Generation, GenerationRequest, SamplingOptions
 from deployments.rpc import live_replicas
 from deployments.rpc.live_replicas import record_live_replicas
@@ -120,35 +121,70 @@ def test_before_any_replica_is_known_a_call_names_none() -> None:
     assert handle.generated == [("", ["turn 0"]), ("a", ["turn 1"])]
 
 
-@pytest.mark.parametrize("failure", [GenerationLost("died"), Overloaded("full"), None])
-def test_the_retry_of_a_lost_or_cancelled_generation_goes_to_another_replica(failure: Exception | None) -> None:
-    """A generation is cancelled when it reaches its timeout."""
-    handle = ScriptedGeneratorHandle(failure)
-    generator = generator_over(handle, "a", "b")
+STALLED = Generation([1], [0.0], "abort", failure=TurnTimedOut("no new token"))
+CUT_BY_WEIGHTS = Generation([1], [0.0], "abort")
+
+
+@pytest.mark.parametrize(
+    ("result", "replicas"),
+    [
+        (GenerationLost("died"), {"a", "b"}),
+        (Overloaded("full"), {"a", "b"}),
+        (STALLED, {"a", "b"}),
+        (GenerationRejected("too long"), {"a"}),
+        (CUT_BY_WEIGHTS, {"a"}),
+    ],
+)
+def test_a_rollout_leaves_its_replica_when_that_failed_it_and_only_then(result: Any, replicas: set[str]) -> None:
+    handle = ScriptedGeneratorHandle(result)
+    record_live_replicas(handle.deployment_id, ["a"])
+    generator = generator_over(handle, "a")
 
     async def run() -> None:
         for number in range(2):
-            trying = asyncio.create_task(generator.generate(request(f"try {number}", rollout_id="one")))
-            await asyncio.wait([trying], timeout=10)
-            trying.cancel()
-            await asyncio.gather(trying, return_exceptions=True)
+            again = generator.generate(request(f"try {number}", rollout_id="one"))
+            await asyncio.gather(again, return_exceptions=True)
+            record_live_replicas(handle.deployment_id, ["a", "b"])
 
     virtual_time.run(run())
-    assert {replica for replica, _ in handle.generated} == {"a", "b"}
+    assert {replica for replica, _ in handle.generated} == replicas
 
 
-@pytest.mark.parametrize("failure", [GenerationCut("an update"), GenerationRejected("too long")])
-def test_a_generation_that_its_replica_could_not_help_leaves_the_rollout_there(failure: Exception) -> None:
-    handle = ScriptedGeneratorHandle(failure)
-    generator = generator_over(handle, "a", "b")
+def test_interrupted_generations_are_named_to_their_replicas_in_one_call_each() -> None:
+    handle = ScriptedGeneratorHandle(CUT_BY_WEIGHTS)
+    generator = generator_over(handle, "a")
 
     async def run() -> None:
-        for number in range(3):
-            with pytest.raises(type(failure)):
-                await generator.generate(request(f"try {number}", rollout_id="one"))
+        names = ("one", "two", "three")
+        running = [asyncio.create_task(generator.generate(request(f"{name}-0", rollout_id=name))) for name in names]
+        await asyncio.sleep(0.5)
+        assert [generator.interrupt(name) for name in ("one", "two", "unknown")] == [True, True, False]
+        assert await asyncio.gather(*running) == [CUT_BY_WEIGHTS] * 3
+        assert [generator.interrupt(name) for name in names] == [False] * 3, "they have ended"
 
     virtual_time.run(run())
-    assert len({replica for replica, _ in handle.generated}) == 1
+    assert handle.interrupted == [("a", ["one-0", "two-0"])]
+
+
+def test_an_interruption_of_a_replica_that_is_gone_is_noted_and_breaks_nothing(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+    handle = ScriptedGeneratorHandle(DONE)
+    handle.interrupt_result = ActorDiedError()
+    generator = generator_over(handle, "a")
+
+    async def run() -> None:
+        running = asyncio.create_task(generator.generate(request("one")))
+        await virtual_time.settled()
+        assert generator.interrupt("one")
+        assert await running == DONE
+        await asyncio.sleep(1)
+
+    virtual_time.run(run())
+    assert [record.getMessage() for record in caplog.records] == [
+        "1 requests were not interrupted: The generator replica died during the call."
+    ]
 
 
 def test_a_cancelled_generation_is_aborted_on_its_own_replica() -> None:
@@ -177,7 +213,7 @@ def test_batchers_of_replicas_that_are_gone_are_dropped() -> None:
         await generator.generate(request("one"))
         record_live_replicas(handle.deployment_id, ["b"])
         await generator.generate(request("two"))
-        assert list(generator._batchers) == ["b"]
+        assert list(generator._calls) == ["b"]
 
     virtual_time.run(run())
 

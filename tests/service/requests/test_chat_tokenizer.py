@@ -12,7 +12,7 @@ from deployments.failures import EnvironmentRejected, PromptRejected
 from rollout_client.contract import PromptMessage
 from rollout_env import ChatMessage
 from service.requests.chat_tokenizer import RENDERING_ERRORS, TransformersChatTokenizer, UnsupportedTokenizer
-from service.rollouts.tokenizer_protocol import ChatOptions, TokenizedObservation
+from service.rollouts.tokenizer_protocol import CONTEXT_TOKENS, ChatOptions, TokenizedObservation
 from tests.paths import TINY_MODEL
 
 
@@ -210,3 +210,22 @@ def test_messages_that_the_template_renders_otherwise_before_others_leave_their_
         "",
         "3:<|user|>\none<|end|>\n<|user|>\ntwo<|end|>\n<|user|>\nthree<|end|>\n<|assistant|>\n",
     ]
+
+
+def test_pieces_are_the_texts_that_tokens_add_and_none_inside_a_character() -> None:
+    ids = hf_tokenizer("aé漢", add_special_tokens=False)["input_ids"]
+    assert tokens.pieces([*ids, END, *ids[:1]], before=ids) == ["a", None, "é", None, None, "漢", "", "a"]
+    assert tokens.pieces([END], before=[]) == [""]
+    assert tokens.pieces([ids[1], END, ids[2]], before=[]) == [None, None, "é"]
+
+
+@given(
+    before=st.text(alphabet="ab é漢", max_size=40), response=st.text(alphabet="ab é漢", max_size=40), cut=st.integers(0)
+)
+def test_pieces_together_are_the_decoded_text_wherever_they_begin(before: str, response: str, cut: int) -> None:
+    context, ids = (hf_tokenizer(text, add_special_tokens=False)["input_ids"] for text in (before, response))
+    assert "".join(piece or "" for piece in tokens.pieces(ids, context[-CONTEXT_TOKENS:])) == response
+    whole = [place for place, piece in enumerate(tokens.pieces(ids, context)) if piece is not None]
+    first = whole[cut % len(whole)] + 1 if whole else 0
+    rest = tokens.pieces(ids[first:], [*context, *ids[:first]][-CONTEXT_TOKENS:])
+    assert tokens.decode(ids[:first]) + "".join(piece or "" for piece in rest) == response

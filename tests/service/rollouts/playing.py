@@ -3,10 +3,22 @@
 import asyncio
 import random
 from contextlib import aclosing
+from itertools import pairwise
+from typing import Literal
 
 from hypothesis import strategies as st
 
-from deployments.protocols import Environment, Generation, GenerationRequest, Generator, StepRequest
+from deployments.failures import TurnTimedOut
+from deployments.protocols import (
+    Environment,
+    Generation,
+    GenerationRequest,
+    Generator,
+    StepRequest,
+    WeightSpan,
+    packed_ids,
+    packed_logprobs,
+)
 from rollout_client.contract import Keep, SampleResult
 from rollout_env import StepOutcome
 from service.rollouts.early_stopping import EarlyStopping
@@ -14,7 +26,15 @@ from service.rollouts.episode import Episode
 from service.rollouts.loop import RolloutContext, play_request, play_sample
 from service.rollouts.schedule import AsyncSchedule
 from tests import virtual_time
-from tests.service.scripted import EpisodeRecipe, ScriptedEnvironment, ScriptedGenerator, ids_of, outcome
+from tests.service.scripted import (
+    EpisodeRecipe,
+    ScriptedEnvironment,
+    ScriptedGenerator,
+    first_part,
+    ids_of,
+    outcome,
+    text_of,
+)
 
 KEEP_ALL = Keep()
 
@@ -46,19 +66,59 @@ def texts(result: SampleResult) -> list[str]:
 
 
 class RandomGenerator(ScriptedGenerator):
-    """Its response and the time that it takes are drawn with the prompt's ids as seed."""
+    """Decodes greedily: each token, its log-probability and the end are drawn with all ids before it as seed.
+
+    So a generation that is interrupted and goes on has the tokens of an uninterrupted one.
+    """
 
     def __init__(self) -> None:
         super().__init__(script=[])
 
     async def generate(self, request: GenerationRequest) -> Generation:
         self.requests.append(request)
-        draw = random.Random(repr(request.prompt_token_ids))
-        await asyncio.sleep(draw.randrange(4))
-        response = "".join(draw.choices("abc", k=draw.randrange(6)))
-        token_ids = ids_of(response)[: request.max_new_tokens]
-        cut = len(response) >= request.max_new_tokens
-        return Generation(token_ids, [-1.0] * len(token_ids), "length" if cut else "stop")
+        await asyncio.sleep(random.Random(repr(request.prompt_token_ids)).randrange(4))
+        return greedy_generation(request)
+
+
+def greedy_generation(request: GenerationRequest) -> Generation:
+    prompt, response, logprobs = list(request.prompt_token_ids), "", list[float]()
+    finish_reason: Literal["stop", "length"] = "length"
+    while finish_reason == "length" and len(response) < request.max_new_tokens:
+        draw = random.Random(repr(prompt + ids_of(response)))
+        if draw.random() < 0.2:
+            finish_reason = "stop"
+            break
+        response += draw.choice("abc")
+        logprobs.append(-draw.randrange(1, 9) / 8)
+        if any(stop_string in response for stop_string in request.stop_strings):
+            finish_reason = "stop"
+    versions = versions_from(len(prompt), len(response))
+    return Generation(packed_ids(ids_of(response)), packed_logprobs(logprobs), finish_reason, versions)
+
+
+def versions_from(first: int, tokens: int) -> tuple[WeightSpan, ...]:
+    """The version changes at every seventh token of the rollout; `first` is the place of the first of these."""
+    changes = [0, *(place for place in range(1, tokens) if (first + place) % 7 == 0), tokens]
+    return tuple(WeightSpan(str((first + start) // 7), start, end) for start, end in pairwise(changes) if end > start)
+
+
+class InterruptedGenerator(RandomGenerator):
+    """Interrupts each generation with a probability of 2/3, after any number of its tokens, some with a failure."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self._draw = random.Random(seed)
+
+    async def generate(self, request: GenerationRequest) -> Generation:
+        whole = await super().generate(request)
+        cut = self._draw.choice(["whole", "part", "stalled"])
+        if cut == "whole":
+            return whole
+        failure = TurnTimedOut("no new token") if cut == "stalled" else None
+        # Unless its last token is what ends it, a generation can be interrupted after that one, too.
+        text = text_of(whole.token_ids)
+        is_open = whole.finish_reason == "stop" and not any(stop in text for stop in request.stop_strings)
+        return first_part(whole, self._draw.randrange(len(text) + is_open or 1), failure)
 
 
 class RandomEnvironment(ScriptedEnvironment):
@@ -76,7 +136,7 @@ class RandomEnvironment(ScriptedEnvironment):
             reward=draw.choice([0.0, 0.5, 1.0]),
             terminated=draw.random() < 0.2,
             metadata=draw.choice([None, {"state": draw.randrange(9)}]),
-            next_stop_strings=draw.choice([None, ["s"]]),
+            next_stop_strings=draw.choice([None, [], ["a"], ["ab", "ccb"], ["abab"]]),
         )
 
 
@@ -91,4 +151,5 @@ recipes = st.builds(
     max_new_tokens=st.none() | st.integers(1, 5),
     max_rollout_turns=st.integers(1, 6),
     observation_format=st.sampled_from(["raw", "chat"]),
+    stop_strings=st.sampled_from([(), ("b",), ("aab", "ca"), ("cbcb",)]),
 )

@@ -1,5 +1,6 @@
 """The state machine of one rollout: its laws, its limits, its statuses."""
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -9,13 +10,14 @@ from hypothesis import strategies as st
 
 from deployments.failures import EnvironmentRejected, failure_of
 from deployments.protocols import Generation, WeightSpan
-from rollout_client.contract import Message, SampleMetrics, SampleResult
+from rollout_client.contract import Message, SampleMetrics, SampleResult, WeightVersionSpan
 from rollout_env import ChatMessage, StepOutcome
 from service.rollouts.episode import Episode
 from service.rollouts.seeds import derived_seed
 from service.rollouts.tokenizer_protocol import ChatOptions, TokenizedObservation
 from tests import virtual_time
 from tests.service.rollouts.playing import (
+    InterruptedGenerator,
     RandomEnvironment,
     RandomGenerator,
     outcomes,
@@ -29,6 +31,7 @@ from tests.service.scripted import (
     EpisodeRecipe,
     ScriptedEnvironment,
     ScriptedGenerator,
+    first_part,
     ids_of,
     outcome,
     text_of,
@@ -189,19 +192,24 @@ def test_room_for_a_single_token_is_used() -> None:
     assert request.max_new_tokens == 1
 
 
-def test_a_generation_cut_by_max_seq_len_truncates_and_is_not_stepped() -> None:
-    environment = ScriptedEnvironment([outcome("O", 1.0)])
+@pytest.mark.parametrize(("terminated", "status"), [(False, "truncated"), (True, "completed")])
+def test_a_generation_cut_by_max_seq_len_is_stepped_and_its_observation_has_no_room(
+    terminated: bool, status: str
+) -> None:
+    environment = ScriptedEnvironment([outcome("O", 1.0, terminated)])
     result = play(EpisodeRecipe(max_seq_len=4), ScriptedGenerator(["AAAAAA"]), environment)
-    assert environment.requests == []
-    assert texts(result) == ["Q", "AAA"]
-    assert (result.status, result.terminated, result.truncated) == ("truncated", False, True)
-    assert (result.message_log[1].finish_reason, result.total_reward, result.metrics.truncated) == ("length", 0.0, True)
+    assert len(environment.requests) == 1
+    assert texts(result) == ["Q", "AAA", ""]
+    assert list(result.message_log[2].token_ids) == []
+    assert (result.status, result.terminated, result.truncated) == (status, terminated, True)
+    assert (result.message_log[1].finish_reason, result.message_log[1].reward) == ("length", 1.0)
+    assert (result.total_reward, result.metrics.total_reward, result.metrics.truncated) == (1.0, 1.0, True)
 
 
-def test_a_later_generation_cut_by_max_seq_len_truncates_too() -> None:
+def test_a_later_generation_cut_by_max_seq_len_is_stepped_too() -> None:
     environment = ScriptedEnvironment([outcome("OO", 1.0)])
     result = play(EpisodeRecipe(max_seq_len=6), ScriptedGenerator(["A", "AAAA"]), environment)
-    assert (texts(result), result.status, len(environment.requests)) == (["Q", "A", "OO", "AA"], "truncated", 1)
+    assert (texts(result), result.status, result.total_reward) == (["Q", "A", "OO", "AA", ""], "truncated", 2.0)
 
 
 def test_the_last_turn_that_is_allowed_ends_the_episode() -> None:
@@ -396,23 +404,139 @@ def test_turns_of_a_posted_log_count_towards_the_limit_and_not_in_the_metrics() 
     assert [request.sampling.seed for request in generator.requests] == [derived_seed(7, 1)]
 
 
-@pytest.mark.parametrize(
-    "message",
-    [
-        UNSTEPPED.model_copy(update={"generation_logprobs": None}),
-        UNSTEPPED.model_copy(update={"finish_reason": None}),
-    ],
+def test_a_posted_log_that_ends_with_a_message_of_another_author_begins_with_a_new_response() -> None:
+    given = UNSTEPPED.model_copy(update={"generation_logprobs": None})
+    recipe = EpisodeRecipe(message_log=lambda _: [user_message("Q"), given])
+    result = play(recipe, ScriptedGenerator(["B"]), ScriptedEnvironment([outcome("O", terminated=True)]))
+    assert texts(result) == ["Q", "a", "B", "O"]
+
+
+def test_a_posted_log_that_max_seq_len_had_cut_begins_with_the_step() -> None:
+    cut = Message(role="assistant", content="AAA", token_ids=ids_of("AAA"), generation_logprobs=[-1.0] * 3)
+    unstepped = cut.model_copy(update={"finish_reason": "length"})
+    recipe = EpisodeRecipe(max_seq_len=4, message_log=lambda _: [user_message("Q"), unstepped])
+    result = play(recipe, generator := ScriptedGenerator(["B"]), ScriptedEnvironment([outcome("O", 1.0)]))
+    assert generator.requests == []
+    assert (result.status, result.truncated, result.total_reward) == ("truncated", True, 1.0)
+
+
+PARTIAL = Message(
+    role="assistant",
+    content="ab",
+    token_ids=ids_of("ab"),
+    generation_logprobs=[-1.0, -0.5],
+    weight_versions=[WeightVersionSpan(version="1", start=0, end=2)],
 )
-def test_a_posted_log_that_ends_with_no_complete_response_begins_with_a_generation(message: Message) -> None:
-    episode = EpisodeRecipe(message_log=lambda _: [user_message("Q"), message]).make()
+PARTIAL_LOG = [user_message("Q"), PARTIAL]
+
+
+def interrupted(text: str, *spans: WeightSpan) -> Generation:
+    return Generation(ids_of(text), [-0.25] * len(text), "abort", spans)
+
+
+def test_an_interrupted_generation_goes_on_as_the_same_message() -> None:
+    episode = EpisodeRecipe(max_new_tokens=5, seed=7).make()
+    episode.add_generation(interrupted("AB", WeightSpan("1", 0, 2)))
     assert not episode.step_is_due
+    partial = episode.result().message_log[1]
+    assert (partial.content, partial.finish_reason, len(partial.generation_logprobs or ())) == ("AB", None, 2)
+    request = episode.next_generation()
+    assert request is not None
+    assert (request.generation_id, list(request.prompt_token_ids)) == ("request-0-0-0-2", ids_of("QAB"))
+    assert (request.max_new_tokens, request.sampling.seed) == (3, derived_seed(7, 0, 2))
+    episode.add_generation(
+        Generation(ids_of("CD"), [-1.0, -2.0], "stop", (WeightSpan("1", 0, 1), WeightSpan("2", 1, 2)))
+    )
+    assert episode.step_is_due
+    assert episode.result().message_log[1] == Message.model_construct(
+        role="assistant",
+        content="ABCD",
+        token_ids=array("i", ids_of("ABCD")),
+        generation_logprobs=array("f", [-0.25, -0.25, -1.0, -2.0]),
+        finish_reason="stop",
+        weight_versions=[
+            WeightVersionSpan(version="1", start=0, end=3),
+            WeightVersionSpan(version="2", start=3, end=4),
+        ],
+    )
+    metrics = episode.result().metrics
+    assert (metrics.turn_count, metrics.turn_gen_tokens, metrics.turn_input_tokens) == (1, [4], [1])
 
 
-def test_a_posted_log_that_max_seq_len_had_cut_is_truncated_at_once() -> None:
-    cut = play(EpisodeRecipe(max_seq_len=4), ScriptedGenerator(["AAAAAA"]), ScriptedEnvironment([outcome("O", 1.0)]))
-    episode = EpisodeRecipe(max_seq_len=4, message_log=lambda _: cut.message_log).make()
+def test_a_generation_interrupted_before_its_first_token_leaves_no_trace() -> None:
+    episode = EpisodeRecipe(seed=7).make()
+    before, request = episode.result(), episode.next_generation()
+    episode.add_generation(interrupted(""))
+    assert episode.result() == before
+    assert episode.next_generation() == request
+
+
+def test_a_response_of_several_parts_has_room_for_what_max_seq_len_leaves() -> None:
+    episode = EpisodeRecipe(max_seq_len=6).make()
+    episode.add_generation(interrupted("AB"))
+    request = episode.next_generation()
+    assert request is not None
+    assert request.max_new_tokens == 3
+
+
+def test_the_beginning_of_a_stop_string_is_generated_again() -> None:
+    episode = EpisodeRecipe(stop_strings=("XY",)).make()
+    episode.add_generation(interrupted("ABX", WeightSpan("1", 0, 1), WeightSpan("2", 1, 3)))
+    partial = episode.result().message_log[1]
+    assert (partial.content, partial.token_ids, partial.generation_logprobs) == ("AB", ids_of("AB"), [-0.25] * 2)
+    assert partial.weight_versions == [
+        WeightVersionSpan(version="1", start=0, end=1),
+        WeightVersionSpan(version="2", start=1, end=2),
+    ]
+    assert episode.result().metrics.turn_gen_tokens == [2]
+    request = episode.next_generation()
+    assert request is not None
+    assert list(request.prompt_token_ids) == ids_of("QAB")
+
+
+def test_a_posted_partial_response_goes_on_as_the_same_message_and_turn() -> None:
+    recipe = EpisodeRecipe(message_log=lambda _: PARTIAL_LOG, max_rollout_turns=1, seed=7)
+    result = play(recipe, generator := ScriptedGenerator(["C"]), ScriptedEnvironment([outcome("O", 1.0)]))
+    assert (texts(result), result.status, result.total_reward) == (["Q", "abC", "O"], "max_turns", 1.0)
+    assert [list(request.prompt_token_ids) for request in generator.requests] == [ids_of("Qab")]
+    assert [request.sampling.seed for request in generator.requests] == [derived_seed(7, 0, 2)]
+    assert (result.metrics.turn_gen_tokens, result.metrics.turn_input_tokens) == ([1], [3])
+    assert PARTIAL.content == "ab", "what was posted is not changed"
+
+
+@pytest.mark.parametrize("limits", [{"max_new_tokens": 2}, {"max_new_tokens": 1}, {"max_seq_len": 3}])
+def test_a_posted_partial_response_that_is_full_is_stepped(limits: dict[str, int]) -> None:
+    recipe = EpisodeRecipe(message_log=lambda _: PARTIAL_LOG, **limits)  # type: ignore[arg-type]
+    result = play(recipe, generator := ScriptedGenerator(["C"]), ScriptedEnvironment([outcome("", 1.0, True)]))
+    assert generator.requests == []
+    assert (texts(result), result.message_log[1].finish_reason, result.total_reward) == (["Q", "ab", ""], "length", 1.0)
+
+
+@pytest.mark.parametrize("part", [interrupted("AB"), interrupted(""), generation("AB")])
+def test_an_interrupted_episode_ends_with_the_generation_that_is_under_way(part: Generation) -> None:
+    episode = EpisodeRecipe().make()
+    episode.next_generation()
+    episode.interrupt("deadline")
+    episode.interrupt("cancelled")
+    assert (episode.done, episode.interrupted_by) == (False, "deadline")
+    episode.add_generation(part)
     result = episode.result()
-    assert (result.status, result.truncated, result.message_log) == ("truncated", True, cut.message_log)
+    assert (result.status, "".join(texts(result))) == ("deadline", "Q" + text_of(part.token_ids))
+
+
+def test_an_interrupted_episode_whose_generation_failed_begins_no_other() -> None:
+    episode = EpisodeRecipe().make()
+    episode.interrupt("cancelled")
+    assert episode.next_generation() is None
+    assert episode.status == "cancelled"
+
+
+@given(recipe=recipes, seed=st.integers(0, 10_000))
+def test_an_episode_whose_generations_are_interrupted_anywhere_ends_like_the_uninterrupted_one(
+    recipe: EpisodeRecipe, seed: int
+) -> None:
+    whole = play(recipe, RandomGenerator(), RandomEnvironment())
+    assert play(replace(recipe, retries=10_000), InterruptedGenerator(seed), RandomEnvironment()) == whole
 
 
 @given(
@@ -457,12 +581,12 @@ def test_every_episode_ends_in_one_status_within_its_limits(
     assert result.total_reward == sum(message.reward or 0.0 for message in result.message_log)
 
 
-@given(recipe=recipes, turns_before_the_cut=st.integers(0, 5), between=st.booleans())
+@given(recipe=recipes, turns_before_the_cut=st.integers(0, 5), tokens=st.none() | st.integers(0, 6))
 def test_an_episode_cut_off_anywhere_and_posted_again_ends_like_the_uncut_one(
-    recipe: EpisodeRecipe, turns_before_the_cut: int, between: bool
+    recipe: EpisodeRecipe, turns_before_the_cut: int, tokens: int | None
 ) -> None:
     whole = play(recipe, RandomGenerator(), RandomEnvironment())
-    first = cut_after(recipe, turns_before_the_cut, between)
+    first = cut_after(recipe, turns_before_the_cut, tokens)
     if first.status != "cancelled":
         assert first == whole
         return
@@ -477,19 +601,25 @@ def test_an_episode_cut_off_anywhere_and_posted_again_ends_like_the_uncut_one(
     assert (resumed.status, resumed.extra_env_info) == (whole.status, whole.extra_env_info)
 
 
-def cut_after(recipe: EpisodeRecipe, turns: int, between: bool) -> SampleResult:
-    """Plays some turns, and with `between` one generation without its step, then cuts the episode off."""
+def cut_after(recipe: EpisodeRecipe, turns: int, tokens: int | None) -> SampleResult:
+    """Plays some turns and so many tokens of a further generation, then cuts the episode off.
+
+    `None`: no further generation. A generation that has no more tokens is whole, and not stepped.
+    """
     episode = recipe.make()
 
     async def play_some() -> None:
         generator, environment = RandomGenerator(), RandomEnvironment()
         for turn in range(turns + 1):
             request = None if episode.done else episode.next_generation()
-            if request is None or (turn == turns and not between):
+            if request is None or (turn == turns and tokens is None):
                 return
-            episode.add_generation(await generator.generate(request))
-            if episode.done or turn == turns:
+            generation = await generator.generate(request)
+            if turn == turns and tokens is not None:
+                is_whole = tokens >= len(generation.token_ids)
+                episode.add_generation(generation if is_whole else first_part(generation, tokens))
                 return
+            episode.add_generation(generation)
             episode.add_outcome(await environment.step(episode.step_request()))
 
     virtual_time.run(play_some())

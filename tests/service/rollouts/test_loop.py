@@ -10,13 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deployments.failures import EnvironmentBroken, GenerationLost, GenerationRejected
+from deployments.failures import EnvironmentBroken, GenerationLost, GenerationRejected, TurnTimedOut
 from deployments.protocols import Generation, GenerationRequest, StepRequest
 from rollout_client.contract import Keep, Message
 from rollout_env import StepOutcome
 from service.rollouts.early_stopping import EarlyStopping
 from service.rollouts.episode import Episode
-from service.rollouts.loop import RolloutContext, play_request
+from service.rollouts.loop import INTERRUPTION_S, RolloutContext, play_request, play_sample
+from service.rollouts.pacing import LoopPacer
 from service.rollouts.schedule import AsyncSchedule, LockstepSchedule
 from tests import virtual_time
 from tests.service.rollouts.playing import (
@@ -31,7 +32,14 @@ from tests.service.rollouts.playing import (
     texts,
     texts_of_any_length,
 )
-from tests.service.scripted import EpisodeRecipe, ScriptedEnvironment, ScriptedGenerator, outcome, user_message
+from tests.service.scripted import (
+    EpisodeRecipe,
+    ScriptedEnvironment,
+    ScriptedGenerator,
+    first_part,
+    outcome,
+    user_message,
+)
 
 TERMINATING = outcome("O", 1.0, terminated=True)
 
@@ -107,7 +115,7 @@ def test_closing_a_request_cancels_its_calls_and_releases_its_rollouts(caplog: p
         async with aclosing(playing) as ended:
             with pytest.raises(TimeoutError):
                 await asyncio.wait_for(anext(ended), 1)
-        assert (generator.cancelled, len(generator.released)) == (4, 4)
+        assert (generator.cancelled, generator.interrupted, len(generator.released)) == (4, [], 4)
         assert asyncio.all_tasks() == {asyncio.current_task()}
 
     virtual_time.run(play_for_a_second())
@@ -269,38 +277,6 @@ def test_lockstep_never_deadlocks_whichever_samples_fail_end_or_are_cancelled(
     assert all(result.error is None or result.error.message == "no" for result in results.values())
 
 
-def test_a_generation_that_takes_too_long_is_a_timeout_and_is_retried() -> None:
-    generator = ScriptedGenerator(["A"], delay_s=20)
-    environments = {"task": ScriptedEnvironment([TERMINATING])}
-    context = RolloutContext(generator, environments, AsyncSchedule(), generation_timeout_s=2.5)
-
-    async def play_one() -> float:
-        episode = EpisodeRecipe(retries=1).make()
-        async with aclosing(play_request([episode], context, EarlyStopping(KEEP_ALL, {episode: 0}))) as ended:
-            [result] = [each.result() async for each in ended]
-        assert result.error is not None
-        assert result.error.model_dump() == {
-            "kind": "timeout",
-            "message": "The generation took longer than 2.5 s.",
-            "retryable": True,
-        }
-        return virtual_time.now()
-
-    assert 5 < virtual_time.run(play_one()) < 7
-
-
-def test_a_step_has_the_time_that_its_environment_gives_it() -> None:
-    class SlowEnvironment(ScriptedEnvironment):
-        async def step(self, request: StepRequest) -> StepOutcome:
-            await asyncio.sleep(900)
-            return await super().step(request)
-
-    context = RolloutContext(ScriptedGenerator(["A"]), {"task": SlowEnvironment([TERMINATING])}, AsyncSchedule(), 2.5)
-    episode = EpisodeRecipe().make()
-    collect([episode], context)
-    assert episode.status == "completed"
-
-
 def test_at_the_deadline_what_is_done_comes_back_and_the_rest_keeps_its_log() -> None:
     class SlowAfterTheFirstTurn(ScriptedGenerator):
         async def generate(self, request: GenerationRequest) -> Generation:
@@ -317,7 +293,119 @@ def test_at_the_deadline_what_is_done_comes_back_and_the_rest_keeps_its_log() ->
     assert (results[0].status, texts(results[0])) == ("completed", ["Q", "A", "O"])
     assert (results[1].status, texts(results[1])) == ("deadline", ["QQQ", "A", "O"])
     assert (results[1].error, results[1].total_reward) == (None, 1.0)
-    assert generator.cancelled == 1
+    assert (generator.interrupted, generator.cancelled) == (["request-1-0"], 0)
+
+
+def test_a_generation_in_whose_middle_the_deadline_passes_gives_its_tokens_so_far() -> None:
+    generator = ScriptedGenerator(["abcdefghij"], delay_s=10)
+    [result] = collect(
+        episodes_of([EpisodeRecipe()]), async_context(generator, ScriptedEnvironment([])), deadline_s=4
+    ).values()
+    assert (result.status, texts(result)) == ("deadline", ["Q", "abcd"])
+    assert result.message_log[1].finish_reason is None
+    assert result.metrics.turn_gen_tokens == [4]
+
+
+@pytest.mark.parametrize("keep", [KEEP_ALL, Keep(per_group=1)])
+def test_tokens_that_do_not_come_are_waited_for_only_a_second(keep: Keep) -> None:
+    class OneIsFast(ScriptedGenerator):
+        async def generate(self, request: GenerationRequest) -> Generation:
+            self.delay_s = 4 if len(request.prompt_token_ids) == 1 else 60
+            return await super().generate(request)
+
+    generator = OneIsFast(["abcdefghij"], ignores_interrupts=True)
+    episodes = episodes_of([EpisodeRecipe("Q"), EpisodeRecipe("QQ")])
+
+    async def run() -> list[tuple[float, str | None, list[str]]]:
+        ends = []
+        early_stopping = EarlyStopping(keep, dict.fromkeys(episodes, 0))
+        context = async_context(generator, ScriptedEnvironment([TERMINATING]))
+        async with aclosing(play_request(episodes, context, early_stopping, deadline_s=6)) as ended:
+            async for episode in ended:
+                ends.append((virtual_time.now(), episode.status, texts(episode.result())))
+        return ends
+
+    cut = (7.0, "deadline", ["QQ"]) if keep is KEEP_ALL else (5.0, "cancelled", ["QQ"])
+    assert virtual_time.run(run()) == [(4.0, "completed", ["Q", "abcdefghij", "O"]), cut]
+    assert (generator.interrupted, generator.cancelled) == (["request-1-0"], 1)
+
+
+def test_a_generation_that_ends_while_its_interruption_is_under_way_is_kept_whole_and_not_stepped() -> None:
+    generator = ScriptedGenerator(["ab"], delay_s=4.5, ignores_interrupts=True)
+    environment = ScriptedEnvironment([TERMINATING])
+    [result] = collect(episodes_of([EpisodeRecipe()]), async_context(generator, environment), deadline_s=4).values()
+    assert (result.status, texts(result), result.message_log[1].finish_reason) == ("deadline", ["Q", "ab"], "stop")
+    assert environment.requests == []
+
+
+def test_a_result_that_waits_for_its_turn_at_the_deadline_is_kept() -> None:
+    """All generations end at the same instant as the deadline passes, and one goes on in each iteration of the loop."""
+    generator = ScriptedGenerator(["ab"], delay_s=4)
+    episodes = episodes_of([EpisodeRecipe()] * 20)
+    context = replace(async_context(generator, ScriptedEnvironment([outcome("o")])), pacer=LoopPacer(per_iteration=1))
+    results = collect(episodes, context, deadline_s=4.0)
+    assert {(result.status, tuple(texts(result))[:2]) for result in results.values()} == {("deadline", ("Q", "ab"))}
+
+
+@pytest.mark.parametrize(("retries", "status"), [(0, "error"), (1, "completed")])
+def test_a_generation_that_stalls_goes_on_where_it_ended_and_costs_a_retry(retries: int, status: str) -> None:
+    class StallsOnce(ScriptedGenerator):
+        async def generate(self, request: GenerationRequest) -> Generation:
+            whole = await super().generate(request)
+            return first_part(whole, 2, TurnTimedOut("no new token")) if len(self.requests) == 1 else whole
+
+    generator = StallsOnce(["abcd", "ef"])
+    result = play(EpisodeRecipe(retries=retries), generator, ScriptedEnvironment([TERMINATING]))
+    assert result.status == status
+    assert texts(result) == (["Q", "ab"] if retries == 0 else ["Q", "abef", "O"])
+    assert (result.error.kind if result.error else None) == ("timeout" if retries == 0 else None)
+
+
+def test_a_generation_that_new_weights_cut_goes_on_at_once() -> None:
+    class CutTwice(ScriptedGenerator):
+        async def generate(self, request: GenerationRequest) -> Generation:
+            whole = await super().generate(request)
+            return first_part(whole, 1) if len(self.requests) < 3 else whole
+
+    async def run() -> float:
+        episode = EpisodeRecipe(retries=0).make()
+        await play_sample(episode, async_context(CutTwice(["ab", "cd", "ef"]), ScriptedEnvironment([TERMINATING])))
+        assert texts(episode.result()) == ["Q", "acef", "O"]
+        return virtual_time.now()
+
+    assert virtual_time.run(run()) == 0
+
+
+@given(seed=st.integers(0, 10_000), size=st.integers(1, 5), deadline_s=st.integers(1, 12))
+def test_every_episode_comes_out_once_and_in_time_whatever_is_interrupted(
+    seed: int, size: int, deadline_s: int
+) -> None:
+    draw = random.Random(seed)
+
+    class Uneven(ScriptedGenerator):
+        async def generate(self, request: GenerationRequest) -> Generation:
+            self.delay_s = draw.randrange(6)
+            self.ignores_interrupts = draw.random() < 0.3
+            return await super().generate(request)
+
+    keep = Keep(per_group=draw.randint(1, size))
+    episodes = [EpisodeRecipe(position=place, max_rollout_turns=3).make() for place in range(size)]
+    schedule = draw.choice([AsyncSchedule(), LockstepSchedule()])
+    context = RolloutContext(
+        Uneven(["abcdef", GenerationLost("died")]), {"task": ScriptedEnvironment([TERMINATING, outcome("o")])}, schedule
+    )
+
+    async def run() -> None:
+        out = []
+        early_stopping = EarlyStopping(keep, dict.fromkeys(episodes, 0))
+        async with aclosing(play_request(episodes, context, early_stopping, deadline_s)) as ended:
+            async for episode in ended:
+                assert virtual_time.now() <= deadline_s + INTERRUPTION_S
+                out.append(episode.identity.position)
+        assert sorted(out) == list(range(size))
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    virtual_time.run(run())
 
 
 def test_the_deadline_holds_however_slowly_the_results_are_read() -> None:
@@ -362,7 +450,7 @@ def test_rollouts_that_early_stopping_does_not_need_are_cancelled(keep: Keep, st
     generator = Ordered(["A"])
     results = collect(episodes, async_context(generator, ScriptedEnvironment([TERMINATING])), keep)
     assert [results[position].status for position in range(6)] == statuses
-    assert generator.cancelled == statuses.count("cancelled")
+    assert (len(generator.interrupted), generator.cancelled) == (statuses.count("cancelled"), 0)
 
 
 def test_a_failed_rollout_does_not_count_for_early_stopping() -> None:

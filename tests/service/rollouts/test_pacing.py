@@ -37,7 +37,7 @@ def test_a_pacer_lets_a_bounded_number_go_on_in_each_iteration_and_all_in_order(
         order, by_iteration = list[int](), Counter[int]()
 
         async def one(number: int) -> None:
-            await pacer.wait_for_turn()
+            await pacer.wait_for_turn(number)
             order.append(number)
             by_iteration[iterations.number] += 1
 
@@ -56,7 +56,7 @@ def test_a_pacer_delays_nobody_below_its_bound() -> None:
         for _ in range(3):
             for _ in range(2):
                 with pytest.raises(StopIteration):
-                    pacer.wait_for_turn().send(None)
+                    pacer.wait_for_turn("any").send(None)
             await asyncio.sleep(0)
         return True
 
@@ -69,7 +69,7 @@ def test_the_turn_of_a_cancelled_episode_goes_to_the_next_one() -> None:
         went_on: list[str] = []
 
         async def one(name: str) -> None:
-            await pacer.wait_for_turn()
+            await pacer.wait_for_turn(name)
             went_on.append(name)
 
         tasks = [asyncio.create_task(one(name)) for name in ("first", "cancelled", "last")]
@@ -79,6 +79,21 @@ def test_the_turn_of_a_cancelled_episode_goes_to_the_next_one() -> None:
         return went_on
 
     assert asyncio.run(go_on()) == ["first", "last"]
+
+
+def test_an_episode_waits_until_it_has_gone_on() -> None:
+    async def go_on() -> None:
+        pacer = LoopPacer(per_iteration=1)
+        first, second = (asyncio.create_task(pacer.wait_for_turn(name)) for name in ("first", "second"))
+        await asyncio.sleep(0)
+        assert (pacer.is_waiting("first"), pacer.is_waiting("second")) == (False, True)
+        while not second.done():
+            assert pacer.is_waiting("second")
+            await asyncio.sleep(0)
+        assert not pacer.is_waiting("second")
+        await first
+
+    asyncio.run(go_on())
 
 
 def test_paced_work_is_begun_at_once_and_done_in_order_over_several_iterations() -> None:
@@ -95,12 +110,16 @@ def test_paced_work_is_begun_at_once_and_done_in_order_over_several_iterations()
 
 
 class NotingGenerator(ScriptedGenerator):
-    """Counts the generations that begin, and those that are cancelled, by iteration of the event loop."""
+    """Counts the generations that begin, and are interrupted or cancelled, by iteration of the event loop."""
 
-    def __init__(self, iterations: Iterations) -> None:
-        super().__init__(["A"], delay_s=1.0)
-        self.begun, self.cut = Counter[int](), Counter[int]()
+    def __init__(self, iterations: Iterations, ignores_interrupts: bool) -> None:
+        super().__init__(["A"], delay_s=3.0, ignores_interrupts=ignores_interrupts)
+        self.begun, self.asked, self.cut = Counter[int](), Counter[int](), Counter[int]()
         self._iterations = iterations
+
+    def interrupt(self, rollout_id: str) -> bool:
+        self.asked[self._iterations.number] += 1
+        return super().interrupt(rollout_id)
 
     async def generate(self, request: GenerationRequest) -> Generation:
         self.begun[self._iterations.number] += 1
@@ -111,10 +130,13 @@ class NotingGenerator(ScriptedGenerator):
             raise
 
 
-def test_no_iteration_starts_or_cancels_more_than_its_share_of_a_large_request() -> None:
+@pytest.mark.parametrize("ignores_interrupts", [False, True])
+def test_no_iteration_starts_interrupts_or_cancels_more_than_its_share_of_a_large_request(
+    ignores_interrupts: bool,
+) -> None:
     async def play() -> tuple[Counter[SampleStatus | None], NotingGenerator]:
         iterations = Iterations()
-        generator = NotingGenerator(iterations)
+        generator = NotingGenerator(iterations, ignores_interrupts)
         episodes = [EpisodeRecipe(position=position).make() for position in range(500)]
         context = RolloutContext(generator, {"task": ScriptedEnvironment([])}, AsyncSchedule())
         early_stopping = EarlyStopping(KEEP_ALL, dict.fromkeys(episodes, 0))
@@ -125,5 +147,7 @@ def test_no_iteration_starts_or_cancels_more_than_its_share_of_a_large_request()
 
     statuses, generator = asyncio.run(play())
     assert statuses == {"deadline": 500}
-    assert generator.begun.total() == generator.cut.total() == 500
-    assert max(generator.begun.values()) == max(generator.cut.values()) == EPISODES_PER_ITERATION
+    assert generator.begun.total() == generator.asked.total() == 500
+    assert max(generator.begun.values()) == max(generator.asked.values()) == EPISODES_PER_ITERATION
+    assert generator.cut.total() == (500 if ignores_interrupts else 0)
+    assert max(generator.cut.values(), default=EPISODES_PER_ITERATION) == EPISODES_PER_ITERATION

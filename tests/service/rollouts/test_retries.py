@@ -9,9 +9,9 @@ import pytest
 
 from deployments.failures import (
     EnvironmentLost,
-    GenerationCut,
     GenerationLost,
     GenerationRejected,
+    ReplicaShuttingDown,
     RolloutFailure,
     TurnTimedOut,
 )
@@ -22,7 +22,7 @@ from tests.service.rollouts.playing import play, texts
 from tests.service.scripted import EpisodeRecipe, ScriptedEnvironment, ScriptedGenerator, ids_of, outcome
 
 LOST = GenerationLost("The generator replica died during the call.")
-CUT = GenerationCut("An update of the weights cut the generation.")
+SHUT_DOWN = ReplicaShuttingDown("The generator replica is being shut down.")
 
 
 class ScriptedCall:
@@ -86,8 +86,8 @@ def test_a_call_is_retried_as_often_as_the_budget_says_and_raises_its_last_failu
 
 def test_a_failure_that_costs_no_retry_is_retried_without_a_budget() -> None:
     episode = EpisodeRecipe(retries=0).make()
-    assert retried(ScriptedCall(CUT, CUT, CUT, "done"), episode) == "done"
-    call = ScriptedCall(CUT, LOST, "never reached")
+    assert retried(ScriptedCall(SHUT_DOWN, SHUT_DOWN, SHUT_DOWN, "done"), episode) == "done"
+    call = ScriptedCall(SHUT_DOWN, LOST, "never reached")
     with pytest.raises(GenerationLost, match="died"):
         retried(call, episode)
     assert len(call.made_at) == 2
@@ -118,10 +118,10 @@ def test_the_budget_is_shared_by_all_calls_of_an_episode() -> None:
 
 def test_each_retry_is_one_line_of_log_without_a_traceback(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    retried(ScriptedCall(LOST, CUT, "done"), EpisodeRecipe(retries=1).make())
+    retried(ScriptedCall(LOST, SHUT_DOWN, "done"), EpisodeRecipe(retries=1).make())
     assert [(record.levelname, record.getMessage(), record.exc_info) for record in caplog.records] == [
         ("INFO", f"A call is retried: {LOST}", None),
-        ("INFO", f"A call is retried: {CUT}", None),
+        ("INFO", f"A call is retried: {SHUT_DOWN}", None),
     ]
     assert vars(caplog.records[0])["rollout_id"] == "request-0-0"
 

@@ -1,0 +1,80 @@
+"""Which generations of an engine run, and which of them stall: times are passed in, no engine runs."""
+
+from dataclasses import dataclass, field
+
+import pytest
+
+from deployments.generation.running_generations import RunningGenerations, StallWatch
+from deployments.protocols import GenerationRequest, SamplingOptions
+
+
+def request(name: str) -> GenerationRequest:
+    return GenerationRequest(name, [1], 1, (), SamplingOptions())
+
+
+def test_generations_are_found_by_their_ids_while_they_run() -> None:
+    generations = RunningGenerations()
+    with generations.running(request("a")) as first, generations.running(request("b")) as other:
+        with generations.running(request("a")) as retry:
+            assert generations.of_ids(["a", "unknown"]) == [first, retry]
+            assert len({first.engine_id, retry.engine_id, other.engine_id}) == 3
+            assert len(generations) == 3
+        assert generations.of_ids(["a", "b"]) == [first, other]
+    assert list(generations) == []
+
+
+@dataclass
+class Observed:
+    """Observes an engine once a second; `a` has a timeout of five seconds, `b` has none."""
+
+    watch: StallWatch = field(default_factory=StallWatch)
+    now: float = 100.0
+    steps: int = 0
+
+    def second(
+        self, a: int | None = None, b: int | None = None, moves: bool = False, paused: bool = False
+    ) -> list[str]:
+        """The stalled generations a second later; `a` and `b` are their tokens so far."""
+        self.now += 1
+        self.steps += moves
+        tokens = {name: generated for name, generated in (("a", a), ("b", b)) if generated is not None}
+        return self.watch.stalled(self.now, tokens, {"a": 5.0, "b": None}, self.steps, paused)
+
+
+def test_a_generation_without_a_new_token_for_its_timeout_stalls_although_the_engine_goes_on() -> None:
+    engine = Observed()
+    assert [engine.second(a=3, b=tokens, moves=True) for tokens in range(7)] == [[]] * 5 + [["a"]] * 2
+
+
+def test_a_long_generation_with_tokens_now_and_then_does_not_stall() -> None:
+    engine = Observed()
+    assert [engine.second(a=second // 5, moves=True) for second in range(5, 100)] == [[]] * 95
+
+
+def test_a_generation_without_a_token_waits_as_long_as_the_engine_goes_on() -> None:
+    engine = Observed()
+    assert [engine.second(a=0, moves=True) for _ in range(100)] == [[]] * 100
+    assert [engine.second(a=0) for _ in range(6)] == [[]] * 4 + [["a"]] * 2
+
+
+def test_a_generation_without_a_timeout_never_stalls() -> None:
+    engine = Observed()
+    assert [engine.second(b=1) for _ in range(100)] == [[]] * 100
+
+
+@pytest.mark.parametrize("tokens", [0, 3])
+def test_a_pause_does_not_count_and_neither_does_the_time_before_it(tokens: int) -> None:
+    engine = Observed()
+    for _ in range(4):
+        assert engine.second(a=tokens) == []
+    for _ in range(50):
+        assert engine.second(a=tokens, paused=True) == []
+    assert [engine.second(a=tokens) for _ in range(5)] == [[]] * 4 + [["a"]]
+
+
+def test_a_retry_that_runs_under_the_same_name_begins_anew() -> None:
+    engine = Observed()
+    for _ in range(5):
+        engine.second(a=3)
+    assert engine.second() == []
+    assert [engine.second(a=3) for _ in range(5)] == [[]] * 5

@@ -1,0 +1,93 @@
+"""Which tokens of an interrupted generation stay: against matching in the uncut text."""
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from service.rollouts.stop_strings import FIRST_WINDOW, open_match_lengths, tokens_to_keep
+
+stop_strings_of_a_request = st.lists(st.text(alphabet="ab", min_size=1, max_size=5), max_size=3)
+pieces_of_tokens = st.lists(st.none() | st.text(alphabet="ab", max_size=3), max_size=80)
+
+
+def kept(pieces: Sequence[str | None], *stop_strings: str) -> int:
+    return tokens_to_keep(len(pieces), stop_strings, lambda first: pieces[first:])
+
+
+@pytest.mark.parametrize(
+    ("pieces", "stop_strings", "expected"),
+    [
+        (["a", "x"], (), 2),
+        (["a", "x"], ("b",), 2),
+        (["a", "x"], ("xy",), 1),
+        (["a", "bx"], ("xy",), 1),
+        (["x", "x", "x"], ("xxxx",), 0),
+        (["a", "<", "/", "s"], ("</s>", "b"), 1),
+        (["a", ""], ("ab",), 0),
+        (["b", ""], ("ab",), 2),
+        (["a", None], ("xy",), 1),
+        (["a", None, "b"], ("xy",), 3),
+        ([None, None], ("xy",), 0),
+        (["xy", "a"], ("xy",), 2),
+        ([], ("xy",), 0),
+    ],
+)
+def test_tokens_stay_up_to_the_last_place_where_no_stop_string_and_no_character_is_open(
+    pieces: list[str | None], stop_strings: tuple[str, ...], expected: int
+) -> None:
+    assert kept(pieces, *stop_strings) == expected
+
+
+@given(text=st.text(alphabet="ab", max_size=30), stop_string=st.text(alphabet="ab", min_size=1, max_size=6))
+def test_an_open_match_is_the_longest_end_that_is_a_proper_beginning(text: str, stop_string: str) -> None:
+    beginnings = [stop_string[:length] for length in range(len(stop_string))]
+    assert open_match_lengths(text, stop_string) == [
+        max(len(beginning) for beginning in beginnings if text[:end].endswith(beginning))
+        for end in range(len(text) + 1)
+    ]
+
+
+@given(pieces=pieces_of_tokens, stop_strings=stop_strings_of_a_request)
+def test_looking_at_the_end_first_keeps_as_many_tokens_as_looking_at_everything(
+    pieces: list[str | None], stop_strings: list[str]
+) -> None:
+    def is_closed(count: int) -> bool:
+        text = "".join(piece or "" for piece in pieces[:count])
+        whole_character = count == 0 or pieces[count - 1] is not None or not stop_strings
+        return whole_character and not any(
+            text.endswith(stop_string[:length]) for stop_string in stop_strings for length in range(1, len(stop_string))
+        )
+
+    assert kept(pieces, *stop_strings) == max(count for count in range(len(pieces) + 1) if is_closed(count))
+
+
+@given(text=st.text(alphabet="ab", max_size=60), cut=st.integers(0, 60), stop_strings=stop_strings_of_a_request)
+def test_a_generation_that_is_cut_anywhere_stops_where_the_uncut_one_stops(
+    text: str, cut: int, stop_strings: list[str]
+) -> None:
+    """One token a character; each generation sees its own text alone, as in the engine."""
+
+    def generated(tokens: str) -> str:
+        return next(
+            (tokens[:end] for end in range(len(tokens) + 1) if any(stop in tokens[:end] for stop in stop_strings)),
+            tokens,
+        )
+
+    whole = generated(text)
+    if cut >= len(whole):
+        return
+    first = text[: kept(text[:cut], *stop_strings)]
+    assert first + generated(text[len(first) :]) == whole
+
+
+def test_a_long_generation_without_an_open_stop_string_is_looked_at_only_at_its_end() -> None:
+    looked_at: list[int] = []
+
+    def pieces_from(first: int) -> list[str]:
+        looked_at.append(first)
+        return ["a"] * (10_000 - first)
+
+    assert tokens_to_keep(10_000, ["xy"], pieces_from) == 10_000
+    assert looked_at == [10_000 - FIRST_WINDOW]
