@@ -81,6 +81,9 @@ class FreeGenerator(Generator):
         count = request.max_new_tokens
         return Generation(self._ids[:count], self._logprobs[:count], "stop", (WeightSpan("1", 0, count),))
 
+    def interrupt(self, rollout_id: str) -> bool:  # noqa: ARG002
+        return False
+
     def release(self, rollout_id: str) -> None:
         """There is nothing to forget."""
 

@@ -66,6 +66,13 @@ class ByteChatTokenizer(ChatTokenizer):
     def decode(self, token_ids: Sequence[int]) -> str:
         return bytes(list(token_ids)).decode()
 
+    def pieces(
+        self,
+        token_ids: Sequence[int],
+        before: Sequence[int],  # noqa: ARG002
+    ) -> list[str | None]:
+        return [chr(token_id) for token_id in token_ids]
+
     def observation(
         self,
         observation: ChatMessage,

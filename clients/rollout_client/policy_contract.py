@@ -44,8 +44,8 @@ class SwitchOptions(Strict):
 
     mode: PauseMode = "keep"
     """What happens to generations in progress. `keep`: they pause, and continue with the new weights. `wait`: they
-    finish first. `abort`: they are cancelled and their turns are generated again; this does not count as one of the
-    request's `retries`."""
+    finish first. `abort`: they are interrupted, and go on in the middle of their messages with the new weights as new
+    generations; this does not count as one of the request's `retries`."""
     reset_prefix_cache: bool = True
     """Whether to drop the KV cache of the old weights; the cache of paused generations is then computed again too.
     Without it, tokens in the cache keep what the old weights computed."""

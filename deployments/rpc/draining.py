@@ -28,6 +28,6 @@ def call_at_shutdown(callback: Callable[[], None]) -> None:
 
     async def call_then_perform(replica: Any) -> None:
         loop.call_soon_threadsafe(callback)
-        await perform(replica)
+        await perform(replica)  # type: ignore[no-untyped-call]
 
     Replica.perform_graceful_shutdown = call_then_perform  # type: ignore[method-assign]

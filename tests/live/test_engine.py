@@ -2,9 +2,13 @@
 
 import asyncio
 import os
+import random
+from collections.abc import AsyncGenerator, Iterable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from unittest.mock import patch
 
+import psutil
 import pytest
 import torch
 import yaml
@@ -12,16 +16,170 @@ from safetensors.torch import load_file, save_file
 from vllm.envs import disable_envs_cache
 
 from benchmarks.bare_engine import engine_in
-from deployments.failures import GenerationLost
+from deployments.failures import GenerationLost, TurnTimedOut
 from deployments.generation.engine import VLLMEngine
 from deployments.generation.settings import EngineSettings
 from deployments.generation.weight_updater import WeightsNotLoaded
 from deployments.policy.replicas.commands import SwapOptions
-from deployments.protocols import Generation, GenerationRequest, SamplingOptions
-from tests.paths import REPOSITORY
+from deployments.protocols import Generation, GenerationRequest, Generator, GeneratorDescription, SamplingOptions
+from rollout_client.contract import PromptMessage, SampleResult
+from service.requests.chat_tokenizer import TransformersChatTokenizer
+from service.rollouts.loop import play_sample
+from service.rollouts.tokenizer_protocol import ChatOptions
+from tests.paths import REPOSITORY, TINY_MODEL
+from tests.service.rollouts.playing import async_context
+from tests.service.scripted import EpisodeRecipe, ScriptedEnvironment, outcome
 
 LONG = SamplingOptions(ignore_eos=True)
 ENGINE_DIED = "The engine died; Serve replaces the replica."
+
+
+class EngineGenerator(Generator):
+    """Generates on one engine in this process; each generation is interrupted after the next of `cuts_s` seconds."""
+
+    def __init__(self, engine: VLLMEngine, cuts_s: Iterable[float] = ()) -> None:
+        self._engine = engine
+        self._cuts_s = iter(cuts_s)
+        self.parts = 0
+
+    async def generate(self, request: GenerationRequest) -> Generation:
+        self.parts += 1
+        cut_s = next(self._cuts_s, None)
+        timer = cut_s and asyncio.get_running_loop().call_later(cut_s, self._cut, request.generation_id)
+        try:
+            return await self._engine.generate(request)
+        finally:
+            if timer:
+                timer.cancel()
+
+    def _cut(self, generation_id: str) -> None:
+        self._cutting = asyncio.create_task(self._engine.interrupt([generation_id]))
+
+    def interrupt(self, rollout_id: str) -> bool:
+        raise NotImplementedError
+
+    def release(self, rollout_id: str) -> None:
+        raise NotImplementedError
+
+    async def describe(self) -> GeneratorDescription:
+        return self._engine.describe()
+
+
+@asynccontextmanager
+async def started(settings: EngineSettings) -> AsyncGenerator[VLLMEngine]:
+    engine = await VLLMEngine.start(settings.engine_args() | {"max_num_seqs": 8})
+    try:
+        yield engine
+    finally:
+        engine.shutdown()
+        disable_envs_cache()
+
+
+def recipe(prompt: str, *stop_strings: str, max_new_tokens: int = 150) -> EpisodeRecipe:
+    tokenizer = TransformersChatTokenizer.load(str(TINY_MODEL))
+    ids = tokenizer.prompt([PromptMessage(role="user", content=prompt)], ChatOptions(), 1000)
+    return EpisodeRecipe(
+        message_log=lambda _: ids,
+        stop_strings=stop_strings,
+        max_new_tokens=max_new_tokens,
+        max_rollout_turns=2,
+        observation_format="chat",
+        retries=1,
+        tokenizer=tokenizer,
+        sampling=SamplingOptions(temperature=0.0, ignore_eos=True),
+    )
+
+
+async def played(recipe: EpisodeRecipe, generator: Generator) -> SampleResult:
+    environment = ScriptedEnvironment([outcome("And 3 + 4?", 1.0)])
+    return (await play_sample(recipe.make(), async_context(generator, environment))).result()
+
+
+RECIPES = [
+    recipe("What is 3 + 4?"),
+    recipe("What is 12 + 30?", "}"),
+    recipe("Say something.", "boxed{7", "42"),
+    recipe("What is 5 + 5?", "never", max_new_tokens=99),
+]
+
+
+def test_greedy_generations_that_are_interrupted_anywhere_go_on_as_if_they_had_not_been(
+    settings: EngineSettings,
+) -> None:
+    draw = random.Random(0)
+
+    async def play() -> list[tuple[SampleResult, SampleResult, int]]:
+        results = []
+        async with started(settings) as engine:
+            for each in RECIPES:
+                whole = await played(each, EngineGenerator(engine))
+                for _ in range(3):
+                    cut = EngineGenerator(engine, [draw.uniform(0.001, 0.08) for _ in range(12)])
+                    results.append((whole, await played(each, cut), cut.parts))
+        return results
+
+    with patch.dict(os.environ, settings.environment_variables):
+        results = asyncio.run(play())
+    assert sum(parts for *_, parts in results) > 5 * len(results), "generations were interrupted"
+    for whole, cut, _ in results:
+        assert (cut.status, cut.metrics) == (whole.status, whole.metrics)
+        for expected, message in zip(whole.message_log, cut.message_log, strict=True):
+            assert list(message.token_ids) == list(expected.token_ids)
+            assert (message.content, message.finish_reason) == (expected.content, expected.finish_reason)
+            assert message.weight_versions == expected.weight_versions
+            assert message.generation_logprobs == pytest.approx(expected.generation_logprobs, abs=0.05)
+
+
+def test_a_generation_that_new_weights_cut_goes_on_with_them_in_the_same_message(settings: EngineSettings) -> None:
+    async def play() -> SampleResult:
+        async with started(settings) as engine:
+            await engine.weights.stage(1, Path(settings.model) / "model.safetensors")
+            playing = asyncio.create_task(played(recipe("Hi", max_new_tokens=400), EngineGenerator(engine)))
+            async with asyncio.timeout(60):
+                while engine.load().kv_tokens < 100:
+                    await asyncio.sleep(0.01)
+            await engine.weights.swap(SwapOptions(mode="abort"))
+            return await playing
+
+    with patch.dict(os.environ, settings.environment_variables):
+        result = asyncio.run(play())
+    assert (result.status, result.metrics.turn_gen_tokens) == ("max_turns", [400, 400])
+    spans = result.message_log[1].weight_versions or []
+    assert [(span.version, span.start, span.end) for span in spans] == [
+        ("0", 0, spans[0].end),
+        ("1", spans[0].end, 400),
+    ]
+    assert 0 < spans[0].end < 400
+
+
+def test_a_generation_of_a_hung_engine_is_given_up_with_its_tokens(
+    settings: EngineSettings, caplog: pytest.LogCaptureFixture
+) -> None:
+    request = GenerationRequest("stalls", [5, 6], 2000, (), LONG, token_timeout_s=2.0)
+
+    async def play() -> Generation:
+        async with started(settings) as engine:
+            generating = asyncio.create_task(engine.generate(request))
+            async with asyncio.timeout(60):
+                while engine.load().kv_tokens < 20:
+                    await asyncio.sleep(0.01)
+            processes = psutil.Process().children(recursive=True)
+            for process in processes:
+                process.suspend()
+            try:
+                return await asyncio.wait_for(generating, 30)
+            finally:
+                for process in processes:
+                    process.resume()
+
+    with patch.dict(os.environ, settings.environment_variables):
+        generation = asyncio.run(play())
+    assert generation.finish_reason == "abort"
+    assert len(generation.token_ids) == len(generation.logprobs) == generation.weight_versions[0].end > 0
+    assert isinstance(generation.failure, TurnTimedOut)
+    assert str(generation.failure) == "The generation had no new token for 2 s."
+    [record] = [record for record in caplog.records if record.name == "rollout_service.generation"]
+    assert (record.levelname, vars(record)["generation_id"]) == ("WARNING", "stalls")
 
 
 @pytest.fixture

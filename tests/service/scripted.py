@@ -172,6 +172,8 @@ class EpisodeRecipe:
     max_rollout_turns: int = 10
     stop_strings: tuple[str, ...] = ()
     seed: int | None = None
+    sampling: SamplingOptions | None = None
+    """In place of one with `seed`."""
     observation_format: ObservationFormat = "raw"
     position: int = 0
     group: int = 0
@@ -193,7 +195,7 @@ class EpisodeRecipe:
             tuple(self.message_log(self.prompt)),
             extra_env_info=self.extra_env_info,
             stop_strings=self.stop_strings,
-            sampling=SamplingOptions(seed=self.seed),
+            sampling=self.sampling or SamplingOptions(seed=self.seed),
             chat=ChatOptions(self.observation_format),
         )
 

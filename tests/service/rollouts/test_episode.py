@@ -437,7 +437,7 @@ def interrupted(text: str, *spans: WeightSpan) -> Generation:
 def test_an_interrupted_generation_goes_on_as_the_same_message() -> None:
     episode = EpisodeRecipe(max_new_tokens=5, seed=7).make()
     episode.add_generation(interrupted("AB", WeightSpan("1", 0, 2)))
-    assert not episode.step_is_due
+    assert (episode.step_is_due, episode.done) == (False, False)
     partial = episode.result().message_log[1]
     assert (partial.content, partial.finish_reason, len(partial.generation_logprobs or ())) == ("AB", None, 2)
     request = episode.next_generation()

@@ -317,7 +317,7 @@ def test_tokens_that_do_not_come_are_waited_for_only_a_second(keep: Keep) -> Non
     episodes = episodes_of([EpisodeRecipe("Q"), EpisodeRecipe("QQ")])
 
     async def run() -> list[tuple[float, str | None, list[str]]]:
-        ends = []
+        ends: list[tuple[float, str | None, list[str]]] = []
         early_stopping = EarlyStopping(keep, dict.fromkeys(episodes, 0))
         context = async_context(generator, ScriptedEnvironment([TERMINATING]))
         async with aclosing(play_request(episodes, context, early_stopping, deadline_s=6)) as ended:
