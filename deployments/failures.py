@@ -50,6 +50,10 @@ class ReplicaShuttingDown(GenerationLost):
     costs_a_retry = False
 
 
+class GenerationNotFinite(GenerationLost):
+    """The engine gave a log-probability that is NaN or infinite, so its tokens were not sampled from the policy."""
+
+
 class EnvironmentRejected(RolloutFailure):
     """The environment cannot step this sample: its `extra_env_info` is not what the task needs."""
 

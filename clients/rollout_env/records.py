@@ -1,9 +1,10 @@
 """The records that an environment and the service exchange."""
 
+import math
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, FiniteFloat, GetPydanticSchema, JsonValue
+from pydantic import AfterValidator, Field, FiniteFloat, GetPydanticSchema, JsonValue
 from typing_extensions import TypedDict
 
 Role = Literal["system", "user", "assistant", "tool", "environment"]
@@ -12,7 +13,29 @@ Role = Literal["system", "user", "assistant", "tool", "environment"]
 StopString = Annotated[str, Field(min_length=1, max_length=1024)]
 """A generation ends after the first one that it contains. The stop string stays in the text."""
 
-JsonObject = Annotated[dict[str, Any], GetPydanticSchema(lambda _, schema_of: schema_of(dict[str, JsonValue]))]
+LARGEST_REWARD = 3.4028234663852886e38
+"""The largest float32, in which trainers hold rewards. Sums and variances of smaller ones are finite in float64."""
+Reward = Annotated[FiniteFloat, Field(ge=-LARGEST_REWARD, le=LARGEST_REWARD)]
+
+
+def refuse_non_finite(value: Any) -> Any:
+    """Returns `value`, which is JSON otherwise. Raises `ValueError` if NaN or infinity is anywhere in it."""
+    if isinstance(value, dict):
+        for item in value.values():
+            refuse_non_finite(item)
+    elif isinstance(value, list):
+        for item in value:
+            refuse_non_finite(item)
+    elif isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"it holds {value}, which JSON cannot express")
+    return value
+
+
+JsonObject = Annotated[
+    dict[str, Any],
+    GetPydanticSchema(lambda _, schema_of: schema_of(dict[str, JsonValue])),
+    AfterValidator(refuse_non_finite),
+]
 """Any depth of it is validated as JSON. The values are typed `Any`, so that a `dict[str, int]` is accepted too."""
 
 
@@ -29,7 +52,7 @@ class StepOutcome:
 
     observation: ChatMessage
     """The message that follows the response in the message log, also after the last step."""
-    reward: FiniteFloat | dict[str, FiniteFloat]
+    reward: Reward | dict[str, Reward]
     """Of this step alone. The service sums the rewards of all steps by name; a plain number has the name `reward`."""
     terminated: bool
     """Whether this step ends the rollout."""

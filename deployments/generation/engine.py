@@ -3,10 +3,12 @@
 import asyncio
 import logging
 import time
+from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, Self
 
+import numpy as np
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.envs import enable_envs_cache
@@ -21,6 +23,7 @@ from vllm.v1.metrics.reader import Counter, get_metrics_snapshot
 
 from deployments.failures import (
     GenerationLost,
+    GenerationNotFinite,
     GenerationRejected,
     Overloaded,
     ReplicaShuttingDown,
@@ -94,6 +97,7 @@ class VLLMEngine(Engine):
             GenerationRejected: the engine refuses the request as it is.
             Overloaded: the engine's queue is full.
             GenerationLost: the engine broke.
+            GenerationNotFinite: a log-probability is NaN or infinite.
         """
         with self._running.running(request) as running:
             if request.token_timeout_s is not None and self._watching is None:
@@ -206,7 +210,8 @@ class VLLMEngine(Engine):
         elif isinstance(failure.__cause__, EngineDeadError):
             self._log_death(failure.__cause__)
             logger.warning("%s", failure, extra=about)
-        elif isinstance(failure, TurnTimedOut):
+        elif isinstance(failure, TurnTimedOut | GenerationNotFinite):
+            # A traceback would say nothing: the engine raised no exception.
             logger.warning("%s", failure, extra=about)
         else:
             logger.warning("%s", failure, exc_info=failure, extra=about)
@@ -274,6 +279,7 @@ def generation_of(completion: CompletionOutput, adapter_version: int | None) -> 
 
     Raises:
         GenerationLost: the engine failed in the middle of it, or its log-probabilities are incomplete.
+        GenerationNotFinite: one of its log-probabilities is NaN or infinite.
     """
     if completion.finish_reason not in ("stop", "length", "abort"):
         raise GenerationLost(f"The engine ended the generation early ({completion.finish_reason}).")
@@ -281,6 +287,7 @@ def generation_of(completion: CompletionOutput, adapter_version: int | None) -> 
     logprobs = packed_logprobs(completion.logprobs.logprobs if isinstance(completion.logprobs, FlatLogprobs) else ())
     if len(logprobs) != len(token_ids):
         raise GenerationLost(f"The engine gave {len(logprobs)} log-probabilities for {len(token_ids)} tokens.")
+    refuse_not_finite(logprobs)
     return Generation(
         token_ids=token_ids,
         logprobs=logprobs,
@@ -291,3 +298,17 @@ def generation_of(completion: CompletionOutput, adapter_version: int | None) -> 
         if adapter_version is None
         else (WeightSpan(str(adapter_version), 0, len(token_ids)),),
     )
+
+
+def refuse_not_finite(logprobs: "array[float]") -> None:
+    """Raises `GenerationNotFinite` if one of the log-probabilities (float32) is NaN or infinite.
+
+    Not even -inf can be right: it says that the token has probability 0 under the distribution that it was sampled
+    from. With NaN among the logits of a position, the engine returns an arbitrary token.
+    """
+    finite = np.isfinite(np.asarray(logprobs))
+    if not finite.all():
+        first = int(finite.argmin())
+        raise GenerationNotFinite(
+            f"The engine gave {logprobs[first]} as the log-probability of token {first} of {len(logprobs)}."
+        )

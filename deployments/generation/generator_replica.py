@@ -14,6 +14,7 @@ from ray.serve.handle import DeploymentHandle
 
 from deployments import logs
 from deployments.failures import GenerationLost
+from deployments.generation.replica_seed import replica_seed
 from deployments.generation.settings import EngineSettings
 from deployments.policy.cluster import cluster_weights_folder
 from deployments.policy.replicas.commands import LoadedWeights, ReplicaRegistration
@@ -38,7 +39,8 @@ class GeneratorReplica(GeneratorReplicaBase):
         from deployments.generation.command_runner import CommandRunner
         from deployments.generation.engine import VLLMEngine
 
-        super().__init__(await VLLMEngine.start(settings.engine_args()))
+        seed = replica_seed(settings.seed, replica_id())
+        super().__init__(await VLLMEngine.start(settings.engine_args() | {"seed": seed}))
         self._commands = CommandRunner(
             self._engine.weights,
             self._engine.is_alive,
@@ -62,7 +64,8 @@ class GeneratorReplica(GeneratorReplicaBase):
         return self._engine.prefix_cache_tokens()
 
     async def check_health(self) -> None:
-        """Raises what broke the engine, or the task that runs the policy store's commands."""
+        """Raises what broke the engine, its outputs, or the task that runs the policy store's commands."""
+        await super().check_health()
         if self._running_commands.done():
             self._running_commands.result()
             raise RuntimeError(f"An update of the weights broke the replica: {self._commands.broken}")
@@ -74,9 +77,14 @@ class GeneratorReplica(GeneratorReplicaBase):
             shutil.rmtree(staging_folder(), ignore_errors=True)
 
 
+def replica_id() -> str:
+    """Of this replica; unique among all replicas, those that it replaces included."""
+    unique_id: str = serve.get_replica_context().replica_id.unique_id
+    return unique_id
+
+
 def registration_of(workers: int, loaded: LoadedWeights) -> ReplicaRegistration:
-    replica_id = serve.get_replica_context().replica_id.unique_id
-    return ReplicaRegistration(replica_id, ray.get_runtime_context().current_actor, workers, loaded)
+    return ReplicaRegistration(replica_id(), ray.get_runtime_context().current_actor, workers, loaded)
 
 
 def staging_folder() -> Path:

@@ -26,6 +26,9 @@ class EngineSettings(BaseModel):
     """Stages into which one replica's layers are split."""
     max_model_len: int | None = Field(default=None, ge=1)
     """Tokens of prompt and generation; by default the model's own limit."""
+    seed: int | None = Field(default=None, ge=0)
+    """Mixed with the id of each replica into the seed of its engine. Replicas never share a random stream, and a
+    replica that restarts begins a new one: to repeat a run, set the seed in its requests (`sampling.seed`)."""
     num_cpus: float = Field(default=1, ge=0)
     """CPU cores that Ray reserves for one replica."""
     environment_variables: dict[str, str] = {}

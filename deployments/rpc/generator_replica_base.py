@@ -9,12 +9,15 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
-from deployments.failures import GenerationLost, ReplicaShuttingDown, RolloutFailure
+from ray.serve import metrics
+
+from deployments.failures import GenerationLost, GenerationNotFinite, ReplicaShuttingDown, RolloutFailure
 from deployments.protocols import Engine, Generation, GenerationRequest, GenerationResults, GeneratorDescription
 from deployments.rpc.autoscaling import stats_of
 from deployments.rpc.batching import results_as_completed
 from deployments.rpc.heartbeats import Heartbeats
 from deployments.rpc.message_size import bytes_of_generation
+from deployments.rpc.output_health import OutputHealth
 
 logger = logging.getLogger("rollout_service.rpc")
 
@@ -27,6 +30,12 @@ class GeneratorReplicaBase(ABC):
         self._running: dict[str, asyncio.Task[object]] = {}
         self._heartbeats = Heartbeats()
         self._shutting_down = False
+        self._output_health = OutputHealth()
+        # Serve adds the replica's id to each metric.
+        self._not_finite = metrics.Counter(
+            "rollout_generations_not_finite",
+            description="Generations with log-probabilities that are NaN or infinite; each was tried again.",
+        )
 
     async def generate(
         self, requests: list[GenerationRequest], caller: str = ""
@@ -80,9 +89,13 @@ class GeneratorReplicaBase(ABC):
     async def record_autoscaling_stats(self) -> dict[str, float]:
         return stats_of(self._engine.load().ongoing_generations)
 
-    @abstractmethod
     async def check_health(self) -> None:
-        """Raises what broke the replica, which Serve then replaces."""
+        """Raises what broke the replica, which Serve then replaces. Implementations extend it.
+
+        Raises:
+            OutputsNotFinite: too many of its recent generations had log-probabilities that are NaN or infinite.
+        """
+        self._output_health.check()
 
     @abstractmethod
     def refuse_if_not_at(self, min_weight_version: int) -> None:
@@ -96,8 +109,11 @@ class GeneratorReplicaBase(ABC):
             if self._shutting_down:
                 raise replica_shuts_down()
             self.refuse_if_not_at(request.min_weight_version)
-            return await self._engine.generate(request)
+            generation = await self._engine.generate(request)
         except RolloutFailure as failure:
+            if isinstance(failure, GenerationNotFinite):
+                self._output_health.record(request.group, is_finite=False)
+                self._not_finite.inc()
             return failure
         except Exception as error:
             logger.warning(
@@ -110,6 +126,9 @@ class GeneratorReplicaBase(ABC):
                 },
             )
             return RolloutFailure(f"{type(error).__name__}: {error}")
+        else:
+            self._output_health.record(request.group, is_finite=True)
+            return generation
         finally:
             # A retry of the same generation has the same id and may have replaced this task.
             if self._running.get(request.generation_id) is task:

@@ -51,6 +51,7 @@ class SimulatedGeneratorReplica(GeneratorReplicaBase):
 
     async def check_health(self) -> None:
         """Raises what ended the task that answers the policy store."""
+        await super().check_health()
         if self._refusing.done():
             self._refusing.result()
 

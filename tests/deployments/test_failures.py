@@ -20,6 +20,7 @@ def test_each_failure_has_the_kind_of_the_boundary_that_broke_and_says_whether_a
         "GenerationRejected": ("generation", False),
         "GenerationLost": ("generation", True),
         "ReplicaShuttingDown": ("generation", True),
+        "GenerationNotFinite": ("generation", True),
         "EnvironmentRejected": ("environment", False),
         "EnvironmentBroken": ("environment", False),
         "EnvironmentLost": ("environment", True),

@@ -8,19 +8,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollout_env import OutcomeInvalid, SampleRejected, StepOutcome
+from rollout_env.records import LARGEST_REWARD
 from rollout_env.validation import validated_extra_env_info, validated_outcome, validated_step
 from tests.clients.rollout_env.counting_environment import Count, CountingEnvironment
 
 json_values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
     lambda children: st.lists(children) | st.dictionaries(st.text(), children),
     max_leaves=5,
 )
-finite = st.floats(allow_nan=False, allow_infinity=False)
+rewards = st.floats(-LARGEST_REWARD, LARGEST_REWARD)
 outcomes = st.builds(
     StepOutcome,
     observation=st.fixed_dictionaries({"role": st.just("user"), "content": st.text()}),
-    reward=finite | st.dictionaries(st.text(), finite),
+    reward=rewards | st.dictionaries(st.text(), rewards),
     terminated=st.booleans(),
     metadata=st.none() | st.dictionaries(st.text(), json_values),
     next_stop_strings=st.none() | st.lists(st.text(min_size=1)),
@@ -60,6 +61,14 @@ def test_a_valid_outcome_shares_nothing_mutable_with_the_environments_own() -> N
         ({"terminated": None}, "outcome.terminated: Input should be a valid boolean"),
         ({"next_stop_strings": [""]}, "outcome.next_stop_strings.0: String should have at least 1 character"),
         ({"answer": 7}, "outcome.answer: Input should be a valid string"),
+        (
+            {"metadata": {"board": [{"score": float("nan")}]}},
+            "outcome.metadata: Value error, it holds nan, which JSON cannot express",
+        ),
+        (
+            {"metadata": {"score": float("-inf")}},
+            "outcome.metadata: Value error, it holds -inf, which JSON cannot express",
+        ),
     ],
 )
 def test_an_invalid_field_is_refused_by_its_name(fields: dict[str, Any], problem: str) -> None:
@@ -68,8 +77,10 @@ def test_an_invalid_field_is_refused_by_its_name(fields: dict[str, Any], problem
     assert str(refusal.value) == f"The environment's outcome is not valid: {problem}."
 
 
-@pytest.mark.parametrize("reward", [float("nan"), float("inf"), {"style": float("-inf")}, None, "much"])
-def test_a_reward_that_is_no_finite_number_is_refused(reward: Any) -> None:
+@pytest.mark.parametrize(
+    "reward", [float("nan"), float("inf"), {"style": float("-inf")}, 3.5e38, {"style": -3.5e38}, None, "much"]
+)
+def test_a_reward_that_is_no_number_of_float32_is_refused(reward: Any) -> None:
     with pytest.raises(OutcomeInvalid, match=r"outcome\.reward\."):
         validated_outcome(outcome(reward=reward))
 

@@ -7,7 +7,13 @@ from contextlib import aclosing
 
 import pytest
 
-from deployments.failures import GenerationLost, GenerationRejected, ReplicaShuttingDown, RolloutFailure
+from deployments.failures import (
+    GenerationLost,
+    GenerationNotFinite,
+    GenerationRejected,
+    ReplicaShuttingDown,
+    RolloutFailure,
+)
 from deployments.protocols import (
     Engine,
     Generation,
@@ -18,6 +24,7 @@ from deployments.protocols import (
     SamplingOptions,
 )
 from deployments.rpc.generator_replica_base import GeneratorReplicaBase
+from deployments.rpc.output_health import MOST_NOT_FINITE, OutputsNotFinite
 from tests import virtual_time
 
 DONE = Generation([1], [0.0], "stop")
@@ -26,6 +33,7 @@ LOAD = ReplicaLoad(7, 3, 1000)
 RAISED: dict[str, BaseException] = {
     "rejected": GenerationRejected("too long"),
     "bug": KeyError("bug"),
+    "not finite": GenerationNotFinite("nan"),
 }
 
 
@@ -76,9 +84,6 @@ class ScriptedReplica(GeneratorReplicaBase):
     def __init__(self) -> None:
         self.engine = ScriptedEngine()
         super().__init__(self.engine)
-
-    async def check_health(self) -> None:
-        raise NotImplementedError
 
     def refuse_if_not_at(self, min_weight_version: int) -> None:
         if min_weight_version > 3:
@@ -133,6 +138,37 @@ def test_an_exception_without_a_name_of_ours_is_logged_with_its_traceback(caplog
     logged = dict(warnings)
     names = ("request_id", "rollout_id", "generation_id")
     assert [vars(logged[KeyError])[name] for name in names] == ["r", "rollout of bug", "bug"]
+
+
+def of_groups(name: str, count: int) -> list[GenerationRequest]:
+    return [
+        GenerationRequest(name, [1], 1, (), SamplingOptions(), group=f"group {number}", request_id="r")
+        for number in range(count)
+    ]
+
+
+def test_a_replica_that_keeps_generating_nan_is_unhealthy() -> None:
+    async def run() -> None:
+        replica = ScriptedReplica()
+        for request in of_groups("not finite", MOST_NOT_FINITE - 1):
+            [(_, result)] = (await anext(replica.generate([request]))).results
+            assert result is RAISED["not finite"]
+        await replica.check_health()
+        await anext(replica.generate(of_groups("not finite", 1)))
+        with pytest.raises(OutputsNotFinite, match=r"^16 of the last 16 generations had log-prob"):
+            await replica.check_health()
+
+    virtual_time.run(run())
+
+
+def test_a_replica_whose_generations_fail_in_another_way_is_healthy() -> None:
+    async def run() -> None:
+        replica = ScriptedReplica()
+        for request in of_groups("rejected", 2 * MOST_NOT_FINITE):
+            await anext(replica.generate([request]))
+        await replica.check_health()
+
+    virtual_time.run(run())
 
 
 def test_a_replica_refuses_generations_that_need_newer_weights_without_asking_its_engine() -> None:
