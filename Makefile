@@ -9,7 +9,7 @@ USERS ?= 16
 SECONDS_OF_LOAD ?= 30
 PROFILE = fast
 
-.PHONY: help setup demo serve train train-trl lint test-fast test-live test test-all coverage mutation docs docs-serve load \
+.PHONY: help setup demo serve train train-trl lint test-fast test-live test test-all coverage check-streams mutation docs docs-serve load \
 	bench bench-scale bench-payload bench-swap lock tiny-model
 
 help:
@@ -22,6 +22,7 @@ help:
 	@echo "make test           lint, test-fast, then the tests of the running service"
 	@echo "make test-all       make test, then what takes longer: coverage of the replicas and the docs' code"
 	@echo "make coverage       the tests once more with coverage, in this process and in the replicas; below 90% it fails"
+	@echo "make check-streams  4,096 unseeded rollouts of one prompt on two replicas: no two are equal (two minutes)"
 	@echo "make mutation       mutate the core and the request path, and show those that no test notices (an hour; MUTANTS=\"service.rollouts.seeds*\")"
 	@echo "make docs           build the documentation into site/; a broken link or reference fails"
 	@echo "make load           set up, start the service, put it under load with locust, stop (USERS=16 SECONDS_OF_LOAD=30)"
@@ -85,13 +86,17 @@ test-live: $(READY)
 	@$(PYTHON) -m pytest -m "live or slow"
 
 # What needs longer than `make test` may take has a target of its own and is called here.
-test-all: test coverage docs
+test-all: test coverage check-streams docs
 
 coverage: $(READY)
 	@echo "Tests with coverage"
 	@$(VENV)/bin/coverage erase
 	@$(PYTHON) -m pytest --cov --cov-report= --cov-config=pyproject.toml
 	@$(VENV)/bin/coverage report --skip-covered --fail-under=90
+
+check-streams: $(READY)
+	@echo "Rollouts of two replicas: unseeded ones never repeat, seeded ones do"
+	@$(PYTHON) -m benchmarks.random_streams
 
 # mutants/ must exist before Python starts: what is not there is dropped from PYTHONPATH.
 mutation: export PYTHONPATH = $(CURDIR)/mutants:$(CURDIR)/mutants/clients
