@@ -12,11 +12,12 @@ import rollout_client.errors
 from deployments import failures
 from deployments.policy import failures as policy_failures
 from rollout_client.cli.app import app as command_line
+from service.admission.admission import Admission
 from service.remote.policy import RemotePolicy
 from service.responses.problems import PROBLEM_TYPES, TYPE_PREFIX
 from service.rollout_service import RolloutService
 from service.routes.http_app import build_http_app
-from service.settings import Limits, ServiceSettings
+from service.settings import AdmissionSettings, Limits, ServiceSettings
 
 Schema = dict[str, Any]
 
@@ -34,7 +35,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def http_page() -> Iterator[str]:
-    rollouts = RolloutService(None, {}, RemotePolicy(None), None, Limits())  # type: ignore[arg-type]  # nothing is called
+    admission = Admission(AdmissionSettings(), max_model_len=1)
+    rollouts = RolloutService(None, {}, RemotePolicy(None), None, Limits(), admission)  # type: ignore[arg-type]  # nothing is called
     document = build_http_app(rollouts).openapi()
     yield "# HTTP"
     yield f"\n{document['info'].get('description', '')}\n"

@@ -41,8 +41,14 @@ class Ingress:
             RemoteGenerator(generator),
             {task_name: RemoteEnvironment(task_name, handle) for task_name, handle in environments.items()},
             policy,
+            ingress_replicas,
         )
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         # Serve's own server adds X-Request-ID to every response: a second one would make two values of it.
         return build_http_app(self._rollouts, sets_request_id_header=False)
+
+
+def ingress_replicas() -> int:
+    """How many ingress replicas the config asks for; with autoscaling, how many it asked for at the start."""
+    return serve.get_replica_context().world_size or 1

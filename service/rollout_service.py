@@ -14,6 +14,7 @@ from rollout_client.contract import (
     SampleResult,
 )
 from rollout_client.task_contract import TaskInfo
+from service.admission.admission import Admission
 from service.remote.policy import RemotePolicy
 from service.requests.body_parser import BodyParser
 from service.requests.chat_tokenizer import TransformersChatTokenizer
@@ -110,8 +111,10 @@ class RolloutService:
         policy: RemotePolicy,
         episode_factory: EpisodeFactory,
         limits: Limits,
+        admission: Admission,
     ) -> None:
         self.policy = policy
+        self.admission = admission
         self.environments = environments
         self.limits = limits
         self.body_parser = BodyParser(BodyBounds(limits.max_rollouts_per_request, limits.max_sample_bytes))
@@ -126,11 +129,18 @@ class RolloutService:
         generator: Generator,
         environments: Mapping[str, Environment],
         policy: RemotePolicy,
+        ingress_replicas: Callable[[], int],
     ) -> "RolloutService":
-        """Waits until a generator replica answers, because its model bounds what a request may ask for."""
+        """Waits until a generator replica answers, because its model bounds what a request may ask for.
+
+        Args:
+            ingress_replicas: how many replicas share the bounds of the service.
+        """
         tokens = TransformersChatTokenizer.load(settings.engine.tokenizer or settings.engine.model)
-        episode_factory = EpisodeFactory(frozenset(environments), await generator.describe(), tokens, settings.limits)
-        service = cls(generator, environments, policy, episode_factory, settings.limits)
+        described = await generator.describe()
+        episode_factory = EpisodeFactory(frozenset(environments), described, tokens, settings.limits)
+        admission = Admission(settings.admission, described.max_model_len, ingress_replicas)
+        service = cls(generator, environments, policy, episode_factory, settings.limits, admission)
         service.body_parser.start()
         return service
 

@@ -57,6 +57,35 @@ class Limits(StrictSettings):
     environment is called: a step that waits in the replica's queue uses none of them."""
 
 
+class AdmissionBounds(StrictSettings):
+    """What may be in flight at once; null for no bound. A request is in flight until its response has been sent."""
+
+    max_rollouts: int | None = Field(default=None, ge=1)
+    """Samples times `num_generations`, of all requests together."""
+    max_tokens: int | None = Field(default=None, ge=1)
+    """Tokens that the rollouts may hold at their ends: for each rollout its `max_seq_len` (by default the model's), or
+    `max_rollout_turns` times `max_new_tokens` where that is less."""
+    max_body_bytes: int | None = Field(default=None, ge=1)
+    """Decompressed bytes of request bodies."""
+
+
+class AdmissionSettings(StrictSettings):
+    """What may be in flight. A `POST /rollout` beyond it gets 429 with `Retry-After`, and the client waits."""
+
+    replica: AdmissionBounds = AdmissionBounds(
+        # 5 GB at 40 KB a rollout: twice the largest request that `Limits` allows by default.
+        max_rollouts=131_072,
+        # 26 GB at 12 bytes a token, if all rollouts reach their bound: 65,536 rollouts of 32,768 tokens.
+        max_tokens=2**31,
+        # A parsed body takes several times its bytes: twice the largest body that `Limits` allows by default.
+        max_body_bytes=512 * MIB,
+    )
+    """Of one ingress replica: they bound its memory."""
+    service: AdmissionBounds = AdmissionBounds()
+    """Of the whole service, about: each ingress replica admits its share (the bound divided by `num_replicas` of the
+    deployment `Ingress`), and a single request that is larger than the share when it has no other one."""
+
+
 class ServiceSettings(StrictSettings):
     """Everything about a service except how many replicas run."""
 
@@ -66,6 +95,8 @@ class ServiceSettings(StrictSettings):
     """By `task_name`."""
     limits: Limits = Limits()
     """Of one request."""
+    admission: AdmissionSettings = AdmissionSettings()
+    """Of all requests together."""
     policy: PolicySettings = PolicySettings()
     """Where versions of the weights are kept, and how they reach the replicas."""
 

@@ -6,7 +6,8 @@ A call is repeated only where that may help and cannot harm:
 | --- | --- | --- |
 | connection refused, or connecting timed out | again | again |
 | connection broke after the request was sent | again | no |
-| 408, 425, 429, 503 | again | again |
+| `overloaded` (429), with which the service is full | again, and no retry is used up | the same |
+| 408, 425, 503, 429 of a proxy or gateway | again | again |
 | 500, 502, 504 | again | no |
 | 409 that a proxy or gateway sent | again | no |
 | 409 of the service itself | no | no |
@@ -21,11 +22,16 @@ again until its response begins, and never after that.
 A 409 of the service itself answers what the caller asked: the version is taken, is not current within `wait_s`, or
 another update is under way and `if_busy="refuse"` was said.
 
+A service that is full is waited for as long as it takes: it has lost nothing, and only time helps. `timeout_s` bounds
+the wait, and `retries=0` makes one attempt even then.
+
 With the default of 10 retries a call goes on for 33 to 66 s: connections are refused for more than 12 s after a proxy
-died. `timeout_s` bounds it: no attempt starts after that. `Retry-After` is waited for in addition to the backoff.
+died. `timeout_s` bounds it: no attempt starts after that. `Retry-After` is waited for in addition to the backoff; a
+service that is full says itself when to come back, and then up to a second takes the place of the backoff.
 """
 
 import logging
+import random
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -33,13 +39,13 @@ from tenacity import (
     RetryCallState,
     retry_if_exception,
     retry_if_exception_type,
-    stop_after_attempt,
     stop_before_delay,
     stop_never,
     wait_exponential,
     wait_fixed,
     wait_random_exponential,
 )
+from tenacity.stop import stop_base
 
 from rollout_client.errors import RolloutError, ServiceUnreachable, StatusError, StreamBroken
 
@@ -61,6 +67,9 @@ SERVICE_PROBLEM = "urn:rollout:problem:"
 """What the types of the service's own problem documents begin with."""
 NOT_READY = f"{SERVICE_PROBLEM}not-ready"
 """Also where the policy store died during the call, perhaps after it had made a version current."""
+OVERLOADED = f"{SERVICE_PROBLEM}overloaded"
+LONGEST_EXTRA_WAIT_S = 1.0
+"""Spreads clients that a full service has told the same second."""
 SAMPLE_FAILED = f"{SERVICE_PROBLEM}sample-failed"
 CHUNK_PROBLEMS = frozenset({f"{SERVICE_PROBLEM}chunk-misplaced", f"{SERVICE_PROBLEM}chunk-damaged"})
 
@@ -86,26 +95,52 @@ def chunk_may_pass(error: BaseException) -> bool:
     return may_pass(error) or (isinstance(error, StatusError) and error.problem.type in CHUNK_PROBLEMS)
 
 
+def is_full(error: BaseException | None) -> bool:
+    """Whether the service did not admit the request because it is full."""
+    return isinstance(error, StatusError) and error.problem.type == OVERLOADED
+
+
+class StopAfterFailures(stop_base):
+    """Stops after `retries` + 1 failures; what a full service refuses is none, unless `retries` is 0.
+
+    Counts the failures of one call: each call needs an object of its own.
+    """
+
+    def __init__(self, retries: int) -> None:
+        self._retries = retries
+        self._failures = 0
+
+    def __call__(self, state: RetryCallState) -> bool:
+        if self._retries and is_full(error_of(state)):
+            return False
+        self._failures += 1
+        return self._failures > self._retries
+
+
+def error_of(state: RetryCallState) -> BaseException | None:
+    return state.outcome.exception() if state.outcome else None
+
+
 def wait_s(state: RetryCallState) -> float:
     """What `Retry-After` asks for, at most `MOST_ASKED_S`, plus the backoff: so not all clients come back at once."""
-    error = state.outcome.exception() if state.outcome else None
+    error = error_of(state)
     asked_s = error.retry_after_s if isinstance(error, StatusError) else None
-    return min(asked_s or 0.0, MOST_ASKED_S) + BACKOFF(state)
+    extra_s = random.uniform(0, LONGEST_EXTRA_WAIT_S) if is_full(error) and asked_s else BACKOFF(state)
+    return min(asked_s or 0.0, MOST_ASKED_S) + extra_s
 
 
 def log_retry(state: RetryCallState) -> None:
-    reason = state.outcome.exception() if state.outcome else None
-    logger.warning("Trying again in %.1f s: %s", state.upcoming_sleep, reason)
+    logger.warning("Trying again in %.1f s: %s", state.upcoming_sleep, error_of(state))
 
 
 def call_policy(
     retries: int, timeout_s: float | None, is_repeated: Callable[[BaseException], bool] = may_pass
 ) -> dict[str, Any]:
-    """For tenacity: at most `retries` further attempts, none of which starts after `timeout_s`."""
+    """For tenacity, for one call: goes on after at most `retries` failures, and starts no attempt after `timeout_s`."""
     in_time = stop_never if timeout_s is None else stop_before_delay(timeout_s)
     return {
         "retry": retry_if_exception(is_repeated),
-        "stop": stop_after_attempt(retries + 1) | in_time,
+        "stop": StopAfterFailures(retries) | in_time,
         "wait": wait_s,
         "before_sleep": log_retry,
         "reraise": True,
@@ -119,7 +154,7 @@ def readiness_policy(shown_url: str, timeout_s: float) -> dict[str, Any]:
     """
 
     def give_up(state: RetryCallState) -> NoReturn:
-        reason = state.outcome.exception() if state.outcome else None
+        reason = error_of(state)
         raise ServiceUnreachable(f"{shown_url} is not ready after {timeout_s:g} s. {reason}") from reason
 
     return {

@@ -2,14 +2,14 @@
 
 import asyncio
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from typing import Protocol
 
 import zstandard
 from fastapi import Request
 
 from service.requests.media_types import IDENTITY, content_coding
-from service.responses.problems import RequestProblem, body_too_large, unreadable_body
+from service.responses.problems import RequestProblem, body_stalled, body_too_large, unreadable_body
 
 LARGEST_ZSTD_WINDOW_BYTES = 8 * 2**20
 """The largest window that RFC 9659 allows a content encoding to ask for."""
@@ -17,6 +17,12 @@ COMPRESSED_SLICE_BYTES = 1024
 """Compressed bytes that are decompressed in one step: gzip makes at most 1 MiB of them, zstd at most 32 MiB."""
 
 SPLIT = "split the request"
+STALLED_AFTER_S = 60.0
+"""A client that sends nothing for so long is given up: what it reserved is needed by others."""
+
+
+def hold_nothing(_size_bytes: int) -> None:
+    pass
 
 
 class Frame(Protocol):
@@ -67,11 +73,15 @@ class Decompression:
 class BodyBuffer:
     """Collects a body. Holds at most `most_bytes` of it and the decompressed bytes of one slice."""
 
-    def __init__(self, coding: str, most_bytes: int, advice: str = SPLIT) -> None:
+    def __init__(
+        self, coding: str, most_bytes: int, advice: str = SPLIT, hold: Callable[[int], None] = hold_nothing
+    ) -> None:
+        """`hold` is called, perhaps in another thread, with the size that the body is about to have."""
         self._content = bytearray()
         self._coding = coding
         self._most_bytes = most_bytes
         self._advice = advice
+        self._hold = hold
         self._decompression = None if coding == IDENTITY else Decompression(coding)
 
     async def add(self, chunk: bytes) -> None:
@@ -96,25 +106,44 @@ class BodyBuffer:
             self._append(data)
 
     def _append(self, data: bytes) -> None:
-        self._content += data
-        if len(self._content) > self._most_bytes:
+        size = len(self._content) + len(data)
+        if size > self._most_bytes:
             raise over_limit(self._most_bytes, self._advice)
+        self._hold(size)
+        self._content += data
 
 
-async def read_body(request: Request, most_bytes: int, advice: str = SPLIT) -> bytearray:
-    """Reads the body and decompresses it. `advice` says what to do with one that is too large.
+async def read_body(
+    request: Request, most_bytes: int, advice: str = SPLIT, hold: Callable[[int], None] = hold_nothing
+) -> bytearray:
+    """Reads the body and decompresses it.
+
+    Args:
+        advice: what to do with a body that is too large.
+        hold: is called, perhaps in another thread, with the decompressed size before the body grows to it.
 
     Raises:
         RequestProblem: 413 as soon as the body is known to be larger than `most_bytes`, 415 if its `Content-Encoding`
-            is not supported, 400 if it is not in that encoding.
+            is not supported, 400 if it is not in that encoding, 408 if nothing of it arrives for `STALLED_AFTER_S`;
+            what `hold` raises.
     """
     coding = content_coding(request.headers, CODINGS)
     if int(request.headers.get("content-length", 0)) > most_bytes:
         raise over_limit(most_bytes, advice)
-    buffer = BodyBuffer(coding, most_bytes, advice)
-    async for chunk in request.stream():
+    buffer = BodyBuffer(coding, most_bytes, advice, hold)
+    chunks = request.stream()
+    while (chunk := await next_chunk(chunks)) is not None:
         await buffer.add(chunk)
     return buffer.complete()
+
+
+async def next_chunk(chunks: AsyncGenerator[bytes, None]) -> bytes | None:
+    """`None` at the end of the body. Raises `RequestProblem` (408) after `STALLED_AFTER_S` without a chunk."""
+    try:
+        async with asyncio.timeout(STALLED_AFTER_S):
+            return await anext(chunks, None)
+    except TimeoutError as error:
+        raise body_stalled(f"nothing of it arrived for {STALLED_AFTER_S:g} s; send it again") from error
 
 
 def over_limit(most_bytes: int, advice: str) -> RequestProblem:

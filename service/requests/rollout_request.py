@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from fastapi import Request
 
 from rollout_client.contract import RolloutRequest
+from service.admission.admission import AdmittedRequest
 from service.requests.body import read_body
 from service.requests.body_parser import BodyParser
 from service.requests.media_types import rollout_media_type
@@ -18,12 +19,19 @@ class ReceivedRequest:
     body_bytes: int
 
 
-async def read_rollout_request(request: Request, most_bytes: int, parser: BodyParser) -> ReceivedRequest:
+async def read_rollout_request(
+    request: Request, most_bytes: int, parser: BodyParser, admitted: AdmittedRequest
+) -> ReceivedRequest:
     """Reads a body of at most `most_bytes`, and parses it.
 
+    The body is held by `admitted` before it is read, and its rollouts before anything is done for them.
+
     Raises:
-        RequestProblem: 400, 413, 415 or 422, whatever is wrong with the body; 503, the process that parses it died.
+        RequestProblem: 400, 408, 413, 415 or 422, whatever is wrong with the body; 429 if it cannot be admitted now; 503,
+            the process that parses it died.
     """
     media_type = rollout_media_type(request.headers)
-    body = await read_body(request, most_bytes)
-    return ReceivedRequest(await parser.parse(body, media_type), len(body))
+    body = await read_body(request, most_bytes, hold=admitted.hold_body)
+    parsed = await parser.parse(body, media_type)
+    admitted.hold_rollouts(parsed)
+    return ReceivedRequest(parsed, len(body))

@@ -1,6 +1,6 @@
 """Errors of a whole request, as problem documents of RFC 9457 that name the field, its value and what to do."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -27,6 +27,7 @@ JSON_WORDS = {
     "list_type": "Input should be a valid array",
 }
 """Messages by pydantic's type of error. Pydantic's own speak of Python, if the body was parsed before."""
+NO_HEADERS: Mapping[str, str] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +57,9 @@ UNREADABLE_BODY = ProblemType(
 BODY_TOO_LARGE = ProblemType(
     "body-too-large", 413, "The request body is too large; nothing was started", "The body is over a limit."
 )
+BODY_STALLED = ProblemType(
+    "body-stalled", 408, "The request body stopped arriving; nothing was started", "The body came to a halt midway."
+)
 UNSUPPORTED_MEDIA_TYPE = ProblemType(
     "unsupported-media-type",
     415,
@@ -70,6 +74,13 @@ SAMPLE_FAILED = ProblemType(
     502,
     "A sample failed, and the request said on_error: fail",
     "The document names the sample and its error. With `on_error: return`, the default, a failed sample is data.",
+)
+OVERLOADED = ProblemType(
+    "overloaded",
+    429,
+    "The service is full; nothing was started",
+    "As much is in flight as the config's `admission` allows; `Retry-After` says when to try again. The client does so "
+    "by itself, and its `retries` are not used up.",
 )
 NOT_READY = ProblemType(
     "not-ready",
@@ -87,8 +98,10 @@ PROBLEM_TYPES = (
     INVALID_REQUEST,
     UNREADABLE_BODY,
     BODY_TOO_LARGE,
+    BODY_STALLED,
     UNSUPPORTED_MEDIA_TYPE,
     TASK_UNKNOWN,
+    OVERLOADED,
     SAMPLE_FAILED,
     NOT_READY,
     INTERNAL,
@@ -99,7 +112,10 @@ PROBLEM_TYPES = (
 class RequestProblem(Exception):
     """Ends a request with its problem document."""
 
-    def __init__(self, type_: ProblemType, errors: Sequence[FieldProblem]) -> None:
+    def __init__(
+        self, type_: ProblemType, errors: Sequence[FieldProblem], headers: Mapping[str, str] = NO_HEADERS
+    ) -> None:
+        """`headers` are those of the response."""
         detail = " ".join(
             f"{error.field}: {error.message}." if error.field else f"{error.message}." for error in errors
         )
@@ -112,10 +128,11 @@ class RequestProblem(Exception):
             detail=detail,
             errors=list(errors),
         )
+        self.headers = headers
 
-    def __reduce__(self) -> tuple[type["RequestProblem"], tuple[ProblemType, Sequence[FieldProblem]]]:
+    def __reduce__(self) -> tuple[type["RequestProblem"], tuple[Any, ...]]:
         # For the process that parses large bodies: an exception is pickled with its message alone.
-        return RequestProblem, (self._type, self.problem.errors)
+        return RequestProblem, (self._type, self.problem.errors, self.headers)
 
 
 def invalid_request(*errors: FieldProblem) -> RequestProblem:
@@ -128,6 +145,10 @@ def unreadable_body(message: str) -> RequestProblem:
 
 def body_too_large(message: str) -> RequestProblem:
     return RequestProblem(BODY_TOO_LARGE, [FieldProblem(field="body", message=message)])
+
+
+def body_stalled(message: str) -> RequestProblem:
+    return RequestProblem(BODY_STALLED, [FieldProblem(field="body", message=message)])
 
 
 def unsupported_media_type(header: str, value: str, supported: Iterable[str]) -> RequestProblem:
@@ -150,6 +171,12 @@ def unknown_task(field: str, task_name: str, known: Iterable[str]) -> FieldProbl
 def policy_problem(failure: PolicyFailure) -> RequestProblem:
     """The policy store refused the call."""
     return RequestProblem(ProblemType(failure.name, failure.status, failure.title), failure.problems)
+
+
+def overloaded(message: str, retry_after_s: int) -> RequestProblem:
+    return RequestProblem(
+        OVERLOADED, [FieldProblem(field="", message=message)], headers={"Retry-After": str(retry_after_s)}
+    )
 
 
 def not_ready(message: str) -> RequestProblem:

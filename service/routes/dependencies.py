@@ -1,10 +1,12 @@
-"""What the routes get from the application: its service, and the id of the request."""
+"""What the routes get from the application: its service, the request's id, and what the request holds in flight."""
 
+from collections.abc import AsyncIterator
 from typing import Annotated
 
 from fastapi import Depends, FastAPI, Request
 
 from deployments.policy.store_client import PolicyStoreClient
+from service.admission.admission import AdmittedRequest
 from service.rollout_service import RolloutService
 from service.routes.request_ids import request_id_of
 
@@ -30,6 +32,20 @@ async def request_id(request: Request) -> str:
     return request_id_of(request)
 
 
+async def admitted_request(request: Request) -> AsyncIterator[AdmittedRequest]:
+    """Admits a `POST /rollout` before its body is read. FastAPI resumes this when the response has been sent or broke.
+
+    Raises:
+        RequestProblem: 429 or 413, the request is not admitted.
+    """
+    rollouts = await rollout_service(request)
+    # A body over the limit is refused by its reader, with that limit.
+    body_bytes = min(int(request.headers.get("content-length", 0)), rollouts.limits.max_body_bytes)
+    with rollouts.admission.admitted(body_bytes) as admitted:
+        yield admitted
+
+
 Rollouts = Annotated[RolloutService, Depends(rollout_service)]
+Admitted = Annotated[AdmittedRequest, Depends(admitted_request)]
 Store = Annotated[PolicyStoreClient, Depends(policy_store)]
 RequestId = Annotated[str, Depends(request_id)]

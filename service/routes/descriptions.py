@@ -31,6 +31,7 @@ from rollout_client.policy_contract import (
 from rollout_client.task_contract import ExampleSamples, TaskList
 from service.requests.media_types import JSON
 from service.responses.ndjson import NDJSON
+from service.responses.problems import OVERLOADED
 from service.routes import examples
 from service.routes.openapi import (
     BINARY,
@@ -57,6 +58,7 @@ ROLLOUT: Description = {
                 ARROW: content(BINARY),
             },
         },
+        429: refusal([OVERLOADED.title]),
         502: refusal(["A sample failed, and the request said on_error: fail"]),
         **refusals(PolicyNotCurrent, reads_body=True),
     },

@@ -35,7 +35,7 @@ def install_error_handlers(app: FastAPI) -> None:
 
 
 async def on_request_problem(request: Request, error: RequestProblem) -> Response:
-    return problem_response(error.problem, request_id_of(request))
+    return problem_response(error.problem, request_id_of(request), dict(error.headers))
 
 
 async def on_policy_failure(request: Request, failure: PolicyFailure) -> Response:

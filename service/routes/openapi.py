@@ -42,9 +42,12 @@ EVERY_REFUSAL = {
 }
 BODY_REFUSALS = {
     400: "The body cannot be read",
+    408: "The body stopped arriving",
     413: "The body is too large",
     415: "The type or the encoding of the body is not supported",
 }
+
+WITH_RETRY_AFTER = ("429", "503")
 
 
 def schema_of(model: type[BaseModel]) -> Document:
@@ -110,6 +113,6 @@ def completed(derived: Document) -> Document:
             operation.setdefault("parameters", []).append({"$ref": "#/components/parameters/RequestId"})
             for status, response in operation["responses"].items():
                 response["headers"] = {REQUEST_ID_HEADER: {"$ref": "#/components/headers/RequestId"}}
-                if status == "503":
+                if status in WITH_RETRY_AFTER:
                     response["headers"]["Retry-After"] = {"$ref": "#/components/headers/RetryAfter"}
     return derived

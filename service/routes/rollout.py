@@ -21,7 +21,7 @@ from service.responses.ndjson import NDJSON, problem_line, sample_line, summary_
 from service.responses.problems import SAMPLE_FAILED, RequestProblem, internal_error
 from service.rollout_service import RunningRollout, SampleFailed
 from service.routes import descriptions
-from service.routes.dependencies import RequestId, Rollouts
+from service.routes.dependencies import Admitted, RequestId, Rollouts
 from service.routes.error_handlers import log_unexpected_error
 
 MOST_TOKENS_INLINE = 8192
@@ -31,13 +31,14 @@ router = APIRouter(tags=["rollouts"])
 
 
 @router.post("/rollout", response_model=RolloutResponse, **descriptions.ROLLOUT)
-async def rollout(request: Request, rollouts: Rollouts, request_id: RequestId) -> Response:
+async def rollout(request: Request, rollouts: Rollouts, admitted: Admitted, request_id: RequestId) -> Response:
     """Plays every sample and responds in input order.
 
     `Accept: application/x-ndjson` streams each rollout when it ends; `Accept: application/vnd.apache.arrow.stream`
     responds in Arrow.
     """
-    received = await read_rollout_request(request, rollouts.limits.max_body_bytes, rollouts.body_parser)
+    limits, parser = rollouts.limits, rollouts.body_parser
+    received = await read_rollout_request(request, limits.max_body_bytes, parser, admitted)
     running = await rollouts.rollout(received.request, request_id, received.body_bytes)
     accepted = request.headers.get("accept", "")
     if NDJSON in accepted:

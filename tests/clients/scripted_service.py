@@ -128,6 +128,16 @@ def unavailable(headers: dict[str, str] | None = None) -> Response:
     return problem(document, headers)
 
 
+def overloaded(retry_after_s: int = 2) -> Response:
+    document = {
+        "type": "urn:rollout:problem:overloaded",
+        "title": "The service is full; nothing was started",
+        "status": 429,
+        "detail": "Everything is in flight.",
+    }
+    return problem(document, {"Retry-After": str(retry_after_s)})
+
+
 class ScriptedService:
     """Answers `POST /rollout` and `GET /readyz` with the next of its scripts, and by itself when there is none left."""
 

@@ -9,12 +9,13 @@ import httpx
 
 from deployments.protocols import GeneratorDescription
 from rollout_client import AsyncRolloutClient
+from service.admission.admission import Admission
 from service.remote.policy import RemotePolicy
 from service.requests.chat_tokenizer import TransformersChatTokenizer
 from service.requests.episodes import EpisodeFactory
 from service.rollout_service import RolloutService
 from service.routes.http_app import build_http_app
-from service.settings import Limits
+from service.settings import AdmissionSettings, Limits
 from tests.paths import TINY_MODEL
 from tests.service.scripted import ScriptedEnvironment, ScriptedGenerator, outcome
 from tests.service.scripted_store import ScriptedStore
@@ -28,7 +29,12 @@ Returned = TypeVar("Returned")
 
 
 class ScriptedHttp:
-    def __init__(self, limits: Limits = LIMITS, sets_request_id_header: bool = True) -> None:
+    def __init__(
+        self,
+        limits: Limits = LIMITS,
+        sets_request_id_header: bool = True,
+        admission: AdmissionSettings | None = None,
+    ) -> None:
         self.store = ScriptedStore()
         self.generator = ScriptedGenerator(["A"])
         self.environments = {
@@ -36,7 +42,8 @@ class ScriptedHttp:
         }
         factory = EpisodeFactory(frozenset(self.environments), DESCRIPTION, tokenizer, limits)
         policy = RemotePolicy(self.store)  # type: ignore[arg-type]
-        rollouts = RolloutService(self.generator, self.environments, policy, factory, limits)
+        self.admission = Admission(admission or AdmissionSettings(), MAX_MODEL_LEN)
+        rollouts = RolloutService(self.generator, self.environments, policy, factory, limits, self.admission)
         self.app = build_http_app(rollouts, sets_request_id_header)
 
     def request(self, method: str, path: str, **options: Any) -> httpx.Response:

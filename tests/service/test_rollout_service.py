@@ -26,6 +26,7 @@ from deployments.protocols import (
 from rollout_client.contract import PolicyVersions, RolloutRequest, SampleResult
 from rollout_client.problem_contract import FieldProblem
 from rollout_env import StepOutcome
+from service.admission.admission import Admission
 from service.remote.policy import RemotePolicy
 from service.requests.episodes import EpisodeFactory
 from service.responses.problems import RequestProblem
@@ -37,7 +38,7 @@ from service.rollout_service import (
     SampleFailed,
 )
 from service.rollouts.episode import Episode
-from service.settings import Limits, ServiceSettings
+from service.settings import AdmissionSettings, Limits, ServiceSettings
 from tests import virtual_time
 from tests.paths import TINY_MODEL
 from tests.service.scripted import ScriptedEnvironment, ScriptedGenerator, outcome
@@ -45,6 +46,8 @@ from tests.service.scripted_http import DESCRIPTION, tokenizer
 
 SAMPLE: dict[str, Any] = {"task_name": "math", "messages": [{"role": "user", "content": "What is 1 + 2?"}]}
 THREAD_STUCK_AFTER_S = 20
+UNUSED_ADMISSION = Admission(AdmissionSettings(), max_model_len=1)
+"""The routes ask it, not the service."""
 
 
 def request_of(*samples: dict[str, Any], **fields: Any) -> RolloutRequest:
@@ -87,7 +90,7 @@ class Service:
         limits = limits or Limits()
         factory = factory_type(frozenset(self.environments), DESCRIPTION, tokenizer, limits)
         self.policy = RemotePolicy(unchecked_store)
-        self.service = RolloutService(self.generator, self.environments, self.policy, factory, limits)
+        self.service = RolloutService(self.generator, self.environments, self.policy, factory, limits, UNUSED_ADMISSION)
 
     @property
     def has_started_something(self) -> bool:
@@ -367,7 +370,9 @@ def test_every_task_is_described() -> None:
 
     service = Service(math=Describing([]))
     service.environments["code"] = Describing([])
-    service.service = RolloutService(service.generator, service.environments, service.policy, None, Limits())  # type: ignore[arg-type]
+    service.service = RolloutService(
+        service.generator, service.environments, service.policy, None, Limits(), UNUSED_ADMISSION
+    )  # type: ignore[arg-type]
     tasks = virtual_time.run(service.service.tasks())
     assert [(task.task_name, task.description, task.fields) for task in tasks] == [
         ("math", "Sums.", {"type": "object"})

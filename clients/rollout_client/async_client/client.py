@@ -34,7 +34,7 @@ class AsyncRolloutClient(AsyncRolloutMethods, AsyncPolicyMethods):
             It is checked when a chunk of the response arrives, and when none arrives for that long.
         retries: further attempts after one that failed in a way that may pass: refused and broken connections, 408,
             425, 429, 500, 502, 503, 504 (`rollout_client.retry` has the whole table). The default goes on for 33 to
-            66 s.
+            66 s. While the service is full, the client waits and uses up no retry.
         headers: sent with every request.
         http_client: sends the requests, in place of one of our own; `close` leaves it open.
 

@@ -19,6 +19,7 @@ from tests.clients.scripted_service import (
     SUMMARY,
     Json,
     ScriptedService,
+    overloaded,
     problem,
     result,
     sample,
@@ -54,6 +55,38 @@ def test_ten_retries_last_66_seconds_at_most_and_33_at_least(
         play(service.url, sample())
     assert waits == [0.25, 0.5, 1, 2, 4, 5, 5, 5, 5, 5]
     assert len(service.bodies) == 22
+
+
+def test_a_full_service_is_waited_for_however_often_and_no_retry_is_used_up(
+    service: ScriptedService, waits: list[float]
+) -> None:
+    full = [lambda _: overloaded(7)] * 20
+    service.rollouts += [*full, lambda _: unavailable(), *full]
+    assert len(play(service.url, sample(), retries=1).samples) == 1
+    # The service spreads its callers itself: the wait does not grow, and 1 s at most is added.
+    assert waits[:20] == [8.0] * 20
+    assert waits[21:] == [8.0] * 20
+
+
+def test_a_full_service_does_not_spare_a_call_its_failures(service: ScriptedService, waits: list[float]) -> None:
+    service.rollouts += [lambda _: overloaded(7), lambda _: unavailable(), lambda _: overloaded(7)] * 2
+    with pytest.raises(ServiceFailed, match="Not now"):
+        play(service.url, sample(), retries=1)
+    assert len(waits) == 4
+
+
+def test_a_full_service_is_waited_for_until_the_timeout(service: ScriptedService, waits: list[float]) -> None:
+    service.rollouts.append(lambda _: overloaded(7))
+    with pytest.raises(RequestRejected, match="The service is full"):
+        play(service.url, sample(), timeout_s=6)
+    assert waits == []
+
+
+def test_without_retries_a_full_service_is_asked_once(service: ScriptedService, waits: list[float]) -> None:
+    service.rollouts.append(lambda _: overloaded(7))
+    with pytest.raises(RequestRejected, match=r"^The service is full; nothing was started \(429\)"):
+        play(service.url, sample(), retries=0)
+    assert waits == []
 
 
 @pytest.mark.usefixtures("waits")

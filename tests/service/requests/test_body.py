@@ -7,12 +7,15 @@ import threading
 import tracemalloc
 import zlib
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import zstandard
+from fastapi import Request
 
 from service.requests.body import COMPRESSED_SLICE_BYTES, LARGEST_ZSTD_WINDOW_BYTES, BodyBuffer, read_body
 from service.responses.problems import RequestProblem
+from tests import virtual_time
 from tests.service.requests.http_requests import http_request
 
 Compress = Callable[[bytes], bytes]
@@ -37,6 +40,42 @@ def test_a_body_without_an_encoding_is_read_as_it_is() -> None:
     assert read(b"ab", b"", b"cd") == b"abcd"
     assert read(b"abcd", content_encoding="identity") == b"abcd"
     assert read(b"abcd", content_encoding="") == b"abcd"
+
+
+@pytest.mark.parametrize(("coding", "compress"), [("identity", bytes), *COMPRESSIONS])
+def test_the_size_of_a_body_is_told_before_the_body_has_it(coding: str, compress: Compress) -> None:
+    body = compress(random.Random(0).randbytes(3 * COMPRESSED_SLICE_BYTES))
+    told: list[int] = []
+
+    class Full(Exception):
+        pass
+
+    def hold(size: int) -> None:
+        told.append(size)
+        if size > 2 * COMPRESSED_SLICE_BYTES:
+            raise Full
+
+    chunks = [body[begin : begin + 500] for begin in range(0, len(body), 500)]
+    request = http_request(chunks, {"content-encoding": coding})
+    with pytest.raises(Full):
+        asyncio.run(read_body(request, 10_000, hold=hold))
+    assert told == sorted(told)
+    assert 2 * COMPRESSED_SLICE_BYTES < told[-1] <= 3 * COMPRESSED_SLICE_BYTES
+
+
+def test_a_body_that_stops_arriving_is_refused() -> None:
+    sent = [{"type": "http.request", "body": b"half of", "more_body": True}]
+
+    async def receive() -> Any:
+        return sent.pop() if sent else await asyncio.Event().wait()
+
+    request = Request({"type": "http", "method": "POST", "path": "/rollout", "headers": []}, receive)
+    with pytest.raises(RequestProblem) as raised:
+        virtual_time.run(read_body(request, 10_000))
+    assert (raised.value.problem.status, raised.value.problem.detail) == (
+        408,
+        "body: nothing of it arrived for 60 s; send it again.",
+    )
 
 
 @pytest.mark.parametrize(("coding", "compress"), COMPRESSIONS)

@@ -8,10 +8,12 @@ import pytest
 from rollout_client.arrow.request import arrow_body
 from rollout_client.arrow.schema import ARROW
 from rollout_client.contract import RolloutRequest
+from service.admission.admission import Admission
 from service.requests.body_parser import BodyParser
 from service.requests.rollout_parsing import BodyBounds
 from service.requests.rollout_request import ReceivedRequest, read_rollout_request
 from service.responses.problems import RequestProblem
+from service.settings import AdmissionSettings
 from tests.service.requests.http_requests import http_request
 
 SAMPLE = {"task_name": "math", "messages": [{"role": "user", "content": "Hi"}]}
@@ -24,7 +26,8 @@ FORM = "application/x-www-form-urlencoded"
 
 def read(body: bytes, content_type: str | None = None, most_bytes: int = 2**20) -> ReceivedRequest:
     headers = {} if content_type is None else {"content-type": content_type}
-    return asyncio.run(read_rollout_request(http_request([body], headers), most_bytes, PARSER))
+    with Admission(AdmissionSettings(), max_model_len=1).admitted(0) as admitted:
+        return asyncio.run(read_rollout_request(http_request([body], headers), most_bytes, PARSER, admitted))
 
 
 @pytest.mark.parametrize("content_type", [None, "", JSON, f"{JSON}; charset=utf-8", "APPLICATION/JSON ", FORM])

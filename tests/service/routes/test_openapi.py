@@ -153,7 +153,7 @@ def test_every_response_has_the_request_id_and_every_error_is_a_problem(name: st
     assert {"422", "500", "503"} <= responses.keys()
     for status, response in responses.items():
         assert response["headers"]["X-Request-ID"] == {"$ref": "#/components/headers/RequestId"}
-        assert ("Retry-After" in response["headers"]) == (status == "503")
+        assert ("Retry-After" in response["headers"]) == (status in ("429", "503"))
         if status >= "400":
             assert response["content"].keys() == {PROBLEM_JSON}
             assert response["content"][PROBLEM_JSON]["schema"] == {"$ref": "#/components/schemas/Problem"}
@@ -164,7 +164,9 @@ def test_a_rollout_is_documented_with_its_media_types_headers_and_statuses() -> 
     body = operation["requestBody"]["content"]
     assert body.keys() == {JSON, ARROW}
     assert body[JSON]["schema"] == {"$ref": "#/components/schemas/RolloutRequest"}
-    assert operation["responses"].keys() == {"200", "400", "409", "413", "415", "422", "500", "502", "503"}
+    assert operation["responses"].keys() == {
+        *("200", "400", "408", "409", "413", "415", "422", "429", "500", "502", "503")
+    }
     content = operation["responses"]["200"]["content"]
     assert {kind: content[kind]["schema"] for kind in content} == {
         JSON: {"$ref": "#/components/schemas/RolloutResponse"},
@@ -179,7 +181,7 @@ def test_a_push_of_weights_is_documented_with_its_media_types_headers_and_status
     body = operation["requestBody"]["content"]
     assert body.keys() == {"application/vnd.safetensors", JSON}
     assert body[JSON]["schema"] == {"$ref": "#/components/schemas/CheckpointSource"}
-    statuses = {"200", "202", "400", "404", "409", "413", "415", "422", "500", "503"}
+    statuses = {"200", "202", "400", "404", "408", "409", "413", "415", "422", "500", "503"}
     assert operation["responses"].keys() == statuses
     assert operation["responses"]["202"]["content"][JSON]["schema"] == {"$ref": "#/components/schemas/UploadState"}
     assert header_parameters(operation) == {

@@ -1,0 +1,204 @@
+"""Admission over HTTP: what is refused and how, and that everything is free again once the response has been sent."""
+
+import asyncio
+import json
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import httpx
+import pytest
+import uvicorn
+
+from deployments.failures import GenerationRejected
+from rollout_client.arrow.schema import ARROW
+from service.admission.capacity import Amounts
+from service.settings import AdmissionBounds, AdmissionSettings, Limits
+from tests.service.scripted_http import MAX_MODEL_LEN, ScriptedHttp
+
+GOOD = {"task_name": "math", "messages": [{"role": "user", "content": "What is 1 + 1?"}]}
+JSON = "application/json"
+NDJSON = "application/x-ndjson"
+FULL_ROLLOUTS = 4
+MOST_BODY_BYTES = 100_000
+FREE = Amounts()
+
+
+def scripted(**bounds: int) -> ScriptedHttp:
+    return ScriptedHttp(Limits(), admission=AdmissionSettings(replica=AdmissionBounds(**bounds)))
+
+
+@contextmanager
+def served(service: ScriptedHttp) -> Iterator[str]:
+    """The application behind uvicorn, on a free port of loopback."""
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        server = uvicorn.Server(uvicorn.Config(service.app, log_level="critical", timeout_graceful_shutdown=1))
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
+        thread.start()
+        while not server.started:
+            time.sleep(0.005)
+        try:
+            yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            thread.join(timeout=10)
+
+
+def wait_until_free(service: ScriptedHttp) -> None:
+    until = time.monotonic() + 10
+    while service.admission.in_flight != FREE and time.monotonic() < until:
+        time.sleep(0.005)
+    assert service.admission.in_flight == FREE
+
+
+@pytest.mark.parametrize("accept", [JSON, ARROW, NDJSON])
+def test_a_request_holds_its_rollouts_until_its_response_has_been_sent(accept: str) -> None:
+    service = scripted()
+    while_playing: list[Amounts] = []
+    while_sending: list[Amounts] = []
+    play = service.environments["math"].step
+
+    async def step(request: Any) -> Any:
+        while_playing.append(service.admission.in_flight)
+        return await play(request)
+
+    service.environments["math"].step = step  # type: ignore[method-assign]
+    body = json.dumps({"samples": [GOOD], "num_generations": 2}).encode()
+
+    async def post() -> None:
+        received = [{"type": "http.request", "body": body, "more_body": False}]
+
+        async def receive() -> Any:
+            return received.pop(0) if received else await asyncio.Event().wait()
+
+        async def send(_message: Any) -> None:
+            while_sending.append(service.admission.in_flight)
+
+        headers = [(b"accept", accept.encode()), (b"content-length", b"%d" % len(body))]
+        scope = {"type": "http", "method": "POST", "path": "/rollout", "headers": headers, "query_string": b""}
+        await service.app(scope, receive, send)
+
+    asyncio.run(post())
+    held = Amounts(rollouts=2, tokens=2 * MAX_MODEL_LEN, body_bytes=len(body))
+    assert set(while_playing) == set(while_sending) == {held}
+    assert service.admission.in_flight == FREE
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"{",
+        json.dumps({"samples": []}).encode(),
+        json.dumps({"samples": [{**GOOD, "task_name": "chess"}]}).encode(),
+        json.dumps({"samples": [GOOD], "on_error": "fail"}).encode(),
+    ],
+)
+def test_a_request_that_is_refused_or_fails_holds_nothing(body: bytes) -> None:
+    service = scripted()
+    service.generator.script = [GenerationRejected("no")]
+    assert service.post(body).status_code >= 400
+    assert service.admission.in_flight == FREE
+
+
+def test_a_full_service_refuses_with_a_problem_document_and_says_when_to_come_back() -> None:
+    service = scripted(max_rollouts=FULL_ROLLOUTS)
+    with ExitStack() as others:
+        for _ in range(FULL_ROLLOUTS):
+            others.enter_context(service.admission.admitted(0))
+        # The body is not even read: it would be refused with 400.
+        response = service.post(b"{", x_request_id="mine")
+    assert (response.status_code, response.headers["content-type"]) == (429, "application/problem+json")
+    retry_after_s = response.headers["retry-after"]
+    assert int(retry_after_s) in range(5, 8)
+    message = (
+        f"4 rollouts are in flight here and admission.replica.max_rollouts allows 4; try again in {retry_after_s} s"
+    )
+    assert response.json() == {
+        "type": "urn:rollout:problem:overloaded",
+        "title": "The service is full; nothing was started",
+        "status": 429,
+        "detail": f"{message}.",
+        "errors": [{"field": "", "message": message, "value": None}],
+        "request_id": "mine",
+    }
+    assert not service.has_started_something
+
+
+def test_a_request_with_more_rollouts_than_are_free_is_refused_before_anything_is_started() -> None:
+    service = scripted(max_rollouts=FULL_ROLLOUTS)
+    with service.admission.admitted(0):
+        response = service.post({"samples": [GOOD] * FULL_ROLLOUTS})
+    assert (response.status_code, response.json()["type"]) == (429, "urn:rollout:problem:overloaded")
+    assert not service.has_started_something
+    assert service.post({"samples": [GOOD] * FULL_ROLLOUTS}).status_code == 200
+
+
+def test_a_request_that_can_never_be_admitted_names_the_bound() -> None:
+    response = scripted(max_rollouts=FULL_ROLLOUTS).post({"samples": [GOOD] * (FULL_ROLLOUTS + 1)})
+    assert response.status_code == 422
+    assert response.json()["errors"] == [
+        {
+            "field": "samples",
+            "message": "5 rollouts are more than admission.replica.max_rollouts allows, which is 4; split the request",
+            "value": None,
+        }
+    ]
+
+
+def test_a_body_over_the_limit_of_one_request_is_refused_with_that_limit() -> None:
+    settings = AdmissionSettings(replica=AdmissionBounds(max_body_bytes=1000))
+    response = ScriptedHttp(Limits(max_body_bytes=500), admission=settings).post(b" " * 501)
+    assert (response.status_code, response.json()["errors"][0]["message"]) == (
+        413,
+        "it is larger than the limit of 500 bytes; split the request",
+    )
+
+
+def test_a_body_is_refused_by_its_headers_and_the_connection_serves_the_next_request() -> None:
+    service = scripted(max_body_bytes=MOST_BODY_BYTES)
+    with served(service) as url, httpx.Client(base_url=url) as client:
+        with service.admission.admitted(MOST_BODY_BYTES - 10):
+            began = time.monotonic()
+            refused = client.post("/rollout", content=b" " * MOST_BODY_BYTES)
+            assert time.monotonic() - began < 1
+        assert (refused.status_code, refused.json()["type"]) == (429, "urn:rollout:problem:overloaded")
+        assert client.post("/rollout", json={"samples": [GOOD]}).status_code == 200
+        wait_until_free(service)
+
+
+def test_a_body_of_unknown_size_is_refused_while_it_arrives() -> None:
+    service = scripted(max_body_bytes=MOST_BODY_BYTES)
+    with served(service) as url, httpx.Client(base_url=url) as client:
+        with service.admission.admitted(MOST_BODY_BYTES // 2):
+            refused = client.post("/rollout", content=iter([b" " * (MOST_BODY_BYTES // 5)] * 4))
+        assert (refused.status_code, refused.json()["type"]) == (429, "urn:rollout:problem:overloaded")
+        wait_until_free(service)
+
+
+@pytest.mark.parametrize("sent", [b"", b'{"samples"'])
+def test_a_client_that_disconnects_while_it_sends_holds_nothing(sent: bytes) -> None:
+    service = scripted()
+    with served(service) as url:
+        host, port = url.removeprefix("http://").split(":")
+        with socket.create_connection((host, int(port))) as connection:
+            connection.sendall(b"POST /rollout HTTP/1.1\r\nhost: x\r\ncontent-length: 1000\r\n\r\n" + sent)
+            until = time.monotonic() + 10
+            while service.admission.in_flight == FREE and time.monotonic() < until:
+                time.sleep(0.005)
+            assert service.admission.in_flight == Amounts(rollouts=1, tokens=1, body_bytes=1000)
+        wait_until_free(service)
+
+
+def test_a_client_that_disconnects_from_a_stream_holds_nothing() -> None:
+    service = scripted()
+    service.generator.delay_s = 60
+    body = {"samples": [GOOD], "num_generations": 2}
+    with served(service) as url, httpx.Client(base_url=url) as client:
+        with client.stream("POST", "/rollout", json=body, headers={"accept": NDJSON}) as response:
+            assert response.status_code == 200
+            assert service.admission.in_flight.rollouts == 2
+        wait_until_free(service)
