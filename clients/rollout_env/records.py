@@ -14,8 +14,18 @@ StopString = Annotated[str, Field(min_length=1, max_length=1024)]
 """A generation ends after the first one that it contains. The stop string stays in the text."""
 
 LARGEST_REWARD = 3.4028234663852886e38
-"""The largest float32, in which trainers hold rewards. Sums and variances of smaller ones are finite in float64."""
-Reward = Annotated[FiniteFloat, Field(ge=-LARGEST_REWARD, le=LARGEST_REWARD)]
+"""The largest float32. Sums and variances of rewards within it are finite in float64."""
+
+
+def refuse_beyond_float32(reward: float | dict[str, float]) -> float | dict[str, float]:
+    """Returns `reward`. Raises `ValueError` if a number of it is larger than float32 can hold."""
+    largest = max(map(abs, reward.values()), default=0.0) if isinstance(reward, dict) else abs(reward)
+    if largest > LARGEST_REWARD:
+        raise ValueError(f"{largest:g} is beyond float32, in which trainers hold rewards")
+    return reward
+
+
+Reward = Annotated[FiniteFloat | dict[str, FiniteFloat], AfterValidator(refuse_beyond_float32)]
 
 
 def refuse_non_finite(value: Any) -> Any:
@@ -52,7 +62,7 @@ class StepOutcome:
 
     observation: ChatMessage
     """The message that follows the response in the message log, also after the last step."""
-    reward: Reward | dict[str, Reward]
+    reward: Reward
     """Of this step alone. The service sums the rewards of all steps by name; a plain number has the name `reward`."""
     terminated: bool
     """Whether this step ends the rollout."""
