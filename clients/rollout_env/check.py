@@ -37,8 +37,8 @@ def check(
     - `example_samples`: as many different samples as asked for, equal ones for an equal seed.
     - `sample`: each is JSON with a prompt, and `ExtraEnvInfo` accepts its `extra_env_info`.
     - `step`: does not raise, whatever the reply, and ends in time.
-    - `outcome`: is a `StepOutcome` with permitted values: text, a known role, finite rewards.
-    - `metadata`: is JSON and, while the rollout goes on, accepted by `ExtraEnvInfo`.
+    - `outcome`: is a `StepOutcome` with permitted values: text, a known role, finite rewards, metadata that is JSON.
+    - `metadata`: is accepted by `ExtraEnvInfo` while the rollout goes on.
     - `blocking`: a step does not keep the event loop from running other steps.
     - `state`: two rollouts that are played at once have the outcomes that they have one after the other.
     - `close`: does not raise.

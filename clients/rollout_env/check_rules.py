@@ -8,7 +8,6 @@ from rollout_env.check_static_rules import (
     attribute_problems,
     example_problems,
     extra_env_info_problem,
-    json_problem,
     sample_problems,
 )
 from rollout_env.environment import TaskEnvironment
@@ -170,8 +169,6 @@ def metadata_problem(environment: TaskEnvironment, outcome: StepOutcome) -> Prob
     """What is wrong with metadata that the outcome's own validation lets through."""
     if outcome.metadata is None:
         return None
-    if problem := json_problem(outcome.metadata, "metadata"):
-        return Problem("metadata", f"it is not JSON: {problem}")
     if not outcome.terminated and (problem := extra_env_info_problem(environment, outcome.metadata)):
         return Problem("metadata", f"the next step would not accept it as extra_env_info: {problem}")
     return None
