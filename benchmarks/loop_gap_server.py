@@ -26,13 +26,14 @@ from deployments.protocols import (
     packed_logprobs,
 )
 from rollout_env import StepOutcome
+from service.admission.admission import Admission
 from service.ingress import GARBAGE_AFTER_OBJECTS
 from service.remote.policy import RemotePolicy
 from service.requests.chat_tokenizer import TransformersChatTokenizer
 from service.requests.episodes import EpisodeFactory
 from service.rollout_service import RolloutService
 from service.routes.http_app import build_http_app
-from service.settings import Limits
+from service.settings import AdmissionSettings, Limits
 
 MODEL = "models/tiny"
 TASK = "task"
@@ -116,7 +117,8 @@ def build() -> FastAPI:
     description = GeneratorDescription("tiny", MAX_MODEL_LEN, vocab_size=262)
     factory = EpisodeFactory(frozenset({TASK}), description, TransformersChatTokenizer.load(MODEL), limits)
     policy = RemotePolicy(None)  # type: ignore[arg-type]  # no request of the benchmark demands a version
-    app = build_http_app(RolloutService(generator, {TASK: FreeEnvironment()}, policy, factory, limits))
+    admission = Admission(AdmissionSettings(), MAX_MODEL_LEN)
+    app = build_http_app(RolloutService(generator, {TASK: FreeEnvironment()}, policy, factory, limits, admission))
     probe = Probe()
 
     @app.post("/probe")

@@ -40,6 +40,7 @@ from rollout_client.contract import (
 )
 from rollout_client.tensors import to_tensors
 from rollout_env import ChatMessage, StepOutcome
+from service.admission.admission import Admission
 from service.remote.policy import RemotePolicy
 from service.responses.json_encoder import JSON
 from service.rollout_service import RolloutService, RunningRollout
@@ -47,7 +48,7 @@ from service.rollouts.episode import Episode
 from service.rollouts.episode_records import EpisodeIdentity, EpisodeLimits, EpisodeStart
 from service.rollouts.tokenizer_protocol import ChatOptions, ChatTokenizer, TokenizedObservation
 from service.routes.http_app import build_http_app
-from service.settings import Limits
+from service.settings import AdmissionSettings, Limits
 from service.startup.ports import free_port
 
 GROUPS, GENERATIONS, TURNS, TOKENS_A_TURN = 250, 8, 4, 500
@@ -87,7 +88,8 @@ class EndedRollouts(RolloutService):
     """Has all rollouts ready, and says in its metrics when it gave out the first and the last."""
 
     def __init__(self, results: list[SampleResult]) -> None:
-        super().__init__(None, {}, RemotePolicy(None), None, Limits())  # type: ignore[arg-type]
+        admission = Admission(AdmissionSettings(), max_model_len=1)
+        super().__init__(None, {}, RemotePolicy(None), None, Limits(), admission)  # type: ignore[arg-type]
         self._ended_results = results
 
     async def check_ready(self) -> None:

@@ -27,8 +27,8 @@ async def read_rollout_request(
     The body is held by `admitted` before it is read, and its rollouts before anything is done for them.
 
     Raises:
-        RequestProblem: 400, 408, 413, 415 or 422, whatever is wrong with the body; 429 if it cannot be admitted now; 503,
-            the process that parses it died.
+        RequestProblem: 400, 408, 413, 415 or 422, whatever is wrong with the body; 429 if it cannot be admitted now;
+            503, the process that parses it died.
     """
     media_type = rollout_media_type(request.headers)
     body = await read_body(request, most_bytes, hold=admitted.hold_body)

@@ -370,9 +370,10 @@ def test_every_task_is_described() -> None:
 
     service = Service(math=Describing([]))
     service.environments["code"] = Describing([])
+    no_factory: Any = None
     service.service = RolloutService(
-        service.generator, service.environments, service.policy, None, Limits(), UNUSED_ADMISSION
-    )  # type: ignore[arg-type]
+        service.generator, service.environments, service.policy, no_factory, Limits(), UNUSED_ADMISSION
+    )
     tasks = virtual_time.run(service.service.tasks())
     assert [(task.task_name, task.description, task.fields) for task in tasks] == [
         ("math", "Sums.", {"type": "object"})
@@ -459,7 +460,7 @@ def test_connecting_loads_the_tokenizer_and_asks_the_generator_what_it_accepts(n
     async def run() -> None:
         parts = Service()
         service = await RolloutService.connect(
-            settings, Small(["A"]), {"math": parts.environments["math"]}, parts.policy
+            settings, Small(["A"]), {"math": parts.environments["math"]}, parts.policy, lambda: 1
         )
         assert service.limits.max_rollouts_per_request == 7
         running = await service.rollout(request_of(), "request", 0)

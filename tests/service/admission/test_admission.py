@@ -18,9 +18,9 @@ def request_of(samples: int = 1, **fields: Any) -> RolloutRequest:
     return RolloutRequest.model_validate({"samples": [SAMPLE] * samples, **fields})
 
 
-def admission(replicas: int = 1, service: AdmissionBounds | None = None, **bounds: int) -> Admission:
-    settings = AdmissionSettings(replica=AdmissionBounds(**bounds), service=service or AdmissionBounds())
-    return Admission(settings, MAX_MODEL_LEN, lambda: replicas)
+def admission(**bounds: int) -> Admission:
+    settings = AdmissionSettings(replica=AdmissionBounds(**bounds), service=AdmissionBounds())
+    return Admission(settings, MAX_MODEL_LEN)
 
 
 def refusal(problem: RequestProblem) -> tuple[int, str, str]:
@@ -152,7 +152,8 @@ def test_a_body_that_can_never_be_admitted_is_too_large() -> None:
 
 
 def test_a_bound_of_the_service_is_shared_by_the_ingress_replicas() -> None:
-    admission_ = admission(replicas=3, service=AdmissionBounds(max_rollouts=10))
+    settings = AdmissionSettings(service=AdmissionBounds(max_rollouts=10))
+    admission_ = Admission(settings, MAX_MODEL_LEN, ingress_replicas=lambda: 3)
     with admission_.admitted(0) as first, admission_.admitted(0) as second:
         first.hold_rollouts(request_of(3))
         with pytest.raises(RequestProblem) as raised:
