@@ -112,6 +112,10 @@ class GeneratorDescription:
     model: str
     max_model_len: int
     vocab_size: int
+    revision: str | None = None
+    """Of a model that is a Hugging Face repository."""
+    engine: str = ""
+    """Name and version of the engine."""
 
 
 class Generator(Protocol):

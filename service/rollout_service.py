@@ -13,6 +13,7 @@ from rollout_client.contract import (
     SampleInput,
     SampleResult,
 )
+from rollout_client.info_contract import ServiceInfo
 from rollout_client.task_contract import TaskInfo
 from service.admission.admission import Admission
 from service.remote.policy import RemotePolicy
@@ -28,6 +29,7 @@ from service.rollouts.pacing import LoopPacer
 from service.rollouts.request_metrics import RequestMetricsAccumulator
 from service.rollouts.retries import with_timeout
 from service.rollouts.schedule import AsyncSchedule, LockstepSchedule
+from service.service_info import service_info
 from service.settings import Limits, ServiceSettings
 
 READY_WITHIN_S = 5.0
@@ -137,6 +139,7 @@ class RolloutService:
             ingress_replicas: how many replicas share the bounds of the service.
         """
         tokens = TransformersChatTokenizer.load(settings.engine.tokenizer or settings.engine.model)
+        tokens.prepare_info()
         described = await generator.describe()
         episode_factory = EpisodeFactory(frozenset(environments), described, tokens, settings.limits)
         admission = Admission(settings.admission, described.max_model_len, ingress_replicas)
@@ -172,6 +175,22 @@ class RolloutService:
             LockstepSchedule() if request.schedule == "lockstep" else AsyncSchedule(),
             pacer=self._pacer,
         )
+
+    def info(self) -> ServiceInfo:
+        factory = self._episode_factory
+        return service_info(
+            factory.generator,
+            factory.tokenizer.info,
+            self.limits,
+            self.admission.settings,
+            self.policy.version,
+            self.environments,
+        )
+
+    @property
+    def vocabulary(self) -> list[str | None]:
+        """The token of each id."""
+        return self._episode_factory.tokenizer.vocabulary
 
     async def tasks(self) -> list[TaskInfo]:
         """Raises `EnvironmentLost` if an environment does not answer."""

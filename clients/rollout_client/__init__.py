@@ -20,6 +20,7 @@ from rollout_client.contract import (
     WeightVersionSpan,
 )
 from rollout_client.errors import (
+    ContractDiffers,
     RequestRejected,
     ResponseNotUnderstood,
     RolloutError,
@@ -28,9 +29,11 @@ from rollout_client.errors import (
     ServiceUnreachable,
     StatusError,
     StreamBroken,
+    TokenizerDiffers,
     UploadLost,
     WeightsDiffer,
 )
+from rollout_client.info_contract import ServiceInfo
 from rollout_client.policy_calls import UpdateOptions
 from rollout_client.policy_contract import PolicyLayout, PolicyState, PolicyUpdate
 from rollout_client.problem_contract import FieldProblem, Problem
@@ -52,6 +55,7 @@ __all__ = [
     "AsyncRolloutStream",
     "CallOptions",
     "ClientOptions",
+    "ContractDiffers",
     "FieldProblem",
     "GivenMessage",
     "Keep",
@@ -80,11 +84,13 @@ __all__ = [
     "SampleResult",
     "Sampling",
     "ServiceFailed",
+    "ServiceInfo",
     "ServiceUnreachable",
     "Staleness",
     "StatusError",
     "StreamBroken",
     "TaskInfo",
+    "TokenizerDiffers",
     "UpdateOptions",
     "UploadLost",
     "WeightVersionSpan",

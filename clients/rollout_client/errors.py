@@ -4,7 +4,7 @@ Each `str()` is a sentence, or a list of what is wrong field by field. A sample 
 returned as data, with `status: error`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from http import HTTPStatus
@@ -49,6 +49,22 @@ class UploadLost(RolloutError):
 
 class WeightsDiffer(RolloutError):
     """The service holds other weights than were pushed: their checksums differ."""
+
+
+class TokenizerDiffers(RolloutError):
+    """A trainer's tokenizer makes other tokens than the service's, so the service's tokens are not the trainer's."""
+
+    def __init__(self, differences: Sequence[str]) -> None:
+        super().__init__(f"The tokenizer is not the service's: {'; '.join(differences)}.")
+        self.differences = list(differences)
+        """One sentence for each thing that differs."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.differences,)
+
+
+class ContractDiffers(RolloutError):
+    """Client and service speak different major versions of the contract; one of them must be changed."""
 
 
 class StatusError(RolloutError):

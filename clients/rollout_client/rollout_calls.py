@@ -1,4 +1,4 @@
-"""The calls of `/rollout`, `/tasks` and `/readyz`: what each sends and how its response is read. No I/O."""
+"""The calls of `/rollout`, `/tasks`, `/info` and `/readyz`: what each sends and how its response is read. No I/O."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +18,7 @@ from rollout_client.contract import (
     Sampling,
 )
 from rollout_client.errors import not_understood
+from rollout_client.info_contract import ServiceInfo, Vocabulary
 from rollout_client.optional_dependencies import needed_for
 from rollout_client.task_contract import ExampleSamples, TaskInfo, TaskList
 
@@ -87,6 +88,15 @@ def example_samples_call(task_name: str, count: int, seed: int) -> Call[list[Sam
         return parsed(ExampleSamples, f"The response of GET {path}", body).samples
 
     return Call("GET", path, read, query={"count": count, "seed": seed})
+
+
+def info_call() -> Call[ServiceInfo]:
+    return Call("GET", "/info", lambda body: parsed(ServiceInfo, "The response of GET /info", body))
+
+
+def vocabulary_call() -> Call[Vocabulary]:
+    path = "/info/vocabulary"
+    return Call("GET", path, lambda body: parsed(Vocabulary, f"The response of GET {path}", body))
 
 
 def readiness_call() -> Call[None]:

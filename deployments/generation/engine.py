@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any, Self
 
 import numpy as np
+import vllm
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.envs import enable_envs_cache
@@ -168,7 +169,12 @@ class VLLMEngine(Engine):
     def describe(self) -> GeneratorDescription:
         model = self._llm.model_config
         return GeneratorDescription(
-            model=str(model.model), max_model_len=model.max_model_len, vocab_size=model.get_vocab_size()
+            model=str(model.model),
+            max_model_len=model.max_model_len,
+            vocab_size=model.get_vocab_size(),
+            # vLLM notes the commit that it has loaded, also where the config names a branch or nothing.
+            revision=getattr(model.hf_config, "_commit_hash", None) or model.revision,
+            engine=f"vllm {vllm.__version__}",
         )
 
     def prefix_cache_tokens(self) -> PrefixCacheTokens:

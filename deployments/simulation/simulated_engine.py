@@ -68,7 +68,8 @@ class SimulatedEngine(Engine):
         loaded = Tokenizer.from_file(str(file)) if file.is_file() else Tokenizer.from_pretrained(name)
         vocabulary = loaded.get_vocab()
         letters = sorted(id_ for token, id_ in vocabulary.items() if token.isascii() and token.isalpha())
-        return cls(timing, GeneratorDescription(model, max_model_len, max(vocabulary.values()) + 1), letters)
+        vocab_size = max(vocabulary.values()) + 1
+        return cls(timing, GeneratorDescription(model, max_model_len, vocab_size, engine="simulated"), letters)
 
     async def generate(self, request: GenerationRequest) -> Generation:
         """Returns when the generation's time has passed; cancelling the call lets the next waiting generation start."""

@@ -45,6 +45,7 @@ class Admission:
             max_model_len: tokens that a rollout has at most, where its request does not say.
             ingress_replicas: how many replicas share the bounds of the service.
         """
+        self.settings = settings
         self._capacity = Capacity(
             bounds_of(settings.replica, "admission.replica"), bounds_of(settings.service, "admission.service")
         )

@@ -3,6 +3,7 @@
 import inspect
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ from transformers import PreTrainedTokenizerFast
 
 from deployments.failures import EnvironmentRejected, PromptRejected
 from rollout_client.contract import Message, PromptMessage
+from rollout_client.info_contract import TokenizerInfo
+from rollout_client.tokenizer_check import tokenizer_info, tokens_by_id
 from rollout_env import ChatMessage
 from service.rollouts.tokenizer_protocol import ChatOptions, ChatTokenizer, TokenizedObservation
 
@@ -52,6 +55,19 @@ class TransformersChatTokenizer(ChatTokenizer):
         self._special_ids.update(tokenizer.all_special_ids)
         self._longest_token = max(map(len, tokenizer.get_vocab()))
         self._content_start("user", PLAIN)
+
+    @cached_property
+    def info(self) -> TokenizerInfo:
+        return tokenizer_info(self._tokenizer)
+
+    @cached_property
+    def vocabulary(self) -> list[str | None]:
+        """The token of each id."""
+        return tokens_by_id(self._tokenizer)
+
+    def prepare_info(self) -> None:
+        """Computes `info` and `vocabulary`, which takes tenths of a second for a large vocabulary."""
+        _ = self.info, self.vocabulary
 
     @classmethod
     def load(cls, name_or_path: str) -> "TransformersChatTokenizer":

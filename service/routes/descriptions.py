@@ -16,6 +16,7 @@ from deployments.policy.failures import (
 from rollout_client import policy_contract
 from rollout_client.arrow.schema import ARROW
 from rollout_client.contract import RolloutRequest, RolloutResponse
+from rollout_client.info_contract import ServiceInfo, Vocabulary
 from rollout_client.ndjson import StreamLine
 from rollout_client.policy_contract import (
     SAFETENSORS,
@@ -86,6 +87,14 @@ EXAMPLE_SAMPLES: Description = {
         404: refusal(["The task is not known"]),
         **refusals(),
     },
+}
+INFO: Description = {
+    "summary": "Describe the service",
+    "responses": {200: json_response(ServiceInfo, examples.INFO), **refusals()},
+}
+VOCABULARY: Description = {
+    "summary": "List the tokens of the model",
+    "responses": {200: json_response(Vocabulary, examples.VOCABULARY), **refusals()},
 }
 POLICY: Description = {
     "summary": "Get the state of the weights",

@@ -16,6 +16,14 @@ from rollout_client.contract import (
     Sampling,
     WeightVersionSpan,
 )
+from rollout_client.info_contract import (
+    EncodedText,
+    ModelInfo,
+    ServiceInfo,
+    ServiceVersions,
+    TokenizerInfo,
+    Vocabulary,
+)
 from rollout_client.policy_contract import (
     CheckpointSource,
     PolicyLayout,
@@ -32,6 +40,7 @@ from rollout_client.policy_contract import (
 )
 from rollout_client.problem_contract import FieldProblem, Problem
 from rollout_client.task_contract import ExampleSamples, TaskInfo, TaskList
+from rollout_client.version import CONTRACT_VERSION
 
 CHECKSUM = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"
 REQUEST_ID = "train-7/step-12"
@@ -126,6 +135,25 @@ TASKS = example(
     )
 )
 EXAMPLE_SAMPLES = example(ExampleSamples(samples=[SAMPLE]))
+INFO = example(
+    ServiceInfo(
+        model=ModelInfo(name="org/model", revision="4e20de362430cd3b72f3", vocab_size=151_936, max_model_len=32_768),
+        tokenizer=TokenizerInfo(
+            vocabulary_sha256=CHECKSUM,
+            vocabulary_size=151_669,
+            encodings=[EncodedText(text="1 + 1", token_ids=[16, 488, 220, 16])],
+            chat_template_sha256=CHECKSUM,
+            rendered_chat="<|im_start|>user\nQuestion<|im_end|>\n<|im_start|>assistant\n",
+        ),
+        limits={"max_seq_len": 32_768, "max_rollouts_per_request": 65_536},
+        versions=ServiceVersions(
+            service="0.1.0", contract=CONTRACT_VERSION, engine="vllm 0.32.0", ray="2.60.0", transformers="5.19.0"
+        ),
+        policy_version=7,
+        tasks=["math"],
+    )
+)
+VOCABULARY = example(Vocabulary(tokens=["!", '"', None]))
 POLICY_STATE = example(
     PolicyState(
         current=7,

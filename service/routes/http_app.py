@@ -4,19 +4,21 @@ from fastapi import FastAPI
 from fastapi.routing import APIRoute
 
 from service.rollout_service import RolloutService
-from service.routes import health, policy, rollout, tasks
+from service.routes import health, info, policy, rollout, tasks
+from service.routes.contract_version import ContractVersionMiddleware
 from service.routes.dependencies import provide
 from service.routes.error_handlers import install_error_handlers
 from service.routes.openapi import complete_document
 from service.routes.request_ids import RequestIdMiddleware
 
-ROUTERS = (rollout.router, tasks.router, policy.router, health.router)
+ROUTERS = (rollout.router, tasks.router, info.router, policy.router, health.router)
 TITLE = "Rollout service"
 API_VERSION = "1"
 DESCRIPTION = """Plays prompts against environments with the current policy, for reinforcement learning.
 
 - Every path also exists without the prefix `/v1`, with the same meaning.
 - Every response has the header `X-Request-ID`: the caller's own, or a new one.
+- Every response has the header `X-Rollout-Contract`: the version of these types.
 - An error of a whole request is a problem document (RFC 9457, `application/problem+json`) that names the field, its
   value and what to do. A failed rollout is data: a sample with `status: error` among the others.
 """
@@ -37,6 +39,7 @@ def build_http_app(rollouts: RolloutService, sets_request_id_header: bool = True
     )
     provide(app, rollouts)
     install_error_handlers(app)
+    app.add_middleware(ContractVersionMiddleware)
     app.add_middleware(RequestIdMiddleware, sets_header=sets_request_id_header)
     for router in ROUTERS:
         app.include_router(router, prefix="/v1")

@@ -148,11 +148,17 @@ class ScriptedService:
         """Of each `POST /rollout`."""
         self.rollouts: deque[Responder] = deque()
         self.readiness: deque[Response] = deque()
+        self.info: Json | None = None
+        """The answer of `GET /info`; without it the service is one that is too old to have the route."""
+        self.vocabulary: list[str | None] = []
+        self.info_requests: list[str] = []
+        """The paths."""
         self.hung_up = threading.Event()
         """Set when a client left a stream of `hanging` before its end."""
         self.app = FastAPI()
         self._add_rollout()
         self._add_tasks()
+        self._add_info()
 
     def hanging(self, *lines: Json) -> Response:
         """Sends `lines`, then nothing more, and does not end."""
@@ -199,6 +205,19 @@ class ScriptedService:
             if task_name == "maths":
                 return problem(REJECTED)
             return JSONResponse({"samples": [sample(task_name, seed=seed) for _ in range(count)]})
+
+    def _add_info(self) -> None:
+        @self.app.get("/info")
+        async def info() -> Response:
+            self.info_requests.append("/info")
+            if self.info is None:
+                return problem({"type": "about:blank", "title": "Not Found", "status": 404, "detail": "No such route."})
+            return JSONResponse(self.info)
+
+        @self.app.get("/info/vocabulary")
+        async def vocabulary() -> Json:
+            self.info_requests.append("/info/vocabulary")
+            return {"tokens": self.vocabulary}
 
 
 @contextmanager

@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 
 from rollout_client.base_url import DEFAULT_URL, URL_VARIABLE
+from rollout_client.cli.info_table import info_table
 from rollout_client.cli.policy_table import policy_tables, update_table
 from rollout_client.cli.transcript import metrics_table, task_description, task_example, transcript
 from rollout_client.contract import RequestMetrics, SampleResult
@@ -60,6 +61,13 @@ def tasks(url: Url = DEFAULT_URL, retries: Retries = DEFAULT_RETRIES) -> None:
         for task in client.tasks():
             out.print(task_description(task))
             out.print(task_example(task), soft_wrap=True)
+
+
+@app.command()
+def info(url: Url = DEFAULT_URL, retries: Retries = DEFAULT_RETRIES) -> None:
+    """Show which model, tokenizer, limits and versions the service has."""
+    with errors_as_sentences(), RolloutClient(url, retries=retries) as client:
+        out.print(info_table(client.info()))
 
 
 @app.command()

@@ -11,8 +11,9 @@ from tenacity import Retrying
 from rollout_client.base_url import shown
 from rollout_client.call_options import CallLimits, ClientDefaults, merged
 from rollout_client.concurrency import sleep
+from rollout_client.contract_check import check_contract
 from rollout_client.deadline import Deadline
-from rollout_client.errors import error_of_response
+from rollout_client.errors import ContractDiffers, error_of_response
 from rollout_client.http_errors import before_the_response, during_the_response
 from rollout_client.retry import call_policy, may_pass
 from rollout_client.rollout_calls import Call, Result
@@ -56,10 +57,16 @@ class Connection:
 
         Raises:
             StatusError: the status is not a success.
+            ContractDiffers: the service speaks another version of the contract.
             ServiceUnreachable, StreamBroken, RolloutTimeout: there was no whole response.
         """
         with before_the_response(shown(self.base_url), limits.deadline):
             response = self.http.send(self._request(call, limits), stream=True)
+        try:
+            check_contract(response.headers)
+        except ContractDiffers:
+            response.close()
+            raise
         if response.is_success:
             return response
         with closing(response):

@@ -4,6 +4,8 @@
 `nemo_rl/experience/rollouts.py` (v0.3.0): they take the same batches and return the same batches and metrics. The
 client replaces the arguments policy, tokenizer and environments; `sampling` replaces the policy's generation config.
 
+They take no tokenizer, because they tokenize nothing: check yours once with `client.check_tokenizer(tokenizer)`.
+
 They differ from NeMo-RL where the service does (its documentation lists how), and in three more points: the input batch
 is not changed, `idx` is returned, and turns that are already in a posted log count towards `max_rollout_turns`.
 """

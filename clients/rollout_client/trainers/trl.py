@@ -53,6 +53,7 @@ class ServiceRolloutFunc:
         fields_of: returns all fields of a sample except its prompt (`task_name`, `extra_env_info`, ...). It is needed
             where the prompt does not identify the row: for streamed datasets, and for equal prompts of different rows.
         push: push the weights; without it the caller does.
+        check_tokenizer: at the first call, check that the trainer's tokenizer makes the service's tokens.
         options: fields of the request that the trainer's arguments do not set.
     """
 
@@ -64,9 +65,11 @@ class ServiceRolloutFunc:
         env_columns: Sequence[str] = (),
         fields_of: FieldsOf | None = None,
         push: bool = True,
+        check_tokenizer: bool = True,
         **options: Unpack[TrainerOptions],
     ) -> None:
         self._client = client
+        self._must_check_tokenizer = check_tokenizer
         self._reader = RowReader(task_name, env_columns)
         self._fields_of = fields_of
         self._push = push
@@ -83,10 +86,14 @@ class ServiceRolloutFunc:
         of its group's statistics, and an `env_mask` of zeros.
 
         Raises:
+            TokenizerDiffers: the trainer's tokenizer makes other tokens than the service's.
             RolloutError: the service cannot be reached or refuses the request.
             ValueError: the service does not support one of the trainer's arguments, or a prompt is not in the dataset.
         """
         tokenizer = trainer.processing_class
+        if self._must_check_tokenizer:
+            self._client.check_tokenizer(tokenizer)
+            self._must_check_tokenizer = False
         samples = [
             {**self._fields(prompt, trainer), **prompt_fields(prompt, tokenizer), "idx": place}
             for place, prompt in enumerate(prompts)

@@ -50,6 +50,46 @@ def samples_file(folder: Path, *lines: str) -> str:
 # Commands
 
 
+def test_info_shows_model_tokenizer_limits_and_versions(service: ScriptedService) -> None:
+    service.info = {
+        "model": {"name": "org/model", "revision": "4e20de", "vocab_size": 262, "max_model_len": 100},
+        "tokenizer": {
+            "vocabulary_sha256": "0123456789abcdef",
+            "vocabulary_size": 260,
+            "encodings": [],
+            "chat_template_sha256": None,
+            "rendered_chat": None,
+        },
+        "limits": {
+            "max_seq_len": 100,
+            "admission": {"replica": {"max_rollouts": 9}, "service": {"max_rollouts": None}},
+        },
+        "versions": {"service": "0.9", "contract": "1.7", "engine": "vllm 0.32", "ray": "2.60", "transformers": "5.19"},
+        "policy_version": 3,
+        "tasks": ["math", "[code]"],
+    }
+    done = rollout(service, "info")
+    assert done.exit_code == 0
+    rows = [[cell.strip() for cell in line.strip("│").split("│")] for line in done.stdout.splitlines()[1:-1]]
+    assert rows == [
+        ["model", "org/model"],
+        ["revision", "4e20de"],
+        ["vocabulary of the model", "262"],
+        ["vocabulary of the tokenizer", "260"],
+        ["tokenizer", "0123456789ab"],
+        ["chat template", "none"],
+        ["policy version", "3"],
+        ["tasks", "math, [code]"],
+        ["max_seq_len", "100"],
+        ["admission.replica.max_rollouts", "9"],
+        ["service", "0.9"],
+        ["engine", "vllm 0.32"],
+        ["ray", "2.60"],
+        ["transformers", "5.19"],
+        ["contract", f"1.7 (this client {version('rollout-client')}: 1.0)"],
+    ]
+
+
 def test_tasks_shows_each_task_with_its_fields_and_an_example(service: ScriptedService) -> None:
     done = rollout(service, "tasks")
     assert done.exit_code == 0

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from rollout_client import Sampling
-from rollout_client.errors import ServiceUnreachable
+from rollout_client.errors import ServiceUnreachable, TokenizerDiffers
 from rollout_client.trainers.trl import ServiceRolloutFunc, service_reward
 from tests.clients.scripted_service import Json, ScriptedService
 from tests.clients.trainers.scripted_trainer import (
@@ -46,6 +46,32 @@ def test_each_prompt_is_posted_as_a_sample_of_its_row_with_the_sampling_of_the_t
             "policy": {"min_version": 101},
         }
     ]
+
+
+def test_the_tokenizer_of_the_trainer_is_checked_once_before_the_first_rollout(
+    client: PushingClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checked: list[Any] = []
+    monkeypatch.setattr(client, "check_tokenizer", checked.append)
+    trained = trainer()
+    rollout_func = ServiceRolloutFunc(client, task_name="math")
+    rollout_func(PROMPTS, trained)
+    rollout_func(PROMPTS, trained)
+    assert checked == [trained.processing_class]
+    ServiceRolloutFunc(client, task_name="math", check_tokenizer=False)(PROMPTS, trained)
+    assert len(checked) == 1
+
+
+def test_another_tokenizer_ends_the_training_before_anything_is_played_or_pushed(
+    service: ScriptedService, client: PushingClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def differs(_tokenizer: Any) -> None:
+        raise TokenizerDiffers(["token 7 is 'a' here and 'b' at the service"])
+
+    monkeypatch.setattr(client, "check_tokenizer", differs)
+    with pytest.raises(TokenizerDiffers, match="token 7 is 'a' here"):
+        ServiceRolloutFunc(client, task_name="math")(PROMPTS, trainer())
+    assert service.bodies == []
 
 
 def test_sampling_that_is_given_comes_before_that_of_the_trainer(

@@ -92,6 +92,7 @@ def test_every_operation_has_an_id_of_its_own_a_tag_and_a_summary() -> None:
         "example_samples",
         "finish_transfer",
         "healthz",
+        "info",
         "init_transfer",
         "policy",
         "policy_layout",
@@ -102,6 +103,7 @@ def test_every_operation_has_an_id_of_its_own_a_tag_and_a_summary() -> None:
         "tasks",
         "update_transfer",
         "upload_state",
+        "vocabulary",
     ]
     for name, operation in OPERATIONS.items():
         assert len(operation["tags"]) == 1, name

@@ -46,6 +46,8 @@ class ServiceRolloutWorker(RolloutWorkerProtocol):
             it, the version that was current when its rollout began.
         scale_rewards: divide advantages by the standard deviation of their group.
         task_name, env_columns: see `RowReader`.
+        tokenizer: the trainer's. With it, the worker fails with `TokenizerDiffers` before its first rollout if it makes
+            other tokens than the service's.
         options: fields of the request that `args` does not set.
     """
 
@@ -59,6 +61,7 @@ class ServiceRolloutWorker(RolloutWorkerProtocol):
         scale_rewards: bool = True,
         task_name: str | None = None,
         env_columns: Sequence[str] = (),
+        tokenizer: Any = None,
         **options: Unpack[TrainerOptions],
     ) -> None:
         self.rollout_buffer: queue.Queue[Any] | ProcessQueue[Any] = queue.Queue()
@@ -70,6 +73,7 @@ class ServiceRolloutWorker(RolloutWorkerProtocol):
         self._transfer = weight_transfer
         self._scale_rewards = scale_rewards
         self._reader = RowReader(task_name, env_columns)
+        self._tokenizer = tokenizer
         self._options = options
         self._model_versions: dict[int, int] = {}
         self._in_progress = 0
@@ -135,6 +139,8 @@ class ServiceRolloutWorker(RolloutWorkerProtocol):
             await asyncio.sleep(HEARTBEAT_S)
 
     async def _play_dataset(self) -> None:
+        if self._tokenizer is not None:
+            await self._client.check_tokenizer(self._tokenizer)
         async with asyncio.TaskGroup() as groups:
             for group_id, row in enumerate(itertools.chain.from_iterable(itertools.repeat(self._dataset))):
                 # The trainer takes samples from the buffer on a thread of its own, and its queue tells nobody.

@@ -1,0 +1,54 @@
+"""`info` and `check_tokenizer` against a scripted service."""
+
+from typing import Any
+
+import pytest
+from transformers import AutoTokenizer
+
+from rollout_client import TokenizerDiffers
+from rollout_client.tokenizer_check import tokenizer_info, tokens_by_id
+from tests.clients.calls import call
+from tests.clients.scripted_service import Json, ScriptedService
+from tests.paths import TINY_MODEL
+
+tokenizer: Any = AutoTokenizer.from_pretrained(TINY_MODEL)
+
+
+def info_of(vocabulary_sha256: str | None = None) -> Json:
+    described = tokenizer_info(tokenizer).model_dump()
+    return {
+        "model": {"name": "tiny", "revision": None, "vocab_size": 262, "max_model_len": 100},
+        "tokenizer": described | ({"vocabulary_sha256": vocabulary_sha256} if vocabulary_sha256 else {}),
+        "limits": {"max_seq_len": 100, "admission": {"replica": {"max_rollouts": 9}}, "of_a_newer_service": None},
+        "versions": {"service": "0.1", "contract": "1.0", "engine": "simulated", "ray": "2", "transformers": "5"},
+        "policy_version": 3,
+        "tasks": ["math"],
+    }
+
+
+def test_info_is_what_the_service_says(service: ScriptedService) -> None:
+    service.info = info_of()
+    info = call(service.url, lambda client: client.info())
+    assert info.model_dump() == service.info
+
+
+def test_the_same_tokenizer_is_checked_by_one_request(service: ScriptedService) -> None:
+    service.info = info_of()
+    call(service.url, lambda client: client.check_tokenizer(tokenizer))
+    assert service.info_requests == ["/info"]
+
+
+def test_another_vocabulary_is_fetched_to_name_what_differs(service: ScriptedService) -> None:
+    service.info = info_of(vocabulary_sha256="other")
+    service.vocabulary = [*tokens_by_id(tokenizer)[:-1], "<|fin|>"]
+    with pytest.raises(TokenizerDiffers) as raised:
+        call(service.url, lambda client: client.check_tokenizer(tokenizer))
+    assert raised.value.differences == ["token 261 is '<|end|>' here and '<|fin|>' at the service"]
+    assert service.info_requests == ["/info", "/info/vocabulary"]
+
+
+def test_a_service_that_is_too_old_to_say_is_not_checked(
+    service: ScriptedService, caplog: pytest.LogCaptureFixture
+) -> None:
+    call(service.url, lambda client: client.check_tokenizer(tokenizer))
+    assert caplog.messages == ["The service has no /info: whether its tokenizer is the same is not checked."]

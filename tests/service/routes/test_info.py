@@ -1,0 +1,49 @@
+"""`GET /info` says what the service is, and every response names the version of the contract."""
+
+from importlib.metadata import version
+from typing import Any
+
+from transformers import AutoTokenizer
+
+from rollout_client.tokenizer_check import tokenizer_info, tokens_by_id
+from rollout_client.version import CONTRACT_VERSION
+from service.settings import AdmissionBounds, AdmissionSettings, Limits
+from tests.paths import TINY_MODEL
+from tests.service.scripted_http import MAX_MODEL_LEN, VOCAB_SIZE, ScriptedHttp
+
+tokenizer: Any = AutoTokenizer.from_pretrained(TINY_MODEL)
+
+
+def test_info_has_model_tokenizer_limits_versions_and_tasks() -> None:
+    limits, admission = Limits(max_body_bytes=7), AdmissionSettings(replica=AdmissionBounds(max_rollouts=5))
+    response = ScriptedHttp(limits, admission=admission).request("GET", "/v1/info")
+    assert response.status_code == 200
+    assert response.json() == {
+        "model": {"name": "tiny", "revision": None, "vocab_size": VOCAB_SIZE, "max_model_len": MAX_MODEL_LEN},
+        "tokenizer": tokenizer_info(tokenizer).model_dump(),
+        "limits": {"max_seq_len": MAX_MODEL_LEN, **limits.model_dump(), "admission": admission.model_dump()},
+        "versions": {
+            "service": version("rollout-service"),
+            "contract": CONTRACT_VERSION,
+            "engine": "",
+            "ray": version("ray"),
+            "transformers": version("transformers"),
+        },
+        "policy_version": None,
+        "tasks": ["math", "sliding_puzzle"],
+    }
+
+
+def test_the_vocabulary_is_listed_by_id() -> None:
+    response = ScriptedHttp().request("GET", "/v1/info/vocabulary")
+    assert (response.status_code, response.json()) == (200, {"tokens": tokens_by_id(tokenizer)})
+
+
+def test_a_client_with_the_same_tokenizer_finds_no_difference() -> None:
+    ScriptedHttp().call(lambda client: client.check_tokenizer(tokenizer))
+
+
+def test_every_response_names_the_version_of_the_contract() -> None:
+    service = ScriptedHttp()
+    for response in (service.request("GET", "/healthz"), service.request("GET", "/nowhere"), service.post(b"{")):
+        assert response.headers["x-rollout-contract"] == CONTRACT_VERSION
