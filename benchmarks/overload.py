@@ -30,7 +30,8 @@ from service.startup.ports import free_port
 ROLLOUTS = 256
 """That may be in flight."""
 ROLLOUTS_A_REQUEST = 8
-TURNS = 4
+MOST_TURNS = 6
+"""Clients ask for different lengths, so that not all requests end at one instant."""
 OVERLOAD = 10
 CLIENTS = OVERLOAD * ROLLOUTS // ROLLOUTS_A_REQUEST
 IMPATIENT_S = 1.0
@@ -77,7 +78,7 @@ async def overload(session: aiohttp.ClientSession, seconds: float = 60.0) -> Ove
     """Raises `WrongAnswer` if a request was lost."""
     ingress = replica("Ingress")
     tally, until = Tally(), perf_counter() + seconds
-    clients = [asyncio.create_task(post_again(session, tally, until, is_patient=n % 2 == 0)) for n in range(CLIENTS)]
+    clients = [asyncio.create_task(post_again(session, tally, until, number)) for number in range(CLIENTS)]
     held_kb: list[float] = []
     with console.status(f"{CLIENTS} clients post {ROLLOUTS_A_REQUEST} rollouts each; {ROLLOUTS} are admitted"):
         while perf_counter() < until:
@@ -99,9 +100,10 @@ async def overload(session: aiohttp.ClientSession, seconds: float = 60.0) -> Ove
     )
 
 
-async def post_again(session: aiohttp.ClientSession, tally: Tally, until: float, is_patient: bool) -> None:
-    """Posts one request after the other until the time is over; the last one is waited for."""
-    body = rollout_body(ROLLOUTS_A_REQUEST, TURNS)
+async def post_again(session: aiohttp.ClientSession, tally: Tally, until: float, number: int) -> None:
+    """One client: posts one request after the other until the time is over; the last one is waited for."""
+    is_patient, turns = number % 2 == 0, 1 + number // 2 % MOST_TURNS
+    body = rollout_body(ROLLOUTS_A_REQUEST, turns)
     # Not all of them at the first instant.
     await asyncio.sleep(random.uniform(0, IMPATIENT_S))
     while (began := perf_counter()) < until:

@@ -3,7 +3,8 @@
 Generators are simulated (`serve_config.scale.yaml`) and the environment costs nothing, so that only the ingress, the
 calls between replicas and the proxy work; the load runs on the same cores and counts against them. Each measurement
 has a service of its own: many samples in flight at once; small requests from many clients, on generators that answer
-at once; and one replica against four, each as busy, so slow that the cores stay idle. The last line is JSON.
+at once; one replica against four, each as busy, so slow that the cores stay idle; and ten times the load that is
+admitted (`overload.py`). The last line is JSON.
 """
 
 import asyncio
@@ -22,6 +23,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from benchmarks.overload import overload, with_bound
 from benchmarks.process_group import no_process_left
 from benchmarks.resident_memory import Peak, replica, resident_kb
 from benchmarks.rollout_load import Played, play, post_small_requests
@@ -48,6 +50,9 @@ BOUNDS = {
     "requests_per_s": ">= 400",
     "p99_ms": "<= 400",
     "four_over_one": ">= 3.6",
+    "overload_lost": "0",
+    "overload_refused_p99_ms": "<= 100",
+    "overload_memory_growth_mb": "about 0",
 }
 Result = TypeVar("Result")
 Measure = Callable[[aiohttp.ClientSession], Coroutine[Any, Any, Result]]
@@ -96,7 +101,10 @@ def main(
             with_timing(settings, ANSWERS_AT_ONCE), partial(small_requests, clients=clients, seconds=seconds)
         )
         fleets = one_against_four(settings, turns)
-    figures = {name: round(value, 3) for part in (in_flight, small, fleets) for name, value in asdict(part).items()}
+        overloaded = measured(with_bound(settings), overload)
+    figures = {
+        name: round(value, 3) for part in (in_flight, small, fleets, overloaded) for name, value in asdict(part).items()
+    }
     report(figures)
     output.write_text(json.dumps(figures) + "\n")
     typer.echo(json.dumps(figures))
