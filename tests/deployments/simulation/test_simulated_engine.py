@@ -56,7 +56,8 @@ def test_the_longest_generation_is_whole_whichever_letter_it_begins_with() -> No
 
 def test_the_tokens_are_the_letters_of_the_models_vocabulary() -> None:
     simulated = SimulatedEngine.start(Timing(), str(TINY_MODEL), None, max_model_len=100)
-    assert simulated.describe() == GeneratorDescription(str(TINY_MODEL), max_model_len=100, vocab_size=262)
+    described = GeneratorDescription(str(TINY_MODEL), max_model_len=100, vocab_size=262, engine="simulated")
+    assert simulated.describe() == described
     everything = set(run(simulated.generate(request("a", 100))).token_ids)
     assert everything == {ord(letter) for letter in "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"}
 
