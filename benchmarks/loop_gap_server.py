@@ -7,6 +7,7 @@ that cost nothing, with a probe of its event loop.
 import asyncio
 import gc
 import time
+from collections.abc import Sequence
 from itertools import cycle, islice
 from typing import Any
 
@@ -19,6 +20,7 @@ from deployments.protocols import (
     GenerationRequest,
     Generator,
     GeneratorDescription,
+    RefusedField,
     StepRequest,
     TaskDescription,
     WeightSpan,
@@ -107,6 +109,9 @@ class FreeEnvironment(Environment):
 
     async def describe(self) -> TaskDescription:
         return TaskDescription(TASK, "Costs nothing.", fields={})
+
+    async def refused_fields(self, extra_env_infos: Sequence[dict[str, Any]]) -> list[RefusedField]:  # noqa: ARG002
+        return []
 
     async def example_samples(self, count: int, seed: int) -> list[dict[str, Any]]:  # noqa: ARG002
         return [{"task_name": TASK, "messages": [{"role": "user", "content": "?"}]}] * count

@@ -207,6 +207,20 @@ class TaskDescription:
     description: str
     fields: dict[str, Any]
     example: dict[str, Any] = field(default_factory=dict)
+    has_validators: bool = False
+    """Whether the environment also checks its fields by code of its own, of which `fields` does not tell."""
+
+
+@dataclass(frozen=True, slots=True)
+class RefusedField:
+    """A field of a sample's `extra_env_info` that its environment does not accept."""
+
+    place: int
+    """Of the sample, among those that were checked."""
+    location: tuple[str | int, ...]
+    """The path of the field; empty for the whole of `extra_env_info`."""
+    message: str
+    """What is wrong with it, without a final full stop."""
 
 
 class Environment(Protocol):
@@ -225,6 +239,13 @@ class Environment(Protocol):
 
     async def describe(self) -> TaskDescription:
         """Raises `EnvironmentLost` if no replica answers."""
+        ...
+
+    async def refused_fields(self, extra_env_infos: Sequence[dict[str, Any]]) -> list[RefusedField]:
+        """Checks samples before they are played: the first fields that the environment does not accept, if any.
+
+        Raises `EnvironmentLost` if no replica answers.
+        """
         ...
 
     async def example_samples(self, count: int, seed: int) -> list[dict[str, Any]]:

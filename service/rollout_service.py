@@ -20,6 +20,7 @@ from service.remote.policy import RemotePolicy
 from service.requests.body_parser import BodyParser
 from service.requests.chat_tokenizer import TransformersChatTokenizer
 from service.requests.episodes import EpisodeFactory
+from service.requests.extra_env_info import refuse_bad_extra_env_info
 from service.requests.rollout_parsing import BodyBounds
 from service.requests.validation import refuse_large_echo
 from service.rollouts.early_stopping import EarlyStopping
@@ -156,7 +157,8 @@ class RolloutService:
                 take seconds for it and other requests must go on.
 
         Raises:
-            RequestProblem: the request is not valid for this service's tasks, model and limits.
+            RequestProblem: the request is not valid for this service's tasks, model and limits, or an environment does
+                not accept the fields of a sample.
             PolicyNotCurrent: the weights that it demands are not current, and do not become current in time.
             PolicyStoreLost: the policy store does not answer.
         """
@@ -165,6 +167,7 @@ class RolloutService:
             episodes = self._episode_factory.episodes(request, request_id)
         else:
             episodes = await asyncio.to_thread(self._episode_factory.episodes, request, request_id)
+        await refuse_bad_extra_env_info(request, request_id, self.environments)
         await self.policy.wait_for_version(request.policy)
         return RunningRollout(request, request_id, episodes, self._context(request), lambda: self.policy.version)
 

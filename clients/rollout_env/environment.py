@@ -22,7 +22,8 @@ class TaskEnvironment(ABC):
     """One sentence about the task, shown by `GET /tasks`."""
 
     ExtraEnvInfo: ClassVar[type[BaseModel]]
-    """The fields of `extra_env_info`. The service validates them before each step."""
+    """The fields of `extra_env_info`. The service validates those of all samples before it generates anything, and
+    those of each state before its step. Prefer a validator here to `SampleRejected`, which a step raises too late."""
 
     max_concurrent_steps: int | None = None
     """How many steps one replica runs at once; None for all. The others wait in the replica's queue, where requests

@@ -10,9 +10,10 @@ from contextlib import aclosing
 from typing import Any
 
 from deployments import logs
+from deployments.environments.field_check import has_validators, refused_fields
 from deployments.environments.loading import load_environment
 from deployments.environments.step_runner import CANCELLED, StepRunner
-from deployments.protocols import StepRequest, StepResults, TaskDescription
+from deployments.protocols import RefusedField, StepRequest, StepResults, TaskDescription
 from deployments.rpc.autoscaling import stats_of
 from deployments.rpc.batching import results_as_completed
 from deployments.rpc.heartbeats import Heartbeats
@@ -81,7 +82,12 @@ class EnvironmentHost:
             description=self._environment.description,
             fields=self._environment.ExtraEnvInfo.model_json_schema(),
             example=(await self.example_samples(1, 0))[0],
+            has_validators=has_validators(self._environment.ExtraEnvInfo),
         )
+
+    async def refused_fields(self, extra_env_infos: list[dict[str, Any]]) -> list[RefusedField]:
+        """The first fields that the environment does not accept."""
+        return refused_fields(self._environment.ExtraEnvInfo, extra_env_infos)
 
     def __del__(self) -> None:
         environment = getattr(self, "_environment", None)

@@ -1,7 +1,9 @@
 """The `Environment` port over Serve handles. Server half: `deployments/environments/host.py`."""
 
 import asyncio
+from collections.abc import Sequence
 from contextvars import Context
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 from uuid import uuid4
@@ -9,17 +11,21 @@ from uuid import uuid4
 from ray.serve.handle import DeploymentHandle
 
 from deployments.failures import EnvironmentLost
-from deployments.protocols import Environment, StepRequest, StepResults, TaskDescription
+from deployments.protocols import Environment, RefusedField, StepRequest, StepResults, TaskDescription
 from deployments.rpc.batching import BatchResults
 from deployments.rpc.handle_calls import call_result
 from deployments.rpc.live_replicas import live_replicas_of
-from deployments.rpc.message_size import MOST_ITEMS_PER_MESSAGE, bytes_of_step_request
+from deployments.rpc.message_size import MOST_ITEMS_PER_MESSAGE, bytes_of_json, bytes_of_step_request, divided
 from rollout_env import StepOutcome
 from service.remote.batching import ControlCalls, RequestBatcher
+from service.remote.fields_schema import FieldsSchema
 from service.remote.step_spreading import StepSpreading
 
 LOST_AFTER_HEARTBEATS = 30
 """A step that computes without `await` stalls its replica's event loop for as long; a hung replica stalls for ever."""
+
+MOST_CHECKED_INLINE = 1000
+"""Checking so many short samples takes less than a millisecond."""
 
 
 class Destination(NamedTuple):
@@ -44,6 +50,9 @@ class RemoteEnvironment(Environment):
         self._caller = uuid4().hex
         self._spreading = StepSpreading()
         self._learning: asyncio.Task[TaskDescription] | None = None
+        self._schema: FieldsSchema | None = None
+        self._schema_replicas: tuple[str, ...] = ()
+        """Those of the environment when it described itself."""
         self._batchers: dict[Destination, RequestBatcher[StepRequest, StepOutcome]] = {}
 
     async def step(self, request: StepRequest) -> StepOutcome:
@@ -65,6 +74,29 @@ class RemoteEnvironment(Environment):
     async def describe(self) -> TaskDescription:
         description: TaskDescription = await self._result(self._handle.describe.remote())
         return description
+
+    async def refused_fields(self, extra_env_infos: Sequence[dict[str, Any]]) -> list[RefusedField]:
+        """Asks the environment about the samples that the schema of its fields does not vouch for."""
+        schema = await self._fields_schema()
+        if len(extra_env_infos) <= MOST_CHECKED_INLINE:
+            doubtful = schema.doubtful(extra_env_infos)
+        else:
+            doubtful = await asyncio.to_thread(schema.doubtful, extra_env_infos)
+        for places in divided(doubtful, lambda place: bytes_of_json(extra_env_infos[place])):
+            asked = [extra_env_infos[place] for place in places]
+            refused: list[RefusedField] = await self._result(self._handle.refused_fields.remote(asked))
+            if refused:
+                return [replace(field, place=places[field.place]) for field in refused]
+        return []
+
+    async def _fields_schema(self) -> FieldsSchema:
+        """As the environment describes it, asked again when its replicas have changed: an update may change fields."""
+        replicas = live_replicas_of(self._handle)
+        if self._schema is None or replicas != self._schema_replicas:
+            description = await self.describe()
+            self._schema_replicas = replicas or live_replicas_of(self._handle)
+            self._schema = FieldsSchema.of(description)
+        return self._schema
 
     async def example_samples(self, count: int, seed: int) -> list[dict[str, Any]]:
         samples: list[dict[str, Any]] = await self._result(self._handle.example_samples.remote(count, seed))

@@ -9,7 +9,7 @@ import pytest
 from ray import serve
 from transformers import AutoTokenizer
 
-from rollout_client import RolloutClient
+from rollout_client import RequestRejected, RolloutClient
 from rollout_client.contract import Message, RolloutResponse, SampleInput, SampleResult, Sampling
 from rollout_client.resume import resumed
 from tests.live.forward_pass import logprob_differences, model_of, tiny_state
@@ -146,15 +146,28 @@ def test_further_fields_come_back_untouched(client: RolloutClient) -> None:
     assert result.model_extra == {"loss_multiplier": 0.5, "source": {"file": None, "lines": [1, 2]}}
 
 
-def test_a_sample_that_its_environment_cannot_take_fails_alone(client: RolloutClient) -> None:
+def test_a_request_with_a_sample_that_its_environment_cannot_take_is_refused(client: RolloutClient) -> None:
     good = {"task_name": "math", "messages": PROMPT, "extra_env_info": {"ground_truth": "42"}}
     without_truth = {"task_name": "math", "messages": PROMPT}
-    response = client.rollout([good, without_truth], sampling=Sampling(max_new_tokens=16))
+    unsolvable = {"task_name": "sliding_puzzle", "messages": PROMPT, "extra_env_info": {"board": [[0, 3], [1, 2]]}}
+    with pytest.raises(RequestRejected) as refusal:
+        client.rollout([good, without_truth, unsolvable], sampling=Sampling(max_new_tokens=16))
+    assert [error.field for error in refusal.value.problem.errors] == [
+        "samples[1].extra_env_info.ground_truth",
+        "samples[2].extra_env_info",
+    ]
+
+
+def test_a_sample_that_only_its_step_can_refuse_fails_alone(client: RolloutClient) -> None:
+    good, unreadable = (
+        {"task_name": "math", "messages": PROMPT, "extra_env_info": {"ground_truth": truth}} for truth in ("42", "}{")
+    )
+    response = client.rollout([good, unreadable], sampling=Sampling(max_new_tokens=16))
     assert [result.status for result in response.samples] == ["completed", "error"]
     error = response.samples[1].error
     assert error is not None
     assert (error.kind, error.retryable) == ("environment", False)
-    assert "extra_env_info.ground_truth: Field required" in error.message
+    assert error.message == "extra_env_info.ground_truth is no mathematical expression: '}{'"
     assert response.metrics["total_turns"] == 1
 
 

@@ -12,6 +12,7 @@ from deployments.protocols import (
     GenerationRequest,
     Generator,
     GeneratorDescription,
+    RefusedField,
     SamplingOptions,
     StepRequest,
     TaskDescription,
@@ -138,6 +139,9 @@ class ScriptedEnvironment(Environment):
     async def describe(self) -> TaskDescription:
         [example] = await self.example_samples(1, seed=0)
         return TaskDescription("task", "A scripted task.", fields={}, example=example)
+
+    async def refused_fields(self, extra_env_infos: Sequence[dict[str, Any]]) -> list[RefusedField]:
+        return []
 
     async def example_samples(self, count: int, seed: int) -> list[dict[str, Any]]:
         return [{"task_name": "task", "messages": [{"role": "user", "content": f"{seed}-{n}"}]} for n in range(count)]

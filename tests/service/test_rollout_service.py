@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from collections.abc import Sequence
 from contextlib import aclosing
 from typing import Any
 
@@ -20,6 +21,7 @@ from deployments.protocols import (
     Generation,
     GenerationRequest,
     GeneratorDescription,
+    RefusedField,
     StepRequest,
     TaskDescription,
 )
@@ -100,6 +102,18 @@ class Service:
         """The results by position, in the order in which they were yielded."""
         async with aclosing(await self.service.rollout(request, "request", body_bytes)) as results:
             return {position: result async for position, result in results}
+
+
+def test_samples_that_their_environment_cannot_take_are_refused_before_anything_is_generated() -> None:
+    class Picky(ScriptedEnvironment):
+        async def refused_fields(self, extra_env_infos: Sequence[dict[str, Any]]) -> list[RefusedField]:
+            return [RefusedField(0, ("truth",), "Field required")] * len(extra_env_infos)
+
+    service = Service(math=Picky([outcome(terminated=True)]))
+    with pytest.raises(RequestProblem) as refusal:
+        virtual_time.run(service.play(request_of({**SAMPLE, "task_name": "code"}, SAMPLE)))
+    assert [error.field for error in refusal.value.problem.errors] == ["samples[1].extra_env_info.truth"]
+    assert not service.has_started_something
 
 
 def test_every_rollout_of_every_sample_is_yielded_with_its_position() -> None:

@@ -10,7 +10,7 @@ from pydantic import BaseModel, field_validator
 from deployments.environments.host import EnvironmentHost
 from deployments.environments.loading import EnvironmentNotLoadable
 from deployments.failures import EnvironmentBroken, EnvironmentLost, EnvironmentRejected, RolloutFailure
-from deployments.protocols import StepRequest, StepResults
+from deployments.protocols import RefusedField, StepRequest, StepResults
 from rollout_env import ChatMessage, SampleRejected, StepOutcome, TaskEnvironment
 from tests import virtual_time
 from tests.service.scripted import outcome
@@ -191,6 +191,13 @@ def test_a_host_describes_its_task() -> None:
     assert (description.task_name, description.description) == ("obedient", "Obedient.")
     assert description.fields["required"] == ["mode"]
     assert description.example == {"task_name": "obedient", "messages": LOG, "extra_env_info": {"mode": "0"}}
+
+
+def test_a_host_names_the_fields_that_its_environment_refuses() -> None:
+    assert asyncio.run(obedient_host().refused_fields([{"mode": "good"}, {}])) == [
+        RefusedField(1, ("mode",), "Field required")
+    ]
+    assert asyncio.run(obedient_host().describe()).has_validators
 
 
 def test_example_samples_that_cannot_be_made_are_logged(caplog: pytest.LogCaptureFixture) -> None:

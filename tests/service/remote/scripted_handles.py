@@ -1,7 +1,7 @@
 """Scripted Serve handles and streaming calls, for the ports over them."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -9,6 +9,7 @@ from typing import Any
 from deployments.protocols import (
     GenerationRequest,
     GenerationResults,
+    RefusedField,
     ReplicaLoad,
     StepRequest,
     StepResults,
@@ -81,6 +82,10 @@ class ScriptedEnvironmentHandle:
             remote=lambda: ScriptedResponse(TaskDescription("task", "A scripted task.", fields={}))
         )
         self.example_samples = SimpleNamespace(remote=self._example_samples)
+        self.checked: list[list[dict[str, Any]]] = []
+        """The samples of each call of `refused_fields`."""
+        self.refuses: Callable[[dict[str, Any]], bool] = lambda _: False
+        self.refused_fields = SimpleNamespace(remote=self._refused_fields)
 
     def options(self, *, session_id: str) -> "NamedEnvironmentHandle":
         return NamedEnvironmentHandle(self, session_id)
@@ -101,6 +106,11 @@ class ScriptedEnvironmentHandle:
     def abort(self, replica: str, step_ids: list[str]) -> ScriptedResponse:
         self.aborted.append((replica, step_ids))
         return ScriptedResponse(None)
+
+    def _refused_fields(self, extra_env_infos: list[dict[str, Any]]) -> ScriptedResponse:
+        self.checked.append(extra_env_infos)
+        places = [place for place, info in enumerate(extra_env_infos) if self.refuses(info)]
+        return ScriptedResponse([RefusedField(place, ("count",), "wrong") for place in places])
 
     def _example_samples(self, count: int, seed: int) -> ScriptedResponse:
         self.examples_asked.append((count, seed))

@@ -9,7 +9,7 @@ import pytest
 from ray.exceptions import ActorDiedError
 
 from deployments.failures import EnvironmentLost
-from deployments.protocols import StepRequest, TaskDescription
+from deployments.protocols import RefusedField, StepRequest, TaskDescription
 from deployments.rpc import live_replicas
 from deployments.rpc.live_replicas import record_live_replicas
 from deployments.rpc.message_size import MOST_BYTES_PER_MESSAGE
@@ -201,6 +201,73 @@ def test_a_description_that_nobody_waits_for_is_cancelled() -> None:
     with pytest.raises(TimeoutError):
         virtual_time.run(asyncio.wait_for(environment_over(handle).describe(), 0.5))
     assert response.cancelled
+
+
+def described_as(handle: ScriptedEnvironmentHandle, *schemas: dict[str, Any]) -> list[int]:
+    """Lets the environment describe itself with one schema after the other; counts the descriptions."""
+    descriptions = [TaskDescription("task", "A scripted task.", fields=schema) for schema in schemas]
+    counted: list[int] = []
+
+    def describe() -> ScriptedResponse:
+        counted.append(1)
+        return ScriptedResponse(descriptions[min(len(counted), len(descriptions)) - 1])
+
+    handle.describe.remote = describe
+    return counted
+
+
+COUNT = {"type": "object", "properties": {"count": {"type": "integer"}}, "required": ["count"]}
+
+
+def test_an_environment_is_asked_only_about_samples_that_its_schema_does_not_accept_and_has_the_last_word() -> None:
+    handle = ScriptedEnvironmentHandle()
+    described = described_as(handle, COUNT)
+    handle.refuses = lambda info: info["count"] == "x"
+    environment = environment_over(handle, "one")
+
+    async def run() -> None:
+        assert await environment.refused_fields([{"count": 1}] * 3) == []
+        assert handle.checked == []
+        assert await environment.refused_fields([{"count": 1}, {"count": "3"}, {"count": 2}, {"count": "x"}]) == [
+            RefusedField(3, ("count",), "wrong")
+        ]
+
+    virtual_time.run(run())
+    assert handle.checked == [[{"count": "3"}, {"count": "x"}]]
+    assert len(described) == 1
+
+
+def test_an_updated_environment_describes_itself_again() -> None:
+    handle = ScriptedEnvironmentHandle()
+    described = described_as(handle, {}, COUNT)
+    handle.refuses = lambda info: "count" not in info
+    environment = environment_over(handle, "old")
+
+    async def run() -> None:
+        assert await environment.refused_fields([{}]) == []
+        record_live_replicas(handle.deployment_id, ["new"])
+        for _ in range(2):
+            assert await environment.refused_fields([{}]) == [RefusedField(0, ("count",), "wrong")]
+
+    virtual_time.run(run())
+    assert len(described) == 2
+
+
+def test_a_field_that_the_environment_does_not_know_any_longer_is_refused_by_none() -> None:
+    handle = ScriptedEnvironmentHandle()
+    described_as(handle, COUNT)
+    environment = environment_over(handle, "one")
+    assert virtual_time.run(environment.refused_fields([{}])) == []
+
+
+def test_many_samples_are_checked_in_calls_within_the_bounds_of_a_message_until_one_is_refused() -> None:
+    handle = ScriptedEnvironmentHandle()
+    described_as(handle, {"type": "array"})
+    handle.refuses = lambda info: info["number"] == 600
+    environment = environment_over(handle, "one")
+    refused = virtual_time.run(environment.refused_fields([{"number": number} for number in range(2000)]))
+    assert [field.place for field in refused] == [600]
+    assert [len(checked) for checked in handle.checked] == [512, 512]
 
 
 @pytest.mark.parametrize("samples", [1, 7, 600])

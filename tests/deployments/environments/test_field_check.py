@@ -1,0 +1,122 @@
+"""Which fields of samples an environment refuses, and whether its schema tells all of it."""
+
+from typing import Annotated, Any
+
+import pytest
+from pydantic import BaseModel, BeforeValidator, Field, field_validator, model_validator
+
+from deployments.environments.field_check import MOST_REFUSED_FIELDS, has_validators, refused_fields
+from deployments.environments.math import MathInfo
+from deployments.environments.sliding_puzzle import SlidingPuzzleEnvironment, SlidingPuzzleState
+from deployments.protocols import RefusedField
+from rollout_env import play
+
+
+class Inner(BaseModel):
+    rows: list[list[int]]
+
+
+class Outer(BaseModel):
+    count: int
+    inner: Inner | None = None
+    either: str | int = 0
+
+
+@pytest.mark.parametrize(
+    ("extra_env_info", "expected"),
+    [
+        ({"count": 1}, []),
+        ({"count": "1", "more": [1]}, []),
+        ({}, [(("count",), "Field required")]),
+        ({"count": 1, "inner": {}}, [(("inner", "rows"), "Field required")]),
+        (
+            {"count": 1, "inner": {"rows": [[1], [2, "x"]]}},
+            [
+                (
+                    ("inner", "rows", 1, 1),
+                    "Input should be a valid integer, unable to parse string as an integer",
+                )
+            ],
+        ),
+        (
+            {"count": 1, "either": []},
+            [(("either",), "Input should be a valid string, or: Input should be a valid integer")],
+        ),
+    ],
+)
+def test_each_wrong_field_is_named_by_its_path(extra_env_info: dict[str, Any], expected: list[Any]) -> None:
+    refused = refused_fields(Outer, [{"count": 0}, extra_env_info])
+    assert refused == [RefusedField(1, location, message) for location, message in expected]
+
+
+def test_what_a_validator_of_the_whole_refuses_has_an_empty_path() -> None:
+    unsolvable = {"board": [[1, 2], [0, 3]][::-1]}
+    [refused] = refused_fields(SlidingPuzzleState, [unsolvable])
+    assert refused == RefusedField(0, (), "board cannot be solved by legal moves: [[0, 3], [1, 2]]")
+
+
+def test_only_the_first_wrong_fields_are_named() -> None:
+    refused = refused_fields(Outer, [{}] * 100)
+    assert [field.place for field in refused] == list(range(MOST_REFUSED_FIELDS))
+
+
+def test_a_model_that_breaks_refuses_nothing_and_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    class Faulty(BaseModel):
+        mode: str
+
+        @field_validator("mode")
+        @classmethod
+        def breaks(cls, mode: str) -> str:
+            raise KeyError(mode)
+
+    assert refused_fields(Faulty, [{"mode": "a"}]) == []
+    [record] = caplog.records
+    assert record.getMessage() == "The fields of a sample could not be checked."
+    assert record.exc_info is not None
+
+
+class WithFieldValidator(BaseModel):
+    mode: str
+
+    @field_validator("mode")
+    @classmethod
+    def is_a(cls, mode: str) -> str:
+        return mode
+
+
+class Annotations(BaseModel):
+    mode: Annotated[int, BeforeValidator(int)]
+
+
+class WithModelValidator(BaseModel):
+    @model_validator(mode="before")
+    @classmethod
+    def any(cls, value: Any) -> Any:
+        return value
+
+
+class Nested(BaseModel):
+    parts: list[dict[str, WithFieldValidator]] = Field(default_factory=list)
+
+
+@pytest.mark.parametrize(
+    ("model", "expected"),
+    [
+        (MathInfo, False),
+        (Outer, False),
+        (SlidingPuzzleState, True),
+        (WithFieldValidator, True),
+        (Annotations, True),
+        (WithModelValidator, True),
+        (Nested, True),
+    ],
+)
+def test_validators_of_the_model_and_of_all_its_parts_are_found(model: type[BaseModel], expected: bool) -> None:
+    assert has_validators(model) is expected
+
+
+def test_the_later_states_of_a_puzzle_are_accepted_as_its_first_is() -> None:
+    played = play(SlidingPuzzleEnvironment(), ["<action>up</action>", "nothing", "<action>left</action>"], sample=3)
+    states = [turn.outcome.metadata for turn in played.turns]
+    assert refused_fields(SlidingPuzzleState, [state for state in states if state is not None]) == []
+    assert len(states) >= 1
