@@ -1,12 +1,16 @@
 """Describes the service for `GET /info`."""
 
 from collections.abc import Iterable
+from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 
 from deployments.protocols import GeneratorDescription
 from rollout_client.info_contract import ModelInfo, ServiceInfo, ServiceVersions, TokenizerInfo
 from rollout_client.version import CONTRACT_VERSION
 from service.settings import AdmissionSettings, Limits
+
+NOT_LIMITS = {"model", "revision", "vocab_size", "max_model_len", "engine"}
+"""Fields of a `GeneratorDescription` that `ServiceInfo` has elsewhere. The others say what one engine can do."""
 
 
 def service_info(
@@ -27,6 +31,7 @@ def service_info(
         tokenizer=tokenizer,
         limits={
             "max_seq_len": generator.max_model_len,
+            **{name: value for name, value in asdict(generator).items() if name not in NOT_LIMITS},
             **limits.model_dump(),
             "admission": admission.model_dump(),
         },

@@ -21,6 +21,14 @@ PROMPT = [{"role": "user", "content": "What is 20 + 22?"}]
 tokenizer: Any = AutoTokenizer.from_pretrained(TINY_MODEL)
 
 
+def test_info_describes_the_engine_and_the_tokenizer_is_that_of_the_model(client: RolloutClient) -> None:
+    info = client.info()
+    assert (info.model.vocab_size, info.model.max_model_len, info.limits["max_seq_len"]) == (262, 4096, 4096)
+    assert info.versions.engine.startswith("vllm 0.")
+    assert {"math", "sliding_puzzle"} < set(info.tasks)
+    client.check_tokenizer(tokenizer)
+
+
 @pytest.fixture(scope="module")
 def mixed_samples(client: RolloutClient) -> list[SampleInput]:
     return [*client.example_samples("math", 8, seed=1), *client.example_samples("sliding_puzzle", 8, seed=1)]

@@ -14,7 +14,7 @@ import zstandard
 from fastapi import Request
 
 from service.requests.body import COMPRESSED_SLICE_BYTES, LARGEST_ZSTD_WINDOW_BYTES, BodyBuffer, read_body
-from service.responses.problems import RequestProblem
+from service.responses.problems import OVERLOADED, RequestProblem
 from tests import virtual_time
 from tests.service.requests.http_requests import http_request
 
@@ -61,6 +61,16 @@ def test_the_size_of_a_body_is_told_before_the_body_has_it(coding: str, compress
         asyncio.run(read_body(request, 10_000, hold=hold))
     assert told == sorted(told)
     assert 2 * COMPRESSED_SLICE_BYTES < told[-1] <= 3 * COMPRESSED_SLICE_BYTES
+
+
+def test_what_cannot_be_held_is_not_kept() -> None:
+    def refuse(_size: int) -> None:
+        raise RequestProblem(OVERLOADED, [])
+
+    buffer = BodyBuffer("identity", 100, hold=refuse)
+    with pytest.raises(RequestProblem):
+        asyncio.run(buffer.add(b"abc"))
+    assert buffer.complete() == b""
 
 
 def test_a_body_that_stops_arriving_is_refused() -> None:
