@@ -42,6 +42,9 @@ def rollout_body(samples: int, turns: int) -> bytes:
     ).encode()
 
 
+ONE_SAMPLE = rollout_body(samples=1, turns=1)
+
+
 async def play(session: aiohttp.ClientSession, samples: int, turns: int) -> Played:
     """Plays all samples at once, in one request.
 
@@ -60,22 +63,26 @@ async def play(session: aiohttp.ClientSession, samples: int, turns: int) -> Play
     return Played(seconds, metrics)
 
 
+async def post_sample(session: aiohttp.ClientSession) -> None:
+    """Plays one sample of one turn. Raises `WrongAnswer` if that is not what comes back."""
+    async with session.post("/rollout", data=ONE_SAMPLE, headers=JSON) as response:
+        answer = await response.read()
+        if response.status != HTTP_OK or b'"status":"max_turns"' not in answer:
+            raise WrongAnswer(f"{response.status}: {answer[:1000].decode()}")
+
+
 async def post_small_requests(session: aiohttp.ClientSession, clients: int, seconds: float) -> list[float]:
     """The seconds that each request took: `clients` callers post one sample of one turn after the other.
 
     Raises:
         WrongAnswer: one was not answered by its sample.
     """
-    body = rollout_body(samples=1, turns=1)
     took: list[float] = []
     until = perf_counter() + seconds
 
     async def one_client() -> None:
         while (began := perf_counter()) < until:
-            async with session.post("/rollout", data=body, headers=JSON) as response:
-                answer = await response.read()
-                if response.status != HTTP_OK or b'"status":"max_turns"' not in answer:
-                    raise WrongAnswer(f"{response.status}: {answer[:1000].decode()}")
+            await post_sample(session)
             took.append(perf_counter() - began)
 
     await asyncio.gather(*(one_client() for _ in range(clients)))

@@ -3,18 +3,19 @@
 Generators are simulated (`serve_config.scale.yaml`) and the environment costs nothing, so that only the ingress, the
 calls between replicas and the proxy work; the load runs on the same cores and counts against them. Each measurement
 has a service of its own: many samples in flight at once; small requests from many clients, on generators that answer
-at once; one replica against four, each as busy, so slow that the cores stay idle; and ten times the load that is
-admitted (`overload.py`). The last line is JSON.
+at once; one replica against four, each as busy, so slow that the cores stay idle; ten times the load that is admitted
+(`overload.py`); how requests share the engines (`fairness.py`); and replicas that start in the middle of a request
+(`rebalancing.py`). The last line is JSON.
 """
 
 import asyncio
 import json
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from statistics import median, quantiles
-from typing import Annotated, Any, TypeVar
+from typing import Annotated
 
 import aiohttp
 import typer
@@ -23,13 +24,15 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from benchmarks.fairness import fairness
 from benchmarks.overload import overload, with_bound
 from benchmarks.process_group import no_process_left
+from benchmarks.rebalancing import rebalancing
 from benchmarks.resident_memory import Peak, replica, resident_kb
 from benchmarks.rollout_load import Played, play, post_small_requests
-from service.local import local_service, sentences_for_the_user
+from benchmarks.scale_service import measured, with_timing
+from service.local import sentences_for_the_user
 from service.startup.config import read_config
-from service.startup.ports import free_port
 
 BYTES_PER_ID = 8
 BYTES_PER_LOGPROB = 4
@@ -53,9 +56,12 @@ BOUNDS = {
     "overload_lost": "0",
     "overload_refused_p99_ms": "<= 100",
     "overload_memory_growth_mb": "about 0",
+    "evaluation_behind_over_alone": "<= 1.3",
+    "single_p99_without_over_with": ">= 10",
+    "after_over_before": ">= 3.5",
+    "least_share_percent": ">= 20",
+    "most_share_percent": "<= 30",
 }
-Result = TypeVar("Result")
-Measure = Callable[[aiohttp.ClientSession], Coroutine[Any, Any, Result]]
 console = Console(stderr=True)
 
 
@@ -96,44 +102,19 @@ def main(
 ) -> None:
     with sentences_for_the_user(console), no_process_left():
         settings = read_config(config)
-        in_flight = measured(settings, partial(many_in_flight, samples=samples, turns=turns, rounds=rounds))
+        in_flight = measured(settings, partial(many_in_flight, samples=samples, turns=turns, rounds=rounds), console)
         small = measured(
-            with_timing(settings, ANSWERS_AT_ONCE), partial(small_requests, clients=clients, seconds=seconds)
+            with_timing(settings, ANSWERS_AT_ONCE), partial(small_requests, clients=clients, seconds=seconds), console
         )
         fleets = one_against_four(settings, turns)
-        overloaded = measured(with_bound(settings), overload)
-    figures = {
-        name: round(value, 3) for part in (in_flight, small, fleets, overloaded) for name, value in asdict(part).items()
-    }
+        overloaded = measured(with_bound(settings), overload, console)
+        shared = fairness(settings, console)
+        rebalanced = rebalancing(settings, console)
+    parts = (in_flight, small, fleets, overloaded, shared, rebalanced)
+    figures = {name: round(value, 3) for part in parts for name, value in asdict(part).items()}
     report(figures)
     output.write_text(json.dumps(figures) + "\n")
     typer.echo(json.dumps(figures))
-
-
-def measured(settings: ServeDeploySchema, measure: Measure[Result]) -> Result:
-    """Starts the service, measures, and ends it."""
-
-    async def measure_at(url: str) -> Result:
-        unlimited = aiohttp.TCPConnector(limit=0)
-        async with aiohttp.ClientSession(url, connector=unlimited, timeout=aiohttp.ClientTimeout(None)) as session:
-            return await measure(session)
-
-    settings.http_options.port = free_port()
-    with local_service(settings, console) as url:
-        return asyncio.run(measure_at(url))
-
-
-def with_timing(
-    settings: ServeDeploySchema, timing: Mapping[str, float], replicas: int | None = None
-) -> ServeDeploySchema:
-    """A copy of the config with these fields of `engine.simulated` and this number of generator replicas."""
-    changed = settings.model_copy(deep=True)
-    [application] = changed.applications
-    application.args["engine"]["simulated"] |= timing
-    for deployment in application.deployments:
-        if deployment.name == "Generator" and replicas is not None:
-            deployment.num_replicas = replicas
-    return changed
 
 
 async def many_in_flight(session: aiohttp.ClientSession, samples: int, turns: int, rounds: int) -> InFlight:
@@ -186,6 +167,7 @@ def one_against_four(settings: ServeDeploySchema, turns: int) -> Fleets:
         measured(
             with_timing(settings, {"max_num_seqs": SEQUENCES_PER_REPLICA}, replicas),
             partial(busy_fleet, replicas=replicas, turns=turns),
+            console,
         )
         for replicas in (1, FLEET)
     )

@@ -37,6 +37,19 @@ class SamplingOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class RequestShare:
+    """The party as which one request shares the engines with other requests."""
+
+    id: str = ""
+    """Unique among all requests."""
+    weight: float = 1.0
+    """Its share in proportion to those of other requests; above 0."""
+
+
+UNNAMED_REQUEST = RequestShare()
+
+
+@dataclass(frozen=True, slots=True)
 class GenerationRequest:
     """One generation: the token ids of all messages so far in, at most `max_new_tokens` (>= 1) token ids out."""
 
@@ -56,6 +69,13 @@ class GenerationRequest:
     """The request of the rollout, for logs."""
     token_timeout_s: float | None = None
     """After this many seconds without a new token the engine gives the generation up; `None`: never."""
+    turn: int = 0
+    """How many turns of the rollout were played before this one."""
+    share: RequestShare = UNNAMED_REQUEST
+    """Is the same object in all generations of a request."""
+    virtual_time: int = 0
+    """An engine that cannot run all its generations begins those with the lowest first. The ingress's scheduler sets it
+    (`service/admission/generation_scheduler.py`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +113,10 @@ class ReplicaLoad:
     """Those of them that have no token yet: they wait in the engine's queue, or their prompt is being computed."""
     kv_tokens: int = 0
     """Tokens of the prompts and responses of all ongoing generations; what the KV cache must hold to run them all."""
+    ingresses: int = 1
+    """Ingress replicas that have generations here."""
+    virtual_time: int = 0
+    """The highest `GenerationRequest.virtual_time` of a generation that has ended here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +140,10 @@ class GeneratorDescription:
     """Of a model that is a Hugging Face repository."""
     engine: str = ""
     """Name and version of the engine."""
+    max_num_seqs: int | None = None
+    """Generations that the engine runs at once; further ones wait in it. `None`: unknown."""
+    kv_cache_size_tokens: int | None = None
+    """Tokens that its KV cache holds. `None`: unknown, or without bound."""
 
 
 class Generator(Protocol):

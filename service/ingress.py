@@ -38,7 +38,7 @@ class Ingress:
         policy.follow()
         self._rollouts = await RolloutService.connect(
             settings,
-            RemoteGenerator(generator),
+            RemoteGenerator(generator, settings.scheduling.window_factor),
             {task_name: RemoteEnvironment(task_name, handle) for task_name, handle in environments.items()},
             policy,
             ingress_replicas,

@@ -86,6 +86,15 @@ class AdmissionSettings(StrictSettings):
     deployment `Ingress`), and a single request that is larger than the share when it has no other one."""
 
 
+class Scheduling(StrictSettings):
+    """How generations are given to the generator replicas."""
+
+    window_factor: float | None = Field(default=2.0, ge=1)
+    """How many generations one replica may have at once, in multiples of its engine's `max_num_seqs`; further ones wait
+    in the ingress, in turn from all requests. With null each generation is sent at once and waits in the engine: then
+    one large request delays all others, which is of use for comparison only."""
+
+
 class ServiceSettings(StrictSettings):
     """Everything about a service except how many replicas run."""
 
@@ -97,6 +106,8 @@ class ServiceSettings(StrictSettings):
     """Of one request."""
     admission: AdmissionSettings = AdmissionSettings()
     """Of all requests together."""
+    scheduling: Scheduling = Scheduling()
+    """How requests share the generator replicas."""
     policy: PolicySettings = PolicySettings()
     """Where versions of the weights are kept, and how they reach the replicas."""
 

@@ -10,6 +10,8 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, field_validator, model_validator
 
+from rollout_client.priority_contract import Priority
+
 Role = Literal["system", "user", "assistant", "tool", "environment"]
 SampleStatus = Literal["completed", "truncated", "max_turns", "deadline", "cancelled", "error"]
 FailureKind = Literal["request", "generation", "environment", "timeout", "overload", "internal"]
@@ -224,6 +226,9 @@ class RolloutRequest(Strict):
     """Early stopping; by default every rollout is played to its end."""
     policy: PolicyDemand = PolicyDemand()
     """Which weights the rollouts may begin with; by default the current ones."""
+    priority: Priority = "train"
+    """The share of the engines that the request gets while others wait too. A number is in proportion to a `train`
+    request: one of 2 gets twice its tokens. `train` is 1, `interactive` 16, `batch` 1/16."""
 
 
 class SampleError(Lenient):

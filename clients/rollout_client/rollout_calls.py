@@ -20,6 +20,7 @@ from rollout_client.contract import (
 from rollout_client.errors import not_understood
 from rollout_client.info_contract import ServiceInfo, Vocabulary
 from rollout_client.optional_dependencies import needed_for
+from rollout_client.priority_contract import Priority
 from rollout_client.task_contract import ExampleSamples, TaskInfo, TaskList
 
 if TYPE_CHECKING:
@@ -55,6 +56,8 @@ class RolloutOptions(CallOptions, total=False):
     """When enough rollouts are done; the service cancels the rest."""
     policy: PolicyDemand | Mapping[str, Any] | None
     """The weights that the rollouts may begin with."""
+    priority: Priority | None
+    """The share of the engines while other requests wait too: a name, or a number in proportion to `train`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -151,7 +151,11 @@ class VLLMEngine(Engine):
         try:
             with self._adapters.used_by_generation(adapter):
                 async for output in self._llm.generate(
-                    prompt, sampling_params(request), request_id=running.engine_id, lora_request=adapter
+                    prompt,
+                    sampling_params(request),
+                    request_id=running.engine_id,
+                    lora_request=adapter,
+                    priority=request.virtual_time,
                 ):
                     completion = output.outputs[0]
         except VLLMClientError as error:
@@ -167,7 +171,7 @@ class VLLMEngine(Engine):
         return generation
 
     def describe(self) -> GeneratorDescription:
-        model = self._llm.model_config
+        config, model = self._llm.vllm_config, self._llm.model_config
         return GeneratorDescription(
             model=str(model.model),
             max_model_len=model.max_model_len,
@@ -175,6 +179,8 @@ class VLLMEngine(Engine):
             # vLLM notes the commit that it has loaded, also where the config names a branch or nothing.
             revision=getattr(model.hf_config, "_commit_hash", None) or model.revision,
             engine=f"vllm {vllm.__version__}",
+            max_num_seqs=config.scheduler_config.max_num_seqs,
+            kv_cache_size_tokens=config.cache_config.kv_cache_size_tokens,
         )
 
     def prefix_cache_tokens(self) -> PrefixCacheTokens:

@@ -50,5 +50,11 @@ class EngineSettings(BaseModel):
         return self.tensor_parallel_size * self.pipeline_parallel_size
 
     def engine_args(self) -> dict[str, Any]:
-        """Arguments of vLLM's `AsyncEngineArgs`."""
-        return self.model_dump(exclude={"device", "num_cpus", "environment_variables"}, exclude_none=True)
+        """Arguments of vLLM's `AsyncEngineArgs`.
+
+        By default the engine begins its generations in the order of their virtual times, so that requests of several
+        ingress replicas share it fairly.
+        """
+        return {"scheduling_policy": "priority"} | self.model_dump(
+            exclude={"device", "num_cpus", "environment_variables"}, exclude_none=True
+        )

@@ -8,11 +8,19 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from dataclasses import replace
 
 from ray.serve import metrics
 
 from deployments.failures import GenerationLost, GenerationNotFinite, ReplicaShuttingDown, RolloutFailure
-from deployments.protocols import Engine, Generation, GenerationRequest, GenerationResults, GeneratorDescription
+from deployments.protocols import (
+    Engine,
+    Generation,
+    GenerationRequest,
+    GenerationResults,
+    GeneratorDescription,
+    ReplicaLoad,
+)
 from deployments.rpc.autoscaling import stats_of
 from deployments.rpc.batching import results_as_completed
 from deployments.rpc.heartbeats import Heartbeats
@@ -36,6 +44,8 @@ class GeneratorReplicaBase(ABC):
             "rollout_generations_not_finite",
             description="Generations with log-probabilities that are NaN or infinite; each was tried again.",
         )
+        self._virtual_time = 0
+        self._ended_generations = 0
 
     async def generate(
         self, requests: list[GenerationRequest], caller: str = ""
@@ -56,7 +66,7 @@ class GeneratorReplicaBase(ABC):
                 async for results in batches:
                     if results:
                         self._heartbeats.note_results(caller)
-                    yield GenerationResults(results, self._engine.load())
+                    yield GenerationResults(results, self.load())
 
     async def abort(self, generation_ids: list[str]) -> None:
         """Aborts generations that nobody waits for, while others of their batch go on. Unknown ids are ignored."""
@@ -86,8 +96,15 @@ class GeneratorReplicaBase(ABC):
         """Generations that run or wait in the engine's queue."""
         return self._engine.load().ongoing_generations
 
+    async def ended_generations(self) -> int:
+        """Generations that have ended here without a failure."""
+        return self._ended_generations
+
     async def record_autoscaling_stats(self) -> dict[str, float]:
         return stats_of(self._engine.load().ongoing_generations)
+
+    def load(self) -> ReplicaLoad:
+        return replace(self._engine.load(), ingresses=self._heartbeats.callers, virtual_time=self._virtual_time)
 
     async def check_health(self) -> None:
         """Raises what broke the replica, which Serve then replaces. Implementations extend it.
@@ -110,6 +127,8 @@ class GeneratorReplicaBase(ABC):
                 raise replica_shuts_down()
             self.refuse_if_not_at(request.min_weight_version)
             generation = await self._engine.generate(request)
+            self._virtual_time = max(self._virtual_time, request.virtual_time)
+            self._ended_generations += 1
         except RolloutFailure as failure:
             if isinstance(failure, GenerationNotFinite):
                 self._output_health.record(request.group, is_finite=False)

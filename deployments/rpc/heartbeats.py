@@ -24,6 +24,11 @@ class Heartbeats:
         """Callers that were sent results since the last heartbeats."""
         self._timer: asyncio.TimerHandle | None = None
 
+    @property
+    def callers(self) -> int:
+        """How many callers have open streams."""
+        return len(self._streams)
+
     @contextmanager
     def open_stream(self, caller: str, wake: asyncio.Event) -> Iterator[None]:
         """For the length of the block, the stream can be woken by setting `wake`."""

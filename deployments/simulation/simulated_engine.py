@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -30,20 +31,21 @@ class Submitted:
     """A generation that runs or waits. One that is interrupted has its result before its time has passed."""
 
     request: GenerationRequest
+    length: int
     result: asyncio.Future[Generation]
 
 
 class SimulatedEngine(Engine):
-    """Each generation has `max_new_tokens` tokens, ends by `length`, and takes as long as `timing` says.
+    """Each generation is as long and takes as long as `timing` says; one of `max_new_tokens` tokens ends by `length`.
 
-    The tokens are letters; their ids depend on the prompt and the seed alone. The log-probability of each is that of a
-    letter drawn with equal probabilities. One timer serves all generations.
+    The tokens are letters; their number and ids depend on the prompt and the seed alone. The log-probability of each is
+    that of a letter drawn with equal probabilities. One timer serves all generations.
     """
 
     def __init__(self, timing: Timing, description: GeneratorDescription, letters: Sequence[int]) -> None:
         """`letters` are the token ids that responses consist of, at least one."""
-        self._description = description
         self._timing = timing
+        self._description = description
         self._generations: TimedGenerations[Submitted] = TimedGenerations(timing)
         self._submitted: dict[str, Submitted] = {}
         """By `generation_id`."""
@@ -69,15 +71,19 @@ class SimulatedEngine(Engine):
         vocabulary = loaded.get_vocab()
         letters = sorted(id_ for token, id_ in vocabulary.items() if token.isascii() and token.isalpha())
         vocab_size = max(vocabulary.values()) + 1
-        return cls(timing, GeneratorDescription(model, max_model_len, vocab_size, engine="simulated"), letters)
+        description = GeneratorDescription(
+            model, max_model_len, vocab_size, engine="simulated", max_num_seqs=timing.max_num_seqs
+        )
+        return cls(timing, description, letters)
 
     async def generate(self, request: GenerationRequest) -> Generation:
         """Returns when the generation's time has passed; cancelling the call lets the next waiting generation start."""
         loop = asyncio.get_running_loop()
-        generation = self._submitted[request.generation_id] = Submitted(request, loop.create_future())
-        tokens = len(request.prompt_token_ids) + request.max_new_tokens
+        length = self._length(request)
+        generation = self._submitted[request.generation_id] = Submitted(request, length, loop.create_future())
+        tokens = len(request.prompt_token_ids) + length
         self._wake_finished()
-        self._generations.submit(generation, request.max_new_tokens, loop.time())
+        self._generations.submit(generation, length, loop.time(), request.virtual_time)
         self._wake_finished()
         self._kv_tokens += tokens
         try:
@@ -99,8 +105,7 @@ class SimulatedEngine(Engine):
         for generation in [self._submitted[name] for name in generation_ids if name in self._submitted]:
             if not generation.result.done():
                 end = self._generations.cancel(generation, now)
-                most = generation.request.max_new_tokens
-                length = 0 if end is None else max(most - self._timing.tokens_missing(end - now), 0)
+                length = 0 if end is None else max(generation.length - self._timing.tokens_missing(end - now), 0)
                 response = self._response(generation.request, length)
                 generation.result.set_result(replace(response, finish_reason="abort", failure=failure))
         self._wake_finished()
@@ -118,7 +123,7 @@ class SimulatedEngine(Engine):
         for generation in self._generations.pop_finished(loop.time()):
             if not generation.result.done():
                 request = generation.request
-                generation.result.set_result(self._response(request, request.max_new_tokens))
+                generation.result.set_result(self._response(request, generation.length))
         self._set_timer(self._generations.next_end)
 
     def _set_timer(self, due_at: float | None) -> None:
@@ -133,11 +138,18 @@ class SimulatedEngine(Engine):
         self._timer_due_at = None
         self._wake_finished()
 
+    def _length(self, request: GenerationRequest) -> int:
+        longest, spread = request.max_new_tokens, self._timing.length_spread
+        if not spread:
+            return longest
+        drawn = random.Random(sum(request.prompt_token_ids) + (request.sampling.seed or 0)).random()
+        return max(longest - int(drawn * spread * (longest + 1)), 1)
+
     def _response(self, request: GenerationRequest, length: int) -> Generation:
         first = (sum(request.prompt_token_ids) + (request.sampling.seed or 0)) % self._letters
         return Generation(
             token_ids=self._cycle[first : first + length],
             logprobs=self._logprob * length,
-            finish_reason="length",
+            finish_reason="length" if length == request.max_new_tokens else "stop",
             weight_versions=(WeightSpan(WEIGHT_VERSION, 0, length),) if length else (),
         )

@@ -1,7 +1,8 @@
 """When the generations of a simulated engine end. A state machine: the caller passes the time in, no clock is read.
 
-Guarantees: at most `max_num_seqs` generations run at once; waiting generations start in the order of submission, at the
-exact moment in which another one ends; each submitted generation finishes exactly once or is cancelled.
+Guarantees: at most `max_num_seqs` generations run at once; of the waiting ones the next to start is one of the lowest
+virtual time, and the oldest of these, at the exact moment in which another one ends; each submitted generation finishes
+exactly once or is cancelled.
 """
 
 import heapq
@@ -26,7 +27,9 @@ class Timing(StrictSettings):
     time_per_token_s: float = Field(default=0.0, ge=0, allow_inf_nan=False)
     """Seconds per generated token, the first one included."""
     max_num_seqs: int = Field(default=256, ge=1)
-    """Generations that run at once; further ones wait in the order of submission."""
+    """Generations that run at once; further ones wait, the lowest virtual time first."""
+    length_spread: float = Field(default=0.0, ge=0, lt=1)
+    """By up to this part a generation is shorter than `max_new_tokens`, at random, as prompt and seed decide."""
 
     def duration_s(self, tokens: int) -> float:
         """Seconds that a generation of `tokens` tokens runs."""
@@ -49,7 +52,9 @@ class TimedGenerations(Generic[Key]):
     def __init__(self, timing: Timing) -> None:
         self._timing = timing
         self._waiting: dict[Key, int] = {}
-        """Tokens by key, in the order of submission."""
+        """Tokens by key."""
+        self._by_virtual_time: list[tuple[int, int, Key]] = []
+        """A heap of `_waiting`; a cancelled generation stays in it until it reaches the top."""
         self._ends: dict[Key, float] = {}
         """Of those that run."""
         self._by_end: list[tuple[float, int, Key]] = []
@@ -71,12 +76,13 @@ class TimedGenerations(Generic[Key]):
             heapq.heappop(self._by_end)
         return self._by_end[0][0] if self._by_end else None
 
-    def submit(self, key: Key, tokens: int, now: float) -> None:
+    def submit(self, key: Key, tokens: int, now: float, virtual_time: int = 0) -> None:
         """Adds a generation of `tokens` tokens; `key` is not in use. Call `pop_finished(now)` first."""
         if len(self._ends) < self._timing.max_num_seqs:
             self._start(key, tokens, now)
         else:
             self._waiting[key] = tokens
+            heapq.heappush(self._by_virtual_time, (virtual_time, next(self._numbers), key))
 
     def pop_finished(self, now: float) -> list[Key]:
         """Removes the generations that have ended by `now`; returns their keys in the order of their ends."""
@@ -101,9 +107,11 @@ class TimedGenerations(Generic[Key]):
         return end
 
     def _start_next(self, now: float) -> None:
-        if self._waiting:
-            key = next(iter(self._waiting))
-            self._start(key, self._waiting.pop(key), now)
+        while self._by_virtual_time:
+            _, _, key = heapq.heappop(self._by_virtual_time)
+            if (tokens := self._waiting.pop(key, None)) is not None:
+                self._start(key, tokens, now)
+                return
 
     def _start(self, key: Key, tokens: int, now: float) -> None:
         end = self._ends[key] = now + self._timing.duration_s(tokens)

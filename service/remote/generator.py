@@ -1,7 +1,8 @@
 """The `Generator` port over Serve handles. Server half: `deployments/rpc/generator_replica_base.py`."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import asyncio
+from collections.abc import Iterable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 from uuid import uuid4
@@ -15,63 +16,70 @@ from deployments.protocols import (
     GenerationResults,
     Generator,
     GeneratorDescription,
-    ReplicaLoad,
 )
 from deployments.rpc.batching import BatchResults
 from deployments.rpc.handle_calls import call_result
 from deployments.rpc.live_replicas import live_replicas_of
-from deployments.rpc.message_size import bytes_of_generation_request
-from service.remote.batching import ControlCalls, RequestBatcher
-from service.remote.replica_affinity import ReplicaAffinity
+from service.admission.generation_scheduler import GenerationScheduler
+from service.admission.replica_window import EngineCapacity
+from service.admission.scheduled_generation import ScheduledGeneration
+from service.remote.replica_calls import GENERATOR_REPLICA, ReplicaCalls, calls_of
 
-GENERATOR_REPLICA = "The generator replica"
-LOST_AFTER_HEARTBEATS = 10
-"""A replica's event loop can stall for seconds, while it reads weights or compiles; a hung one stalls for ever."""
-
-
-@dataclass(frozen=True, slots=True)
-class ReplicaCalls:
-    """The calls of one replica."""
-
-    generate: RequestBatcher[GenerationRequest, Generation]
-    interrupt: ControlCalls[GenerationRequest]
+LOOK_FOR_REPLICAS_S = 0.2
+"""While generations wait, the replicas that have started or ended are looked for this often."""
+NOTHING_YET = Generation([], [], "abort")
+"""The result of a generation that was interrupted before it was sent."""
 
 
 class RemoteGenerator(Generator):
-    """Sends each generation to the replica that has the rollout's prefix cached, batched with others for it."""
+    """Sends each generation, batched with others, when and where the scheduler says."""
 
-    def __init__(self, handle: DeploymentHandle[Any]) -> None:
+    def __init__(self, handle: DeploymentHandle[Any], window_factor: float | None = None) -> None:
+        """Args: `window_factor` is that of `GenerationScheduler`."""
         self._handle = handle
-        self._affinity = ReplicaAffinity()
-        self._calls: dict[str | None, ReplicaCalls] = {}
-        """By replica; `None` for requests that were made before any replica was known."""
+        self._scheduler = GenerationScheduler(window_factor)
+        self._replicas: tuple[str, ...] = ()
+        """Those that the scheduler knows."""
+        self._looking_for_replicas: asyncio.TimerHandle | None = None
+        self._calls: dict[str, ReplicaCalls] = {}
+        """By replica."""
+        self._waiting: dict[str, ScheduledGeneration] = {}
+        """By rollout."""
+        self._turns: dict[ScheduledGeneration, asyncio.Future[None]] = {}
+        """Of those that wait; done when one starts or is interrupted."""
+        self._interrupted: set[ScheduledGeneration] = set()
+        """Those that were interrupted before they were sent."""
         self._running: dict[str, tuple[ReplicaCalls, GenerationRequest]] = {}
         """By rollout."""
         self._caller = uuid4().hex
-        self._loads: dict[str | None, ReplicaLoad] = {}
-        """What each replica said last."""
 
     async def generate(self, request: GenerationRequest) -> Generation:
-        replicas = live_replicas_of(self._handle)
-        replica = self._affinity.replica_for(request.rollout_id, request.group, replicas)
-        if replica not in self._calls:
-            self._calls = {name: calls for name, calls in self._calls.items() if name in replicas}
-            self._calls[replica] = self._calls_of(replica)
-            self._loads = {name: load for name, load in self._loads.items() if name in replicas}
-        calls = self._calls[replica]
+        self._look_for_replicas()
+        scheduled = self._scheduler.submit(request)
+        if not scheduled.has_started:
+            await self._wait(scheduled)
+            if scheduled in self._interrupted:
+                self._interrupted.remove(scheduled)
+                return NOTHING_YET
+        calls = self._calls_of(scheduled.replica)
         self._running[request.rollout_id] = calls, request
+        new_tokens: int | None = None
+        failed = False
         try:
-            generation = await calls.generate.call(request)
+            generation = await calls.generate.call(replace(request, virtual_time=scheduled.virtual_time))
+            new_tokens, failed = len(generation.token_ids), generation.failure is not None
         except (GenerationLost, Overloaded):
-            self._affinity.mark_failed(request.rollout_id)
+            failed = True
             raise
         finally:
             del self._running[request.rollout_id]
-        if generation.failure is not None:
-            self._affinity.mark_failed(request.rollout_id)
+            self._wake(self._scheduler.end(scheduled, new_tokens, replica_failed=failed))
         return generation
 
     def interrupt(self, rollout_id: str) -> bool:
+        if (waiting := self._waiting.get(rollout_id)) is not None:
+            self._interrupt_waiting(waiting)
+            return True
         if rollout_id not in self._running:
             return False
         calls, request = self._running[rollout_id]
@@ -79,41 +87,79 @@ class RemoteGenerator(Generator):
         return True
 
     def release(self, rollout_id: str) -> None:
-        self._affinity.release(rollout_id)
+        self._scheduler.release(rollout_id)
 
     async def describe(self) -> GeneratorDescription:
+        self._look_for_replicas()
         response: Any = self._handle.describe.remote()
         description: GeneratorDescription = await call_result(response, response, GenerationLost, GENERATOR_REPLICA)
+        self._wake(self._scheduler.set_capacity(EngineCapacity.of(description)))
         return description
 
-    def _calls_of(self, replica: str | None) -> ReplicaCalls:
-        named = self._handle.options(session_id=replica or "")
-        log_fields = {"replica_id": replica}
-        start_call = named.options(stream=True).generate.remote
+    def _interrupt_waiting(self, scheduled: ScheduledGeneration) -> None:
+        if scheduled in self._interrupted:
+            return
+        self._interrupted.add(scheduled)
+        if scheduled in self._turns:
+            self._scheduler.cancel(scheduled)
+            self._resolve(scheduled)
+        else:
+            # It has started in this iteration of the event loop.
+            self._wake(self._scheduler.end(scheduled))
 
-        def control(call: Callable[[list[str]], Any], done: str) -> ControlCalls[GenerationRequest]:
-            return ControlCalls(
-                lambda requests: call([request.generation_id for request in requests]),
-                done,
-                GenerationLost,
-                GENERATOR_REPLICA,
-                log_fields,
-            )
+    async def _wait(self, scheduled: ScheduledGeneration) -> None:
+        """Returns when the generation has started or was interrupted. Cancelling this takes it out of the queue."""
+        rollout_id = scheduled.request.rollout_id
+        self._waiting[rollout_id] = scheduled
+        turn = self._turns[scheduled] = asyncio.get_running_loop().create_future()
+        self._look_again_soon()
+        try:
+            await turn
+        except asyncio.CancelledError:
+            self._interrupted.discard(scheduled)
+            if self._turns.pop(scheduled, None) is not None:
+                self._scheduler.cancel(scheduled)
+            elif scheduled.has_started:
+                self._wake(self._scheduler.end(scheduled))
+            raise
+        finally:
+            del self._waiting[rollout_id]
 
-        return ReplicaCalls(
-            RequestBatcher(
-                lambda requests: start_call(requests, self._caller),
-                GenerationLost,
-                GENERATOR_REPLICA,
-                abort=control(named.abort.remote, "aborted"),
-                log_fields=log_fields,
-                results_of=partial(self._results_of, replica),
-                lost_after_heartbeats=LOST_AFTER_HEARTBEATS,
-                bytes_of=bytes_of_generation_request,
-            ),
-            control(named.interrupt.remote, "interrupted"),
-        )
+    def _wake(self, started: Iterable[ScheduledGeneration]) -> None:
+        for scheduled in started:
+            self._resolve(scheduled)
 
-    def _results_of(self, replica: str | None, item: GenerationResults) -> BatchResults[Generation]:
-        self._loads[replica] = item.load
+    def _resolve(self, scheduled: ScheduledGeneration) -> None:
+        turn = self._turns.pop(scheduled)
+        if not turn.done():
+            turn.set_result(None)
+
+    def _look_for_replicas(self) -> None:
+        replicas = live_replicas_of(self._handle)
+        if replicas is self._replicas:
+            return
+        self._replicas = replicas
+        self._wake(self._scheduler.set_replicas(replicas))
+        self._calls = {name: calls for name, calls in self._calls.items() if name in replicas}
+
+    def _look_again_soon(self) -> None:
+        if self._looking_for_replicas is None:
+            loop = asyncio.get_running_loop()
+            self._looking_for_replicas = loop.call_later(LOOK_FOR_REPLICAS_S, self._look_again)
+
+    def _look_again(self) -> None:
+        self._looking_for_replicas = None
+        self._look_for_replicas()
+        if self._turns:
+            self._look_again_soon()
+
+    def _calls_of(self, replica: str) -> ReplicaCalls:
+        calls = self._calls.get(replica)
+        if calls is None:
+            results_of = partial(self._results_of, replica)
+            calls = self._calls[replica] = calls_of(self._handle, replica, self._caller, results_of)
+        return calls
+
+    def _results_of(self, replica: str, item: GenerationResults) -> BatchResults[Generation]:
+        self._wake(self._scheduler.observe(replica, item.load, ended=len(item.results)))
         return item.results

@@ -7,8 +7,9 @@ from itertools import islice
 from uuid import uuid4
 
 from deployments.failures import PromptRejected, failure_of
-from deployments.protocols import GeneratorDescription, SamplingOptions
+from deployments.protocols import GeneratorDescription, RequestShare, SamplingOptions
 from rollout_client.contract import Message, RolloutRequest, SampleInput, Sampling
+from service.admission.priority import weight_of
 from service.requests.chat_tokenizer import TransformersChatTokenizer
 from service.requests.validation import Capabilities, request_problems
 from service.responses.problems import MOST_PROBLEMS, invalid_request
@@ -50,14 +51,20 @@ class EpisodeFactory:
         if problems := list(islice(request_problems(request, capabilities), MOST_PROBLEMS)):
             raise invalid_request(*problems)
         name = RequestName(request_id, f"{request_id}-{uuid4().hex[:16]}")
+        share = RequestShare(name.unique_id, weight_of(request.priority))
         return [
             episode
             for sample_position, sample in enumerate(request.samples)
-            for episode in self._group(request, name, sample_position, sample)
+            for episode in self._group(request, name, share, sample_position, sample)
         ]
 
     def _group(
-        self, request: RolloutRequest, name: RequestName, sample_position: int, sample: SampleInput
+        self,
+        request: RolloutRequest,
+        name: RequestName,
+        share: RequestShare,
+        sample_position: int,
+        sample: SampleInput,
     ) -> Iterator[Episode]:
         """The episodes of one sample."""
         max_seq_len = request.max_seq_len or self.generator.max_model_len
@@ -87,6 +94,7 @@ class EpisodeFactory:
                     sampling=sampling_options(request.sampling, seed, generation_index),
                     chat=chat,
                     min_weight_version=max(request.policy.min_version or 0, request.policy.version or 0),
+                    share=share,
                 ),
                 limits,
                 self.tokenizer,

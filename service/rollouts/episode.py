@@ -113,6 +113,8 @@ class Episode:
             group=self._group_id,
             request_id=self.identity.request_id,
             token_timeout_s=self._limits.token_timeout_s,
+            turn=turn,
+            share=self._start.share,
         )
 
     def add_generation(self, generation: Generation) -> None:

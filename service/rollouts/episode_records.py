@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from deployments.protocols import SamplingOptions
+from deployments.protocols import UNNAMED_REQUEST, RequestShare, SamplingOptions
 from rollout_client.contract import Message
 from service.rollouts.tokenizer_protocol import ChatOptions
 
@@ -58,6 +58,7 @@ class EpisodeStart:
     sampling: SamplingOptions
     chat: ChatOptions
     min_weight_version: int = 0
+    share: RequestShare = UNNAMED_REQUEST
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,8 @@
 
 import asyncio
 
-from benchmarks.scale import growth, with_timing
+from benchmarks.scale import growth
+from benchmarks.scale_service import with_scheduling, with_timing
 from benchmarks.three_tokens import THREE_TOKENS, Nothing, ThreeTokens
 from service.requests.chat_tokenizer import TransformersChatTokenizer
 from service.rollouts.tokenizer_protocol import ChatOptions
@@ -28,6 +29,13 @@ def test_another_timing_and_number_of_replicas_leave_the_original_config_unchang
         if deployment.name == "Generator"
     ]
     assert generators == [(32, 1), (1024, 4)]
+
+
+def test_another_scheduling_leaves_the_original_config_unchanged() -> None:
+    config = read_config(REPOSITORY / "serve_config.scale.yaml")
+    changed = with_scheduling(config, {"window_factor": None})
+    assert changed.applications[0].args["scheduling"] == {"window_factor": None}
+    assert "scheduling" not in config.applications[0].args
 
 
 def test_growth_is_read_from_the_middle_of_what_was_held_before_and_after_the_half() -> None:

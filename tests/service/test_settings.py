@@ -40,7 +40,7 @@ def test_the_gpu_config_autoscales_every_deployment() -> None:
         ({"engine": ENGINE, "environments": {"Generator": MATH}}, "name of another deployment"),
         (
             {"engine": ENGINE, "environments": {"math": MATH}, "enviroments": {}},
-            "enviroments\n  unknown; permitted are engine, environments, limits, admission, policy",
+            "enviroments\n  unknown; permitted are engine, environments, limits, admission, scheduling, policy",
         ),
         (
             {"engine": ENGINE, "environments": {"math": {**MATH, "args": {}}}},
@@ -96,4 +96,10 @@ def test_further_engine_fields_reach_the_engine_as_they_are() -> None:
         "tensor_parallel_size": 2,
         "pipeline_parallel_size": 1,
         "gpu_memory_utilization": 0.5,
+        "scheduling_policy": "priority",
     }
+
+
+def test_the_scheduling_policy_of_the_engine_can_be_chosen() -> None:
+    settings = EngineSettings(model="m", scheduling_policy="fcfs")  # type: ignore[call-arg]
+    assert settings.engine_args()["scheduling_policy"] == "fcfs"

@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, TextIO
+from typing import Annotated, Any, TextIO, cast
 
 import typer
 from rich.console import Console
@@ -16,6 +16,7 @@ from rollout_client.cli.transcript import metrics_table, task_description, task_
 from rollout_client.contract import RequestMetrics, SampleResult
 from rollout_client.errors import RolloutError
 from rollout_client.policy_contract import PauseMode, WeightsKind
+from rollout_client.priority_contract import Priority
 from rollout_client.progress import rollout_bar
 from rollout_client.rollout_calls import RolloutOptions
 from rollout_client.sync_client.client import RolloutClient
@@ -37,6 +38,22 @@ NumGenerations = Annotated[int, typer.Option(min=1, help="Rollouts of each sampl
 Temperature = Annotated[float | None, typer.Option(min=0, help="0 is greedy.")]
 MaxNewTokens = Annotated[int | None, typer.Option(min=1, help="Most tokens of one generation.")]
 MaxRolloutTurns = Annotated[int | None, typer.Option(min=1, help="Most turns of one rollout.")]
+
+
+def priority_of(text: str) -> Priority:
+    """The number that `text` is, or else the name; the service checks it."""
+    try:
+        return float(text)
+    except ValueError:
+        return cast(Priority, text)
+
+
+PriorityOption = Annotated[
+    str | None,
+    typer.Option(
+        "--priority", help="Share of the engines: interactive, train, batch, or a number in proportion to train."
+    ),
+]
 
 
 def show_version(is_asked: bool) -> None:
@@ -79,12 +96,13 @@ def play(
     temperature: Temperature = None,
     max_new_tokens: MaxNewTokens = None,
     max_rollout_turns: MaxRolloutTurns = None,
+    priority: PriorityOption = None,
     url: Url = DEFAULT_URL,
     timeout_s: TimeoutS = None,
     retries: Retries = DEFAULT_RETRIES,
 ) -> None:
     """Play example samples of a TASK and show what happened."""
-    options = rollout_options(num_generations, temperature, max_new_tokens, max_rollout_turns)
+    options = rollout_options(num_generations, temperature, max_new_tokens, max_rollout_turns, priority)
     with errors_as_sentences(), RolloutClient(url, timeout_s=timeout_s, retries=retries) as client:
         samples = client.example_samples(task, count, seed)
         response = client.rollout(samples, progress=True, **options)
@@ -125,12 +143,13 @@ def run(
     temperature: Temperature = None,
     max_new_tokens: MaxNewTokens = None,
     max_rollout_turns: MaxRolloutTurns = None,
+    priority: PriorityOption = None,
     url: Url = DEFAULT_URL,
     timeout_s: TimeoutS = None,
     retries: Retries = DEFAULT_RETRIES,
 ) -> None:
     """Play the samples of a FILE and write the results; if it breaks midway, those that had finished are written."""
-    options = rollout_options(num_generations, temperature, max_new_tokens, max_rollout_turns)
+    options = rollout_options(num_generations, temperature, max_new_tokens, max_rollout_turns, priority)
     with errors_as_sentences(), RolloutClient(url, timeout_s=timeout_s, retries=retries) as client:
         metrics = run_to_file(client, samples_in(file), output, options)
     out.print(metrics_table(metrics))
@@ -183,13 +202,18 @@ def json_object(line: str, place: str) -> dict[str, Any]:
 
 
 def rollout_options(
-    num_generations: int, temperature: float | None, max_new_tokens: int | None, max_rollout_turns: int | None
+    num_generations: int,
+    temperature: float | None,
+    max_new_tokens: int | None,
+    max_rollout_turns: int | None,
+    priority: str | None,
 ) -> RolloutOptions:
     sampling = {"temperature": temperature, "max_new_tokens": max_new_tokens}
     return {
         "num_generations": num_generations,
         "sampling": {name: value for name, value in sampling.items() if value is not None},
         "max_rollout_turns": max_rollout_turns,
+        "priority": None if priority is None else priority_of(priority),
     }
 
 

@@ -100,7 +100,7 @@ def test_tasks_shows_each_task_with_its_fields_and_an_example(service: ScriptedS
 
 def test_play_shows_transcripts_rewards_and_metrics(service: ScriptedService) -> None:
     options = ["--count", "2", "--num-generations", "2", "--temperature", "1.0", "--max-new-tokens", "64"]
-    done = rollout(service, "play", "math", *options, "--seed", "9")
+    done = rollout(service, "play", "math", *options, "--seed", "9", "--priority", "interactive")
     assert done.exit_code == 0
     assert done.stdout.count("completed · reward 1 · 1 turn") == 4
     assert "1 · math · generation 1" in done.stdout
@@ -112,6 +112,7 @@ def test_play_shows_transcripts_rewards_and_metrics(service: ScriptedService) ->
             "samples": [sample(seed=9)] * 2,
             "num_generations": 2,
             "sampling": {"temperature": 1.0, "max_new_tokens": 64},
+            "priority": "interactive",
         }
     ]
 
@@ -119,8 +120,9 @@ def test_play_shows_transcripts_rewards_and_metrics(service: ScriptedService) ->
 def test_run_writes_a_result_a_line_in_input_order(service: ScriptedService, tmp_path: Path) -> None:
     file = samples_file(tmp_path, json.dumps(sample(idx=5)), "", json.dumps(sample(idx=2)))
     output = tmp_path / "results.jsonl"
-    done = rollout(service, "run", file, "--output", str(output), "--num-generations", "2")
+    done = rollout(service, "run", file, "--output", str(output), "--num-generations", "2", "--priority", "0.5")
     assert done.exit_code == 0
+    assert service.bodies[0]["priority"] == 0.5
     written = [json.loads(line) for line in output.read_text().splitlines()]
     assert written == [result(5, 0), result(5, 1), result(2, 0), result(2, 1)]
 

@@ -287,3 +287,29 @@ def test_a_replica_that_drains_refuses_new_generations_and_hands_the_others_over
             assert (names, type(failure)) == (["a", "b"], ReplicaShuttingDown)
 
     virtual_time.run(run())
+
+
+def test_a_replica_reports_its_callers_and_the_highest_virtual_time_that_has_ended() -> None:
+    async def run() -> None:
+        replica = ScriptedReplica()
+        calls = [replica.generate([timed(f"{caller}", virtual_time)], caller) for caller, virtual_time in CALLERS]
+        waiting = [asyncio.create_task(anext(call)) for call in calls]
+        await virtual_time.settled()
+        replica.engine.finish("one")
+        [first, _, third] = waiting
+        load = (await first).load
+        assert (load.ongoing_generations, load.ingresses, load.virtual_time) == (LOAD.ongoing_generations, 3, 7)
+        replica.engine.finish("three")
+        assert (await third).load.virtual_time == 7
+        assert await replica.ended_generations() == 2
+        for task in waiting:
+            task.cancel()
+
+    virtual_time.run(run())
+
+
+CALLERS = (("one", 7), ("two", 50), ("three", 3))
+
+
+def timed(name: str, virtual_time: int) -> GenerationRequest:
+    return GenerationRequest(name, [0], 1, (), SamplingOptions(), virtual_time=virtual_time)

@@ -54,9 +54,20 @@ def test_the_longest_generation_is_whole_whichever_letter_it_begins_with() -> No
     assert list(longest.token_ids) == [LETTERS[(2 + place) % 3] for place in range(64)]
 
 
+def test_with_a_spread_generations_are_shorter_by_up_to_that_part_as_prompt_and_seed_decide() -> None:
+    simulated = engine(Timing(length_spread=0.5))
+    drawn = [run(simulated.generate(request("a", 20, seed=seed))) for seed in range(200)]
+    lengths = [len(generation.token_ids) for generation in drawn]
+    assert set(lengths) == set(range(10, 21))
+    assert {generation.finish_reason for generation in drawn if len(generation.token_ids) < 20} == {"stop"}
+    assert lengths == [len(run(simulated.generate(request("b", 20, seed=seed))).token_ids) for seed in range(200)]
+
+
 def test_the_tokens_are_the_letters_of_the_models_vocabulary() -> None:
     simulated = SimulatedEngine.start(Timing(), str(TINY_MODEL), None, max_model_len=100)
-    described = GeneratorDescription(str(TINY_MODEL), max_model_len=100, vocab_size=262, engine="simulated")
+    described = GeneratorDescription(
+        str(TINY_MODEL), max_model_len=100, vocab_size=262, engine="simulated", max_num_seqs=256
+    )
     assert simulated.describe() == described
     everything = set(run(simulated.generate(request("a", 100))).token_ids)
     assert everything == {ord(letter) for letter in "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"}

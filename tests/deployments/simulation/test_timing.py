@@ -65,6 +65,14 @@ def test_a_token_is_missing_until_its_time_has_passed_whatever_times_lose_by_rou
     assert Timing().tokens_missing(seconds) == 0
 
 
+def test_of_the_waiting_generations_the_lowest_virtual_time_starts_first() -> None:
+    ongoing = generations(Timing(time_per_token_s=1.0, max_num_seqs=1))
+    for name, virtual_time in (("runs", 0), ("late", 9), ("first", 2), ("cancelled", 1), ("second", 2)):
+        ongoing.submit(name, 1, now=0.0, virtual_time=virtual_time)
+    ongoing.cancel("cancelled", now=0.5)
+    assert ongoing.pop_finished(10.0) == ["runs", "first", "second", "late"]
+
+
 def test_a_generation_that_is_cancelled_while_it_waits_never_runs() -> None:
     ongoing = generations(Timing(time_per_token_s=1.0, max_num_seqs=1))
     for name in ("runs", "cancelled", "next"):

@@ -141,6 +141,7 @@ class ScriptedGeneratorHandle:
         self.raised: Exception | None = None
         self.generated: list[tuple[str, list[str]]] = []
         """The replica that each call names, and its requests."""
+        self.requests: list[GenerationRequest] = []
         self.callers: list[str] = []
         self.aborted: list[tuple[str, list[str]]] = []
         self.interrupted: list[tuple[str, list[str]]] = []
@@ -154,6 +155,7 @@ class ScriptedGeneratorHandle:
 
     def generate(self, replica: str, requests: list[GenerationRequest]) -> ScriptedCall:
         self.generated.append((replica, [request.generation_id for request in requests]))
+        self.requests += requests
         results = [(place, self._result) for place in range(len(requests))]
         batches = [GenerationResults(results, LOAD) if self.raised is None else self.raised]
         self.calls.append(ScriptedCall(batches, never_answers=self._result is None))

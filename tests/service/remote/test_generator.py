@@ -3,27 +3,38 @@
 import asyncio
 import logging
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from ray.exceptions import ActorDiedError
 
 from deployments.failures import GenerationLost, GenerationRejected, Overloaded, TurnTimedOut
-from deployments.protocols import Generation, GenerationRequest, SamplingOptions
+from deployments.protocols import (
+    Generation,
+    GenerationRequest,
+    GenerationResults,
+    ReplicaLoad,
+    RequestShare,
+    SamplingOptions,
+)
 from deployments.rpc import live_replicas
 from deployments.rpc.live_replicas import record_live_replicas
+from service.admission.replica_window import EngineCapacity
 from service.remote.generator import RemoteGenerator
 from tests import virtual_time
-from tests.service.remote.scripted_handles import LOAD, ScriptedGeneratorHandle, ScriptedResponse
+from tests.service.remote.scripted_handles import ScriptedGeneratorHandle, ScriptedResponse
 from tests.service.scripted import DESCRIPTION
 
 DONE = Generation([1], [0.0], "stop")
 
 
-def generator_over(handle: ScriptedGeneratorHandle, *replicas: str) -> RemoteGenerator:
+def generator_over(
+    handle: ScriptedGeneratorHandle, *replicas: str, window_factor: float | None = None
+) -> RemoteGenerator:
     record_live_replicas(handle.deployment_id, replicas)
     unchecked: Any = handle
-    return RemoteGenerator(unchecked)
+    return RemoteGenerator(unchecked, window_factor)
 
 
 @pytest.fixture(autouse=True)
@@ -74,11 +85,135 @@ def test_generations_of_one_iteration_for_one_replica_go_in_one_call() -> None:
     assert handle.generated == [("a", ["one", "two"])]
 
 
-def test_every_answer_brings_the_load_of_its_replica() -> None:
+def windowed(handle: ScriptedGeneratorHandle, *replicas: str) -> RemoteGenerator:
+    """Two generations at a time on each replica."""
+    generator = generator_over(handle, *replicas, window_factor=1.0)
+    handle.describe.remote = lambda: ScriptedResponse(replace(DESCRIPTION, max_num_seqs=2))
+    virtual_time.run(generator.describe())
+    return generator
+
+
+def test_generations_beyond_the_window_wait_and_are_sent_when_others_end() -> None:
     handle = ScriptedGeneratorHandle(DONE)
-    generator = generator_over(handle, "a")
-    virtual_time.run(generator.generate(request("one")))
-    assert generator._loads == {"a": LOAD}
+    generator = windowed(handle, "a")
+
+    async def run() -> float:
+        names = ("one", "two", "three", "four", "five")
+        assert await asyncio.gather(*(generator.generate(request(name)) for name in names)) == [DONE] * 5
+        return virtual_time.now()
+
+    assert virtual_time.run(run()) == 3.0
+    assert handle.generated == [("a", ["one", "two"]), ("a", ["three", "four"]), ("a", ["five"])]
+
+
+def test_a_cancelled_generation_that_waits_is_never_sent() -> None:
+    handle = ScriptedGeneratorHandle(DONE)
+    generator = windowed(handle, "a")
+
+    async def run() -> None:
+        running = [asyncio.create_task(generator.generate(request(name))) for name in ("one", "two", "three", "four")]
+        await virtual_time.settled()
+        running[2].cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+        assert generator._turns == {}
+
+    virtual_time.run(run())
+    assert handle.generated == [("a", ["one", "two"]), ("a", ["four"])]
+
+
+def test_a_generation_that_is_cancelled_in_the_iteration_in_which_it_starts_leaves_its_place_to_others() -> None:
+    handle = ScriptedGeneratorHandle(DONE)
+    generator = windowed(handle, "a")
+
+    async def run() -> None:
+        running = [asyncio.create_task(generator.generate(request(name))) for name in ("one", "two", "three")]
+        await virtual_time.settled()
+        running[2].cancel()
+        generator._wake(generator._scheduler.set_capacity(EngineCapacity(3)))
+        assert generator._scheduler._windows["a"].generations == 3
+        await virtual_time.settled()
+        assert generator._scheduler._windows["a"].generations == 2
+        await asyncio.gather(*running, return_exceptions=True)
+
+    virtual_time.run(run())
+    assert handle.generated == [("a", ["one", "two"])]
+
+
+def test_a_waiting_generation_that_is_interrupted_returns_at_once_without_tokens_and_is_never_sent() -> None:
+    handle = ScriptedGeneratorHandle(DONE)
+    generator = windowed(handle, "a")
+
+    async def run() -> None:
+        running = [asyncio.create_task(generator.generate(request(name))) for name in ("one", "two", "three", "four")]
+        await virtual_time.settled()
+        assert [generator.interrupt("three"), generator.interrupt("three")] == [True, True]
+        assert await running[2] == Generation([], [], "abort")
+        assert virtual_time.now() == 0.0
+        assert not generator.interrupt("three"), "it has ended"
+        await asyncio.gather(*running)
+        assert (generator._turns, generator._waiting, generator._interrupted) == ({}, {}, set())
+
+    virtual_time.run(run())
+    assert handle.generated == [("a", ["one", "two"]), ("a", ["four"])]
+
+
+def test_a_generation_that_is_interrupted_in_the_iteration_in_which_it_starts_is_not_sent() -> None:
+    handle = ScriptedGeneratorHandle(DONE)
+    generator = windowed(handle, "a")
+
+    async def run() -> None:
+        running = [asyncio.create_task(generator.generate(request(name))) for name in ("one", "two", "three")]
+        await virtual_time.settled()
+        generator._wake(generator._scheduler.set_capacity(EngineCapacity(3)))
+        assert generator.interrupt("three")
+        assert await running[2] == Generation([], [], "abort")
+        assert generator._scheduler._windows["a"].generations == 2
+        await asyncio.gather(*running)
+
+    virtual_time.run(run())
+    assert handle.generated == [("a", ["one", "two"])]
+
+
+def test_waiting_generations_go_to_a_new_replica_as_soon_as_it_is_known() -> None:
+    handle = ScriptedGeneratorHandle(DONE)
+    generator = windowed(handle, "a")
+
+    async def run() -> None:
+        running = asyncio.gather(*(generator.generate(request(f"{number}")) for number in range(4)))
+        await asyncio.sleep(0.5)
+        record_live_replicas(handle.deployment_id, ["a", "b"])
+        await running
+        assert virtual_time.now() < 2.0
+
+    virtual_time.run(run())
+    assert {replica: sorted(names) for replica, names in handle.generated} == {"a": ["0", "1"], "b": ["2", "3"]}
+
+
+def test_a_heartbeat_tells_the_scheduler_of_other_ingresses_before_any_result() -> None:
+    handle = ScriptedGeneratorHandle(DONE)
+    generator = windowed(handle, "a")
+    busy = ReplicaLoad(ongoing_generations=3, ingresses=2, virtual_time=70)
+    generator._results_of("a", GenerationResults([], busy))
+
+    async def run() -> None:
+        await asyncio.gather(*(generator.generate(request(name)) for name in ("one", "two")))
+
+    virtual_time.run(run())
+    assert [names for _, names in handle.generated] == [["one"], ["two"]]
+    assert {sent.virtual_time for sent in handle.requests} == {70, 71}
+
+
+def test_the_virtual_time_that_was_charged_is_sent_with_the_generation() -> None:
+    handle = ScriptedGeneratorHandle(DONE)
+    generator = windowed(handle, "a")
+
+    async def run() -> None:
+        share = RequestShare("r", weight=0.5)
+        for name in ("one", "two", "three"):
+            await generator.generate(replace(request(name), share=share, prompt_token_ids=[]))
+
+    virtual_time.run(run())
+    assert [sent.virtual_time for sent in handle.requests] == [0, 2, 4]
 
 
 def test_all_calls_of_an_ingress_replica_name_the_same_caller() -> None:

@@ -55,6 +55,20 @@ def test_rollout_ids_begin_with_the_callers_id_and_differ_between_requests_of_on
     assert all(each.rollout_id.startswith("mine-") for each in (*first, *second))
 
 
+def test_all_rollouts_of_a_request_have_the_share_that_its_priority_stands_for() -> None:
+    first, second = (
+        [
+            generation.share
+            for episode in made({"num_generations": 2, **priority})
+            if (generation := episode.next_generation())
+        ]
+        for priority in ({}, {"priority": "interactive"})
+    )
+    assert ([share.weight for share in first], [share.weight for share in second]) == ([1.0, 1.0], [16.0, 16.0])
+    assert first[0] is first[1]
+    assert first[0].id != second[0].id
+
+
 def test_further_fields_come_with_every_rollout() -> None:
     episodes = made({"samples": [{**SAMPLE, "note": [1, None]}], "num_generations": 2})
     assert [episode.identity.further_fields for episode in episodes] == [{"note": [1, None]}] * 2

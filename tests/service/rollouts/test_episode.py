@@ -107,12 +107,13 @@ def test_a_generation_is_requested_with_the_limits_and_ids_of_its_rollout() -> N
     assert first is not None
     assert (list(first.prompt_token_ids), first.max_new_tokens, first.stop_strings) == (ids_of("QQ"), 8, ("s",))
     assert (first.generation_id, first.rollout_id, first.group) == ("request-5-0-0", "request-5-0", "request-2")
+    assert first.turn == 0
     assert first.request_id == "request"
     episode.add_generation(generation("A"))
     episode.add_outcome(outcome("OO"))
     second = episode.next_generation()
     assert second is not None
-    assert (second.generation_id, second.max_new_tokens) == ("request-5-0-1", 5)
+    assert (second.generation_id, second.max_new_tokens, second.turn) == ("request-5-0-1", 5, 1)
     assert list(first.prompt_token_ids) == ids_of("QQ"), "a request is not changed by later turns"
 
 

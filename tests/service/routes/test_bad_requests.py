@@ -38,6 +38,8 @@ LOG = [{"role": "user", "content": "a", "token_ids": [64]}]
         ({"samples": [GOOD], "sampling": {"temperature": -0.1}}, "sampling.temperature", "greater than or equal to 0"),
         ({"samples": [GOOD], "sampling": {"temperature": 2.5}}, "sampling.temperature", "less than or equal to 2"),
         ({"samples": [GOOD], "sampling": {"temperature": 1e-3}}, "sampling.temperature", "at least 0.01"),
+        ({"samples": [GOOD], "priority": "urgent"}, "priority", "'batch' or a number from 0.001 to 1000"),
+        ({"samples": [GOOD], "priority": 0}, "priority", "a number from 0.001 to 1000"),
         ({"samples": [GOOD], "sampling": {"top_p": 0}}, "sampling.top_p", "greater than 0"),
         ({"samples": [GOOD], "sampling": {"top_p": 1.5}}, "sampling.top_p", "less than or equal to 1"),
         ({"samples": [GOOD], "sampling": {"top_k": 2**64}}, "sampling.top_k", "less than"),

@@ -60,7 +60,7 @@ def test_every_wrong_setting_is_named_with_its_value_and_the_permitted_names() -
         "(given: 'much')",
         "  args.policy.fodler: unknown; permitted are folder, checkpoint_roots, keep_versions, wait_s, "
         "command_timeout_s, transfer_idle_s (given: '/weights')",
-        "  args.enviroments: unknown; permitted are engine, environments, limits, admission, policy",
+        "  args.enviroments: unknown; permitted are engine, environments, limits, admission, scheduling, policy",
     ]
 
 

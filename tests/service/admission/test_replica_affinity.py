@@ -2,11 +2,12 @@
 
 import random
 from collections import Counter
+from collections.abc import Sequence
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.remote.replica_affinity import GROUP_SLACK, ReplicaAffinity
+from service.admission.replica_affinity import GROUP_SLACK, ReplicaAffinity
 
 REPLICAS = ("a", "b", "c")
 
@@ -15,58 +16,62 @@ def new_affinity() -> ReplicaAffinity:
     return ReplicaAffinity(random.Random(0))
 
 
+def replica_of(affinity: ReplicaAffinity, rollout_id: str, group: str, replicas: Sequence[str]) -> str | None:
+    return affinity.assignment_of(rollout_id, group, replicas).replica
+
+
 def test_a_rollout_keeps_its_replica() -> None:
     affinity = new_affinity()
-    first = affinity.replica_for("one", "g", REPLICAS)
+    first = replica_of(affinity, "one", "g", REPLICAS)
     for number in range(20):
-        affinity.replica_for(f"other {number}", f"group {number}", REPLICAS)
-    assert affinity.replica_for("one", "g", REPLICAS) == first
+        replica_of(affinity, f"other {number}", f"group {number}", REPLICAS)
+    assert replica_of(affinity, "one", "g", REPLICAS) == first
 
 
 def test_new_rollouts_are_spread_evenly() -> None:
     affinity = new_affinity()
-    assigned = Counter(affinity.replica_for(f"{number}", f"{number}", REPLICAS) for number in range(31))
+    assigned = Counter(replica_of(affinity, f"{number}", f"{number}", REPLICAS) for number in range(31))
     assert sorted(assigned.values()) == [10, 10, 11]
 
 
 def test_a_released_rollout_no_longer_counts() -> None:
     affinity = new_affinity()
-    by_replica = {affinity.replica_for(f"{number}", f"{number}", REPLICAS): f"{number}" for number in range(3)}
+    by_replica = {replica_of(affinity, f"{number}", f"{number}", REPLICAS): f"{number}" for number in range(3)}
     affinity.release(by_replica["b"])
-    assert affinity.replica_for("new", "new", REPLICAS) == "b"
+    assert replica_of(affinity, "new", "new", REPLICAS) == "b"
 
 
 def test_a_group_shares_a_replica_until_its_load_exceeds_the_least_by_the_slack() -> None:
     affinity = new_affinity()
-    replicas = [affinity.replica_for(f"{number}", "group", REPLICAS) for number in range(GROUP_SLACK + 2)]
+    replicas = [replica_of(affinity, f"{number}", "group", REPLICAS) for number in range(GROUP_SLACK + 2)]
     assert len(set(replicas[: GROUP_SLACK + 1])) == 1
     assert replicas[-1] != replicas[0]
 
 
 def test_a_group_keeps_its_replica_while_any_of_its_rollouts_is_known() -> None:
     affinity = new_affinity()
-    first, _ = (affinity.replica_for(name, "group", REPLICAS) for name in ("one", "two"))
+    first, _ = (replica_of(affinity, name, "group", REPLICAS) for name in ("one", "two"))
     affinity.release("one")
-    assert affinity.replica_for("three", "group", REPLICAS) == first
+    assert replica_of(affinity, "three", "group", REPLICAS) == first
 
 
 def test_a_group_that_has_ended_is_forgotten() -> None:
     affinity = new_affinity()
-    first = affinity.replica_for("one", "group", REPLICAS)
-    affinity.replica_for("two", "group", REPLICAS)
+    first = replica_of(affinity, "one", "group", REPLICAS)
+    replica_of(affinity, "two", "group", REPLICAS)
     affinity.release("one")
     affinity.release("two")
     busy, idle = (replica for replica in REPLICAS if replica != first)
-    affinity.replica_for("other", "other", (str(first),))
-    affinity.replica_for("another", "another", (busy,))
-    assert affinity.replica_for("one", "group", REPLICAS) == idle
+    replica_of(affinity, "other", "other", (str(first),))
+    replica_of(affinity, "another", "another", (busy,))
+    assert replica_of(affinity, "one", "group", REPLICAS) == idle
 
 
 def test_when_all_rollouts_are_released_nothing_is_kept() -> None:
     affinity = new_affinity()
     for name in ("one", "two", "three"):
-        affinity.replica_for(name, "group", REPLICAS)
-    affinity.replica_for("without a replica", "other group", ())
+        replica_of(affinity, name, "group", REPLICAS)
+    replica_of(affinity, "without a replica", "other group", ())
     affinity.mark_failed("two")
     for name in ("one", "two", "three", "without a replica"):
         affinity.release(name)
@@ -76,31 +81,31 @@ def test_when_all_rollouts_are_released_nothing_is_kept() -> None:
 
 def test_a_rollout_whose_replica_is_gone_moves_to_another_and_keeps_that() -> None:
     affinity = new_affinity()
-    first = affinity.replica_for("one", "g", REPLICAS)
+    first = replica_of(affinity, "one", "g", REPLICAS)
     left = tuple(replica for replica in REPLICAS if replica != first)
-    second = affinity.replica_for("one", "g", left)
+    second = replica_of(affinity, "one", "g", left)
     assert second in left
-    assert affinity.replica_for("one", "g", REPLICAS) == second
+    assert replica_of(affinity, "one", "g", REPLICAS) == second
 
 
 def test_a_rollout_whose_replica_failed_moves_to_another_although_the_failed_one_is_listed() -> None:
     affinity = new_affinity()
-    first = affinity.replica_for("one", "g", REPLICAS)
+    first = replica_of(affinity, "one", "g", REPLICAS)
     affinity.mark_failed("one")
-    assert affinity.replica_for("one", "g", REPLICAS) != first
+    assert replica_of(affinity, "one", "g", REPLICAS) != first
 
 
 def test_a_failed_replica_is_used_again_if_there_is_no_other() -> None:
     affinity = new_affinity()
-    affinity.replica_for("one", "g", ("a",))
+    replica_of(affinity, "one", "g", ("a",))
     affinity.mark_failed("one")
-    assert affinity.replica_for("one", "g", ("a",)) == "a"
+    assert replica_of(affinity, "one", "g", ("a",)) == "a"
 
 
 def test_without_replicas_a_rollout_has_none_until_there_are_some() -> None:
     affinity = new_affinity()
-    assert affinity.replica_for("one", "g", ()) is None
-    assert affinity.replica_for("one", "g", ("a",)) == "a"
+    assert replica_of(affinity, "one", "g", ()) is None
+    assert replica_of(affinity, "one", "g", ("a",)) == "a"
 
 
 def test_unknown_rollouts_are_ignored() -> None:
@@ -121,7 +126,7 @@ def test_the_load_of_a_replica_is_the_number_of_rollouts_assigned_to_it(
     for move, rollout in moves:
         name = f"{rollout}"
         if move == "turn":
-            assigned[name] = affinity.replica_for(name, f"{rollout % groups}", names)
+            assigned[name] = replica_of(affinity, name, f"{rollout % groups}", names)
         elif move == "fail":
             affinity.mark_failed(name)
             assigned.pop(name, None)
@@ -137,6 +142,6 @@ def test_the_load_of_a_replica_is_the_number_of_rollouts_assigned_to_it(
 def test_without_groups_no_two_replicas_differ_by_more_than_one(rollouts: int, replicas: int) -> None:
     affinity, names = new_affinity(), [f"{number}" for number in range(replicas)]
     for number in range(rollouts):
-        affinity.replica_for(f"{number}", f"{number}", names)
+        replica_of(affinity, f"{number}", f"{number}", names)
     loads = [affinity.load_of(name) for name in names]
     assert max(loads) - min(loads) <= 1

@@ -1,0 +1,188 @@
+"""Weighted fair queueing: which of the waiting items is next. A state machine: no I/O, no clock, no Ray.
+
+Start-time fair queueing. Each flow has a virtual time, which advances by `cost / weight` with each of its items that
+starts. The next item of a lane is one of the flow with the lowest virtual time.
+
+Guarantees: each item that was added is returned once or removed; flows that wait in one lane get service in proportion
+to their weights, up to one item each; a flow that had nothing to start earns nothing for that time; within a flow the
+item of the highest rank is next, and among equal ranks the oldest. Each operation takes O(log n) steps for n flows.
+"""
+
+import heapq
+from collections import OrderedDict
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Generic, TypeVar
+
+Item = TypeVar("Item", bound=Hashable)
+
+
+@dataclass(slots=True, eq=False)
+class Flow(Generic[Item]):
+    """Items that share service with other flows as one party."""
+
+    name: str
+    weight: float
+    virtual_time: float
+    """Of its next item."""
+    waiting: "dict[str, ItemsInLane[Item]]" = field(default_factory=dict)
+    """By lane; only lanes in which items of the flow wait."""
+
+
+@dataclass(slots=True, eq=False)
+class ItemsInLane(Generic[Item]):
+    """The items of one flow in one lane."""
+
+    by_rank: dict[int, "OrderedDict[Item, None]"] = field(default_factory=dict)
+
+    def add(self, item: Item, rank: int) -> None:
+        if rank not in self.by_rank:
+            self.by_rank[rank] = OrderedDict()
+        self.by_rank[rank][item] = None
+
+    def remove(self, item: Item, rank: int) -> None:
+        items = self.by_rank[rank]
+        del items[item]
+        if not items:
+            del self.by_rank[rank]
+
+    def first(self) -> Item:
+        return next(iter(self.by_rank[max(self.by_rank)]))
+
+    def last(self) -> Item:
+        return next(reversed(self.by_rank[min(self.by_rank)]))
+
+
+@dataclass(slots=True, eq=False)
+class Lane(Generic[Item]):
+    """The items that one server can start."""
+
+    flows: list[tuple[float, int, Flow[Item], ItemsInLane[Item]]] = field(default_factory=list)
+    """A heap by virtual time. An entry that is out of date is mended when it reaches the top."""
+    size: int = 0
+    """Items that wait."""
+    outdated: int = 0
+    """Entries of `flows` whose flow has left the lane."""
+
+    def drop_outdated(self, name: str) -> None:
+        """Args: `name` is the lane's own."""
+        self.flows = [entry for entry in self.flows if entry[2].waiting.get(name) is entry[3]]
+        heapq.heapify(self.flows)
+        self.outdated = 0
+
+
+class FairQueue(Generic[Item]):
+    """Items that wait in the lanes of servers and in the flows of clients."""
+
+    def __init__(self) -> None:
+        self.virtual_time = 0.0
+        """The virtual time at which a flow begins."""
+        self._flows: dict[str, Flow[Item]] = {}
+        self._lanes: dict[str, Lane[Item]] = {}
+        """Only those with waiting items."""
+        self._places: dict[Item, tuple[str, Flow[Item], int]] = {}
+        self._numbers = count()
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def __contains__(self, item: Item) -> bool:
+        return item in self._places
+
+    def flow(self, name: str, weight: float) -> Flow[Item]:
+        """The flow of this name. The `weight` (> 0) of one that is known changes to the given one."""
+        flow = self._flows.get(name)
+        if flow is None:
+            flow = self._flows[name] = Flow(name, weight, self.virtual_time)
+        flow.weight = weight
+        return flow
+
+    def forget(self, flow: Flow[Item]) -> None:
+        """Drops a flow that has no items."""
+        self._flows.pop(flow.name, None)
+
+    def advance(self, virtual_time: float) -> None:
+        """Flows that have nothing to start until now begin no lower than this."""
+        self.virtual_time = max(self.virtual_time, virtual_time)
+
+    def charge(self, flow: Flow[Item], cost: float) -> float:
+        """Advances the flow for an item that starts; returns the virtual time of that item."""
+        if not flow.waiting and flow.virtual_time < self.virtual_time:
+            flow.virtual_time = self.virtual_time
+        virtual_time = flow.virtual_time
+        flow.virtual_time += cost / flow.weight
+        return virtual_time
+
+    def add(self, item: Item, lane: str, flow: Flow[Item], rank: int) -> None:
+        """Lets the item wait. `item` does not wait yet."""
+        if not flow.waiting and flow.virtual_time < self.virtual_time:
+            flow.virtual_time = self.virtual_time
+        in_lane = self._lanes.get(lane)
+        if in_lane is None:
+            in_lane = self._lanes[lane] = Lane()
+        items = flow.waiting.get(lane)
+        if items is None:
+            items = flow.waiting[lane] = ItemsInLane()
+            heapq.heappush(in_lane.flows, (flow.virtual_time, next(self._numbers), flow, items))
+        items.add(item, rank)
+        in_lane.size += 1
+        self._places[item] = (lane, flow, rank)
+
+    def start(self, item: Item, cost: float) -> float:
+        """Takes out an item that starts and charges its flow; returns the virtual time of the item."""
+        _, flow, _ = self._places[item]
+        virtual_time = self.charge(flow, cost)
+        self.remove(item)
+        return virtual_time
+
+    def remove(self, item: Item) -> None:
+        """Takes out an item that does not start in its lane. Raises `KeyError` if it does not wait."""
+        name, flow, rank = self._places.pop(item)
+        items, lane = flow.waiting[name], self._lanes[name]
+        items.remove(item, rank)
+        lane.size -= 1
+        if not items.by_rank:
+            del flow.waiting[name]
+            lane.outdated += 1
+        if not lane.size:
+            del self._lanes[name]
+        elif lane.outdated > len(lane.flows) // 2:
+            lane.drop_outdated(name)
+
+    def size_of(self, lane: str) -> int:
+        """How many items wait in the lane."""
+        in_lane = self._lanes.get(lane)
+        return 0 if in_lane is None else in_lane.size
+
+    def longest_lane(self) -> str | None:
+        """The lane in which most items wait; `None` if none waits."""
+        return max(self._lanes, key=lambda lane: self._lanes[lane].size, default=None)
+
+    def first_of(self, lane: str) -> Item | None:
+        """The item that is next in the lane; `None` if none waits there."""
+        flow = self._first_flow(lane)
+        return None if flow is None else flow.waiting[lane].first()
+
+    def last_of(self, lane: str) -> Item | None:
+        """Of the flow that is next in the lane, the item that is last: of the lowest rank the youngest."""
+        flow = self._first_flow(lane)
+        return None if flow is None else flow.waiting[lane].last()
+
+    def items_of(self, lane: str) -> list[Item]:
+        """All items that wait in the lane, the oldest first."""
+        return [item for item, (of_item, _, _) in self._places.items() if of_item == lane]
+
+    def _first_flow(self, name: str) -> Flow[Item] | None:
+        lane = self._lanes.get(name)
+        if lane is None:
+            return None
+        while True:
+            virtual_time, number, flow, items = lane.flows[0]
+            if flow.waiting.get(name) is not items:
+                heapq.heappop(lane.flows)
+                lane.outdated -= 1
+            elif virtual_time != flow.virtual_time:
+                heapq.heapreplace(lane.flows, (flow.virtual_time, number, flow, items))
+            else:
+                return flow

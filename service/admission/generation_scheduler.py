@@ -1,0 +1,315 @@
+"""Which generation starts next, and on which replica. A state machine: no I/O, no clock, no Ray.
+
+Generations wait here and not in the engines: a replica gets those that fill its window (`replica_window.py`), in turn
+from all requests (`fair_queue.py`), and a rollout goes to the replica that has its prefix cached
+(`replica_affinity.py`) unless the wait there costs more than computing the prefix again elsewhere.
+
+Guarantees: each generation that was submitted starts exactly once, unless it is cancelled before; no replica has more
+generations than its window holds; no generation waits for a replica while the window of another has room that pays.
+"""
+
+import math
+import random
+from collections.abc import Collection, Sequence
+
+from deployments.protocols import GenerationRequest, ReplicaLoad
+from service.admission.fair_queue import FairQueue
+from service.admission.replica_affinity import Assignment, ReplicaAffinity
+from service.admission.replica_window import EngineCapacity, ReplicaWindow
+from service.admission.scheduled_generation import UNKNOWN_REPLICA, RequestState, ScheduledGeneration
+
+PREFILL_COST = 0.1
+"""Of computing a prompt token, in generated tokens: engines compute about ten times as many prompt tokens a second."""
+FIRST_EXPECTED_TOKENS = 1024.0
+"""Length of a generation, until the first ones have ended. Too long on purpose: an engine that gets too many runs out
+of KV cache."""
+LEARNING_RATE = 1 / 16
+"""Weight of one generation in the mean of lengths."""
+HIGHEST_RANK = 31
+"""Turns from this one on have equal ranks: the queue looks through the ranks of a request."""
+SUSPECT_LOAD = 1_000_000
+"""Of a replica whose last call failed: new rollouts go there only if all replicas are such."""
+
+
+Started = Sequence[ScheduledGeneration]
+"""Generations that had waited and are to be sent now."""
+
+
+class GenerationScheduler:
+    """The generations of one ingress replica. The caller sends each one when it starts, and reports its end."""
+
+    def __init__(self, window_factor: float | None, choose: random.Random | None = None) -> None:
+        """Args:
+        window_factor: window of a replica in multiples of its engine's batch; `None` lets each generation start at
+            once, on the replica of its rollout.
+        choose: breaks ties between replicas.
+        """
+        self._window_factor = window_factor
+        self._capacity = EngineCapacity()
+        self._queue: FairQueue[ScheduledGeneration] = FairQueue()
+        self._affinity = ReplicaAffinity(choose)
+        self._windows = {UNKNOWN_REPLICA: ReplicaWindow(self._capacity, window_factor)}
+        self._windows_of_gone: dict[str, ReplicaWindow] = {}
+        """Of replicas that are not listed any more: one that is listed again may still run generations."""
+        self._free: dict[str, ReplicaWindow] = {UNKNOWN_REPLICA: self._windows[UNKNOWN_REPLICA]}
+        """Replicas that can run a generation at once and have none waiting."""
+        self._load_of_others: dict[str, int] = {}
+        self._requests: dict[str, RequestState] = {}
+        self._request_of: dict[str, RequestState] = {}
+        """By rollout."""
+        self._mean_tokens = FIRST_EXPECTED_TOKENS
+
+    @property
+    def waiting(self) -> int:
+        """How many generations wait."""
+        return len(self._queue)
+
+    def submit(self, request: GenerationRequest) -> ScheduledGeneration:
+        """The generation has started when this returns, or it waits."""
+        of_request = self._request_of.get(request.rollout_id) or self._add_rollout(request)
+        generation = ScheduledGeneration(request, of_request, self._assignment(request))
+        if self._load_of_others:
+            self._leave_suspect(generation)
+        self._place(generation)
+        return generation
+
+    def end(
+        self,
+        generation: ScheduledGeneration,
+        new_tokens: int | None = None,
+        *,
+        replica_failed: bool = False,
+    ) -> Started:
+        """A generation that had started has ended.
+
+        Args:
+            new_tokens: its length; `None` if it has no result.
+            replica_failed: the rollout's next generation goes to another replica, if there is one.
+        """
+        window, replica = generation.window, generation.replica
+        assert window is not None
+        window.remove(generation.kv_tokens, generation.shared_tokens)
+        generation.window = None
+        if new_tokens is not None:
+            self._learn(generation, new_tokens)
+            if not replica_failed:
+                window.note_success()
+        if replica_failed:
+            self._affinity.mark_failed(generation.request.rollout_id)
+            window.note_failure()
+        if self._windows.get(replica) is not window:
+            if not window.generations:
+                self._windows_of_gone.pop(replica, None)
+            return ()
+        if replica_failed or replica in self._load_of_others:
+            self._note_load(replica, window)
+        if not self._queue:
+            self._note_free(replica, window)
+            return ()
+        moved = self._place_elsewhere(replica) if window.is_suspect else ()
+        return [*moved, *self._fill(replica, window)]
+
+    def cancel(self, generation: ScheduledGeneration) -> None:
+        """Forgets a generation that waits."""
+        self._queue.remove(generation)
+        self._note_free(generation.replica, self._windows[generation.replica])
+
+    def release(self, rollout_id: str) -> None:
+        """Forgets a rollout that has no further generation. Unknown ids are ignored."""
+        self._affinity.release(rollout_id)
+        of_request = self._request_of.pop(rollout_id, None)
+        if of_request is None:
+            return
+        of_request.rollouts -= 1
+        if not of_request.rollouts:
+            self._queue.forget(of_request.flow)
+            del self._requests[of_request.id]
+
+    def observe(self, replica: str, load: ReplicaLoad, ended: int) -> Started:
+        """The replica has reported its load.
+
+        Args:
+            ended: generations of this ingress that have ended and are no longer in `load`, but whose `end` is to come.
+        """
+        window = self._windows.get(replica)
+        if window is None:
+            return ()
+        self._queue.advance(load.virtual_time)
+        if window.observe(load, ended):
+            self._note_load(replica, window)
+        return self._fill(replica, window) if self._queue else ()
+
+    def set_capacity(self, capacity: EngineCapacity) -> Started:
+        """What every engine can run at once."""
+        if capacity == self._capacity or self._window_factor is None:
+            return ()
+        self._capacity = capacity
+        for window in self._windows.values():
+            window.resize(capacity)
+        return self._fill_all()
+
+    def set_replicas(self, replicas: Collection[str]) -> Started:
+        """The replicas that take calls from now on. Generations that wait for one that is gone wait for others."""
+        names = replicas or (UNKNOWN_REPLICA,)
+        gone = self._windows.keys() - names
+        for replica in names:
+            if replica not in self._windows:
+                self._add_replica(replica)
+        for replica in gone:
+            self._remove_replica(replica)
+        moved = [generation for replica in gone for generation in self._place_elsewhere(replica)]
+        return moved + list(self._fill_all())
+
+    def _add_replica(self, replica: str) -> None:
+        window = self._windows_of_gone.pop(replica, None) or ReplicaWindow(self._capacity, self._window_factor)
+        window.resize(self._capacity)
+        self._windows[replica] = window
+        self._note_load(replica, window)
+        self._note_free(replica, window)
+
+    def _remove_replica(self, replica: str) -> None:
+        window = self._windows.pop(replica)
+        if window.generations:
+            self._windows_of_gone[replica] = window
+        self._free.pop(replica, None)
+        self._load_of_others.pop(replica, None)
+
+    def _add_rollout(self, request: GenerationRequest) -> RequestState:
+        share = request.share
+        of_request = self._requests.get(share.id)
+        if of_request is None:
+            flow = self._queue.flow(share.id, share.weight)
+            of_request = self._requests[share.id] = RequestState(share.id, flow, self._mean_tokens)
+        of_request.rollouts += 1
+        self._request_of[request.rollout_id] = of_request
+        return of_request
+
+    def _assignment(self, request: GenerationRequest) -> Assignment:
+        return self._affinity.assignment_of(
+            request.rollout_id, request.group, self._windows, len(request.prompt_token_ids), self._load_of_others
+        )
+
+    def _place_elsewhere(self, replica: str) -> Started:
+        """Moves all that waits for a replica that is gone, or is suspect while another is not."""
+        if replica in self._windows and all(window.is_suspect for window in self._windows.values()):
+            return ()
+        moved = self._queue.items_of(replica)
+        for generation in moved:
+            self._queue.remove(generation)
+            self._affinity.mark_failed(generation.request.rollout_id)
+            self._assignment(generation.request)
+            self._place(generation)
+        return [generation for generation in moved if generation.has_started]
+
+    def _leave_suspect(self, generation: ScheduledGeneration) -> None:
+        replica = generation.assignment.replica
+        if replica is not None and self._windows[replica].is_suspect:
+            self._affinity.mark_failed(generation.request.rollout_id)
+            self._assignment(generation.request)
+
+    def _place(self, generation: ScheduledGeneration) -> None:
+        """Starts the generation, or lets it wait, on the replica of its rollout or on one that it moves to."""
+        replica = generation.assignment.replica
+        assert replica is not None
+        window = self._windows[replica]
+        if self._free and not window.has_free_sequence:
+            free = min(self._free, key=lambda name: self._free[name].ongoing)
+            if self._pays(generation, replica, free):
+                self._affinity.move(generation.request.rollout_id, free)
+                replica, window = free, self._windows[free]
+        if self._queue.size_of(replica):
+            self._wait(generation, replica)
+            return
+        self._estimate(generation)
+        if not window.has_room(generation.kv_tokens):
+            self._wait(generation, replica)
+            return
+        generation.replica = replica
+        self._start(generation, window, self._queue.charge(generation.of_request.flow, generation.cost))
+
+    def _estimate(self, generation: ScheduledGeneration) -> None:
+        request, assignment = generation.request, generation.assignment
+        prompt_tokens = len(request.prompt_token_ids)
+        new_tokens = min(generation.of_request.expected_tokens, request.max_new_tokens)
+        generation.cost = new_tokens + PREFILL_COST * max(prompt_tokens - assignment.cached_tokens, 0)
+        generation.shared_tokens = assignment.shared_tokens
+        generation.kv_tokens = new_tokens + prompt_tokens - generation.shared_tokens
+
+    def _start(self, generation: ScheduledGeneration, window: ReplicaWindow, virtual_time: float) -> None:
+        window.add(generation.kv_tokens, generation.shared_tokens)
+        generation.window = window
+        if self._window_factor is not None:
+            generation.virtual_time = int(virtual_time)
+        self._note_free(generation.replica, window)
+
+    def _fill_all(self) -> Started:
+        return [started for replica, window in self._windows.items() for started in self._fill(replica, window)]
+
+    def _fill(self, replica: str, window: ReplicaWindow) -> Started:
+        """Starts generations that wait for this replica, then such as wait for others, while its window has room."""
+        started: list[ScheduledGeneration] = []
+        while self._queue:
+            generation = self._queue.first_of(replica)
+            if generation is None and (generation := self._worth_moving_to(replica)) is not None:
+                self._move(generation, replica)
+            if generation is None or not window.has_room(generation.kv_tokens):
+                break
+            self._start(generation, window, self._queue.start(generation, generation.cost))
+            started.append(generation)
+        self._note_free(replica, window)
+        return started
+
+    def _worth_moving_to(self, replica: str) -> ScheduledGeneration | None:
+        """A generation that waits for another replica, if `replica` has room for it and moving it pays."""
+        longest = self._queue.longest_lane()
+        generation = None if longest is None else self._queue.last_of(longest)
+        if longest is None or generation is None:
+            return None
+        window = self._windows[replica]
+        has_room = window.has_room(generation.kv_tokens + generation.assignment.shared_tokens)
+        return generation if has_room and self._pays(generation, longest, replica) else None
+
+    def _move(self, generation: ScheduledGeneration, replica: str) -> None:
+        """To the queue of another replica."""
+        self._queue.remove(generation)
+        self._affinity.move(generation.request.rollout_id, replica)
+        self._wait(generation, replica)
+
+    def _wait(self, generation: ScheduledGeneration, replica: str) -> None:
+        self._estimate(generation)
+        generation.replica = replica
+        rank = min(generation.request.turn, HIGHEST_RANK)
+        self._queue.add(generation, replica, generation.of_request.flow, rank)
+        self._free.pop(replica, None)
+
+    def _pays(self, generation: ScheduledGeneration, replica: str, other: str) -> bool:
+        """Whether the wait that `other` saves is longer than computing there what `replica` has cached."""
+        saved = self._ahead(replica) - self._ahead(other)
+        wait_tokens = saved * self._mean_tokens / self._capacity.sequences
+        return wait_tokens > PREFILL_COST * generation.assignment.cached_tokens
+
+    def _ahead(self, replica: str) -> float:
+        """Generations that must end before one that comes last there can run."""
+        window = self._windows[replica]
+        ongoing = window.ongoing + self._queue.size_of(replica)
+        return math.inf if window.is_suspect else max(ongoing + 1 - self._capacity.sequences, 0)
+
+    def _learn(self, generation: ScheduledGeneration, new_tokens: int) -> None:
+        of_request, assignment = generation.of_request, generation.assignment
+        of_request.expected_tokens += LEARNING_RATE * (new_tokens - of_request.expected_tokens)
+        self._mean_tokens += LEARNING_RATE * (new_tokens - self._mean_tokens)
+        if assignment.replica == generation.replica:
+            assignment.cached_tokens = len(generation.request.prompt_token_ids) + new_tokens
+        self._queue.advance(generation.virtual_time)
+
+    def _note_free(self, replica: str, window: ReplicaWindow) -> None:
+        if window.has_free_sequence and not self._queue.size_of(replica):
+            self._free[replica] = window
+        else:
+            self._free.pop(replica, None)
+
+    def _note_load(self, replica: str, window: ReplicaWindow) -> None:
+        if window.of_others or window.is_suspect:
+            self._load_of_others[replica] = window.of_others + (SUSPECT_LOAD if window.is_suspect else 0)
+        else:
+            self._load_of_others.pop(replica, None)

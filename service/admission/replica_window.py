@@ -1,0 +1,127 @@
+"""The window of one generator replica: how many generations this ingress may have there at once. No I/O, no Ray."""
+
+import math
+from dataclasses import dataclass
+
+from deployments.protocols import GeneratorDescription, ReplicaLoad
+
+SUSPECT_AFTER = 3
+"""Failures of a replica without a success between them."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineCapacity:
+    """What one engine can run at once. Unknown capacities are infinite."""
+
+    sequences: float = math.inf
+    """Generations that one batch of the engine holds."""
+    kv_tokens: float = math.inf
+    """Tokens that its KV cache holds."""
+
+    @classmethod
+    def of(cls, description: GeneratorDescription) -> "EngineCapacity":
+        return cls(description.max_num_seqs or math.inf, description.kv_cache_size_tokens or math.inf)
+
+
+class ReplicaWindow:
+    """Counts the generations of this ingress on one replica against its share of the replica's window.
+
+    The window holds `factor` times as many generations as the engine's batch, so that the engine never waits for the
+    ingress, and no more tokens than its KV cache holds, because an engine that runs out of it computes prompts twice.
+    One generation always fits. The ingress replicas share the window: each has what the others leave, and at least the
+    same part as each of the others.
+    """
+
+    def __init__(self, capacity: EngineCapacity, factor: float | None) -> None:
+        """Args: `factor` None lets every generation in."""
+        self._capacity = capacity
+        self._factor = math.inf if factor is None else factor
+        self.generations = 0
+        """Of this ingress, running or waiting in the engine."""
+        self.of_others = 0
+        """Generations of other ingress replicas, as far as known."""
+        self.is_suspect = False
+        """Whether the last `SUSPECT_AFTER` calls failed: one generation at a time tries it until one succeeds."""
+        self._failures = 0
+        self._tokens = 0.0
+        """Of the generations of this ingress, what a group shares counted once."""
+        self._shared_tokens = 0.0
+        """What was counted once in place of several times."""
+        self._unexpected_tokens = 0.0
+        """By how much the generations are longer than was expected, as far as known."""
+        self._ingresses = 1
+        self._set_share()
+
+    @property
+    def ongoing(self) -> int:
+        """Generations of all ingress replicas that run or wait in the engine, as far as known."""
+        return self.generations + self.of_others
+
+    @property
+    def has_free_sequence(self) -> bool:
+        """Whether the engine can run one more generation at once."""
+        return self.generations + self.of_others < self._capacity.sequences and not self.is_suspect
+
+    def has_room(self, tokens: float) -> bool:
+        """Whether a generation that needs `tokens` tokens of KV cache may start."""
+        return self.generations == 0 or (
+            self.generations < self._max_generations
+            and self._tokens + self._unexpected_tokens + tokens <= self._max_tokens
+        )
+
+    def add(self, tokens: float, shared_tokens: float = 0.0) -> None:
+        """Args:
+        tokens: what the generation needs of the KV cache at its end.
+        shared_tokens: what it needs besides and another generation has there already.
+        """
+        self.generations += 1
+        self._tokens += tokens
+        self._shared_tokens += shared_tokens
+
+    def remove(self, tokens: float, shared_tokens: float = 0.0) -> None:
+        self.generations -= 1
+        self._tokens -= tokens
+        self._shared_tokens -= shared_tokens
+        if not self.generations:
+            self._tokens = self._shared_tokens = self._unexpected_tokens = 0.0
+
+    def note_success(self) -> None:
+        self._failures = 0
+        if self.is_suspect:
+            self.is_suspect = False
+            self._set_share()
+
+    def note_failure(self) -> None:
+        self._failures += 1
+        if self._failures == SUSPECT_AFTER:
+            self.is_suspect = True
+            self._set_share()
+
+    def observe(self, load: ReplicaLoad, ended: int) -> bool:
+        """Whether the share of this ingress has changed.
+
+        Args:
+            ended: generations that are counted here and not in `load`, because they have ended.
+        """
+        ingresses = max(load.ingresses, 1)
+        expected_tokens = self._tokens + self._shared_tokens
+        self._unexpected_tokens = max(load.kv_tokens - expected_tokens, 0.0) if ingresses == 1 else 0.0
+        of_others = max(load.ongoing_generations - self.generations + ended, 0) if ingresses > 1 else 0
+        if (ingresses, of_others) == (self._ingresses, self.of_others):
+            return False
+        self._ingresses, self.of_others = ingresses, of_others
+        self._set_share()
+        return True
+
+    def resize(self, capacity: EngineCapacity) -> None:
+        self._capacity = capacity
+        self._set_share()
+
+    def _set_share(self) -> None:
+        if math.isinf(self._factor):
+            self._max_generations = self._max_tokens = math.inf
+            return
+        window = self._factor * self._capacity.sequences
+        share = max(window - self.of_others, window / self._ingresses)
+        self._max_generations = 1.0 if self.is_suspect else max(share, 1.0)
+        self._max_tokens = self._capacity.kv_tokens * (1.0 if math.isinf(window) else share / window)

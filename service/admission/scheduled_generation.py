@@ -1,0 +1,47 @@
+"""The records of `GenerationScheduler`: a generation that waits or has started, and the request that it is of."""
+
+from dataclasses import dataclass
+
+from deployments.protocols import GenerationRequest
+from service.admission.fair_queue import Flow
+from service.admission.replica_affinity import Assignment
+from service.admission.replica_window import ReplicaWindow
+
+UNKNOWN_REPLICA = ""
+"""Stands for whichever replica Serve chooses, while none is known."""
+
+
+@dataclass(slots=True, eq=False)
+class RequestState:
+    """What the scheduler knows of one request."""
+
+    id: str
+    flow: "Flow[ScheduledGeneration]"
+    expected_tokens: float
+    """Mean length of its generations."""
+    rollouts: int = 0
+    """Those that are not released."""
+
+
+@dataclass(slots=True, eq=False)
+class ScheduledGeneration:
+    """A generation that waits, or that has started on `replica`."""
+
+    request: GenerationRequest
+    of_request: RequestState
+    assignment: Assignment
+    cost: float = 0.0
+    """What its request is charged, in generated tokens."""
+    kv_tokens: float = 0.0
+    """What it needs of the KV cache at its end, without `shared_tokens`."""
+    shared_tokens: int = 0
+    """Tokens of its prompt that another rollout of its group holds there."""
+    replica: str = UNKNOWN_REPLICA
+    """Where it waits or runs."""
+    window: ReplicaWindow | None = None
+    """The window in which it counts; `None` until it starts and after it has ended."""
+    virtual_time: int = 0
+
+    @property
+    def has_started(self) -> bool:
+        return self.window is not None

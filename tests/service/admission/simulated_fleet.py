@@ -1,0 +1,165 @@
+"""A scheduler over simulated engines in virtual time, without an event loop: what it decides takes no time."""
+
+import heapq
+import random
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import count
+
+from deployments.protocols import GenerationRequest, ReplicaLoad, RequestShare, SamplingOptions
+from deployments.simulation.timing import TimedGenerations, Timing
+from service.admission.generation_scheduler import GenerationScheduler
+from service.admission.replica_window import EngineCapacity
+from service.admission.scheduled_generation import ScheduledGeneration
+
+ROUND_TRIP_S = 0.005
+"""Between the end of a generation and the next turn of its rollout."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One request: `rollouts` rollouts of `turns` turns of `tokens` tokens each, or of up to half fewer."""
+
+    name: str
+    rollouts: int
+    turns: int
+    tokens: int = 100
+    weight: float = 1.0
+    varied: bool = True
+    ingress: int = 0
+    prompt_tokens: int = 10
+
+
+@dataclass(eq=False)
+class Replica:
+    """One engine, and what it reports."""
+
+    name: str
+    timing: Timing
+    engine: "TimedGenerations[ScheduledGeneration]" = field(init=False)
+    ingress_of: dict[ScheduledGeneration, int] = field(default_factory=dict)
+    virtual_time: int = 0
+    most_ongoing: int = 0
+    ended: int = 0
+
+    def __post_init__(self) -> None:
+        self.engine = TimedGenerations(self.timing)
+
+    def load(self) -> ReplicaLoad:
+        return ReplicaLoad(
+            len(self.engine), ingresses=len(set(self.ingress_of.values())), virtual_time=self.virtual_time
+        )
+
+
+class Fleet:
+    """Replicas of one speed behind ingress replicas with a scheduler each."""
+
+    def __init__(self, replicas: int, timing: Timing, window_factor: float | None = 2.0, ingresses: int = 1) -> None:
+        self.now = 0.0
+        self._timing = timing
+        self._capacity = EngineCapacity(timing.max_num_seqs)
+        self.schedulers = [GenerationScheduler(window_factor, random.Random(n)) for n in range(ingresses)]
+        self.replicas: dict[str, Replica] = {}
+        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self._numbers = count()
+        self._draw = random.Random(7)
+        self._batches: dict[str, Batch] = {}
+        self._lengths: dict[ScheduledGeneration, int] = {}
+        self.began: dict[str, float] = {}
+        self.ended: dict[str, float] = {}
+        """When the last rollout of each request ended."""
+        self.rollout_ends: dict[str, list[float]] = {}
+        self.turns_ended: Counter[str] = Counter()
+        self.turns_by_replica: list[tuple[float, str]] = []
+        self._left: Counter[str] = Counter()
+        for scheduler in self.schedulers:
+            scheduler.set_capacity(self._capacity)
+        self.scale(replicas)
+
+    def scale(self, replicas: int) -> None:
+        for number in range(len(self.replicas), replicas):
+            self.replicas[f"r{number}"] = Replica(f"r{number}", self._timing)
+        for ingress, scheduler in enumerate(self.schedulers):
+            self._send(ingress, scheduler.set_replicas(list(self.replicas)))
+
+    def at(self, time: float, action: Callable[[], None]) -> None:
+        heapq.heappush(self._events, (time, next(self._numbers), action))
+
+    def post(self, batch: Batch) -> None:
+        self._batches[batch.name] = batch
+        self.began[batch.name] = self.now
+        self.rollout_ends[batch.name] = []
+        self._left[batch.name] = batch.rollouts
+        for number in range(batch.rollouts):
+            self._play_turn(batch, number, 0, batch.prompt_tokens)
+
+    def run(self, until: Callable[[], bool] = lambda: False) -> None:
+        """Until nothing happens any more, or `until`."""
+        while not until():
+            ends = [
+                (end, name) for name, replica in self.replicas.items() if (end := replica.engine.next_end) is not None
+            ]
+            next_end = min(ends, default=None)
+            if self._events and (next_end is None or self._events[0][0] <= next_end[0]):
+                self.now, _, action = heapq.heappop(self._events)
+                action()
+            elif next_end is not None:
+                self.now = next_end[0]
+                self._end(self.replicas[next_end[1]])
+            else:
+                return
+
+    def seconds(self, name: str) -> float:
+        return self.ended[name] - self.began[name]
+
+    def _play_turn(self, batch: Batch, number: int, turn: int, prompt_tokens: int) -> None:
+        request = GenerationRequest(
+            f"{batch.name}-{number}-{turn}",
+            range(prompt_tokens),
+            batch.tokens,
+            (),
+            SamplingOptions(),
+            rollout_id=f"{batch.name}-{number}",
+            group=f"{batch.name}-{number}",
+            turn=turn,
+            share=RequestShare(batch.name, batch.weight),
+        )
+        scheduled = self.schedulers[batch.ingress].submit(request)
+        self._lengths[scheduled] = self._draw.randint(batch.tokens // 2, batch.tokens) if batch.varied else batch.tokens
+        if scheduled.has_started:
+            self._send(batch.ingress, [scheduled])
+
+    def _send(self, ingress: int, started: "list[ScheduledGeneration] | tuple[()] | object") -> None:
+        assert isinstance(started, list | tuple)
+        for scheduled in started:
+            replica = self.replicas[scheduled.replica]
+            replica.ingress_of[scheduled] = ingress
+            replica.engine.submit(scheduled, self._lengths[scheduled], self.now, scheduled.virtual_time)
+            replica.most_ongoing = max(replica.most_ongoing, len(replica.engine))
+
+    def _end(self, replica: Replica) -> None:
+        for scheduled in replica.engine.pop_finished(self.now):
+            ingress = replica.ingress_of.pop(scheduled)
+            replica.virtual_time = max(replica.virtual_time, scheduled.virtual_time)
+            scheduler = self.schedulers[ingress]
+            self._send(ingress, scheduler.observe(replica.name, replica.load(), ended=1))
+            length = self._lengths.pop(scheduled)
+            self._send(ingress, scheduler.end(scheduled, length))
+            self._after_turn(scheduled, replica.name, length)
+
+    def _after_turn(self, scheduled: ScheduledGeneration, replica: str, length: int) -> None:
+        request = scheduled.request
+        name, number, turn = request.generation_id.rsplit("-", 2)
+        batch = self._batches[name]
+        self.turns_ended[name] += 1
+        self.turns_by_replica.append((self.now, replica))
+        if int(turn) + 1 < batch.turns:
+            tokens = len(request.prompt_token_ids) + length
+            self.at(self.now + ROUND_TRIP_S, lambda: self._play_turn(batch, int(number), int(turn) + 1, tokens))
+            return
+        self.schedulers[batch.ingress].release(request.rollout_id)
+        self.rollout_ends[name].append(self.now)
+        self._left[name] -= 1
+        if not self._left[name]:
+            self.ended[name] = self.now

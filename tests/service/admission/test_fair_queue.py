@@ -1,0 +1,171 @@
+"""Weighted fair queueing: shares, order, and laws over random sequences of additions, starts and removals."""
+
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from service.admission.fair_queue import FairQueue
+
+
+def queue_with(weights: dict[str, float], items: int) -> "FairQueue[str]":
+    """Lane `l` with so many items of each flow, named by flow and number."""
+    queue: FairQueue[str] = FairQueue()
+    for name, weight in weights.items():
+        flow = queue.flow(name, weight)
+        for number in range(items):
+            queue.add(f"{name}{number}", "l", flow, rank=0)
+    return queue
+
+
+def start_next(queue: "FairQueue[str]", cost: float = 1.0, lane: str = "l") -> str:
+    item = queue.first_of(lane)
+    assert item is not None
+    queue.start(item, cost)
+    return item
+
+
+def started(queue: "FairQueue[str]", count: int) -> Counter[str]:
+    """How many of the next `count` items are of each flow."""
+    return Counter(start_next(queue)[0] for _ in range(count))
+
+
+def test_flows_of_equal_weight_take_turns() -> None:
+    queue = queue_with({"a": 1, "b": 1}, 4)
+    assert "".join(start_next(queue)[0] for _ in range(8)) == "abababab"
+
+
+def test_a_flow_of_three_times_the_weight_starts_three_times_as_many_items() -> None:
+    assert started(queue_with({"a": 1, "b": 3}, 100), 80) == {"a": 20, "b": 60}
+
+
+def test_a_flow_pays_for_the_cost_of_its_items_and_not_for_their_number() -> None:
+    queue = queue_with({"a": 1, "b": 1}, 100)
+    names = Counter[str]()
+    for _ in range(60):
+        item = queue.first_of("l")
+        assert item is not None
+        queue.start(item, cost=5.0 if item[0] == "a" else 1.0)
+        names[item[0]] += 1
+    assert names == {"a": 10, "b": 50}
+
+
+def test_a_flow_that_had_nothing_to_start_earns_nothing_for_that_time() -> None:
+    queue = queue_with({"a": 1}, 50)
+    late = queue.flow("b", 1)
+    assert started(queue, 20) == {"a": 20}
+    queue.advance(20.0)
+    for number in range(20):
+        queue.add(f"b{number}", "l", late, rank=0)
+    assert started(queue, 20) == {"a": 10, "b": 10}
+
+
+def test_a_flow_that_begins_late_is_next() -> None:
+    queue = queue_with({"a": 1}, 50)
+    started(queue, 20)
+    queue.advance(10.0)
+    queue.add("b", "l", queue.flow("b", 1), rank=0)
+    assert start_next(queue) == "b"
+
+
+def test_within_a_flow_the_highest_rank_is_first_and_among_equal_ranks_the_oldest() -> None:
+    queue: FairQueue[str] = FairQueue()
+    flow = queue.flow("a", 1)
+    for item, rank in (("new 1", 0), ("begun 1", 2), ("new 2", 0), ("begun 2", 2), ("middle", 1)):
+        queue.add(item, "l", flow, rank)
+    assert queue.last_of("l") == "new 2"
+    assert [start_next(queue) for _ in range(5)] == ["begun 1", "begun 2", "middle", "new 1", "new 2"]
+
+
+def test_each_lane_has_its_own_items_and_flows_share_all_lanes() -> None:
+    queue: FairQueue[str] = FairQueue()
+    a, b = queue.flow("a", 1), queue.flow("b", 1)
+    for number in range(10):
+        queue.add(f"a{number}", "one", a, rank=0)
+        queue.add(f"b{number}", "one", b, rank=0)
+        queue.add(f"A{number}", "two", a, rank=0)
+    for _ in range(5):
+        start_next(queue, lane="two")
+    assert [start_next(queue, lane="one")[0] for _ in range(5)] == ["b"] * 5
+
+
+def test_the_longest_lane_is_that_with_most_items() -> None:
+    queue: FairQueue[str] = FairQueue()
+    assert queue.longest_lane() is None
+    flow = queue.flow("a", 1)
+    for item, lane in (("a", "one"), ("b", "two"), ("c", "two")):
+        queue.add(item, lane, flow, rank=0)
+    assert (queue.longest_lane(), queue.size_of("one"), queue.size_of("two")) == ("two", 1, 2)
+    queue.remove("b")
+    queue.remove("c")
+    assert (queue.longest_lane(), queue.size_of("two"), queue.first_of("two")) == ("one", 0, None)
+
+
+def test_a_flow_that_leaves_and_joins_a_lane_many_times_leaves_nothing_behind() -> None:
+    queue = queue_with({"a": 1}, 1)
+    flow = queue.flow("b", 1)
+    for number in range(1000):
+        queue.add(f"b{number}", "l", flow, rank=0)
+        queue.remove(f"b{number}")
+    assert len(queue._lanes["l"].flows) <= 3
+
+
+def test_removing_an_item_that_does_not_wait_is_an_error() -> None:
+    with pytest.raises(KeyError):
+        queue_with({"a": 1}, 1).remove("a1")
+
+
+Moves = st.lists(
+    st.tuples(st.sampled_from(["add", "start", "remove"]), st.integers(0, 2), st.integers(0, 4), st.integers(0, 3)),
+    max_size=120,
+)
+
+
+@given(moves=Moves)
+def test_every_item_is_started_or_removed_exactly_once_in_its_flows_order(
+    moves: list[tuple[str, int, int, int]],
+) -> None:
+    """Against lists: an item is (number, rank), one list for each flow and lane."""
+    queue: FairQueue[tuple[int, int]] = FairQueue()
+    flows = [queue.flow(f"{number}", weight=1 + number) for number in range(5)]
+    expected: dict[tuple[str, int], list[tuple[int, int]]] = {}
+    flow_of: dict[tuple[int, int], int] = {}
+    for number, (move, lane_number, flow, rank) in enumerate(moves):
+        lane = f"{lane_number}"
+        items = expected.setdefault((lane, flow), [])
+        if move == "add":
+            item = (number, rank)
+            queue.add(item, lane, flows[flow], rank)
+            items.append(item)
+            flow_of[item] = flow
+        elif move == "remove" and items:
+            queue.remove(items.pop(rank % len(items)))
+        elif move == "start" and (first := queue.first_of(lane)) is not None:
+            its_flow = flow_of[first]
+            waiting = [index for (name, index), left in expected.items() if name == lane and left]
+            assert flows[its_flow].virtual_time == min(flows[index].virtual_time for index in waiting)
+            queue.start(first, cost=float(1 + rank))
+            assert first == max(expected[lane, its_flow], key=lambda item: (item[1], -item[0]))
+            expected[lane, its_flow].remove(first)
+        sizes = {f"{n}": sum(len(left) for (name, _), left in expected.items() if name == f"{n}") for n in range(3)}
+        assert {name: queue.size_of(name) for name in sizes} == sizes
+        assert len(queue) == sum(sizes.values())
+
+
+@given(
+    weights=st.lists(st.sampled_from([0.5, 1.0, 2.0, 4.0]), min_size=2, max_size=5),
+    costs=st.lists(st.floats(0.5, 10.0), min_size=300, max_size=300),
+)
+def test_flows_that_wait_are_never_further_apart_than_one_item_of_each(
+    weights: list[float], costs: list[float]
+) -> None:
+    queue = queue_with({f"{number}": weight for number, weight in enumerate(weights)}, 400)
+    service = Counter[int]()
+    for cost in costs:
+        item = queue.first_of("l")
+        assert item is not None
+        queue.start(item, cost)
+        service[int(item[0])] += cost  # type: ignore[assignment]
+    by_weight = [service[number] / weight for number, weight in enumerate(weights)]
+    assert max(by_weight) - min(by_weight) <= max(costs) / min(weights) + 1e-6

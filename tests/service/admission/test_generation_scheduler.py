@@ -1,0 +1,328 @@
+"""Which generation starts when, and where: exact cases, and laws over random sequences of events."""
+
+import random
+from collections import Counter
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from deployments.protocols import GenerationRequest, ReplicaLoad, RequestShare, SamplingOptions
+from service.admission.generation_scheduler import (
+    FIRST_EXPECTED_TOKENS,
+    PREFILL_COST,
+    GenerationScheduler,
+)
+from service.admission.replica_window import SUSPECT_AFTER, EngineCapacity
+from service.admission.scheduled_generation import UNKNOWN_REPLICA, ScheduledGeneration
+
+SEQUENCES = 2
+WINDOW = 4
+
+
+def new_scheduler(*replicas: str, capacity: EngineCapacity | None = None) -> GenerationScheduler:
+    scheduler = GenerationScheduler(2.0, random.Random(0))
+    scheduler.set_capacity(capacity or EngineCapacity(SEQUENCES))
+    scheduler.set_replicas(replicas)
+    return scheduler
+
+
+def generation(
+    rollout: str, of_request: str = "r", turn: int = 0, prompt: int = 10, group: str = "", weight: float = 1.0
+) -> GenerationRequest:
+    return GenerationRequest(
+        f"{rollout}-{turn}",
+        range(prompt),
+        100,
+        (),
+        SamplingOptions(),
+        rollout_id=rollout,
+        group=group or rollout,
+        turn=turn,
+        share=RequestShare(of_request, weight),
+    )
+
+
+def submit_many(
+    scheduler: GenerationScheduler, count: int, of_request: str = "r", turn: int = 0
+) -> list[ScheduledGeneration]:
+    return [scheduler.submit(generation(f"{of_request}{number}", of_request, turn)) for number in range(count)]
+
+
+def names(generations: "list[ScheduledGeneration] | object") -> list[str]:
+    assert isinstance(generations, list | tuple)
+    return [scheduled.request.rollout_id for scheduled in generations]
+
+
+def test_a_replica_gets_its_window_and_the_others_wait_in_order() -> None:
+    scheduler = new_scheduler("a")
+    generations = submit_many(scheduler, 7)
+    assert [scheduled.has_started for scheduled in generations] == [True] * WINDOW + [False] * 3
+    assert names(scheduler.end(generations[0], new_tokens=100)) == ["r4"]
+    assert names(scheduler.end(generations[1], new_tokens=100)) == ["r5"]
+    assert scheduler.waiting == 1
+
+
+def test_a_request_that_comes_later_is_next() -> None:
+    scheduler = new_scheduler("a")
+    generations = submit_many(scheduler, 20)
+    scheduler.submit(generation("one", "other"))
+    assert names(scheduler.end(generations[0], new_tokens=100)) == ["one"]
+
+
+def test_a_cancelled_generation_leaves_the_queue_at_once() -> None:
+    scheduler = new_scheduler("a")
+    generations = submit_many(scheduler, 6)
+    scheduler.cancel(generations[4])
+    assert scheduler.waiting == 1
+    assert names(scheduler.end(generations[0])) == ["r5"]
+
+
+def test_without_a_window_every_generation_starts_at_once_with_virtual_time_0() -> None:
+    scheduler = GenerationScheduler(None)
+    scheduler.set_capacity(EngineCapacity(SEQUENCES))
+    scheduler.set_replicas(["a"])
+    generations = submit_many(scheduler, 50)
+    assert {(scheduled.has_started, scheduled.virtual_time) for scheduled in generations} == {(True, 0)}
+
+
+def test_a_rollout_that_has_begun_goes_before_one_that_has_not() -> None:
+    scheduler = new_scheduler("a")
+    running = submit_many(scheduler, 4)
+    submit_many(scheduler, 2, "r", turn=0)
+    scheduler.submit(generation("begun", turn=3))
+    assert names(scheduler.end(running[0])) == ["begun"]
+
+
+def test_the_virtual_time_of_a_request_advances_by_the_tokens_that_it_is_charged() -> None:
+    scheduler = new_scheduler("a")
+    first, second = (scheduler.submit(generation(name, prompt=50, weight=2.0)) for name in ("one", "two"))
+    assert (first.virtual_time, second.virtual_time) == (0, int((100 + PREFILL_COST * 50) / 2.0))
+
+
+def test_cached_tokens_cost_nothing() -> None:
+    scheduler = new_scheduler("a")
+    first = scheduler.submit(generation("one", prompt=1000))
+    scheduler.end(first, new_tokens=100)
+    second = scheduler.submit(generation("one", prompt=1150, turn=1))
+    assert (first.cost, second.cost) == (100 + PREFILL_COST * 1000, 100 + PREFILL_COST * 50)
+
+
+def test_a_request_is_charged_the_mean_of_its_own_lengths() -> None:
+    scheduler = new_scheduler("a")
+    for number in range(200):
+        scheduler.end(scheduler.submit(generation(f"{number}", "short", prompt=0)), new_tokens=10)
+    assert scheduler.submit(generation("short", "short", prompt=0)).cost == pytest.approx(10.0, abs=0.1)
+    assert scheduler.submit(generation("other", "long", prompt=0)).cost == pytest.approx(10.0, abs=0.1)
+    assert new_scheduler("a").submit(generation("one", prompt=0)).cost == min(FIRST_EXPECTED_TOKENS, 100)
+
+
+def test_a_replica_gets_no_more_tokens_than_its_kv_cache_holds() -> None:
+    scheduler = new_scheduler("a", capacity=EngineCapacity(10, kv_tokens=250))
+    generations = submit_many(scheduler, 4)
+    assert [scheduled.has_started for scheduled in generations] == [True, True, False, False]
+
+
+def test_what_a_group_shares_counts_once() -> None:
+    scheduler = new_scheduler("a", capacity=EngineCapacity(10, kv_tokens=1500))
+    generations = [scheduler.submit(generation(f"{number}", group="g", prompt=1000)) for number in range(6)]
+    assert [scheduled.has_started for scheduled in generations] == [True] * 5 + [False]
+
+
+def test_a_rollout_stays_on_its_replica_while_that_has_a_free_sequence() -> None:
+    scheduler = new_scheduler("a", "b")
+    first = scheduler.submit(generation("one"))
+    scheduler.end(first, new_tokens=100)
+    other = scheduler.submit(generation("other"))
+    assert other.replica == {"a": "b", "b": "a"}[first.replica]
+    assert scheduler.submit(generation("one", turn=1, prompt=110)).replica == first.replica
+
+
+def two_begun(scheduler: GenerationScheduler, prompt: int) -> None:
+    """Lets two rollouts play their first turn on the only replica, and then fills its window."""
+    begun = [scheduler.submit(generation(name, prompt=prompt)) for name in ("one", "two")]
+    for scheduled in begun:
+        scheduler.end(scheduled, new_tokens=100)
+    submit_many(scheduler, WINDOW)
+
+
+@pytest.mark.parametrize(("prompt", "replica"), [(500, "b"), (50_000, "a")])
+def test_a_rollout_moves_when_the_wait_that_it_saves_is_worth_more_than_its_prefix(prompt: int, replica: str) -> None:
+    """Three generations must end on `a` before another one can run there: 1.5 lengths of 100 tokens or less."""
+    scheduler = new_scheduler("a")
+    two_begun(scheduler, prompt)
+    scheduler.set_replicas(["a", "b"])
+    assert scheduler.submit(generation("one", turn=1, prompt=prompt + 100)).replica == replica
+
+
+def test_a_new_replica_takes_waiting_generations_at_once_those_without_a_prefix_first() -> None:
+    scheduler = new_scheduler("a")
+    two_begun(scheduler, prompt=500)
+    waiting = [scheduler.submit(generation("one", turn=1, prompt=600)), *submit_many(scheduler, 6, "r", turn=0)]
+    started = scheduler.set_replicas(["a", "b"])
+    assert [scheduled.replica for scheduled in started] == ["b"] * WINDOW
+    assert waiting[0] not in started
+
+
+def test_a_replica_with_nothing_waiting_takes_from_the_longest_queue() -> None:
+    scheduler = new_scheduler("a", "b")
+    generations = submit_many(scheduler, 12)
+    on_a = [scheduled for scheduled in generations if scheduled.replica == "a"]
+    assert len(on_a) == 6
+    for scheduled in [each for each in on_a if each.has_started]:
+        scheduler.end(scheduled, new_tokens=100)
+    assert scheduler.waiting == 0
+
+
+def test_when_a_replica_is_gone_what_waits_for_it_waits_for_others() -> None:
+    scheduler = new_scheduler("a", "b")
+    generations = submit_many(scheduler, 12)
+    running_on_a = [each for each in generations if each.replica == "a" and each.has_started]
+    assert scheduler.set_replicas(["b"]) == []
+    assert {scheduled.replica for scheduled in generations if not scheduled.has_started} == {"b"}
+    for scheduled in running_on_a:
+        assert scheduler.end(scheduled, replica_failed=True) == ()
+    assert scheduler.waiting == 4
+
+
+def test_while_no_replica_is_known_generations_go_to_whichever_serve_chooses_within_one_window() -> None:
+    scheduler = new_scheduler()
+    generations = submit_many(scheduler, 6)
+    assert [scheduled.replica for scheduled in generations if scheduled.has_started] == [UNKNOWN_REPLICA] * WINDOW
+    assert names(scheduler.set_replicas(["a"])) == ["r4", "r5"]
+
+
+def test_what_waits_for_a_replica_that_keeps_failing_goes_elsewhere() -> None:
+    scheduler = new_scheduler("a", "b")
+    generations = submit_many(scheduler, 30)
+    on_a = [each for each in generations if each.replica == "a" and each.has_started]
+    for scheduled in on_a[: SUSPECT_AFTER - 1]:
+        scheduler.end(scheduled, replica_failed=True)
+    assert {each.replica for each in generations if not each.has_started} == {"a", "b"}
+    scheduler.end(on_a[SUSPECT_AFTER - 1], replica_failed=True)
+    assert {each.replica for each in generations if not each.has_started and each not in on_a} == {"b"}
+    assert {scheduler.submit(generation(f"new {number}")).replica for number in range(10)} == {"b"}
+
+
+def test_one_failure_leaves_the_others_of_a_replica_where_they_are() -> None:
+    scheduler = new_scheduler("a", "b")
+    generations = submit_many(scheduler, 12)
+    waiting = [(each, each.replica) for each in generations if not each.has_started]
+    scheduler.end(generations[0], replica_failed=True)
+    assert [each.replica for each, _ in waiting] == [replica for _, replica in waiting]
+
+
+def test_the_retry_of_a_generation_whose_replica_failed_goes_to_another() -> None:
+    scheduler = new_scheduler("a", "b")
+    first = scheduler.submit(generation("one"))
+    scheduler.end(first, replica_failed=True)
+    assert scheduler.submit(generation("one")).replica != first.replica
+
+
+def test_an_ingress_leaves_others_their_part_of_the_window() -> None:
+    scheduler = new_scheduler("a")
+    generations = submit_many(scheduler, 10)
+    assert scheduler.observe("a", ReplicaLoad(ongoing_generations=8, ingresses=2), ended=0) == []
+    assert [names(scheduler.end(scheduled)) for scheduled in generations[:3]] == [[], [], ["r4"]]
+
+
+def test_the_virtual_time_of_a_replica_is_that_of_requests_that_begin_later() -> None:
+    scheduler = new_scheduler("a")
+    scheduler.observe("a", ReplicaLoad(0, virtual_time=5000), ended=0)
+    assert scheduler.submit(generation("one")).virtual_time == 5000
+
+
+def test_when_all_rollouts_are_released_nothing_is_kept() -> None:
+    scheduler = new_scheduler("a", "b")
+    generations = submit_many(scheduler, 12)
+    for scheduled in generations:
+        if scheduled.has_started:
+            scheduler.end(scheduled, new_tokens=5)
+        else:
+            scheduler.cancel(scheduled)
+        scheduler.release(scheduled.request.rollout_id)
+    scheduler.release("unknown")
+    assert scheduler.waiting == 0
+    assert (scheduler._requests, scheduler._request_of, scheduler._queue._flows, scheduler._queue._lanes) == ({},) * 4
+
+
+@dataclass
+class Events:
+    """Plays random events and checks the laws after each."""
+
+    scheduler: GenerationScheduler = field(default_factory=lambda: new_scheduler("0", "1"))
+    replicas: list[str] = field(default_factory=lambda: ["0", "1"])
+    waiting: list[ScheduledGeneration] = field(default_factory=list)
+    running: list[ScheduledGeneration] = field(default_factory=list)
+    submitted: int = 0
+    over: int = 0
+
+    def play(self, event: str, pick: int) -> None:
+        if event == "submit":
+            request = generation(f"{self.submitted}", f"request {pick % 3}", turn=pick % 4, group=f"{pick % 7}")
+            scheduled = self.scheduler.submit(request)
+            self.submitted += 1
+            (self.running if scheduled.has_started else self.waiting).append(scheduled)
+        elif event in ("end", "fail") and self.running:
+            ended = self.running.pop(pick % len(self.running))
+            failed = event == "fail"
+            self.note(self.scheduler.end(ended, None if failed else pick, replica_failed=failed))
+            self.finish(ended)
+        elif event == "cancel" and self.waiting:
+            cancelled = self.waiting.pop(pick % len(self.waiting))
+            self.scheduler.cancel(cancelled)
+            self.finish(cancelled)
+        elif event == "scale":
+            self.replicas = [f"{number}" for number in range(pick % 4, pick % 4 + 1 + pick % 3)]
+            self.note(self.scheduler.set_replicas(self.replicas))
+        elif event == "observe":
+            load = ReplicaLoad(pick, ingresses=1 + pick % 3, virtual_time=pick)
+            self.note(self.scheduler.observe(f"{pick % 4}", load, ended=0))
+
+    def note(self, started: "list[ScheduledGeneration] | object") -> None:
+        assert isinstance(started, list | tuple)
+        for scheduled in started:
+            self.waiting.remove(scheduled)
+            self.running.append(scheduled)
+
+    def finish(self, scheduled: ScheduledGeneration) -> None:
+        self.scheduler.release(scheduled.request.rollout_id)
+        self.over += 1
+
+    def check(self) -> None:
+        assert len(self.waiting) + len(self.running) + self.over == self.submitted
+        assert self.scheduler.waiting == len(self.waiting)
+        assert all(scheduled.has_started for scheduled in self.running)
+        assert not any(scheduled.has_started for scheduled in self.waiting)
+        assert {scheduled.replica for scheduled in self.waiting} <= set(self.replicas)
+        ongoing = Counter(scheduled.replica for scheduled in self.running)
+        assert all(count <= WINDOW for count in ongoing.values())
+
+
+EVENTS = st.lists(
+    st.tuples(
+        st.sampled_from(["submit", "submit", "submit", "end", "end", "fail", "cancel", "scale", "observe"]),
+        st.integers(0, 60),
+    ),
+    max_size=150,
+)
+
+
+@given(events=EVENTS)
+def test_nothing_is_lost_or_started_twice_and_no_window_is_exceeded(events: list[tuple[str, int]]) -> None:
+    played = Events()
+    for event, pick in events:
+        played.play(event, pick)
+        played.check()
+
+
+@given(events=EVENTS)
+def test_whatever_happened_all_that_waits_starts_once_the_others_end(events: list[tuple[str, int]]) -> None:
+    played = Events()
+    for event, pick in events:
+        played.play(event, pick)
+    while played.running:
+        played.play("end", 0)
+        played.check()
+    assert played.waiting == []
