@@ -59,7 +59,8 @@ class WorkerPool:
         """Calls the function in a worker. If this is cancelled the worker ends the call by itself, within its limits.
 
         Raises:
-            ProcessorTimeExceeded: the call needed more than `processor_time_limit_s` seconds of processor time.
+            ProcessorTimeExceeded: the call needed more than `processor_time_limit_s` seconds of processor time. The
+                kernel counts it in ticks of some milliseconds, so a limit below a second can be off by a quarter.
             EnvironmentLost: there is no result for any other reason.
             Exception: what the function raised, which must not be a `TimeoutError`.
         """
