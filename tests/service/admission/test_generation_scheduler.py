@@ -233,6 +233,51 @@ def test_the_virtual_time_of_a_replica_is_that_of_requests_that_begin_later() ->
     assert scheduler.submit(generation("one")).virtual_time == 5000
 
 
+def test_without_reports_requests_begin_at_the_highest_virtual_time_that_has_ended() -> None:
+    scheduler = new_scheduler("a")
+    for number in range(3):
+        scheduler.end(scheduler.submit(generation(f"{number}", prompt=0)), new_tokens=100)
+    assert scheduler.submit(generation("other", "other")).virtual_time == 200
+
+
+def test_a_small_generation_does_not_overtake_a_large_one_that_waits_for_tokens() -> None:
+    scheduler = new_scheduler("a", capacity=EngineCapacity(10, kv_tokens=1000))
+    running, large, small = (scheduler.submit(generation(name, prompt=tokens)) for name, tokens in PROMPTS.items())
+    assert [each.has_started for each in (running, large, small)] == [True, False, False]
+    assert names(scheduler.end(running, new_tokens=100)) == ["large", "small"]
+
+
+PROMPTS = {"running": 300, "large": 700, "small": 10}
+
+
+def test_a_replica_that_is_listed_again_still_has_the_generations_that_it_runs() -> None:
+    scheduler = new_scheduler("a")
+    running = submit_many(scheduler, WINDOW)
+    scheduler.set_replicas(["b"])
+    scheduler.set_replicas(["a", "b"])
+    later = submit_many(scheduler, 8, "s")
+    assert {each.replica for each in later if each.has_started} == {"b"}
+    assert [started.replica for started in scheduler.end(running[0], new_tokens=100)] == ["a"]
+
+
+def test_a_rollout_leaves_a_replica_that_keeps_failing_others_although_it_must_wait_elsewhere() -> None:
+    scheduler = new_scheduler("a")
+    scheduler.end(scheduler.submit(generation("one")), new_tokens=100)
+    failing = submit_many(scheduler, SUSPECT_AFTER)
+    scheduler.set_replicas(["a", "b"])
+    for scheduled in failing:
+        scheduler.end(scheduled, replica_failed=True)
+    assert {each.replica for each in submit_many(scheduler, WINDOW, "s")} == {"b"}
+    again = scheduler.submit(generation("one", turn=1, prompt=110))
+    assert (again.replica, again.has_started) == ("b", False)
+
+
+def test_new_rollouts_go_where_other_ingresses_have_fewer_generations() -> None:
+    scheduler = new_scheduler("a", "b", capacity=EngineCapacity(100))
+    scheduler.observe("a", ReplicaLoad(ongoing_generations=5, ingresses=2), ended=0)
+    assert [each.replica for each in submit_many(scheduler, 5)] == ["b"] * 5
+
+
 def test_when_all_rollouts_are_released_nothing_is_kept() -> None:
     scheduler = new_scheduler("a", "b")
     generations = submit_many(scheduler, 12)
