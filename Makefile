@@ -27,7 +27,7 @@ help:
 	@echo "make docs           build the documentation into site/; a broken link or reference fails"
 	@echo "make load           set up, start the service, put it under load with locust, stop (USERS=16 SECONDS_OF_LOAD=30)"
 	@echo "make bench          set up, measure the service against the bare engine and vLLM's server, bench.png"
-	@echo "make bench-scale    set up, measure the service's throughput on two cores, with simulated engines (ten minutes)"
+	@echo "make bench-scale    set up, measure the service's throughput on two cores, with simulated engines (fifteen minutes)"
 	@echo "make bench-payload  set up, measure a large answer as JSON and as Arrow, from the last token to tensors"
 	@echo "make bench-swap     set up, start the service, measure how long a push of weights stops generation, stop"
 	@echo "make tiny-model     train the embedded model anew (under ten minutes on two cores)"

@@ -44,11 +44,13 @@ class GeneratorReplicaBase(ABC):
             "rollout_generations_not_finite",
             description="Generations with log-probabilities that are NaN or infinite; each was tried again.",
         )
+        self._waiting: dict[str, int] = {}
+        """By caller: generations that wait there for this replica."""
         self._virtual_time = 0
         self._ended_generations = 0
 
     async def generate(
-        self, requests: list[GenerationRequest], caller: str = ""
+        self, requests: list[GenerationRequest], caller: str = "", waiting: int = 0
     ) -> AsyncGenerator[GenerationResults, None]:
         """Runs the generations concurrently and yields each result as soon as it is there.
 
@@ -57,16 +59,22 @@ class GeneratorReplicaBase(ABC):
 
         Args:
             caller: the same for all calls of one ingress replica, and different from all others'.
+            waiting: generations that wait in the caller for this replica.
         """
+        self._waiting[caller] = waiting
         aborted = GenerationLost("The generation was aborted.")
         jobs = [self._generation_or_failure(request) for request in requests]
         wake = asyncio.Event()
-        with self._heartbeats.open_stream(caller, wake):
-            async with aclosing(results_as_completed(jobs, aborted, bytes_of_generation, wake)) as batches:
-                async for results in batches:
-                    if results:
-                        self._heartbeats.note_results(caller)
-                    yield GenerationResults(results, self.load())
+        try:
+            with self._heartbeats.open_stream(caller, wake):
+                async with aclosing(results_as_completed(jobs, aborted, bytes_of_generation, wake)) as batches:
+                    async for results in batches:
+                        if results:
+                            self._heartbeats.note_results(caller)
+                        yield GenerationResults(results, self.load())
+        finally:
+            if not self._heartbeats.has_stream(caller):
+                self._waiting.pop(caller, None)
 
     async def abort(self, generation_ids: list[str]) -> None:
         """Aborts generations that nobody waits for, while others of their batch go on. Unknown ids are ignored."""
@@ -101,7 +109,8 @@ class GeneratorReplicaBase(ABC):
         return self._ended_generations
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
-        return stats_of(self._engine.load().ongoing_generations)
+        """Counts generations that wait in the ingress for this replica too: they are what further replicas are for."""
+        return stats_of(self._engine.load().ongoing_generations + sum(self._waiting.values()))
 
     def load(self) -> ReplicaLoad:
         return replace(self._engine.load(), ingresses=self._heartbeats.callers, virtual_time=self._virtual_time)

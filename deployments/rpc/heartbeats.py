@@ -29,6 +29,9 @@ class Heartbeats:
         """How many callers have open streams."""
         return len(self._streams)
 
+    def has_stream(self, caller: str) -> bool:
+        return caller in self._streams
+
     @contextmanager
     def open_stream(self, caller: str, wake: asyncio.Event) -> Iterator[None]:
         """For the length of the block, the stream can be woken by setting `wake`."""

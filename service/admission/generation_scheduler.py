@@ -64,6 +64,10 @@ class GenerationScheduler:
         """How many generations wait."""
         return len(self._queue)
 
+    def waiting_for(self, replica: str) -> int:
+        """How many of them wait for this replica."""
+        return self._queue.size_of(replica)
+
     def submit(self, request: GenerationRequest) -> ScheduledGeneration:
         """The generation has started when this returns, or it waits."""
         of_request = self._request_of.get(request.rollout_id) or self._add_rollout(request)

@@ -157,7 +157,8 @@ class RemoteGenerator(Generator):
         calls = self._calls.get(replica)
         if calls is None:
             results_of = partial(self._results_of, replica)
-            calls = self._calls[replica] = calls_of(self._handle, replica, self._caller, results_of)
+            waiting = partial(self._scheduler.waiting_for, replica)
+            calls = self._calls[replica] = calls_of(self._handle, replica, self._caller, results_of, waiting)
         return calls
 
     def _results_of(self, replica: str, item: GenerationResults) -> BatchResults[Generation]:

@@ -30,11 +30,13 @@ def calls_of(
     replica: str,
     caller: str,
     results_of: Callable[[GenerationResults], BatchResults[Generation]],
+    waiting: Callable[[], int],
 ) -> ReplicaCalls:
     """Args:
     replica: its unique id; empty for whichever replica Serve chooses.
     caller: names this ingress replica.
     results_of: is given each item of each answer and returns its results.
+    waiting: how many generations wait here for the replica.
     """
     named = handle.options(session_id=replica)
     log_fields = {"replica_id": replica or None}
@@ -51,7 +53,7 @@ def calls_of(
 
     return ReplicaCalls(
         RequestBatcher(
-            lambda requests: start_call(requests, caller),
+            lambda requests: start_call(requests, caller, waiting()),
             GenerationLost,
             GENERATOR_REPLICA,
             abort=control(named.abort.remote, "aborted"),

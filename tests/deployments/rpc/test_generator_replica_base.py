@@ -308,6 +308,23 @@ def test_a_replica_reports_its_callers_and_the_highest_virtual_time_that_has_end
     virtual_time.run(run())
 
 
+def test_what_waits_in_the_ingress_counts_for_autoscaling_while_its_caller_has_calls_here() -> None:
+    async def run() -> None:
+        replica = ScriptedReplica()
+        calls = [replica.generate(requests(name), "ingress", waiting) for name, waiting in (("a", 100), ("b", 70))]
+        other = replica.generate(requests("c"), "other ingress", 5)
+        waiting = [asyncio.create_task(anext(call)) for call in (*calls, other)]
+        await virtual_time.settled()
+        assert await replica.record_autoscaling_stats() == {"in_progress": 7.0 + 70 + 5}
+        for task, call in zip(waiting, (*calls, other), strict=True):
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            await call.aclose()
+        assert await replica.record_autoscaling_stats() == {"in_progress": 7.0}
+
+    virtual_time.run(run())
+
+
 CALLERS = (("one", 7), ("two", 50), ("three", 3))
 
 

@@ -143,6 +143,7 @@ class ScriptedGeneratorHandle:
         """The replica that each call names, and its requests."""
         self.requests: list[GenerationRequest] = []
         self.callers: list[str] = []
+        self.waiting: list[int] = []
         self.aborted: list[tuple[str, list[str]]] = []
         self.interrupted: list[tuple[str, list[str]]] = []
         self.interrupt_result: Exception | None = None
@@ -181,9 +182,10 @@ class NamedHandle:
         self._replica = replica
 
     def _generate(
-        self, handle: ScriptedGeneratorHandle, requests: list[GenerationRequest], caller: str
+        self, handle: ScriptedGeneratorHandle, requests: list[GenerationRequest], caller: str, waiting: int
     ) -> ScriptedCall:
         handle.callers.append(caller)
+        handle.waiting.append(waiting)
         return handle.generate(self._replica, requests)
 
     def options(self, *, stream: bool) -> "NamedHandle":

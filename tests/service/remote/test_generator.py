@@ -104,6 +104,7 @@ def test_generations_beyond_the_window_wait_and_are_sent_when_others_end() -> No
 
     assert virtual_time.run(run()) == 3.0
     assert handle.generated == [("a", ["one", "two"]), ("a", ["three", "four"]), ("a", ["five"])]
+    assert handle.waiting == [3, 1, 0], "each call tells how many wait"
 
 
 def test_a_cancelled_generation_that_waits_is_never_sent() -> None:
