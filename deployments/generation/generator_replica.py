@@ -20,7 +20,7 @@ from deployments.policy.cluster import cluster_weights_folder
 from deployments.policy.replicas.commands import LoadedWeights, ReplicaRegistration
 from deployments.policy.store_client import PolicyStoreClient
 from deployments.protocols import PrefixCacheTokens
-from deployments.rpc.draining import call_at_shutdown, draining_bound_s
+from deployments.rpc.draining import call_at_shutdown
 from deployments.rpc.generator_replica_base import GeneratorReplicaBase
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class GeneratorReplica(GeneratorReplicaBase):
         is_current = asyncio.create_task(self._commands.is_current.wait())
         await asyncio.wait((self._running_commands, is_current), return_when=asyncio.FIRST_COMPLETED)
         await self.check_health()
-        call_at_shutdown(partial(self.drain, draining_bound_s()))
+        call_at_shutdown(self.drain)
 
     def refuse_if_not_at(self, min_weight_version: int) -> None:
         if self._commands.broken is not None:

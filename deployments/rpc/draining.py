@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from ray import serve
 from ray.serve._private.replica import Replica
 
 DRAINING_SHARE = 0.5
@@ -12,22 +11,18 @@ DRAINING_SHARE = 0.5
 still open, and then the engine's processes have to end."""
 
 
-def draining_bound_s() -> float:
-    """How long the calls of this replica may go on after the begin of its shutdown."""
-    return DRAINING_SHARE * serve.get_replica_context()._deployment_config.graceful_shutdown_timeout_s
-
-
-def call_at_shutdown(callback: Callable[[], None]) -> None:
+def call_at_shutdown(callback: Callable[[float], None]) -> None:
     """Calls `callback` in the running event loop when Serve begins to shut this process's replica down.
 
-    Serve 2.60 has no hook for it: it runs nothing of a replica's own before the last call has ended. So this wraps the
-    method in which the shutdown begins.
+    Its argument is how many seconds the calls of the replica may go on. Serve 2.60 has no hook for this: it runs
+    nothing of a replica's own before the last call has ended. So this wraps the method in which the shutdown begins.
     """
     loop = asyncio.get_running_loop()
     perform = Replica.perform_graceful_shutdown
 
     async def call_then_perform(replica: Any) -> None:
-        loop.call_soon_threadsafe(callback)
+        bound_s = DRAINING_SHARE * replica._deployment_config.graceful_shutdown_timeout_s
+        loop.call_soon_threadsafe(callback, bound_s)
         await perform(replica)  # type: ignore[no-untyped-call]
 
     Replica.perform_graceful_shutdown = call_then_perform  # type: ignore[method-assign]

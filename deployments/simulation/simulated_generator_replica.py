@@ -1,7 +1,6 @@
 """The generator deployment without a model: one simulated engine per Serve replica."""
 
 import asyncio
-from functools import partial
 from typing import Any
 
 import ray
@@ -19,7 +18,7 @@ from deployments.policy.replicas.commands import (
     ReplicaRegistration,
 )
 from deployments.policy.store_client import PolicyStoreClient
-from deployments.rpc.draining import call_at_shutdown, draining_bound_s
+from deployments.rpc.draining import call_at_shutdown
 from deployments.rpc.generator_replica_base import GeneratorReplicaBase
 from deployments.simulation.settings import SimulatedEngineSettings
 from deployments.simulation.simulated_engine import SimulatedEngine
@@ -42,7 +41,7 @@ class SimulatedGeneratorReplica(GeneratorReplicaBase):
             workers=1,
             loaded=LoadedWeights(),
         )
-        call_at_shutdown(partial(self.drain, draining_bound_s()))
+        call_at_shutdown(self.drain)
         self._refusing = asyncio.create_task(refuse_weights(PolicyStoreClient(policy_store), registration))
 
     def refuse_if_not_at(self, min_weight_version: int) -> None:

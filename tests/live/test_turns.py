@@ -148,6 +148,23 @@ def test_a_deadline_cuts_what_still_runs_and_its_log_goes_on_where_it_was_cut(cl
     assert [(result.status, result.idx) for result in again] == [("completed", 7)] * 2
 
 
+def test_a_deadline_in_the_middle_of_a_message_keeps_its_tokens_and_the_message_goes_on(client: RolloutClient) -> None:
+    sample = following({"observation": "."})
+    sampling = Sampling(greedy=True, ignore_eos=True, max_new_tokens=1000)
+    whole = play_one(client, sample, sampling=sampling)
+    cut = play_one(client, sample, sampling=sampling, deadline_s=0.5)
+    [begun] = generated(cut)
+    assert (cut.status, begun.finish_reason) == ("deadline", None)
+    assert cut.metrics.turn_gen_tokens == [len(begun.token_ids)]
+    assert 0 < len(begun.token_ids) == len(begun.generation_logprobs or ()) < 1000
+    [again] = client.rollout([resumed(cut)], sampling=sampling).samples
+    assert tokens_of(again) == tokens_of(whole)
+    [message] = generated(again)
+    assert (again.status, message.finish_reason) == ("completed", "length")
+    assert message.generation_logprobs == pytest.approx(generated(whole)[0].generation_logprobs, abs=0.05)
+    assert [(span.start, span.end) for span in message.weight_versions or ()] == [(0, 1000)]
+
+
 def test_the_first_two_of_four_are_kept_and_the_rest_cancelled(client: RolloutClient) -> None:
     games = client.example_samples("sliding_puzzle", 6, seed=4)
     keep = Keep(per_group=2)

@@ -16,7 +16,7 @@ from rollout_client.contract import Keep, Message
 from rollout_env import StepOutcome
 from service.rollouts.early_stopping import EarlyStopping
 from service.rollouts.episode import Episode
-from service.rollouts.loop import INTERRUPTION_S, RolloutContext, play_request, play_sample
+from service.rollouts.loop import INTERRUPTION_S, RolloutContext, RunningEpisodes, play_request, play_sample
 from service.rollouts.pacing import LoopPacer
 from service.rollouts.schedule import AsyncSchedule, LockstepSchedule
 from tests import virtual_time
@@ -338,13 +338,36 @@ def test_a_generation_that_ends_while_its_interruption_is_under_way_is_kept_whol
     assert environment.requests == []
 
 
-def test_a_result_that_waits_for_its_turn_at_the_deadline_is_kept() -> None:
-    """All generations end at the same instant as the deadline passes, and one goes on in each iteration of the loop."""
-    generator = ScriptedGenerator(["ab"], delay_s=4)
-    episodes = episodes_of([EpisodeRecipe()] * 20)
-    context = replace(async_context(generator, ScriptedEnvironment([outcome("o")])), pacer=LoopPacer(per_iteration=1))
-    results = collect(episodes, context, deadline_s=4.0)
-    assert {(result.status, tuple(texts(result))[:2]) for result in results.values()} == {("deadline", ("Q", "ab"))}
+def test_a_result_that_waits_for_its_turn_when_its_episode_is_cut_off_is_kept() -> None:
+    """All generations end at the same instant, and one goes on in each iteration of the loop."""
+    episodes = episodes_of([EpisodeRecipe()] * 10)
+    context = async_context(ScriptedGenerator(["ab"], delay_s=4), ScriptedEnvironment([TERMINATING]))
+    context = replace(context, pacer=LoopPacer(per_iteration=1))
+
+    async def run() -> None:
+        running = RunningEpisodes(episodes, context, EarlyStopping(KEEP_ALL, dict.fromkeys(episodes, 0)))
+        await virtual_time.until(lambda: context.pacer.is_waiting(episodes[-1]))
+        running.cut_off_all("deadline")
+        for _ in episodes:
+            await running.ended.get()
+        assert virtual_time.now() == 4
+        await running.stop()
+
+    virtual_time.run(run())
+    assert {(episode.status, *texts(episode.result())) for episode in episodes[-8:]} == {("deadline", "Q", "ab")}
+
+
+def test_a_generation_that_fails_with_all_of_its_tokens_is_stepped() -> None:
+    class FailsAtTheEnd(ScriptedGenerator):
+        async def generate(self, request: GenerationRequest) -> Generation:
+            return first_part(await super().generate(request), 2, TurnTimedOut("no end"))
+
+    result = play(EpisodeRecipe(max_new_tokens=2), FailsAtTheEnd(["ab"]), ScriptedEnvironment([TERMINATING]))
+    assert (result.status, texts(result), result.message_log[1].finish_reason) == (
+        "completed",
+        ["Q", "ab", "O"],
+        "length",
+    )
 
 
 @pytest.mark.parametrize(("retries", "status"), [(0, "error"), (1, "completed")])

@@ -32,6 +32,7 @@ def kept(pieces: Sequence[str | None], *stop_strings: str) -> int:
         ([None, None], ("xy",), 0),
         (["xy", "a"], ("xy",), 2),
         ([], ("xy",), 0),
+        (["a", "x", "y", *[""] * FIRST_WINDOW], ("xyz",), 1),
     ],
 )
 def test_tokens_stay_up_to_the_last_place_where_no_stop_string_and_no_character_is_open(
