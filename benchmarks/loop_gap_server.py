@@ -5,10 +5,11 @@ that cost nothing, with a probe of its event loop.
 """
 
 import asyncio
-import gc
+import socket
 import time
 from collections.abc import Sequence
 from itertools import cycle, islice
+from multiprocessing.connection import Connection
 from typing import Any
 
 import uvicorn
@@ -29,7 +30,7 @@ from deployments.protocols import (
 )
 from rollout_env import StepOutcome
 from service.admission.admission import Admission
-from service.ingress import GARBAGE_AFTER_OBJECTS
+from service.garbage import collect_small_portions
 from service.remote.policy import RemotePolicy
 from service.requests.chat_tokenizer import TransformersChatTokenizer
 from service.requests.episodes import EpisodeFactory
@@ -123,7 +124,9 @@ def build() -> FastAPI:
     factory = EpisodeFactory(frozenset({TASK}), description, TransformersChatTokenizer.load(MODEL), limits)
     policy = RemotePolicy(None)  # type: ignore[arg-type]  # no request of the benchmark demands a version
     admission = Admission(AdmissionSettings(), MAX_MODEL_LEN)
-    app = build_http_app(RolloutService(generator, {TASK: FreeEnvironment()}, policy, factory, limits, admission))
+    service = RolloutService(generator, {TASK: FreeEnvironment()}, policy, factory, limits, admission)
+    service.body_parser.start()
+    app = build_http_app(service)
     probe = Probe()
 
     @app.post("/probe")
@@ -137,6 +140,10 @@ def build() -> FastAPI:
     return app
 
 
-def serve(port: int) -> None:
-    gc.set_threshold(GARBAGE_AFTER_OBJECTS)
-    uvicorn.run(build(), port=port, log_level="critical")
+def serve(started: Connection) -> None:
+    """Sends its port through `started`, then serves for ever."""
+    app = build()
+    collect_small_portions()
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        started.send(listening.getsockname()[1])
+        uvicorn.Server(uvicorn.Config(app, log_level="critical")).run([listening])

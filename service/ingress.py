@@ -1,6 +1,5 @@
 """The ingress deployment: serves HTTP and plays rollouts over the other deployments. Needs no GPU."""
 
-import gc
 from typing import Any
 
 from fastapi import FastAPI
@@ -9,16 +8,13 @@ from ray.serve.handle import DeploymentHandle
 
 from deployments import logs
 from deployments.policy.store_client import PolicyStoreClient
+from service.garbage import collect_small_portions
 from service.remote.environment import RemoteEnvironment
 from service.remote.generator import RemoteGenerator
 from service.remote.policy import RemotePolicy
 from service.rollout_service import RolloutService
 from service.routes.http_app import build_http_app
 from service.settings import ServiceSettings
-
-GARBAGE_AFTER_OBJECTS = 50_000
-"""New objects that start a run of the garbage collector. The default of 700 would let it spend most of the time on the
-objects of thousands of running samples, which all live long."""
 
 
 @serve.ingress()
@@ -33,7 +29,6 @@ class Ingress:
         policy_store: DeploymentHandle[Any],
     ) -> None:
         logs.configure()
-        gc.set_threshold(GARBAGE_AFTER_OBJECTS)
         policy = RemotePolicy(PolicyStoreClient(policy_store))
         policy.follow()
         self._rollouts = await RolloutService.connect(
@@ -43,6 +38,7 @@ class Ingress:
             policy,
             ingress_replicas,
         )
+        collect_small_portions()
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         # Serve's own server adds X-Request-ID to every response: a second one would make two values of it.

@@ -3,12 +3,13 @@
 import inspect
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 from jinja2 import TemplateError
+from tokenizers import Encoding
 from tokenizers.decoders import DecodeStream
 from transformers import PreTrainedTokenizerFast
 
@@ -27,6 +28,12 @@ PROBE_OBSERVATION = "Observation7f3a"
 PLAIN = ChatOptions()
 RENDERING_ARGUMENTS = {"messages", *inspect.signature(PreTrainedTokenizerFast.apply_chat_template).parameters}
 """The parameters of `apply_chat_template`; all other keyword arguments reach the template."""
+CHARACTERS_PER_TOKEN = 8
+"""More than a token of ordinary text has: so much of a long text is tokenized first."""
+MARGIN_CHARACTERS = 2**16
+"""More than the end of a text can change of the tokens before it, if the text has no words to tell."""
+MOST_OVERLAP = 64
+"""More tokens than a chat template puts before the content of a message."""
 RENDERING_ERRORS = (TemplateError, TypeError, ValueError, ArithmeticError, LookupError)
 """What a template can raise on messages that it was not written for."""
 
@@ -54,6 +61,7 @@ class TransformersChatTokenizer(ChatTokenizer):
         self._special_ids = {id_ for id_, token in tokenizer.added_tokens_decoder.items() if token.special}
         self._special_ids.update(tokenizer.all_special_ids)
         self._longest_token = max(map(len, tokenizer.get_vocab()))
+        self._longest_added = max((len(str(token)) for token in tokenizer.added_tokens_decoder.values()), default=0)
         self._content_start("user", PLAIN)
 
     @cached_property
@@ -95,8 +103,12 @@ class TransformersChatTokenizer(ChatTokenizer):
             self._refuse_moved_tools(options)
             prefixes = (self._render(chat[:count], options, False) for count in range(1, len(chat)))
             ends = accumulate((len(prefix) if text.startswith(prefix) else 0 for prefix in prefixes), max)
-            ids, offsets = self._tokenize(text)
-            cuts = [0, *(bisect_left(offsets, (end, 0)) for end in ends), len(ids)]
+            encoding = self._encode(text)
+            refuse_too_many(len(encoding), max_tokens)
+            # The whole list of offsets would hold the interpreter's lock for longer than the tokenizer takes.
+            places = range(len(encoding))
+            starts = partial(start_of, encoding)
+            ids, cuts = encoding.ids, [0, *(bisect_left(places, end, key=starts) for end in ends), len(encoding)]
         except RENDERING_ERRORS as error:
             raise PromptRejected(f"The model's chat template refuses the messages: {error}") from error
         return [
@@ -106,7 +118,9 @@ class TransformersChatTokenizer(ChatTokenizer):
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of `token_ids`, without special tokens."""
-        return self._encoder.decode(list(token_ids), skip_special_tokens=True)
+        # Unlike `decode`, this releases the interpreter's lock while it works.
+        [text] = self._encoder.decode_batch([list(token_ids)], skip_special_tokens=True)
+        return text
 
     def pieces(self, token_ids: Sequence[int], before: Sequence[int]) -> list[str | None]:
         """The text that each token adds after the ids `before`, as vLLM reads it when it looks for stop strings."""
@@ -135,14 +149,19 @@ class TransformersChatTokenizer(ChatTokenizer):
                 framed = self._bridge(observation, options)
             except UnsupportedTokenizer as error:
                 raise EnvironmentRejected(str(error)) from error
-        ids, offsets = self._tokenize(framed)
+        kept = max(room, 0)
+        encoding = self._encode_beginning(framed, kept + MOST_OVERLAP)
+        ids, overlap = encoding.ids, 0
         if options.observation_format == "chat":
             overlap = self._end_of_turn_overlap(after, ids)
-            ids, offsets = ids[overlap:], offsets[overlap:]
-        if len(ids) <= room:
-            return TokenizedObservation(ids, observation["content"], was_cut=False)
-        covered = self._covered(observation, framed, offsets, room, options)
-        return TokenizedObservation(ids[: max(room, 0)], covered, was_cut=True)
+        if len(ids) <= overlap + room:
+            return TokenizedObservation(ids[overlap:], observation["content"], was_cut=False)
+        end = 0
+        if kept > 0:
+            # A character is covered only when all of its bytes are: otherwise the next token begins at the same offset.
+            end = min(end_of(encoding, overlap + kept - 1), start_of(encoding, overlap + kept))
+        covered = self._covered(observation, framed, end, options)
+        return TokenizedObservation(ids[overlap : overlap + kept], covered, was_cut=True)
 
     def _end_of_turn_overlap(self, response: Sequence[int], bridge: list[int]) -> int:
         """How many tokens of the bridge the response already has: those up to its end of turn, if it ends with one."""
@@ -151,17 +170,13 @@ class TransformersChatTokenizer(ChatTokenizer):
             return 0
         return 0 if self.decode(bridge[:ends_turn]).strip() else ends_turn + 1
 
-    def _covered(
-        self, observation: ChatMessage, framed: str, offsets: list[tuple[int, int]], room: int, options: ChatOptions
-    ) -> str:
-        """The part of the observation's content that the first `room` tokens of `framed` cover."""
+    def _covered(self, observation: ChatMessage, framed: str, end: int, options: ChatOptions) -> str:
+        """The part of the observation's content that is in the first `end` characters of `framed`."""
         content, start = observation["content"], 0
         if options.observation_format == "chat":
             start = self._content_start(observation["role"], options)
             # A template may strip the content that it frames.
             content = content if framed.startswith(content, start) else content.strip()
-        # A character is covered only when all of its bytes are: otherwise the next token begins at the same offset.
-        end = min(offsets[room - 1][1], offsets[room][0]) if room > 0 else 0
         return content[: max(end - start, 0)]
 
     def _bridge(self, observation: ChatMessage, options: ChatOptions) -> str:
@@ -216,6 +231,60 @@ class TransformersChatTokenizer(ChatTokenizer):
             )
         )
 
-    def _tokenize(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
-        encoding = self._encoder.encode(text, add_special_tokens=False)
-        return encoding.ids, encoding.offsets
+    def _encode(self, text: str) -> Encoding:
+        # Unlike `encode`, this releases the interpreter's lock while it works.
+        [encoding] = self._encoder.encode_batch([text], add_special_tokens=False)
+        return encoding
+
+    def _encode_beginning(self, text: str, tokens: int) -> Encoding:
+        """Tokenizes as much of `text` as its first `tokens` tokens and the offset of the next one need.
+
+        They are those of the whole text. A tokenizer first looks for added tokens, then splits what is between them
+        into words, from left to right and with at most one character of the next word in view, and merges bytes within
+        words alone. So the end of a text decides only about added tokens that begin near it and about its last words:
+        tokens before these are the same, whatever follows. If a text has no words to tell, as with a tokenizer that
+        does not split, it is tokenized up to the longest that so many tokens can cover, and `MARGIN_CHARACTERS` more.
+        """
+        longest = tokens * self._longest_token + MARGIN_CHARACTERS
+        length = tokens * CHARACTERS_PER_TOKEN + self._longest_added
+        while length < min(longest, len(text)):
+            # Between words, so that a run of digits is split as in the whole text.
+            end = text.rfind(" ", length // 2, length)
+            beginning = text[: length if end < 0 else end]
+            encoding = self._encode(beginning)
+            if self._is_settled(encoding, tokens, len(beginning)):
+                return encoding
+            length *= 4
+        return self._encode(text[:longest])
+
+    def _is_settled(self, encoding: Encoding, tokens: int, length: int) -> bool:
+        """Whether the first `tokens` tokens of a text and the one after them do not depend on what follows the text."""
+        if len(encoding) <= tokens or end_of(encoding, tokens) > length - self._longest_added:
+            return False
+        word, last_word = encoding.token_to_word(tokens), encoding.token_to_word(len(encoding) - 1)
+        return word is not None and last_word is not None and word < last_word - 1
+
+
+def start_of(encoding: Encoding, token: int) -> int:
+    """Index of the token's first character."""
+    return characters_of(encoding, token)[0]
+
+
+def end_of(encoding: Encoding, token: int) -> int:
+    """Index after the token's last character."""
+    return characters_of(encoding, token)[1]
+
+
+def characters_of(encoding: Encoding, token: int) -> tuple[int, int]:
+    characters: tuple[int, int] | None = encoding.token_to_chars(token)
+    if characters is None:
+        raise IndexError(f"There is no token {token} among {len(encoding)}.")
+    return characters
+
+
+def refuse_too_many(tokens: int, max_seq_len: int) -> None:
+    """Raises `PromptRejected` for a prompt of more tokens than `max_seq_len`."""
+    if tokens > max_seq_len:
+        raise PromptRejected(
+            f"The prompt has {tokens} tokens and max_seq_len is {max_seq_len}: shorten the prompt or raise max_seq_len."
+        )

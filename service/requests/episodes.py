@@ -10,7 +10,7 @@ from deployments.failures import PromptRejected, failure_of
 from deployments.protocols import GeneratorDescription, RequestShare, SamplingOptions
 from rollout_client.contract import Message, RolloutRequest, SampleInput, Sampling
 from service.admission.priority import weight_of
-from service.requests.chat_tokenizer import TransformersChatTokenizer
+from service.requests.chat_tokenizer import TransformersChatTokenizer, refuse_too_many
 from service.requests.validation import Capabilities, request_problems
 from service.responses.problems import MOST_PROBLEMS, invalid_request
 from service.rollouts.episode import Episode
@@ -113,12 +113,7 @@ class EpisodeFactory:
             message_log: Sequence[Message] = sample.message_log
         else:
             message_log = self.tokenizer.prompt(sample.messages or [], chat, max_seq_len)
-        length = sum(len(message.token_ids) for message in message_log)
-        if length > max_seq_len:
-            raise PromptRejected(
-                f"The prompt has {length} tokens and max_seq_len is {max_seq_len}: "
-                "shorten the prompt or raise max_seq_len."
-            )
+        refuse_too_many(sum(len(message.token_ids) for message in message_log), max_seq_len)
         return message_log
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from struct import pack
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
@@ -19,9 +19,16 @@ from rollout_client.contract import RolloutSummary, SampleResult
 from rollout_client.set_fields import set_fields
 from service.responses.encoder import ResponseEncoder
 
-ROWS_PER_BATCH = 64
-"""Rollouts that become columns in one step: one at a time costs several times as much, and more of them would keep the
-event loop from other requests."""
+ROWS_PER_STEP = 64
+CHARACTERS_PER_STEP = 2**18
+"""Rollouts that become columns in one step, and their text: one at a time costs several times as much, and more of them
+would keep the event loop from other requests."""
+CHARACTERS_PER_MESSAGE = 64
+"""Of text that takes as long as a message without any."""
+ROWS_PER_BATCH = 1024
+BYTES_PER_BATCH = 2**22
+"""Of a batch of the first stream. A column of strings has room for 2 GiB in one batch, and a response for any number of
+batches: what an answer holds is never in one array."""
 TOKENS_PER_BATCH = 2**19
 """4 MiB of ids and log-probabilities: the memory that a response takes beside its rollouts while it is being sent."""
 TEXT_OPTIONS = pa.ipc.IpcWriteOptions(compression=pa.Codec("zstd", compression_level=1))
@@ -43,11 +50,15 @@ class Numbers:
 class ArrowResponseEncoder(ResponseEncoder):
     media_type = ARROW
 
-    def __init__(self) -> None:
+    def __init__(self, echoed_bytes: int = 0) -> None:
+        """Args: `echoed_bytes` is about what a rollout repeats of its sample."""
+        self._echoed_bytes = echoed_bytes
         self._positions: list[int] = []
         """The position of each row, in the order of `add`."""
         self._rows: list[dict[str, Any]] = []
         """The latest rows, not yet columns, without their numbers."""
+        self._characters = 0
+        """About how much text they have."""
         self._batches: list[pa.RecordBatch] = []
         """The rows before them, as columns."""
         self._numbers: dict[int, tuple[Numbers, Numbers]] = {}
@@ -58,18 +69,56 @@ class ArrowResponseEncoder(ResponseEncoder):
         self._positions.append(position)
         self._numbers[position] = (popped("token_ids", "i", messages), popped("generation_logprobs", "f", messages))
         self._rows.append({**set_fields(result), "message_log": messages})
-        if len(self._rows) == ROWS_PER_BATCH:
+        text = sum(len(message.content) + CHARACTERS_PER_MESSAGE for message in result.message_log)
+        self._characters += text + self._echoed_bytes
+        if len(self._rows) == ROWS_PER_STEP or self._characters >= CHARACTERS_PER_STEP:
             self._make_columns()
 
     def body(self, summary: RolloutSummary) -> Iterator[memoryview]:
         self._make_columns()
-        rollouts = pa.Table.from_batches(self._batches, ROLLOUTS)
-        yield text_stream(rollouts.take(np.argsort(self._positions)), summary)
+        yield from text_stream(in_order(self._batches, self._positions), summary)
         yield from number_stream([self._numbers[position] for position in sorted(self._numbers)])
 
     def _make_columns(self) -> None:
-        self._batches.append(record_batch(self._rows, ROLLOUTS))
-        self._rows.clear()
+        if self._rows:
+            self._batches.append(record_batch(self._rows, ROLLOUTS))
+            self._rows.clear()
+            self._characters = 0
+
+
+def in_order(batches: Sequence[pa.RecordBatch], positions: Sequence[int]) -> Iterator[pa.RecordBatch]:
+    """The rows of `batches`, which have these positions, in the order of the positions, as batches of bounded size."""
+    runs, rows, size = list[pa.RecordBatch](), 0, 0.0
+    for run in runs_in_order(batches, positions):
+        runs.append(run)
+        rows += run.num_rows
+        size += run.nbytes
+        if rows >= ROWS_PER_BATCH or size >= BYTES_PER_BATCH:
+            yield joined(runs)
+            runs, rows, size = [], 0, 0
+    if runs:
+        yield joined(runs)
+
+
+def runs_in_order(batches: Sequence[pa.RecordBatch], positions: Sequence[int]) -> Iterator[pa.RecordBatch]:
+    """Slices of `batches` in the order of the positions; rows that stand next to each other stay together."""
+    if not batches:
+        return
+    starts = np.cumsum([0, *(batch.num_rows for batch in batches)])
+    order = np.argsort(positions)
+    owners = np.searchsorted(starts, order, side="right") - 1
+    # A run ends where the next row is not the next one of the same batch.
+    is_end = (np.diff(order, append=-1) != 1) | (np.diff(owners, append=-1) != 0)
+    first = 0
+    for end in (np.flatnonzero(is_end) + 1).tolist():
+        owner = int(owners[first])
+        yield batches[owner].slice(int(order[first] - starts[owner]), end - first)
+        first = end
+
+
+def joined(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
+    [batch] = pa.Table.from_batches(batches).combine_chunks().to_batches()
+    return batch
 
 
 def popped(name: str, code: str, messages: Sequence[dict[str, Any]]) -> Numbers:
@@ -123,13 +172,37 @@ def offsets(counts: Iterable[int]) -> pa.Array:
     return pa.array(accumulate(counts, initial=0), pa.int32())
 
 
-def text_stream(rollouts: pa.Table, summary: RolloutSummary) -> memoryview:
-    """The first stream, in one part: without its numbers and compressed it is small."""
+class Written:
+    """A file whose bytes are taken out as they are written."""
+
+    closed = False
+
+    def __init__(self) -> None:
+        self._parts: list[bytes] = []
+
+    def write(self, data: Any) -> int:
+        self._parts.append(bytes(data))
+        return len(self._parts[-1])
+
+    def flush(self) -> None:
+        """There is nothing to flush."""
+
+    def take(self) -> memoryview:
+        """What was written since the last call."""
+        taken = memoryview(b"".join(self._parts))
+        self._parts.clear()
+        return taken
+
+
+def text_stream(rollouts: Iterable[pa.RecordBatch], summary: RolloutSummary) -> Iterator[memoryview]:
+    """The first stream, batch by batch."""
     schema = ROLLOUTS.with_metadata({SUMMARY: summary.model_dump_json(exclude_unset=True)})
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, schema, options=TEXT_OPTIONS) as writer:
-        writer.write_table(rollouts.replace_schema_metadata(schema.metadata))
-    return memoryview(sink.getvalue())
+    written = Written()
+    with pa.ipc.new_stream(cast(Any, written), schema, options=TEXT_OPTIONS) as writer:
+        for batch in rollouts:
+            writer.write_batch(batch.replace_schema_metadata(schema.metadata))
+            yield written.take()
+    yield written.take()
 
 
 def number_stream(rollouts: Sequence[tuple[Numbers, Numbers]]) -> Iterator[memoryview]:

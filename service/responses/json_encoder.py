@@ -30,9 +30,15 @@ class JsonResponseEncoder(ResponseEncoder):
         for position, sample in sorted(self._encoded.items()):
             part += b"," + sample if position else sample
             if len(part) >= PART_BYTES:
-                yield bytes(part)
+                yield from pieces(part)
                 part.clear()
         yield bytes(part + b"]}")
+
+
+def pieces(data: bytes | bytearray) -> Iterator[bytes]:
+    """`data` in parts of at most `PART_BYTES`: sending more at once would keep the event loop from other requests."""
+    for begin in range(0, len(data), PART_BYTES):
+        yield bytes(data[begin : begin + PART_BYTES])
 
 
 def json_of(model: BaseModel) -> bytes:

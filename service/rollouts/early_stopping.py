@@ -33,7 +33,10 @@ class EarlyStopping(Generic[Rollout]):
         group = self._group_of.pop(ended, None)
         if group is None:
             return frozenset()
-        self._running[group].discard(ended)
+        running = self._running.get(group, set())
+        running.discard(ended)
+        if not running:
+            self._running.pop(group, None)
         if not succeeded or self._still_needed[group] == 0:
             return frozenset()
         self._still_needed[group] -= 1
@@ -43,7 +46,4 @@ class EarlyStopping(Generic[Rollout]):
         return self._take_running(self._running if self._full_groups == self._groups_needed else (group,))
 
     def _take_running(self, groups: Iterable[int]) -> Set[Rollout]:
-        unneeded = {rollout for group in groups for rollout in self._running[group]}
-        for group in groups:
-            self._running[group].clear()
-        return unneeded
+        return {rollout for group in tuple(groups) for rollout in self._running.pop(group, ())}

@@ -19,7 +19,7 @@ from service.rollouts.episode_records import EpisodeIdentity, EpisodeLimits, Epi
 from service.rollouts.responses import continued, response_of, without_open_stop_string
 from service.rollouts.sample_metrics import SampleMetricsAccumulator
 from service.rollouts.seeds import sampling_of_turn
-from service.rollouts.tokenizer_protocol import ChatTokenizer
+from service.rollouts.tokenizer_protocol import ChatTokenizer, TokenizedObservation
 
 UNNAMED_REWARD = "reward"
 """The name of a reward that its environment gave as a single number."""
@@ -149,13 +149,23 @@ class Episode:
             lockstep_id=(identity.unique_request_id or identity.request_id) if in_lockstep else "",
         )
 
-    def add_outcome(self, outcome: StepOutcome) -> None:
-        """Adds the reward, appends the observation, and decides whether the episode ends. Ignored after the end."""
+    def tokenized_observation(self, outcome: StepOutcome) -> TokenizedObservation:
+        """The outcome's observation as `add_outcome` appends it. Changes nothing: a thread may do it."""
+        room = self._limits.max_seq_len - len(self._token_ids)
+        response = self._message_log[-1]
+        return self._tokenizer.observation(outcome.observation, response.token_ids, self._start.chat, room)
+
+    def add_outcome(self, outcome: StepOutcome, observation: TokenizedObservation | None = None) -> None:
+        """Adds the reward, appends the observation, and decides whether the episode ends. Ignored after the end.
+
+        Args:
+            observation: what `tokenized_observation` has made of the outcome; made here if it is `None`.
+        """
         if self.done:
             return
         response = self._message_log[-1]
-        room = self._limits.max_seq_len - len(self._token_ids)
-        observation = self._tokenizer.observation(outcome.observation, response.token_ids, self._start.chat, room)
+        if observation is None:
+            observation = self.tokenized_observation(outcome)
         self._message_log[-1] = response.model_copy(update={"reward": self._take_reward(outcome.reward)})
         self._message_log.append(
             Message.model_construct(

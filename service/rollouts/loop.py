@@ -23,6 +23,8 @@ from service.rollouts.schedule import Schedule
 
 INTERRUPTION_S = 1.0
 """How long an episode that is cut off waits for the tokens of its generation: a round trip to a busy replica."""
+MOST_CHARACTERS_INLINE = 2**13
+"""Of an observation that is tokenized on the event loop, in up to 8 ms; a longer one is tokenized in a thread."""
 logger = logging.getLogger("rollout_service.rollouts")
 
 
@@ -68,7 +70,7 @@ async def generate_part(episode: Episode, context: RolloutContext) -> None:
     if request is None:
         return
     generation = await context.generator.generate(request)
-    await context.pacer.wait_for_turn(episode)
+    await context.pacer.wait_for_turn(episode, len(generation.token_ids))
     episode.add_generation(generation)
     if generation.failure is not None and not (episode.done or episode.step_is_due):
         raise generation.failure
@@ -78,8 +80,11 @@ async def play_step(episode: Episode, context: RolloutContext) -> None:
     request = episode.step_request(context.schedule.in_lockstep)
     step = context.environments[episode.identity.task_name].step
     outcome = await with_retries(lambda: step(request), episode)
-    await context.pacer.wait_for_turn(episode)
-    episode.add_outcome(outcome)
+    observation = None
+    if len(outcome.observation["content"]) > MOST_CHARACTERS_INLINE:
+        observation = await asyncio.to_thread(episode.tokenized_observation, outcome)
+    await context.pacer.wait_for_turn(episode, len(outcome.observation["content"]) if observation is None else 0)
+    episode.add_outcome(outcome, observation)
 
 
 async def play_sample(episode: Episode, context: RolloutContext) -> Episode:

@@ -13,35 +13,40 @@ Item = TypeVar("Item")
 EPISODES_PER_ITERATION = 64
 """Half a turn of an episode takes about 0.1 ms: an iteration with this many takes about 6 ms. Fewer would make the
 batches of calls, which are made once per iteration, smaller than an engine can use."""
+TOKENS_PER_EPISODE = 2048
+"""Tokens that take as long to decode and to copy as the rest of half a turn."""
 
 
 class LoopPacer:
     """Lets at most `per_iteration` episodes go on in one iteration of the event loop; the others wait in order.
 
-    One pacer serves all requests of an event loop. It adds no delay while fewer go on.
+    An episode with many new tokens counts for several. One pacer serves all requests of an event loop. It adds no delay
+    while fewer go on.
     """
 
     def __init__(self, per_iteration: int = EPISODES_PER_ITERATION) -> None:
         self._per_iteration = per_iteration
         self._used = 0
         """How many have gone on since the last call of `_begin_iteration`."""
-        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._waiting: deque[tuple[asyncio.Future[None], int]] = deque()
+        """With what each counts for."""
         self._episodes: set[Hashable] = set()
         """Those that wait."""
 
     def is_waiting(self, episode: Hashable) -> bool:
         return episode in self._episodes
 
-    async def wait_for_turn(self, episode: Hashable) -> None:
-        """Returns when the episode may go on."""
+    async def wait_for_turn(self, episode: Hashable, new_tokens: int = 0) -> None:
+        """Returns when the episode, which then takes in `new_tokens`, may go on."""
+        share = 1 + new_tokens // TOKENS_PER_EPISODE
         loop = asyncio.get_running_loop()
         if self._used == 0:
             loop.call_soon(self._begin_iteration)
         if self._used < self._per_iteration:
-            self._used += 1
+            self._used += share
             return
         turn: asyncio.Future[None] = loop.create_future()
-        self._waiting.append(turn)
+        self._waiting.append((turn, share))
         self._episodes.add(episode)
         try:
             await turn
@@ -51,11 +56,11 @@ class LoopPacer:
     def _begin_iteration(self) -> None:
         self._used = 0
         while self._waiting and self._used < self._per_iteration:
-            turn = self._waiting.popleft()
+            turn, share = self._waiting.popleft()
             # A cancelled episode has no use for its turn.
             if not turn.done():
                 turn.set_result(None)
-                self._used += 1
+                self._used += share
         if self._used:
             asyncio.get_running_loop().call_soon(self._begin_iteration)
 

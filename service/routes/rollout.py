@@ -11,12 +11,12 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response, StreamingResponse
 
 from rollout_client.arrow.schema import ARROW
-from rollout_client.contract import RolloutResponse, SampleResult
+from rollout_client.contract import RolloutResponse, RolloutSummary, SampleResult
 from rollout_client.problem_contract import FieldProblem
 from service.requests.rollout_request import read_rollout_request
 from service.responses.arrow_encoder import ArrowResponseEncoder
 from service.responses.encoder import ResponseEncoder
-from service.responses.json_encoder import JsonResponseEncoder
+from service.responses.json_encoder import JsonResponseEncoder, pieces
 from service.responses.ndjson import NDJSON, problem_line, sample_line, summary_line
 from service.responses.problems import SAMPLE_FAILED, RequestProblem, internal_error
 from service.rollout_service import RunningRollout, SampleFailed
@@ -26,6 +26,10 @@ from service.routes.error_handlers import log_unexpected_error
 
 MOST_TOKENS_INLINE = 8192
 """Encoding this many takes half a millisecond, several times the cost of handing them to a thread."""
+BYTES_PER_TOKEN = 16
+"""Bytes of text that take as long as a token with its log-probability."""
+MOST_ROLLOUTS_INLINE = 512
+"""Of a summary: their metrics take some milliseconds."""
 Encoded = TypeVar("Encoded")
 router = APIRouter(tags=["rollouts"])
 
@@ -39,25 +43,32 @@ async def rollout(request: Request, rollouts: Rollouts, admitted: Admitted, requ
     """
     limits, parser = rollouts.limits, rollouts.body_parser
     received = await read_rollout_request(request, limits.max_body_bytes, parser, admitted)
+    echoed_bytes = received.body_bytes // len(received.request.samples)
     running = await rollouts.rollout(received.request, request_id, received.body_bytes)
     accepted = request.headers.get("accept", "")
     if NDJSON in accepted:
-        return StreamingResponse(ndjson_lines(running), media_type=NDJSON)
-    return await whole_response(running, ArrowResponseEncoder() if ARROW in accepted else JsonResponseEncoder())
+        return StreamingResponse(ndjson_lines(running, echoed_bytes), media_type=NDJSON)
+    encoder = ArrowResponseEncoder(echoed_bytes) if ARROW in accepted else JsonResponseEncoder()
+    return await whole_response(running, encoder, echoed_bytes)
 
 
-async def whole_response(running: RunningRollout, encoder: ResponseEncoder) -> Response:
-    """Responds when the last rollout has ended; until then the response can still become a problem document."""
-    all_tokens = 0
+async def whole_response(running: RunningRollout, encoder: ResponseEncoder, echoed_bytes: int) -> Response:
+    """Responds when the last rollout has ended; until then the response can still become a problem document.
+
+    Args:
+        echoed_bytes: about what each rollout repeats of its sample.
+    """
+    size, count = 0, 0
     try:
         async with aclosing(running) as ended:
             async for position, result in ended:
-                await encode_beside_others(result, partial(encoder.add, position, result))
-                all_tokens += tokens_in(result)
+                result_size = size_of(result, echoed_bytes)
+                await encode_beside_others(result_size, partial(encoder.add, position, result))
+                size, count = size + result_size, count + 1
     except SampleFailed as failed:
         raise sample_failed(failed) from failed
-    parts = encoder.body(running.summary)
-    if all_tokens <= MOST_TOKENS_INLINE:
+    parts = encoder.body(await summary_of(running, count))
+    if size <= MOST_TOKENS_INLINE:
         return Response(b"".join(parts), media_type=encoder.media_type)
     # An error can occur only while the first part is made: before the status is sent. Starlette makes the other parts
     # in threads as well.
@@ -66,13 +77,17 @@ async def whole_response(running: RunningRollout, encoder: ResponseEncoder) -> R
     return StreamingResponse(map(bytes, chain([first], parts)), media_type=encoder.media_type)
 
 
-async def ndjson_lines(running: RunningRollout) -> AsyncIterator[bytes]:
-    """Yields the lines of `service.responses.ndjson`, each rollout when it ends."""
+async def ndjson_lines(running: RunningRollout, echoed_bytes: int) -> AsyncIterator[bytes]:
+    """Yields the lines of `service.responses.ndjson`, each rollout when it ends, in parts if it is large."""
+    count = 0
     try:
         async with aclosing(running) as ended:
             async for position, result in ended:
-                yield await encode_beside_others(result, partial(sample_line, position, result))
-        yield summary_line(running.summary)
+                line = partial(sample_line, position, result)
+                for part in pieces(await encode_beside_others(size_of(result, echoed_bytes), line)):
+                    yield part
+                count += 1
+        yield summary_line(await summary_of(running, count))
     except SampleFailed as failed:
         yield last_line(sample_failed(failed), running.request_id)
     except Exception as error:  # noqa: BLE001 - the status has been sent: only a line can still tell the caller
@@ -80,16 +95,25 @@ async def ndjson_lines(running: RunningRollout) -> AsyncIterator[bytes]:
         yield last_line(internal_error(error), running.request_id)
 
 
-async def encode_beside_others(result: SampleResult, encode: Callable[[], Encoded]) -> Encoded:
+async def encode_beside_others(size: int, encode: Callable[[], Encoded]) -> Encoded:
     """Encodes one rollout; a large one in a thread, so that the event loop serves other requests meanwhile."""
-    if tokens_in(result) > MOST_TOKENS_INLINE:
+    if size > MOST_TOKENS_INLINE:
         return await asyncio.to_thread(encode)
     await asyncio.sleep(0)
     return encode()
 
 
-def tokens_in(result: SampleResult) -> int:
-    return sum(len(message.token_ids) for message in result.message_log)
+async def summary_of(running: RunningRollout, count: int) -> RolloutSummary:
+    """The summary of `count` rollouts; that of many is computed in a thread."""
+    if count > MOST_ROLLOUTS_INLINE:
+        return await asyncio.to_thread(lambda: running.summary)
+    return running.summary
+
+
+def size_of(result: SampleResult, echoed_bytes: int) -> int:
+    """About how large a rollout is, in tokens."""
+    text = sum(len(message.content) for message in result.message_log) + echoed_bytes
+    return sum(len(message.token_ids) for message in result.message_log) + text // BYTES_PER_TOKEN
 
 
 def last_line(problem: RequestProblem, request_id: str) -> bytes:

@@ -2,9 +2,11 @@
 
 import subprocess
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -13,10 +15,13 @@ from hypothesis import strategies as st
 from deployments.failures import GenerationRejected
 from rollout_client import ResponseNotUnderstood, RolloutError, RolloutResponse, RolloutSummary, SampleResult, staleness
 from rollout_client.arrow.response import ArrowResponse, read_response
+from rollout_client.arrow.rows import record_batch
 from rollout_client.arrow.schema import ARROW
+from rollout_client.contract import Message, PolicyVersions
 from rollout_client.tensors import NotFinal, PaddingSide, RolloutTensors, to_tensors
 from rollout_env import StepOutcome
-from service.responses.arrow_encoder import ArrowResponseEncoder
+from service.responses import arrow_encoder
+from service.responses.arrow_encoder import CHARACTERS_PER_MESSAGE, ArrowResponseEncoder
 from service.responses.json_encoder import JsonResponseEncoder
 from service.settings import Limits
 from tests.clients.scripted_service import SUMMARY, Json, result
@@ -145,12 +150,53 @@ def test_json_says_what_pydantic_would_say(samples: list[SampleResult]) -> None:
 def test_rollouts_come_in_input_order_whatever_the_order_they_ended_in_and_however_many_batches(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("service.responses.arrow_encoder.ROWS_PER_BATCH", 3)
+    monkeypatch.setattr("service.responses.arrow_encoder.ROWS_PER_STEP", 3)
+    monkeypatch.setattr("service.responses.arrow_encoder.ROWS_PER_BATCH", 4)
     monkeypatch.setattr("service.responses.arrow_encoder.TOKENS_PER_BATCH", 7)
     samples = [plain(idx, content=f"text {idx}") for idx in range(10)]
     response = read_response(arrow_body(samples, order=[9, 0, 5, 3, 1, 8, 2, 7, 6, 4]))
     assert response.samples == samples
     assert [len(batch) for batch in response.tokens.to_batches()] == [2] * 5
+
+
+def batches_of_texts(body: bytes) -> list[pa.RecordBatch]:
+    """The batches of the first stream."""
+    return list(pa.ipc.open_stream(pa.BufferReader(body)))
+
+
+def test_the_text_of_an_answer_comes_in_batches_of_bounded_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No array holds more than a batch: an array of strings has room for 2 GiB, and an answer may have more."""
+    samples = [plain(idx=place, answer=str(place) * 1000) for place in range(10)]
+    order = [7, 0, 1, 2, 9, 3, 8, 4, 5, 6]
+    monkeypatch.setattr(arrow_encoder, "CHARACTERS_PER_STEP", 1)
+    monkeypatch.setattr(arrow_encoder, "BYTES_PER_BATCH", 3500)
+    batches = batches_of_texts(arrow_body(samples, order))
+    assert [batch.num_rows for batch in batches] == [3, 3, 3, 1]
+    assert [row for batch in batches for row in batch["idx"].to_pylist()] == list(range(10))
+    assert read_response(arrow_body(samples, order)).samples == samples
+    monkeypatch.setattr(arrow_encoder, "BYTES_PER_BATCH", 2**22)
+    monkeypatch.setattr(arrow_encoder, "ROWS_PER_BATCH", 4)
+    assert [batch.num_rows for batch in batches_of_texts(arrow_body(samples, order))] == [4, 4, 2]
+
+
+@pytest.mark.parametrize(("characters", "echoed_bytes", "steps"), [(2**18, 0, 1), (400, 0, 3), (10_000, 5000, 3)])
+def test_rollouts_become_columns_when_they_have_enough_text(
+    characters: int, echoed_bytes: int, steps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[int] = []
+
+    def noted(rows: Sequence[Any], schema: pa.Schema) -> pa.RecordBatch:
+        made.append(len(rows))
+        return record_batch(rows, schema)
+
+    monkeypatch.setattr(arrow_encoder, "CHARACTERS_PER_STEP", characters)
+    monkeypatch.setattr(arrow_encoder, "record_batch", noted)
+    encoder = ArrowResponseEncoder(echoed_bytes)
+    message = Message(role="user", content="a" * (200 - CHARACTERS_PER_MESSAGE), token_ids=[1])
+    for place in range(6):
+        encoder.add(place, plain(idx=place, message_log=[message]))
+    list(encoder.body(RolloutSummary(request_id="r", metrics={}, policy=PolicyVersions())))
+    assert made == [6 // steps] * steps
 
 
 def test_the_service_answers_the_same_in_either_encoding() -> None:

@@ -3,6 +3,8 @@
 import asyncio
 import logging
 import random
+import threading
+from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import replace
 
@@ -13,12 +15,20 @@ from hypothesis import strategies as st
 from deployments.failures import EnvironmentBroken, GenerationLost, GenerationRejected, TurnTimedOut
 from deployments.protocols import Generation, GenerationRequest, StepRequest
 from rollout_client.contract import Keep, Message
-from rollout_env import StepOutcome
+from rollout_env import ChatMessage, StepOutcome
 from service.rollouts.early_stopping import EarlyStopping
 from service.rollouts.episode import Episode
-from service.rollouts.loop import INTERRUPTION_S, RolloutContext, RunningEpisodes, play_request, play_sample
+from service.rollouts.loop import (
+    INTERRUPTION_S,
+    MOST_CHARACTERS_INLINE,
+    RolloutContext,
+    RunningEpisodes,
+    play_request,
+    play_sample,
+)
 from service.rollouts.pacing import LoopPacer
 from service.rollouts.schedule import AsyncSchedule, LockstepSchedule
+from service.rollouts.tokenizer_protocol import ChatOptions, TokenizedObservation
 from tests import virtual_time
 from tests.service.rollouts.playing import (
     KEEP_ALL,
@@ -33,10 +43,12 @@ from tests.service.rollouts.playing import (
     texts_of_any_length,
 )
 from tests.service.scripted import (
+    CharacterChatTokenizer,
     EpisodeRecipe,
     ScriptedEnvironment,
     ScriptedGenerator,
     first_part,
+    ids_of,
     outcome,
     user_message,
 )
@@ -511,3 +523,22 @@ def test_a_call_that_cancels_itself_fails_its_sample_and_is_logged(caplog: pytes
     assert record.getMessage() == "A call of the sample was cancelled."
     assert record.exc_info is not None
     assert record.exc_info[0] is asyncio.CancelledError
+
+
+@pytest.mark.parametrize(("length", "is_inline"), [(MOST_CHARACTERS_INLINE, True), (MOST_CHARACTERS_INLINE + 1, False)])
+def test_a_long_observation_is_tokenized_in_another_thread_with_the_same_result(length: int, is_inline: bool) -> None:
+    threads: list[int] = []
+
+    class NotingTokenizer(CharacterChatTokenizer):
+        def observation(
+            self, observation: ChatMessage, after: Sequence[int], options: ChatOptions, room: int
+        ) -> TokenizedObservation:
+            threads.append(threading.get_ident())
+            return super().observation(observation, after, options, room)
+
+    recipe = EpisodeRecipe(max_rollout_turns=1, max_seq_len=length + 100, tokenizer=NotingTokenizer())
+    environment = ScriptedEnvironment([outcome("o" * length, reward=1.0)])
+    result = play(recipe, ScriptedGenerator(["A"]), environment)
+    assert texts(result) == ["Q", "A", "o" * length]
+    assert result.message_log[-1].token_ids.tolist() == ids_of("o" * length)  # type: ignore[attr-defined]
+    assert [thread == threading.get_ident() for thread in threads] == [is_inline]

@@ -10,7 +10,7 @@ from deployments.protocols import Generation, GenerationRequest
 from rollout_client.contract import SampleStatus
 from service.rollouts.early_stopping import EarlyStopping
 from service.rollouts.loop import RolloutContext, play_request
-from service.rollouts.pacing import EPISODES_PER_ITERATION, LoopPacer, PacedWork
+from service.rollouts.pacing import EPISODES_PER_ITERATION, TOKENS_PER_EPISODE, LoopPacer, PacedWork
 from service.rollouts.schedule import AsyncSchedule
 from tests.service.rollouts.playing import KEEP_ALL
 from tests.service.scripted import EpisodeRecipe, ScriptedEnvironment, ScriptedGenerator
@@ -96,6 +96,22 @@ def test_an_episode_waits_until_it_has_gone_on() -> None:
     asyncio.run(go_on())
 
 
+def test_an_episode_with_many_new_tokens_counts_for_several() -> None:
+    async def go_on() -> Counter[int]:
+        pacer, iterations = LoopPacer(per_iteration=3), Iterations()
+        by_iteration = Counter[int]()
+
+        async def one(number: int) -> None:
+            await pacer.wait_for_turn(number, new_tokens=2 * TOKENS_PER_EPISODE)
+            by_iteration[iterations.number] += 1
+
+        await asyncio.gather(*map(one, range(5)))
+        iterations.stop()
+        return by_iteration
+
+    assert list(asyncio.run(go_on()).values()) == [1] * 5
+
+
 def test_paced_work_is_begun_at_once_and_done_in_order_over_several_iterations() -> None:
     async def work() -> tuple[list[int], list[int], list[int]]:
         done: list[int] = []
@@ -140,7 +156,7 @@ def test_no_iteration_starts_interrupts_or_cancels_more_than_its_share_of_a_larg
         episodes = [EpisodeRecipe(position=position).make() for position in range(500)]
         context = RolloutContext(generator, {"task": ScriptedEnvironment([])}, AsyncSchedule())
         early_stopping = EarlyStopping(KEEP_ALL, dict.fromkeys(episodes, 0))
-        async with aclosing(play_request(episodes, context, early_stopping, deadline_s=0.5)) as ended:
+        async with aclosing(play_request(episodes, context, early_stopping, deadline_s=1.5)) as ended:
             statuses = Counter([episode.status async for episode in ended])
         iterations.stop()
         return statuses, generator

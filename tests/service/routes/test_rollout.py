@@ -14,6 +14,7 @@ from rollout_client.contract import RolloutResponse, SampleResult
 from service.responses.arrow_encoder import ArrowResponseEncoder
 from service.responses.json_encoder import JsonResponseEncoder
 from service.responses.ndjson import sample_line
+from service.rollouts.request_metrics import RequestMetricsAccumulator
 from service.routes import rollout
 from service.settings import Limits
 from tests.service.scripted_http import ScriptedHttp
@@ -135,6 +136,7 @@ def test_a_rollout_of_many_tokens_is_encoded_in_another_thread(
     else:
         monkeypatch.setattr(encoder, "add", noted(encoder.add))
     monkeypatch.setattr(rollout, "MOST_TOKENS_INLINE", 10)
+    monkeypatch.setattr(rollout, "BYTES_PER_TOKEN", 10**6)
     service = ScriptedHttp()
     service.generator.script = ["A" * 6]
     log = [{"role": "user", "content": "a", "token_ids": [64] * (length - 6)}]
@@ -171,7 +173,26 @@ def test_an_error_while_the_first_part_is_made_is_still_a_problem(monkeypatch: p
         assert (response.status_code, response.headers["content-type"]) == (500, "application/problem+json")
 
 
-def test_tokens_of_all_messages_count() -> None:
+def test_the_size_of_a_rollout_is_its_tokens_and_its_text_and_what_it_repeats() -> None:
     service = ScriptedHttp()
     sample = SampleResult.model_validate(service.post({"samples": [GOOD]}).json()["samples"][0])
-    assert rollout.tokens_in(sample) == sum(len(message.token_ids) for message in sample.message_log) > 1
+    tokens = sum(len(message.token_ids) for message in sample.message_log)
+    text = sum(len(message.content) for message in sample.message_log)
+    assert min(tokens, text) > 1
+    assert rollout.size_of(sample, echoed_bytes=160_000 - text) == tokens + 10_000
+
+
+def test_the_summary_of_many_rollouts_is_computed_in_another_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[int] = []
+    metrics = RequestMetricsAccumulator.metrics
+
+    def noted(self: RequestMetricsAccumulator) -> Any:
+        threads.append(threading.get_ident())
+        return metrics(self)
+
+    monkeypatch.setattr(RequestMetricsAccumulator, "metrics", noted)
+    monkeypatch.setattr(rollout, "MOST_ROLLOUTS_INLINE", 2)
+    for accept in (JSON, NDJSON):
+        for count in (2, 3):
+            assert ScriptedHttp().post({"samples": [GOOD] * count}, accept=accept).status_code == 200
+    assert [thread == threading.get_ident() for thread in threads] == [True, False] * 2
