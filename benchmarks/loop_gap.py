@@ -11,7 +11,7 @@ import gzip
 import json
 import multiprocessing
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Annotated, Any
@@ -150,7 +150,7 @@ def main(only: Annotated[str, typer.Option(help="Measures the cases whose names 
     typer.echo(json.dumps(figures(measured)))
 
 
-def measure_all(cases: list[Case]) -> dict[str, Measured]:
+def measure_all(cases: Sequence[Case]) -> dict[str, Measured]:
     with serving() as url:
         return asyncio.run(measure_at(url, cases))
 
@@ -168,7 +168,7 @@ def serving() -> Iterator[str]:
         server.join()
 
 
-async def measure_at(url: str, cases: list[Case]) -> dict[str, Measured]:
+async def measure_at(url: str, cases: Sequence[Case]) -> dict[str, Measured]:
     measured: dict[str, Measured] = {}
     # The server ends connections that are idle while a body is made.
     connector = aiohttp.TCPConnector(force_close=True)

@@ -5,7 +5,8 @@ calls between replicas and the proxy work; the load runs on the same cores and c
 has a service of its own: many samples in flight at once; small requests from many clients, on generators that answer
 at once; one replica against four, each as busy, so slow that the cores stay idle; ten times the load that is admitted
 (`overload.py`); how requests share the engines (`fairness.py`); and replicas that start in the middle of a request
-(`rebalancing.py`). The last line is JSON.
+(`rebalancing.py`). Last comes the longest gap of the event loop under hostile requests (`loop_gap.py`). The last line is
+JSON.
 """
 
 import asyncio
@@ -24,6 +25,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from benchmarks import loop_gap
 from benchmarks.fairness import fairness
 from benchmarks.overload import overload, with_bound
 from benchmarks.process_group import no_process_left
@@ -61,6 +63,7 @@ BOUNDS = {
     "after_over_before": ">= 3.5",
     "least_share_percent": ">= 20",
     "most_share_percent": "<= 30",
+    "loop_gap_cpu_ms": "<= 50",
 }
 console = Console(stderr=True)
 
@@ -110,8 +113,10 @@ def main(
         overloaded = measured(with_bound(settings), overload, console)
         shared = fairness(settings, console)
         rebalanced = rebalancing(settings, console)
+        loop_gap_figures = loop_gap.figures(loop_gap.measure_all(loop_gap.CASES))
     parts = (in_flight, small, fleets, overloaded, shared, rebalanced)
     figures = {name: round(value, 3) for part in parts for name, value in asdict(part).items()}
+    figures |= loop_gap_figures
     report(figures)
     output.write_text(json.dumps(figures) + "\n")
     typer.echo(json.dumps(figures))
