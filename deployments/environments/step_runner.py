@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from dataclasses import dataclass
 from functools import partial
 
 from deployments.environments.step_slots import StepSlots
@@ -13,6 +14,17 @@ from rollout_env.validation import validated_step
 CANCELLED = EnvironmentBroken("The environment cancelled its own step.")
 StepResult = StepOutcome | RolloutFailure
 logger = logging.getLogger("rollout_service.environments")
+
+
+@dataclass(slots=True, eq=False)
+class Step:
+    """A step that runs or waits."""
+
+    request: StepRequest
+    shown: set[str]
+    """The failures of the same call whose traceback is in the log already."""
+    result: asyncio.Future[StepResult]
+    has_slot: bool = False
 
 
 class StepRunner:
@@ -28,8 +40,11 @@ class StepRunner:
         self._task_name = task_name
         self._step_timeout_s = step_timeout_s
         self._slots = StepSlots(environment.max_concurrent_steps)
-        self._results: dict[str, asyncio.Future[StepResult]] = {}
-        """Of the steps that run or wait, by `step_id`."""
+        self._steps: dict[str, Step] = {}
+        """Those that run or wait, by `step_id`."""
+        self._expires_at: dict[Step, float] = {}
+        """Of the steps that run, the first to expire first: all have the same limit, so one timer serves them."""
+        self._timer: asyncio.TimerHandle | None = None
         self.in_progress = 0
         """Steps that run or wait."""
 
@@ -39,79 +54,83 @@ class StepRunner:
         Args:
             shown: the failures of the same call whose traceback is in the log already. The step adds its own.
         """
-        result: asyncio.Future[StepResult] = asyncio.get_running_loop().create_future()
-        task = asyncio.create_task(self._run(request, result, shown))
-        self._results[request.step_id] = result
+        loop = asyncio.get_running_loop()
+        step = Step(request, shown, loop.create_future())
+        self._steps[request.step_id] = step
         self.in_progress += 1
-        result.add_done_callback(partial(self._end, request.step_id, task))
-        task.add_done_callback(partial(copy_result, result))
-        return result
+        step.result.add_done_callback(partial(self._end, step, loop.create_task(self._run(step))))
+        return step.result
 
     def abort(self, step_ids: list[str]) -> None:
         """Aborts steps that nobody waits for. Unknown ids are ignored."""
         for step_id in step_ids:
-            if (result := self._results.get(step_id)) is not None:
-                result.cancel()
+            if (step := self._steps.get(step_id)) is not None:
+                step.result.cancel()
 
-    def _end(self, step_id: str, task: "asyncio.Task[StepResult]", result: "asyncio.Future[StepResult]") -> None:
+    def _end(self, step: Step, task: "asyncio.Task[None]", _result: "asyncio.Future[StepResult]") -> None:
         self.in_progress -= 1
         # A retry of the same step has the same id and may have replaced this one.
-        if self._results.get(step_id) is result:
-            del self._results[step_id]
+        if self._steps.get(step.request.step_id) is step:
+            del self._steps[step.request.step_id]
+        self._expires_at.pop(step, None)
+        # Not when the task ends: an environment that ignores its cancellation would keep the slot for ever.
+        if step.has_slot:
+            self._slots.release()
         task.cancel()
 
-    async def _run(self, request: StepRequest, result: "asyncio.Future[StepResult]", shown: set[str]) -> StepResult:
-        await self._slots.acquire(request.request_id)
-        # Not when this task ends: an environment that ignores its cancellation would keep the slot for ever.
-        result.add_done_callback(lambda _: self._slots.release())
-        if result.done():
-            return CANCELLED
+    async def _run(self, step: Step) -> None:
+        await self._slots.acquire(step.request.request_id)
+        step.has_slot = True
+        if step.result.done():
+            return
         if self._step_timeout_s is not None:
-            loop = asyncio.get_running_loop()
-            timer = loop.call_later(self._step_timeout_s, self._expire, request, result, shown)
-            result.add_done_callback(lambda _: timer.cancel())
+            self._start_clock(step, self._step_timeout_s)
+        result: StepResult
         try:
-            return await validated_step(self._environment, request.message_log, request.extra_env_info)
+            result = await validated_step(self._environment, step.request.message_log, step.request.extra_env_info)
         except asyncio.CancelledError as error:
-            if result.done():
+            if step.result.done():
                 raise
-            return self._logged(CANCELLED, error, request, shown)
-        except (KeyboardInterrupt, GeneratorExit):
+            result = self._logged(CANCELLED, error, step)
+        except (KeyboardInterrupt, GeneratorExit) as error:
+            if not step.result.done():
+                step.result.set_exception(error)
             raise
         except BaseException as error:  # noqa: BLE001 - all that an environment raises fails one sample, SystemExit too
-            return CANCELLED if result.done() else self._logged(failure_of_step(error), error, request, shown)
+            result = CANCELLED if step.result.done() else self._logged(failure_of_step(error), error, step)
+        if not step.result.done():
+            step.result.set_result(result)
 
-    def _expire(self, request: StepRequest, result: "asyncio.Future[StepResult]", shown: set[str]) -> None:
-        if not result.done():
-            failure = TurnTimedOut(f"The environment's step took longer than {self._step_timeout_s:g} s.")
-            result.set_result(self._logged(failure, None, request, shown))
+    def _start_clock(self, step: Step, limit_s: float) -> None:
+        loop = asyncio.get_running_loop()
+        expires_at = self._expires_at[step] = loop.time() + limit_s
+        if self._timer is None:
+            self._timer = loop.call_at(expires_at, self._expire)
 
-    def _logged(
-        self, failure: RolloutFailure, error: BaseException | None, request: StepRequest, shown: set[str]
-    ) -> RolloutFailure:
-        traceback_of = None if str(failure) in shown else error
-        shown.add(str(failure))
+    def _expire(self) -> None:
+        """Ends the steps that have reached their limit, and sets the timer to the next one."""
+        loop = asyncio.get_running_loop()
+        self._timer = None
+        for step, expires_at in list(self._expires_at.items()):
+            if expires_at > loop.time():
+                self._timer = loop.call_at(expires_at, self._expire)
+                return
+            del self._expires_at[step]
+            if not step.result.done():
+                failure = TurnTimedOut(f"The environment's step took longer than {self._step_timeout_s:g} s.")
+                step.result.set_result(self._logged(failure, None, step))
+
+    def _logged(self, failure: RolloutFailure, error: BaseException | None, step: Step) -> RolloutFailure:
+        traceback_of = None if str(failure) in step.shown else error
+        step.shown.add(str(failure))
         context = {
-            "request_id": request.request_id,
-            "rollout_id": request.rollout_id,
+            "request_id": step.request.request_id,
+            "rollout_id": step.request.rollout_id,
             "task_name": self._task_name,
-            "sample": request.sample,
+            "sample": step.request.sample,
         }
         logger.warning("A step of task %s failed: %s", self._task_name, failure, exc_info=traceback_of, extra=context)
         return failure
-
-
-def copy_result(result: "asyncio.Future[StepResult]", task: "asyncio.Task[StepResult]") -> None:
-    """Gives the result of a task that has ended to whoever waits for it, unless it was aborted or timed out."""
-    error = None if task.cancelled() else task.exception()
-    if result.done():
-        return
-    if task.cancelled():
-        result.cancel()
-    elif error is not None:
-        result.set_exception(error)
-    else:
-        result.set_result(task.result())
 
 
 def failure_of_step(error: BaseException) -> RolloutFailure:
