@@ -5,8 +5,8 @@ calls between replicas and the proxy work; the load runs on the same cores and c
 has a service of its own: many samples in flight at once; small requests from many clients, on generators that answer
 at once; one replica against four, each as busy, so slow that the cores stay idle; ten times the load that is admitted
 (`overload.py`); how requests share the engines (`fairness.py`); and replicas that start in the middle of a request
-(`rebalancing.py`). Last comes the longest gap of the event loop under hostile requests (`loop_gap.py`). The last line is
-JSON.
+(`rebalancing.py`). Last comes the longest gap of the event loop under hostile requests (`loop_gap.py`). The last line
+is JSON.
 """
 
 import asyncio
