@@ -125,6 +125,7 @@ class Capacity:
             return
         self._add(reservation.held, sign=-1)
         self._ended.append((now, reservation.held))
+        self._forget_old(now)
         reservation.held = Amounts()
 
     def _check(self, resource: Resource, held: int, wanted: int, ingress_replicas: int, now: float) -> None:
@@ -143,8 +144,7 @@ class Capacity:
 
     def _wait_s(self, resource: Resource, shortage: int, wanted: int, now: float) -> float:
         """Until `shortage` has got free, and after those that were told to wait before."""
-        while self._ended and self._ended[0][0] < now - RATE_WINDOW_S:
-            self._ended.popleft()
+        self._forget_old(now)
         freed = sum(amounts.of(resource) for _, amounts in self._ended)
         if not freed:
             return UNKNOWN_WAIT_S * (1 + SPREAD * self._draw())
@@ -155,6 +155,10 @@ class Capacity:
         until = min(max(now + shortage / per_second, after_others), now + LONGEST_WAIT_S)
         self._promised_until[resource] = until
         return max(until - now, SHORTEST_WAIT_S) * (1 + SPREAD * self._draw())
+
+    def _forget_old(self, now: float) -> None:
+        while self._ended and self._ended[0][0] < now - RATE_WINDOW_S:
+            self._ended.popleft()
 
     def _add(self, amounts: Amounts, sign: Literal[1, -1]) -> None:
         total = self._in_flight

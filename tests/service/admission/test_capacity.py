@@ -1,5 +1,7 @@
 """What may be in flight: no bound is exceeded, nothing stays reserved, and a refused request is told when to come."""
 
+import tracemalloc
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -194,6 +196,20 @@ def test_a_request_that_has_not_said_what_it_wants_counts_as_much_as_those_that_
 def test_what_ended_long_ago_says_nothing() -> None:
     capacity = after_releases(5, count=10, every_s=1.0)
     assert refused(capacity, 1, now=9.0 + RATE_WINDOW_S + 1).retry_after_s == UNKNOWN_WAIT_S
+
+
+def test_what_ended_long_ago_is_forgotten_although_nothing_is_refused() -> None:
+    capacity = capacity_of(rollouts=1)
+    tracemalloc.start()
+    try:
+        for number in range(20_000):
+            capacity.close(admitted(capacity, 1), float(number))
+            if number == 1000:
+                before, _ = tracemalloc.get_traced_memory()
+        after, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert after - before < 10_000
 
 
 @given(draw=st.floats(0, 1, exclude_max=True))
