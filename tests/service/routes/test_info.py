@@ -9,7 +9,7 @@ from rollout_client.tokenizer_check import tokenizer_info, tokens_by_id
 from rollout_client.version import CONTRACT_VERSION
 from service.settings import AdmissionBounds, AdmissionSettings, Limits
 from tests.paths import TINY_MODEL
-from tests.service.scripted_http import MAX_MODEL_LEN, VOCAB_SIZE, ScriptedHttp
+from tests.service.scripted_http import DESCRIPTION, MAX_MODEL_LEN, VOCAB_SIZE, ScriptedHttp
 
 tokenizer: Any = AutoTokenizer.from_pretrained(TINY_MODEL)
 
@@ -21,7 +21,13 @@ def test_info_has_model_tokenizer_limits_versions_and_tasks() -> None:
     assert response.json() == {
         "model": {"name": "tiny", "revision": None, "vocab_size": VOCAB_SIZE, "max_model_len": MAX_MODEL_LEN},
         "tokenizer": tokenizer_info(tokenizer).model_dump(),
-        "limits": {"max_seq_len": MAX_MODEL_LEN, **limits.model_dump(), "admission": admission.model_dump()},
+        "limits": {
+            "max_seq_len": MAX_MODEL_LEN,
+            "max_num_seqs": DESCRIPTION.max_num_seqs,
+            "kv_cache_size_tokens": DESCRIPTION.kv_cache_size_tokens,
+            **limits.model_dump(),
+            "admission": admission.model_dump(),
+        },
         "versions": {
             "service": version("rollout-service"),
             "contract": CONTRACT_VERSION,
