@@ -8,7 +8,8 @@ from ray.serve._private.replica import Replica
 
 DRAINING_SHARE = 0.5
 """Of `graceful_shutdown_timeout_s`. The rest is for what comes after: Serve looks every two seconds whether calls are
-still open, and then the engine's processes have to end."""
+still open, and then the engine's processes have to end. Serve does not tell a running replica when the setting changes:
+it keeps the value with which it started."""
 
 
 def call_at_shutdown(callback: Callable[[float], None]) -> None:
