@@ -2,7 +2,7 @@
 
 A full collection looks at every object of the process, which takes seconds with the objects of 60,000 rollouts, and
 finds nothing: they all live. So full collections wait until no rollout runs. Young objects are collected as always, in
-portions of about 10 ms.
+small portions.
 """
 
 import asyncio
@@ -11,10 +11,10 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-YOUNG_OBJECTS = 10_000
-"""New objects that start a collection of the new objects: 5 to 10 ms."""
+YOUNG_OBJECTS = 2_000
+"""New objects that start a collection of the new objects: 1 to 10 ms, the more the larger they are."""
 YOUNG_COLLECTIONS = 2
-"""Collections of new objects after which what they left is collected again: about 20 ms."""
+"""Collections of new objects after which what they left is collected again."""
 NEVER = 2**30
 IDLE_S = 1.0
 LONGEST_WAIT_S = 600.0

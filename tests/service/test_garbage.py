@@ -65,5 +65,5 @@ def test_after_long_a_full_collection_is_made_although_rollouts_run(
 @pytest.mark.usefixtures("thresholds")
 def test_small_portions_are_of_young_objects_alone() -> None:
     garbage.collect_small_portions()
-    assert gc.get_threshold() == (10_000, 2, 2**30)
+    assert gc.get_threshold() == (2_000, 2, 2**30)
     assert gc.get_freeze_count() > 0
