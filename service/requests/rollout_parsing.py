@@ -19,6 +19,7 @@ from rollout_client.problem_contract import FieldProblem
 from service.requests.arrow_body import arrow_fields
 from service.responses.problems import (
     MOST_PROBLEMS,
+    NON_FINITE,
     found_problem,
     invalid_json,
     invalid_request,
@@ -109,7 +110,7 @@ def part_findings(part: Part) -> Sequence[ErrorDetails]:
         findings = error.errors(include_url=False)
         for finding in findings:
             finding["loc"] = moved(finding["loc"], part.first_sample)
-        return findings
+        return [of_whole_field(finding) for finding in findings]
     return ()
 
 
@@ -118,6 +119,17 @@ def moved(location: tuple[int | str, ...], first_sample: int) -> tuple[int | str
         case ("samples", int(place), *rest):
             return ("samples", place + first_sample, *rest)
     return location
+
+
+def of_whole_field(finding: ErrorDetails) -> ErrorDetails:
+    """NaN or infinity deep in a field of any JSON as a problem of that field, in the words for small bodies.
+
+    Pydantic's own location names the alternatives of its type for JSON.
+    """
+    match finding:
+        case {"type": "finite_number", "loc": ("samples", int(place), str(name), _, *_)}:
+            return {**finding, "type": "non_finite_json", "loc": ("samples", place, name), "msg": NON_FINITE}
+    return finding
 
 
 def size_problems(fields: Any, bounds: BodyBounds) -> Iterator[FieldProblem]:

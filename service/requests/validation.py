@@ -14,9 +14,11 @@ from deployments.protocols import GeneratorDescription
 from rollout_client.contract import Message, RolloutRequest, SampleInput, SampleResult
 from rollout_client.problem_contract import FieldProblem
 from service.requests.chat_tokenizer import RENDERING_ARGUMENTS
-from service.responses.problems import invalid_request, unknown_task
+from service.responses.problems import NON_FINITE, invalid_request, unknown_task
 from service.settings import Limits
 
+JSON_FIELDS = ("extra_env_info", "tools", "chat_template_kwargs")
+"""Of a sample; any JSON."""
 RESULT_FIELDS = SampleResult.model_fields.keys()
 
 
@@ -95,11 +97,9 @@ def sample_problems(field: str, sample: SampleInput, capabilities: Capabilities)
 
 def further_field_problems(field: str, sample: SampleInput) -> Iterator[FieldProblem]:
     further_fields = sample.model_extra or {}
-    for name in ("extra_env_info", *further_fields):
+    for name in (*JSON_FIELDS, *further_fields):
         if holds_non_finite(getattr(sample, name)):
-            yield FieldProblem(
-                field=f"{field}.{name}", message="it holds NaN or infinity, which JSON cannot express; send null"
-            )
+            yield FieldProblem(field=f"{field}.{name}", message=NON_FINITE)
     for name in RESULT_FIELDS & further_fields.keys():
         yield FieldProblem(
             field=f"{field}.{name}", message="this is a field of the result; give the further field another name"
