@@ -108,21 +108,28 @@ def test_a_push_during_256_running_samples_loses_none_and_each_token_says_its_we
     assert (rollouts.summary.policy.oldest, rollouts.summary.policy.newest) == (str(before), str(after))
 
 
-@pytest.mark.parametrize("mode", ["wait", "abort"])
-def test_generations_under_way_may_be_waited_for_or_played_again(client: RolloutClient, mode: Any) -> None:
+@pytest.mark.parametrize(("mode", "goes_on"), [("wait", False), ("abort", True)])
+def test_generations_under_way_may_be_waited_for_or_go_on_with_the_new_weights(
+    client: RolloutClient, mode: Any, goes_on: bool
+) -> None:
     before = client.policy().current
     # When the first one's single turn is over, the others have nine to go.
     samples = [following({"observation": "."})] + [following(*[{"observation": "."}] * 10)] * 31
     sampling = Sampling(max_new_tokens=48, ignore_eos=True)
     results: list[SampleResult] = []
-    # No retries: what is played again because of an update is nobody's failure.
+    # No retries: what an update interrupts is nobody's failure.
     with client.stream(samples, sampling=sampling, sample_retries=0) as rollouts:
         results.append(next(iter(rollouts)))
         after = client.push_weights(perturbed(7), mode=mode).version
         results.extend(rollouts)
     assert [result.error for result in results] == [None] * 32
-    # No generation has tokens of both.
-    assert all(len(m.weight_versions or ()) < 2 for result in results for m in result.message_log)
+    generated = [m for result in results for m in result.message_log if m.generation_logprobs is not None]
+    assert {len(m.token_ids) for m in generated} == {48}
+    of_both = [spans for m in generated if len(spans := m.weight_versions or []) > 1]
+    assert bool(of_both) == goes_on
+    for first, second in of_both:
+        assert (first.version, first.start, second.version) == (str(before), 0, str(after))
+        assert (second.start, second.end) == (first.end, 48)
     assert versions_of(results) == {str(before), str(after)}
 
 
