@@ -1,6 +1,6 @@
 """Heartbeats of a replica's streams, so that a caller can tell a slow replica from a hung one.
 
-The caller's half is `service/remote/batching.py`.
+The caller's half is `service/remote/silence.py`.
 """
 
 import asyncio

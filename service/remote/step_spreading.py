@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-REPORT_IS_NEWS_S = 2.0
-"""For how long what a replica said of its load counts. Most steps take milliseconds: then it is old soon."""
+LOAD_REPORT_VALID_S = 2.0
+"""For how long a reported load counts. Most steps take milliseconds, so a report is soon out of date."""
 AVOIDED_S = 10.0
 """For how long a replica that lost a step gets none while there are others."""
 
@@ -50,7 +50,7 @@ class StepSpreading:
     def load_of(self, replica: str) -> int:
         """Steps that the replica has to do, as far as is known here."""
         others = self._others.get(replica)
-        if others is None or self._clock() - others.at > REPORT_IS_NEWS_S:
+        if others is None or self._clock() - others.at > LOAD_REPORT_VALID_S:
             return self._own[replica]
         return self._own[replica] + others.count
 

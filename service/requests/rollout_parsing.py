@@ -65,7 +65,7 @@ def checked_fields(body: bytes | bytearray, media_type: str, bounds: BodyBounds)
         RequestProblem: 400 or 422, what is wrong with it; at most `MOST_PROBLEMS` problems are looked for.
     """
     fields = arrow_fields(body) if media_type == ARROW else json_fields(body)
-    if problems := list(islice(size_problems(fields, bounds), MOST_PROBLEMS)):
+    if problems := list(islice(body_size_problems(fields, bounds), MOST_PROBLEMS)):
         raise invalid_request(*problems)
     findings: list[ErrorDetails] = []
     for part in parts(fields):
@@ -132,7 +132,7 @@ def of_whole_field(finding: ErrorDetails) -> ErrorDetails:
     return finding
 
 
-def size_problems(fields: Any, bounds: BodyBounds) -> Iterator[FieldProblem]:
+def body_size_problems(fields: Any, bounds: BodyBounds) -> Iterator[FieldProblem]:
     """Yields what is too large, before it is looked at more closely."""
     if not isinstance(fields, dict):
         return

@@ -5,7 +5,7 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.remote.step_spreading import AVOIDED_S, REPORT_IS_NEWS_S, StepSpreading
+from service.remote.step_spreading import AVOIDED_S, LOAD_REPORT_VALID_S, StepSpreading
 
 
 class Clock:
@@ -60,7 +60,7 @@ def test_a_report_counts_the_steps_of_others_once_and_only_while_it_is_news() ->
     assert steps.load_of("a") == 10
     steps.end("a")
     assert steps.load_of("a") == 9
-    clock.now = REPORT_IS_NEWS_S + 0.1
+    clock.now = LOAD_REPORT_VALID_S + 0.1
     assert steps.load_of("a") == 2
 
 
