@@ -45,7 +45,7 @@ from service.remote.policy import RemotePolicy
 from service.responses.json_encoder import JSON
 from service.rollout_service import RolloutService, RunningRollout
 from service.rollouts.episode import Episode
-from service.rollouts.episode_records import EpisodeIdentity, EpisodeLimits, EpisodeStart
+from service.rollouts.episode_records import EpisodeIdentity, EpisodeLimits, EpisodeStart, Prompt
 from service.rollouts.tokenizer_protocol import ChatOptions, ChatTokenizer, TokenizedObservation
 from service.routes.http_app import build_http_app
 from service.settings import AdmissionSettings, Limits
@@ -195,7 +195,7 @@ def ended_rollout(group: int, generation: int, draw: random.Random, numbers: np.
     episode = Episode(
         EpisodeIdentity("bench", group * GENERATIONS + generation, group, generation, group, "math"),
         EpisodeStart(
-            (Message(role="user", content=prompt, token_ids=list(prompt.encode())),),
+            Prompt.of([Message(role="user", content=prompt, token_ids=list(prompt.encode()))]),
             {"ground_truth": str(draw.randrange(100))},
             (),
             SamplingOptions(),

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from uuid import uuid4
 
@@ -14,7 +14,7 @@ from service.requests.chat_tokenizer import TransformersChatTokenizer, refuse_to
 from service.requests.validation import Capabilities, request_problems
 from service.responses.problems import MOST_PROBLEMS, invalid_request
 from service.rollouts.episode import Episode
-from service.rollouts.episode_records import EpisodeIdentity, EpisodeLimits, EpisodeStart
+from service.rollouts.episode_records import EpisodeIdentity, EpisodeLimits, EpisodeStart, Prompt
 from service.rollouts.seeds import derived_seed
 from service.rollouts.tokenizer_protocol import ChatOptions
 from service.settings import Limits
@@ -66,7 +66,7 @@ class EpisodeFactory:
         sample_position: int,
         sample: SampleInput,
     ) -> Iterator[Episode]:
-        """The episodes of one sample."""
+        """The episodes of one sample. What does not differ between them is made once, and all refer to it."""
         max_seq_len = request.max_seq_len or self.generator.max_model_len
         chat = chat_options(request, sample)
         message_log: Sequence[Message] = ()
@@ -83,22 +83,19 @@ class EpisodeFactory:
             retries=request.retries,
             token_timeout_s=self.limits.generation_timeout_s,
         )
+        start = EpisodeStart(
+            prompt=Prompt.of(message_log),
+            extra_env_info=sample.extra_env_info,
+            stop_strings=tuple(stop_strings_of(request, sample)),
+            sampling=sampling_options(request.sampling),
+            chat=chat,
+            min_weight_version=max(request.policy.min_version or 0, request.policy.version or 0),
+            share=share,
+        )
         seed = group_seed(request, sample_position, sample)
         for generation_index in range(request.num_generations):
-            episode = Episode(
-                identity_of(request, name, sample_position, sample, generation_index),
-                EpisodeStart(
-                    message_log=tuple(message_log),
-                    extra_env_info=sample.extra_env_info,
-                    stop_strings=tuple(stop_strings_of(request, sample)),
-                    sampling=sampling_options(request.sampling, seed, generation_index),
-                    chat=chat,
-                    min_weight_version=max(request.policy.min_version or 0, request.policy.version or 0),
-                    share=share,
-                ),
-                limits,
-                self.tokenizer,
-            )
+            identity = identity_of(request, name, sample_position, sample, generation_index)
+            episode = Episode(identity, seeded(start, seed, generation_index), limits, self.tokenizer)
             if failure is not None:
                 episode.fail(failure_of(failure))
             yield episode
@@ -160,15 +157,22 @@ def group_seed(request: RolloutRequest, sample_position: int, sample: SampleInpu
     return None if request.sampling.seed is None else derived_seed(request.sampling.seed, sample_position)
 
 
-def sampling_options(sampling: Sampling, seed: int | None, generation_index: int) -> SamplingOptions:
+def sampling_options(sampling: Sampling) -> SamplingOptions:
+    """Without a seed, which each rollout has for itself."""
     return SamplingOptions(
         temperature=0.0 if sampling.greedy else sampling.temperature,
         top_p=sampling.top_p,
         top_k=max(sampling.top_k, 0),
         min_p=sampling.min_p,
         ignore_eos=sampling.ignore_eos,
-        seed=None if seed is None else derived_seed(seed, generation_index),
     )
+
+
+def seeded(start: EpisodeStart, seed: int | None, generation_index: int) -> EpisodeStart:
+    """The start of one rollout of a group. `seed` is the group's; without one, all rollouts have the same start."""
+    if seed is None:
+        return start
+    return replace(start, sampling=replace(start.sampling, seed=derived_seed(seed, generation_index)))
 
 
 def log_rejected_prompt(error: PromptRejected, request_id: str, sample_position: int, sample: SampleInput) -> None:

@@ -7,9 +7,11 @@ next generation goes on with it.
 
 Guarantees: token ids are only appended; the input of a generation is the concatenation of all token ids so far; an
 episode ends in exactly one status, and nothing changes it afterwards; `add_generation` and `add_outcome` change nothing
-if they raise.
+if they raise. An episode holds only what was added to its prompt: the prompt is held once for all episodes of a group.
 """
 
+from collections.abc import Iterator
+from itertools import chain
 from typing import Any, Literal
 
 from deployments.protocols import Generation, GenerationRequest, StepRequest, packed_ids
@@ -19,7 +21,7 @@ from service.rollouts.episode_records import EpisodeIdentity, EpisodeLimits, Epi
 from service.rollouts.responses import continued, response_of, without_open_stop_string
 from service.rollouts.sample_metrics import SampleMetricsAccumulator
 from service.rollouts.seeds import sampling_of_turn
-from service.rollouts.tokenizer_protocol import ChatTokenizer, TokenizedObservation
+from service.rollouts.tokenizer_protocol import CONTEXT_TOKENS, ChatTokenizer, TokenizedObservation
 
 UNNAMED_REWARD = "reward"
 """The name of a reward that its environment gave as a single number."""
@@ -40,8 +42,11 @@ class Episode:
         self._limits = limits
         self._tokenizer = tokenizer
         self._start = start
-        self._message_log = list(start.message_log)
-        self._token_ids = packed_ids(token_id for message in start.message_log for token_id in message.token_ids)
+        self._prompt = start.prompt
+        self._messages: list[Message] = [] if start.prompt.response is None else [start.prompt.response]
+        """The messages after those of the prompt. A response at the end of the prompt is one, because it changes."""
+        self._token_ids = packed_ids(())
+        """Those after the prompt's."""
         self._extra_env_info = start.extra_env_info
         self._stop_strings = start.stop_strings
         self._rewards: dict[str, float] = {}
@@ -64,16 +69,25 @@ class Episode:
     @property
     def step_is_due(self) -> bool:
         """Whether the message log ends with a complete response that the environment has not judged yet."""
-        if not self._message_log:
+        if not self._messages:
             return False
-        last = self._message_log[-1]
+        last = self._messages[-1]
         return last.finish_reason is not None and last.generation_logprobs is not None
 
     @property
     def _partial(self) -> Message | None:
         """The response at the end of the log, if its generation was interrupted."""
-        last = self._message_log[-1] if self._message_log else None
+        last = self._messages[-1] if self._messages else None
         return last if last and last.finish_reason is None and last.generation_logprobs is not None else None
+
+    @property
+    def _message_log(self) -> Iterator[Message]:
+        return chain(self._prompt.messages, self._messages)
+
+    @property
+    def _length(self) -> int:
+        """In tokens, the prompt included."""
+        return len(self._prompt.token_ids) + len(self._token_ids)
 
     @property
     def was_cut_off(self) -> bool:
@@ -89,7 +103,7 @@ class Episode:
 
         `None` if there is no room or no turn left, or the episode was interrupted: then it has ended.
         """
-        room = self._limits.max_seq_len - len(self._token_ids)
+        room = self._limits.max_seq_len - self._length
         if self.interrupted_by is not None:
             self.status = self.interrupted_by
         elif room <= 0:
@@ -101,10 +115,12 @@ class Episode:
             return None
         partial = self._partial
         there = 0 if partial is None else len(partial.token_ids)
+        prompt_ids = self._prompt.token_ids
         turn = self._turns_in_log() - (partial is not None)
         return GenerationRequest(
             generation_id=f"{self._rollout_id}-{turn}-{there}" if there else f"{self._rollout_id}-{turn}",
-            prompt_token_ids=self._token_ids[:],
+            # The first generations of a group wait with one object. None is changed: `+` makes a new one.
+            prompt_token_ids=prompt_ids + self._token_ids if self._token_ids else prompt_ids,
             max_new_tokens=min(room, (self._limits.max_new_tokens or room + there) - there),
             stop_strings=self._stop_strings,
             sampling=sampling_of_turn(self._start.sampling, turn, there),
@@ -123,14 +139,15 @@ class Episode:
             return
         partial = self._partial
         if generation.finish_reason == "abort":
-            generation = without_open_stop_string(generation, self._token_ids, self._stop_strings, self._tokenizer)
+            before = self._prompt.token_ids[-CONTEXT_TOKENS:] + self._token_ids[-CONTEXT_TOKENS:]
+            generation = without_open_stop_string(generation, before, self._stop_strings, self._tokenizer)
             if not generation.token_ids:
                 self.status = self.interrupted_by
                 return
         if partial is not None:
-            self._message_log[-1] = continued(partial, generation, self._tokenizer)
+            self._messages[-1] = continued(partial, generation, self._tokenizer)
         else:
-            self._message_log.append(response_of(generation, self._tokenizer))
+            self._messages.append(response_of(generation, self._tokenizer))
         self._count_generation(len(generation.token_ids))
         self._token_ids.extend(generation.token_ids)
         self._end_full_partial()
@@ -151,8 +168,8 @@ class Episode:
 
     def tokenized_observation(self, outcome: StepOutcome) -> TokenizedObservation:
         """The outcome's observation as `add_outcome` appends it. Changes nothing: a thread may do it."""
-        room = self._limits.max_seq_len - len(self._token_ids)
-        response = self._message_log[-1]
+        room = self._limits.max_seq_len - self._length
+        response = self._messages[-1]
         return self._tokenizer.observation(outcome.observation, response.token_ids, self._start.chat, room)
 
     def add_outcome(self, outcome: StepOutcome, observation: TokenizedObservation | None = None) -> None:
@@ -163,11 +180,11 @@ class Episode:
         """
         if self.done:
             return
-        response = self._message_log[-1]
+        response = self._messages[-1]
         if observation is None:
             observation = self.tokenized_observation(outcome)
-        self._message_log[-1] = response.model_copy(update={"reward": self._take_reward(outcome.reward)})
-        self._message_log.append(
+        self._messages[-1] = response.model_copy(update={"reward": self._take_reward(outcome.reward)})
+        self._messages.append(
             Message.model_construct(
                 role=outcome.observation["role"],
                 content=observation.content,
@@ -183,7 +200,7 @@ class Episode:
         if outcome.next_stop_strings is not None:
             self._stop_strings = tuple(outcome.next_stop_strings)
         self._terminated = outcome.terminated
-        self._truncated = observation.was_cut or len(self._token_ids) >= self._limits.max_seq_len
+        self._truncated = observation.was_cut or self._length >= self._limits.max_seq_len
         self.status = self._status_after_step() or self.interrupted_by
 
     def interrupt(self, status: CutOff) -> None:
@@ -209,7 +226,7 @@ class Episode:
             "idx": identity.idx,
             "generation_index": identity.generation_index,
             "task_name": identity.task_name,
-            "message_log": self._message_log.copy(),
+            "message_log": list(self._message_log),
             "total_reward": total_reward,
             "rewards": self._rewards.copy(),
             "status": self.status,
@@ -236,7 +253,7 @@ class Episode:
         return result
 
     def _turns_in_log(self) -> int:
-        return sum(message.generation_logprobs is not None for message in self._message_log)
+        return self._prompt.turns + sum(message.generation_logprobs is not None for message in self._messages)
 
     def _take_reward(self, reward: float | dict[str, float]) -> float:
         named = reward if isinstance(reward, dict) else {UNNAMED_REWARD: reward}
@@ -249,7 +266,7 @@ class Episode:
         if self._partial_is_counted:
             self._metrics.extend_generation(tokens)
         else:
-            self._metrics.add_generation(len(self._token_ids), tokens)
+            self._metrics.add_generation(self._length, tokens)
         self._partial_is_counted = self._partial is not None
 
     def _end_full_partial(self) -> None:
@@ -258,8 +275,8 @@ class Episode:
         if partial is None:
             return
         longest = limits.max_new_tokens or limits.max_seq_len
-        if len(partial.token_ids) >= longest or len(self._token_ids) >= limits.max_seq_len:
-            self._message_log[-1] = partial.model_copy(update={"finish_reason": "length"})
+        if len(partial.token_ids) >= longest or self._length >= limits.max_seq_len:
+            self._messages[-1] = partial.model_copy(update={"finish_reason": "length"})
 
     def _status_after_step(self) -> SampleStatus | None:
         if self._terminated:

@@ -1,9 +1,11 @@
 """What an episode is made from: its identity, its start, its limits. `service/requests/episodes.py` makes them."""
 
+from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
-from deployments.protocols import UNNAMED_REQUEST, RequestShare, SamplingOptions
+from deployments.protocols import UNNAMED_REQUEST, RequestShare, SamplingOptions, packed_ids
 from rollout_client.contract import Message
 from service.rollouts.tokenizer_protocol import ChatOptions
 
@@ -48,11 +50,36 @@ class EpisodeIdentity:
         }
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Prompt:
+    """The message log with which the episodes of a group begin. All of them refer to this one; none changes it."""
+
+    messages: tuple[Message, ...]
+    """Those to which nothing is added."""
+    response: Message | None
+    """The response after them that no environment has stepped yet: whole, or partial and to be gone on with."""
+    token_ids: "array[int]"
+    """Of all of these messages, concatenated."""
+    turns: int
+    """How many of `messages` were generated."""
+
+    @classmethod
+    def of(cls, message_log: Sequence[Message]) -> Self:
+        ends_with_response = bool(message_log) and message_log[-1].generation_logprobs is not None
+        messages = tuple(message_log[:-1] if ends_with_response else message_log)
+        return cls(
+            messages,
+            message_log[-1] if ends_with_response else None,
+            packed_ids(token_id for message in message_log for token_id in message.token_ids),
+            sum(message.generation_logprobs is not None for message in messages),
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class EpisodeStart:
-    """The state in which an episode begins."""
+    """The state in which the episodes of a group begin; only the seed of `sampling` can be one episode's own."""
 
-    message_log: tuple[Message, ...]
+    prompt: Prompt
     extra_env_info: dict[str, Any]
     stop_strings: tuple[str, ...]
     sampling: SamplingOptions

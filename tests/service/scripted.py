@@ -20,7 +20,7 @@ from deployments.protocols import (
 from rollout_client.contract import Message, ObservationFormat
 from rollout_env import ChatMessage, StepOutcome
 from service.rollouts.episode import Episode
-from service.rollouts.episode_records import EpisodeIdentity, EpisodeLimits, EpisodeStart
+from service.rollouts.episode_records import EpisodeIdentity, EpisodeLimits, EpisodeStart, Prompt
 from service.rollouts.tokenizer_protocol import ChatOptions, ChatTokenizer, TokenizedObservation
 
 DESCRIPTION = GeneratorDescription("scripted", max_model_len=1000, vocab_size=0x110000)
@@ -196,7 +196,7 @@ class EpisodeRecipe:
 
     def start(self) -> EpisodeStart:
         return EpisodeStart(
-            tuple(self.message_log(self.prompt)),
+            Prompt.of(self.message_log(self.prompt)),
             extra_env_info=self.extra_env_info,
             stop_strings=self.stop_strings,
             sampling=self.sampling or SamplingOptions(seed=self.seed),

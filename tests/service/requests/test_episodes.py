@@ -1,16 +1,21 @@
 """From a valid request to its episodes: prompts, options and seeds of each rollout."""
 
+import tracemalloc
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from deployments.protocols import Generation, SamplingOptions
 from rollout_client.contract import RolloutRequest, SampleInput, Sampling
+from rollout_env import StepOutcome
 from service.requests.chat_tokenizer import TransformersChatTokenizer
 from service.requests.episodes import EpisodeFactory, chat_options, group_seed, sampling_options, stop_strings_of
 from service.responses.problems import RequestProblem
 from service.rollouts.episode import Episode
 from service.rollouts.seeds import derived_seed
 from service.rollouts.tokenizer_protocol import ChatOptions
+from service.settings import Limits
 from tests.service.scripted_http import DESCRIPTION, LIMITS, tokenizer
 
 SAMPLE: dict[str, Any] = {"task_name": "math", "messages": [{"role": "user", "content": "Hi"}]}
@@ -184,9 +189,83 @@ def test_the_seed_of_a_group_is_the_samples_own_or_derived_from_the_requests_by_
 
 def test_sampling_options_are_those_of_the_engine() -> None:
     sampling = Sampling(temperature=0.5, top_p=0.9, top_k=-1, min_p=0.1, ignore_eos=True)
-    options = sampling_options(sampling, seed=7, generation_index=2)
+    options = sampling_options(sampling)
     assert (options.temperature, options.top_p, options.top_k, options.min_p) == (0.5, 0.9, 0, 0.1)
-    assert (options.ignore_eos, options.seed) == (True, derived_seed(7, 2))
-    assert sampling_options(Sampling(greedy=True, top_k=3), None, 0).temperature == 0.0
-    assert sampling_options(Sampling(greedy=True, top_k=3), None, 0).top_k == 3
-    assert sampling_options(Sampling(), None, 0).seed is None
+    assert (options.ignore_eos, options.seed) == (True, None)
+    assert sampling_options(Sampling(greedy=True, top_k=3)).temperature == 0.0
+    assert sampling_options(Sampling(greedy=True, top_k=3)).top_k == 3
+
+
+# What a group shares
+
+
+def test_the_rollouts_of_a_group_differ_in_their_seeds_and_otherwise_have_one_start() -> None:
+    seeded = made({"samples": [{**LOGGED, "seed": 7}], "num_generations": 2, "sampling": {"top_p": 0.5}})
+    assert [sampling_of(episode) for episode in seeded] == [
+        SamplingOptions(top_p=0.5, seed=derived_seed(derived_seed(7, place), 0)) for place in range(2)
+    ]
+    unseeded = made({"samples": [LOGGED], "num_generations": 2})
+    assert [sampling_of(episode) for episode in unseeded] == [SamplingOptions()] * 2
+
+
+def sampling_of(episode: Episode) -> SamplingOptions:
+    request = episode.next_generation()
+    assert request is not None
+    return request.sampling
+
+
+@pytest.mark.parametrize("seed", [None, 7])
+def test_the_episodes_of_a_group_refer_to_one_prompt_and_to_one_object_for_each_field(seed: int | None) -> None:
+    sample = {
+        **LOGGED,
+        "seed": seed,
+        "id": "a name",
+        "note": ["far"],
+        "stop_strings": ["!"],
+        "extra_env_info": {"state": [1]},
+        "tools": [{"name": "add"}],
+        "chat_template_kwargs": {"a": 1},
+    }
+    first, second = made({"samples": [sample], "num_generations": 2})
+    generations = first.next_generation(), second.next_generation()
+    assert generations[0] is not None
+    assert generations[1] is not None
+    assert generations[0].prompt_token_ids is generations[1].prompt_token_ids
+    assert generations[0].stop_strings is generations[1].stop_strings
+    ours, theirs = first.result(), second.result()
+    assert ours.message_log[0] is theirs.message_log[0]
+    for name in ("id", "extra_env_info", "tools", "chat_template_kwargs", "note"):
+        assert getattr(ours, name) is getattr(theirs, name)
+
+
+def test_an_episode_adds_its_own_tokens_to_the_prompt_without_changing_it() -> None:
+    first, second = made({"samples": [LOGGED], "num_generations": 2})
+    first.add_generation(Generation([66], [-1.0], "stop"))
+    first.add_outcome(StepOutcome({"role": "user", "content": "b"}, 0.0, terminated=False))
+    later, begun = first.next_generation(), second.next_generation()
+    assert later is not None
+    assert begun is not None
+    assert (list(later.prompt_token_ids), list(begun.prompt_token_ids)) == (
+        [64, 65, 66, *tokenizer.observation({"role": "user", "content": "b"}, [66], ChatOptions("raw"), 9).token_ids],
+        [64, 65],
+    )
+
+
+def test_an_episode_of_a_long_prompt_takes_less_than_3_kb() -> None:
+    """The prompt has a megabyte of text, of token ids and of echoed fields."""
+    description = replace(DESCRIPTION, max_model_len=2**30)
+    factory = EpisodeFactory(frozenset({"math"}), description, tokenizer, Limits())
+    log = [{"role": "user", "content": "a" * 128, "token_ids": [64] * 32}] * 8192
+    given = sample_input(messages=None, message_log=log, stop_strings=["!" * 1024] * 128, note=["far" * 2**18])
+    tracemalloc.start()
+    try:
+        sizes = []
+        for count in (1, 1001):
+            before = tracemalloc.get_traced_memory()[0]
+            episodes = factory.episodes(request_of(given, num_generations=count), "mine")
+            generations = [episode.next_generation() for episode in episodes]
+            sizes.append(tracemalloc.get_traced_memory()[0] - before)
+            del episodes, generations
+    finally:
+        tracemalloc.stop()
+    assert (sizes[1] - sizes[0]) / 1000 < 3000
