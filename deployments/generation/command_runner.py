@@ -11,7 +11,7 @@ import logging
 import shutil
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -79,6 +79,8 @@ class CommandRunner:
         self._folder = folder
         self._checksum_task: asyncio.Task[None] | None = None
         self._in_transfer = False
+        self._records: dict[int, str | None] = {}
+        """What the store said of the versions that were staged or transferred."""
 
     async def run(self) -> None:
         """Returns only when the replica is broken."""
@@ -91,7 +93,7 @@ class CommandRunner:
                 await asyncio.sleep(REGISTER_AGAIN_AFTER_S)
 
     async def _run_for_one_store(self) -> None:
-        registration = self._registration_of(self._weights.loaded)
+        registration = replace(self._registration_of(self._weights.loaded), records=self._records_of_loaded())
         await self._store.register(registration)
         self._start_checksum(registration.replica_id)
         report: CommandReport | None = None
@@ -128,6 +130,7 @@ class CommandRunner:
     async def _carry_out(self, command: Command) -> CommandTimes:
         match command:
             case Stage(payload):
+                self._records = {**self._records_of_loaded(), payload.version: payload.record}
                 began = time.perf_counter()
                 await self._stage(payload)
                 return CommandTimes(load_s=time.perf_counter() - began)
@@ -146,11 +149,17 @@ class CommandRunner:
                 await self._weights.update_transfer(update_info)
             case ApplyTransfer():
                 await self._weights.apply_transfer()
-            case FinishTransfer(version):
+            case FinishTransfer(version, record):
+                self._records = {version: record}
                 times = CommandTimes.of_swap(await self._weights.finish_transfer(version))
                 self._in_transfer = False
                 return times
         return CommandTimes()
+
+    def _records_of_loaded(self) -> dict[int, str]:
+        loaded = self._weights.loaded
+        records = ((version, self._records.get(version)) for version in (loaded.full, loaded.adapter) if version)
+        return {version: record for version, record in records if record is not None}
 
     async def _stage(self, payload: VersionPayload) -> None:
         folder = self._folder / str(payload.version)

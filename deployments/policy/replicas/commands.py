@@ -27,6 +27,8 @@ class VersionPayload:
     """References to Ray objects, which together are the bytes of a safetensors file."""
     adapter_config: str | None = None
     """Text of PEFT's `adapter_config.json`; adapters only."""
+    record: str | None = field(default=None, compare=False)
+    """What the store knows of the version, in the store's own form: the replica returns it when it registers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +81,8 @@ class FinishTransfer:
     """The weights that were received are `version`: resume generation."""
 
     version: int
+    record: str | None = field(default=None, compare=False)
+    """As in `VersionPayload`."""
 
 
 Command = Stage | Swap | AcceptRequests | InitTransfer | StartTransfer | UpdateTransfer | ApplyTransfer | FinishTransfer
@@ -134,3 +138,5 @@ class ReplicaRegistration:
     workers: int
     """Processes that share one copy of the model."""
     loaded: LoadedWeights = field(default_factory=LoadedWeights)
+    records: Mapping[int, str] = field(default_factory=dict)
+    """Of the loaded versions, the `record` that came with each: what a store that has lost its folder knows of them."""

@@ -153,7 +153,8 @@ class WeightTransfer:
 
     async def _resume(self, version: int, applied: dict[RegisteredReplica, CommandResult]) -> list[ReplicaUpdate]:
         ready = [replica for replica, result in applied.items() if error_of(result) is None]
-        finished = dict(zip(ready, await self._fleet.send_all(ready, FinishTransfer(version)), strict=True))
+        finish = FinishTransfer(version, self._versions.record(version))
+        finished = dict(zip(ready, await self._fleet.send_all(ready, finish), strict=True))
         return [self._fleet.outcome(replica, result, version) for replica, result in (applied | finished).items()]
 
     async def _send_all(self, commands: Sequence[Command]) -> None:

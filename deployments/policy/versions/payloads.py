@@ -44,5 +44,5 @@ class Payloads:
         with self._versions.file(version).open("rb") as file:
             chunks = tuple(self._put(chunk) for chunk in iter(lambda: file.read(CHUNK_BYTES), b""))
         if isinstance(info, StoredVersion) and info.kind == "adapter":
-            return VersionPayload(version, "adapter", chunks, info.adapter_config)
-        return VersionPayload(version, "full", chunks)
+            return VersionPayload(version, "adapter", chunks, info.adapter_config, self._versions.record(version))
+        return VersionPayload(version, "full", chunks, record=self._versions.record(version))

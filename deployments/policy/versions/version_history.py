@@ -110,6 +110,14 @@ class PolicyVersions:
         """Raises `VersionUnknown`."""
         return self._store.info(version) if version else INITIAL
 
+    def record(self, version: int) -> str | None:
+        """What is known of the version, for replicas to keep with its weights; `None` of the initial version.
+
+        Raises:
+            VersionUnknown: it is not stored.
+        """
+        return self._store.info(version).model_dump_json() if version else None
+
     def file(self, version: int) -> Path:
         """The weights of a version that is stored with its weights."""
         return self._store.weights(version) if version else self._initial.file()

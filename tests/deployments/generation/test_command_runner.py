@@ -1,7 +1,7 @@
 """How a replica runs the policy store's commands: what it reports, what breaks it, and which files it keeps."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -110,11 +110,14 @@ class ScriptedStore(CommandSource):
         self.commands = [NumberedCommand(number, command) for number, command in enumerate(commands, 1)]
         self.end = end
         self.registrations: list[LoadedWeights] = []
+        self.records: list[Mapping[int, str]] = []
+        """With each registration."""
         self.reports: list[CommandReport] = []
         self.checksums: list[tuple[LoadedWeights, str]] = []
 
     async def register(self, registration: ReplicaRegistration) -> None:
         self.registrations.append(registration.loaded)
+        self.records.append(registration.records)
 
     async def next_command(self, replica_id: str, report: CommandReport | None) -> NumberedCommand | None:
         assert replica_id == "replica"
@@ -258,6 +261,18 @@ def test_a_replica_that_loses_the_store_registers_again_with_the_weights_that_it
     runner = played(ScriptedWeights(), store, tmp_path, seconds=0.9)
     assert store.registrations == [LoadedWeights(0), LoadedWeights(1)]
     assert runner.broken is None
+
+
+def test_a_replica_returns_the_records_of_the_versions_that_it_has_loaded(tmp_path: Path) -> None:
+    staged = Stage(VersionPayload(1, "full", (Chunk(b"weights"),), record="of 1"))
+    never_loaded = Stage(VersionPayload(2, "full", (Chunk(b"weights"),), record="of 2"))
+    lost = PolicyStoreLost("The policy store died during the call.")
+    store = ScriptedStore(staged, Swap(SwapOptions()), never_loaded, end=lost)
+    played(ScriptedWeights(), store, tmp_path, seconds=0.9)
+    assert store.records == [{}, {1: "of 1"}]
+    transferred = ScriptedStore(*TRANSFER, FinishTransfer(3, "of 3"), end=lost)
+    played(ScriptedWeights(), transferred, tmp_path, seconds=0.9)
+    assert transferred.records == [{}, {3: "of 3"}]
 
 
 TRANSFER = (

@@ -85,6 +85,8 @@ class ScriptedReplica:
     accepts_requests: bool = False
     """Whether it was ever told that it may."""
     staged: VersionPayload | None = None
+    records: dict[int, str | None] = field(default_factory=dict)
+    """What the store said of the versions that were staged or transferred."""
     taken: list[int] = field(default_factory=list)
     """The numbers of the commands that reached it."""
 
@@ -99,7 +101,9 @@ class ScriptedReplica:
         return self
 
     async def register(self) -> None:
-        await self.store.register(ReplicaRegistration(self.name, self, workers=1, loaded=self.loaded))
+        held = {version: self.records.get(version) for version in (self.loaded.full, self.loaded.adapter) if version}
+        records = {version: record for version, record in held.items() if record is not None}
+        await self.store.register(ReplicaRegistration(self.name, self, 1, self.loaded, records))
 
     def end(self) -> None:
         self.is_alive = False
@@ -141,6 +145,7 @@ class ScriptedReplica:
         match numbered.command:
             case Stage(payload):
                 self.staged = payload
+                self.records[payload.version] = payload.record
                 self._note("stage", payload.version)
             case Swap():
                 assert self.staged is not None
@@ -151,7 +156,8 @@ class ScriptedReplica:
             case AcceptRequests():
                 self.accepts_requests = True
                 self._note("accept requests", self.loaded.version)
-            case FinishTransfer(version):
+            case FinishTransfer(version, record):
+                self.records[version] = record
                 self.loaded = LoadedWeights(version)
 
     def _note(self, what: str, version: int) -> None:
