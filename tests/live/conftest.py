@@ -64,6 +64,10 @@ def service_config(checkpoint_root: Path) -> ServeDeploySchema:
     application.args["policy"] = {"checkpoint_roots": [str(checkpoint_root)]}
     application.args["engine"] |= {"enable_lora": True, "max_loras": 2, "max_lora_rank": 8, "num_cpus": 0.4}
     application.args["engine"] |= {"weight_transfer_config": {"backend": "gloo"}}
+    [generator] = [deployment for deployment in application.deployments if deployment.name == "Generator"]
+    # A replica that is shut down hands its generations over after half of this time, which it is told only once.
+    generator.graceful_shutdown_timeout_s = 4
+    generator.graceful_shutdown_wait_loop_s = 0.5
     application.deployments.append(
         DeploymentSchema(name="following", ray_actor_options=RayActorOptionsSchema(num_cpus=0.1))
     )

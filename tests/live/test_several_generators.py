@@ -68,10 +68,19 @@ def conversations(prompts: int, first_id: int) -> list[SampleInput]:
     ]
 
 
-def cached_tokens(client: RolloutClient) -> list[PrefixCacheTokens]:
+def of_each_replica(client: RolloutClient, method: str) -> dict[str, Any]:
+    """By replica, what it returns for a call of the method."""
     handle: Any = serve.get_deployment_handle("Generator", app_name="rollout")
     names = [replica.replica_id for replica in client.policy().replicas]
-    return [handle.options(session_id=name).prefix_cache_tokens.remote().result() for name in names]
+    return {name: getattr(handle.options(session_id=name), method).remote().result() for name in names}
+
+
+def cached_tokens(client: RolloutClient) -> dict[str, PrefixCacheTokens]:
+    return of_each_replica(client, "prefix_cache_tokens")
+
+
+def ongoing_generations(client: RolloutClient) -> list[int]:
+    return list(of_each_replica(client, "ongoing_generations").values())
 
 
 def played(client: RolloutClient, samples: list[SampleInput], num_generations: int = 1) -> tuple[list[int], list[int]]:
@@ -80,8 +89,8 @@ def played(client: RolloutClient, samples: list[SampleInput], num_generations: i
     response = client.rollout(samples, num_generations=num_generations, sampling=FEW_NEW, max_rollout_turns=TURNS)
     assert [sample.metrics.turn_count for sample in response.samples] == [TURNS] * len(samples) * num_generations
     after = cached_tokens(client)
-    looked_up = [now.looked_up - then.looked_up for then, now in zip(before, after, strict=True)]
-    found = [now.found - then.found for then, now in zip(before, after, strict=True)]
+    looked_up = [now.looked_up - before[name].looked_up for name, now in after.items()]
+    found = [now.found - before[name].found for name, now in after.items()]
     return looked_up, found
 
 
@@ -132,3 +141,37 @@ def test_a_replica_that_dies_during_an_update_is_replaced_with_the_new_weights(
     young.kill()
     assert_of_weights(play(client, 64, sample_retries=20).samples, version + 1, perturbed(15))
     wait_for_replicas(client, REPLICAS, version + 1)
+
+
+def test_a_replica_that_is_shut_down_hands_its_generations_over_with_their_tokens(
+    client: RolloutClient, service_config: ServeDeploySchema
+) -> None:
+    """The last test: it leaves one replica."""
+    # A replica that the store knows may not take generations yet.
+    while 0 in played(client, conversations(2 * REPLICAS, first_id=3000))[0]:
+        time.sleep(0.1)
+    rollouts, tokens = 8, 1200
+    before = cached_tokens(client)
+    with ThreadPoolExecutor(1) as thread:
+        playing = thread.submit(
+            client.rollout,
+            conversations(rollouts, first_id=2000),
+            sampling=Sampling(temperature=1.0, max_new_tokens=tokens, ignore_eos=True),
+            max_rollout_turns=1,
+            # A generation that is lost with its tokens fails its rollout.
+            sample_retries=0,
+        )
+        while sum(ongoing_generations(client)) < rollouts and not playing.done():
+            time.sleep(0.05)
+        scale_generators(service_config, 1)
+        results = playing.result().samples
+
+    assert [(result.status, result.metrics.turn_gen_tokens) for result in results] == [
+        ("max_turns", [tokens])
+    ] * rollouts
+    for response in [result.message_log[1] for result in results]:
+        assert len(response.token_ids) == len(response.generation_logprobs or []) == tokens
+        assert [(span.start, span.end) for span in response.weight_versions or []] == [(0, tokens)]
+    [(name, after)] = cached_tokens(client).items()
+    # The other replica's tokens have come to this one as parts of prompts.
+    assert after.looked_up - before[name].looked_up > rollouts * PROMPT_TOKENS
