@@ -11,7 +11,7 @@ is JSON.
 
 import asyncio
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -105,18 +105,23 @@ def main(
 ) -> None:
     with sentences_for_the_user(console), no_process_left():
         settings = read_config(config)
-        in_flight = measured(settings, partial(many_in_flight, samples=samples, turns=turns, rounds=rounds), console)
-        small = measured(
-            with_timing(settings, ANSWERS_AT_ONCE), partial(small_requests, clients=clients, seconds=seconds), console
-        )
-        fleets = one_against_four(settings, turns)
-        overloaded = measured(with_bound(settings), overload, console)
-        shared = fairness(settings, console)
-        rebalanced = rebalancing(settings, console)
-        loop_gap_figures = loop_gap.figures(loop_gap.measure_all(loop_gap.CASES))
-    parts = (in_flight, small, fleets, overloaded, shared, rebalanced)
-    figures = {name: round(value, 3) for part in parts for name, value in asdict(part).items()}
-    figures |= loop_gap_figures
+        play_many = partial(many_in_flight, samples=samples, turns=turns, rounds=rounds)
+        post_small = partial(small_requests, clients=clients, seconds=seconds)
+        parts: Mapping[str, Callable[[], Mapping[str, float]]] = {
+            f"{samples} samples in flight": lambda: asdict(measured(settings, play_many, console)),
+            f"small requests of {clients} clients": lambda: asdict(
+                measured(with_timing(settings, ANSWERS_AT_ONCE), post_small, console)
+            ),
+            f"one replica against {FLEET}": lambda: asdict(one_against_four(settings, turns)),
+            "overload": lambda: asdict(measured(with_bound(settings), overload, console)),
+            "fairness": lambda: asdict(fairness(settings, console)),
+            "rebalancing": lambda: asdict(rebalancing(settings, console)),
+            "the longest gap of the event loop": lambda: loop_gap.figures(loop_gap.measure_all(loop_gap.CASES)),
+        }
+        figures: dict[str, float] = {}
+        for number, (title, measure) in enumerate(parts.items(), 1):
+            console.rule(f"{number} of {len(parts)}: {title}")
+            figures |= {name: round(value, 3) for name, value in measure().items()}
     report(figures)
     output.write_text(json.dumps(figures) + "\n")
     typer.echo(json.dumps(figures))
