@@ -40,7 +40,7 @@ FIELDS_WITH_MESSAGES = ("messages", "message_log")
 class BodyBounds:
     """What one body may hold."""
 
-    max_samples: int
+    max_rollouts: int
     max_sample_bytes: int
 
 
@@ -142,13 +142,24 @@ def body_size_problems(fields: Any, bounds: BodyBounds) -> Iterator[FieldProblem
     samples = fields.get("samples")
     if not isinstance(samples, list):
         return
-    if len(samples) > bounds.max_samples:
-        message = f"{len(samples)} samples are more than {bounds.max_samples} rollouts; split the request"
-        yield FieldProblem(field="samples", message=message, value=len(samples))
+    given = fields.get("num_generations")
+    num_generations = given if type(given) is int and given > 0 else 1
+    if problem := rollouts_problem(len(samples), num_generations, bounds.max_rollouts):
+        yield problem
         return
     for place, sample in enumerate(samples):
         if isinstance(sample, dict):
             yield from sample_size_problems(f"samples[{place}]", sample, bounds.max_sample_bytes)
+
+
+def rollouts_problem(samples: int, num_generations: int, max_rollouts: int) -> FieldProblem | None:
+    """What is wrong with the number of rollouts, if it is too large; also of a body whose samples are not validated."""
+    if samples * num_generations <= max_rollouts:
+        return None
+    message = (
+        f"{samples} samples x {num_generations} generations is more than {max_rollouts} rollouts; split the request"
+    )
+    return FieldProblem(field="samples", message=message, value=samples)
 
 
 def object_problems(field: str, value: Any) -> Iterator[FieldProblem]:

@@ -14,6 +14,7 @@ from deployments.protocols import GeneratorDescription
 from rollout_client.contract import Message, RolloutRequest, SampleInput, SampleResult
 from rollout_client.problem_contract import FieldProblem
 from service.requests.chat_tokenizer import RENDERING_ARGUMENTS
+from service.requests.rollout_parsing import rollouts_problem
 from service.responses.problems import NON_FINITE, invalid_request, unknown_task
 from service.settings import Limits
 
@@ -52,13 +53,9 @@ def refuse_large_echo(num_generations: int, body_bytes: int, limits: Limits) -> 
 
 
 def size_problems(request: RolloutRequest, capabilities: Capabilities) -> Iterator[FieldProblem]:
-    most_rollouts = capabilities.limits.max_rollouts_per_request
-    if len(request.samples) * request.num_generations > most_rollouts:
-        yield FieldProblem(
-            field="samples",
-            message=f"{len(request.samples)} samples x {request.num_generations} generations is more than "
-            f"{most_rollouts} rollouts; split the request",
-        )
+    max_rollouts = capabilities.limits.max_rollouts_per_request
+    if problem := rollouts_problem(len(request.samples), request.num_generations, max_rollouts):
+        yield problem
     max_model_len = capabilities.generator.max_model_len
     if (request.max_seq_len or 0) > max_model_len:
         yield FieldProblem(

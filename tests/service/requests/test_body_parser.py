@@ -35,7 +35,7 @@ from service.requests.rollout_parsing import (
 from service.responses.problems import MOST_LEVELS, NON_FINITE, RequestProblem
 
 SAMPLE: dict[str, Any] = {"task_name": "math", "messages": [{"role": "user", "content": "Hi"}]}
-BOUNDS = BodyBounds(max_samples=1000, max_sample_bytes=100_000)
+BOUNDS = BodyBounds(max_rollouts=1000, max_sample_bytes=100_000)
 PADDING = b" " * MOST_BYTES_INLINE
 
 
@@ -283,8 +283,19 @@ def test_a_sample_may_take_a_number_of_bytes_and_not_one_more() -> None:
         checked_fields(body, JSON, BodyBounds(10, size - 1))
 
 
-def test_a_body_may_have_a_number_of_samples_and_not_one_more() -> None:
-    checked_fields(request(samples=[SAMPLE] * 1000), JSON, BOUNDS)
-    [error] = refused(request(samples=[SAMPLE] * 1001)).errors
-    assert (error.field, error.value) == ("samples", 1001)
-    assert error.message == "1001 samples are more than 1000 rollouts; split the request"
+@pytest.mark.parametrize("num_generations", [1, 2])
+def test_a_body_may_have_a_number_of_rollouts_and_not_one_sample_more(num_generations: int) -> None:
+    allowed = BOUNDS.max_rollouts // num_generations
+    checked_fields(request(samples=[SAMPLE] * allowed, num_generations=num_generations), JSON, BOUNDS)
+    [error] = refused(request(samples=[{}] * (allowed + 1), num_generations=num_generations)).errors
+    assert (error.field, error.value) == ("samples", allowed + 1)
+    expected = f"{allowed + 1} samples x {num_generations} generations is more than 1000 rollouts; split the request"
+    assert error.message == expected
+
+
+@pytest.mark.parametrize("num_generations", [0, -1, True, "1", None])
+def test_a_wrong_number_of_generations_counts_as_one_until_it_is_reported(num_generations: Any) -> None:
+    [error] = refused(request(samples=[SAMPLE] * 1000, num_generations=num_generations)).errors
+    assert error.field == "num_generations"
+    [error] = refused(request(samples=[SAMPLE] * 1001, num_generations=num_generations)).errors
+    assert error.message == "1001 samples x 1 generations is more than 1000 rollouts; split the request"

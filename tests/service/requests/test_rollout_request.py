@@ -19,7 +19,7 @@ from tests.service.requests.http_requests import http_request
 SAMPLE = {"task_name": "math", "messages": [{"role": "user", "content": "Hi"}]}
 BODY = json.dumps({"samples": [SAMPLE]}).encode()
 EXPECTED = RolloutRequest.model_validate({"samples": [SAMPLE]})
-PARSER = BodyParser(BodyBounds(max_samples=100, max_sample_bytes=2**20))
+PARSER = BodyParser(BodyBounds(max_rollouts=100, max_sample_bytes=2**20))
 JSON = "application/json"
 FORM = "application/x-www-form-urlencoded"
 

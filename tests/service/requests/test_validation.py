@@ -43,7 +43,9 @@ def test_a_request_at_every_limit_has_no_problem() -> None:
         (
             {"samples": [SAMPLE] * 7},
             FieldProblem(
-                field="samples", message="7 samples x 1 generations is more than 6 rollouts; split the request"
+                field="samples",
+                message="7 samples x 1 generations is more than 6 rollouts; split the request",
+                value=7,
             ),
         ),
         (
