@@ -39,6 +39,8 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
 
     def __init__(self) -> None:
         self._now = 0.0
+        self.iterations = 0
+        """How many have begun."""
         self._watched: dict[asyncio.Future[None], Callable[[], bool]] = {}
         self._jumping = JumpingSelector()
         self._jumping.jump = self._jump
@@ -69,6 +71,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         self._now += seconds
 
     def _look(self) -> bool:
+        self.iterations += 1
         happened = [future for future, is_so in self._watched.items() if future.done() or is_so()]
         for future in happened:
             del self._watched[future]
@@ -85,6 +88,13 @@ def run(main: Coroutine[Any, Any, Result]) -> Result:
 def now() -> float:
     """Seconds since the loop began."""
     return asyncio.get_running_loop().time()
+
+
+def iteration() -> int:
+    """The number of the loop's current iteration."""
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, VirtualTimeLoop)
+    return loop.iterations
 
 
 async def settled(passes: int = 50) -> None:

@@ -46,7 +46,8 @@ class WorkerPool:
         self._workers = workers
         self._prepare = prepare
         self._preloaded = [__name__, *preloaded]
-        self._lost_after_s = lost_after_s
+        self.lost_after_s = lost_after_s
+        """Of the calls that begin from now on."""
         self._pool = self._started_pool()
 
     async def run(
@@ -69,15 +70,15 @@ class WorkerPool:
             broken, self._pool = self._pool, self._started_pool()
             await asyncio.to_thread(broken.join)
         future = self._pool.schedule(
-            limited, (processor_time_limit_s, function, args, kwargs), timeout=self._lost_after_s
+            limited, (processor_time_limit_s, function, args, kwargs), timeout=self.lost_after_s
         )
         try:
-            async with asyncio.timeout(self._lost_after_s):
+            async with asyncio.timeout(self.lost_after_s):
                 # To cancel pebble's future would kill a worker, also if the call has not begun.
                 result: Result = await asyncio.shield(asyncio.wrap_future(future))
                 return result
         except TimeoutError as error:
-            raise EnvironmentLost(f"A worker process had no result after {self._lost_after_s:g} s.") from error
+            raise EnvironmentLost(f"A worker process had no result after {self.lost_after_s:g} s.") from error
         except ProcessExpired as error:
             if error.exitcode == -signal.SIGPROF:
                 raise ProcessorTimeExceeded(f"more than {processor_time_limit_s:g} s of processor time") from error
@@ -89,10 +90,6 @@ class WorkerPool:
         """Ends the workers."""
         self._pool.stop()  # type: ignore[no-untyped-call]
         self._pool.join()
-
-    def worker_pids(self) -> list[int]:
-        """Process ids of the workers that run."""
-        return list(self._pool._pool_manager.worker_manager.workers)
 
     def _started_pool(self) -> ProcessPool:
         context: ForkServerContext = multiprocessing.get_context("forkserver")

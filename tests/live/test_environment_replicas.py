@@ -1,5 +1,6 @@
 """Two replicas of one environment, on a simulated engine: they share the steps, and abandoned steps end."""
 
+import asyncio
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +14,7 @@ from rollout_client.contract import SampleInput
 from service.local import local_service
 from service.startup.config import read_config
 from service.startup.ports import free_port
-from tests.deployments.environments.test_worker_pool import wait_until
+from tests.deployments.environments.test_worker_pool import until
 from tests.paths import REPOSITORY
 
 REPLICAS = 2
@@ -68,7 +69,7 @@ def test_steps_of_rollouts_that_reach_their_deadline_end(two_replicas: RolloutCl
     waiting, quick = samples(8, seconds=600), samples(1)
     response = two_replicas.rollout([*waiting, *quick], deadline_s=3.0, sampling={"max_new_tokens": 1})
     assert [sample.status for sample in response.samples] == ["deadline"] * 8 + ["completed"]
-    assert wait_until(lambda: len(list(ended_folder.iterdir())) == 8)
+    asyncio.run(until(lambda: len(list(ended_folder.iterdir())) == 8))
 
 
 def test_one_call_carries_the_steps_of_a_request_in_lockstep(two_replicas: RolloutClient) -> None:

@@ -8,6 +8,7 @@ import ray
 from hypothesis import given
 from hypothesis import strategies as st
 
+from deployments.environments import math
 from deployments.environments.math import MathEnvironment, MathInfo, ground_truth_text, last_box
 from deployments.failures import EnvironmentLost
 from rollout_env import ChatMessage, SampleRejected, StepOutcome, check
@@ -123,9 +124,17 @@ def test_the_event_loop_runs_on_while_an_answer_is_checked(environment: MathEnvi
     assert longest_block_s < 0.9
 
 
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many workers each pool was asked for, in place of starting them."""
+    asked_for: list[int] = []
+    monkeypatch.setattr(math, "WorkerPool", lambda workers, *_: asked_for.append(workers))
+    return asked_for
+
+
 @pytest.mark.parametrize(("num_cpus", "workers"), [(0.1, 1), (1, 1), (2.5, 3)])
 def test_there_is_a_worker_for_each_core_that_ray_reserves(
-    num_cpus: float, workers: int, monkeypatch: pytest.MonkeyPatch
+    num_cpus: float, workers: int, started: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class RuntimeContext:
         def get_actor_id(self) -> str:
@@ -136,20 +145,13 @@ def test_there_is_a_worker_for_each_core_that_ray_reserves(
 
     monkeypatch.setattr(ray, "is_initialized", lambda: True)
     monkeypatch.setattr(ray, "get_runtime_context", RuntimeContext)
-    environment = MathEnvironment()
-    try:
-        assert len(environment.pool.worker_pids()) == workers
-        assert environment.max_concurrent_steps == 2 * workers
-    finally:
-        environment.close()
+    assert MathEnvironment().max_concurrent_steps == 2 * workers
+    assert started == [workers]
 
 
-def test_outside_of_a_replica_there_is_one_worker() -> None:
-    environment = MathEnvironment()
-    try:
-        assert len(environment.pool.worker_pids()) == 1
-    finally:
-        environment.close()
+def test_outside_of_a_replica_there_is_one_worker(started: list[int]) -> None:
+    assert MathEnvironment().max_concurrent_steps == 2
+    assert started == [1]
 
 
 @given(st.text(alphabet="abc {}\\1", max_size=30), st.text(alphabet="ab1+ ", max_size=10))

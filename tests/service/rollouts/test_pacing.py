@@ -12,40 +12,25 @@ from service.rollouts.early_stopping import EarlyStopping
 from service.rollouts.loop import RolloutContext, play_request
 from service.rollouts.pacing import EPISODES_PER_ITERATION, TOKENS_PER_EPISODE, LoopPacer, PacedWork
 from service.rollouts.schedule import AsyncSchedule
+from tests import virtual_time
 from tests.service.rollouts.playing import KEEP_ALL
 from tests.service.scripted import EpisodeRecipe, ScriptedEnvironment, ScriptedGenerator
 
 
-class Iterations:
-    """Counts the iterations of the event loop."""
-
-    def __init__(self) -> None:
-        self.number = 0
-        self._count()
-
-    def _count(self) -> None:
-        self.number += 1
-        self._handle = asyncio.get_running_loop().call_soon(self._count)
-
-    def stop(self) -> None:
-        self._handle.cancel()
-
-
 def test_a_pacer_lets_a_bounded_number_go_on_in_each_iteration_and_all_in_order() -> None:
     async def go_on() -> tuple[list[int], Counter[int]]:
-        pacer, iterations = LoopPacer(per_iteration=3), Iterations()
+        pacer = LoopPacer(per_iteration=3)
         order, by_iteration = list[int](), Counter[int]()
 
         async def one(number: int) -> None:
             await pacer.wait_for_turn(number)
             order.append(number)
-            by_iteration[iterations.number] += 1
+            by_iteration[virtual_time.iteration()] += 1
 
         await asyncio.gather(*map(one, range(10)))
-        iterations.stop()
         return order, by_iteration
 
-    order, by_iteration = asyncio.run(go_on())
+    order, by_iteration = virtual_time.run(go_on())
     assert order == list(range(10))
     assert max(by_iteration.values()) == 3
 
@@ -60,7 +45,7 @@ def test_a_pacer_delays_nobody_below_its_bound() -> None:
             await asyncio.sleep(0)
         return True
 
-    assert asyncio.run(go_on())
+    assert virtual_time.run(go_on())
 
 
 def test_the_turn_of_a_cancelled_episode_goes_to_the_next_one() -> None:
@@ -78,7 +63,7 @@ def test_the_turn_of_a_cancelled_episode_goes_to_the_next_one() -> None:
         await asyncio.gather(*tasks, return_exceptions=True)
         return went_on
 
-    assert asyncio.run(go_on()) == ["first", "last"]
+    assert virtual_time.run(go_on()) == ["first", "last"]
 
 
 def test_an_episode_waits_until_it_has_gone_on() -> None:
@@ -93,23 +78,22 @@ def test_an_episode_waits_until_it_has_gone_on() -> None:
         assert not pacer.is_waiting("second")
         await first
 
-    asyncio.run(go_on())
+    virtual_time.run(go_on())
 
 
 def test_an_episode_with_many_new_tokens_counts_for_several() -> None:
     async def go_on() -> Counter[int]:
-        pacer, iterations = LoopPacer(per_iteration=3), Iterations()
+        pacer = LoopPacer(per_iteration=3)
         by_iteration = Counter[int]()
 
         async def one(number: int) -> None:
             await pacer.wait_for_turn(number, new_tokens=2 * TOKENS_PER_EPISODE)
-            by_iteration[iterations.number] += 1
+            by_iteration[virtual_time.iteration()] += 1
 
         await asyncio.gather(*map(one, range(5)))
-        iterations.stop()
         return by_iteration
 
-    assert list(asyncio.run(go_on()).values()) == [1] * 5
+    assert list(virtual_time.run(go_on()).values()) == [1] * 5
 
 
 def test_paced_work_is_begun_at_once_and_done_in_order_over_several_iterations() -> None:
@@ -122,27 +106,26 @@ def test_paced_work_is_begun_at_once_and_done_in_order_over_several_iterations()
         await paced.finish()
         return at_once, waiting, done
 
-    assert asyncio.run(work()) == ([0, 1], [2, 3, 4], [0, 1, 2, 3, 4, 5])
+    assert virtual_time.run(work()) == ([0, 1], [2, 3, 4], [0, 1, 2, 3, 4, 5])
 
 
 class NotingGenerator(ScriptedGenerator):
     """Counts the generations that begin, and are interrupted or cancelled, by iteration of the event loop."""
 
-    def __init__(self, iterations: Iterations, ignores_interrupts: bool) -> None:
+    def __init__(self, ignores_interrupts: bool) -> None:
         super().__init__(["A"], delay_s=3.0, ignores_interrupts=ignores_interrupts)
         self.begun, self.asked, self.cut = Counter[int](), Counter[int](), Counter[int]()
-        self._iterations = iterations
 
     def interrupt(self, rollout_id: str) -> bool:
-        self.asked[self._iterations.number] += 1
+        self.asked[virtual_time.iteration()] += 1
         return super().interrupt(rollout_id)
 
     async def generate(self, request: GenerationRequest) -> Generation:
-        self.begun[self._iterations.number] += 1
+        self.begun[virtual_time.iteration()] += 1
         try:
             return await super().generate(request)
         except asyncio.CancelledError:
-            self.cut[self._iterations.number] += 1
+            self.cut[virtual_time.iteration()] += 1
             raise
 
 
@@ -151,17 +134,15 @@ def test_no_iteration_starts_interrupts_or_cancels_more_than_its_share_of_a_larg
     ignores_interrupts: bool,
 ) -> None:
     async def play() -> tuple[Counter[SampleStatus | None], NotingGenerator]:
-        iterations = Iterations()
-        generator = NotingGenerator(iterations, ignores_interrupts)
+        generator = NotingGenerator(ignores_interrupts)
         episodes = [EpisodeRecipe(position=position).make() for position in range(500)]
         context = RolloutContext(generator, {"task": ScriptedEnvironment([])}, AsyncSchedule())
         early_stopping = EarlyStopping(KEEP_ALL, dict.fromkeys(episodes, 0))
         async with aclosing(play_request(episodes, context, early_stopping, deadline_s=1.5)) as ended:
             statuses = Counter([episode.status async for episode in ended])
-        iterations.stop()
         return statuses, generator
 
-    statuses, generator = asyncio.run(play())
+    statuses, generator = virtual_time.run(play())
     assert statuses == {"deadline": 500}
     assert generator.begun.total() == generator.asked.total() == 500
     assert max(generator.begun.values()) == max(generator.asked.values()) == EPISODES_PER_ITERATION
