@@ -32,7 +32,10 @@ BOUND_MS = 50.0
 BATCH = 8192
 ARROW_BODY = {"content-type": ARROW}
 GZIP_BODY = {"content-encoding": "gzip"}
-DISCONNECT_AFTER_S = 1.0
+DISCONNECTED = 0
+DISCONNECT_AFTER_S = 4.0
+"""The rollouts of the request are being played then."""
+SHOWN_STACKS = 10
 console = Console(stderr=True)
 
 
@@ -44,7 +47,8 @@ class Case:
     body: Callable[[], bytes]
     headers: Mapping[str, str] = field(default_factory=dict)
     accept: str = "application/json"
-    disconnects: bool = False
+    status: int = 200
+    """That of the answer; `DISCONNECTED` if the client goes before there is one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +60,11 @@ class Measured:
     status: int
     answer_bytes: int
     seconds: float
+    stacks: Mapping[str, float]
+    """Milliseconds of the longest gap by what was executed, if that was asked for."""
+
+
+PROMPT = "Add the numbers. " * 64
 
 
 def sample(content: str = "What is 1 + 1?", **fields: Any) -> dict[str, Any]:
@@ -76,9 +85,9 @@ def request(samples: list[dict[str, Any]], new_tokens: int = 16, turns: int = 2,
     return json.dumps(fields).encode()
 
 
-def batch(count: int = BATCH, **options: Any) -> Callable[[], bytes]:
-    """An ordinary request: a prompt of 1 KB in each sample."""
-    return lambda: request([sample("Add the numbers. " * 60) for _ in range(count)], **options)
+def batch(count: int = BATCH, prompt_chars: int = 1024, **options: Any) -> Callable[[], bytes]:
+    """An ordinary request."""
+    return lambda: request([sample(PROMPT[:prompt_chars]) for _ in range(count)], **options)
 
 
 def arrow(count: int, **options: Any) -> Callable[[], bytes]:
@@ -99,26 +108,38 @@ def tokens_of_1_gb() -> bytes:
     return request([sample()], new_tokens=2**16, turns=1, num_generations=1024)
 
 
+def compressed_spaces(count: int) -> bytes:
+    """Members of gzip, of 1 MiB each: compressing them one by one would take seconds."""
+    return gzip.compress(b" " * MIB) * (count // MIB)
+
+
 def many_objects(count: int) -> bytes:
     return request([sample(x="@")]).replace(b'"@"', b"[" + b",".join([b"{}"] * count) + b"]")
 
 
+REFUSED = 422
 CASES = (
-    Case("wrong elements: 300,000", lambda: request([logged(["a"] * 300_000)])),
-    Case("unknown fields: 300,000", lambda: request([sample()], **{f"x{place}": 1 for place in range(300_000)})),
-    Case("wrong samples: 100,000", lambda: request([{}] * 100_000)),
-    Case("JSON of 15 MB in one sample", lambda: many_objects(5_000_000)),
+    Case("wrong elements: 300,000", lambda: request([logged(["a"] * 300_000)]), status=REFUSED),
+    Case(
+        "unknown fields: 300,000",
+        lambda: request([sample()], **{f"x{place}": 1 for place in range(300_000)}),
+        status=REFUSED,
+    ),
+    Case("wrong samples: 100,000", lambda: request([{}] * 100_000), status=REFUSED),
+    Case("JSON of 15 MB in one sample", lambda: many_objects(5_000_000), status=REFUSED),
     Case("token ids of 15 MB in one sample", lambda: request([logged([97] * 3_750_000)])),
-    Case("nesting: 100,000 levels", lambda: nested(100_000)),
+    Case("nesting: 100,000 levels", lambda: nested(100_000), status=REFUSED),
     Case("prompts of 1 MB", lambda: request([sample("word " * 200_000)] * 2)),
     Case(
         "prompt of 2,048 messages", lambda: request([{**sample(), "messages": sample("word " * 8)["messages"] * 2048}])
     ),
     Case("observations of 10 MB", lambda: request([sample(extra_env_info={"observation_chars": 10 * MIB})] * 2)),
-    Case("stop strings: 100,000", lambda: request([sample()], sampling={"stop_strings": ["!"] * 100_000})),
-    Case("gzip of 1 GB", lambda: gzip.compress(b" " * 2**30, 6), GZIP_BODY),
-    Case("gzip of 250 MB", lambda: gzip.compress(request([sample()]) + b" " * 250 * MIB, 6), GZIP_BODY),
-    Case("Arrow: 100,000 samples", arrow(100_000), ARROW_BODY),
+    Case(
+        "stop strings: 100,000", lambda: request([sample()], sampling={"stop_strings": ["!"] * 100_000}), status=REFUSED
+    ),
+    Case("gzip of 1 GB", lambda: compressed_spaces(2**30), GZIP_BODY, status=413),
+    Case("gzip of 250 MB", lambda: gzip.compress(request([sample()])) + compressed_spaces(250 * MIB), GZIP_BODY),
+    Case("Arrow: 100,000 samples", arrow(100_000), ARROW_BODY, status=REFUSED),
     Case("Arrow: 60,000 samples", arrow(60_000), ARROW_BODY, ARROW),
     Case("10,000 generations", lambda: request([sample(x="y" * 2**17)], num_generations=10_000)),
     Case("1 GB of echoed fields, JSON", echo_of_1_gb),
@@ -131,8 +152,8 @@ CASES = (
     Case("batch of 8,192, NDJSON", batch(), accept=NDJSON),
     Case("batch of 8,192, Arrow", batch(), accept=ARROW),
     Case("batch of 8,192 in lockstep", batch(schedule="lockstep")),
-    Case("deadline of a batch of 32,768", batch(32_768, turns=100, deadline_s=2.0)),
-    Case("disconnect from a batch of 32,768", batch(32_768, turns=100), disconnects=True),
+    Case("deadline of a batch of 32,768", batch(32_768, prompt_chars=16, turns=100, deadline_s=2.0)),
+    Case("disconnect from a batch of 32,768", batch(32_768, prompt_chars=16, turns=100), status=DISCONNECTED),
 )
 WARM_UP = (
     Case("small", batch(2)),
@@ -143,23 +164,26 @@ WARM_UP = (
 """The first requests import and compile, which no other request does again."""
 
 
-def main(only: Annotated[str, typer.Option(help="Measures the cases whose names contain this.")] = "") -> None:
+def main(
+    only: Annotated[str, typer.Option(help="Measures the cases whose names contain this.")] = "",
+    stacks: Annotated[bool, typer.Option(help="Shows what was executed in the longest gap of each case.")] = False,
+) -> None:
     with no_process_left():
-        measured = measure_all([case for case in CASES if only in case.name])
+        measured = measure_all([case for case in CASES if only in case.name], stacks)
     report(measured)
     typer.echo(json.dumps(figures(measured)))
 
 
-def measure_all(cases: Sequence[Case]) -> dict[str, Measured]:
-    with serving() as url:
+def measure_all(cases: Sequence[Case], with_stacks: bool = False) -> dict[str, Measured]:
+    with serving(with_stacks) as url:
         return asyncio.run(measure_at(url, cases))
 
 
 @contextmanager
-def serving() -> Iterator[str]:
+def serving(with_stacks: bool) -> Iterator[str]:
     spawn = multiprocessing.get_context("spawn")
     ours, theirs = spawn.Pipe()
-    server = spawn.Process(target=serve, args=(theirs,))
+    server = spawn.Process(target=serve, args=(theirs, with_stacks))
     server.start()
     try:
         yield f"http://127.0.0.1:{ours.recv()}"
@@ -178,7 +202,9 @@ async def measure_at(url: str, cases: Sequence[Case]) -> dict[str, Measured]:
         for case in cases:
             with console.status(case.name):
                 each = measured[case.name] = await measure(session, case)
-            console.print(f"{case.name}: {each.cpu_ms:.1f} ms in {each.seconds:.1f} s")
+            console.print(f"{case.name}: {each.status}, {each.cpu_ms:.1f} ms in {each.seconds:.1f} s")
+            for stack, milliseconds in sorted(each.stacks.items(), key=lambda item: -item[1])[:SHOWN_STACKS]:
+                console.print(f"  {milliseconds:6.1f} ms {stack}", highlight=False)
     return measured
 
 
@@ -187,22 +213,24 @@ async def measure(session: aiohttp.ClientSession, case: Case) -> Measured:
     await (await session.post("/probe")).read()
     started_at = time.monotonic()
     status, answer_bytes = await post(session, case, body)
+    if status != case.status:
+        raise RuntimeError(f"{case.name}: the status of the answer is {status} and not {case.status}.")
     seconds = time.monotonic() - started_at
     gaps = await (await session.get("/probe")).json()
-    return Measured(gaps["cpu_ms"], gaps["wall_ms"], status, answer_bytes, seconds)
+    return Measured(gaps["cpu_ms"], gaps["wall_ms"], status, answer_bytes, seconds, gaps["stacks"])
 
 
 async def post(session: aiohttp.ClientSession, case: Case, body: bytes) -> tuple[int, int]:
     """The status and the length of the answer, which is dropped as it comes."""
     headers = {"content-type": "application/json", **case.headers, "accept": case.accept}
-    wait_s = DISCONNECT_AFTER_S if case.disconnects else None
+    wait_s = DISCONNECT_AFTER_S if case.status == DISCONNECTED else None
     try:
         async with asyncio.timeout(wait_s), session.post("/rollout", data=body, headers=headers) as answer:
             return answer.status, sum([len(chunk) async for chunk in answer.content.iter_any()])
     except TimeoutError:
         # What the service does after the disconnect counts as well.
         await asyncio.sleep(DISCONNECT_AFTER_S)
-        return 0, 0
+        return DISCONNECTED, 0
 
 
 def figures(measured: Mapping[str, Measured]) -> dict[str, float]:

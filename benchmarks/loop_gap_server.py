@@ -8,13 +8,15 @@ import asyncio
 import socket
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from itertools import cycle, islice
 from multiprocessing.connection import Connection
 from typing import Any
 
 import uvicorn
-from fastapi import FastAPI
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from benchmarks.loop_stacks import LoopStacks
 from deployments.protocols import (
     Environment,
     Generation,
@@ -36,39 +38,52 @@ from service.requests.chat_tokenizer import TransformersChatTokenizer
 from service.requests.episodes import EpisodeFactory
 from service.rollout_service import RolloutService
 from service.routes.http_app import build_http_app
-from service.settings import AdmissionSettings, Limits
+from service.settings import AdmissionBounds, AdmissionSettings, Limits
 
 MODEL = "models/tiny"
 TASK = "task"
 MAX_MODEL_LEN = 2**17
 TICK_S = 0.001
-GENERATION_S = 0.05
-"""All generations that begin in one event-loop iteration end in one as well, which is the hardest case for the loop."""
+GENERATION_S = 0.1
+"""All generations end when the clock shows a multiple of this, many in one event-loop iteration: the hardest case."""
+MOST_TOKENS_COPIED_INLINE = 4096
 LETTERS = range(ord("a"), ord("z") + 1)
 
 
 class Probe:
     """Ticks every millisecond on the event loop and keeps the longest time between two ticks."""
 
-    def __init__(self) -> None:
-        self._cpu_s = self._wall_s = 0.0
+    def __init__(self, with_stacks: bool) -> None:
+        self._with_stacks = with_stacks
+        self._stacks: LoopStacks | None = None
         self._ticking: asyncio.Task[None] | None = None
+        self._forget()
 
     def restart(self) -> None:
-        self._cpu_s = self._wall_s = 0.0
+        self._forget()
         if self._ticking is None:
+            self._stacks = LoopStacks() if self._with_stacks else None
             self._ticking = asyncio.create_task(self._tick())
 
-    def gaps(self) -> dict[str, float]:
-        """Longest gaps in milliseconds: the processor time of the event loop's thread, and the wall time."""
-        return {"cpu_ms": 1000 * self._cpu_s, "wall_ms": 1000 * self._wall_s}
+    def gaps(self) -> dict[str, Any]:
+        """Longest gaps in milliseconds: the processor time of the event loop's thread, and the wall time.
+
+        `stacks` has what was executed in the former, with the milliseconds of each.
+        """
+        return {"cpu_ms": 1000 * self._cpu_s, "wall_ms": 1000 * self._wall_s, "stacks": self._in_longest}
+
+    def _forget(self) -> None:
+        self._cpu_s = self._wall_s = 0.0
+        self._in_longest: dict[str, float] = {}
 
     async def _tick(self) -> None:
         cpu, wall = time.thread_time(), time.perf_counter()
         while True:
             await asyncio.sleep(TICK_S)
             cpu_now, wall_now = time.thread_time(), time.perf_counter()
-            self._cpu_s = max(self._cpu_s, cpu_now - cpu)
+            seen = self._stacks.take() if self._stacks else {}
+            if cpu_now - cpu > self._cpu_s:
+                self._cpu_s, self._in_longest = cpu_now - cpu, seen
             self._wall_s = max(self._wall_s, wall_now - wall)
             cpu, wall = cpu_now, wall_now
 
@@ -81,8 +96,17 @@ class FreeGenerator(Generator):
         self._logprobs = packed_logprobs(-0.001 * (place % 1000) for place in range(MAX_MODEL_LEN))
 
     async def generate(self, request: GenerationRequest) -> Generation:
-        await asyncio.sleep(GENERATION_S)
         count = request.max_new_tokens
+        if count > MOST_TOKENS_COPIED_INLINE:
+            # The time that this takes is not the ingress's.
+            generation = await asyncio.to_thread(self._first_tokens, count)
+        else:
+            generation = self._first_tokens(count)
+        now = asyncio.get_running_loop().time()
+        await asyncio.sleep(GENERATION_S - now % GENERATION_S)
+        return generation
+
+    def _first_tokens(self, count: int) -> Generation:
         return Generation(self._ids[:count], self._logprobs[:count], "stop", (WeightSpan("1", 0, count),))
 
     def interrupt(self, rollout_id: str) -> bool:  # noqa: ARG002
@@ -118,31 +142,71 @@ class FreeEnvironment(Environment):
         return [{"task_name": TASK, "messages": [{"role": "user", "content": "?"}]}] * count
 
 
-def build() -> FastAPI:
+class CancelsOnDisconnect:
+    """Cancels the handling of a request whose client has gone, as Serve does and uvicorn does not."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        body_ended = asyncio.Event()
+        is_disconnected = asyncio.get_running_loop().create_future()
+
+        async def receive_body() -> Message:
+            if body_ended.is_set():
+                return await asyncio.shield(is_disconnected)
+            message = await receive()
+            if not message.get("more_body"):
+                body_ended.set()
+            return message
+
+        async def wait_for_disconnect() -> None:
+            await body_ended.wait()
+            is_disconnected.set_result(await receive())
+
+        async def handle() -> None:
+            await self._app(scope, receive_body, send)
+
+        handling = asyncio.create_task(handle())
+        watching = asyncio.create_task(wait_for_disconnect())
+        await asyncio.wait([handling, watching], return_when=asyncio.FIRST_COMPLETED)
+        for task in (watching, handling):
+            task.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
+        with suppress(asyncio.CancelledError):
+            await handling
+
+
+def build(with_stacks: bool) -> ASGIApp:
     generator, limits = FreeGenerator(), Limits()
     description = GeneratorDescription("tiny", MAX_MODEL_LEN, vocab_size=262)
     factory = EpisodeFactory(frozenset({TASK}), description, TransformersChatTokenizer.load(MODEL), limits)
     policy = RemotePolicy(None)  # type: ignore[arg-type]  # no request of the benchmark demands a version
-    admission = Admission(AdmissionSettings(), MAX_MODEL_LEN)
+    # What is refused for now is not measured.
+    unbounded = AdmissionSettings(replica=AdmissionBounds(), service=AdmissionBounds())
+    admission = Admission(unbounded, MAX_MODEL_LEN)
     service = RolloutService(generator, {TASK: FreeEnvironment()}, policy, factory, limits, admission)
     service.body_parser.start()
     app = build_http_app(service)
-    probe = Probe()
+    probe = Probe(with_stacks)
 
     @app.post("/probe")
     async def restart() -> None:
         probe.restart()
 
     @app.get("/probe")
-    async def gaps() -> dict[str, float]:
+    async def gaps() -> dict[str, Any]:
         return probe.gaps()
 
-    return app
+    return CancelsOnDisconnect(app)
 
 
-def serve(started: Connection) -> None:
+def serve(started: Connection, with_stacks: bool) -> None:
     """Sends its port through `started`, then serves for ever."""
-    app = build()
+    app = build(with_stacks)
     collect_small_portions()
     with socket.create_server(("127.0.0.1", 0)) as listening:
         started.send(listening.getsockname()[1])

@@ -1,58 +1,84 @@
 """Keeps Python's garbage collector from holding the event loop while thousands of rollouts run.
 
-A full collection looks at every object of the process, which takes seconds with the objects of 60,000 rollouts, and
-finds nothing: they all live. So full collections wait until no rollout runs. Young objects are collected as always, in
-small portions.
+A collection takes time in proportion to the objects that it looks at, about 0.5 µs each. A full one looks at every
+object of the process, which takes seconds with the objects of 60,000 rollouts, and finds nothing: they all live. So
+full collections wait until no request is in flight; until then each object is looked at once, soon after it was made.
 """
 
 import asyncio
 import gc
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 YOUNG_OBJECTS = 2_000
-"""New objects that start a collection of the new objects: 1 to 10 ms, the more the larger they are."""
-YOUNG_COLLECTIONS = 2
-"""Collections of new objects after which what they left is collected again."""
+"""New objects that start a collection of the new objects: for a thread that makes many in one step."""
+PORTION_S = 0.02
+"""Time between two collections of new objects. `YOUNG_OBJECTS` does not bound what one of them looks at: Python's count
+of new objects goes down with every object that is freed, old ones too, so that 30,000 new objects can be there when it
+reaches 2,000. In 20 ms an event loop makes some thousands."""
 NEVER = 2**30
 IDLE_S = 1.0
 LONGEST_WAIT_S = 600.0
-"""Time without a full collection after which one is made although rollouts run."""
+"""Time after which a full collection is made although requests are in flight, once they are `FEW_ROLLOUTS` at most."""
+FEW_ROLLOUTS = 512
+"""The objects of so many rollouts take about 20 ms."""
+LONGEST_WAIT_FOR_FEW_S = 3600.0
+"""Time after which it is made in any case."""
 
 
 def collect_small_portions() -> None:
     """What exists now, such as imported modules, is never looked at again."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(YOUNG_OBJECTS, YOUNG_COLLECTIONS, NEVER)
+    gc.set_threshold(YOUNG_OBJECTS, NEVER, NEVER)
 
 
-class FullCollections:
-    """Makes a full collection when no rollout has run for `IDLE_S` seconds, and after `LONGEST_WAIT_S` in any case."""
+class PacedCollections:
+    """Makes the collections of one event loop.
 
-    def __init__(self) -> None:
-        self._running = 0
-        self._due: asyncio.TimerHandle | None = None
-        self._last_at = time.monotonic()
+    While a request is in flight new objects are looked at every `PORTION_S` seconds, each once. A full collection is
+    made when none has been in flight for `IDLE_S` seconds.
+    """
+
+    def __init__(self, rollouts_in_flight: Callable[[], int]) -> None:
+        self._rollouts_in_flight = rollouts_in_flight
+        self._requests = 0
+        self._timer: asyncio.TimerHandle | None = None
+        """Is set from the begin of a request until a full collection, when no request is in flight."""
+        self._idle_at = self._last_full_at = 0.0
+        """When the last request ended, and the last full collection, on the event loop's clock."""
 
     @contextmanager
-    def put_off(self) -> Iterator[None]:
-        """No full collection is made in the block. Blocks may overlap."""
-        self._running += 1
-        if self._due is not None:
-            self._due.cancel()
-            self._due = None
+    def request_in_flight(self) -> Iterator[None]:
+        """A request is in flight in the block. Blocks may overlap."""
+        loop = asyncio.get_running_loop()
+        self._requests += 1
+        if self._timer is None:
+            self._last_full_at = loop.time()
+            self._wait_for_portion(loop)
         try:
             yield
         finally:
-            self._running -= 1
-            if self._running == 0:
-                self._due = asyncio.get_running_loop().call_later(IDLE_S, self._collect)
-            elif time.monotonic() - self._last_at > LONGEST_WAIT_S:
-                self._collect()
+            self._requests -= 1
+            self._idle_at = loop.time()
 
-    def _collect(self) -> None:
-        self._due = None
-        gc.collect()
-        self._last_at = time.monotonic()
+    def _wait_for_portion(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._timer = loop.call_later(PORTION_S, self._collect_portion, loop)
+
+    def _collect_portion(self, loop: asyncio.AbstractEventLoop) -> None:
+        now = loop.time()
+        if self._requests == 0 and now - self._idle_at >= IDLE_S:
+            gc.collect()
+            self._timer = None
+            return
+        if self._is_full_collection_due(now - self._last_full_at):
+            gc.collect()
+            self._last_full_at = now
+        else:
+            gc.collect(0)
+        self._wait_for_portion(loop)
+
+    def _is_full_collection_due(self, waited_s: float) -> bool:
+        if waited_s < LONGEST_WAIT_S:
+            return False
+        return waited_s >= LONGEST_WAIT_FOR_FEW_S or self._rollouts_in_flight() <= FEW_ROLLOUTS

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, aclosing
+from contextlib import aclosing
 
 from deployments.failures import RolloutFailure
 from deployments.protocols import Environment, Generator
@@ -16,7 +16,7 @@ from rollout_client.contract import (
 from rollout_client.info_contract import ServiceInfo
 from rollout_client.task_contract import TaskInfo
 from service.admission.admission import Admission
-from service.garbage import FullCollections
+from service.garbage import PacedCollections
 from service.remote.policy import RemotePolicy
 from service.requests.body_parser import BodyParser
 from service.requests.chat_tokenizer import TransformersChatTokenizer
@@ -63,14 +63,12 @@ class RunningRollout:
         episodes: Sequence[Episode],
         context: RolloutContext,
         current_version: Callable[[], int | None],
-        full_collections: FullCollections,
     ) -> None:
         self.request_id = request_id
         self._request = request
         self._episodes = episodes
         self._context = context
         self._current_version = current_version
-        self._full_collections = full_collections
         self._metrics = RequestMetricsAccumulator()
         self._results = self._play()
 
@@ -98,9 +96,7 @@ class RunningRollout:
         early_stopping = EarlyStopping(request.keep, {episode: episode.identity.group for episode in episodes})
         playing = play_request(episodes, self._context, early_stopping, request.deadline_s)
         del episodes, early_stopping
-        async with AsyncExitStack() as stack:
-            stack.enter_context(self._full_collections.put_off())
-            ended = await stack.enter_async_context(aclosing(playing))
+        async with aclosing(playing) as ended:
             async for episode in ended:
                 result = episode.result()
                 self._metrics.add(result)
@@ -129,7 +125,7 @@ class RolloutService:
         self._generator = generator
         self._episode_factory = episode_factory
         self._pacer = LoopPacer()
-        self._full_collections = FullCollections()
+        self.collections = PacedCollections(lambda: admission.in_flight.rollouts)
 
     @classmethod
     async def connect(
@@ -175,9 +171,7 @@ class RolloutService:
             episodes = await asyncio.to_thread(self._episode_factory.episodes, request, request_id)
         await refuse_bad_extra_env_info(request, request_id, self.environments)
         await self.policy.wait_for_version(request.policy)
-        return RunningRollout(
-            request, request_id, episodes, self._context(request), lambda: self.policy.version, self._full_collections
-        )
+        return RunningRollout(request, request_id, episodes, self._context(request), lambda: self.policy.version)
 
     def _context(self, request: RolloutRequest) -> RolloutContext:
         return RolloutContext(

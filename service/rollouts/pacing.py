@@ -13,7 +13,7 @@ Item = TypeVar("Item")
 EPISODES_PER_ITERATION = 64
 """Half a turn of an episode takes about 0.1 ms: an iteration with this many takes about 6 ms. Fewer would make the
 batches of calls, which are made once per iteration, smaller than an engine can use."""
-TOKENS_PER_EPISODE = 2048
+TOKENS_PER_EPISODE = 1024
 """Tokens that take as long to decode and to copy as the rest of half a turn."""
 
 

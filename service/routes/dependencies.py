@@ -41,7 +41,7 @@ async def admitted_request(request: Request) -> AsyncIterator[AdmittedRequest]:
     rollouts = await rollout_service(request)
     # A body over the limit is refused by its reader, with that limit.
     body_bytes = min(int(request.headers.get("content-length", 0)), rollouts.limits.max_body_bytes)
-    with rollouts.admission.admitted(body_bytes) as admitted:
+    with rollouts.collections.request_in_flight(), rollouts.admission.admitted(body_bytes) as admitted:
         yield admitted
 
 

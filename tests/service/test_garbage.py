@@ -1,23 +1,33 @@
-"""Full garbage collections wait until no rollout runs, but not for ever."""
+"""New objects are collected in portions while requests are in flight; full collections wait, but not for ever."""
 
 import asyncio
 import gc
-import time
 from collections.abc import Iterator
 
 import pytest
 
 from service import garbage
-from service.garbage import IDLE_S, LONGEST_WAIT_S, FullCollections
+from service.garbage import (
+    FEW_ROLLOUTS,
+    IDLE_S,
+    LONGEST_WAIT_FOR_FEW_S,
+    LONGEST_WAIT_S,
+    PORTION_S,
+    PacedCollections,
+)
 from tests import virtual_time
+
+FULL = 2
 
 
 @pytest.fixture
-def collections(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The times of full collections."""
-    times: list[float] = []
-    monkeypatch.setattr(gc, "collect", lambda: times.append(asyncio.get_running_loop().time()))
-    return times
+def made(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, float]]:
+    """The collections: their generation, and when they were made."""
+    made: list[tuple[int, float]] = []
+    monkeypatch.setattr(
+        gc, "collect", lambda generation=FULL: made.append((generation, asyncio.get_running_loop().time()))
+    )
+    return made
 
 
 @pytest.fixture
@@ -28,42 +38,60 @@ def thresholds() -> Iterator[None]:
     gc.set_threshold(*before)
 
 
-def test_a_full_collection_is_made_when_no_rollout_has_run_for_a_while(collections: list[float]) -> None:
+def full(made: list[tuple[int, float]]) -> list[float]:
+    return [at for generation, at in made if generation == FULL]
+
+
+def test_new_objects_are_collected_at_intervals_while_a_request_is_in_flight(made: list[tuple[int, float]]) -> None:
+    async def play() -> None:
+        collections = PacedCollections(lambda: 0)
+        with collections.request_in_flight():
+            await asyncio.sleep(3.5 * PORTION_S)
+            with collections.request_in_flight():
+                await asyncio.sleep(PORTION_S)
+
+    virtual_time.run(play())
+    assert [generation for generation, _ in made] == [0] * 4
+    assert [at for _, at in made] == pytest.approx([PORTION_S, 2 * PORTION_S, 3 * PORTION_S, 4 * PORTION_S])
+
+
+def test_a_full_collection_is_made_when_no_request_was_in_flight_for_a_while(made: list[tuple[int, float]]) -> None:
     async def play() -> float:
-        full = FullCollections()
-        with full.put_off():
-            with full.put_off():
+        collections = PacedCollections(lambda: 0)
+        with collections.request_in_flight():
+            with collections.request_in_flight():
                 await asyncio.sleep(10)
             await asyncio.sleep(10)
         await asyncio.sleep(IDLE_S / 2)
-        with full.put_off():
+        with collections.request_in_flight():
             await asyncio.sleep(10)
         ended_at = asyncio.get_running_loop().time()
         await asyncio.sleep(10)
         return ended_at
 
     ended_at = virtual_time.run(play())
-    assert collections == [pytest.approx(ended_at + IDLE_S)]
+    assert full(made) == [pytest.approx(ended_at + IDLE_S, abs=PORTION_S)]
+    assert made[-1][0] == FULL, "nothing is collected after it"
 
 
-def test_after_long_a_full_collection_is_made_although_rollouts_run(
-    collections: list[float], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("rollouts", "after_s"), [(FEW_ROLLOUTS, LONGEST_WAIT_S), (FEW_ROLLOUTS + 1, LONGEST_WAIT_FOR_FEW_S)]
+)
+def test_after_long_a_full_collection_is_made_although_requests_are_in_flight(
+    rollouts: int, after_s: float, made: list[tuple[int, float]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def play() -> None:
-        now = 0.0
-        monkeypatch.setattr(time, "monotonic", lambda: now)
-        full = FullCollections()
-        with full.put_off():
-            for now in (LONGEST_WAIT_S, LONGEST_WAIT_S + 1, LONGEST_WAIT_S + 2):
-                with full.put_off():
-                    pass
-                assert len(collections) == (now > LONGEST_WAIT_S)
+    monkeypatch.setattr(garbage, "PORTION_S", 1.0)
 
-    asyncio.run(play())
+    async def play() -> None:
+        with PacedCollections(lambda: rollouts).request_in_flight():
+            await asyncio.sleep(2.5 * after_s)
+
+    virtual_time.run(play())
+    assert full(made) == [after_s, 2 * after_s]
 
 
 @pytest.mark.usefixtures("thresholds")
-def test_small_portions_are_of_young_objects_alone() -> None:
+def test_python_itself_collects_new_objects_alone() -> None:
     garbage.collect_small_portions()
-    assert gc.get_threshold() == (2_000, 2, 2**30)
+    assert gc.get_threshold() == (2_000, 2**30, 2**30)
     assert gc.get_freeze_count() > 0

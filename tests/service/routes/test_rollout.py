@@ -3,6 +3,7 @@
 import json
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from deployments.failures import GenerationRejected
 from rollout_client.arrow.response import read_response
 from rollout_client.arrow.schema import ARROW
 from rollout_client.contract import RolloutResponse, SampleResult
+from service.garbage import PacedCollections
 from service.responses.arrow_encoder import ArrowResponseEncoder
 from service.responses.json_encoder import JsonResponseEncoder
 from service.responses.ndjson import sample_line
@@ -196,3 +198,26 @@ def test_the_summary_of_many_rollouts_is_computed_in_another_thread(monkeypatch:
         for count in (2, 3):
             assert ScriptedHttp().post({"samples": [GOOD] * count}, accept=accept).status_code == 200
     assert [thread == threading.get_ident() for thread in threads] == [True, False] * 2
+
+
+@pytest.mark.parametrize("accept", [JSON, NDJSON, ARROW])
+def test_a_request_is_in_flight_for_the_garbage_collector_until_it_is_answered(
+    accept: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    in_flight: list[bool] = []
+
+    @contextmanager
+    def request_in_flight(_: PacedCollections) -> Iterator[None]:
+        in_flight.append(True)
+        yield
+        in_flight.append(False)
+
+    def metrics(_: RequestMetricsAccumulator) -> dict[str, Any]:
+        # Computed after the last rollout.
+        in_flight.append(in_flight[-1])
+        return {}
+
+    monkeypatch.setattr(PacedCollections, "request_in_flight", request_in_flight)
+    monkeypatch.setattr(RequestMetricsAccumulator, "metrics", metrics)
+    assert ScriptedHttp().post({"samples": [GOOD]}, accept=accept).status_code == 200
+    assert in_flight == [True, True, False]
