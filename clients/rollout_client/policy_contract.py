@@ -121,6 +121,27 @@ class ReplicaPolicy(Lenient):
     loaded the same weights. Null until it is computed."""
 
 
+class UploadState(Lenient):
+    """`GET /policy/versions/{version}/upload`: how much of an unfinished upload has arrived.
+
+    An upload that was refused after all of it had arrived stays until it expires, or until another upload needs its
+    room. To try again, send its last chunk once more, with other `PushOptions` if they were at fault.
+    """
+
+    version: Version
+    """The version that is being uploaded."""
+    received_bytes: int
+    """Number of bytes that have arrived, and the place where the next chunk begins."""
+    total_bytes: int | None = None
+    """Size of the whole upload; null while it is unknown."""
+    owner: str | None = None
+    """Who sent its first byte: the User-Agent and the address of that request."""
+    refused: str | None = None
+    """Why the complete upload was refused; null if it was not."""
+    expires_at: datetime | None = None
+    """When the upload is removed unless something of it arrives before."""
+
+
 class PolicyState(Lenient):
     """`GET /policy`.
 
@@ -138,17 +159,8 @@ class PolicyState(Lenient):
     """The version that an update in progress is loading; null without an update."""
     transfer_world_size: int | None = None
     """Number of processes in a weight transfer: one of the trainer, with rank 0, and every worker of every replica."""
-
-
-class UploadState(Lenient):
-    """`GET /policy/versions/{version}/upload`: how much of an incomplete upload has arrived."""
-
-    version: Version
-    """The version that is being uploaded."""
-    received_bytes: int
-    """Number of bytes that have arrived, and the place where the next chunk begins."""
-    total_bytes: int | None = None
-    """Size of the whole upload; null while it is unknown."""
+    uploads: list[UploadState] = Field(default_factory=list)
+    """The unfinished uploads, in the order of their versions."""
 
 
 class ReplicaUpdate(Lenient):

@@ -38,11 +38,11 @@ class SourceRefused(PolicyFailure):
 
 
 class VersionRefused(PolicyFailure):
-    """Versions are numbered upward and never change: this number is taken, or too low."""
+    """Versions are numbered upward and never change: this number is taken, too low, or too far ahead."""
 
     status = 409
     name = "version-refused"
-    title = "The number of the version is taken or too low"
+    title = "The number of the version is taken, too low or too far ahead"
 
 
 class VersionUnknown(PolicyFailure):
@@ -67,6 +67,14 @@ class ChunkDamaged(PolicyFailure):
     status = 400
     name = "chunk-damaged"
     title = "The bytes that arrived are not those that were sent"
+
+
+class UploadsFull(PolicyFailure):
+    """The unfinished uploads together would take more room than they may."""
+
+    status = 409
+    name = "uploads-full"
+    title = "The unfinished uploads leave no room for these bytes"
 
 
 class UpdateUnderWay(PolicyFailure):

@@ -1,14 +1,16 @@
 """One push: a complete upload, or a checkpoint at a path or URL, is validated and loaded by every replica.
 
 Guarantees: a push goes on if its caller goes away; the same push sent again, while the first is under way or after it,
-has the same result; a version that is refused leaves the current one serving, and its number is free again.
+has the same result; a version that is refused leaves the current one serving, and its number is free again; an upload
+that is refused stays for another try, except one that was damaged on its way.
 """
 
 import logging
 from collections.abc import Coroutine
 from typing import Any
 
-from deployments.policy.failures import PolicyFailure
+from deployments.policy.failures import ChunkDamaged, PolicyFailure
+from deployments.policy.housekeeping import Housekeeping
 from deployments.policy.preparation import VersionPreparation
 from deployments.policy.updates.updater import Updater
 from deployments.policy.uploads.active_pushes import ActivePushes
@@ -27,12 +29,14 @@ class Pushes:
         preparation: VersionPreparation,
         versions: PolicyVersions,
         updater: Updater,
+        housekeeping: Housekeeping,
     ) -> None:
         self._active = active
         self._uploads = uploads
         self._preparation = preparation
         self._versions = versions
         self._updater = updater
+        self._housekeeping = housekeeping
         self._last_update: PolicyUpdate | None = None
 
     async def complete_upload(
@@ -52,14 +56,22 @@ class Pushes:
         async def push() -> PolicyUpdate:
             self._updater.refuse(version, options)
             upload = self._uploads.path(version)
-            try:
-                async with self._preparation.from_upload(version, options, upload, is_zstd, digest) as prepared:
-                    return await self._updater.update(prepared.info, prepared.weights, options)
-            finally:
-                # Whatever the outcome: weights that were refused would be refused again.
-                self._uploads.drop(version)
+            async with self._preparation.from_upload(version, options, upload, is_zstd, digest) as prepared:
+                return await self._updater.update(prepared.info, prepared.weights, options)
 
-        return await self._run(version, digest, push())
+        async def push_and_settle_upload() -> PolicyUpdate:
+            try:
+                update = await push()
+            except ChunkDamaged:
+                self._uploads.drop(version)
+                raise
+            except PolicyFailure as failure:
+                self._uploads.keep_refused(version, str(failure))
+                raise
+            self._uploads.drop(version)
+            return update
+
+        return await self._run(version, digest, push_and_settle_upload())
 
     async def load_checkpoint(self, version: int, checkpoint: str, options: PushOptions) -> PolicyUpdate:
         """Pushes the checkpoint at a path or URL under the configured roots; raises as `complete_upload` does."""
@@ -104,4 +116,6 @@ class Pushes:
         except Exception as error:
             logger.warning("The update to version %d failed.", version, exc_info=error, extra=extra)
             raise
+        finally:
+            self._housekeeping.wake()
         return self._last_update

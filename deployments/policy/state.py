@@ -2,13 +2,18 @@
 
 from deployments.policy.replicas.replica_registry import ReplicaRegistry
 from deployments.policy.transfer.transfer_ranks import world_size
+from deployments.policy.uploads.uploads import Uploads
 from deployments.policy.versions.current_version import CurrentVersion
 from deployments.policy.versions.version_history import PolicyVersions
 from rollout_client.policy_contract import PolicyState, ReplicaPolicy
 
 
 async def policy_state(
-    current: CurrentVersion, versions: PolicyVersions, registry: ReplicaRegistry, checksums_within_s: float
+    current: CurrentVersion,
+    versions: PolicyVersions,
+    uploads: Uploads,
+    registry: ReplicaRegistry,
+    checksums_within_s: float,
 ) -> PolicyState:
     """Waits at most `checksums_within_s` for checksums that replicas are still computing."""
     await registry.forget_the_dead()
@@ -23,4 +28,5 @@ async def policy_state(
             for replica in replicas
         ],
         transfer_world_size=world_size([replica.registration.workers for replica in replicas]),
+        uploads=uploads.states(),
     )

@@ -10,6 +10,7 @@ from typing import Any
 from deployments import logs
 from deployments.policy.background_tasks import BackgroundTasks
 from deployments.policy.cluster import Cluster, RayCluster, cluster_weights_folder
+from deployments.policy.housekeeping import Housekeeping
 from deployments.policy.preparation import VersionPreparation
 from deployments.policy.pushes import Pushes
 from deployments.policy.replicas.command_source import CommandSource
@@ -48,7 +49,7 @@ class PolicyStore(CommandSource):
         logs.configure()
         cluster = RayCluster() if cluster is None else cluster
         folder = Path(settings.folder).expanduser() if settings.folder else cluster_weights_folder() / "policy"
-        version_store, upload_store = VersionStore(folder), UploadStore(folder)
+        version_store, upload_store = VersionStore(folder), UploadStore(folder, settings.upload_expiry_s)
         version_store.remove_unfinished()
         upload_store.remove_unfinished(version_store.current())
         self._tasks = BackgroundTasks()
@@ -58,17 +59,27 @@ class PolicyStore(CommandSource):
 
         self._initial = InitialVersion(model, version_store.weights(0))
         self._current = CurrentVersion(version_store.current(), settings.wait_s)
-        self._versions = PolicyVersions(version_store, self._initial, self._current)
+        self._versions = PolicyVersions(version_store, self._initial, self._current, settings.max_version_step)
         payloads = Payloads(self._versions, cluster.put)
         self._initializer = ReplicaInitializer(fleet, self._versions, payloads, self._update_lock)
 
         self._active_pushes = ActivePushes(self._tasks)
-        self._uploads = Uploads(upload_store, self._versions, self._initial, self._active_pushes, self._tasks)
+        housekeeping = Housekeeping(version_store.trash)
+        self._uploads = Uploads(
+            upload_store,
+            self._versions,
+            self._initial,
+            self._active_pushes,
+            self._tasks,
+            housekeeping,
+            settings.upload_quota_bytes,
+        )
         activation = VersionActivation(self._versions, self._uploads, self._initializer, settings.keep_versions)
         updater = Updater(fleet, self._versions, payloads, activation, self._update_lock)
         preparation = VersionPreparation(self._versions, self._initial, version_store, settings.checkpoint_roots)
-        self._pushes = Pushes(self._active_pushes, self._uploads, preparation, self._versions, updater)
+        self._pushes = Pushes(self._active_pushes, self._uploads, preparation, self._versions, updater, housekeeping)
         self._transfer = WeightTransfer(fleet, self._versions, activation, self._update_lock, settings.transfer_idle_s)
+        self._tasks.start(housekeeping.run(self._uploads))
 
     # Called by replicas; documented in `CommandSource`.
 
@@ -90,7 +101,7 @@ class PolicyStore(CommandSource):
         return await self._current.wait_for(min_version, version, wait_s)
 
     async def state(self, checksums_within_s: float = 0.0) -> PolicyState:
-        return await policy_state(self._current, self._versions, self._registry, checksums_within_s)
+        return await policy_state(self._current, self._versions, self._uploads, self._registry, checksums_within_s)
 
     async def layout(self) -> PolicyLayout:
         return await self._initial.layout()
@@ -98,8 +109,8 @@ class PolicyStore(CommandSource):
     async def upload_state(self, version: int) -> UploadState:
         return self._uploads.state(version)
 
-    async def begin_chunk(self, version: int, first_byte: int) -> str:
-        return await self._uploads.begin_chunk(version, first_byte)
+    async def begin_chunk(self, version: int, first_byte: int, owner: str | None = None) -> str:
+        return await self._uploads.begin_chunk(version, first_byte, owner)
 
     async def write_chunk(self, version: int, sender: str, offset: int, data: bytes) -> None:
         await self._uploads.write_chunk(version, sender, offset, data)

@@ -57,8 +57,8 @@ class PolicyStoreClient(CommandSource):
         state: UploadState = await self._call("upload_state", version)
         return state
 
-    async def begin_chunk(self, version: int, first_byte: int) -> str:
-        sender: str = await self._call("begin_chunk", version, first_byte)
+    async def begin_chunk(self, version: int, first_byte: int, owner: str | None = None) -> str:
+        sender: str = await self._call("begin_chunk", version, first_byte, owner)
         return sender
 
     async def write_chunk(self, version: int, sender: str, offset: int, data: bytes) -> None:

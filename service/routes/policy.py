@@ -27,6 +27,8 @@ from service.routes.dependencies import Store
 CHECKSUMS_WITHIN_S = 5.0
 LONGEST_CHECKSUMS_S = 600.0
 LARGEST_VERSION = 2**63 - 1
+LONGEST_AGENT = 200
+"""Characters of a User-Agent that the state of an upload shows."""
 LARGEST_SOURCE_BYTES = 2**20
 """A larger JSON body is not a `CheckpointSource`."""
 SOURCE_ADVICE = "JSON names a checkpoint; send weights as application/vnd.safetensors"
@@ -77,7 +79,7 @@ async def push_version(
     chunk = chunk_of(request.headers)
     if (repeated := await store.repeated_update(version, chunk.whole_digest)) is not None:
         return json_response(repeated)
-    sender = await store.begin_chunk(version, chunk.first)
+    sender = await store.begin_chunk(version, chunk.first, sender_of(request))
     end = chunk.first
     async for offset, data in checked_parts(chunk, request.stream()):
         await store.write_chunk(version, sender, offset, data)
@@ -117,6 +119,12 @@ async def finish_transfer(
 ) -> PolicyUpdate:
     """Makes the sent tensors `version`, by default the next one; every replica goes on with it."""
     return await store.finish_transfer(version)
+
+
+def sender_of(request: Request) -> str:
+    """Who sent the request, for the state of an upload: its User-Agent and its address."""
+    address = "an unknown address" if request.client is None else request.client.host
+    return f"{request.headers.get('user-agent', 'unknown client')[:LONGEST_AGENT]} at {address}"
 
 
 def json_response(model: BaseModel, status: int = 200) -> Response:

@@ -27,6 +27,8 @@ class ScriptedStore:
         self.failures: dict[str, Exception] = {}
         self.repeated: PolicyUpdate | None = None
         self.current = 3
+        self.owner: str | None = None
+        """Of the last chunk that was begun."""
 
     def note(self, method: str, *arguments: Any) -> None:
         self.calls.append((method, *arguments))
@@ -53,7 +55,8 @@ class ScriptedStore:
         self.note("upload_state", version)
         return UploadState(version=version, received_bytes=len(self.arrived), total_bytes=9)
 
-    async def begin_chunk(self, version: int, first_byte: int) -> str:
+    async def begin_chunk(self, version: int, first_byte: int, owner: str | None = None) -> str:
+        self.owner = owner
         self.note("begin_chunk", version, first_byte)
         del self.arrived[first_byte:]
         return SENDER

@@ -2,7 +2,8 @@
 
 Guarantees: of several senders of one version only the one that began the last chunk may write, so the bytes of two
 senders never mix; nothing is written once all has arrived and the version is being validated; an upload never grows
-beyond what weights of the model can have.
+beyond what weights of the model can have, and all together not beyond their quota; a complete upload that was refused
+stays for another try, until it expires or another upload needs its room.
 """
 
 import asyncio
@@ -10,7 +11,8 @@ from pathlib import Path
 from uuid import uuid4
 
 from deployments.policy.background_tasks import BackgroundTasks
-from deployments.policy.failures import ChunkMisplaced
+from deployments.policy.failures import ChunkMisplaced, UploadsFull
+from deployments.policy.housekeeping import ExpiringFiles, Housekeeping
 from deployments.policy.uploads.active_pushes import ActivePushes
 from deployments.policy.uploads.upload_store import UploadStore
 from deployments.policy.validation.weight_checks import largest_upload_bytes, too_large
@@ -20,9 +22,15 @@ from rollout_client.policy_contract import UploadState
 from rollout_client.problem_contract import FieldProblem
 
 OVERTAKEN = "another sender has begun a chunk of the same version since, or all of it has arrived"
+LARGEST_UPLOADS_IN_QUOTA = 4
 
 
-class Uploads:
+class Uploads(ExpiringFiles):
+    """
+    Args:
+        quota_bytes: of all unfinished uploads; `None` for `LARGEST_UPLOADS_IN_QUOTA` of the largest ones.
+    """
+
     def __init__(
         self,
         store: UploadStore,
@@ -30,12 +38,16 @@ class Uploads:
         initial: InitialVersion,
         active_pushes: ActivePushes,
         tasks: BackgroundTasks,
+        housekeeping: Housekeeping,
+        quota_bytes: int | None,
     ) -> None:
         self._store = store
         self._versions = versions
         self._initial = initial
         self._active_pushes = active_pushes
         self._tasks = tasks
+        self._housekeeping = housekeeping
+        self._quota_bytes = quota_bytes
         self._senders: dict[int, str] = {}
         """By version, who began the last chunk."""
         self._writing = asyncio.Lock()
@@ -44,18 +56,29 @@ class Uploads:
         """Raises `VersionUnknown` if nothing of it has arrived."""
         return self._store.state(version)
 
-    async def begin_chunk(self, version: int, first_byte: int) -> str:
+    def states(self) -> list[UploadState]:
+        """In the order of their versions."""
+        return [self._store.state(version) for version in self._store.versions()]
+
+    async def begin_chunk(self, version: int, first_byte: int, owner: str | None = None) -> str:
         """Returns the id of the sender, who alone may write until another chunk of the version is begun.
 
+        Args:
+            owner: what the state of the upload says of whoever sends its first byte.
+
         Raises:
-            VersionRefused: the number is taken, or a push of the version is under way.
+            VersionRefused: the number is taken or too far ahead, or a push of the version is under way.
             ChunkMisplaced: the chunk begins beyond what has arrived.
         """
+        return await self._tasks.finish(self._begin_chunk(version, first_byte, owner))
+
+    async def _begin_chunk(self, version: int, first_byte: int, owner: str | None) -> str:
         async with self._writing:
             self._versions.refuse_taken(version)
             self._active_pushes.refuse_active(version)
-            self._store.begin_chunk(version, first_byte)
             sender = self._senders[version] = uuid4().hex
+            await asyncio.to_thread(self._store.begin_chunk, version, first_byte, owner)
+            self._housekeeping.wake()
             return sender
 
     async def write_chunk(self, version: int, sender: str, offset: int, data: bytes) -> None:
@@ -64,6 +87,7 @@ class Uploads:
         Raises:
             ChunkMisplaced: another sender has begun a chunk since, or the upload was dropped.
             WeightsRefused: the upload exceeds what weights of the model can have; it is dropped.
+            UploadsFull: the quota is used up by other uploads that were not refused.
         """
         await self._tasks.finish(self._write_chunk(version, sender, offset, data))
 
@@ -74,13 +98,29 @@ class Uploads:
             if offset + len(data) > most_bytes:
                 self._store.drop(version)
                 raise too_large(most_bytes)
+            self._make_room(version, offset + len(data), self._quota_bytes or LARGEST_UPLOADS_IN_QUOTA * most_bytes)
             await asyncio.to_thread(self._store.write_chunk, version, offset, data)
+
+    def _make_room(self, version: int, size_bytes: int, quota_bytes: int) -> None:
+        """Drops refused uploads, the oldest first, as far as one that grows to `size_bytes` needs their room."""
+        while (used := sum((self._store.bytes_on_disk() | {version: size_bytes}).values())) > quota_bytes:
+            refused = self._store.oldest_refused(but={version, *self._active_pushes})
+            if refused is None:
+                message = (
+                    f"with these bytes all unfinished uploads would have {used}, and may have {quota_bytes}; finish "
+                    "the others, wait until they expire (GET /policy lists them), or raise policy.upload_quota_bytes"
+                )
+                raise UploadsFull(FieldProblem(field="version", message=message, value=version))
+            self._store.drop(refused)
 
     async def end_chunk(self, version: int, sender: str, end: int, total_bytes: int | None) -> UploadState:
         """Counts the bytes before `end`. Raises `ChunkMisplaced` as `write_chunk` does."""
+        return await self._tasks.finish(self._end_chunk(version, sender, end, total_bytes))
+
+    async def _end_chunk(self, version: int, sender: str, end: int, total_bytes: int | None) -> UploadState:
         async with self._writing:
             self.refuse_overtaken(version, sender)
-            return self._store.end_chunk(version, end, total_bytes)
+            return await asyncio.to_thread(self._store.end_chunk, version, end, total_bytes)
 
     def refuse_overtaken(self, version: int, sender: str) -> None:
         """Raises `ChunkMisplaced` unless `sender` began the last chunk and the version is not being validated."""
@@ -92,6 +132,25 @@ class Uploads:
 
     def drop(self, version: int) -> None:
         self._store.drop(version)
+
+    def keep_refused(self, version: int, reason: str) -> None:
+        """Keeps a complete upload for another try, unless its version can no longer become current."""
+        if self._versions.is_taken(version):
+            self._store.drop(version)
+        else:
+            self._store.refuse(version, reason)
+
+    def drop_expired(self) -> None:
+        """Drops the uploads that have expired, except those of pushes under way."""
+        for state in self._expiring():
+            if self._store.seconds_left(state) <= 0:
+                self._store.drop(state.version)
+
+    def next_expiry_s(self) -> float | None:
+        return min((max(self._store.seconds_left(state), 0.0) for state in self._expiring()), default=None)
+
+    def _expiring(self) -> list[UploadState]:
+        return [state for state in self.states() if state.version not in self._active_pushes]
 
     def drop_up_to(self, version: int) -> None:
         """Drops what has arrived of versions that can no longer become current."""

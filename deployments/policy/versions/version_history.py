@@ -19,10 +19,16 @@ from rollout_client.problem_contract import FieldProblem
 
 
 class PolicyVersions:
-    def __init__(self, store: VersionStore, initial: InitialVersion, current: CurrentVersion) -> None:
+    """
+    Args:
+        max_step: how far the number of a new version may be above the newest one.
+    """
+
+    def __init__(self, store: VersionStore, initial: InitialVersion, current: CurrentVersion, max_step: int) -> None:
         self._store = store
         self._initial = initial
         self._current = current
+        self._max_step = max_step
         self._updating_to: int | None = None
 
     @property
@@ -57,19 +63,34 @@ class PolicyVersions:
     def next_number(self) -> int:
         return self._store.current() + 1
 
+    def is_taken(self, version: int) -> bool:
+        """Whether the number is not above those of the current version and of a running update."""
+        return version <= self._newest
+
     def refuse_taken(self, version: int) -> None:
-        """Raises `VersionRefused` if the number is not above those of the current version and of a running update."""
-        newest = max(self._current.number, self._updating_to or 0)
+        """Raises `VersionRefused` if the number is taken, or more than `max_step` above the newest one."""
+        newest = self._newest
         if version <= newest:
             message = f"versions are numbered upward and {newest} is taken; the next is {newest + 1}"
-            raise VersionRefused(FieldProblem(field="version", message=message, value=version))
+        elif version > newest + self._max_step:
+            message = (
+                f"it is too far above the newest version, {newest}: take {newest + 1} or at most "
+                f"{newest + self._max_step}, or raise policy.max_version_step"
+            )
+        else:
+            return
+        raise VersionRefused(FieldProblem(field="version", message=message, value=version))
+
+    @property
+    def _newest(self) -> int:
+        return max(self._current.number, self._updating_to or 0)
 
     @asynccontextmanager
     async def adding(self, info: StoredVersion, weights: Path) -> AsyncIterator[None]:
         """Stores the version for the block, which may make it current; otherwise it is removed at the end.
 
         Raises:
-            VersionRefused: the number is taken.
+            VersionRefused: the number is taken or too far ahead.
         """
         self.refuse_taken(info.version)
         self._updating_to = info.version

@@ -4,13 +4,16 @@
     versions/7/info.json       what version 7 is
     versions/7/weights.safetensors
     checking/8/                files that are derived from the upload of version 8 while it is validated
+    making/8/                  version 8 before it is complete
+    removing/                  what is deleted by `Trash.empty`
 
 Guarantees: a version is stored completely or not at all, and is on disk when `add` returns; the current version is on
-disk when `make_current` returns. Each of adding, making current and removing takes effect by one rename.
+disk when `make_current` returns. Each of adding, making current and removing takes effect by one rename. Nothing here
+deletes large files: they are discarded, and deleted by `trash.empty` in a thread.
 """
 
 import json
-import shutil
+import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,6 +21,7 @@ from pathlib import Path
 
 from deployments.policy.failures import VersionUnknown
 from deployments.policy.versions.durable_files import flush, make_folder_durably, write_durably
+from deployments.policy.versions.trash import Trash
 from rollout_client.policy_contract import VersionInfo
 from rollout_client.problem_contract import FieldProblem
 
@@ -36,6 +40,10 @@ class VersionStore:
     """All paths are under `folder`, which is used by one policy store only."""
 
     folder: Path
+
+    @property
+    def trash(self) -> Trash:
+        return Trash(self.folder)
 
     def current(self) -> int:
         """0, the weights of the configured model, until another version was made current."""
@@ -69,14 +77,15 @@ class VersionStore:
         """Stores a version, in place of one of the same number that never became current.
 
         Args:
-            weights: a file on the same file system, which is moved; `None` if the service never held the weights.
+            weights: a file on the same file system, which becomes a hard link of the version's and must not be written
+                any more; `None` if the service never held the weights.
         """
         making = self.folder / "making" / str(info.version)
-        shutil.rmtree(making, ignore_errors=True)
+        self._discard(making)
         make_folder_durably(making)
         if weights is not None:
             flush(weights)
-            weights.rename(making / WEIGHTS_FILE)
+            os.link(weights, making / WEIGHTS_FILE)
         write_durably(making / "info.json", info.model_dump_json())
         self.remove(info.version)
         folder = self._version_folder(info.version)
@@ -85,13 +94,7 @@ class VersionStore:
         flush(folder.parent)
 
     def remove(self, version: int) -> None:
-        folder = self._version_folder(version)
-        if folder.exists():
-            removing = self.folder / "removing" / str(version)
-            shutil.rmtree(removing, ignore_errors=True)
-            removing.parent.mkdir(exist_ok=True)
-            folder.rename(removing)
-            shutil.rmtree(removing, ignore_errors=True)
+        self._discard(self._version_folder(version))
 
     def keep_only(self, versions: Iterable[int]) -> None:
         kept = set(versions)
@@ -101,8 +104,8 @@ class VersionStore:
 
     def remove_unfinished(self) -> None:
         """Removes what an earlier store left when it died: half-made files, and versions that never became current."""
-        for name in ("making", "removing", "checking"):
-            shutil.rmtree(self.folder / name, ignore_errors=True)
+        for name in ("making", "checking"):
+            self._discard(self.folder / name)
         current = self.current()
         self.keep_only(info.version for info in self.versions() if info.version <= current)
 
@@ -114,7 +117,11 @@ class VersionStore:
         try:
             yield folder
         finally:
-            shutil.rmtree(folder, ignore_errors=True)
+            self._discard(folder)
+
+    def _discard(self, path: Path) -> None:
+        if path.exists():
+            self.trash.discard(path)
 
     def _version_folder(self, version: int) -> Path:
         return self.folder / "versions" / str(version)

@@ -114,7 +114,9 @@ class World:
         await settled()
 
     def files(self) -> set[str]:
-        return {str(path.relative_to(self.folder)) for path in self.folder.rglob("*") if path.is_file()}
+        """Of the store's folder, except those that were discarded: a thread deletes them some time."""
+        files = (str(path.relative_to(self.folder)) for path in self.folder.rglob("*") if path.is_file())
+        return {file for file in files if not file.startswith("removing/")}
 
 
 def play(story: Callable[[World], Coroutine[Any, Any, None]], folder: Path, **settings: Any) -> None:

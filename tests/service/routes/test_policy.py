@@ -15,6 +15,7 @@ from deployments.policy.failures import (
     PolicyNotCurrent,
     SourceRefused,
     UpdateUnderWay,
+    UploadsFull,
     VersionRefused,
     VersionUnknown,
     WeightsRefused,
@@ -29,6 +30,14 @@ from tests.service.scripted_http import ScriptedHttp
 from tests.service.scripted_store import UPDATE
 
 UPDATE_JSON = {"version": 7, "checksum": "c" * 64, "replicas": []}
+NEW_UPLOAD = {
+    "version": 7,
+    "received_bytes": 0,
+    "total_bytes": 9,
+    "owner": None,
+    "refused": None,
+    "expires_at": None,
+}
 GOOD = {"task_name": "math", "messages": [{"role": "user", "content": "What is 1 + 1?"}]}
 
 
@@ -123,7 +132,7 @@ def test_an_upload_is_complete_when_all_has_arrived(content_range: str, status: 
     assert answer.status_code == status
     assert service.store.named("end_chunk") == [ended]
     if status == 202:
-        assert answer.json() == {"version": 7, "received_bytes": 7, "total_bytes": ended[2]}
+        assert answer.json() == {**NEW_UPLOAD, "received_bytes": 7, "total_bytes": ended[2]}
         assert service.store.named("complete_upload") == []
     else:
         assert answer.json() == UPDATE_JSON
@@ -134,6 +143,12 @@ def test_a_chunk_begins_where_the_last_one_ended() -> None:
     service.store.arrived += b"weig"
     assert service.put_version(b"hts", content_range="bytes 4-6/7").status_code == 200
     assert (service.store.named("begin_chunk"), bytes(service.store.arrived)) == ([(7, 4)], b"weights")
+
+
+def test_the_store_learns_who_sends_a_chunk() -> None:
+    service = ScriptedHttp()
+    service.put_version(b"weights", user_agent="a trainer")
+    assert service.store.owner == "a trainer at 127.0.0.1"
 
 
 @pytest.mark.parametrize(
@@ -385,6 +400,7 @@ def test_a_json_body_that_is_not_a_checkpoint_source_is_refused(
         ("begin_chunk", VersionRefused, 409, "version-refused"),
         ("begin_chunk", ChunkMisplaced, 409, "chunk-misplaced"),
         ("write_chunk", ChunkMisplaced, 409, "chunk-misplaced"),
+        ("write_chunk", UploadsFull, 409, "uploads-full"),
         ("end_chunk", ChunkMisplaced, 409, "chunk-misplaced"),
         ("repeated_update", WeightsRefused, 422, "weights-refused"),
         ("complete_upload", WeightsRefused, 422, "weights-refused"),
@@ -426,7 +442,7 @@ def test_a_lost_store_is_503_with_retry_after() -> None:
 def test_the_state_of_an_upload_is_returned() -> None:
     service = ScriptedHttp()
     answer = service.request("GET", "/policy/versions/7/upload")
-    assert (answer.status_code, answer.json()) == (200, {"version": 7, "received_bytes": 0, "total_bytes": 9})
+    assert (answer.status_code, answer.json()) == (200, NEW_UPLOAD)
     problem = FieldProblem(field="version", message="nothing of it has arrived", value=7)
     service.store.failures["upload_state"] = VersionUnknown(problem)
     answer = service.request("GET", "/policy/versions/7/upload")

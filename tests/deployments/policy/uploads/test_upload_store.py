@@ -16,7 +16,9 @@ from rollout_client.problem_contract import FieldProblem
 
 
 def files(store: UploadStore) -> set[str]:
-    return {str(path.relative_to(store.folder)) for path in store.folder.rglob("*") if path.is_file()}
+    """Except those that were discarded."""
+    files = (str(path.relative_to(store.folder)) for path in store.folder.rglob("*") if path.is_file())
+    return {file for file in files if not file.startswith("removing/")}
 
 
 def send(store: UploadStore, version: int, first: int, data: bytes, total: int | None = None) -> UploadState:

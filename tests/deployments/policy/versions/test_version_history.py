@@ -2,8 +2,9 @@
 
 from pathlib import Path
 
+from deployments.policy.failures import VersionRefused
 from rollout_client.policy_contract import PushOptions
-from tests.deployments.policy.policy_world import World, adapter, delta, play, taken, versions, weights
+from tests.deployments.policy.policy_world import World, adapter, delta, play, refused, taken, versions, weights
 
 
 def test_versions_are_numbered_upward(tmp_path: Path) -> None:
@@ -17,6 +18,19 @@ def test_versions_are_numbered_upward(tmp_path: Path) -> None:
         assert (await world.push(9, weights(3.0))).version == 9
 
     play(story, tmp_path)
+
+
+def test_a_number_too_far_above_the_newest_is_refused(tmp_path: Path) -> None:
+    async def story(world: World) -> None:
+        await world.push(5, weights(2.0))
+        message = "it is too far above the newest version, 5: take 6 or at most 15, or raise policy.max_version_step"
+        async with refused(VersionRefused, "version", message, 16):
+            await world.store.begin_chunk(16, 0)
+        async with refused(VersionRefused, "version", message, 2**63 - 1):
+            await world.store.load_checkpoint(2**63 - 1, "/", PushOptions())
+        assert (await world.push(15, weights(3.0))).version == 15
+
+    play(story, tmp_path, max_version_step=10)
 
 
 def test_a_number_is_taken_while_its_update_is_under_way(tmp_path: Path) -> None:

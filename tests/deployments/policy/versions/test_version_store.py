@@ -1,6 +1,5 @@
 """Versions on disk: what a store that starts in place of one that died knows of them."""
 
-import shutil
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -29,10 +28,13 @@ def filled(version_store: VersionStore, *versions: int) -> None:
         weights.parent.mkdir(parents=True, exist_ok=True)
         weights.write_bytes(b"%d" % version)
         version_store.add(info(version), weights)
+        weights.unlink()
 
 
 def files(version_store: VersionStore) -> set[str]:
-    return {str(path.relative_to(version_store.folder)) for path in version_store.folder.rglob("*") if path.is_file()}
+    """Except those that were discarded."""
+    files = (str(path.relative_to(version_store.folder)) for path in version_store.folder.rglob("*") if path.is_file())
+    return {file for file in files if not file.startswith("removing/")}
 
 
 def test_a_new_store_has_only_the_initial_version(tmp_path: Path) -> None:
@@ -85,12 +87,21 @@ def test_files_that_a_store_left_when_it_died_do_not_hinder_the_next(tmp_path: P
     assert files(version_store) == set()
 
 
-def test_a_version_that_is_removed_is_gone_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_version_that_is_removed_is_gone_at_once_and_deleted_later(tmp_path: Path) -> None:
     version_store = VersionStore(tmp_path)
     filled(version_store, 2)
-    monkeypatch.setattr(shutil, "rmtree", lambda *_arguments, **_options: None)
     version_store.remove(2)
     assert (version_store.versions(), version_store.weights(2).exists()) == ([], False)
+    assert sorted(path.read_bytes() for path in tmp_path.rglob("*.safetensors")) == [b"2"]
+    version_store.trash.empty()
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+
+
+def test_the_weights_of_a_version_are_a_hard_link_of_the_file_that_was_added(tmp_path: Path) -> None:
+    version_store = VersionStore(tmp_path)
+    (tmp_path / "arrived").write_bytes(b"weights")
+    version_store.add(info(2), tmp_path / "arrived")
+    assert version_store.weights(2).samefile(tmp_path / "arrived")
 
 
 def test_only_the_named_versions_are_kept_and_the_initial_weights(tmp_path: Path) -> None:
