@@ -45,8 +45,8 @@ class EnvironmentHost:
             caller: the same for all calls of one ingress replica, and different from all others'.
         """
         # Thousands of steps that fail alike leave one traceback in the log, and a line each.
-        shown: set[str] = set()
-        steps = [self._steps.start(request, shown) for request in requests]
+        logged_failures: set[str] = set()
+        steps = [self._steps.start(request, logged_failures) for request in requests]
         wake = asyncio.Event()
         with self._heartbeats.open_stream(caller, wake):
             async with aclosing(results_as_completed(steps, CANCELLED, bytes_of_step_result, wake)) as finished:

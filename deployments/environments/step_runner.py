@@ -21,7 +21,7 @@ class Step:
     """A step that runs or waits."""
 
     request: StepRequest
-    shown: set[str]
+    logged_failures: set[str]
     """The failures of the same call whose traceback is in the log already."""
     result: asyncio.Future[StepResult]
     has_slot: bool = False
@@ -48,14 +48,14 @@ class StepRunner:
         self.in_progress = 0
         """Steps that run or wait."""
 
-    def start(self, request: StepRequest, shown: set[str]) -> "asyncio.Future[StepResult]":
+    def start(self, request: StepRequest, logged_failures: set[str]) -> "asyncio.Future[StepResult]":
         """Starts a step. Its failure is a result too. Cancelling the future aborts the step.
 
         Args:
-            shown: the failures of the same call whose traceback is in the log already. The step adds its own.
+            logged_failures: the failures of the same call whose traceback is in the log already. The step adds its own.
         """
         loop = asyncio.get_running_loop()
-        step = Step(request, shown, loop.create_future())
+        step = Step(request, logged_failures, loop.create_future())
         self._steps[request.step_id] = step
         self.in_progress += 1
         step.result.add_done_callback(partial(self._end, step, loop.create_task(self._run(step))))
@@ -121,8 +121,8 @@ class StepRunner:
                 step.result.set_result(self._logged(failure, None, step))
 
     def _logged(self, failure: RolloutFailure, error: BaseException | None, step: Step) -> RolloutFailure:
-        traceback_of = None if str(failure) in step.shown else error
-        step.shown.add(str(failure))
+        traceback_of = None if str(failure) in step.logged_failures else error
+        step.logged_failures.add(str(failure))
         context = {
             "request_id": step.request.request_id,
             "rollout_id": step.request.rollout_id,

@@ -1,7 +1,7 @@
 """The replicas that take calls, as the request routers of this process were told last.
 
-`NamedReplicaRouter` records them and `RemoteGenerator` reads them. They are in a module of their own, because Serve
-copies the module of a router with its global variables into the process that routes.
+`NamedReplicaRouter` records them; `RemoteGenerator` and `RemoteEnvironment` read them. They are in a module of their
+own, because Serve copies the module of a router with its global variables into the process that routes.
 """
 
 from collections.abc import Iterable

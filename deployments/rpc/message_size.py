@@ -1,7 +1,7 @@
 """Bounds of what one message between replicas carries: a batch above them is divided into several messages.
 
 A large message holds the event loops of both ends while it is packed and unpacked, and gRPC refuses a message above
-`RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH`. Sizes are estimates, because to pack a message is what they are to bound.
+`RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH`. Sizes are estimates: only packing a message tells its size.
 """
 
 import pickle

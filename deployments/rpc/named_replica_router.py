@@ -1,4 +1,4 @@
-"""The request router of the generators: routes a call to the replica that its caller names.
+"""The request router of generators and environments: routes a call to the replica that its caller names.
 
 Serve makes one router for each handle, in the process of the caller. `live_replicas` tells the caller which replicas it
 can name.

@@ -1,6 +1,7 @@
 """Weighted fair queueing: which of the waiting items is next. A state machine: no I/O, no clock, no Ray.
 
-Start-time fair queueing. Each flow has a virtual time, which advances by `cost / weight` with each of its items that
+Start-time fair queueing. A flow is the items of one client, here a request; a lane is the items that wait for one
+server, here a replica. Each flow has a virtual time, which advances by `cost / weight` with each of its items that
 starts. The next item of a lane is one of the flow with the lowest virtual time.
 
 Guarantees: each item that was added is returned once or removed; flows that wait in one lane get service in proportion

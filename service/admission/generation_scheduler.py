@@ -5,7 +5,8 @@ from all requests (`fair_queue.py`), and a rollout goes to the replica that has 
 (`replica_affinity.py`) unless the wait there costs more than computing the prefix again elsewhere.
 
 Guarantees: each generation that was submitted starts exactly once, unless it is cancelled before; no replica has more
-generations than its window holds; no generation waits for a replica while the window of another has room that pays.
+generations than its window holds; no generation waits for one replica while another has room for it and moving costs
+less than waiting.
 """
 
 import math
@@ -24,13 +25,11 @@ FIRST_EXPECTED_TOKENS = 1024.0
 """Length of a generation, until the first ones have ended. Too long on purpose: an engine that gets too many runs out
 of KV cache."""
 LEARNING_RATE = 1 / 16
-"""Weight of one generation in the mean of lengths."""
+"""Weight of the latest generation in the moving mean of lengths."""
 HIGHEST_RANK = 31
-"""Turns from this one on have equal ranks: the queue looks through the ranks of a request."""
+"""Turns from this one on have equal ranks, because the queue searches the ranks of a request one by one."""
 SUSPECT_LOAD = 1_000_000
-"""Of a replica whose last call failed: new rollouts go there only if all replicas are such."""
-
-
+"""Of a suspect replica, whose last calls failed: new rollouts go there only if all replicas are suspect."""
 Started = Sequence[ScheduledGeneration]
 """Generations that had waited and are to be sent now."""
 
@@ -55,6 +54,7 @@ class GenerationScheduler:
         """Replicas that can run a generation at once and have none waiting."""
         self._load_of_others: dict[str, int] = {}
         self._requests: dict[str, RequestState] = {}
+        """By id."""
         self._request_of: dict[str, RequestState] = {}
         """By rollout."""
         self._mean_tokens = FIRST_EXPECTED_TOKENS
@@ -250,7 +250,7 @@ class GenerationScheduler:
         return [started for replica, window in self._windows.items() for started in self._fill(replica, window)]
 
     def _fill(self, replica: str, window: ReplicaWindow) -> Started:
-        """Starts generations that wait for this replica, then such as wait for others, while its window has room."""
+        """Starts generations that wait for this replica, then some that wait for others, while its window has room."""
         started: list[ScheduledGeneration] = []
         while self._queue:
             generation = self._queue.first_of(replica)

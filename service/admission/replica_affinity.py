@@ -22,7 +22,7 @@ class Assignment:
     cached_tokens: int = 0
     """Tokens of the rollout that the replica has computed already: those of its last turn, or its group's prompt."""
     shared_tokens: int = 0
-    """Tokens at the begin of its prompt that another rollout of its group holds in the KV cache of the replica."""
+    """Tokens at the beginning of its prompt that another rollout of its group holds in the KV cache of the replica."""
 
 
 class ReplicaAffinity:

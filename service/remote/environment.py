@@ -29,7 +29,7 @@ MOST_CHECKED_INLINE = 1000
 
 
 class Destination(NamedTuple):
-    """Where a step goes, and with which others: those in lockstep are never divided by their number."""
+    """Where a step is sent. Steps in lockstep have batches of their own, which only their bytes divide."""
 
     replica: str | None
     """`None` if no replica is known."""
@@ -76,7 +76,7 @@ class RemoteEnvironment(Environment):
         return description
 
     async def refused_fields(self, extra_env_infos: Sequence[dict[str, Any]]) -> list[RefusedField]:
-        """Asks the environment about the samples that the schema of its fields does not vouch for."""
+        """Asks the environment about the samples that do not match the schema of its fields."""
         schema = await self._fields_schema()
         if len(extra_env_infos) <= MOST_CHECKED_INLINE:
             doubtful = schema.doubtful(extra_env_infos)

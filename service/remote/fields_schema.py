@@ -1,4 +1,4 @@
-"""Which samples an environment may refuse, told by the JSON schema of its fields. No I/O."""
+"""Which samples an environment may refuse, by the JSON schema of its fields. No I/O."""
 
 import logging
 from collections.abc import Sequence
@@ -38,7 +38,7 @@ class FieldsSchema:
             return cls(None)
 
     def doubtful(self, extra_env_infos: Sequence[dict[str, Any]]) -> list[int]:
-        """The places of those about which the environment must be asked."""
+        """The places of the samples about which the environment must be asked: they do not match its schema."""
         if self._validator is None:
             return list(range(len(extra_env_infos)))
         is_valid = self._validator.is_valid

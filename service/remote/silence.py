@@ -1,4 +1,4 @@
-"""Notices that a replica hangs: its heartbeats stop. The replica's half is `deployments/rpc/heartbeats.py`."""
+"""Tells that a replica hangs: its heartbeats stop. The replica's half is `deployments/rpc/heartbeats.py`."""
 
 import asyncio
 from collections.abc import AsyncGenerator
