@@ -22,7 +22,6 @@ import aiohttp
 import typer
 from ray.serve.schema import ServeDeploySchema
 from rich.console import Console
-from rich.progress import track
 from rich.table import Table
 
 from benchmarks import loop_gap
@@ -134,10 +133,11 @@ async def many_in_flight(session: aiohttp.ClientSession, samples: int, turns: in
     rates, between_kb = list[float](), list[float]()
     async with Peak(ingress) as first_round:
         played = await play(session, samples, turns)
-    for number in track(range(rounds), f"{samples} samples in flight", console=console):
+    for number in range(rounds):
         if number > 0:
             played = await play(session, samples, turns)
         rates.append(samples * turns / played.seconds)
+        console.print(f"round {number + 1} of {rounds}: {rates[-1]:,.0f} turns a second")
         await asyncio.sleep(SETTLE_S)
         between_kb.append(resident_kb(ingress))
     return InFlight(
