@@ -215,6 +215,12 @@ def test_problems_are_named_at_their_places_in_the_whole_request_and_only_the_fi
     assert problem.errors[-1].message == "more than these 20 fields of the request are wrong; mend them first"
 
 
+def test_of_samples_that_are_too_large_only_the_first_20_are_named() -> None:
+    large = {**SAMPLE, "message_log": [{"role": "user", "content": "", **{f"x{place}": 0 for place in range(64)}}]}
+    problem = refused(request(samples=[large] * 30))
+    assert [error.field for error in problem.errors] == [f"samples[{place}].message_log[0]" for place in range(20)]
+
+
 @pytest.mark.parametrize("field", ["token_ids", "generation_logprobs"])
 def test_of_a_list_with_300_000_wrong_elements_one_is_named(field: str) -> None:
     message = {"role": "user", "content": "", "token_ids": [1], field: ["a"] * 300_000}

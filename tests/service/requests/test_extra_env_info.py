@@ -75,6 +75,21 @@ def test_the_whole_of_extra_env_info_can_be_refused() -> None:
     assert (problem.field, problem.value) == ("samples[0].extra_env_info", "{}")
 
 
+def test_what_several_environments_refuse_is_one_answer_of_at_most_20_problems() -> None:
+    environments = {
+        "easy": PickyEnvironment(*[RefusedField(0, ("a", place), "wrong") for place in range(15)]),
+        "picky": PickyEnvironment(*[RefusedField(0, ("b", place), "wrong") for place in range(15)]),
+    }
+    request = request_of({"b": [0] * 15}, others=1)
+    request.samples[0].extra_env_info = {"a": [0] * 15}
+    with pytest.raises(RequestProblem) as refusal:
+        virtual_time.run(refuse_bad_extra_env_info(request, "request", environments))
+    assert [problem.field for problem in refusal.value.problem.errors] == [
+        *(f"samples[0].extra_env_info.a[{place}]" for place in range(15)),
+        *(f"samples[1].extra_env_info.b[{place}]" for place in range(5)),
+    ]
+
+
 def test_a_long_value_is_shortened() -> None:
     [problem] = problems_of(request_of({"a": "x" * 10_000}), PickyEnvironment(RefusedField(0, ("a",), "too long")))
     assert problem.value == f"{'x' * 200}..."

@@ -49,21 +49,34 @@ def test_a_pacer_delays_nobody_below_its_bound() -> None:
 
 
 def test_the_turn_of_a_cancelled_episode_goes_to_the_next_one() -> None:
-    async def go_on() -> list[str]:
+    async def iterations_of_turns(cancelled: str) -> dict[str, int]:
         pacer = LoopPacer(per_iteration=1)
-        went_on: list[str] = []
+        went_on: dict[str, int] = {}
 
         async def one(name: str) -> None:
             await pacer.wait_for_turn(name)
-            went_on.append(name)
+            went_on[name] = virtual_time.iteration()
 
-        tasks = [asyncio.create_task(one(name)) for name in ("first", "cancelled", "last")]
+        tasks = {name: asyncio.create_task(one(name)) for name in ("first", "second", "third")}
         await asyncio.sleep(0)
-        tasks[1].cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        tasks[cancelled].cancel()
+        await asyncio.gather(*tasks.values(), return_exceptions=True)
         return went_on
 
-    assert virtual_time.run(go_on()) == ["first", "last"]
+    without_second = virtual_time.run(iterations_of_turns("second"))
+    without_third = virtual_time.run(iterations_of_turns("third"))
+    assert (list(without_second), list(without_third)) == (["first", "third"], ["first", "second"])
+    assert without_second["third"] == without_third["second"]
+
+
+def test_a_pacer_that_nobody_waits_for_lets_all_of_the_next_iteration_go_on() -> None:
+    async def go_on() -> None:
+        pacer = LoopPacer(per_iteration=2)
+        await asyncio.gather(*(pacer.wait_for_turn(number) for number in range(3)))
+        await virtual_time.settled()
+        await asyncio.gather(*(pacer.wait_for_turn(number) for number in range(3)))
+
+    virtual_time.run(go_on())
 
 
 def test_an_episode_waits_until_it_has_gone_on() -> None:
@@ -97,16 +110,37 @@ def test_an_episode_with_many_new_tokens_counts_for_several() -> None:
 
 
 def test_paced_work_is_begun_at_once_and_done_in_order_over_several_iterations() -> None:
-    async def work() -> tuple[list[int], list[int], list[int]]:
+    async def work() -> None:
         done: list[int] = []
-        paced = PacedWork(done.append, per_iteration=2)
-        paced.add(range(5))
-        at_once, waiting = done.copy(), list(paced.waiting)
-        paced.add([5])
-        await paced.finish()
-        return at_once, waiting, done
+        by_iteration = Counter[int]()
 
-    assert virtual_time.run(work()) == ([0, 1], [2, 3, 4], [0, 1, 2, 3, 4, 5])
+        def do(number: int) -> None:
+            done.append(number)
+            by_iteration[virtual_time.iteration()] += 1
+
+        paced = PacedWork(do, per_iteration=2)
+        paced.add(range(5))
+        assert (done, list(paced.waiting)) == ([0, 1], [2, 3, 4])
+        paced.add([5])
+        assert (done, list(paced.waiting)) == ([0, 1], [2, 3, 4, 5])
+        await paced.finish()
+        assert done == [0, 1, 2, 3, 4, 5]
+        assert list(by_iteration.values()) == [2, 2, 2]
+
+    virtual_time.run(work())
+
+
+def test_paced_work_that_was_finished_goes_on_with_what_is_added_later() -> None:
+    async def work() -> list[int]:
+        done: list[int] = []
+        paced = PacedWork(done.append, per_iteration=1)
+        paced.add([0, 1])
+        await paced.finish()
+        paced.add([2, 3])
+        await paced.finish()
+        return done
+
+    assert virtual_time.run(work()) == [0, 1, 2, 3]
 
 
 class NotingGenerator(ScriptedGenerator):
