@@ -43,7 +43,7 @@ from rollout_env import ChatMessage, StepOutcome
 from service.admission.admission import Admission
 from service.remote.policy import RemotePolicy
 from service.responses.json_encoder import JSON
-from service.rollout_service import RolloutService, RunningRollout
+from service.rollout_service import EndedRollout, RolloutService, RunningRollout
 from service.rollouts.episode import Episode
 from service.rollouts.episode_records import EpisodeIdentity, EpisodeLimits, EpisodeStart, Prompt
 from service.rollouts.tokenizer_protocol import ChatOptions, ChatTokenizer, TokenizedObservation
@@ -96,21 +96,21 @@ class EndedRollouts(RolloutService):
         """There is nothing to wait for."""
 
     async def rollout(self, _request: RolloutRequest, request_id: str, _body_bytes: int) -> RunningRollout:
-        return EndedRollout(request_id, self._ended_results)
+        return EndedRequest(request_id, self._ended_results)
 
 
-class EndedRollout(RunningRollout):
+class EndedRequest(RunningRollout):
     def __init__(self, request_id: str, results: list[SampleResult]) -> None:
         self.request_id = request_id
         self._ended_results = results
         self._first_at = self._last_at = 0.0
         self._results = self._play()
 
-    async def _play(self) -> AsyncGenerator[tuple[int, SampleResult], None]:
+    async def _play(self) -> AsyncGenerator[EndedRollout, None]:
         self._first_at = time.monotonic()
         for position, result in enumerate(self._ended_results):
             self._last_at = time.monotonic()
-            yield position, result
+            yield position, result, None
 
     @property
     def summary(self) -> RolloutSummary:

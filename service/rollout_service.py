@@ -26,6 +26,7 @@ from service.requests.rollout_parsing import BodyBounds
 from service.requests.validation import refuse_large_echo
 from service.rollouts.early_stopping import EarlyStopping
 from service.rollouts.episode import Episode
+from service.rollouts.episode_records import Echo
 from service.rollouts.loop import RolloutContext, play_request
 from service.rollouts.pacing import LoopPacer
 from service.rollouts.request_metrics import RequestMetricsAccumulator
@@ -38,6 +39,7 @@ READY_WITHIN_S = 5.0
 MOST_BYTES_PREPARED_INLINE = 2**12
 MOST_GENERATIONS_PREPARED_INLINE = 16
 """Rendering and tokenizing a request within these bounds takes 1 to 2 ms, little more than a call in a thread costs."""
+EndedRollout = tuple[int, SampleResult, Echo | None]
 
 
 class SampleFailed(Exception):
@@ -50,7 +52,7 @@ class SampleFailed(Exception):
 
 
 class RunningRollout:
-    """One request that is played while it is iterated. Yields (position in the response, result) as samples end.
+    """One request that is played while it is iterated. Yields (position in the response, result, echo) as samples end.
 
     Guarantees: every sample is yielded exactly once; nothing is started before the first iteration, so one that is
     never iterated needs no closing; after `aclose`, no call of the request is under way.
@@ -72,7 +74,7 @@ class RunningRollout:
         self._metrics = RequestMetricsAccumulator()
         self._results = self._play()
 
-    def __aiter__(self) -> AsyncGenerator[tuple[int, SampleResult], None]:
+    def __aiter__(self) -> AsyncGenerator[EndedRollout, None]:
         """Raises `SampleFailed` after it has yielded a failed sample of a request that has `on_error: fail`."""
         return self._results
 
@@ -89,7 +91,7 @@ class RunningRollout:
             policy=self._metrics.policy(self._current_version()),
         )
 
-    async def _play(self) -> AsyncGenerator[tuple[int, SampleResult], None]:
+    async def _play(self) -> AsyncGenerator[EndedRollout, None]:
         request = self._request
         # Only the loop refers to the episodes: each is freed when it has ended, not thousands at once at the end.
         episodes, self._episodes = self._episodes, ()
@@ -100,7 +102,7 @@ class RunningRollout:
             async for episode in ended:
                 result = episode.result()
                 self._metrics.add(result)
-                yield episode.identity.position, result
+                yield episode.identity.position, result, episode.echo
                 if episode.error is not None and request.on_error == "fail":
                     raise SampleFailed(episode.identity.group, episode.identity.generation_index, episode.error)
 

@@ -14,7 +14,7 @@ from service.requests.chat_tokenizer import TransformersChatTokenizer, refuse_to
 from service.requests.validation import Capabilities, request_problems
 from service.responses.problems import MOST_PROBLEMS, invalid_request
 from service.rollouts.episode import Episode
-from service.rollouts.episode_records import EpisodeIdentity, EpisodeLimits, EpisodeStart, Prompt
+from service.rollouts.episode_records import Echo, EpisodeIdentity, EpisodeLimits, EpisodeStart, Prompt
 from service.rollouts.seeds import derived_seed
 from service.rollouts.tokenizer_protocol import ChatOptions
 from service.settings import Limits
@@ -83,14 +83,16 @@ class EpisodeFactory:
             retries=request.retries,
             token_timeout_s=self.limits.generation_timeout_s,
         )
+        prompt, stop_strings = Prompt.of(message_log), tuple(stop_strings_of(request, sample))
         start = EpisodeStart(
-            prompt=Prompt.of(message_log),
+            prompt=prompt,
             extra_env_info=sample.extra_env_info,
-            stop_strings=tuple(stop_strings_of(request, sample)),
+            stop_strings=stop_strings,
             sampling=sampling_options(request.sampling),
             chat=chat,
             min_weight_version=max(request.policy.min_version or 0, request.policy.version or 0),
             share=share,
+            echo=None if request.num_generations == 1 else echo_of(sample, prompt, stop_strings, chat),
         )
         seed = group_seed(request, sample_position, sample)
         for generation_index in range(request.num_generations):
@@ -128,6 +130,18 @@ def identity_of(
         id=sample.id,
         further_fields=sample.model_extra or {},
     )
+
+
+def echo_of(sample: SampleInput, prompt: Prompt, stop_strings: tuple[str, ...], chat: ChatOptions) -> Echo:
+    fields = {
+        "id": sample.id,
+        "extra_env_info": sample.extra_env_info,
+        "stop_strings": stop_strings,
+        "tools": chat.tools,
+        "chat_template_kwargs": chat.chat_template_kwargs,
+        **(sample.model_extra or {}),
+    }
+    return Echo(prompt.messages, {name: value for name, value in fields.items() if value is not None})
 
 
 def index_of(sample_position: int, sample: SampleInput) -> int:

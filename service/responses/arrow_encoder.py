@@ -18,6 +18,7 @@ from rollout_client.arrow.schema import ARROW, LOGPROBS, ROLLOUTS, SUMMARY, TOKE
 from rollout_client.contract import RolloutSummary, SampleResult
 from rollout_client.set_fields import set_fields
 from service.responses.encoder import ResponseEncoder
+from service.rollouts.episode_records import Echo
 
 ROWS_PER_STEP = 64
 CHARACTERS_PER_STEP = 2**18
@@ -64,7 +65,7 @@ class ArrowResponseEncoder(ResponseEncoder):
         self._numbers: dict[int, tuple[Numbers, Numbers]] = {}
         """`token_ids` and `generation_logprobs` by position."""
 
-    def add(self, position: int, result: SampleResult) -> None:
+    def add(self, position: int, result: SampleResult, echo: Echo | None = None) -> None:  # noqa: ARG002
         messages = [set_fields(message) for message in result.message_log]
         self._positions.append(position)
         self._numbers[position] = (popped("token_ids", "i", messages), popped("generation_logprobs", "f", messages))

@@ -1,38 +1,91 @@
 """The response of `POST /rollout` as JSON. Serializes only fields that were set; explicit nulls survive."""
 
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import chain
+from typing import Any
 
 import orjson
 from pydantic import BaseModel
+from pydantic_core import to_json
 
 from rollout_client.contract import RolloutSummary, SampleResult
 from rollout_client.set_fields import set_fields
 from service.responses.encoder import ResponseEncoder
+from service.rollouts.episode_records import Echo
 
 JSON = "application/json"
 PART_BYTES = 2**20
 """Large enough that passing a part on costs nothing, small enough that the next one is made while it is being sent."""
 
 
+SHARED_BYTES = 1024
+"""What is shorter is copied into each rollout: a division of a rollout there takes about as much memory."""
+PLACE = b"\0"
+"""Stands in the JSON of a rollout for what it shares with its group. JSON has no such byte: strings escape it."""
+
+
 class JsonResponseEncoder(ResponseEncoder):
     media_type = JSON
 
     def __init__(self) -> None:
-        self._encoded: dict[int, bytes] = {}
-        """JSON of each rollout by position."""
+        self._encoded: dict[int, Sequence[bytes]] = {}
+        """JSON of each rollout by position, in pieces, of which those that a group shares are the same objects."""
+        self._echoes: dict[Echo, EncodedEcho] = {}
 
-    def add(self, position: int, result: SampleResult) -> None:
-        self._encoded[position] = json_of(result)
+    def add(self, position: int, result: SampleResult, echo: Echo | None = None) -> None:
+        if echo is None:
+            self._encoded[position] = (json_of(result),)
+            return
+        if echo not in self._echoes:
+            self._echoes[echo] = EncodedEcho(echo)
+        self._encoded[position] = self._echoes[echo].json_of(result)
 
     def body(self, summary: RolloutSummary) -> Iterator[bytes]:
         part = bytearray(json_of(summary).removesuffix(b"}") + b',"samples":[')
-        for position, sample in sorted(self._encoded.items()):
-            part += b"," + sample if position else sample
-            if len(part) >= PART_BYTES:
-                yield from pieces(part)
-                part.clear()
+        for position, encoded in sorted(self._encoded.items()):
+            part += b"," if position else b""
+            for piece in encoded:
+                part += piece
+                if len(part) >= PART_BYTES:
+                    yield from pieces(part)
+                    part.clear()
         yield bytes(part + b"]}")
+
+
+class EncodedEcho:
+    """The JSON of what the rollouts of one group repeat of their sample."""
+
+    def __init__(self, echo: Echo) -> None:
+        self._echo = echo
+        self._messages = SharedJson(b",".join(map(json_of, echo.messages)))
+        self._fields = {name: SharedJson(json_of(value)) for name, value in echo.fields.items()}
+
+    def json_of(self, result: SampleResult) -> Sequence[bytes]:
+        """The JSON of a result of the group, in pieces."""
+        fields, shared = set_fields(result), list[SharedJson]()
+        for name, value in fields.items():
+            if name == "message_log" and self._echo.messages:
+                fields[name] = [self._messages.fragment, *value[len(self._echo.messages) :]]
+                shared.append(self._messages)
+            elif name in self._fields and value is self._echo.fields[name]:
+                fields[name] = self._fields[name].fragment
+                shared.append(self._fields[name])
+        try:
+            own = orjson.dumps(fields, default=plain).split(PLACE)
+        except orjson.JSONEncodeError:
+            return (json_of(result),)
+        pieces_between = [each.json for each in shared if each.has_place]
+        return [own[0], *chain.from_iterable(zip(pieces_between, own[1:], strict=True))]
+
+
+class SharedJson:
+    """Some JSON that many rollouts have. `fragment` writes it or, if it is long, leaves a `PLACE` for it."""
+
+    def __init__(self, json: bytes) -> None:
+        self.json = json
+        self.has_place = len(json) >= SHARED_BYTES
+        self.fragment = orjson.Fragment(PLACE if self.has_place else json)
 
 
 def pieces(data: bytes | bytearray) -> Iterator[bytes]:
@@ -41,12 +94,14 @@ def pieces(data: bytes | bytearray) -> Iterator[bytes]:
         yield bytes(data[begin : begin + PART_BYTES])
 
 
-def json_of(model: BaseModel) -> bytes:
+def json_of(value: Any) -> bytes:
     """Encodes with orjson, in half of pydantic's time; with pydantic if an integer has more than 64 bits."""
     try:
-        return orjson.dumps(model, default=plain)
+        return orjson.dumps(value, default=plain)
     except orjson.JSONEncodeError:
-        return model.model_dump_json(exclude_unset=True, fallback=plain, warnings=False).encode()
+        if isinstance(value, BaseModel):
+            return value.model_dump_json(exclude_unset=True, fallback=plain, warnings=False).encode()
+        return to_json(value)
 
 
 def plain(value: object) -> object:

@@ -37,6 +37,7 @@ class Episode:
     ) -> None:
         self.identity = identity
         self._rollout_id, self._group_id = identity.rollout_id, identity.group_id
+        self.echo = start.echo
         self.status: SampleStatus | None = None
         self.error: SampleError | None = None
         self._limits = limits
@@ -234,7 +235,7 @@ class Episode:
             "truncated": self._truncated,
             "max_turns_reached": self.status == "max_turns",
             "extra_env_info": self._extra_env_info,
-            "stop_strings": list(self._stop_strings),
+            "stop_strings": self._stop_strings,
             "observation_format": self._start.chat.observation_format,
             "metrics": self._metrics.metrics(self.status, self._terminated, self._truncated, total_reward),
         }

@@ -1,7 +1,7 @@
 """What an episode is made from: its identity, its start, its limits. `service/requests/episodes.py` makes them."""
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -75,6 +75,16 @@ class Prompt:
         )
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Echo:
+    """What the results of a group repeat of their sample. All of them refer to these objects."""
+
+    messages: tuple[Message, ...]
+    """With which the log of every result begins."""
+    fields: Mapping[str, Any]
+    """By name. A result repeats a field if its value is this object, and not one that is equal to it."""
+
+
 @dataclass(frozen=True, slots=True)
 class EpisodeStart:
     """The state in which the episodes of a group begin; only the seed of `sampling` can be one episode's own."""
@@ -86,6 +96,8 @@ class EpisodeStart:
     chat: ChatOptions
     min_weight_version: int = 0
     share: RequestShare = UNNAMED_REQUEST
+    echo: Echo | None = None
+    """Of a group that has more than one episode."""
 
 
 @dataclass(frozen=True, slots=True)

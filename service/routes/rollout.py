@@ -61,9 +61,9 @@ async def whole_response(running: RunningRollout, encoder: ResponseEncoder, echo
     size, count = 0, 0
     try:
         async with aclosing(running) as ended:
-            async for position, result in ended:
+            async for position, result, echo in ended:
                 result_size = size_of(result, echoed_bytes)
-                await encode_beside_others(result_size, partial(encoder.add, position, result))
+                await encode_beside_others(result_size, partial(encoder.add, position, result, echo))
                 size, count = size + result_size, count + 1
     except SampleFailed as failed:
         raise sample_failed(failed) from failed
@@ -82,7 +82,7 @@ async def ndjson_lines(running: RunningRollout, echoed_bytes: int) -> AsyncItera
     count = 0
     try:
         async with aclosing(running) as ended:
-            async for position, result in ended:
+            async for position, result, _ in ended:
                 line = partial(sample_line, position, result)
                 for part in pieces(await encode_beside_others(size_of(result, echoed_bytes), line)):
                     yield part

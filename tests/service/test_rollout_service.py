@@ -101,7 +101,7 @@ class Service:
     async def play(self, request: RolloutRequest, body_bytes: int = 0) -> dict[int, SampleResult]:
         """The results by position, in the order in which they were yielded."""
         async with aclosing(await self.service.rollout(request, "request", body_bytes)) as results:
-            return {position: result async for position, result in results}
+            return {position: result async for position, result, _ in results}
 
 
 def test_samples_that_their_environment_cannot_take_are_refused_before_anything_is_generated() -> None:
@@ -142,7 +142,7 @@ def test_a_request_is_not_started_before_the_weights_that_it_demands_are_current
         running = await starting
         assert service.store.asked == [(3, None, 7.0)]
         assert not service.has_started_something
-        assert [result.status async for _, result in running] == ["completed"]
+        assert [result.status async for _, result, _ in running] == ["completed"]
         assert [request.min_weight_version for request in service.generator.requests] == [3]
 
     virtual_time.run(run())
@@ -255,7 +255,7 @@ def test_closing_after_some_results_cancels_the_others() -> None:
     async def run() -> None:
         service = Service(generator=FirstIsFast(["A"]))
         async with aclosing(await service.service.rollout(request_of(num_generations=3), "request", 0)) as results:
-            position, _ = await anext(aiter(results))
+            position, _, _ = await anext(aiter(results))
         assert (position, service.generator.cancelled) == (0, 2)
 
     virtual_time.run(run())
@@ -292,7 +292,7 @@ def test_with_on_error_fail_the_failed_sample_is_yielded_then_raised_and_the_oth
         yielded = []
 
         async def drain() -> None:
-            async for position, result in running:
+            async for position, result, _ in running:
                 yielded.append((position, result.status))
 
         with pytest.raises(SampleFailed) as failed:
@@ -478,7 +478,7 @@ def test_connecting_loads_the_tokenizer_and_asks_the_generator_what_it_accepts(n
         )
         assert service.limits.max_rollouts_per_request == 7
         running = await service.rollout(request_of(), "request", 0)
-        [(_, result)] = [ended async for ended in running]
+        [(_, result, _)] = [ended async for ended in running]
         assert result.status == "completed"
         with pytest.raises(RequestProblem, match="max_seq_len"):
             await service.rollout(request_of(max_seq_len=61), "request", 0)

@@ -154,7 +154,7 @@ def test_metadata_and_stop_strings_of_an_outcome_replace_those_before_and_none_k
     result = play(EpisodeRecipe(stop_strings=("a",)), generator, environment)
     assert [request.extra_env_info for request in environment.requests] == [{"state": 0}, {"state": 1}, {"state": 1}]
     assert [request.stop_strings for request in generator.requests] == [("a",), ("b",), ("b",)]
-    assert (result.extra_env_info, result.stop_strings) == ({"state": 1}, ["b"])
+    assert (result.extra_env_info, list(result.stop_strings)) == ({"state": 1}, ["b"])
 
 
 def test_an_empty_list_of_stop_strings_clears_them() -> None:
