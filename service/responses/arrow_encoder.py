@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from rollout_client.arrow.rows import record_batch
 from rollout_client.arrow.schema import ARROW, LOGPROBS, ROLLOUTS, SUMMARY, TOKEN_IDS, TOKENS
-from rollout_client.contract import RolloutSummary, SampleResult
+from rollout_client.contract import Message, RolloutSummary, SampleResult
 from rollout_client.set_fields import set_fields
 from service.responses.encoder import ResponseEncoder
 from service.rollouts.episode_records import Echo
@@ -32,6 +32,9 @@ BYTES_PER_BATCH = 2**22
 batches: what an answer holds is never in one array."""
 TOKENS_PER_BATCH = 2**19
 """4 MiB of ids and log-probabilities: the memory that a response takes beside its rollouts while it is being sent."""
+ECHO_IN_COLUMNS = 2**28
+"""Bytes that the rollouts of a response repeat of their samples, in groups of more than one rollout. If they are more, the
+rows refer to them until they are sent: columns would hold a copy for each, and take less time after the last token."""
 TEXT_OPTIONS = pa.ipc.IpcWriteOptions(compression=pa.Codec("zstd", compression_level=1))
 """Level 3 takes 1.5 times as long and saves a thirtieth of the bytes."""
 END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"
@@ -40,7 +43,7 @@ END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 
 @dataclass(frozen=True, slots=True)
 class Numbers:
-    """The `token_ids` or the `generation_logprobs` of all messages of one rollout."""
+    """The `token_ids` or the `generation_logprobs` of some messages."""
 
     counts: Sequence[int | None]
     """Count of values of each message; `None` for a message without the field."""
@@ -48,43 +51,83 @@ class Numbers:
     """The values of all messages, concatenated, in the column's type."""
 
 
+NumbersOfMessages = tuple[Numbers, Numbers]
+"""The `token_ids` and the `generation_logprobs` of some messages."""
+
+
 class ArrowResponseEncoder(ResponseEncoder):
     media_type = ARROW
 
-    def __init__(self, echoed_bytes: int = 0) -> None:
+    def __init__(self, echoed_bytes: int = 0, rollouts_per_group: int = 1, groups: int = 1) -> None:
         """Args: `echoed_bytes` is about what a rollout repeats of its sample."""
         self._echoed_bytes = echoed_bytes
+        self._keeps_rows = rollouts_per_group > 1 and echoed_bytes * rollouts_per_group * groups > ECHO_IN_COLUMNS
+        self._kept: dict[int, tuple[dict[str, Any], int]] = {}
+        """By position: rows that become columns only when they are sent, and about how much text they have."""
         self._positions: list[int] = []
-        """The position of each row, in the order of `add`."""
+        """The position of each other row, in the order of `add`."""
         self._rows: list[dict[str, Any]] = []
         """The latest rows, not yet columns, without their numbers."""
         self._characters = 0
         """About how much text they have."""
         self._batches: list[pa.RecordBatch] = []
         """The rows before them, as columns."""
-        self._numbers: dict[int, tuple[Numbers, Numbers]] = {}
-        """`token_ids` and `generation_logprobs` by position."""
+        self._numbers: dict[int, Sequence[NumbersOfMessages]] = {}
+        """Those of each rollout by position; what a group shares is the same object in all its rollouts."""
+        self._echoes: dict[Echo, tuple[Sequence[dict[str, Any]], NumbersOfMessages]] = {}
+        """The messages that the rollouts of a group share, and the numbers of these messages."""
 
-    def add(self, position: int, result: SampleResult, echo: Echo | None = None) -> None:  # noqa: ARG002
-        messages = [set_fields(message) for message in result.message_log]
-        self._positions.append(position)
-        self._numbers[position] = (popped("token_ids", "i", messages), popped("generation_logprobs", "f", messages))
-        self._rows.append({**set_fields(result), "message_log": messages})
+    def add(self, position: int, result: SampleResult, echo: Echo | None = None) -> None:
+        shared: Sequence[dict[str, Any]] = ()
+        numbers: list[NumbersOfMessages] = []
+        if echo is not None:
+            if echo not in self._echoes:
+                self._echoes[echo] = without_numbers(echo.messages)
+            shared, shared_numbers = self._echoes[echo]
+            numbers.append(shared_numbers)
+        messages, own_numbers = without_numbers(result.message_log[len(shared) :])
+        self._numbers[position] = [*numbers, own_numbers]
+        row = {**set_fields(result), "message_log": [*shared, *messages]}
         text = sum(len(message.content) + CHARACTERS_PER_MESSAGE for message in result.message_log)
-        self._characters += text + self._echoed_bytes
-        if len(self._rows) == ROWS_PER_STEP or self._characters >= CHARACTERS_PER_STEP:
-            self._make_columns()
+        characters = text + self._echoed_bytes
+        if self._keeps_rows:
+            self._kept[position] = row, characters
+        else:
+            self._positions.append(position)
+            self._add_row(row, characters)
 
     def body(self, summary: RolloutSummary) -> Iterator[memoryview]:
-        self._make_columns()
-        yield from text_stream(in_order(self._batches, self._positions), summary)
+        yield from text_stream(self._text_batches(), summary)
         yield from number_stream([self._numbers[position] for position in sorted(self._numbers)])
+
+    def _text_batches(self) -> Iterator[pa.RecordBatch]:
+        for position in sorted(self._kept):
+            self._add_row(*self._kept.pop(position))
+            while self._batches:
+                yield self._batches.pop()
+        self._make_columns()
+        if self._keeps_rows:
+            yield from self._batches
+        else:
+            yield from in_order(self._batches, self._positions)
+
+    def _add_row(self, row: dict[str, Any], characters: int) -> None:
+        self._rows.append(row)
+        self._characters += characters
+        if len(self._rows) == ROWS_PER_STEP or self._characters >= CHARACTERS_PER_STEP:
+            self._make_columns()
 
     def _make_columns(self) -> None:
         if self._rows:
             self._batches.append(record_batch(self._rows, ROLLOUTS))
             self._rows.clear()
             self._characters = 0
+
+
+def without_numbers(messages: Iterable[Message]) -> tuple[Sequence[dict[str, Any]], NumbersOfMessages]:
+    """The fields of `messages` without their numbers, and these."""
+    fields = [set_fields(message) for message in messages]
+    return fields, (popped("token_ids", "i", fields), popped("generation_logprobs", "f", fields))
 
 
 def in_order(batches: Sequence[pa.RecordBatch], positions: Sequence[int]) -> Iterator[pa.RecordBatch]:
@@ -142,30 +185,31 @@ def packed(items: Sequence[float], code: str) -> bytes:
     return pack(f"<{len(items)}{code}", *items)
 
 
-def batches(rollouts: Sequence[tuple[Numbers, Numbers]]) -> Iterator[Sequence[tuple[Numbers, Numbers]]]:
+def batches(rollouts: Sequence[Sequence[NumbersOfMessages]]) -> Iterator[Sequence[Sequence[NumbersOfMessages]]]:
     """Splits `rollouts` in order; each batch ends with the rollout that brings it to `TOKENS_PER_BATCH`."""
     first = tokens = 0
-    for end, (token_ids, _) in enumerate(rollouts, 1):
-        tokens += len(token_ids.data) // TOKEN_IDS.value_type.byte_width
+    for end, parts in enumerate(rollouts, 1):
+        tokens += sum(len(token_ids.data) for token_ids, _ in parts) // TOKEN_IDS.value_type.byte_width
         if tokens >= TOKENS_PER_BATCH or end == len(rollouts):
             yield rollouts[first:end]
             first, tokens = end, 0
 
 
-def token_batch(rollouts: Sequence[tuple[Numbers, Numbers]]) -> pa.RecordBatch:
-    token_ids, logprobs = zip(*rollouts, strict=True)
-    columns = [numbers_column(token_ids, TOKEN_IDS), numbers_column(logprobs, LOGPROBS)]
-    return pa.RecordBatch.from_arrays(columns, schema=TOKENS)
+def token_batch(rollouts: Sequence[Sequence[NumbersOfMessages]]) -> pa.RecordBatch:
+    token_ids = numbers_column([[part for part, _ in parts] for parts in rollouts], TOKEN_IDS)
+    logprobs = numbers_column([[part for _, part in parts] for parts in rollouts], LOGPROBS)
+    return pa.RecordBatch.from_arrays([token_ids, logprobs], schema=TOKENS)
 
 
-def numbers_column(parts: Sequence[Numbers], type_: pa.ListType) -> pa.ListArray:
+def numbers_column(rollouts: Sequence[Sequence[Numbers]], type_: pa.ListType) -> pa.ListArray:
     """One row per rollout, one list per message, all values in one buffer."""
-    counts = [count for part in parts for count in part.counts]
-    data = pa.py_buffer(b"".join(part.data for part in parts))
+    counts = [count for parts in rollouts for part in parts for count in part.counts]
+    data = pa.py_buffer(b"".join(part.data for parts in rollouts for part in parts))
     values = pa.Array.from_buffers(type_.value_type, data.size // type_.value_type.byte_width, [None, data])
     nulls = pa.array([count is None for count in counts], pa.bool_())
     messages = pa.ListArray.from_arrays(offsets(count or 0 for count in counts), values, type=type_, mask=nulls)
-    return pa.ListArray.from_arrays(offsets(len(part.counts) for part in parts), messages, type=pa.list_(type_))
+    ends = offsets(sum(len(part.counts) for part in parts) for parts in rollouts)
+    return pa.ListArray.from_arrays(ends, messages, type=pa.list_(type_))
 
 
 def offsets(counts: Iterable[int]) -> pa.Array:
@@ -206,7 +250,7 @@ def text_stream(rollouts: Iterable[pa.RecordBatch], summary: RolloutSummary) -> 
     yield written.take()
 
 
-def number_stream(rollouts: Sequence[tuple[Numbers, Numbers]]) -> Iterator[memoryview]:
+def number_stream(rollouts: Sequence[Sequence[NumbersOfMessages]]) -> Iterator[memoryview]:
     """The second stream, batch by batch: a batch that was sent can leave the memory."""
     yield memoryview(TOKENS.serialize())
     for batch in batches(rollouts):

@@ -48,7 +48,10 @@ async def rollout(request: Request, rollouts: Rollouts, admitted: Admitted, requ
     accepted = request.headers.get("accept", "")
     if NDJSON in accepted:
         return StreamingResponse(ndjson_lines(running, echoed_bytes), media_type=NDJSON)
-    encoder = ArrowResponseEncoder(echoed_bytes) if ARROW in accepted else JsonResponseEncoder()
+    encoder: ResponseEncoder = JsonResponseEncoder()
+    if ARROW in accepted:
+        groups, rollouts_per_group = len(received.request.samples), received.request.num_generations
+        encoder = ArrowResponseEncoder(echoed_bytes, rollouts_per_group, groups)
     return await whole_response(running, encoder, echoed_bytes)
 
 

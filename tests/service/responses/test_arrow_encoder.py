@@ -2,6 +2,8 @@
 
 import subprocess
 import sys
+import tracemalloc
+from array import array
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,6 +25,7 @@ from rollout_env import StepOutcome
 from service.responses import arrow_encoder
 from service.responses.arrow_encoder import CHARACTERS_PER_MESSAGE, ArrowResponseEncoder
 from service.responses.json_encoder import JsonResponseEncoder
+from service.rollouts.episode_records import Echo
 from service.settings import Limits
 from tests.clients.scripted_service import SUMMARY, Json, result
 from tests.service.scripted_http import ScriptedHttp
@@ -197,6 +200,57 @@ def test_rollouts_become_columns_when_they_have_enough_text(
         encoder.add(place, plain(idx=place, message_log=[message]))
     list(encoder.body(RolloutSummary(request_id="r", metrics={}, policy=PolicyVersions())))
     assert made == [6 // steps] * steps
+
+
+def shared_rollouts(echo: Echo, count: int) -> list[SampleResult]:
+    """Results of one group: each has a response of its own, and the last one other fields than the group."""
+    own = [
+        Message.model_construct(role="assistant", content="b", token_ids=[place], generation_logprobs=[-0.5])
+        for place in range(count)
+    ]
+    fields = plain().model_dump(exclude_unset=True) | dict(echo.fields)
+    results = [SampleResult.model_construct(None, **fields | {"message_log": [*echo.messages, each]}) for each in own]
+    results[-1].extra_env_info = {"state": 1}
+    return [
+        result.model_copy(update={"metrics": plain().metrics, "idx": place}) for place, result in enumerate(results)
+    ]
+
+
+ECHOED = Message.model_construct(role="user", content="a" * 2**20, token_ids=array("i", range(2**18)))
+
+
+@pytest.mark.parametrize("echo_in_columns", [0, 2**60])
+def test_what_a_group_shares_is_written_as_if_each_rollout_were_encoded_alone(
+    echo_in_columns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(arrow_encoder, "ECHO_IN_COLUMNS", echo_in_columns)
+    monkeypatch.setattr(arrow_encoder, "ROWS_PER_STEP", 2)
+    given = Message.model_construct(role="user", content="a", token_ids=[1, 2])
+    echo = Echo((given, given), {"extra_env_info": {"a": [1]}, "id": "mine", "note": "c"})
+    results = shared_rollouts(echo, 5)
+    shared = ArrowResponseEncoder(1000, rollouts_per_group=5)
+    for position in (3, 0, 4, 1, 2):
+        shared.add(position, results[position], echo)
+    response = read_response(b"".join(shared.body(RolloutSummary(**SUMMARY))))
+    assert response.samples == as_arrow(results).samples
+    assert [sample.message_log[2].token_ids for sample in response.samples] == [[place] for place in range(5)]
+
+
+def test_a_further_rollout_of_a_group_takes_no_memory_for_what_the_group_shares() -> None:
+    """The group shares 1 MB of text, 1 MB of token ids and 1 MB of other fields."""
+    echo = Echo((ECHOED,), {"extra_env_info": {"far": "b" * 2**19}, "note": "c" * 2**19})
+    results = shared_rollouts(echo, 500)
+    encoder = ArrowResponseEncoder(2**21, rollouts_per_group=500)
+    encoder.add(0, results[0], echo)
+    columns = pa.total_allocated_bytes()
+    tracemalloc.start()
+    try:
+        for position in range(1, 500):
+            encoder.add(position, results[position], echo)
+        held = tracemalloc.get_traced_memory()[0] + pa.total_allocated_bytes() - columns
+    finally:
+        tracemalloc.stop()
+    assert held / 499 < 4000
 
 
 def test_the_service_answers_the_same_in_either_encoding() -> None:
