@@ -182,9 +182,12 @@ def test_the_text_of_an_answer_comes_in_batches_of_bounded_size(monkeypatch: pyt
     assert [batch.num_rows for batch in batches_of_texts(arrow_body(samples, order))] == [4, 4, 2]
 
 
-@pytest.mark.parametrize(("characters", "echoed_bytes", "steps"), [(2**18, 0, 1), (400, 0, 3), (10_000, 5000, 3)])
-def test_rollouts_become_columns_when_they_have_enough_text(
-    characters: int, echoed_bytes: int, steps: int, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("rows", "characters", "echoed_bytes", "steps"),
+    [(64, 2**18, 0, 1), (64, 400, 0, 3), (64, 10_000, 5000, 3), (2, 2**18, 0, 3)],
+)
+def test_rollouts_become_columns_when_they_are_many_or_have_enough_text(
+    rows: int, characters: int, echoed_bytes: int, steps: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[int] = []
 
@@ -192,6 +195,7 @@ def test_rollouts_become_columns_when_they_have_enough_text(
         made.append(len(rows))
         return record_batch(rows, schema)
 
+    monkeypatch.setattr(arrow_encoder, "ROWS_PER_STEP", rows)
     monkeypatch.setattr(arrow_encoder, "CHARACTERS_PER_STEP", characters)
     monkeypatch.setattr(arrow_encoder, "record_batch", noted)
     encoder = ArrowResponseEncoder(echoed_bytes)
