@@ -13,6 +13,7 @@ from benchmarks.process_group import started
 from service.startup.ports import free_port
 from tests.paths import REPOSITORY
 
+pytestmark = pytest.mark.slow
 ENDS_WITHIN_S = 20
 """Far more than it takes, for machines that are busy."""
 SERVER = """

@@ -4,7 +4,10 @@ import subprocess
 import sys
 import textwrap
 
+import pytest
 
+
+@pytest.mark.slow
 def test_importing_the_client_needs_nothing_heavy() -> None:
     program = """
         import sys

@@ -3,9 +3,13 @@
 import asyncio
 import json
 from collections.abc import Awaitable, Callable
+from copy import copy
+from functools import cache
 from typing import Any, TypeVar
 
 import httpx
+from fastapi import FastAPI
+from starlette.datastructures import State
 
 from deployments.protocols import GeneratorDescription
 from rollout_client import AsyncRolloutClient
@@ -14,6 +18,7 @@ from service.remote.policy import RemotePolicy
 from service.requests.chat_tokenizer import TransformersChatTokenizer
 from service.requests.episodes import EpisodeFactory
 from service.rollout_service import RolloutService
+from service.routes.dependencies import provide
 from service.routes.http_app import build_http_app
 from service.settings import AdmissionSettings, Limits
 from tests.paths import TINY_MODEL
@@ -44,7 +49,7 @@ class ScriptedHttp:
         policy = RemotePolicy(self.store)  # type: ignore[arg-type]
         self.admission = Admission(admission or AdmissionSettings(), MAX_MODEL_LEN)
         rollouts = RolloutService(self.generator, self.environments, policy, factory, limits, self.admission)
-        self.app = build_http_app(rollouts, sets_request_id_header)
+        self.app = app_of(rollouts, sets_request_id_header)
 
     def request(self, method: str, path: str, **options: Any) -> httpx.Response:
         """Sends one request. An exception that the application does not handle comes back as its 500."""
@@ -79,6 +84,20 @@ class ScriptedHttp:
     @property
     def has_started_something(self) -> bool:
         return bool(self.generator.requests or any(environment.requests for environment in self.environments.values()))
+
+
+def app_of(rollouts: RolloutService, sets_request_id_header: bool) -> FastAPI:
+    """An application with a state of its own. Its routes are built once for all tests: each time takes 0.1 s."""
+    app = copy(app_without_state(sets_request_id_header))
+    app.state = State()
+    provide(app, rollouts)
+    return app
+
+
+@cache
+def app_without_state(sets_request_id_header: bool) -> FastAPI:
+    unused: Any = None
+    return build_http_app(unused, sets_request_id_header)
 
 
 def named(headers: dict[str, str]) -> dict[str, str]:

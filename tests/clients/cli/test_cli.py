@@ -238,6 +238,7 @@ def test_a_url_that_is_none_is_one_sentence() -> None:
     assert done.stderr == "'here' is not the URL of a service; it must look like http://127.0.0.1:8000.\n"
 
 
+@pytest.mark.slow
 def test_nobody_listening_is_one_sentence() -> None:
     command = [sys.executable, "-m", "rollout_client", "tasks", "--url", "http://127.0.0.1:9", "--retries", "1"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -250,6 +251,7 @@ def test_the_version_is_that_of_the_package() -> None:
     assert (done.exit_code, done.stdout) == (0, f"rollout {version('rollout-client')}\n")
 
 
+@pytest.mark.slow
 def test_the_command_without_its_extra_says_what_to_install() -> None:
     program = "import sys; sys.modules['typer'] = None; from rollout_client.__main__ import main; main()"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)

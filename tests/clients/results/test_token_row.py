@@ -51,6 +51,7 @@ def test_a_generated_message_needs_one_logprob_per_token() -> None:
         token_row(rollout(generated(1, 2, generation_logprobs=[-0.5])))
 
 
+@pytest.mark.slow
 def test_importing_the_client_and_the_results_imports_neither_torch_nor_numpy() -> None:
     program = (
         "import sys, rollout_client\n"

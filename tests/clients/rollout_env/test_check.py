@@ -253,6 +253,7 @@ def test_a_step_that_does_not_end_is_found() -> None:
     ]
 
 
+@pytest.mark.slow
 def test_a_step_that_blocks_the_event_loop_is_found() -> None:
     class Blocking(CountingEnvironment):
         async def step(self, message_log: list[ChatMessage], extra_env_info: Count) -> StepOutcome:

@@ -4,6 +4,8 @@ import subprocess
 import sys
 from typing import get_args
 
+import pytest
+
 from rollout_client import contract
 from rollout_env import Role, StopString
 
@@ -15,6 +17,7 @@ def test_roles_and_stop_strings_are_those_of_the_contract() -> None:
     assert get_args(StopString)[1].metadata == get_args(contract.StopString)[1].metadata
 
 
+@pytest.mark.slow
 def test_the_package_loads_nothing_but_pydantic() -> None:
     program = f"import sys, rollout_env; print(sorted(set(sys.modules) & set({FOREIGN!r})))"
     loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

@@ -226,6 +226,7 @@ def test_checksums_are_made_only_where_they_are_asked_for(service: Service, push
     assert len(push(service.url, states(2), is_verified=False)) == 2
 
 
+@pytest.mark.slow
 def test_what_is_missing_is_named_with_the_extra_that_brings_it() -> None:
     program = """
         import sys

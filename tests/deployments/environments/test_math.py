@@ -91,6 +91,7 @@ def test_a_ground_truth_that_cannot_be_read_rejects_the_sample(environment: Math
     assert str(refusal.value) == f"extra_env_info.ground_truth is no mathematical expression: {ground_truth!r}"
 
 
+@pytest.mark.slow
 def test_an_answer_that_needs_too_much_processor_time_is_wrong_and_logged_and_the_next_one_is_checked(
     environment: MathEnvironment, caplog: pytest.LogCaptureFixture
 ) -> None:

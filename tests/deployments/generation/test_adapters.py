@@ -4,9 +4,14 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from deployments.generation.adapters import Adapters
 from tests.deployments.generation.scripted_llm import ScriptedLLM
 from tests.virtual_time import run, settled
+
+# Importing vLLM takes seconds.
+pytestmark = pytest.mark.slow
 
 
 def test_an_adapter_is_needed_until_no_generation_uses_it_and_the_engine_has_unloaded_it() -> None:

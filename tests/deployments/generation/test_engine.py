@@ -10,6 +10,9 @@ from deployments.failures import GenerationLost, GenerationNotFinite
 from deployments.generation.engine import generation_of
 from deployments.protocols import Generation, packed_ids, packed_logprobs
 
+# Importing vLLM takes seconds.
+pytestmark = pytest.mark.slow
+
 
 def completion(*logprobs: float, tokens: int | None = None) -> CompletionOutput:
     count = len(logprobs) if tokens is None else tokens

@@ -11,6 +11,9 @@ from deployments.generation.generator_replica import GeneratorReplica
 from deployments.generation.replica_seed import replica_seed
 from deployments.generation.settings import EngineSettings
 
+# Importing vLLM takes seconds.
+pytestmark = pytest.mark.slow
+
 
 class EngineArguments(Exception):
     """Carries what the engine would have been started with."""

@@ -12,6 +12,8 @@ from rollout_client.policy_contract import PauseMode
 from tests.deployments.generation.scripted_llm import ScriptedLLM
 from tests.virtual_time import run
 
+# Importing vLLM takes seconds.
+pytestmark = pytest.mark.slow
 WEIGHTS = Path("/folder/model.safetensors")
 STAGED = [(True, None), (True, None)]
 

@@ -65,6 +65,7 @@ def children() -> list[psutil.Process]:
     return [each for each in psutil.Process().children() if "parser_process" in " ".join(each.cmdline())]
 
 
+@pytest.mark.slow
 def test_only_a_body_over_the_threshold_goes_to_a_process() -> None:
     parser = BodyParser(BOUNDS)
     body = request().ljust(MOST_BYTES_INLINE)
@@ -99,6 +100,7 @@ def test_a_refusal_crosses_the_processes(parser: BodyParser) -> None:
     assert parse(parser, request() + PADDING) == parsed_body(request(), JSON)
 
 
+@pytest.mark.slow
 def test_a_process_that_dies_is_503_and_is_replaced() -> None:
     parser = BodyParser(BOUNDS)
     before = children()
@@ -116,6 +118,7 @@ def test_a_process_that_dies_is_503_and_is_replaced() -> None:
     parser.close()
 
 
+@pytest.mark.slow
 def test_a_process_ends_when_the_standard_input_that_its_parent_holds_ends() -> None:
     process = body_parser.ParserProcess()
     assert process.parse(request(), JSON, BOUNDS) == parsed_body(request(), JSON)
