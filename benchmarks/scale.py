@@ -120,7 +120,9 @@ def main(
         figures: dict[str, float] = {}
         for number, (title, measure) in enumerate(parts.items(), 1):
             console.rule(f"{number} of {len(parts)}: {title}")
-            figures |= {name: round(value, 3) for name, value in measure().items()}
+            of_part = {name: round(value, 3) for name, value in measure().items()}
+            console.print(", ".join(f"{name} {value:,.2f}" for name, value in of_part.items()))
+            figures |= of_part
     report(figures)
     output.write_text(json.dumps(figures) + "\n")
     typer.echo(json.dumps(figures))
