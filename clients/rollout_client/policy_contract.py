@@ -175,6 +175,8 @@ class ReplicaUpdate(Lenient):
     """Why the update failed on this replica; null if it did not."""
     load_s: float = 0.0
     """Seconds to fetch the weights to the replica; generations continue during that time."""
+    fetched_bytes: int = 0
+    """Bytes that the replica fetched from other nodes; 0 if its node could read the file, or had it already."""
     swap_s: float = 0.0
     """Seconds to replace the old weights in the engine."""
     pause_s: float = 0.0

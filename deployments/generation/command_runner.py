@@ -8,14 +8,16 @@ nothing of it, so the replica is broken.
 
 import asyncio
 import logging
+import os
 import shutil
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 from deployments.failures import PolicyStoreLost
+from deployments.policy.nodes.node_weights import NodeWeights
 from deployments.policy.replicas.command_source import CommandSource, ReplicaNotRegistered
 from deployments.policy.replicas.commands import (
     AcceptRequests,
@@ -38,18 +40,20 @@ if TYPE_CHECKING:
     from deployments.generation.weight_updater import SwapTimes, WeightUpdater
 
 REGISTER_AGAIN_AFTER_S = 0.5
+ADAPTER_FILE = "adapter_model.safetensors"
 CHANGES_WEIGHTS = Swap | StartTransfer | UpdateTransfer | ApplyTransfer | FinishTransfer
 """Commands that leave the weights in an unknown state when they fail."""
 logger = logging.getLogger("rollout_service.generation")
 
 
 @dataclass(frozen=True, slots=True)
-class CommandTimes:
-    """What a `CommandReport` says of the time that the command took, in seconds."""
+class CommandCosts:
+    """What a `CommandReport` says of the time that the command took, in seconds, and of what it fetched."""
 
     load_s: float = 0.0
     swap_s: float = 0.0
     pause_s: float = 0.0
+    fetched_bytes: int = 0
 
     @classmethod
     def of_swap(cls, times: "SwapTimes") -> Self:
@@ -65,9 +69,8 @@ class CommandRunner:
         engine_is_alive: Callable[[], Awaitable[bool]],
         store: CommandSource,
         registration_of: Callable[[LoadedWeights], ReplicaRegistration],
-        folder: Path,
+        node_weights: NodeWeights,
     ) -> None:
-        """`folder` is for staged weights, and for this replica alone."""
         self.is_current = asyncio.Event()
         """Set once the replica has the current version."""
         self.broken: str | None = None
@@ -76,7 +79,7 @@ class CommandRunner:
         self._engine_is_alive = engine_is_alive
         self._store = store
         self._registration_of = registration_of
-        self._folder = folder
+        self._node_weights = node_weights
         self._checksum_task: asyncio.Task[None] | None = None
         self._in_transfer = False
         self._records: dict[int, str | None] = {}
@@ -107,9 +110,9 @@ class CommandRunner:
 
     async def _run(self, numbered: NumberedCommand) -> CommandReport:
         error: str | None = None
-        times = CommandTimes()
+        costs = CommandCosts()
         try:
-            times = await self._carry_out(numbered.command)
+            costs = await self._carry_out(numbered.command)
         except Exception as failure:
             error = f"{type(failure).__name__}: {failure}"
             if isinstance(numbered.command, CHANGES_WEIGHTS) or not await self._engine_is_alive():
@@ -122,21 +125,22 @@ class CommandRunner:
             self._weights.loaded,
             error,
             broken=self.broken is not None,
-            load_s=times.load_s,
-            swap_s=times.swap_s,
-            pause_s=times.pause_s,
+            load_s=costs.load_s,
+            swap_s=costs.swap_s,
+            pause_s=costs.pause_s,
+            fetched_bytes=costs.fetched_bytes,
         )
 
-    async def _carry_out(self, command: Command) -> CommandTimes:
+    async def _carry_out(self, command: Command) -> CommandCosts:
         match command:
             case Stage(payload):
                 self._records = {**self._records_of_loaded(), payload.version: payload.record}
                 began = time.perf_counter()
-                await self._stage(payload)
-                return CommandTimes(load_s=time.perf_counter() - began)
+                fetched_bytes = await self._stage(payload)
+                return CommandCosts(load_s=time.perf_counter() - began, fetched_bytes=fetched_bytes)
             case Swap(options):
                 self._stop_checksum()
-                return CommandTimes.of_swap(await self._weights.swap(options))
+                return CommandCosts.of_swap(await self._weights.swap(options))
             case AcceptRequests():
                 self.is_current.set()
             case InitTransfer(init_info):
@@ -151,35 +155,27 @@ class CommandRunner:
                 await self._weights.apply_transfer()
             case FinishTransfer(version, record):
                 self._records = {version: record}
-                times = CommandTimes.of_swap(await self._weights.finish_transfer(version))
+                costs = CommandCosts.of_swap(await self._weights.finish_transfer(version))
                 self._in_transfer = False
-                return times
-        return CommandTimes()
+                return costs
+        return CommandCosts()
 
     def _records_of_loaded(self) -> dict[int, str]:
         loaded = self._weights.loaded
         records = ((version, self._records.get(version)) for version in (loaded.full, loaded.adapter) if version)
         return {version: record for version, record in records if record is not None}
 
-    async def _stage(self, payload: VersionPayload) -> None:
-        folder = self._folder / str(payload.version)
-        await asyncio.to_thread(self._empty_for, folder)
-        path = folder / ("adapter_model.safetensors" if payload.kind == "adapter" else "model.safetensors")
-        for chunk in payload.chunks:
-            await asyncio.to_thread(append, path, await chunk)
+    async def _stage(self, payload: VersionPayload) -> int:
+        """Returns how many bytes were fetched from other nodes."""
+        file = await self._node_weights.file_of(payload)
         if payload.kind == "adapter":
-            (folder / "adapter_config.json").write_text(payload.adapter_config or "{}")
-            await self._weights.stage_adapter(payload.version, folder)
+            needed = self._weights.needed_adapters
+            folder = self._node_weights.own_folder
+            own = await asyncio.to_thread(adapter_folder, folder, payload, file.path, needed)
+            await self._weights.stage_adapter(payload.version, own)
         else:
-            await self._weights.stage(payload.version, path)
-
-    def _empty_for(self, folder: Path) -> None:
-        """Makes `folder`, and removes the files of other versions except those of adapters that are still needed."""
-        needed = {str(version) for version in self._weights.needed_adapters}
-        for other in self._folder.iterdir() if self._folder.is_dir() else ():
-            if other.name not in needed:
-                shutil.rmtree(other)
-        folder.mkdir(parents=True)
+            await self._weights.stage(payload.version, file.path)
+        return file.fetched_bytes
 
     def _break(self, why: str, failure: Exception) -> None:
         """Marks the replica as broken, for the first reason."""
@@ -204,7 +200,22 @@ class CommandRunner:
             return
 
 
-def append(path: Path, chunk: Any) -> None:
-    """`chunk` supports the buffer protocol."""
-    with path.open("ab") as file:
-        file.write(memoryview(chunk))
+def adapter_folder(own_folder: Path, payload: VersionPayload, weights: Path, needed: Collection[int]) -> Path:
+    """A folder with the adapter as PEFT saves it; removes those of other versions that are not `needed` any more.
+
+    The file of the node is linked into it: vLLM reads an adapter again that it has evicted. Where that is impossible,
+    because the folders are on different file systems, it is copied.
+    """
+    for other in own_folder.iterdir():
+        if int(other.name) not in needed:
+            shutil.rmtree(other)
+    folder = own_folder / str(payload.version)
+    folder.mkdir(exist_ok=True)
+    (folder / "adapter_config.json").write_text(payload.adapter_config or "{}")
+    linked = folder / ADAPTER_FILE
+    if not linked.exists():
+        try:
+            os.link(weights, linked)
+        except OSError:
+            shutil.copyfile(weights, linked)
+    return folder

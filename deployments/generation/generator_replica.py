@@ -2,12 +2,9 @@
 
 import asyncio
 import os
-import shutil
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import psutil
 import ray
 from ray import serve
 from ray.serve.handle import DeploymentHandle
@@ -16,7 +13,7 @@ from deployments import logs
 from deployments.failures import GenerationLost
 from deployments.generation.replica_seed import replica_seed
 from deployments.generation.settings import EngineSettings
-from deployments.policy.cluster import cluster_weights_folder
+from deployments.policy.nodes.serve_sources import node_weights_of_replica
 from deployments.policy.replicas.commands import LoadedWeights, ReplicaRegistration
 from deployments.policy.store_client import PolicyStoreClient
 from deployments.protocols import PrefixCacheTokens
@@ -41,12 +38,15 @@ class GeneratorReplica(GeneratorReplicaBase):
 
         seed = replica_seed(settings.seed, replica_id())
         super().__init__(await VLLMEngine.start(settings.engine_args() | {"seed": seed}))
+        store = PolicyStoreClient(policy_store)
+        self._node_weights = node_weights_of_replica(store)
+        await asyncio.to_thread(self._node_weights.join)
         self._commands = CommandRunner(
             self._engine.weights,
             self._engine.is_alive,
-            PolicyStoreClient(policy_store),
+            store,
             partial(registration_of, settings.workers),
-            staging_folder(),
+            self._node_weights,
         )
         self._running_commands = asyncio.create_task(self._commands.run())
         is_current = asyncio.create_task(self._commands.is_current.wait())
@@ -63,6 +63,10 @@ class GeneratorReplica(GeneratorReplicaBase):
     async def prefix_cache_tokens(self) -> PrefixCacheTokens:
         return self._engine.prefix_cache_tokens()
 
+    async def read_weights(self, version: int, checksum: str, offset: int, count: int) -> bytes:
+        """Documented in `NodeWeights.read`; counterpart of `ReplicaSource` (`deployments/policy/nodes`)."""
+        return await self._node_weights.read(version, checksum, offset, count)
+
     async def check_health(self) -> None:
         """Raises what broke the engine, its outputs, or the task that runs the policy store's commands."""
         await super().check_health()
@@ -74,7 +78,8 @@ class GeneratorReplica(GeneratorReplicaBase):
     def __del__(self) -> None:
         if engine := getattr(self, "_engine", None):
             engine.shutdown()
-            shutil.rmtree(staging_folder(), ignore_errors=True)
+        if node_weights := getattr(self, "_node_weights", None):
+            node_weights.leave()
 
 
 def replica_id() -> str:
@@ -85,12 +90,3 @@ def replica_id() -> str:
 
 def registration_of(workers: int, loaded: LoadedWeights) -> ReplicaRegistration:
     return ReplicaRegistration(replica_id(), ray.get_runtime_context().current_actor, workers, loaded)
-
-
-def staging_folder() -> Path:
-    """The folder in which this process stages weights; those of processes that have ended are removed."""
-    folder = cluster_weights_folder() / "replicas"
-    for other in folder.iterdir() if folder.is_dir() else ():
-        if not psutil.pid_exists(int(other.name)):
-            shutil.rmtree(other, ignore_errors=True)
-    return folder / str(os.getpid())

@@ -11,8 +11,8 @@ ALIVE_WITHIN_S = 10.0
 
 
 class Cluster(Protocol):
-    def put(self, chunk: bytes) -> Any:
-        """Returns a reference to the bytes that replicas on every node can await."""
+    def node_id(self) -> str:
+        """Of the node on which this process runs."""
         ...
 
     async def is_alive(self, actor: Any) -> bool: ...
@@ -23,8 +23,8 @@ class Cluster(Protocol):
 
 
 class RayCluster(Cluster):
-    def put(self, chunk: bytes) -> Any:
-        return ray.put(chunk)
+    def node_id(self) -> str:
+        return str(ray.get_runtime_context().get_node_id())
 
     async def is_alive(self, actor: Any) -> bool:
         """An actor that does not answer within `ALIVE_WITHIN_S` counts as alive: Ray detects the loss of a node."""
@@ -42,6 +42,11 @@ class RayCluster(Cluster):
 
 
 def cluster_weights_folder() -> Path:
-    """A folder of this Ray cluster on this node, for weights that need not outlive the cluster."""
+    """A folder of this Ray cluster on this machine, for weights that need not outlive the cluster."""
     context = ray.get_runtime_context()
     return Path(context.get_temp_dir()) / context.get_session_name() / "rollout-weights"
+
+
+def node_weights_folder() -> Path:
+    """A folder of this node alone: one machine can be several nodes of a cluster."""
+    return cluster_weights_folder() / "nodes" / str(ray.get_runtime_context().get_node_id())

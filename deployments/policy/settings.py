@@ -9,6 +9,9 @@ class PolicySettings(StrictSettings):
     folder: str | None = None
     """Where versions are kept. If it outlives the machine, so does the current version. Default: a temporary folder of
     the Ray cluster, which lives as long as the cluster."""
+    copy_to_nodes: bool = False
+    """Whether each node of the cluster copies a version to its own disk even if it can read `folder`, as when that is a
+    slow network file system. Nodes that cannot read it always do; the policy store's own node never does."""
     checkpoint_roots: list[str] = Field(default_factory=list)
     """Paths and fsspec URLs under which checkpoints may lie that the service reads itself; none by default."""
     keep_versions: int = Field(default=2, ge=1)

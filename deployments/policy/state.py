@@ -27,6 +27,6 @@ async def policy_state(
             ReplicaPolicy(replica_id=replica.replica_id, version=replica.loaded.version, checksum=replica.checksum)
             for replica in replicas
         ],
-        transfer_world_size=world_size([replica.registration.workers for replica in replicas]),
+        transfer_world_size=world_size([replica.registration.workers for replica in registry.started]),
         uploads=uploads.states(),
     )

@@ -60,8 +60,8 @@ class PolicyStore(CommandSource):
         self._initial = InitialVersion(model, version_store.weights(0))
         self._current = CurrentVersion(version_store.current(), settings.wait_s)
         self._versions = PolicyVersions(version_store, self._initial, self._current, settings.max_version_step)
-        payloads = Payloads(self._versions, cluster.put)
-        self._initializer = ReplicaInitializer(fleet, self._versions, payloads, self._update_lock)
+        self._payloads = Payloads(self._versions, self._registry, cluster.node_id(), settings.copy_to_nodes)
+        self._initializer = ReplicaInitializer(fleet, self._versions, self._payloads, self._update_lock)
 
         self._active_pushes = ActivePushes(self._tasks)
         housekeeping = Housekeeping(version_store.trash)
@@ -74,8 +74,10 @@ class PolicyStore(CommandSource):
             housekeeping,
             settings.upload_quota_bytes,
         )
-        activation = VersionActivation(self._versions, self._uploads, self._initializer, settings.keep_versions)
-        updater = Updater(fleet, self._versions, payloads, activation, self._update_lock)
+        activation = VersionActivation(
+            self._versions, self._uploads, self._initializer, self._payloads, settings.keep_versions
+        )
+        updater = Updater(fleet, self._versions, self._payloads, activation, self._update_lock)
         preparation = VersionPreparation(self._versions, self._initial, version_store, settings.checkpoint_roots)
         self._pushes = Pushes(self._active_pushes, self._uploads, preparation, self._versions, updater, housekeeping)
         self._transfer = WeightTransfer(fleet, self._versions, activation, self._update_lock, settings.transfer_idle_s)
@@ -84,13 +86,19 @@ class PolicyStore(CommandSource):
     # Called by replicas; documented in `CommandSource`.
 
     async def register(self, registration: ReplicaRegistration) -> None:
-        self._tasks.start(self._initializer.initialize(self._registry.register(registration)))
+        replica = self._registry.register(registration)
+        replica.is_starting = True
+        self._tasks.start(self._initializer.initialize(replica))
 
     async def next_command(self, replica_id: str, report: CommandReport | None) -> NumberedCommand | None:
         return await self._registry.next_command(replica_id, report)
 
     async def record_checksum(self, replica_id: str, loaded: LoadedWeights, checksum: str) -> None:
         self._registry.record_checksum(replica_id, loaded, checksum)
+
+    async def read_weights(self, version: int, checksum: str, offset: int, count: int) -> bytes:
+        """Documented in `Payloads.read`; counterpart of `StoreSource` (`nodes/serve_sources.py`)."""
+        return await self._payloads.read(version, checksum, offset, count)
 
     # Called by the ingress; documented in the classes that do the work.
 

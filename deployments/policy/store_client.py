@@ -37,6 +37,10 @@ class PolicyStoreClient(CommandSource):
     async def record_checksum(self, replica_id: str, loaded: LoadedWeights, checksum: str) -> None:
         await self._call("record_checksum", replica_id, loaded, checksum)
 
+    async def read_weights(self, version: int, checksum: str, offset: int, count: int) -> bytes:
+        data: bytes = await self._call("read_weights", version, checksum, offset, count)
+        return data
+
     async def watch(self, seen: int | None) -> int:
         current: int = await self._call("watch", seen)
         return current

@@ -18,13 +18,35 @@ class SwapOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class StoredFile:
+    """A file of the policy store, and how a process on another node knows it again in a folder that both can read."""
+
+    path: str
+    node_id: str
+    """Of the policy store."""
+    inode: int
+    modified_ns: int
+    is_copied: bool = False
+    """Whether other nodes fetch the file even if they can read it."""
+
+
+@dataclass(frozen=True, slots=True)
 class VersionPayload:
-    """The weights of one version, for replicas to fetch."""
+    """What the weights of one version are, and where their bytes are. Never the bytes, nor references to Ray objects:
+    Serve pickles its messages itself, and an object that a message refers to is kept for ever.
+    """
 
     version: int
     kind: StoredKind
-    chunks: tuple[Any, ...]
-    """References to Ray objects, which together are the bytes of a safetensors file."""
+    size_bytes: int
+    """Of the safetensors file."""
+    checksum: str
+    """The `Checksum` of its tensors, which was computed when the version was validated."""
+    file: StoredFile
+    holders: tuple[str, ...] = ()
+    """Ids of replicas that have the file and accept requests; the policy store has it too."""
+    keep: frozenset[int] = frozenset()
+    """Versions whose files stay on the nodes; they include this one."""
     adapter_config: str | None = None
     """Text of PEFT's `adapter_config.json`; adapters only."""
     record: str | None = field(default=None, compare=False)
@@ -118,6 +140,8 @@ class CommandReport:
     """`Swap`, `FinishTransfer`: replacing the weights."""
     pause_s: float = 0.0
     """`Swap`, `FinishTransfer`: how long generation was paused."""
+    fetched_bytes: int = 0
+    """`Stage`: what this replica fetched from other nodes."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,19 +58,20 @@ class Fleet:
             self.replace(replica, reason, version)
 
     def outcome(
-        self, replica: RegisteredReplica, last: CommandResult, version: int, load_s: float = 0.0
+        self, replica: RegisteredReplica, last: CommandResult, version: int, staged: CommandReport | None = None
     ) -> ReplicaUpdate:
         """The outcome of an update to `version` for one replica; a replica that failed is replaced.
 
         Args:
             last: result of the last command that was sent to the replica.
-            load_s: how long it took to fetch the weights to the replica.
+            staged: the report of the `Stage` before it.
         """
         if isinstance(last, CommandReport) and last.error is None:
             return ReplicaUpdate(
                 replica_id=replica.replica_id,
                 status="swapped",
-                load_s=load_s,
+                load_s=0.0 if staged is None else staged.load_s,
+                fetched_bytes=0 if staged is None else staged.fetched_bytes,
                 swap_s=last.swap_s,
                 pause_s=last.pause_s,
             )

@@ -37,6 +37,10 @@ class RegisteredReplica:
     loaded: LoadedWeights
     accepts_requests: bool = False
     """Whether it was told to accept requests; a replica that starts is not ready before."""
+    is_starting: bool = False
+    """Whether it is being given the current version; until then it takes part in no update and no transfer."""
+    loading: tuple[int, ...] = ()
+    """Versions that it is being given outside of updates."""
     checksum: str | None = None
     """Of the weights in its engine; `None` until the replica has computed it."""
     commands: "asyncio.Queue[NumberedCommand]" = field(default_factory=asyncio.Queue)
@@ -61,6 +65,16 @@ class ReplicaRegistry:
     def replicas(self) -> list[RegisteredReplica]:
         """In the order in which they registered."""
         return list(self._replicas.values())
+
+    @property
+    def started(self) -> list[RegisteredReplica]:
+        """The replicas that take part in updates and transfers, in the order in which they registered."""
+        return [replica for replica in self.replicas if not replica.is_starting]
+
+    @property
+    def loading(self) -> set[int]:
+        """Versions that replicas are being given outside of updates."""
+        return {version for replica in self.replicas for version in replica.loading}
 
     def register(self, registration: ReplicaRegistration) -> RegisteredReplica:
         """Adds the replica; a replica of the same id that was registered before is forgotten with its commands."""

@@ -2,7 +2,7 @@
 
 The trainer's side expects one engine; here it is connected to all replicas, each of which has ranks of its own.
 
-Guarantees: a transfer reaches every registered replica, or it is refused and has to begin with `init` again; a transfer
+Guarantees: a transfer reaches every replica that has started, or it is refused and has to begin with `init` again; one
 that fails or is abandoned midway leaves no replica with a part of the weights, since all of them are replaced; the
 update lease is held from `start` until the transfer is finished or abandoned.
 """
@@ -77,7 +77,7 @@ class WeightTransfer:
         """
         async with self._update_lock.lease():
             await self._fleet.registry.forget_the_dead()
-            replicas = self._fleet.registry.replicas
+            replicas = self._fleet.registry.started
             workers = workers_of(replicas)
             refuse_wrong_world_size(init_info, workers)
             self._participants = []
@@ -101,7 +101,7 @@ class WeightTransfer:
         self._update_lock.refuse_if_busy(options)
         async with self._update_lock.lease("a trainer is sending weights to the replicas") as lease, self._step:
             await self._fleet.registry.forget_the_dead()
-            if not self._participants or self._participants != self._fleet.registry.replicas:
+            if not self._participants or self._participants != self._fleet.registry.started:
                 raise refused("transfer", REPLICAS_CHANGED)
             self._lease = lease.hand_over()
             swap_options = SwapOptions(options.mode, options.reset_prefix_cache)

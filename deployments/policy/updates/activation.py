@@ -4,6 +4,7 @@ import logging
 
 from deployments.policy.updates.replica_initializer import ReplicaInitializer
 from deployments.policy.uploads.uploads import Uploads
+from deployments.policy.versions.payloads import Payloads
 from deployments.policy.versions.version_history import PolicyVersions
 
 logger = logging.getLogger("rollout_service.policy")
@@ -16,11 +17,17 @@ class VersionActivation:
     """
 
     def __init__(
-        self, versions: PolicyVersions, uploads: Uploads, initializer: ReplicaInitializer, keep_versions: int
+        self,
+        versions: PolicyVersions,
+        uploads: Uploads,
+        initializer: ReplicaInitializer,
+        payloads: Payloads,
+        keep_versions: int,
     ) -> None:
         self._versions = versions
         self._uploads = uploads
         self._initializer = initializer
+        self._payloads = payloads
         self._keep_versions = keep_versions
 
     async def activate(self) -> None:
@@ -31,5 +38,5 @@ class VersionActivation:
         current = await self._versions.publish()
         logger.info("Version %d is current.", current, extra={"version": current})
         self._uploads.drop_up_to(current)
-        self._versions.keep_newest(self._keep_versions)
+        self._versions.keep_newest(self._keep_versions, self._payloads.needed)
         await self._initializer.start_accepting()

@@ -33,15 +33,14 @@ async def update_replicas(
     staged = dict(zip(replicas, await fleet.send_all(replicas, Stage(payload)), strict=True))
     refuse_if_all_refused(list(staged.values()))
     make_current()
-    load_s = {
-        replica: result.load_s
+    ready = {
+        replica: result
         for replica, result in staged.items()
         if isinstance(result, CommandReport) and result.error is None
     }
-    swapped = dict(zip(load_s, await fleet.send_all(list(load_s), Swap(options)), strict=True))
+    swapped = dict(zip(ready, await fleet.send_all(list(ready), Swap(options)), strict=True))
     return [
-        fleet.outcome(replica, (staged | swapped)[replica], payload.version, load_s.get(replica, 0.0))
-        for replica in replicas
+        fleet.outcome(replica, (staged | swapped)[replica], payload.version, ready.get(replica)) for replica in replicas
     ]
 
 

@@ -48,7 +48,7 @@ class UpdateLease:
 
 
 class UpdateLock:
-    """Held by an update, by a weight transfer, or while a replica that has registered loads the current version."""
+    """Held by an update, by a weight transfer, or while it is decided whether a replica that starts may join."""
 
     def __init__(self) -> None:
         self._lock = asyncio.Lock()

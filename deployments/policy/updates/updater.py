@@ -4,7 +4,6 @@ Guarantees: two updates never mix; a version is current on disk before any repli
 replicas have loaded it; if an update fails before its version is current on disk, everything is as it was.
 """
 
-import asyncio
 from pathlib import Path
 
 from deployments.policy.replicas.commands import SwapOptions
@@ -66,18 +65,20 @@ class Updater:
         return PolicyUpdate(version=info.version, checksum=info.checksum, replicas=replicas)
 
     async def _update_replicas(self, info: StoredVersion, options: PushOptions) -> list[ReplicaUpdate]:
-        payload = await asyncio.to_thread(self._payloads.payload, info.version)
         return await update_replicas(
             self._fleet,
             self._replicas_for(info),
-            payload,
+            await self._payloads.payload(info.version),
             SwapOptions(options.mode, options.reset_prefix_cache),
             lambda: self._versions.make_current(info.version),
         )
 
     def _replicas_for(self, info: StoredVersion) -> list[RegisteredReplica]:
-        """All replicas; of an adapter only those that hold its base: the others wait to be initialized."""
-        replicas = self._fleet.registry.replicas
+        """The replicas that have started; of an adapter only those that hold its base.
+
+        The others load the version before they accept requests.
+        """
+        replicas = self._fleet.registry.started
         if info.kind != "adapter":
             return replicas
         return [replica for replica in replicas if replica.loaded.full == info.base]

@@ -12,6 +12,7 @@ from deployments.policy.validation.assembly import write_checkpoint
 from deployments.policy.validation.weight_checks import layout_of
 from deployments.policy.versions.durable_files import make_folder_durably
 from rollout_client.policy_contract import PolicyLayout, VersionInfo
+from rollout_client.weights.checksum import file_checksum
 
 INITIAL = VersionInfo(version=0, kind="initial", created_at=datetime.fromtimestamp(0, UTC))
 
@@ -40,6 +41,11 @@ class InitialVersion:
     def layout_on_disk(self) -> PolicyLayout:
         """As `layout`, for callers in a thread."""
         return layout_of(model_folder(self._model))
+
+    @cached_property
+    def checksum(self) -> str:
+        """Of the initial weights. The first call reads all of `file`; call it from a thread."""
+        return file_checksum(self.file())
 
     def file(self) -> Path:
         """One safetensors file with the initial weights; call it from a thread.

@@ -5,7 +5,7 @@ its number is free.
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -121,11 +121,10 @@ class PolicyVersions:
         await self._current.publish(current)
         return current
 
-    def keep_newest(self, full_versions: int) -> None:
-        """Removes all versions except the newest `full_versions` with full weights and what replicas should hold."""
-        desired = self.desired
+    def keep_newest(self, full_versions: int, needed: Iterable[int]) -> None:
+        """Removes all versions except the newest `full_versions` with full weights and those that are `needed`."""
         full = [stored.version for stored in self._store.versions() if stored.kind in ("full", "delta")]
-        self._store.keep_only({desired.version, desired.full, *full[-full_versions:]})
+        self._store.keep_only({*needed, *full[-full_versions:]})
 
     def info(self, version: int) -> VersionInfo:
         """Raises `VersionUnknown`."""
@@ -138,6 +137,10 @@ class PolicyVersions:
             VersionUnknown: it is not stored.
         """
         return self._store.info(version).model_dump_json() if version else None
+
+    def checksum(self, version: int) -> str:
+        """The `Checksum` of a version that is stored with its weights; call it from a thread."""
+        return str(self._store.info(version).checksum) if version else self._initial.checksum
 
     def file(self, version: int) -> Path:
         """The weights of a version that is stored with its weights."""

@@ -10,6 +10,7 @@ import pytest
 
 from deployments.failures import PolicyStoreLost
 from deployments.generation.command_runner import CommandRunner
+from deployments.policy.nodes.node_weights import NodeWeights
 from deployments.policy.replicas.command_source import CommandSource, ReplicaNotRegistered
 from deployments.policy.replicas.commands import (
     AcceptRequests,
@@ -23,6 +24,8 @@ from deployments.policy.replicas.commands import (
     ReplicaRegistration,
     Stage,
     StartTransfer,
+    StoredFile,
+    StoredKind,
     Swap,
     SwapOptions,
     UpdateTransfer,
@@ -136,8 +139,10 @@ class ScriptedStore(CommandSource):
 
 def runner_of(weights: ScriptedWeights, store: ScriptedStore, folder: Path) -> CommandRunner:
     updater: Any = weights
+    node_weights = NodeWeights(folder, "node", lambda _: ())
+    node_weights.join()
     return CommandRunner(
-        updater, weights.is_alive, store, lambda loaded: ReplicaRegistration("replica", None, 1, loaded), folder
+        updater, weights.is_alive, store, lambda loaded: ReplicaRegistration("replica", None, 1, loaded), node_weights
     )
 
 
@@ -155,48 +160,72 @@ def played(weights: ScriptedWeights, store: ScriptedStore, folder: Path, seconds
     return run(play())
 
 
-class Chunk:
-    """A reference to bytes that can be awaited once, as one of Ray's."""
-
-    def __init__(self, data: bytes) -> None:
-        self.data = data
-
-    def __await__(self) -> Any:
-        yield from asyncio.sleep(0).__await__()
-        return self.data
-
-
-def full(version: int, *chunks: bytes) -> Stage:
-    return Stage(VersionPayload(version, "full", tuple(map(Chunk, chunks))))
+def stage(
+    folder: Path, version: int, kind: StoredKind = "full", adapter_config: str | None = None, record: str | None = None
+) -> Stage:
+    """Of a version whose file, `b"weights"`, is on the replica's own node."""
+    path = folder / "policy" / f"{version}.safetensors"
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(b"weights")
+    file = StoredFile(str(path), "node", inode=1, modified_ns=1)
+    return Stage(VersionPayload(version, kind, 7, "checksum", file, adapter_config=adapter_config, record=record))
 
 
-def adapter(version: int) -> Stage:
-    return Stage(VersionPayload(version, "adapter", (Chunk(b"weights"),), '{"r": 8}'))
+def stage_adapter(folder: Path, version: int) -> Stage:
+    return stage(folder, version, "adapter", '{"r": 8}')
 
 
 def errors(reports: Sequence[CommandReport]) -> list[tuple[str | None, bool]]:
     return [(report.error, report.broken) for report in reports]
 
 
-def test_the_chunks_of_full_weights_are_staged_as_one_file(tmp_path: Path) -> None:
-    weights, store = ScriptedWeights(), ScriptedStore(full(5, b"abc", b"de"))
-    played(weights, store, tmp_path / "own")
-    assert weights.staged == {"model.safetensors": b"abcde"}
+def test_full_weights_are_staged_from_the_file_of_the_node_without_a_copy(tmp_path: Path) -> None:
+    weights, store = ScriptedWeights(), ScriptedStore(stage(tmp_path, 5))
+    played(weights, store, tmp_path / "node")
+    assert weights.staged == {"5.safetensors": b"weights"}
     assert weights.calls == ["stage 5"]
+    [report] = store.reports
+    assert report.fetched_bytes == 0
+    assert not [path for path in (tmp_path / "node").rglob("*") if path.is_file() and path.suffix != ".lock"]
 
 
 def test_an_adapter_is_staged_with_its_config(tmp_path: Path) -> None:
-    weights, store = ScriptedWeights(), ScriptedStore(adapter(5))
-    played(weights, store, tmp_path)
+    weights, store = ScriptedWeights(), ScriptedStore(stage_adapter(tmp_path, 5))
+    played(weights, store, tmp_path / "node")
     assert weights.staged == {"adapter_model.safetensors": b"weights", "adapter_config.json": b'{"r": 8}'}
     assert weights.calls == ["stage_adapter 5"]
 
 
-def test_staging_removes_all_files_but_those_of_adapters_that_are_still_needed(tmp_path: Path) -> None:
-    for version in range(1, 5):
-        (tmp_path / str(version)).mkdir()
-    played(ScriptedWeights(needed_adapters={2, 4}), ScriptedStore(adapter(5)), tmp_path)
-    assert {folder.name for folder in tmp_path.iterdir()} == {"2", "4", "5"}
+def own_folder_with(folder: Path, *versions: int) -> Path:
+    """The own folder of a replica that has staged `versions` before."""
+    own = NodeWeights(folder, "node", lambda _: ()).own_folder
+    for version in versions:
+        (own / str(version)).mkdir(parents=True)
+    return own
+
+
+def test_staging_an_adapter_removes_those_that_are_no_longer_needed(tmp_path: Path) -> None:
+    own = own_folder_with(tmp_path, 1, 2, 3, 4)
+    played(ScriptedWeights(needed_adapters={2, 4}), ScriptedStore(stage_adapter(tmp_path, 5)), tmp_path)
+    assert {folder.name for folder in own.iterdir()} == {"2", "4", "5"}
+
+
+@pytest.mark.parametrize("needed", [set(), {5}])
+def test_an_adapter_can_be_staged_again(tmp_path: Path, needed: set[int]) -> None:
+    store = ScriptedStore(stage_adapter(tmp_path, 5), stage_adapter(tmp_path, 5))
+    weights = ScriptedWeights(needed_adapters=needed)
+    played(weights, store, tmp_path)
+    assert errors(store.reports) == [(None, False)] * 2
+    assert weights.staged == {"adapter_model.safetensors": b"weights", "adapter_config.json": b'{"r": 8}'}
+
+
+def test_an_adapter_stays_readable_when_the_store_removes_its_file(tmp_path: Path) -> None:
+    command = stage_adapter(tmp_path, 5)
+    played(ScriptedWeights(), ScriptedStore(command), tmp_path)
+    Path(command.payload.file.path).unlink()
+    own = own_folder_with(tmp_path) / "5"
+    assert (own / "adapter_model.safetensors").read_bytes() == b"weights"
+    assert (own / "adapter_model.safetensors").stat().st_nlink == 1, "it was a link, not a copy"
 
 
 def test_a_swap_reports_its_times_and_the_new_version(tmp_path: Path) -> None:
@@ -216,7 +245,7 @@ def test_a_replica_is_current_only_when_the_store_says_so(tmp_path: Path) -> Non
 def test_weights_that_cannot_be_staged_leave_the_replica_as_it_was(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    store = ScriptedStore(full(5, b""), AcceptRequests())
+    store = ScriptedStore(stage(tmp_path, 5), AcceptRequests())
     runner = played(ScriptedWeights(fails="stage"), store, tmp_path)
     assert errors(store.reports) == [("OSError: stage failed", False), (None, False)]
     assert runner.broken is None
@@ -226,7 +255,7 @@ def test_weights_that_cannot_be_staged_leave_the_replica_as_it_was(
 
 
 def test_a_replica_whose_engine_died_while_it_staged_is_broken(tmp_path: Path) -> None:
-    store = ScriptedStore(adapter(5))
+    store = ScriptedStore(stage_adapter(tmp_path, 5))
     runner = played(ScriptedWeights(fails="stage_adapter", engine_is_alive=False), store, tmp_path)
     assert errors(store.reports) == [("OSError: stage_adapter failed", True)]
     assert runner.broken == "OSError: stage_adapter failed"
@@ -264,8 +293,8 @@ def test_a_replica_that_loses_the_store_registers_again_with_the_weights_that_it
 
 
 def test_a_replica_returns_the_records_of_the_versions_that_it_has_loaded(tmp_path: Path) -> None:
-    staged = Stage(VersionPayload(1, "full", (Chunk(b"weights"),), record="of 1"))
-    never_loaded = Stage(VersionPayload(2, "full", (Chunk(b"weights"),), record="of 2"))
+    staged = stage(tmp_path, 1, record="of 1")
+    never_loaded = stage(tmp_path, 2, record="of 2")
     lost = PolicyStoreLost("The policy store died during the call.")
     store = ScriptedStore(staged, Swap(SwapOptions()), never_loaded, end=lost)
     played(ScriptedWeights(), store, tmp_path, seconds=0.9)

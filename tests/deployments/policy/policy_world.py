@@ -15,7 +15,7 @@ from deployments.policy.failures import (
     PolicyFailure,
     VersionRefused,
 )
-from deployments.policy.replicas.commands import LoadedWeights, VersionPayload
+from deployments.policy.replicas.commands import LoadedWeights, StoredFile, StoredKind, VersionPayload
 from deployments.policy.settings import PolicySettings
 from deployments.policy.store import PolicyStore
 from deployments.policy.versions.version_store import VersionStore
@@ -144,7 +144,13 @@ def taken(version: int, newest: int) -> Any:
 
 def content_of(payload: VersionPayload | None) -> bytes:
     assert payload is not None
-    return b"".join(payload.chunks)
+    return Path(payload.file.path).read_bytes()
+
+
+def a_payload(version: int, kind: StoredKind = "full", adapter_config: str | None = None) -> VersionPayload:
+    """Of a file that does not exist."""
+    file = StoredFile(f"/policy/versions/{version}/weights.safetensors", "node", inode=1, modified_ns=1)
+    return VersionPayload(version, kind, 10, "checksum", file, adapter_config=adapter_config)
 
 
 def versions(world: World) -> list[int]:

@@ -49,16 +49,14 @@ class RegistryCommandSource(CommandSource):
 
 @dataclass
 class ScriptedCluster(Cluster):
-    """An object is its own reference, and an actor is a `ScriptedReplica`."""
+    """An actor is a `ScriptedReplica`."""
 
     events: list[tuple[str, str, int]] = field(default_factory=list)
     """Who did what with which version, in order."""
     killed: list[str] = field(default_factory=list)
-    puts: list[bytes] = field(default_factory=list)
 
-    def put(self, chunk: bytes) -> Any:
-        self.puts.append(chunk)
-        return chunk
+    def node_id(self) -> str:
+        return "node"
 
     async def is_alive(self, actor: Any) -> bool:
         return bool(actor.is_alive)

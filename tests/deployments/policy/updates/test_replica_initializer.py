@@ -1,15 +1,23 @@
 """Replicas that register: what they load before they accept requests."""
 
+import asyncio
 from pathlib import Path
+from random import Random
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import save
 
 from deployments.policy.replicas.commands import LoadedWeights
+from deployments.policy.updates.replica_initializer import LOADS_BESIDE_UPDATES
+from rollout_client.policy_contract import PolicyUpdate
 from rollout_client.weights.checksum import file_checksum
 from tests.deployments.policy.policy_world import World, adapter, content_of, play, weights
 from tests.deployments.policy.scripted_replicas import Step
+from tests.deployments.policy.weight_files import GOOD, written
 from tests.paths import TINY_MODEL
-from tests.virtual_time import now, until
+from tests.virtual_time import now, settled, until
 
 
 def test_a_replica_accepts_requests_at_once_if_the_initial_weights_are_current(tmp_path: Path) -> None:
@@ -17,7 +25,7 @@ def test_a_replica_accepts_requests_at_once_if_the_initial_weights_are_current(t
         replica = await world.replica("r0")
         await until(lambda: replica.accepts_requests)
         assert world.cluster.events == [("r0", "accept requests", 0)]
-        assert world.cluster.puts == []
+        assert replica.staged is None
         assert not (world.folder / "versions").exists()
 
     play(story, tmp_path)
@@ -118,3 +126,126 @@ def test_a_replica_that_comes_late_gets_the_base_and_then_the_adapter(tmp_path: 
         assert world.cluster.done("stage")[3:] == [("r2", 1), ("r2", 2)]
 
     play(story, tmp_path)
+
+
+LOAD_S = 100.0
+COMMANDS = 2
+"""To load a version: stage and swap."""
+
+
+def test_replicas_that_start_at_the_same_time_load_at_the_same_time(tmp_path: Path) -> None:
+    async def story(world: World) -> None:
+        await world.push(1, weights(2.0))
+        replicas = [await world.replica(f"r{number}", command_s=LOAD_S) for number in range(4)]
+        await until(lambda: all(replica.loaded == LoadedWeights(1) for replica in replicas))
+        assert now() == COMMANDS * LOAD_S
+
+    play(story, tmp_path)
+
+
+def test_an_update_does_not_wait_for_a_replica_that_loads_which_then_loads_the_new_version(tmp_path: Path) -> None:
+    async def story(world: World) -> None:
+        await world.push(1, weights(2.0))
+        slow = await world.replica("slow", command_s=LOAD_S)
+        await until(lambda: len(slow.taken) == 1)
+        assert (await world.push(2, weights(3.0))).replicas == []
+        assert now() == 0.0
+        await until(lambda: slow.accepts_requests)
+        assert world.cluster.events == [
+            ("slow", "stage", 1),
+            ("slow", "swap", 1),
+            ("slow", "stage", 2),
+            ("slow", "swap", 2),
+            ("slow", "accept requests", 2),
+        ]
+
+    play(story, tmp_path)
+
+
+def test_the_file_of_a_version_stays_while_a_replica_that_starts_loads_it(tmp_path: Path) -> None:
+    async def story(world: World) -> None:
+        await world.push(1, weights(2.0))
+        slow = await world.replica("slow", command_s=LOAD_S)
+        await until(lambda: len(slow.taken) == 1)
+        await world.push(2, weights(3.0))
+        await until(lambda: slow.staged is not None)
+        assert content_of(slow.staged) == weights(2.0)
+        await until(lambda: slow.accepts_requests)
+        await world.push(3, weights(4.0))
+        assert not world.version_store.weights(1).exists()
+
+    play(story, tmp_path, keep_versions=1)
+
+
+def test_a_replica_that_updates_have_overtaken_too_often_makes_them_wait_for_one_load(tmp_path: Path) -> None:
+    async def story(world: World) -> None:
+        await world.push(1, weights(2.0))
+        slow = await world.replica("slow", command_s=LOAD_S)
+        updates: list[PolicyUpdate] = []
+        for overtaken in range(1, LOADS_BESIDE_UPDATES + 1):
+            await until(lambda: len(slow.taken) == COMMANDS * overtaken)  # noqa: B023 - it is awaited here
+            updates.append(await world.push(1 + overtaken, adapter(overtaken), kind="adapter"))
+        assert [update.replicas for update in updates] == [[], [], []]
+        await until(lambda: len(slow.taken) == COMMANDS * (LOADS_BESIDE_UPDATES + 1) - 1)
+        last = await world.push(2 + LOADS_BESIDE_UPDATES, adapter(9.0), kind="adapter")
+        assert [replica.replica_id for replica in last.replicas] == ["slow"]
+
+    play(story, tmp_path)
+
+
+class CheckedEvents(list[tuple[str, str, int]]):
+    """Raises if a replica may accept requests and does not hold the version that is current then."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    def append(self, event: tuple[str, str, int]) -> None:
+        name, what, version = event
+        current = self._world.version_store.current()
+        assert what != "accept requests" or version == current, f"{name} has {version}, and {current} is current"
+        super().append(event)
+
+    def changes_of(self, name: str) -> list[tuple[str, int]]:
+        """The commands of a replica that change its weights."""
+        return [(what, version) for who, what, version in self if who == name and what != "accept requests"]
+
+
+@given(
+    acts=st.lists(st.sampled_from(["start", "push", "push adapter", "die", "wait"]), max_size=16),
+    random=st.randoms(use_true_random=False),
+)
+def test_in_whatever_order_replicas_start_and_die_and_versions_come_all_end_with_the_newest(
+    tmp_path_factory: pytest.TempPathFactory, acts: list[str], random: Random
+) -> None:
+    folder = tmp_path_factory.mktemp("world")
+    written(folder / "model" / "model.safetensors", GOOD)
+
+    async def story(world: World) -> None:
+        world.store = world.another_store(folder / "model")
+        events = world.cluster.events = CheckedEvents(world)
+        pushes: list[asyncio.Task[PolicyUpdate]] = []
+        for act in acts:
+            if act == "start":
+                await world.replica(f"r{len(world.replicas)}", command_s=random.choice([0.0, 1.0, 10.0]))
+            elif act == "die" and world.replicas:
+                random.choice(world.replicas).end()
+            elif act.startswith("push"):
+                is_adapter = act == "push adapter"
+                kind = {"kind": "adapter"} if is_adapter else {}
+                pushes.append(world.pushing(len(pushes) + 1, adapter() if is_adapter else save(GOOD), **kind))
+                await until(lambda: pushes[-1].done() or len(pushes) in world.store._active_pushes)
+            else:
+                await asyncio.sleep(random.choice([0.5, 5.0, 30.0]))
+        await asyncio.gather(*pushes, return_exceptions=True)
+        living = [replica for replica in world.replicas if replica.is_alive]
+        await until(lambda: all(replica.accepts_requests for replica in living))
+        await settled()
+        desired = world.store._versions.desired
+        assert {replica.loaded for replica in living} <= {desired}
+        assert world.cluster.killed == []
+        for replica in living:
+            changes = events.changes_of(replica.name)
+            assert [what for what, _ in changes] == ["stage", "swap"] * (len(changes) // 2)
+            assert [version for _, version in changes[::2]] == [version for _, version in changes[1::2]]
+
+    play(story, folder)

@@ -9,12 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deployments.policy.failures import WeightsRefused
-from deployments.policy.replicas.commands import CommandReport, LoadedWeights, SwapOptions, VersionPayload
+from deployments.policy.replicas.commands import CommandReport, LoadedWeights, SwapOptions
 from deployments.policy.replicas.fleet import Fleet
 from deployments.policy.replicas.replica_registry import RegisteredReplica, ReplicaRegistry
 from deployments.policy.updates.two_phase_update import refuse_if_all_refused, update_replicas
 from rollout_client.policy_contract import ReplicaUpdate
 from rollout_client.problem_contract import FieldProblem
+from tests.deployments.policy.policy_world import a_payload
 from tests.deployments.policy.scripted_replicas import (
     STEPS,
     RegistryCommandSource,
@@ -25,8 +26,8 @@ from tests.deployments.policy.scripted_replicas import (
 from tests.virtual_time import now, run, settled
 
 TIMEOUT_S = 60.0
-NEW = VersionPayload(version=7, kind="full", chunks=(b"weights",))
-ADAPTER = VersionPayload(version=8, kind="adapter", chunks=(b"adapter",), adapter_config="{}")
+NEW = a_payload(7)
+ADAPTER = a_payload(8, "adapter", "{}")
 
 
 @dataclass

@@ -1,0 +1,82 @@
+"""Fetches the file of a version in ranges, several at a time, from all of its sources.
+
+Guarantees: each range is read once, unless its source failed; a source that failed is not asked again; memory holds at
+most `READS_IN_FLIGHT` ranges.
+"""
+
+import asyncio
+import logging
+import os
+from collections.abc import Sequence
+from itertools import count
+
+from deployments.policy.nodes.weights_source import SourceFailed, WeightsSource
+from deployments.policy.replicas.commands import VersionPayload
+
+READ_BYTES = 8 * 2**20
+"""Holds the event loops of both ends for some milliseconds while it is packed and unpacked."""
+READS_IN_FLIGHT = 4
+READ_TIMEOUT_S = 60.0
+"""A source that needs longer for one range has failed."""
+logger = logging.getLogger("rollout_service.policy")
+
+
+class WeightsNotFetched(Exception):
+    """No source could give the bytes, or they are not those of the version."""
+
+
+async def fetch_file(payload: VersionPayload, sources: Sequence[WeightsSource], descriptor: int) -> None:
+    """Writes the file of the version to `descriptor`, a file that is open for writing.
+
+    Raises:
+        WeightsNotFetched: every source failed.
+        OSError: the file cannot be written.
+    """
+    working = WorkingSources(sources)
+    offsets = iter(range(0, payload.size_bytes, READ_BYTES))
+
+    async def fetch_ranges() -> None:
+        for offset in offsets:
+            data = await working.read(payload, offset)
+            await asyncio.to_thread(os.pwrite, descriptor, data, offset)
+
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(READS_IN_FLIGHT):
+                tasks.create_task(fetch_ranges())
+    except* (WeightsNotFetched, OSError) as failures:
+        raise failures.exceptions[0] from None
+
+
+class WorkingSources:
+    """The sources of one file that have not failed, which take turns."""
+
+    def __init__(self, sources: Sequence[WeightsSource]) -> None:
+        self._working = list(sources)
+        self._turns = count()
+        self._last_failure = "there is no source"
+
+    async def read(self, payload: VersionPayload, offset: int) -> bytes:
+        """The range that begins at `offset`; raises `WeightsNotFetched` once every source has failed."""
+        size = min(READ_BYTES, payload.size_bytes - offset)
+        while self._working:
+            source = self._working[next(self._turns) % len(self._working)]
+            try:
+                async with asyncio.timeout(READ_TIMEOUT_S):
+                    data = await source.read(payload.version, payload.checksum, offset, size)
+            except TimeoutError:
+                self._pass_over(source, payload, f"it gave nothing for {READ_TIMEOUT_S:g} s")
+            except SourceFailed as failure:
+                self._pass_over(source, payload, str(failure))
+            else:
+                if len(data) == size:
+                    return data
+                self._pass_over(source, payload, f"it gave {len(data)} bytes in place of {size}")
+        raise WeightsNotFetched(f"The weights of version {payload.version} could not be fetched: {self._last_failure}")
+
+    def _pass_over(self, source: WeightsSource, payload: VersionPayload, reason: str) -> None:
+        self._last_failure = f"{source}: {reason}"
+        if source in self._working:
+            self._working.remove(source)
+            message = "Weights are fetched without %s: %s"
+            logger.warning(message, source, reason, extra={"version": payload.version})

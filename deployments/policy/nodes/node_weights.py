@@ -1,0 +1,178 @@
+"""The versions that one node has, each as one file which all its replicas map.
+
+    versions/7-5f3a….safetensors   version 7, whole
+    versions/7-5f3a….fetching      version 7 as far as it has come
+    versions/7-5f3a….lock          held by the process that fetches or removes version 7
+    replicas/<pid>/                files of one replica alone
+
+Guarantees: a node fetches a version once, while its other replicas wait, and not at all if it can read the file of the
+policy store; a file has its final name only once its checksum was found right; a version that is being fetched is not
+removed. Pages that are mapped stay valid when their file is removed.
+"""
+
+import asyncio
+import logging
+import os
+import shutil
+import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+from filelock import AsyncFileLock, FileLock, Timeout
+
+from deployments.policy.nodes.file_fetch import WeightsNotFetched, fetch_file
+from deployments.policy.nodes.weights_source import SourceFailed, WeightsSource, read_range
+from deployments.policy.replicas.commands import StoredFile, VersionPayload
+from rollout_client.weights.checksum import file_checksum
+from rollout_client.weights.safetensors_file import NotSafetensors
+
+LOCK_POLL_S = 0.05
+logger = logging.getLogger("rollout_service.policy")
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFile:
+    """A safetensors file with the weights of one version, which this process can map."""
+
+    path: Path
+    fetched_bytes: int = 0
+    """Bytes that this call fetched from other nodes."""
+
+
+class NodeWeights:
+    """What one replica sees of its node's weights.
+
+    Args:
+        folder: of this node, shared by all its replicas.
+        node_id: of this node.
+        sources_of: where the bytes of a version can be fetched, the policy store last.
+    """
+
+    def __init__(
+        self, folder: Path, node_id: str, sources_of: Callable[[VersionPayload], Sequence[WeightsSource]]
+    ) -> None:
+        self._versions = folder / "versions"
+        self._replicas = folder / "replicas"
+        self._membership = folder / "replicas.lock"
+        self._node_id = node_id
+        self._sources_of = sources_of
+        self._paths: dict[tuple[int, str], Path] = {}
+        """Where this replica found each version, by number and checksum."""
+
+    @property
+    def own_folder(self) -> Path:
+        return self._replicas / str(os.getpid())
+
+    def join(self) -> None:
+        """Makes the replica's own folder, and removes those of processes that have ended."""
+        self._versions.mkdir(parents=True, exist_ok=True)
+        with FileLock(self._membership):
+            self._remove_own_folders_of_the_dead()
+            self.own_folder.mkdir(parents=True, exist_ok=True)
+
+    def leave(self) -> None:
+        """Removes the replica's own folder; the last replica of the node removes the versions too."""
+        with FileLock(self._membership):
+            shutil.rmtree(self.own_folder, ignore_errors=True)
+            self._remove_own_folders_of_the_dead()
+            if not any(self._replicas.iterdir()):
+                shutil.rmtree(self._versions, ignore_errors=True)
+
+    async def file_of(self, payload: VersionPayload) -> NodeFile:
+        """The file of a version; fetches it if the node does not have it yet, or waits for a replica that does.
+
+        Raises:
+            WeightsNotFetched: no source could give the bytes, or they are not those of the version.
+            OSError: there is no room, or the folder cannot be written.
+        """
+        await asyncio.to_thread(self._remove_all_but, payload.keep)
+        file = await self._file_of(payload)
+        self._paths = {key: path for key, path in self._paths.items() if key[0] in payload.keep}
+        self._paths[payload.version, payload.checksum] = file.path
+        return file
+
+    async def read(self, version: int, checksum: str, offset: int, count: int) -> bytes:
+        """Counterpart of `WeightsSource.read`, for replicas of other nodes; raises `SourceFailed`."""
+        path = self._paths.get((version, checksum))
+        if path is None:
+            raise SourceFailed("it does not have the version")
+        try:
+            return await asyncio.to_thread(read_range, path, offset, count)
+        except OSError as error:
+            raise SourceFailed(f"it does not have the version any more: {error}") from error
+
+    async def _file_of(self, payload: VersionPayload) -> NodeFile:
+        if can_be_mapped(payload.file, payload.size_bytes, self._node_id):
+            return NodeFile(Path(payload.file.path))
+        path = self._versions / f"{payload.version}-{payload.checksum}.safetensors"
+        if path.exists():
+            return NodeFile(path)
+        async with AsyncFileLock(path.with_suffix(".lock"), poll_interval=LOCK_POLL_S):
+            if path.exists():
+                return NodeFile(path)
+            await self._fetch(payload, path)
+            return NodeFile(path, fetched_bytes=payload.size_bytes)
+
+    async def _fetch(self, payload: VersionPayload, path: Path) -> None:
+        """Fetches from all sources; from the store alone if what came is not the version."""
+        began = time.perf_counter()
+        sources = self._sources_of(payload)
+        fetching = path.with_suffix(".fetching")
+        try:
+            if not await self._fetched_rightly(payload, sources, fetching):
+                logger.warning("Weights were damaged, they are fetched again.", extra={"version": payload.version})
+                if not await self._fetched_rightly(payload, sources[-1:], fetching):
+                    raise WeightsNotFetched(f"What was fetched as version {payload.version} has another checksum.")
+            fetching.rename(path)
+        finally:
+            fetching.unlink(missing_ok=True)
+        seconds = time.perf_counter() - began
+        message = "Fetched %d bytes of version %d to this node in %.3f s."
+        logger.info(message, payload.size_bytes, payload.version, seconds, extra={"version": payload.version})
+
+    async def _fetched_rightly(self, payload: VersionPayload, sources: Sequence[WeightsSource], path: Path) -> bool:
+        """Whether the bytes that came have the checksum of the version."""
+        descriptor = await asyncio.to_thread(os.open, path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+        try:
+            await fetch_file(payload, sources, descriptor)
+        finally:
+            os.close(descriptor)
+        try:
+            return await asyncio.to_thread(file_checksum, path) == payload.checksum
+        except NotSafetensors:
+            return False
+
+    def _remove_all_but(self, versions: Collection[int]) -> None:
+        for lock_path in self._versions.glob("*.lock"):
+            if int(lock_path.name.partition("-")[0]) not in versions:
+                remove_version(lock_path)
+
+    def _remove_own_folders_of_the_dead(self) -> None:
+        for folder in self._replicas.iterdir() if self._replicas.is_dir() else ():
+            if not psutil.pid_exists(int(folder.name)):
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+def can_be_mapped(file: StoredFile, size_bytes: int, node_id: str) -> bool:
+    """Whether this node can read the very file of the policy store: it is the store's node, or shares its folder."""
+    if file.node_id == node_id:
+        return True
+    if file.is_copied:
+        return False
+    try:
+        found = Path(file.path).stat()
+    except OSError:
+        return False
+    return (found.st_size, found.st_ino, found.st_mtime_ns) == (size_bytes, file.inode, file.modified_ns)
+
+
+def remove_version(lock_path: Path) -> None:
+    """Removes the files of the version with this lock, unless a process holds it."""
+    try:
+        with FileLock(lock_path, timeout=0):
+            for suffix in (".safetensors", ".fetching", ".lock"):
+                lock_path.with_suffix(suffix).unlink(missing_ok=True)
+    except Timeout:
+        return

@@ -1,0 +1,223 @@
+"""The versions of one node: fetched once however many replicas ask, mapped where they can be read, and removed."""
+
+import asyncio
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from filelock import FileLock
+from safetensors.torch import load_file, save_file
+
+from deployments.policy.nodes.file_fetch import WeightsNotFetched
+from deployments.policy.nodes.node_weights import NodeFile, NodeWeights
+from deployments.policy.nodes.weights_source import SourceFailed
+from deployments.policy.replicas.commands import StoredFile, VersionPayload
+from rollout_client.weights.checksum import file_checksum
+from tests.deployments.policy.nodes.scripted_sources import ScriptedSource
+from tests.deployments.policy.weight_files import GOOD
+
+
+@pytest.fixture
+def stored(tmp_path: Path) -> Path:
+    """The file of version 7 in the folder of the policy store."""
+    path = tmp_path / "policy" / "weights.safetensors"
+    path.parent.mkdir()
+    save_file(GOOD, path)
+    return path
+
+
+def payload_of(stored: Path, node_id: str = "store's", version: int = 7, is_copied: bool = False) -> VersionPayload:
+    """As the policy store on the node `node_id` makes it."""
+    found = stored.stat()
+    file = StoredFile(str(stored), node_id, found.st_ino, found.st_mtime_ns, is_copied)
+    keep = frozenset({version})
+    return VersionPayload(version, "full", found.st_size, file_checksum(stored), file, keep=keep)
+
+
+def away(payload: VersionPayload) -> VersionPayload:
+    """As it is for a node that cannot read the file of the store."""
+    return replace(payload, file=replace(payload.file, path="/of/another/machine"))
+
+
+def node(folder: Path, *sources: ScriptedSource, node_id: str = "another") -> NodeWeights:
+    """What one of the node's replicas sees."""
+    weights = NodeWeights(folder / "node", node_id, lambda _: sources)
+    weights.join()
+    return weights
+
+
+def files(folder: Path) -> list[str]:
+    return sorted(path.name for path in (folder / "node" / "versions").iterdir())
+
+
+def names(*payloads: VersionPayload) -> list[str]:
+    """Of the files that a node has which holds these versions."""
+    return sorted(
+        f"{payload.version}-{payload.checksum}{suffix}" for payload in payloads for suffix in (".lock", ".safetensors")
+    )
+
+
+def test_on_the_node_of_the_store_its_own_file_is_mapped(tmp_path: Path, stored: Path) -> None:
+    source = ScriptedSource(stored.read_bytes())
+    weights = node(tmp_path, source, node_id="store's")
+    assert asyncio.run(weights.file_of(payload_of(stored, is_copied=True))) == NodeFile(stored)
+    assert (source.offsets, files(tmp_path)) == ([], [])
+
+
+def test_a_node_that_can_read_the_folder_of_the_store_maps_its_file(tmp_path: Path, stored: Path) -> None:
+    source = ScriptedSource(stored.read_bytes())
+    assert asyncio.run(node(tmp_path, source).file_of(payload_of(stored))) == NodeFile(stored)
+    assert source.offsets == []
+
+
+def test_a_file_of_the_same_path_and_size_that_is_another_one_is_not_mapped(tmp_path: Path, stored: Path) -> None:
+    payload = payload_of(stored)
+    content = stored.read_bytes()
+    shutil.copy2(stored, tmp_path / "copy")
+    (tmp_path / "copy").rename(stored)
+    file = asyncio.run(node(tmp_path, ScriptedSource(content)).file_of(payload))
+    assert (file.path.parent.name, file.fetched_bytes) == ("versions", len(content))
+
+
+def test_a_node_may_be_told_to_copy_what_it_could_read(tmp_path: Path, stored: Path) -> None:
+    file = asyncio.run(node(tmp_path, ScriptedSource(stored.read_bytes())).file_of(payload_of(stored, is_copied=True)))
+    assert file.path != stored
+    assert load_file(file.path).keys() == GOOD.keys()
+
+
+def test_the_replicas_of_a_node_fetch_a_version_once_and_map_one_file(tmp_path: Path, stored: Path) -> None:
+    source, payload = ScriptedSource(stored.read_bytes()), away(payload_of(stored))
+
+    async def play() -> Sequence[NodeFile]:
+        return await asyncio.gather(*(node(tmp_path, source).file_of(payload) for _ in range(3)))
+
+    found = asyncio.run(play())
+    assert len({file.path for file in found}) == 1
+    assert sorted(file.fetched_bytes for file in found) == [0, 0, payload.size_bytes]
+    assert source.offsets == [0]
+    assert files(tmp_path) == names(payload)
+    assert asyncio.run(node(tmp_path).file_of(payload)) == NodeFile(found[0].path), "a replica that comes later"
+
+
+def test_while_another_process_fetches_a_version_the_replica_waits_for_it(tmp_path: Path, stored: Path) -> None:
+    payload = away(payload_of(stored))
+    final = tmp_path / "node" / "versions" / names(payload)[1]
+    weights = node(tmp_path)
+
+    async def play() -> NodeFile:
+        waiting = asyncio.create_task(weights.file_of(payload))
+        await asyncio.sleep(0.1)
+        assert not waiting.done()
+        shutil.copy(stored, final)
+        fetching.kill()
+        return await waiting
+
+    command = [sys.executable, "-c", HOLDS_LOCK, str(final.with_suffix(".lock"))]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as fetching:
+        assert fetching.stdout is not None
+        fetching.stdout.readline()
+        assert asyncio.run(play()) == NodeFile(final)
+
+
+HOLDS_LOCK = """
+import sys
+from filelock import FileLock
+with FileLock(sys.argv[1]):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_what_a_process_had_fetched_when_it_died_is_fetched_anew(tmp_path: Path, stored: Path) -> None:
+    payload = away(payload_of(stored))
+    weights = node(tmp_path, ScriptedSource(stored.read_bytes()))
+    final = tmp_path / "node" / "versions" / names(payload)[1]
+    final.with_suffix(".fetching").write_bytes(b"longer than the whole file" * 100)
+    assert asyncio.run(weights.file_of(payload)).path.read_bytes() == stored.read_bytes()
+    assert files(tmp_path) == names(payload)
+
+
+def test_damaged_bytes_are_fetched_again_from_the_store_which_is_the_last_source(tmp_path: Path, stored: Path) -> None:
+    content = stored.read_bytes()
+    damaged = ScriptedSource(content[:-1] + b"?", "the replica r1")
+    weights = node(tmp_path, damaged, ScriptedSource(content))
+    assert asyncio.run(weights.file_of(away(payload_of(stored)))).path.read_bytes() == content
+    assert damaged.offsets == [0]
+
+
+@pytest.mark.parametrize("damaged", [-1, 9], ids=["data", "header"])
+def test_bytes_that_stay_damaged_are_no_version(tmp_path: Path, stored: Path, damaged: int) -> None:
+    content = bytearray(stored.read_bytes())
+    content[damaged] ^= 0xFF
+    with pytest.raises(WeightsNotFetched, match="What was fetched as version 7 has another checksum"):
+        asyncio.run(node(tmp_path, ScriptedSource(bytes(content))).file_of(away(payload_of(stored))))
+    assert [name for name in files(tmp_path) if not name.endswith(".lock")] == []
+
+
+def test_versions_that_nobody_needs_leave_the_node_when_another_one_comes(tmp_path: Path, stored: Path) -> None:
+    old, current, new = (away(payload_of(stored, version=version)) for version in (5, 6, 7))
+    source = ScriptedSource(stored.read_bytes())
+
+    async def play() -> None:
+        for payload, keep in ((old, {5}), (current, {5, 6}), (new, {6, 7})):
+            source.version = payload.version
+            await node(tmp_path, source).file_of(replace(payload, keep=frozenset(keep)))
+
+    asyncio.run(play())
+    assert files(tmp_path) == names(current, new)
+
+
+def test_a_version_that_is_being_fetched_is_not_removed(tmp_path: Path, stored: Path) -> None:
+    old, new = (away(payload_of(stored, version=version)) for version in (6, 7))
+    weights = node(tmp_path, ScriptedSource(stored.read_bytes()))
+    being_fetched = tmp_path / "node" / "versions" / names(old)[1]
+    being_fetched.with_suffix(".fetching").touch()
+    with FileLock(being_fetched.with_suffix(".lock")):
+        asyncio.run(weights.file_of(new))
+        assert being_fetched.with_suffix(".fetching").exists()
+    asyncio.run(weights.file_of(new))
+    assert files(tmp_path) == names(new)
+
+
+def test_a_neighbour_reads_the_version_that_a_replica_has(tmp_path: Path, stored: Path) -> None:
+    payload, content = payload_of(stored), stored.read_bytes()
+    weights = node(tmp_path)
+
+    async def play() -> bytes:
+        await weights.file_of(payload)
+        with pytest.raises(SourceFailed, match=r"^it does not have the version$"):
+            await weights.read(7, "another checksum", 0, 1)
+        return await weights.read(7, payload.checksum, 3, 20)
+
+    assert asyncio.run(play()) == content[3:23]
+    stored.unlink()
+    with pytest.raises(SourceFailed, match=r"^it does not have the version any more"):
+        asyncio.run(weights.read(7, payload.checksum, 0, 1))
+
+
+def test_the_last_replica_that_leaves_a_node_removes_its_versions(tmp_path: Path, stored: Path) -> None:
+    weights = node(tmp_path, ScriptedSource(stored.read_bytes()))
+    payload = away(payload_of(stored))
+    file = asyncio.run(weights.file_of(payload)).path
+    another = tmp_path / "node" / "replicas" / str(os.getppid())
+    another.mkdir()
+    weights.leave()
+    assert (file.exists(), weights.own_folder.exists()) == (True, False)
+    weights.join()
+    another.rmdir()
+    weights.leave()
+    assert not file.exists()
+
+
+def test_a_replica_that_joins_removes_what_dead_ones_have_left(tmp_path: Path) -> None:
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    left = tmp_path / "node" / "replicas" / str(ended.pid)
+    (left / "7").mkdir(parents=True)
+    node(tmp_path)
+    assert not left.exists()
