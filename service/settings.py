@@ -48,7 +48,8 @@ class Limits(StrictSettings):
     """Of one sample with all its fields, as they are pickled. Looked at in bodies over 64 KiB. Encoding the result of
     one rollout takes time in proportion to it."""
     max_echoed_bytes_per_request: int = Field(default=4096 * MIB, ge=1)
-    """Bytes of the body times `num_generations`: each result repeats the fields of its sample."""
+    """Bytes of the body times `num_generations`: each result repeats the fields of its sample. This bounds the size
+    of the answer."""
     generation_timeout_s: float | None = Field(default=600, gt=0)
     """Seconds without a new token after which a generation is interrupted and goes on at another replica; null for no
     limit. Waiting behind other generations and pauses for new weights do not count."""

@@ -33,8 +33,8 @@ batches: what an answer holds is never in one array."""
 TOKENS_PER_BATCH = 2**19
 """4 MiB of ids and log-probabilities: the memory that a response takes beside its rollouts while it is being sent."""
 ECHO_IN_COLUMNS = 2**28
-"""Bytes that the rollouts of a response repeat of their samples, in groups of more than one rollout. If they are more, the
-rows refer to them until they are sent: columns would hold a copy for each, and take less time after the last token."""
+"""Bytes that the rollouts of a response repeat of their samples, in groups of more than one rollout. If they are more,
+the rows refer to them until they are sent. Columns hold a copy for each, and take less time after the last token."""
 TEXT_OPTIONS = pa.ipc.IpcWriteOptions(compression=pa.Codec("zstd", compression_level=1))
 """Level 3 takes 1.5 times as long and saves a thirtieth of the bytes."""
 END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"

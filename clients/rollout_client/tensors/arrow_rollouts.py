@@ -36,10 +36,10 @@ class ArrowRollouts(Rollouts):
         return [group_of(sample) for sample in self.response.samples]
 
     def columns(self, positions: Sequence[int]) -> TokenColumns:
-        tokens, logs = self.response.tokens, self.response.rollouts["message_log"]
-        if len(positions) < len(logs):
+        tokens, versions = self.response.tokens, weight_versions(self.response.rollouts["message_log"])
+        if len(positions) < len(versions):
             places = pa.array(positions, pa.int64())
-            tokens, logs = tokens.take(places), logs.take(places)
+            tokens, versions = tokens.take(places), versions.take(places)
         token_ids, logprobs = (MessageNumbers.of(tokens[name]) for name in ("token_ids", "generation_logprobs"))
         return TokenColumns(
             message_counts=token_ids.message_counts,
@@ -47,7 +47,7 @@ class ArrowRollouts(Rollouts):
             logprob_counts=np.where(logprobs.is_valid, logprobs.counts, -1),
             token_ids=token_ids.values,
             generation_logprobs=logprobs.values,
-            spans=spans_of(logs),
+            spans=spans_of(versions),
         )
 
 
@@ -89,12 +89,19 @@ def joined_arrays(parts: Sequence[NDArray[Any]], dtype: Any) -> NDArray[Any]:
     return np.concatenate([np.empty(0, dtype), *parts], dtype=dtype)
 
 
-def spans_of(logs: pa.ChunkedArray) -> list[tuple[int, int, int, int]]:
+def weight_versions(logs: pa.ChunkedArray) -> pa.ChunkedArray:
+    """The `weight_versions` of each message of each rollout, without the text: selecting rollouts joins the chunks, and
+    one array of strings has no room for more than 2 GiB."""
+    lists = pa.list_(pa.list_(SPAN))
+    chunks = [pa.ListArray.from_arrays(log.offsets, log.values.field("weight_versions"), lists) for log in logs.chunks]
+    return pa.chunked_array(chunks, lists)
+
+
+def spans_of(versions: pa.ChunkedArray) -> list[tuple[int, int, int, int]]:
     """The `weight_versions` of all messages, as `TokenColumns.spans` holds them."""
-    versions_by_chunk = [log.flatten().field("weight_versions") for log in logs.chunks]
-    weight_versions = pa.chunked_array(versions_by_chunk, pa.list_(SPAN)).combine_chunks()
-    spans = weight_versions.flatten()
-    message = pa.compute.list_parent_indices(weight_versions)
+    by_message = pa.chunked_array([chunk.flatten() for chunk in versions.chunks], pa.list_(SPAN)).combine_chunks()
+    spans = by_message.flatten()
+    message = pa.compute.list_parent_indices(by_message)
     version = spans.field("version").cast(pa.int64())
     columns = (message, version, spans.field("start"), spans.field("end"))
     return list(zip(*(column.to_pylist() for column in columns), strict=True))

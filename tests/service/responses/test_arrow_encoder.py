@@ -21,6 +21,7 @@ from rollout_client.arrow.rows import record_batch
 from rollout_client.arrow.schema import ARROW
 from rollout_client.contract import Message, PolicyVersions
 from rollout_client.tensors import NotFinal, PaddingSide, RolloutTensors, to_tensors
+from rollout_client.tensors.arrow_rollouts import ArrowRollouts
 from rollout_env import StepOutcome
 from service.responses import arrow_encoder
 from service.responses.arrow_encoder import CHARACTERS_PER_MESSAGE, ArrowResponseEncoder
@@ -375,6 +376,21 @@ def test_tensors_of_either_answer_are_the_same(
     )
     assert_same(of_arrow, of_list)
     assert_same(of_arrow, of_json)
+
+
+def test_selecting_rollouts_copies_none_of_their_text() -> None:
+    """Copying it would join it to one array, which has no room for more than 2 GiB."""
+    response = as_arrow([plain(place, content="text" * 2**18) for place in range(8)])
+    before = pa.default_memory_pool()
+    # Nothing that is in its memory may be alive at the end of the test.
+    pool = pa.proxy_memory_pool(before)
+    pa.set_memory_pool(pool)
+    try:
+        count = len(ArrowRollouts(response).columns(range(1, 8)).message_counts)
+    finally:
+        pa.set_memory_pool(before)
+    assert count == 7
+    assert pool.max_memory() < 2**18
 
 
 def test_groups_can_be_told_apart_by_what_only_the_sample_says() -> None:
