@@ -141,7 +141,7 @@ CASES = (
     Case("gzip of 250 MB", lambda: gzip.compress(request([sample()])) + compressed_spaces(250 * MIB), GZIP_BODY),
     Case("Arrow: 100,000 samples", arrow(100_000), ARROW_BODY, status=REFUSED),
     Case("Arrow: 60,000 samples", arrow(60_000), ARROW_BODY, ARROW),
-    Case("10,000 generations", lambda: request([sample(x="y" * 2**17)], num_generations=10_000)),
+    Case("10,000 generations", lambda: request([sample(x="y" * 2**17)], num_generations=10_000), status=REFUSED),
     Case("1 GB of echoed fields, JSON", echo_of_1_gb),
     Case("1 GB of echoed fields, NDJSON", echo_of_1_gb, accept=NDJSON),
     Case("1 GB of echoed fields, Arrow", echo_of_1_gb, accept=ARROW),

@@ -9,6 +9,7 @@ import asyncio
 import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 YOUNG_OBJECTS = 2_000
 """New objects that start a collection of the new objects: for a thread that makes many in one step."""
@@ -16,6 +17,7 @@ PORTION_S = 0.02
 """Time between two collections of new objects. `YOUNG_OBJECTS` does not bound what one of them looks at: Python's count
 of new objects goes down with every object that is freed, old ones too, so that 30,000 new objects can be there when it
 reaches 2,000. In 20 ms an event loop makes some thousands."""
+FREED_IN_ONE_STEP = 64
 NEVER = 2**30
 IDLE_S = 1.0
 LONGEST_WAIT_S = 600.0
@@ -31,6 +33,12 @@ def collect_small_portions() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(YOUNG_OBJECTS, NEVER, NEVER)
+
+
+def free_items(items: list[Any]) -> None:
+    """Empties the list. In a thread: the event loop goes on between the portions."""
+    while items:
+        del items[-FREED_IN_ONE_STEP:]
 
 
 class PacedCollections:

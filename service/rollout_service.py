@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
+from dataclasses import dataclass
 
 from deployments.failures import RolloutFailure
 from deployments.protocols import Environment, Generator
@@ -16,7 +17,7 @@ from rollout_client.contract import (
 from rollout_client.info_contract import ServiceInfo
 from rollout_client.task_contract import TaskInfo
 from service.admission.admission import Admission
-from service.garbage import PacedCollections
+from service.garbage import PacedCollections, free_items
 from service.remote.policy import RemotePolicy
 from service.requests.body_parser import BodyParser
 from service.requests.chat_tokenizer import TransformersChatTokenizer
@@ -39,6 +40,7 @@ READY_WITHIN_S = 5.0
 MOST_BYTES_PREPARED_INLINE = 2**12
 MOST_GENERATIONS_PREPARED_INLINE = 16
 """Rendering and tokenizing a request within these bounds takes 1 to 2 ms, little more than a call in a thread costs."""
+MOST_SAMPLES_FREED_INLINE = 512
 EndedRollout = tuple[int, SampleResult, Echo | None]
 
 
@@ -49,6 +51,14 @@ class SampleFailed(Exception):
         self.sample_position = sample_position
         self.kind = error.kind
         super().__init__(f"generation {generation_index} failed: {error.message}")
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedEpisodes:
+    """What of a request takes long to make when it is large."""
+
+    episodes: Sequence[Episode]
+    early_stopping: EarlyStopping[Episode]
 
 
 class RunningRollout:
@@ -62,13 +72,13 @@ class RunningRollout:
         self,
         request: RolloutRequest,
         request_id: str,
-        episodes: Sequence[Episode],
+        prepared: PreparedEpisodes,
         context: RolloutContext,
         current_version: Callable[[], int | None],
     ) -> None:
         self.request_id = request_id
         self._request = request
-        self._episodes = episodes
+        self._prepared: PreparedEpisodes | None = prepared
         self._context = context
         self._current_version = current_version
         self._metrics = RequestMetricsAccumulator()
@@ -91,13 +101,19 @@ class RunningRollout:
             policy=self._metrics.policy(self._current_version()),
         )
 
+    def final_summary(self) -> RolloutSummary:
+        """The `summary` after the last sample, in a thread; frees what it was computed from there."""
+        summary = self.summary
+        self._metrics.free_samples()
+        return summary
+
     async def _play(self) -> AsyncGenerator[EndedRollout, None]:
         request = self._request
         # Only the loop refers to the episodes: each is freed when it has ended, not thousands at once at the end.
-        episodes, self._episodes = self._episodes, ()
-        early_stopping = EarlyStopping(request.keep, {episode: episode.identity.group for episode in episodes})
-        playing = play_request(episodes, self._context, early_stopping, request.deadline_s)
-        del episodes, early_stopping
+        prepared, self._prepared = self._prepared, None
+        assert prepared is not None
+        playing = play_request(prepared.episodes, self._context, prepared.early_stopping, request.deadline_s)
+        del prepared
         async with aclosing(playing) as ended:
             async for episode in ended:
                 result = episode.result()
@@ -155,6 +171,8 @@ class RolloutService:
     async def rollout(self, request: RolloutRequest, request_id: str, body_bytes: int) -> RunningRollout:
         """Validates the request and waits for the weights that it demands. Iterating the result plays it.
 
+        The request loses its samples.
+
         Args:
             request_id: unique among all requests.
             body_bytes: size of the request's body. A large request is prepared in a thread, because the tokenizer may
@@ -168,12 +186,21 @@ class RolloutService:
         """
         refuse_large_echo(request.num_generations, body_bytes, self.limits)
         if body_bytes <= MOST_BYTES_PREPARED_INLINE and request.num_generations <= MOST_GENERATIONS_PREPARED_INLINE:
-            episodes = self._episode_factory.episodes(request, request_id)
+            prepared = self._prepare(request, request_id)
         else:
-            episodes = await asyncio.to_thread(self._episode_factory.episodes, request, request_id)
+            prepared = await asyncio.to_thread(self._prepare, request, request_id)
         await refuse_bad_extra_env_info(request, request_id, self.environments)
+        # Nothing needs them any longer, and at the end of the request they would be freed at once.
+        samples, request.samples = request.samples, []
+        if len(samples) > MOST_SAMPLES_FREED_INLINE:
+            await asyncio.to_thread(free_items, samples)
         await self.policy.wait_for_version(request.policy)
-        return RunningRollout(request, request_id, episodes, self._context(request), lambda: self.policy.version)
+        return RunningRollout(request, request_id, prepared, self._context(request), lambda: self.policy.version)
+
+    def _prepare(self, request: RolloutRequest, request_id: str) -> PreparedEpisodes:
+        episodes = self._episode_factory.episodes(request, request_id)
+        groups = {episode: episode.identity.group for episode in episodes}
+        return PreparedEpisodes(episodes, EarlyStopping(request.keep, groups))
 
     def _context(self, request: RolloutRequest) -> RolloutContext:
         return RolloutContext(

@@ -83,6 +83,7 @@ class RequestBatcher(Generic[Request, Result]):
         lost_after_heartbeats: int | None = None,
         bytes_of: Callable[[Request], int] = lambda _: 0,
         most_requests: int | None = MOST_ITEMS_PER_MESSAGE,
+        waits_for_all: bool = False,
     ) -> None:
         """Args:
         start_call: starts a streaming call with these requests. `results_of` gives the results in an item of it.
@@ -94,6 +95,7 @@ class RequestBatcher(Generic[Request, Result]):
             `None` if it sends none.
         bytes_of: the size of a request. A batch above `MOST_BYTES_PER_MESSAGE` is divided into several calls.
         most_requests: a batch of more is divided too, unless this is `None`.
+        waits_for_all: the requests of consecutive iterations go into one call, which is sent when one has brought none.
         """
         self._start_call = start_call
         self._lost = lost
@@ -105,6 +107,7 @@ class RequestBatcher(Generic[Request, Result]):
         self._silence = None if lost_after_heartbeats is None else SilenceWatch(lost_after_heartbeats)
         self._bytes_of = bytes_of
         self._most_requests = most_requests
+        self._waits_for_all = waits_for_all
         self._to_send: list[tuple[Request, asyncio.Future[Result]]] = []
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -117,10 +120,18 @@ class RequestBatcher(Generic[Request, Result]):
         """
         loop = asyncio.get_running_loop()
         if not self._to_send:
-            loop.call_soon(self._send)
+            loop.call_soon(self._send_when_all_are_there, 0)
         future: asyncio.Future[Result] = loop.create_future()
         self._to_send.append((request, future))
         return await future
+
+    def _send_when_all_are_there(self, before: int) -> None:
+        """Args: `before` is how many requests there were one iteration ago."""
+        there = len(self._to_send)
+        if self._waits_for_all and there > before:
+            asyncio.get_running_loop().call_soon(self._send_when_all_are_there, there)
+        else:
+            self._send()
 
     def _send(self) -> None:
         calls = divided(self._to_send, lambda sent: self._bytes_of(sent[0]), self._most_requests)

@@ -141,6 +141,8 @@ class RemoteEnvironment(Environment):
             lost_after_heartbeats=LOST_AFTER_HEARTBEATS,
             bytes_of=bytes_of_step_request,
             most_requests=None if destination.in_lockstep else MOST_ITEMS_PER_MESSAGE,
+            # The schedule lets many of them begin in consecutive iterations.
+            waits_for_all=destination.in_lockstep,
         )
 
     def _results_of(self, replica: str | None, item: StepResults) -> BatchResults[StepOutcome]:

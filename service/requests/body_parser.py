@@ -40,7 +40,10 @@ class BodyParser:
         self._threads.submit(self._process)
 
     async def parse(self, body: bytes | bytearray, media_type: str) -> RolloutRequest:
-        """Raises `RequestProblem`: 400 or 422 with what is wrong with the body; 503 if its process died."""
+        """Empties a large body.
+
+        Raises `RequestProblem`: 400 or 422 with what is wrong with the body; 503 if its process died.
+        """
         if len(body) <= MOST_BYTES_INLINE:
             return parsed_body(body, media_type)
         loop = asyncio.get_running_loop()
@@ -56,6 +59,9 @@ class BodyParser:
         finally:
             if len(body) > MOST_BYTES_KEPT:
                 self._end_process()
+        if isinstance(body, bytearray):
+            # Here and not where the last reference is dropped: freeing 256 MB takes 20 ms.
+            body.clear()
         return request
 
     def _process(self) -> "ParserProcess":

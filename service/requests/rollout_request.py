@@ -32,6 +32,7 @@ async def read_rollout_request(
     """
     media_type = rollout_media_type(request.headers)
     body = await read_body(request, most_bytes, hold=admitted.hold_body)
+    body_bytes = len(body)
     parsed = await parser.parse(body, media_type)
     admitted.hold_rollouts(parsed)
-    return ReceivedRequest(parsed, len(body))
+    return ReceivedRequest(parsed, body_bytes)

@@ -98,7 +98,8 @@ class ArrowResponseEncoder(ResponseEncoder):
 
     def body(self, summary: RolloutSummary) -> Iterator[memoryview]:
         yield from text_stream(self._text_batches(), summary)
-        yield from number_stream([self._numbers[position] for position in sorted(self._numbers)])
+        # Each is freed when it was sent: freeing 1 GB at once takes long.
+        yield from number_stream(self._numbers.pop(position) for position in sorted(self._numbers))
 
     def _text_batches(self) -> Iterator[pa.RecordBatch]:
         for position in sorted(self._kept):
@@ -185,14 +186,17 @@ def packed(items: Sequence[float], code: str) -> bytes:
     return pack(f"<{len(items)}{code}", *items)
 
 
-def batches(rollouts: Sequence[Sequence[NumbersOfMessages]]) -> Iterator[Sequence[Sequence[NumbersOfMessages]]]:
+def batches(rollouts: Iterable[Sequence[NumbersOfMessages]]) -> Iterator[Sequence[Sequence[NumbersOfMessages]]]:
     """Splits `rollouts` in order; each batch ends with the rollout that brings it to `TOKENS_PER_BATCH`."""
-    first = tokens = 0
-    for end, parts in enumerate(rollouts, 1):
+    batch, tokens = list[Sequence[NumbersOfMessages]](), 0
+    for parts in rollouts:
+        batch.append(parts)
         tokens += sum(len(token_ids.data) for token_ids, _ in parts) // TOKEN_IDS.value_type.byte_width
-        if tokens >= TOKENS_PER_BATCH or end == len(rollouts):
-            yield rollouts[first:end]
-            first, tokens = end, 0
+        if tokens >= TOKENS_PER_BATCH:
+            yield batch
+            batch, tokens = [], 0
+    if batch:
+        yield batch
 
 
 def token_batch(rollouts: Sequence[Sequence[NumbersOfMessages]]) -> pa.RecordBatch:
@@ -250,7 +254,7 @@ def text_stream(rollouts: Iterable[pa.RecordBatch], summary: RolloutSummary) -> 
     yield written.take()
 
 
-def number_stream(rollouts: Sequence[Sequence[NumbersOfMessages]]) -> Iterator[memoryview]:
+def number_stream(rollouts: Iterable[Sequence[NumbersOfMessages]]) -> Iterator[memoryview]:
     """The second stream, batch by batch: a batch that was sent can leave the memory."""
     yield memoryview(TOKENS.serialize())
     for batch in batches(rollouts):

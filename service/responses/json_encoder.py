@@ -43,9 +43,10 @@ class JsonResponseEncoder(ResponseEncoder):
 
     def body(self, summary: RolloutSummary) -> Iterator[bytes]:
         part = bytearray(json_of(summary).removesuffix(b"}") + b',"samples":[')
-        for position, encoded in sorted(self._encoded.items()):
+        for position in sorted(self._encoded):
             part += b"," if position else b""
-            for piece in encoded:
+            # Each is freed when it was sent: freeing 1 GB at once takes long.
+            for piece in self._encoded.pop(position):
                 part += piece
                 if len(part) >= PART_BYTES:
                     yield from pieces(part)

@@ -8,7 +8,7 @@ number of episodes makes an iteration of the event loop long.
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -144,6 +144,8 @@ class RunningEpisodes:
         self._starting = PacedWork(self._start)
         self._interrupting = PacedWork(self._interrupt)
         self._cancelling = PacedWork(self._cancel)
+        self._dropping = PacedWork(drop)
+        self._is_stopping = False
         self._not_ended = dict.fromkeys(episodes)
         """Those that were not put into `ended`."""
         for _ in episodes:
@@ -179,7 +181,8 @@ class RunningEpisodes:
         if episode not in self._not_ended:
             return
         del self._not_ended[episode]
-        self.ended.put_nowait(episode)
+        if not self._is_stopping:
+            self.ended.put_nowait(episode)
         succeeded = not episode.was_cut_off and episode.status != "error"
         if unneeded := self._early_stopping.unneeded_after(episode, succeeded):
             self.cut_off(unneeded, "cancelled")
@@ -213,6 +216,8 @@ class RunningEpisodes:
         for episode in unfinished:
             episode.cut_off(status)
         self._cancelling.add(unfinished)
+        # Those that have ended may be referenced here alone: freeing thousands of them takes long.
+        self._dropping.add(episodes)
 
     def _cancel(self, episode: Episode) -> None:
         if task := self._tasks.get(episode):
@@ -224,9 +229,22 @@ class RunningEpisodes:
         if self._deadline is not None:
             # The timer would keep every episode of a finished request in memory until a distant deadline.
             self._deadline.cancel()
+        self._is_stopping = True
         self._end(self._not_ended, "cancelled")
         await self._starting.finish()
         await self._interrupting.finish()
         await self._cancelling.finish()
+        self._dropping.add(taken_out(self.ended))
+        await self._dropping.finish()
         while self._tasks:
             await asyncio.wait([next(iter(self._tasks.values()))])
+
+
+def taken_out(queue: asyncio.Queue[Episode]) -> Iterator[Episode]:
+    """Empties the queue."""
+    while not queue.empty():
+        yield queue.get_nowait()
+
+
+def drop(_: Episode) -> None:
+    """Its caller drops the last reference."""

@@ -68,7 +68,7 @@ class LoopPacer:
 class PacedWork(Generic[Item]):
     """Does something with each item, in order, with at most `per_iteration` items in one iteration of the event loop.
 
-    The first items are done at once, inside `add`.
+    The first items are done at once, inside `add`, and the others in the iterations that follow.
     """
 
     def __init__(self, do: Callable[[Item], None], per_iteration: int = EPISODES_PER_ITERATION) -> None:
@@ -96,8 +96,8 @@ class PacedWork(Generic[Item]):
 
     async def _do_rest(self) -> None:
         while self._waiting:
-            await asyncio.sleep(0)
             self._do_some()
+            await asyncio.sleep(0)
         self._rest = None
 
     def _do_some(self) -> None:

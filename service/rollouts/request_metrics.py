@@ -11,6 +11,7 @@ import numpy as np
 
 from rollout_client.contract import PolicyVersions, RequestMetrics, SampleMetrics, SampleResult
 
+FREED_IN_ONE_STEP = 64
 STATUSES_WITH_FINAL_REWARD = ("completed", "truncated", "max_turns")
 SPREAD_FIELDS = {
     "turns_per_sample": "turn_count",
@@ -44,6 +45,11 @@ class RequestMetricsAccumulator:
         if not samples:
             return {}
         return {**averages(samples), **turn_metrics(samples), **spread_by_field(samples)}
+
+    def free_samples(self) -> None:
+        """Forgets all samples, in portions: a thread may do it beside the event loop."""
+        while self._samples:
+            del self._samples[-FREED_IN_ONE_STEP:]
 
     def policy(self, current: int | None = None) -> PolicyVersions:
         """The oldest and the newest weight version that sampled a token, and the `current` one, if it is known."""

@@ -6,6 +6,8 @@ A phase is a generation or an environment step. A new schedule implements `Sched
 import asyncio
 from typing import ClassVar, Protocol
 
+from service.rollouts.pacing import PacedWork
+
 
 class Schedule(Protocol):
     """One schedule serves one request."""
@@ -44,27 +46,28 @@ class AsyncSchedule(Schedule):
 class LockstepSchedule(Schedule):
     """A phase begins when all samples that are not done wait for it.
 
-    The last sample to arrive wakes the others before it goes on, so that one batched call carries the requests of all.
+    Its samples begin it in consecutive iterations of the event loop, `EPISODES_PER_ITERATION` in each.
     """
 
     in_lockstep = True
 
     def __init__(self) -> None:
         self._samples = 0
-        self._waiting: list[asyncio.Future[None]] = []
+        self._waiting: dict[asyncio.Future[None], None] = {}
+        """In the order in which they came."""
+        self._beginning = PacedWork(begin)
 
     def add_sample(self) -> None:
         self._samples += 1
 
     async def wait_for_phase(self) -> None:
         phase = asyncio.get_running_loop().create_future()
-        self._waiting.append(phase)
+        self._waiting[phase] = None
         self._begin_phase_if_all_wait()
         try:
             await phase
         except asyncio.CancelledError:
-            if phase in self._waiting:
-                self._waiting.remove(phase)
+            self._waiting.pop(phase, None)
             raise
 
     def remove_sample(self) -> None:
@@ -72,9 +75,16 @@ class LockstepSchedule(Schedule):
         self._begin_phase_if_all_wait()
 
     def _begin_phase_if_all_wait(self) -> None:
+        if len(self._waiting) < self._samples:
+            return
         # The future of a cancelled sample is done before the sample's task runs and removes it.
         waiting = [phase for phase in self._waiting if not phase.done()]
         if len(waiting) >= self._samples:
-            self._waiting = []
-            for phase in waiting:
-                phase.set_result(None)
+            self._waiting = {}
+            self._beginning.add(waiting)
+
+
+def begin(phase: "asyncio.Future[None]") -> None:
+    """Lets its sample go on, unless that was cancelled."""
+    if not phase.done():
+        phase.set_result(None)

@@ -109,7 +109,7 @@ async def encode_beside_others(size: int, encode: Callable[[], Encoded]) -> Enco
 async def summary_of(running: RunningRollout, count: int) -> RolloutSummary:
     """The summary of `count` rollouts; that of many is computed in a thread."""
     if count > MOST_ROLLOUTS_INLINE:
-        return await asyncio.to_thread(lambda: running.summary)
+        return await asyncio.to_thread(running.final_summary)
     return running.summary
 
 

@@ -14,6 +14,7 @@ from service.garbage import (
     LONGEST_WAIT_S,
     PORTION_S,
     PacedCollections,
+    free_items,
 )
 from tests import virtual_time
 
@@ -95,3 +96,9 @@ def test_python_itself_collects_new_objects_alone() -> None:
     garbage.collect_small_portions()
     assert gc.get_threshold() == (2_000, 2**30, 2**30)
     assert gc.get_freeze_count() > 0
+
+
+def test_a_list_is_emptied() -> None:
+    items = [object()] * 200
+    free_items(items)
+    assert items == []

@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import weakref
 from collections.abc import Sequence
 from contextlib import aclosing
 from typing import Any
@@ -357,6 +358,16 @@ def test_early_stopping_as_the_request_asks_for_it() -> None:
     service = Service(generator=SlowAfterTheFirst(["A"]))
     results = virtual_time.run(service.play(request_of(num_generations=3, keep={"per_group": 1})))
     assert [results[position].status for position in range(3)] == ["completed", "cancelled", "cancelled"]
+
+
+def test_the_samples_of_a_request_are_freed_before_it_is_played() -> None:
+    async def begin() -> bool:
+        request = request_of(num_generations=2)
+        first = weakref.ref(request.samples[0])
+        await Service().service.rollout(request, "request", 0)
+        return first() is None
+
+    assert virtual_time.run(begin())
 
 
 @pytest.mark.parametrize(("schedule", "steps_began_at"), [("lockstep", [9, 9]), ("async", [0, 9])])

@@ -76,6 +76,30 @@ def hang_up(replica: ScriptedReplica, names: Sequence[str], *, on: Sequence[str]
     virtual_time.run(run())
 
 
+@pytest.mark.parametrize(
+    ("waits_for_all", "sent"),
+    [(False, [["a", "b"], ["c"], ["d"], ["e"]]), (True, [["a", "b", "c", "d"], ["e"]])],
+)
+def test_requests_of_consecutive_iterations_go_in_one_call_where_all_are_waited_for(
+    waits_for_all: bool, sent: list[list[str]]
+) -> None:
+    replica = ScriptedReplica([], [], [], [])
+
+    async def run() -> None:
+        batcher: RequestBatcher[str, str] = RequestBatcher(
+            replica.start_call, EnvironmentLost, "The replica", waits_for_all=waits_for_all
+        )
+        calls = list[asyncio.Task[str]]()
+        # By iteration of the event loop.
+        for names in ("ab", "c", "d", "", "", "e"):
+            calls += (asyncio.create_task(batcher.call(name)) for name in names)
+            await asyncio.sleep(0)
+        await asyncio.gather(*calls, return_exceptions=True)
+
+    virtual_time.run(run())
+    assert replica.requests == sent
+
+
 def test_requests_of_one_iteration_go_in_one_call_and_each_gets_its_own_result() -> None:
     broken = EnvironmentBroken("The environment raised KeyError: 'x'")
     replica = ScriptedReplica([[(2, "C")], [(0, "A"), (1, broken)]])

@@ -89,6 +89,12 @@ def test_a_large_body_gives_the_same_request_as_a_small_one(parser: BodyParser, 
     assert parsed.model_fields_set == {"samples", *options}
 
 
+def test_a_large_body_is_freed_where_it_was_sent(parser: BodyParser) -> None:
+    body = bytearray(request() + PADDING)
+    asyncio.run(parser.parse(body, JSON))
+    assert body == b""
+
+
 def test_a_refusal_crosses_the_processes(parser: BodyParser) -> None:
     with pytest.raises(RequestProblem) as raised:
         parse(parser, request(num_generation=1) + PADDING)

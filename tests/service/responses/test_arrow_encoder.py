@@ -163,6 +163,16 @@ def test_rollouts_come_in_input_order_whatever_the_order_they_ended_in_and_howev
     assert [len(batch) for batch in response.tokens.to_batches()] == [2] * 5
 
 
+def test_numbers_that_were_sent_are_held_no_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arrow_encoder, "TOKENS_PER_BATCH", 1)
+    encoder = ArrowResponseEncoder()
+    for position in range(3):
+        encoder.add(position, plain(position, message_log=[Message(role="user", content="A", token_ids=[1])]))
+    held = [len(encoder._numbers) for _ in encoder.body(RolloutSummary(**SUMMARY))]
+    # Two parts of the texts, the schema of the numbers, one part for each rollout, and the end.
+    assert held == [3, 3, 3, 2, 1, 0, 0]
+
+
 def batches_of_texts(body: bytes) -> list[pa.RecordBatch]:
     """The batches of the first stream."""
     return list(pa.ipc.open_stream(pa.BufferReader(body)))

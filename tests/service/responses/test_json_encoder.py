@@ -45,6 +45,16 @@ def test_a_response_comes_in_parts_of_at_most_part_bytes(monkeypatch: pytest.Mon
     assert len(small) < len(whole) // 50
 
 
+def test_what_was_sent_is_held_no_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(json_encoder, "PART_BYTES", 100)
+    encoder = JsonResponseEncoder()
+    for position in range(3):
+        encoder.add(position, sample(position))
+    body = encoder.body(SUMMED_UP)
+    next(body)
+    assert list(encoder._encoded) == [1, 2]
+
+
 # What a group shares
 
 

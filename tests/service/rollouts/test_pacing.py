@@ -1,6 +1,7 @@
 """Many episodes go on over several iterations of the event loop, a bounded number in each, in order."""
 
 import asyncio
+import weakref
 from collections import Counter
 from contextlib import aclosing
 
@@ -14,7 +15,7 @@ from service.rollouts.pacing import EPISODES_PER_ITERATION, TOKENS_PER_EPISODE, 
 from service.rollouts.schedule import AsyncSchedule
 from tests import virtual_time
 from tests.service.rollouts.playing import KEEP_ALL
-from tests.service.scripted import EpisodeRecipe, ScriptedEnvironment, ScriptedGenerator
+from tests.service.scripted import EpisodeRecipe, ScriptedEnvironment, ScriptedGenerator, outcome
 
 
 def test_a_pacer_lets_a_bounded_number_go_on_in_each_iteration_and_all_in_order() -> None:
@@ -182,3 +183,27 @@ def test_no_iteration_starts_interrupts_or_cancels_more_than_its_share_of_a_larg
     assert max(generator.begun.values()) == max(generator.asked.values()) == EPISODES_PER_ITERATION
     assert generator.cut.total() == (500 if ignores_interrupts else 0)
     assert max(generator.cut.values(), default=EPISODES_PER_ITERATION) == EPISODES_PER_ITERATION
+
+
+def test_no_iteration_frees_more_than_its_share_of_a_large_request_that_is_given_up() -> None:
+    async def play() -> Counter[int]:
+        freed = Counter[int]()
+        episodes = [EpisodeRecipe(position=position).make() for position in range(500)]
+        for episode in episodes:
+            weakref.finalize(episode, lambda: freed.update([virtual_time.iteration()]))
+        context = RolloutContext(
+            ScriptedGenerator(["A"]), {"task": ScriptedEnvironment([outcome(terminated=True)])}, AsyncSchedule()
+        )
+        playing = play_request(episodes, context, EarlyStopping(KEEP_ALL, dict.fromkeys(episodes, 0)))
+        del episode, episodes
+        async with aclosing(playing):
+            await anext(playing)
+            # Most of them end meanwhile, and nobody takes them.
+            for _ in range(40):
+                await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        return freed
+
+    freed = virtual_time.run(play())
+    assert freed.total() >= 499
+    assert max(freed.values()) <= 2 * EPISODES_PER_ITERATION

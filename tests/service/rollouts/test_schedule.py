@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from service.rollouts.pacing import EPISODES_PER_ITERATION
 from service.rollouts.schedule import AsyncSchedule, LockstepSchedule
 from tests import virtual_time
 
@@ -84,6 +85,32 @@ def test_in_lockstep_the_requests_of_a_phase_can_be_batched_into_one_call() -> N
         assert [sorted(call) for call in calls] == [["a", "b", "c"]] * 2
 
     virtual_time.run(run())
+
+
+def test_in_lockstep_many_samples_begin_a_phase_in_consecutive_iterations() -> None:
+    async def run() -> list[int]:
+        schedule, begun = LockstepSchedule(), 0
+        samples = 2 * EPISODES_PER_ITERATION + 1
+        for _ in range(samples):
+            schedule.add_sample()
+
+        async def play() -> None:
+            nonlocal begun
+            await schedule.wait_for_phase()
+            begun += 1
+
+        playing = [asyncio.create_task(play()) for _ in range(samples)]
+        by_iteration = list[int]()
+        while begun < samples:
+            before = begun
+            await asyncio.sleep(0)
+            by_iteration.append(begun - before)
+        await asyncio.gather(*playing)
+        return by_iteration
+
+    by_iteration = virtual_time.run(run())
+    assert by_iteration[-3:] == [EPISODES_PER_ITERATION, EPISODES_PER_ITERATION, 1]
+    assert set(by_iteration[:-3]) == {0}
 
 
 def test_in_lockstep_nobody_waits_for_a_sample_that_was_removed() -> None:
