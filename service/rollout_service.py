@@ -4,6 +4,8 @@ import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
 
 from deployments.failures import RolloutFailure
 from deployments.protocols import Environment, Generator
@@ -42,6 +44,7 @@ MOST_GENERATIONS_PREPARED_INLINE = 16
 """Rendering and tokenizing a request within these bounds takes 1 to 2 ms, little more than a call in a thread costs."""
 MOST_SAMPLES_FREED_INLINE = 512
 EndedRollout = tuple[int, SampleResult, Echo | None]
+Result = TypeVar("Result")
 
 
 class SampleFailed(Exception):
@@ -188,7 +191,7 @@ class RolloutService:
         if body_bytes <= MOST_BYTES_PREPARED_INLINE and request.num_generations <= MOST_GENERATIONS_PREPARED_INLINE:
             prepared = self._prepare(request, request_id)
         else:
-            prepared = await asyncio.to_thread(self._prepare, request, request_id)
+            prepared = await result_of_thread(partial(self._prepare, request, request_id))
         await refuse_bad_extra_env_info(request, request_id, self.environments)
         # Nothing needs them any longer, and at the end of the request they would be freed at once.
         samples, request.samples = request.samples, []
@@ -263,3 +266,20 @@ async def check_answers(who: str, description: Awaitable[object]) -> None:
         raise
     except Exception as error:
         raise RolloutFailure(f"The {who} cannot describe itself: {type(error).__name__}: {error}") from error
+
+
+async def result_of_thread(work: Callable[[], Result]) -> Result:
+    """Does `work` in a thread. A caller that is cancelled meanwhile goes on when the thread has ended.
+
+    A thread cannot be interrupted, and until it ends its request is in flight: it counts for admission, and no full
+    collection of garbage looks at what it makes. What it made for a cancelled caller is freed in a thread as well.
+    """
+    made: list[Result] = []
+    thread = asyncio.create_task(asyncio.to_thread(lambda: made.append(work())))
+    try:
+        await asyncio.shield(thread)
+    except asyncio.CancelledError:
+        await asyncio.wait([thread])
+        await asyncio.to_thread(made.clear)
+        raise
+    return made.pop()

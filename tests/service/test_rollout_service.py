@@ -234,6 +234,27 @@ def test_the_event_loop_goes_on_while_a_large_request_is_prepared(
     asyncio.run(run())
 
 
+def test_a_request_that_is_cancelled_while_a_thread_prepares_it_ends_when_the_thread_has_ended(
+    noting_factory: type[NotingFactory], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(noting_factory, "waits", True)
+
+    async def run() -> None:
+        service = Service(factory_type=noting_factory)
+        preparing = asyncio.create_task(
+            service.service.rollout(request_of(), "request", MOST_BYTES_PREPARED_INLINE + 1)
+        )
+        await virtual_time.settled()
+        preparing.cancel()
+        await virtual_time.settled()
+        assert not preparing.done()
+        noting_factory.loop_went_on.set()
+        with pytest.raises(asyncio.CancelledError):
+            await preparing
+
+    asyncio.run(run())
+
+
 def test_closing_cancels_the_generations_that_run() -> None:
     async def run() -> None:
         service = Service(generator=ScriptedGenerator(["A"], delay_s=60))

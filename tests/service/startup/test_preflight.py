@@ -59,7 +59,8 @@ def test_every_wrong_setting_is_named_with_its_value_and_the_permitted_names() -
         "  args.limits.max_body_bytes: Input should be a valid integer, unable to parse string as an integer "
         "(given: 'much')",
         "  args.policy.fodler: unknown; permitted are folder, copy_to_nodes, checkpoint_roots, keep_versions, "
-        "max_version_step, upload_quota_bytes, upload_expiry_s, wait_s, command_timeout_s, transfer_idle_s (given: '/weights')",
+        "max_version_step, upload_quota_bytes, upload_expiry_s, wait_s, command_timeout_s, transfer_idle_s "
+        "(given: '/weights')",
         "  args.enviroments: unknown; permitted are engine, environments, limits, admission, scheduling, policy",
     ]
 
