@@ -83,7 +83,7 @@ test: lint test-fast test-live
 
 test-live: $(READY)
 	@echo "Tests of the running service, and those that take seconds each"
-	@$(PYTHON) -m pytest -m "live or slow"
+	@$(PYTHON) -m pytest -m "live or slow" -n 2 --dist loadscope
 
 # What needs longer than `make test` may take has a target of its own and is called here.
 test-all: test coverage check-streams docs

@@ -6,6 +6,10 @@ from pathlib import Path
 
 import pytest
 from hypothesis import settings
+from xdist.remote import Producer
+from xdist.scheduler import Scheduling
+
+from tests.service_scheduling import ServiceScheduling
 
 pytest.register_assert_rewrite("tests.live.played_with_weights")
 
@@ -30,6 +34,10 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
         "live or slow": not is_live and SLOW_TEST not in code,
     }
     return left_out.get(config.option.markexpr) or None
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Scheduling | None:
+    return ServiceScheduling(config, log) if config.getvalue("dist") == "loadscope" else None
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -35,7 +35,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
     Most of them share one service, and starting and stopping replicas of it takes most of their time. In random order
     (as pytest-randomly puts all other tests) a second generator would be started several times. Tests with a service of
-    their own come first, so that two are never running at once; the module that starts the second generator is the
+    their own come first, so that one process never runs two; the module that starts the second generator is the
     last one, so that it need not be stopped again.
     """
 
