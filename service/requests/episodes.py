@@ -92,7 +92,7 @@ class EpisodeFactory:
             chat=chat,
             min_weight_version=max(request.policy.min_version or 0, request.policy.version or 0),
             share=share,
-            echo=None if request.num_generations == 1 else echo_of(sample, prompt, stop_strings, chat),
+            echo=None if request.num_generations == 1 else echo_of(sample, prompt, chat),
         )
         seed = group_seed(request, sample_position, sample)
         for generation_index in range(request.num_generations):
@@ -132,11 +132,10 @@ def identity_of(
     )
 
 
-def echo_of(sample: SampleInput, prompt: Prompt, stop_strings: tuple[str, ...], chat: ChatOptions) -> Echo:
+def echo_of(sample: SampleInput, prompt: Prompt, chat: ChatOptions) -> Echo:
     fields = {
         "id": sample.id,
         "extra_env_info": sample.extra_env_info,
-        "stop_strings": stop_strings,
         "tools": chat.tools,
         "chat_template_kwargs": chat.chat_template_kwargs,
         **(sample.model_extra or {}),

@@ -235,7 +235,7 @@ class Episode:
             "truncated": self._truncated,
             "max_turns_reached": self.status == "max_turns",
             "extra_env_info": self._extra_env_info,
-            "stop_strings": self._stop_strings,
+            "stop_strings": list(self._stop_strings),
             "observation_format": self._start.chat.observation_format,
             "metrics": self._metrics.metrics(self.status, self._terminated, self._truncated, total_reward),
         }

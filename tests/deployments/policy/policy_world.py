@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import os
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -115,8 +116,13 @@ class World:
 
     def files(self) -> set[str]:
         """Of the store's folder, except those that were discarded: a thread deletes them some time."""
-        files = (str(path.relative_to(self.folder)) for path in self.folder.rglob("*") if path.is_file())
-        return {file for file in files if not file.startswith("removing/")}
+        found = set[str]()
+        for folder, folders, files in os.walk(self.folder):
+            # What is in it may vanish while it is read.
+            if "removing" in folders:
+                folders.remove("removing")
+            found.update(str((Path(folder) / file).relative_to(self.folder)) for file in files)
+        return found
 
 
 def play(story: Callable[[World], Coroutine[Any, Any, None]], folder: Path, **settings: Any) -> None:

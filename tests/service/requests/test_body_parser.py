@@ -8,6 +8,7 @@ import pickle
 import signal
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import psutil
@@ -182,6 +183,8 @@ some_requests = st.fixed_dictionaries(
 def test_whatever_the_body_both_ways_give_the_same_request_or_name_the_same_fields(
     fields: dict[str, Any], slice_bytes: int
 ) -> None:
+    # The small way does not count rollouts: the service does it later.
+    bounds = replace(BOUNDS, max_rollouts=10**100)
     body = json.dumps(fields).encode()
     by_step: RolloutRequest | Problem
     by_parts: RolloutRequest | Problem
@@ -190,7 +193,7 @@ def test_whatever_the_body_both_ways_give_the_same_request_or_name_the_same_fiel
     except RequestProblem as error:
         by_step = error.problem
     try:
-        options, *slices = split_fields(checked_fields(body, JSON, BOUNDS), slice_bytes)
+        options, *slices = split_fields(checked_fields(body, JSON, bounds), slice_bytes)
         by_parts = joined_request(pickle.loads(options), slices)
     except RequestProblem as error:
         by_parts = error.problem
