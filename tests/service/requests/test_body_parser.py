@@ -63,7 +63,15 @@ def request(**fields: Any) -> bytes:
 
 
 def children() -> list[psutil.Process]:
-    return [each for each in psutil.Process().children() if "parser_process" in " ".join(each.cmdline())]
+    return [each for each in psutil.Process().children() if is_parser(each)]
+
+
+def is_parser(process: psutil.Process) -> bool:
+    try:
+        return "parser_process" in " ".join(process.cmdline())
+    except psutil.NoSuchProcess:
+        # Another test's, which has ended: `ZombieProcess` is one of these.
+        return False
 
 
 @pytest.mark.slow
