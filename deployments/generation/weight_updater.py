@@ -138,7 +138,7 @@ class WeightUpdater:
 
     async def finish_transfer(self, version: int) -> SwapTimes:
         """Labels the weights `version` and resumes. Swap and pause are the whole time since `start_transfer`."""
-        _, pause_s = await self._resume(version, self._llm.collective_rpc("forget_checksum"))
+        _, pause_s = await self._resume(version, self._llm.collective_rpc("end_transfer"))
         return SwapTimes(pause_s, pause_s)
 
     async def checksum(self) -> str:

@@ -64,6 +64,7 @@ class WeightsWorkerExtension:
         if self._staging is None:
             raise RuntimeError("no weights are staged")
         self.reload_weights(weights_iterator=iter(self._staging.tensors().items()))
+        pack_shared_weights_again(self.model_runner.get_model())
         self._staging = self._checksum = None
 
     def checksum_weights(self, budget_s: float) -> str | None:
@@ -72,8 +73,9 @@ class WeightsWorkerExtension:
             self._checksum = Checksum(self.model_runner.get_model())
         return self._checksum.compute(budget_s)
 
-    def forget_checksum(self) -> None:
-        """Has to be called when the weights have changed other than by `swap_staged`."""
+    def end_transfer(self) -> None:
+        """Has to be called when the weights have been changed by a transfer."""
+        pack_shared_weights_again(self.model_runner.get_model())
         self._checksum = None
 
 
@@ -81,6 +83,23 @@ def exit_instead_of_generating(error: str, *_: object, **__: object) -> NoReturn
     """The engine dies with this worker, and Serve replaces the replica."""
     logger.error("The swap of the weights failed halfway (%s): this worker exits.", error)
     os._exit(1)
+
+
+def pack_shared_weights_again(model: torch.nn.Module) -> None:
+    """Updates the packed copies of weights that several layers share, such as embeddings and output layer.
+
+    vLLM's build for processors computes with a packed copy of each layer's weight. A reload packs it anew for the
+    layer under whose name the checkpoint has it; the other layers would go on computing with their old copies.
+    """
+    owners = set[int]()
+    for module in model.modules():
+        weight = getattr(module, "weight", None)
+        if not hasattr(module, "cpu_linear") or not isinstance(weight, torch.Tensor) or not weight.numel():
+            continue
+        if weight.data_ptr() in owners:
+            quant_method: Any = module.quant_method
+            quant_method.process_weights_after_loading(module)
+        owners.add(weight.data_ptr())
 
 
 def describe_error(failure: BaseException) -> str:
