@@ -127,9 +127,12 @@ def test_an_upload_is_kept_if_no_engine_could_load_the_weights(tmp_path: Path) -
 def test_an_upload_whose_number_was_taken_meanwhile_is_dropped(tmp_path: Path) -> None:
     async def story(world: World) -> None:
         await world.replica("r0", command_s=5.0)
-        pushes = [world.pushing(version, weights(version + 1.0)) for version in (3, 2)]
-        results = await asyncio.gather(*pushes, return_exceptions=True)
-        assert [type(result) for result in results] == [PolicyUpdate, VersionRefused]
+        await world.upload(2, weights(3.0))
+        newer = world.pushing(3, weights(4.0))
+        await world.until_updating(3)
+        with pytest.raises(VersionRefused):
+            await world.complete(2, PushOptions())
+        assert (await newer).version == 3
         assert (await world.store.state(0)).uploads == []
 
     play(story, tmp_path)
