@@ -2,6 +2,7 @@
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -37,17 +38,17 @@ class ArrowRollouts(Rollouts):
 
     def columns(self, positions: Sequence[int]) -> TokenColumns:
         tokens, versions = self.response.tokens, weight_versions(self.response.rollouts["message_log"])
+        columns = [tokens["token_ids"], tokens["generation_logprobs"], versions]
         if len(positions) < len(versions):
-            places = pa.array(positions, pa.int64())
-            tokens, versions = tokens.take(places), versions.take(places)
-        token_ids, logprobs = (MessageNumbers.of(tokens[name]) for name in ("token_ids", "generation_logprobs"))
+            columns = [rows_at(positions, column) for column in columns]
+        token_ids, logprobs = map(MessageNumbers.of, columns[:2])
         return TokenColumns(
             message_counts=token_ids.message_counts,
             token_counts=token_ids.counts,
             logprob_counts=np.where(logprobs.is_valid, logprobs.counts, -1),
             token_ids=token_ids.values,
             generation_logprobs=logprobs.values,
-            spans=spans_of(versions),
+            spans=spans_of(columns[2]),
         )
 
 
@@ -75,6 +76,21 @@ class MessageNumbers:
                 [part.flatten().to_numpy() for part in lists], column.type.value_type.value_type.to_pandas_dtype()
             ),
         )
+
+
+def rows_at(positions: Sequence[int], column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """The values of `column` at `positions`, which ascend, taken from one chunk at a time.
+
+    `ChunkedArray.take` joins the chunks, and one array of lists has no room for more than 2^31 numbers.
+    """
+    offsets = np.cumsum([0, *map(len, column.chunks)])
+    rows = np.asarray(positions, np.int64)
+    runs = pairwise(np.searchsorted(rows, offsets))
+    parts = [
+        chunk.take(pa.array(rows[first:last] - offset))
+        for chunk, offset, (first, last) in zip(column.chunks, offsets[:-1], runs, strict=True)
+    ]
+    return pa.chunked_array(parts, column.type)
 
 
 def list_lengths(lists: pa.ListArray) -> NDArray[np.int32]:

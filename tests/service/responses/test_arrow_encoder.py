@@ -21,7 +21,7 @@ from rollout_client.arrow.rows import record_batch
 from rollout_client.arrow.schema import ARROW
 from rollout_client.contract import Message, PolicyVersions
 from rollout_client.tensors import NotFinal, PaddingSide, RolloutTensors, to_tensors
-from rollout_client.tensors.arrow_rollouts import ArrowRollouts
+from rollout_client.tensors.arrow_rollouts import ArrowRollouts, rows_at
 from rollout_env import StepOutcome
 from service.responses import arrow_encoder
 from service.responses.arrow_encoder import CHARACTERS_PER_MESSAGE, ArrowResponseEncoder
@@ -369,6 +369,21 @@ trained = st.builds(
     st.floats(-9, 9),
     st.sampled_from(["completed", "truncated", "deadline", "error"]),
 )
+
+
+def test_selected_rollouts_stay_in_the_batches_they_came_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One array of lists has no room for more than 2^31 numbers, and an answer may have more."""
+    monkeypatch.setattr(arrow_encoder, "TOKENS_PER_BATCH", 8)
+    samples = [
+        plain(place, message_log=[Message(role="user", content="", token_ids=[place] * 4)]) for place in range(7)
+    ]
+    column = as_arrow(samples).tokens["token_ids"]
+    assert [chunk.to_pylist() for chunk in rows_at([0, 2, 3, 6], column).chunks] == [
+        [[[0] * 4]],
+        [[[2] * 4], [[3] * 4]],
+        [],
+        [[[6] * 4]],
+    ]
 
 
 @given(
