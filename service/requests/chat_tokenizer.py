@@ -32,6 +32,10 @@ CHARACTERS_PER_TOKEN = 8
 """More than a token of ordinary text has: so much of a long text is tokenized first."""
 MARGIN_CHARACTERS = 2**16
 """More than the end of a text can change of the tokens before it, if the text has no words to tell."""
+MOST_CHARACTERS_WITH_LOCK = 2**12
+MOST_TOKENS_WITH_LOCK = 2**10
+"""Tokenizing so much takes a millisecond at most. For less, getting the interpreter's lock back from another thread
+takes longer than the work."""
 MOST_OVERLAP = 64
 """More tokens than a chat template puts before the content of a message."""
 RENDERING_ERRORS = (TemplateError, TypeError, ValueError, ArithmeticError, LookupError)
@@ -118,6 +122,9 @@ class TransformersChatTokenizer(ChatTokenizer):
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of `token_ids`, without special tokens."""
+        if len(token_ids) <= MOST_TOKENS_WITH_LOCK:
+            short: str = self._encoder.decode(list(token_ids), skip_special_tokens=True)
+            return short
         # Unlike `decode`, this releases the interpreter's lock while it works.
         [text] = self._encoder.decode_batch([list(token_ids)], skip_special_tokens=True)
         return text
@@ -232,6 +239,9 @@ class TransformersChatTokenizer(ChatTokenizer):
         )
 
     def _encode(self, text: str) -> Encoding:
+        if len(text) <= MOST_CHARACTERS_WITH_LOCK:
+            short: Encoding = self._encoder.encode(text, add_special_tokens=False)
+            return short
         # Unlike `encode`, this releases the interpreter's lock while it works.
         [encoding] = self._encoder.encode_batch([text], add_special_tokens=False)
         return encoding

@@ -4,10 +4,9 @@ A new request metric is one more entry in `averages`, `turn_metrics` or `spread_
 sample is in `SampleMetrics`, which `sample_metrics.py` fills.
 """
 
+import math
 from collections.abc import Sequence
 from statistics import fmean, median, stdev
-
-import numpy as np
 
 from rollout_client.contract import PolicyVersions, RequestMetrics, SampleMetrics, SampleResult
 
@@ -86,21 +85,33 @@ def turn_metrics(samples: Sequence[SampleMetrics]) -> RequestMetrics:
     inputs = [length for sample in samples for length in sample.turn_input_tokens]
     longest = [max(sample.turn_gen_tokens, default=0) for sample in samples]
     turns = [sample.turn_count for sample in samples]
-    # One call for all percentiles: its fixed cost is most of what the metrics of a small request cost.
-    (turns_p95, longest_p95), (turns_p99, _) = np.percentile([turns, longest], [95, 99], axis=1).tolist()
+    ordered_turns = sorted(turns)
     return {
         "mean_generation_length": fmean(generations) if generations else 0.0,
         "total_generated_tokens": sum(generations),
-        "turns_per_sample/p95": turns_p95,
-        "turns_per_sample/p99": turns_p99,
+        "turns_per_sample/p95": percentile(ordered_turns, 95),
+        "turns_per_sample/p99": percentile(ordered_turns, 99),
         "max_gen_tokens_per_sample": max(sample.assistant_tokens for sample in samples),
         "max_gen_tokens_per_turn/max": max(longest),
         "max_gen_tokens_per_turn/mean": fmean(longest),
-        "max_gen_tokens_per_turn/p95": longest_p95,
+        "max_gen_tokens_per_turn/p95": percentile(sorted(longest), 95),
         "histogram/gen_tokens_length": generations,
         "histogram/input_tokens_length": inputs,
         "histogram/total_tokens_length": [taken + given for taken, given in zip(inputs, generations, strict=True)],
     }
+
+
+def percentile(ordered: Sequence[float], percent: float) -> float:
+    """The percentile of values in ascending order, of which there is at least one.
+
+    Interpolates linearly, as `numpy.percentile` does by default and to the same bit; numpy's fixed cost of 60 µs would
+    be the largest part of the metrics of a small request.
+    """
+    place = (len(ordered) - 1) * (percent / 100)
+    before = math.floor(place)
+    low, high = ordered[before], ordered[min(before + 1, len(ordered) - 1)]
+    share = place - before
+    return high - (high - low) * (1 - share) if share >= 0.5 else low + (high - low) * share
 
 
 def spread_by_field(samples: Sequence[SampleMetrics]) -> RequestMetrics:

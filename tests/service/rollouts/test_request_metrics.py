@@ -2,7 +2,10 @@
 
 from collections.abc import Iterable
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from rollout_client.contract import (
     Message,
@@ -12,7 +15,7 @@ from rollout_client.contract import (
     SampleResult,
     WeightVersionSpan,
 )
-from service.rollouts.request_metrics import RequestMetricsAccumulator
+from service.rollouts.request_metrics import RequestMetricsAccumulator, percentile
 
 
 def result(
@@ -111,6 +114,11 @@ def test_each_field_has_its_spread(
 def test_percentiles_of_the_turns_interpolate() -> None:
     metrics = metrics_of([result([1] * turns, env_tokens=0, total_reward=0.0) for turns in range(1, 102)])
     assert (metrics["turns_per_sample/p95"], metrics["turns_per_sample/p99"]) == (96.0, 100.0)
+
+
+@given(st.lists(st.integers(0, 2**40), min_size=1, max_size=300).map(sorted), st.sampled_from([0, 50, 95, 99, 100]))
+def test_percentiles_are_those_of_numpy_to_the_bit(ordered: list[int], percent: int) -> None:
+    assert percentile(ordered, percent) == np.percentile(ordered, percent)
 
 
 @pytest.mark.parametrize("status", ["error", "deadline", "cancelled"])
