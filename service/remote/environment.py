@@ -17,7 +17,7 @@ from deployments.rpc.handle_calls import call_result
 from deployments.rpc.live_replicas import live_replicas_of
 from deployments.rpc.message_size import MOST_ITEMS_PER_MESSAGE, bytes_of_json, bytes_of_step_request, divided
 from rollout_env import StepOutcome
-from service.remote.batching import ControlCalls, RequestBatcher
+from service.remote.batching import MOST_ITERATIONS_PER_CALL, ControlCalls, RequestBatcher
 from service.remote.fields_schema import FieldsSchema
 from service.remote.step_spreading import StepSpreading
 
@@ -142,7 +142,7 @@ class RemoteEnvironment(Environment):
             bytes_of=bytes_of_step_request,
             most_requests=None if destination.in_lockstep else MOST_ITEMS_PER_MESSAGE,
             # The schedule lets many of them begin in consecutive iterations.
-            waits_for_all=destination.in_lockstep,
+            most_iterations=None if destination.in_lockstep else MOST_ITERATIONS_PER_CALL,
         )
 
     def _results_of(self, replica: str | None, item: StepResults) -> BatchResults[StepOutcome]:

@@ -77,17 +77,19 @@ def hang_up(replica: ScriptedReplica, names: Sequence[str], *, on: Sequence[str]
 
 
 @pytest.mark.parametrize(
-    ("waits_for_all", "sent"),
-    [(False, [["a", "b"], ["c"], ["d"], ["e"]]), (True, [["a", "b", "c", "d"], ["e"]])],
+    ("most_iterations", "sent"),
+    [
+        (1, [["a", "b"], ["c"], ["d"], ["e"]]),
+        (2, [["a", "b", "c"], ["d"], ["e"]]),
+        (None, [["a", "b", "c", "d"], ["e"]]),
+    ],
 )
-def test_requests_of_consecutive_iterations_go_in_one_call_where_all_are_waited_for(
-    waits_for_all: bool, sent: list[list[str]]
-) -> None:
+def test_requests_of_consecutive_iterations_go_in_one_call(most_iterations: int | None, sent: list[list[str]]) -> None:
     replica = ScriptedReplica([], [], [], [])
 
     async def run() -> None:
         batcher: RequestBatcher[str, str] = RequestBatcher(
-            replica.start_call, EnvironmentLost, "The replica", waits_for_all=waits_for_all
+            replica.start_call, EnvironmentLost, "The replica", most_iterations=most_iterations
         )
         calls = list[asyncio.Task[str]]()
         # By iteration of the event loop.
