@@ -74,6 +74,8 @@ class NodeWeights:
 
     def leave(self) -> None:
         """Removes the replica's own folder; the last replica of the node removes the versions too."""
+        if not self._replicas.is_dir():
+            return
         with FileLock(self._membership):
             shutil.rmtree(self.own_folder, ignore_errors=True)
             self._remove_own_folders_of_the_dead()

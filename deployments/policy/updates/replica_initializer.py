@@ -43,7 +43,7 @@ class ReplicaInitializer:
             if not await self._load_missing(replica):
                 return
             async with self._update_lock.lease():
-                if replica.loaded == self._versions.desired or not self._payloads.has_desired:
+                if replica.loaded == self._versions.desired or not self._payloads.can_complete(replica.loaded):
                     await self._join(replica)
                     return
         async with self._update_lock.lease():

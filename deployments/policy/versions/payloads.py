@@ -28,10 +28,13 @@ class Payloads:
         self._node_id = node_id
         self._copy_to_nodes = copy_to_nodes
 
-    @property
-    def has_desired(self) -> bool:
-        """False if a trainer sent the current weights straight to the replicas: the service does not have them."""
-        return self._versions.info(self._versions.desired.full).kind != "transfer"
+    def can_complete(self, loaded: LoadedWeights) -> bool:
+        """Whether the service has what a replica that holds `loaded` lacks.
+
+        It does not if a trainer sent the current full weights straight to the replicas, and this one was not there.
+        """
+        desired = self._versions.desired
+        return not lacks_full(loaded, desired) or self._versions.info(desired.full).kind != "transfer"
 
     @property
     def needed(self) -> set[int]:
@@ -46,9 +49,9 @@ class Payloads:
         Empty if it holds it, or if the service does not have it.
         """
         desired = self._versions.desired
-        if loaded == desired or not self.has_desired:
+        if loaded == desired or not self.can_complete(loaded):
             return []
-        numbers = [] if loaded.full == desired.full and desired.adapter is not None else [desired.full]
+        numbers = [desired.full] if lacks_full(loaded, desired) else []
         if desired.adapter is not None:
             numbers.append(desired.adapter)
         return [await self.payload(number) for number in numbers]
@@ -94,11 +97,17 @@ class Payloads:
         return stored, self._versions.checksum(version), found.st_size
 
     def _holders(self, version: int) -> list[str]:
+        """None of the initial version, which every engine loads from the model's own checkpoint."""
         return [
             replica.replica_id
             for replica in self._registry.replicas
-            if replica.accepts_requests and version in (replica.loaded.full, replica.loaded.adapter)
+            if version and replica.accepts_requests and version in (replica.loaded.full, replica.loaded.adapter)
         ]
+
+
+def lacks_full(loaded: LoadedWeights, desired: LoadedWeights) -> bool:
+    """An adapter cannot be taken off, so that full weights alone are loaded anew."""
+    return loaded.full != desired.full or (loaded.adapter is not None and desired.adapter is None)
 
 
 def unknown(version: int) -> VersionUnknown:

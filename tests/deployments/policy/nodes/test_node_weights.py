@@ -214,6 +214,13 @@ def test_the_last_replica_that_leaves_a_node_removes_its_versions(tmp_path: Path
     assert not file.exists()
 
 
+def test_a_replica_leaves_a_node_whose_folder_is_gone(tmp_path: Path) -> None:
+    weights = node(tmp_path)
+    shutil.rmtree(tmp_path / "node")
+    weights.leave()
+    assert not (tmp_path / "node").exists()
+
+
 def test_a_replica_that_joins_removes_what_dead_ones_have_left(tmp_path: Path) -> None:
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()

@@ -1,0 +1,95 @@
+"""Weights on a cluster of several nodes, which are on one machine: fetched once a node, and nothing stays behind."""
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+from dotenv import dotenv_values
+from safetensors.torch import load_file
+
+from tests.live.mapped_generators import REPLICAS_PER_NODE
+from tests.paths import REPOSITORY
+
+PUSHING_S = 20
+TIMEOUT_S = 240
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("nodes")
+
+
+@pytest.fixture(scope="module")
+def findings(folder: Path) -> dict[str, Any]:
+    environment = os.environ | {name: value or "" for name, value in dotenv_values(REPOSITORY / "serve.env").items()}
+    assert environment["RAY_allow_out_of_band_object_ref_serialization"] == "0"
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(REPOSITORY), os.environ.get("PYTHONPATH", ""))))
+    command = [sys.executable, "-m", "tests.live.weights_on_nodes", str(folder), str(PUSHING_S)]
+    program = subprocess.run(
+        command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+    )
+    assert program.returncode == 0, program.stderr
+    found: dict[str, Any] = json.loads(program.stdout.splitlines()[-1])
+    return found
+
+
+def by_node(held: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    nodes = defaultdict(list)
+    for replica in held:
+        nodes[replica["node_id"]].append(replica)
+    return nodes
+
+
+def test_a_push_reaches_replicas_on_both_nodes_and_each_node_maps_one_file(findings: dict[str, Any]) -> None:
+    nodes = by_node(findings["held"])
+    assert [len(replicas) for replicas in nodes.values()] == [REPLICAS_PER_NODE] * 2
+    assert [len({replica["inode"] for replica in replicas}) for replicas in nodes.values()] == [1, 1]
+    assert len({replica["sha256"] for replica in findings["held"]}) == 1
+    assert {replica["version"] for replica in findings["held"]} == {len(findings["updates"])}
+
+
+def test_the_other_node_fetches_the_bytes_of_a_version_once_and_the_node_of_the_store_never(
+    findings: dict[str, Any],
+) -> None:
+    for update in findings["updates"]:
+        assert [replica["status"] for replica in update] == ["swapped"] * 2 * REPLICAS_PER_NODE
+        fetched = sorted(replica["fetched_bytes"] for replica in update)
+        assert fetched == [0] * (2 * REPLICAS_PER_NODE - 1) + [findings["size_bytes"]]
+
+
+def test_after_many_pushes_shared_memory_disk_and_descriptors_are_where_they_were_after_three(
+    findings: dict[str, Any],
+) -> None:
+    before, after, size = findings["before"], findings["after"], findings["size_bytes"]
+    assert findings["pushes"] >= 10
+    assert after["shared_memory"] - before["shared_memory"] < size / 4
+    assert after["disk"] - before["disk"] < size / 4
+    assert after["descriptors"] - before["descriptors"] <= 4
+
+
+def test_the_heap_grows_by_less_than_a_fourth_of_a_version_with_each_push_once_every_replica_has_fetched(
+    findings: dict[str, Any],
+) -> None:
+    """A bound for leaks. The allocator keeps some ranges of each process, which come and go."""
+    pushes = findings["pushes"] - findings["pushes_between"]
+    assert pushes >= 5
+    growth = findings["after"]["heap"] - findings["between"]["heap"]
+    assert growth < max(pushes / 4, 4) * findings["size_bytes"]
+
+
+def test_replicas_of_a_node_that_comes_late_fetch_from_replicas_that_serve(
+    findings: dict[str, Any], folder: Path
+) -> None:
+    late = by_node(findings["held_late"])
+    assert [len(replicas) for replicas in late.values()] == [REPLICAS_PER_NODE] * 3
+    assert len({replica["sha256"] for replica in findings["held_late"]}) == 1
+    assert sum(replica["reads_served"] for replica in findings["held_late"]) > 0
+    stored = folder / "policy" / "versions" / str(findings["pushes"]) / "weights.safetensors"
+    assert hashlib.sha256(stored.read_bytes()).hexdigest() == findings["held_late"][0]["sha256"]
+    assert load_file(stored)["weight"][0].item() == findings["pushes"]

@@ -1,0 +1,155 @@
+"""Pushes versions to replicas on several nodes of one machine, and prints what they got and what stayed behind.
+
+`python -m tests.live.weights_on_nodes FOLDER SECONDS`; the last line is JSON, the fields of `Findings`. It is a
+program, because Ray and Serve read their environment when they are imported.
+"""
+
+import json
+import os
+import sys
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+import ray
+import torch
+from ray import serve
+from ray.cluster_utils import Cluster
+from safetensors.torch import save_file
+
+from deployments.policy.settings import PolicySettings
+from rollout_client.policy_contract import PushOptions
+from tests.live.mapped_generators import REPLICAS_PER_NODE, STORE, build, handle_of
+
+VALUES = 10 * 2**20
+"""Of one tensor in float16: 20 MiB, which are fetched in three ranges."""
+PUSHES_BEFORE = 3
+READY_WITHIN_S = 60.0
+NODE: dict[str, Any] = {"num_cpus": 4, "object_store_memory": 200 * 2**20}
+
+
+@dataclass
+class Usage:
+    """What the service uses, in bytes; descriptors are counted."""
+
+    shared_memory: int
+    disk: int
+    heap: int
+    descriptors: int
+
+
+@dataclass
+class Findings:
+    size_bytes: int = 0
+    store_node: str = ""
+    updates: list[list[dict[str, Any]]] = field(default_factory=list)
+    """Of the first pushes: what each replica reported."""
+    held: list[dict[str, Any]] = field(default_factory=list)
+    """By each replica after the first pushes."""
+    pushes: int = 0
+    """All of them; `after` is measured after them."""
+    pushes_between: int = 0
+    before: Usage | None = None
+    """After the first pushes."""
+    between: Usage | None = None
+    after: Usage | None = None
+    held_late: list[dict[str, Any]] = field(default_factory=list)
+    """By each replica after a node was added."""
+
+
+def main(folder: Path, seconds: float) -> Findings:
+    findings = Findings()
+    model, roots = folder / "model", folder / "pushed"
+    write_weights(model / "model.safetensors", 0)
+    settings = PolicySettings(folder=str(folder / "policy"), checkpoint_roots=[str(roots)], copy_to_nodes=True)
+    cluster: Any = Cluster(initialize_head=True, head_node_args={**NODE, "resources": {STORE: 1}})
+    try:
+        cluster.add_node(**NODE)
+        ray.init(cluster.address, namespace="serve", log_to_driver=False)
+        findings.store_node = str(cluster.head_node.node_id)
+        target = serve.RunTarget(build(settings, model, nodes=3), name="rollout", route_prefix=None)
+        # The replicas of the third node wait for it.
+        serve.run_many([target], wait_for_applications_running=False)
+        held_by_all(2, 0)
+        for version in range(1, 1 + PUSHES_BEFORE):
+            update = push(roots, version)
+            findings.updates.append([replica.model_dump() for replica in update.replicas])
+        findings.size_bytes = (folder / "policy" / "versions" / str(version) / "weights.safetensors").stat().st_size
+        findings.held = held_by_all(2, version)
+        findings.before = usage(folder)
+        version = findings.pushes_between = push_for(seconds / 2, roots, version)
+        held_by_all(2, version)
+        findings.between = usage(folder)
+        version = findings.pushes = push_for(seconds / 2, roots, version)
+        held_by_all(2, version)
+        findings.after = usage(folder)
+        cluster.add_node(**NODE)
+        findings.held_late = held_by_all(3, version)
+    finally:
+        serve.shutdown()  # type: ignore[no-untyped-call]
+        ray.shutdown()
+        cluster.shutdown()
+    return findings
+
+
+def write_weights(path: Path, version: int) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    save_file({"weight": torch.full((VALUES,), float(version), dtype=torch.float16)}, path)
+
+
+def push(roots: Path, version: int) -> Any:
+    write_weights(roots / "model.safetensors", version)
+    checkpoint = str(roots / "model.safetensors")
+    return handle_of("Policy").load_checkpoint.remote(version, checkpoint, PushOptions()).result()
+
+
+def push_for(seconds: float, roots: Path, version: int) -> int:
+    """Pushes versions that follow `version` one after the other; returns the last."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        version += 1
+        push(roots, version)
+    return version
+
+
+def held_by_all(nodes: int, version: int) -> list[dict[str, Any]]:
+    """Once all replicas hold the version."""
+    count = nodes * REPLICAS_PER_NODE
+    deadline = time.monotonic() + READY_WITHIN_S
+    while time.monotonic() < deadline:
+        replicas = handle_of("Policy").state.remote(0.0).result().replicas
+        if [replica.version for replica in replicas] == [version] * count:
+            names = [replica.replica_id for replica in replicas]
+            found = [handle_of("Generator").options(session_id=name).held.remote().result() for name in names]
+            if len({held["pid"] for held in found}) == count:
+                return found
+        time.sleep(0.2)
+    raise TimeoutError(f"{count} replicas do not hold version {version}")
+
+
+def usage(folder: Path) -> Usage:
+    processes = psutil.Process().children(recursive=True)
+    replicas = [process for process in processes if "ServeReplica:rollout" in " ".join(process.cmdline())]
+    raylets = [process for process in processes if process.name() == "raylet"]
+    session = Path(ray.get_runtime_context().get_temp_dir()) / ray.get_runtime_context().get_session_name()
+    kept = [folder / "policy", session / "rollout-weights"]
+    return Usage(
+        shared_memory=sum(status_bytes(process, "RssShmem") for process in raylets),
+        disk=sum(path.stat().st_size for root in kept for path in root.rglob("*") if path.is_file()),
+        heap=sum(status_bytes(process, "RssAnon") for process in replicas),
+        descriptors=sum(process.num_fds() for process in replicas),
+    )
+
+
+def status_bytes(process: psutil.Process, name: str) -> int:
+    for line in Path(f"/proc/{process.pid}/status").read_text().splitlines():
+        if line.startswith(f"{name}:"):
+            return int(line.split()[1]) * 1024
+    raise ValueError(f"{name} of {process} is not known")
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    sys.stdout.write(json.dumps(asdict(main(Path(sys.argv[1]), float(sys.argv[2])))) + "\n")
