@@ -14,6 +14,7 @@ from rollout_client.policy_contract import (
     PolicyState,
     PolicyUpdate,
     PushOptions,
+    RollbackTarget,
     SwitchOptions,
     TransferInit,
     TransferUpdate,
@@ -39,7 +40,7 @@ class UpdateOptions(TypedDict, total=False):
 
 
 class PushCallOptions(UpdateOptions, CallOptions, total=False):
-    """What `push_weights` and `load_checkpoint` take beside the weights."""
+    """What `push_weights`, `load_checkpoint` and `rollback` take beside the weights."""
 
 
 class PushAnswer(RootModel[PolicyUpdate | UploadState]):
@@ -81,6 +82,17 @@ def checkpoint_call(version: Version, query: Query, checkpoint: str) -> Call[Pol
     body = CheckpointSource(checkpoint=checkpoint).model_dump_json().encode()
     return Call(
         "PUT", path, lambda body: parsed(PolicyUpdate, f"The answer of PUT {path}", body), query=query, body=body
+    )
+
+
+def rollback_call(to: Version, version: Version | None, options: UpdateOptions) -> Call[PolicyUpdate]:
+    path = "/policy/rollback"
+    return Call(
+        "POST",
+        path,
+        lambda body: parsed(PolicyUpdate, f"The answer of POST {path}", body),
+        query=SwitchOptions(**options).model_dump(mode="json", exclude_unset=True),
+        body=RollbackTarget(to=to, version=version).model_dump_json(exclude_none=True).encode(),
     )
 
 

@@ -74,6 +74,16 @@ class CheckpointSource(Strict):
     one of the checkpoint roots in the service's settings."""
 
 
+class RollbackTarget(Strict):
+    """Body of `POST /policy/rollback`."""
+
+    to: Version
+    """The version whose weights become current again, as a new version: numbers only go up. `GET /policy` lists the
+    versions that the service knows."""
+    version: Version | None = Field(default=None, ge=1)
+    """The number of the new version; by default one more than the newest."""
+
+
 class TensorLayout(Lenient):
     """Dtype and shape of one tensor."""
 
@@ -107,6 +117,8 @@ class VersionInfo(Lenient):
     """Size of the version's file."""
     created_at: datetime
     """When all of the version had arrived."""
+    rollback_of: Version | None = None
+    """The version whose weights `POST /policy/rollback` made current again under this number; null for all others."""
 
 
 class ReplicaPolicy(Lenient):

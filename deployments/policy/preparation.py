@@ -1,4 +1,7 @@
-"""From what a trainer pushed to a validated version: assemble its weights as one file, then validate them."""
+"""From what a trainer pushed to a validated version: assemble its weights as one file, then validate them.
+
+A stored version was validated when it was pushed.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -20,8 +23,9 @@ from deployments.policy.validation.weight_checks import largest_upload_bytes, va
 from deployments.policy.versions.initial_version import InitialVersion
 from deployments.policy.versions.version_history import PolicyVersions
 from deployments.policy.versions.version_store import StoredVersion, VersionStore
-from rollout_client.policy_contract import PushOptions
+from rollout_client.policy_contract import PushOptions, WeightsKind
 from rollout_client.problem_contract import FieldProblem
+from rollout_client.weights.checksum import file_checksum
 
 
 class PreparedVersion(NamedTuple):
@@ -92,6 +96,33 @@ class VersionPreparation:
             write = write_adapter if options.kind == "adapter" else write_checkpoint
             write(source, pushed)
             return self._validated(version, options, pushed, folder, upload_digest=None)
+
+        with self._version_store.workspace(version) as folder:
+            yield await asyncio.to_thread(prepare, folder)
+
+    @asynccontextmanager
+    async def from_stored(self, version: int, source: int) -> AsyncIterator[PreparedVersion]:
+        """A version with the weights of `source`: a hard link of them, not a copy.
+
+        Raises:
+            VersionUnknown: the weights of `source` are not stored here, or no longer.
+            WeightsRefused: `source` is an adapter for other full weights than the current ones.
+        """
+
+        def prepare(folder: Path) -> PreparedVersion:
+            weights = folder / "stored.safetensors"
+            stored = self._versions.link_weights(source, weights)
+            kind: WeightsKind = "adapter" if stored.kind == "adapter" else "full"
+            info = StoredVersion(
+                version=version,
+                kind=kind,
+                checksum=stored.checksum or file_checksum(weights),
+                size_bytes=weights.stat().st_size,
+                created_at=datetime.now(UTC),
+                adapter_config=stored.adapter_config if isinstance(stored, StoredVersion) else None,
+                rollback_of=source,
+            )
+            return PreparedVersion(info, weights)
 
         with self._version_store.workspace(version) as folder:
             yield await asyncio.to_thread(prepare, folder)

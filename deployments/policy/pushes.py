@@ -1,10 +1,11 @@
-"""One push: a complete upload, or a checkpoint at a path or URL, is validated and loaded by every replica.
+"""One push: a complete upload, a checkpoint at a path or URL, or a stored version again, which every replica loads.
 
 Guarantees: a push goes on if its caller goes away; the same push sent again, while the first is under way or after it,
 has the same result; a version that is refused leaves the current one serving, and its number is free again; an upload
 that is refused stays for another try, except one that was damaged on its way.
 """
 
+import asyncio
 import logging
 from collections.abc import Coroutine
 from typing import Any
@@ -16,7 +17,7 @@ from deployments.policy.updates.updater import Updater
 from deployments.policy.uploads.active_pushes import ActivePushes
 from deployments.policy.uploads.uploads import Uploads
 from deployments.policy.versions.version_history import PolicyVersions
-from rollout_client.policy_contract import PolicyUpdate, PushOptions
+from rollout_client.policy_contract import PolicyUpdate, PushOptions, SwitchOptions
 
 logger = logging.getLogger("rollout_service.policy")
 
@@ -37,6 +38,7 @@ class Pushes:
         self._versions = versions
         self._updater = updater
         self._housekeeping = housekeeping
+        self._numbering = asyncio.Lock()
         self._last_update: PolicyUpdate | None = None
 
     async def complete_upload(
@@ -85,6 +87,37 @@ class Pushes:
                 return await self._updater.update(prepared.info, prepared.weights, options)
 
         return await self._run(version, checkpoint, push())
+
+    async def roll_back(self, to: int, version: int | None, options: SwitchOptions) -> PolicyUpdate:
+        """Makes the stored weights of version `to` a new version, by default the next number.
+
+        Raises:
+            VersionUnknown: its weights are not stored here, or no longer.
+            PolicyFailure: as `complete_upload` does.
+        """
+        if version is not None:
+            return await self._roll_back(to, version, options)
+        # One after the other: of two that run together the one with the higher number may end first.
+        async with self._numbering:
+            return await self._roll_back(to, self._next_number(), options)
+
+    async def _roll_back(self, to: int, number: int, options: SwitchOptions) -> PolicyUpdate:
+        content = f"rollback to {to}"
+        if (update := await self._active.result_of_same(number, content)) is not None:
+            return update
+        self._active.refuse_active(number)
+        push_options = PushOptions(**options.model_dump())
+
+        async def push() -> PolicyUpdate:
+            self._updater.refuse(number, push_options)
+            async with self._preparation.from_stored(number, to) as prepared:
+                return await self._updater.update(prepared.info, prepared.weights, push_options)
+
+        return await self._run(number, content, push())
+
+    def _next_number(self) -> int:
+        """Above that of every push under way, too."""
+        return max([self._versions.next_number(), *(version + 1 for version in self._active)])
 
     async def repeated_update(self, version: int, digest: str | None) -> PolicyUpdate | None:
         """The result of an earlier push of the same upload, whose answer may have been lost; `None` if there was none.

@@ -137,6 +137,9 @@ class PolicyStore(CommandSource):
     async def load_checkpoint(self, version: int, checkpoint: str, options: PushOptions) -> PolicyUpdate:
         return await self._pushes.load_checkpoint(version, checkpoint, options)
 
+    async def roll_back(self, to: int, version: int | None, options: SwitchOptions) -> PolicyUpdate:
+        return await self._pushes.roll_back(to, version, options)
+
     async def init_transfer(self, init_info: dict[str, Any]) -> int:
         return await self._tasks.finish(self._transfer.init(init_info))
 

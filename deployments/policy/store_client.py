@@ -86,6 +86,10 @@ class PolicyStoreClient(CommandSource):
         update: PolicyUpdate = await self._call("load_checkpoint", version, checkpoint, options)
         return update
 
+    async def roll_back(self, to: int, version: int | None, options: SwitchOptions) -> PolicyUpdate:
+        update: PolicyUpdate = await self._call("roll_back", to, version, options)
+        return update
+
     async def init_transfer(self, init_info: dict[str, Any]) -> int:
         world_size: int = await self._call("init_transfer", init_info)
         return world_size

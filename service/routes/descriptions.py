@@ -25,6 +25,7 @@ from rollout_client.policy_contract import (
     PolicyLayout,
     PolicyState,
     PolicyUpdate,
+    RollbackTarget,
     TransferInit,
     TransferUpdate,
     TransferWorld,
@@ -154,6 +155,14 @@ PUSH_VERSION: Description = {
             header_parameter("Content-Encoding", "`zstd` if the whole upload is one zstd stream.", "zstd"),
         ],
     },
+}
+ROLLBACK: Description = {
+    "summary": "Go back to the weights of an older version",
+    "responses": {
+        200: json_response(PolicyUpdate, examples.POLICY_UPDATE),
+        **refusals(VersionUnknown, VersionRefused, WeightsRefused, UpdateUnderWay, reads_body=True),
+    },
+    "openapi_extra": json_request(RollbackTarget, examples.ROLLBACK_TARGET),
 }
 INIT_TRANSFER: Description = {
     "summary": "Connect the replicas with the trainer",

@@ -31,6 +31,7 @@ from rollout_client.policy_contract import (
     PolicyUpdate,
     ReplicaPolicy,
     ReplicaUpdate,
+    RollbackTarget,
     TensorLayout,
     TransferInit,
     TransferUpdate,
@@ -182,6 +183,7 @@ POLICY_UPDATE = example(
 )
 UPLOAD_STATE = example(UploadState(version=8, received_bytes=67_108_864, total_bytes=268_435_456))
 CHECKPOINT_SOURCE = example(CheckpointSource(checkpoint="/checkpoints/step-12"))
+ROLLBACK_TARGET = example(RollbackTarget(to=5))
 TRANSFER_INIT = example(
     TransferInit(init_info={"master_address": "10.0.0.4", "master_port": 29500, "rank_offset": 1, "world_size": 3})
 )

@@ -12,6 +12,7 @@ from rollout_client.policy_contract import (
     PolicyState,
     PolicyUpdate,
     PushOptions,
+    RollbackTarget,
     SwitchOptions,
     TransferInit,
     TransferUpdate,
@@ -32,6 +33,7 @@ LONGEST_AGENT = 200
 LARGEST_SOURCE_BYTES = 2**20
 """A larger JSON body is not a `CheckpointSource`."""
 SOURCE_ADVICE = "JSON names a checkpoint; send weights as application/vnd.safetensors"
+ROLLBACK_ADVICE = 'send {"to": 5}, the number of the version'
 LARGEST_TRANSFER_BYTES = 64 * 2**20
 """The names, dtypes and shapes of a million tensors."""
 TRANSFER_ADVICE = "send the tensors in several updates"
@@ -88,6 +90,13 @@ async def push_version(
     if not chunk.completes(state.received_bytes):
         return json_response(state, 202)
     return json_response(await store.complete_upload(version, sender, options, chunk.is_zstd, chunk.whole_digest))
+
+
+@router.post("/rollback", **descriptions.ROLLBACK)
+async def rollback(store: Store, options: Annotated[SwitchOptions, Query()], request: Request) -> PolicyUpdate:
+    """Makes the weights of an older version current again, as a new version; numbers only go up."""
+    body = await read_json_body(request, RollbackTarget, LARGEST_SOURCE_BYTES, ROLLBACK_ADVICE)
+    return await store.roll_back(body.to, body.version, options)
 
 
 @router.post("/transfer/init", **descriptions.INIT_TRANSFER)

@@ -1,6 +1,7 @@
 """A stand-in for `/policy` of the service, over real sockets: takes chunks as the contract says, or breaks on cue."""
 
 import hashlib
+import json
 import re
 import socket
 import threading
@@ -57,6 +58,8 @@ class ScriptedPolicy:
     layout: dict[str, tuple[str, list[int]]] = field(default_factory=dict)
     url: str = ""
     puts: list[Put] = field(default_factory=list)
+    rollbacks: list[tuple[dict[str, str], dict[str, int]]] = field(default_factory=list)
+    """Query and body of each `POST /policy/rollback`."""
     asked: list[str] = field(default_factory=list)
     script: deque[str | tuple[int, dict[str, str]] | None] = field(default_factory=deque)
     versions: dict[int, bytes] = field(default_factory=lambda: {0: b""})
@@ -159,6 +162,15 @@ def handler(policy: ScriptedPolicy) -> type[BaseHTTPRequestHandler]:
                 self.answer(200, UploadState(version=version, received_bytes=len(policy.uploads[version])))
             else:
                 self.answer(404, {"type": "about:blank", "title": "Not known", "status": 404, "detail": ""})
+
+        def do_POST(self) -> None:
+            place = urlsplit(self.path)
+            assert place.path == "/policy/rollback"
+            body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+            policy.rollbacks.append((dict(parse_qsl(place.query)), body))
+            version = body.get("version", max(policy.versions, default=0) + 1)
+            policy.versions[version] = policy.versions[body["to"]]
+            self.answer(200, policy.update(version))
 
         def do_PUT(self) -> None:
             body = self.rfile.read(int(self.headers["content-length"]))

@@ -87,6 +87,10 @@ class ScriptedStore:
         self.note("load_checkpoint", version, checkpoint, options)
         return UPDATE
 
+    async def roll_back(self, to: int, version: int | None, options: SwitchOptions) -> PolicyUpdate:
+        self.note("roll_back", to, version, options)
+        return UPDATE
+
     async def init_transfer(self, init_info: dict[str, Any]) -> int:
         self.note("init_transfer", init_info)
         return 3

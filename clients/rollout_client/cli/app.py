@@ -111,11 +111,31 @@ def play(
     out.print(metrics_table(response.metrics))
 
 
-@app.command()
-def policy(url: Url = DEFAULT_URL, retries: Retries = DEFAULT_RETRIES) -> None:
+policy_app = typer.Typer(invoke_without_command=True)
+app.add_typer(policy_app, name="policy")
+
+
+@policy_app.callback()
+def policy(context: typer.Context, url: Url = DEFAULT_URL, retries: Retries = DEFAULT_RETRIES) -> None:
     """Show which weights the service serves, and what each of its replicas has loaded."""
-    with errors_as_sentences(), RolloutClient(url, retries=retries) as client:
-        out.print(policy_tables(client.policy()))
+    if context.invoked_subcommand is None:
+        with errors_as_sentences(), RolloutClient(url, retries=retries) as client:
+            out.print(policy_tables(client.policy()))
+
+
+@policy_app.command()
+def rollback(
+    to: Annotated[int, typer.Argument(min=0, help="A version whose weights the service still has.")],
+    version: Annotated[int | None, typer.Option(min=1, help="By default one more than the newest.")] = None,
+    mode: Annotated[PauseMode, typer.Option(help="What becomes of generations under way.")] = "keep",
+    url: Url = DEFAULT_URL,
+    timeout_s: Annotated[float | None, typer.Option(min=0, help="Seconds that the update may take.")] = None,
+    retries: Retries = DEFAULT_RETRIES,
+) -> None:
+    """Make the weights of version TO current again, as a new version."""
+    with errors_as_sentences(), RolloutClient(url, timeout_s=timeout_s, retries=retries) as client:
+        update = client.rollback(to, version, mode=mode)
+    out.print(update_table(update))
 
 
 @app.command()

@@ -16,6 +16,7 @@ from rollout_client.policy_calls import (
     policy_call,
     policy_layout_call,
     push_query,
+    rollback_call,
 )
 from rollout_client.policy_contract import PolicyLayout, PolicyState, PolicyUpdate, WeightsKind
 from rollout_client.retry import has_not_begun
@@ -113,6 +114,20 @@ class PolicyMethods:
         query = push_query(kind, base, cast(UpdateOptions, without_call_options(options)))
         limits = self._connection.defaults.limits(call_options(options), advice=UPDATE_ADVICE)
         call = checkpoint_call(self._number(version, limits), query, fspath(checkpoint))
+        return self._connection.result(call, limits, has_not_begun)
+
+    def rollback(self, to: int, version: int | None = None, **options: Unpack[PushCallOptions]) -> PolicyUpdate:
+        """Makes the weights of version `to` current again, as a new version, and returns once every replica serves it.
+
+        Args:
+            to: a version whose weights the service still has; `policy()` lists them.
+            version: number of the new version; without it, one more than the newest that the service knows.
+
+        Raises:
+            RequestRejected: 404, the service does not have these weights, or no longer; the message lists those it has.
+        """
+        limits = self._connection.defaults.limits(call_options(options), advice=UPDATE_ADVICE)
+        call = rollback_call(to, version, cast(UpdateOptions, without_call_options(options)))
         return self._connection.result(call, limits, has_not_begun)
 
     def _number(self, version: int | None, limits: CallLimits) -> int:

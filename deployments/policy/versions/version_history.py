@@ -5,11 +5,12 @@ its number is free.
 """
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from deployments.policy.failures import VersionRefused, WeightsRefused
+from deployments.policy.failures import VersionRefused, VersionUnknown, WeightsRefused
 from deployments.policy.replicas.commands import LoadedWeights
 from deployments.policy.versions.current_version import CurrentVersion
 from deployments.policy.versions.initial_version import INITIAL, InitialVersion
@@ -61,7 +62,7 @@ class PolicyVersions:
         return found
 
     def next_number(self) -> int:
-        return self._store.current() + 1
+        return self._newest + 1
 
     def is_taken(self, version: int) -> bool:
         """Whether the number is not above those of the current version and of a running update."""
@@ -145,6 +146,34 @@ class PolicyVersions:
     def file(self, version: int) -> Path:
         """The weights of a version that is stored with its weights."""
         return self._store.weights(version) if version else self._initial.file()
+
+    def link_weights(self, version: int, path: Path) -> VersionInfo:
+        """Makes `path` a hard link of the version's weights, for the same policy again. Call it from a thread.
+
+        Raises:
+            VersionUnknown: its weights are not stored here, or no longer.
+            WeightsRefused: it is an adapter for other full weights than the current ones.
+        """
+        stored = [0, *(info.version for info in self._store.versions() if self._store.weights(info.version).exists())]
+        if version not in stored:
+            message = f"its weights are not stored here, or no longer; stored are {', '.join(map(str, stored))}"
+            raise VersionUnknown(FieldProblem(field="to", message=message, value=version))
+        info = self.info(version)
+        if info.kind == "adapter" and not self._are_same(info.base or 0, self.desired.full):
+            message = (
+                f"it is an adapter for the weights of version {info.base or 0}, and those of version "
+                f"{self.desired.full} are current; roll back to {info.base or 0} first"
+            )
+            raise WeightsRefused(FieldProblem(field="to", message=message, value=version))
+        os.link(self.file(version), path)
+        return info
+
+    def _are_same(self, one: int, other: int) -> bool:
+        if one == other:
+            return True
+        known = {info.version: info for info in self._store.versions()}
+        both = known.get(one), known.get(other)
+        return both[0] is not None and both[1] is not None and both[0].checksum == both[1].checksum is not None
 
     def delta_base(self, version: int | None) -> Path:
         """The full weights that a delta changes.

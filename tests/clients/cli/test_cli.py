@@ -170,6 +170,14 @@ def test_policy_shows_versions_and_replicas(served_policy: ScriptedPolicy) -> No
     assert "Replicas" in done.stdout
 
 
+def test_rollback_makes_an_older_version_current_again(served_policy: ScriptedPolicy) -> None:
+    served_policy.versions[3] = b"old"
+    done = on_policy(served_policy, "policy", "rollback", "3", "--version", "9", "--mode", "wait")
+    assert (done.exit_code, served_policy.rollbacks) == (0, [({"mode": "wait"}, {"to": 3, "version": 9})])
+    assert done.output.startswith("Version 9 is current")
+    assert served_policy.versions == {0: b"", 3: b"old", 9: b"old"}
+
+
 def test_push_uploads_a_file_and_says_how_it_went(served_policy: ScriptedPolicy, tmp_path: Path) -> None:
     save_file({"a.weight": torch.ones(2, 3)}, tmp_path / "a.safetensors")
     done = on_policy(served_policy, "push", str(tmp_path / "a.safetensors"), "--version", "5", "--mode", "abort")

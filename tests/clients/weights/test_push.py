@@ -197,6 +197,12 @@ def test_a_checkpoint_is_asked_for_again_only_where_the_service_took_nothing_on(
     assert len(policy.puts) == 3
 
 
+def test_a_rollback_names_the_version_and_perhaps_a_number(policy: ScriptedPolicy, call: CallClient) -> None:
+    assert call(policy.url, "rollback", 0).version == 1
+    assert call(policy.url, "rollback", to=0, version=7, mode="abort", timeout_s=20.0).version == 7
+    assert policy.rollbacks == [({}, {"to": 0}), ({"mode": "abort"}, {"to": 0, "version": 7})]
+
+
 def test_the_progress_bar_counts_bytes(
     policy: ScriptedPolicy, call: CallClient, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -98,6 +98,7 @@ def test_every_operation_has_an_id_of_its_own_a_tag_and_a_summary() -> None:
         "policy_layout",
         "push_version",
         "readyz",
+        "rollback",
         "rollout",
         "start_transfer",
         "tasks",

@@ -391,6 +391,27 @@ def test_a_json_body_that_is_not_a_checkpoint_source_is_refused(
     assert service.store.calls == []
 
 
+def test_a_rollback_names_the_version_and_the_options() -> None:
+    service = ScriptedHttp()
+    for path in ("/policy/rollback", "/v1/policy/rollback"):
+        answer = service.request("POST", f"{path}?mode=wait", content='{"to": 5}')
+        assert (answer.status_code, answer.json()) == (200, UPDATE_JSON)
+    service.request("POST", "/policy/rollback", content='{"to": 0, "version": 9}')
+    assert service.store.named("roll_back") == [
+        (5, None, SwitchOptions(mode="wait")),
+        (5, None, SwitchOptions(mode="wait")),
+        (0, 9, SwitchOptions()),
+    ]
+
+
+def test_a_rollback_to_weights_that_are_not_stored_is_404() -> None:
+    service = ScriptedHttp()
+    problem = FieldProblem(field="to", message="its weights are not stored here", value=5)
+    service.store.failures["roll_back"] = VersionUnknown(problem)
+    answer = service.request("POST", "/policy/rollback", content='{"to": 5}')
+    assert_problem(answer, 404, "version-unknown", [("to", "its weights are not stored here", 5)])
+
+
 # What the store refuses
 
 
