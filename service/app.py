@@ -12,7 +12,7 @@ from deployments.rpc.named_replica_router import NAMED_REPLICA_ROUTING
 from deployments.simulation.settings import SimulatedEngineSettings
 from deployments.simulation.simulated_generator_replica import SimulatedGeneratorReplica
 from service.ingress import Ingress
-from service.settings import AnyEngineSettings, ServiceSettings
+from service.settings import AnyEngineSettings, ServiceSettings, revision_of
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 UNREACHED_MAX_ONGOING_REQUESTS = 100_000
@@ -27,7 +27,7 @@ def build(settings: ServiceSettings) -> Application:
     """
     engine = with_absolute_paths(settings.engine)
     options = settings.ray_actor_options()
-    policy_store = deployment(PolicyStore, "Policy", options).bind(settings.policy, engine.model)
+    policy_store = deployment(PolicyStore, "Policy", options).bind(settings.policy, engine.model, revision_of(engine))
     replica = SimulatedGeneratorReplica if isinstance(engine, SimulatedEngineSettings) else GeneratorReplica
     replicas = deployment(replica, "Generator", options).options(request_router_config=NAMED_REPLICA_ROUTING)
     generator = replicas.bind(engine, policy_store)

@@ -28,6 +28,11 @@ AnyEngineSettings = Annotated[
 """An engine or, with the key `simulated`, a simulated engine."""
 
 
+def revision_of(engine: AnyEngineSettings) -> str | None:
+    """Of a model of the hub, as vLLM takes it."""
+    return (engine.model_extra or {}).get("revision")
+
+
 class EnvironmentSettings(StrictSettings):
     """One task."""
 

@@ -12,6 +12,9 @@ class PolicySettings(StrictSettings):
     copy_to_nodes: bool = False
     """Whether each node of the cluster copies a version to its own disk even if it can read `folder`, as when that is a
     slow network file system. Nodes that cannot read it always do; the policy store's own node never does."""
+    run: str | None = Field(default=None, min_length=1, max_length=200)
+    """Name of the training run. A folder with versions of another run, or of another model, is refused at the start.
+    Default: a name that follows from the folder and the model, or the one that the folder records."""
     checkpoint_roots: list[str] = Field(default_factory=list)
     """Paths and fsspec URLs under which checkpoints may lie that the service reads itself; none by default."""
     keep_versions: int = Field(default=2, ge=1)

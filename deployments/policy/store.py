@@ -30,6 +30,7 @@ from deployments.policy.uploads.uploads import Uploads
 from deployments.policy.versions.current_version import CurrentVersion
 from deployments.policy.versions.initial_version import InitialVersion
 from deployments.policy.versions.payloads import Payloads
+from deployments.policy.versions.run_identity import RunIdentity
 from deployments.policy.versions.version_history import PolicyVersions
 from deployments.policy.versions.version_store import VersionStore
 from rollout_client.policy_contract import (
@@ -43,13 +44,23 @@ from rollout_client.policy_contract import (
 
 
 class PolicyStore(CommandSource):
-    """Args: `model` is the folder or hub name of the checkpoint that engines start with, version 0."""
+    """
+    Args:
+        model: folder or hub name of the checkpoint that engines start with, version 0.
+        revision: of a model of the hub.
 
-    def __init__(self, settings: PolicySettings, model: str, cluster: Cluster | None = None) -> None:
+    Raises:
+        FolderRefused: the configured folder holds versions of another model or run.
+    """
+
+    def __init__(
+        self, settings: PolicySettings, model: str, revision: str | None = None, cluster: Cluster | None = None
+    ) -> None:
         logs.configure()
         cluster = RayCluster() if cluster is None else cluster
         folder = Path(settings.folder).expanduser() if settings.folder else cluster_weights_folder() / "policy"
         version_store, upload_store = VersionStore(folder), UploadStore(folder, settings.upload_expiry_s)
+        run = RunIdentity(settings.run, model, revision).claim(version_store)
         version_store.remove_unfinished()
         upload_store.remove_unfinished(version_store.current())
         self._tasks = BackgroundTasks()
@@ -59,7 +70,7 @@ class PolicyStore(CommandSource):
 
         self._initial = InitialVersion(model, version_store.weights(0))
         self._current = CurrentVersion(version_store.current(), settings.wait_s)
-        self._versions = PolicyVersions(version_store, self._initial, self._current, settings.max_version_step)
+        self._versions = PolicyVersions(version_store, self._initial, self._current, settings.max_version_step, run)
         self._payloads = Payloads(self._versions, self._registry, cluster.node_id(), settings.copy_to_nodes)
         self._initializer = ReplicaInitializer(fleet, self._versions, self._payloads, self._update_lock)
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
+from pathlib import Path
 
 from pydantic import ValidationError
 from ray.serve.schema import ServeApplicationSchema, ServeDeploySchema
@@ -9,7 +10,8 @@ from ray.serve.schema import ServeApplicationSchema, ServeDeploySchema
 from deployments.environments.loading import EnvironmentNotLoadable, check_arguments, load_environment_class
 from deployments.generation.engine_fields import engine_fields
 from deployments.generation.settings import EngineSettings
-from service.settings import SERVICE_DEPLOYMENTS, AnyEngineSettings, ServiceSettings
+from deployments.policy.versions.run_identity import RunIdentity
+from service.settings import SERVICE_DEPLOYMENTS, AnyEngineSettings, ServiceSettings, revision_of
 from service.startup.config import REPOSITORY, problem_line
 from service.startup.failures import ServiceNotStarted
 from service.startup.resources import Demand, demand_of, missing_resources, resources_of_this_machine
@@ -60,6 +62,7 @@ def problems_of(application: ServeApplicationSchema, settings: ServiceSettings) 
     for name in (entry.name for entry in application.deployments if entry.name not in known):
         yield f"deployments: {name} is no deployment of {application.name}; there are {', '.join(known)}."
     yield from engine_problems(settings.engine)
+    yield from policy_problems(settings)
     if application.runtime_env:
         return  # Packages of its own are there only where a replica runs.
     for task_name, environment in settings.environments.items():
@@ -86,6 +89,16 @@ def engine_problems(engine: AnyEngineSettings) -> Iterator[str]:
             f"args.engine.{name}: unknown; permitted are {', '.join(EngineSettings.model_fields)} and the fields of "
             f"vLLM's AsyncEngineArgs{similar}."
         )
+
+
+def policy_problems(settings: ServiceSettings) -> Iterator[str]:
+    """What the policy store would find in its folder, as far as the folder is on this machine."""
+    model = settings.engine.model
+    path = REPOSITORY / model
+    identity = RunIdentity(settings.policy.run, str(path) if path.is_dir() else model, revision_of(settings.engine))
+    folder = settings.policy.folder
+    if folder is not None and (problem := identity.problem_of(Path(folder).expanduser())):
+        yield f"args.policy.folder: {folder} {problem}"
 
 
 def folder_problem(name: str) -> str | None:

@@ -23,13 +23,17 @@ class PolicyVersions:
     """
     Args:
         max_step: how far the number of a new version may be above the newest one.
+        run: the training run that makes new versions.
     """
 
-    def __init__(self, store: VersionStore, initial: InitialVersion, current: CurrentVersion, max_step: int) -> None:
+    def __init__(
+        self, store: VersionStore, initial: InitialVersion, current: CurrentVersion, max_step: int, run: str
+    ) -> None:
         self._store = store
         self._initial = initial
         self._current = current
         self._max_step = max_step
+        self._run = run
         self._updating_to: int | None = None
 
     @property
@@ -96,7 +100,7 @@ class PolicyVersions:
         self.refuse_taken(info.version)
         self._updating_to = info.version
         try:
-            await asyncio.to_thread(self._store.add, info, weights)
+            await asyncio.to_thread(self._store.add, info.model_copy(update={"run": self._run}), weights)
             yield
         finally:
             self._updating_to = None
@@ -105,7 +109,7 @@ class PolicyVersions:
     def add_without_weights(self, info: StoredVersion) -> None:
         """Stores a version whose weights only the replicas have, and makes it current."""
         try:
-            self._store.add(info, None)
+            self._store.add(info.model_copy(update={"run": self._run}), None)
             self._store.make_current(info.version)
         finally:
             self._remove_unless_current(info.version)

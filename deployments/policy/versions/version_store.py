@@ -1,5 +1,6 @@
 """Versions of the policy on disk: what a policy store reads back when it restarts.
 
+    run.json                   the model and the run that the folder belongs to: `RunIdentity`
     current.json               which version is current
     versions/7/info.json       what version 7 is
     versions/7/weights.safetensors
@@ -29,6 +30,8 @@ WEIGHTS_FILE = "weights.safetensors"
 
 
 class StoredVersion(VersionInfo):
+    run: str | None = None
+    """The training run that made it."""
     upload_digest: str | None = None
     """Sha-256 (hex) of the uploaded bytes, which identifies a repeated upload."""
     adapter_config: str | None = None

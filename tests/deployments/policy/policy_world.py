@@ -62,7 +62,7 @@ class World:
 
     def another_store(self, model: Path = TINY_MODEL) -> PolicyStore:
         settings = PolicySettings(folder=str(self.folder), **self.settings)
-        return PolicyStore(settings, str(model), self.cluster)
+        return PolicyStore(settings, str(model), cluster=self.cluster)
 
     async def restart(self) -> None:
         """The store dies, and the replicas register with its successor as they are."""
@@ -115,14 +115,14 @@ class World:
         await settled()
 
     def files(self) -> set[str]:
-        """Of the store's folder, except those that were discarded: a thread deletes them some time."""
+        """Of the store's folder, except run.json, and those that were discarded: a thread deletes them some time."""
         found = set[str]()
         for folder, folders, files in os.walk(self.folder):
             # What is in it may vanish while it is read.
             if "removing" in folders:
                 folders.remove("removing")
             found.update(str((Path(folder) / file).relative_to(self.folder)) for file in files)
-        return found
+        return found - {"run.json"}
 
 
 def play(story: Callable[[World], Coroutine[Any, Any, None]], folder: Path, **settings: Any) -> None:

@@ -153,7 +153,6 @@ def test_a_push_goes_on_when_the_transfer_before_it_is_abandoned(tmp_path: Path)
 def test_a_transfer_whose_version_cannot_be_stored_is_abandoned_at_once(tmp_path: Path) -> None:
     async def story(world: World) -> None:
         await transferring(world, "r0")
-        world.folder.mkdir()
         (world.folder / "making").write_bytes(b"in the way")
         with pytest.raises(OSError, match="making"):
             await world.store.finish_transfer(None)

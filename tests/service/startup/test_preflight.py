@@ -1,11 +1,15 @@
 """What is found to be wrong with a config before anything is started."""
 
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 from ray.serve.schema import ServeDeploySchema
 
+from deployments.policy.settings import PolicySettings
+from deployments.policy.versions.run_identity import RunIdentity
+from deployments.policy.versions.version_store import StoredVersion, VersionStore
 from service.startup import preflight
 from service.startup.failures import ServiceNotStarted
 from service.startup.preflight import check_config, folder_problem
@@ -58,9 +62,7 @@ def test_every_wrong_setting_is_named_with_its_value_and_the_permitted_names() -
         "  args.engine.device: Input should be 'gpu' or 'cpu' (given: 'tpu')",
         "  args.limits.max_body_bytes: Input should be a valid integer, unable to parse string as an integer "
         "(given: 'much')",
-        "  args.policy.fodler: unknown; permitted are folder, copy_to_nodes, checkpoint_roots, keep_versions, "
-        "max_version_step, upload_quota_bytes, upload_expiry_s, wait_s, command_timeout_s, transfer_idle_s "
-        "(given: '/weights')",
+        f"  args.policy.fodler: unknown; permitted are {', '.join(PolicySettings.model_fields)} (given: '/weights')",
         "  args.enviroments: unknown; permitted are engine, environments, limits, admission, scheduling, policy",
     ]
 
@@ -173,3 +175,18 @@ def test_of_another_application_only_the_entries_are_known() -> None:
         {"applications": [config().applications[0].model_dump(exclude_unset=True), other]}
     )
     assert refusal(both)[0] == "The deployments ask for more than this machine has: 2.9 CPU of 2."
+
+
+def test_a_policy_folder_of_another_run_is_refused(tmp_path: Path) -> None:
+    store = VersionStore(tmp_path)
+    model = str(REPOSITORY / "models" / "tiny")
+    RunIdentity("run-a", model).claim(store)
+    check_config(config(policy={"folder": str(tmp_path), "run": "run-b"}))
+    store.add(StoredVersion(version=1, kind="transfer", created_at=datetime(2026, 1, 1, tzinfo=UTC)), None)
+    store.make_current(1)
+    check_config(config(policy={"folder": str(tmp_path), "run": "run-a"}))
+    check_config(config(policy={"folder": str(tmp_path)}))
+    assert refusal(config(policy={"folder": str(tmp_path), "run": "run-b"})) == [
+        f"args.policy.folder: {tmp_path} holds the versions of the run run-a, and policy.run is run-b: name another "
+        "folder, or set policy.run to run-a to go on with its weights."
+    ]
