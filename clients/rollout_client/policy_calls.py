@@ -133,9 +133,12 @@ def push_query(kind: WeightsKind, base: Version | None, options: UpdateOptions) 
 
 
 def next_version(state: PolicyState) -> Version:
-    """The lowest number above every version that the service knows."""
+    """What the service says, and at least the lowest number above every version that it knows."""
     known = [info.version for info in state.versions]
-    return 1 + max([state.current, *known] + ([] if state.updating_to is None else [state.updating_to]))
+    return max(
+        state.next_version or 0,
+        1 + max([state.current, *known] + ([] if state.updating_to is None else [state.updating_to])),
+    )
 
 
 def is_updating_to(state: PolicyState, version: Version) -> bool:

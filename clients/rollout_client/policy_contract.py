@@ -171,6 +171,8 @@ class PolicyState(Lenient):
     """The version that an update in progress is loading; null without an update."""
     transfer_world_size: int | None = None
     """Number of processes in a weight transfer: one of the trainer, with rank 0, and every worker of every replica."""
+    next_version: Version | None = None
+    """The lowest number that the next version may have; null if the service does not say."""
     uploads: list[UploadState] = Field(default_factory=list)
     """The unfinished uploads, in the order of their versions."""
 

@@ -1,18 +1,25 @@
 """What the policy store needs of the Ray cluster; tests use another implementation."""
 
 import asyncio
+import os
 from pathlib import Path
 from typing import Any, Protocol
 
 import ray
-from ray.exceptions import RayActorError
+from ray.exceptions import RayActorError, RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 ALIVE_WITHIN_S = 10.0
+LOOK_TIMEOUT_S = 60.0
 
 
 class Cluster(Protocol):
     def node_id(self) -> str:
         """Of the node on which this process runs."""
+        ...
+
+    async def nodes_that_lack(self, path: Path) -> list[str]:
+        """The names of the other nodes of the cluster from which `path` cannot be seen."""
         ...
 
     async def is_alive(self, actor: Any) -> bool: ...
@@ -25,6 +32,13 @@ class Cluster(Protocol):
 class RayCluster(Cluster):
     def node_id(self) -> str:
         return str(ray.get_runtime_context().get_node_id())
+
+    async def nodes_that_lack(self, path: Path) -> list[str]:
+        """A node that cannot be asked within `LOOK_TIMEOUT_S` is left out."""
+        nodes_of_cluster: Any = ray.nodes
+        others = [node for node in nodes_of_cluster() if node["Alive"] and node["NodeID"] != self.node_id()]
+        seen = await asyncio.gather(*(is_seen_from(node["NodeID"], path) for node in others))
+        return [str(node["NodeManagerHostname"]) for node, is_seen in zip(others, seen, strict=True) if not is_seen]
 
     async def is_alive(self, actor: Any) -> bool:
         """An actor that does not answer within `ALIVE_WITHIN_S` counts as alive: Ray detects the loss of a node."""
@@ -39,6 +53,16 @@ class RayCluster(Cluster):
 
     def kill(self, actor: Any) -> None:
         ray.kill(actor)
+
+
+async def is_seen_from(node_id: str, path: Path) -> bool:
+    here = NodeAffinitySchedulingStrategy(node_id, soft=False)
+    look: Any = ray.remote(os.path.exists).options(num_cpus=0, scheduling_strategy=here)
+    try:
+        async with asyncio.timeout(LOOK_TIMEOUT_S):
+            return bool(await look.remote(str(path)))
+    except (RayError, TimeoutError):
+        return True
 
 
 def cluster_weights_folder() -> Path:

@@ -1,9 +1,14 @@
 """Removes uploads that have expired, and deletes discarded files in a thread, for as long as the store lives."""
 
 import asyncio
+import logging
+from contextlib import suppress
 from typing import Protocol
 
 from deployments.policy.versions.trash import Trash
+
+TRY_AGAIN_AFTER_S = 60.0
+logger = logging.getLogger("rollout_service.policy")
 
 
 class ExpiringFiles(Protocol):
@@ -29,10 +34,13 @@ class Housekeeping:
         """Never returns."""
         while True:
             self._wake.clear()
-            files.drop_expired()
-            await asyncio.to_thread(self._trash.empty)
+            pause_s: float | None = TRY_AGAIN_AFTER_S
             try:
-                async with asyncio.timeout(files.next_expiry_s()):
+                files.drop_expired()
+                await asyncio.to_thread(self._trash.empty)
+                pause_s = files.next_expiry_s()
+            except OSError as error:
+                logger.warning("Files of the policy store could not be removed.", exc_info=error)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(pause_s):
                     await self._wake.wait()
-            except TimeoutError:
-                continue

@@ -28,5 +28,6 @@ async def policy_state(
             for replica in replicas
         ],
         transfer_world_size=world_size([replica.registration.workers for replica in registry.started]),
+        next_version=versions.next_number(),
         uploads=uploads.states(),
     )

@@ -4,6 +4,7 @@ Guarantees: the current version is on disk before any replica serves it; the byt
 updates never mix; a store that dies restarts from its last durable state.
 """
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +12,18 @@ from deployments import logs
 from deployments.policy.background_tasks import BackgroundTasks
 from deployments.policy.cluster import Cluster, RayCluster, cluster_weights_folder
 from deployments.policy.housekeeping import Housekeeping
+from deployments.policy.nodes.serve_sources import generator_source
+from deployments.policy.nodes.weights_source import WeightsSource
 from deployments.policy.preparation import VersionPreparation
 from deployments.policy.pushes import Pushes
+from deployments.policy.recovery.recovery import SETTLE_S, Recovery
+from deployments.policy.recovery.reseeding import Reseeding
 from deployments.policy.replicas.command_source import CommandSource
 from deployments.policy.replicas.commands import CommandReport, LoadedWeights, NumberedCommand, ReplicaRegistration
 from deployments.policy.replicas.fleet import Fleet
 from deployments.policy.replicas.replica_registry import ReplicaRegistry
 from deployments.policy.settings import PolicySettings
+from deployments.policy.shared_folder import warn_unless_shared
 from deployments.policy.state import policy_state
 from deployments.policy.transfer.weight_transfer import WeightTransfer
 from deployments.policy.updates.activation import VersionActivation
@@ -48,13 +54,21 @@ class PolicyStore(CommandSource):
     Args:
         model: folder or hub name of the checkpoint that engines start with, version 0.
         revision: of a model of the hub.
+        source_of: where the files of a replica's node are read, by the replica's id.
+        settle_s: as in `Recovery`.
 
     Raises:
         FolderRefused: the configured folder holds versions of another model or run.
     """
 
     def __init__(
-        self, settings: PolicySettings, model: str, revision: str | None = None, cluster: Cluster | None = None
+        self,
+        settings: PolicySettings,
+        model: str,
+        revision: str | None = None,
+        cluster: Cluster | None = None,
+        source_of: Callable[[str], WeightsSource] = generator_source,
+        settle_s: float = SETTLE_S,
     ) -> None:
         logs.configure()
         cluster = RayCluster() if cluster is None else cluster
@@ -86,20 +100,25 @@ class PolicyStore(CommandSource):
             settings.upload_quota_bytes,
         )
         activation = VersionActivation(
-            self._versions, self._uploads, self._initializer, self._payloads, settings.keep_versions
+            self._versions, self._uploads, self._initializer, self._payloads, housekeeping, settings.keep_versions
         )
         updater = Updater(fleet, self._versions, self._payloads, activation, self._update_lock)
         preparation = VersionPreparation(self._versions, self._initial, version_store, settings.checkpoint_roots)
         self._pushes = Pushes(self._active_pushes, self._uploads, preparation, self._versions, updater, housekeeping)
         self._transfer = WeightTransfer(fleet, self._versions, activation, self._update_lock, settings.transfer_idle_s)
+        reseeding = Reseeding(self._registry, self._versions, version_store, source_of)
+        self._recovery = Recovery(
+            fleet, self._versions, activation, self._initializer, self._update_lock, reseeding, self._tasks, settle_s
+        )
         self._tasks.start(housekeeping.run(self._uploads))
+        self._tasks.start(warn_unless_shared(folder, cluster))
 
     # Called by replicas; documented in `CommandSource`.
 
     async def register(self, registration: ReplicaRegistration) -> None:
         replica = self._registry.register(registration)
         replica.is_starting = True
-        self._tasks.start(self._initializer.initialize(replica))
+        self._tasks.start(self._recovery.admit(replica))
 
     async def next_command(self, replica_id: str, report: CommandReport | None) -> NumberedCommand | None:
         return await self._registry.next_command(replica_id, report)
@@ -114,6 +133,8 @@ class PolicyStore(CommandSource):
     # Called by the ingress; documented in the classes that do the work.
 
     async def watch(self, seen: int | None) -> int:
+        if seen is not None and seen > self._current.number:
+            await self._recovery.settled()
         return await self._current.watch(seen)
 
     async def wait_for(self, min_version: int, version: int | None, wait_s: float | None) -> int:
@@ -129,6 +150,7 @@ class PolicyStore(CommandSource):
         return self._uploads.state(version)
 
     async def begin_chunk(self, version: int, first_byte: int, owner: str | None = None) -> str:
+        await self._recovery.settled()
         return await self._uploads.begin_chunk(version, first_byte, owner)
 
     async def write_chunk(self, version: int, sender: str, offset: int, data: bytes) -> None:
@@ -146,12 +168,15 @@ class PolicyStore(CommandSource):
         return await self._pushes.complete_upload(version, sender, options, is_zstd, digest)
 
     async def load_checkpoint(self, version: int, checkpoint: str, options: PushOptions) -> PolicyUpdate:
+        await self._recovery.settled()
         return await self._pushes.load_checkpoint(version, checkpoint, options)
 
     async def roll_back(self, to: int, version: int | None, options: SwitchOptions) -> PolicyUpdate:
+        await self._recovery.settled()
         return await self._pushes.roll_back(to, version, options)
 
     async def init_transfer(self, init_info: dict[str, Any]) -> int:
+        await self._recovery.settled()
         return await self._tasks.finish(self._transfer.init(init_info))
 
     async def start_transfer(self, options: SwitchOptions) -> None:

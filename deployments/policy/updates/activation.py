@@ -2,6 +2,7 @@
 
 import logging
 
+from deployments.policy.housekeeping import Housekeeping
 from deployments.policy.updates.replica_initializer import ReplicaInitializer
 from deployments.policy.uploads.uploads import Uploads
 from deployments.policy.versions.payloads import Payloads
@@ -22,12 +23,14 @@ class VersionActivation:
         uploads: Uploads,
         initializer: ReplicaInitializer,
         payloads: Payloads,
+        housekeeping: Housekeeping,
         keep_versions: int,
     ) -> None:
         self._versions = versions
         self._uploads = uploads
         self._initializer = initializer
         self._payloads = payloads
+        self._housekeeping = housekeeping
         self._keep_versions = keep_versions
 
     async def activate(self) -> None:
@@ -39,4 +42,5 @@ class VersionActivation:
         logger.info("Version %d is current.", current, extra={"version": current})
         self._uploads.drop_up_to(current)
         self._versions.keep_newest(self._keep_versions, self._payloads.needed)
+        self._housekeeping.wake()
         await self._initializer.start_accepting()

@@ -57,6 +57,13 @@ class UploadStore:
         if note is None:
             message = "nothing of it has arrived; begin at its first byte"
             raise VersionUnknown(FieldProblem(field="version", message=message, value=version))
+        return self._state_of(version, note)
+
+    def states(self) -> list[UploadState]:
+        """Of all versions of which something has arrived, in order."""
+        return [self._state_of(version, note) for version, note in self._notes().items()]
+
+    def _state_of(self, version: int, note: UploadNote) -> UploadState:
         return UploadState(
             version=version,
             received_bytes=note.received_bytes,
@@ -65,11 +72,6 @@ class UploadStore:
             refused=note.refused,
             expires_at=None if self.expiry_s is None else note.changed_at + timedelta(seconds=self.expiry_s),
         )
-
-    def versions(self) -> list[int]:
-        """Those of which something has arrived, in order."""
-        noted = sorted(int(path.stem) for path in self.folder.glob("uploads/*.json"))
-        return [version for version in noted if self._note(version) is not None]
 
     def bytes_on_disk(self) -> dict[int, int]:
         """By version, the size of what has arrived, whether it counts yet or not."""
@@ -131,8 +133,11 @@ class UploadStore:
 
     def oldest_refused(self, but: Collection[int] = ()) -> int | None:
         """Of the refused uploads except those in `but`, the one that changed first."""
-        notes = {version: self._note(version) for version in self.versions() if version not in but}
-        refused = {version: note.changed_at for version, note in notes.items() if note and note.refused is not None}
+        refused = {
+            version: note.changed_at
+            for version, note in self._notes().items()
+            if version not in but and note.refused is not None
+        }
         return min(refused, key=refused.__getitem__, default=None)
 
     def drop_up_to(self, version: int, but: Container[int] = ()) -> None:
@@ -148,6 +153,10 @@ class UploadStore:
         for path in self.folder.glob("uploads/*"):
             if path.suffix not in (".part", ".json") or self._note(int(path.stem)) is None:
                 self._discard(path)
+
+    def _notes(self) -> dict[int, UploadNote]:
+        noted = sorted(int(path.stem) for path in self.folder.glob("uploads/*.json"))
+        return {version: note for version in noted if (note := self._note(version)) is not None}
 
     def _note(self, version: int) -> UploadNote | None:
         """`None` also if bytes that counted are missing: the machine crashed, or the upload was moved away."""

@@ -58,7 +58,7 @@ class Uploads(ExpiringFiles):
 
     def states(self) -> list[UploadState]:
         """In the order of their versions."""
-        return [self._store.state(version) for version in self._store.versions()]
+        return self._store.states()
 
     async def begin_chunk(self, version: int, first_byte: int, owner: str | None = None) -> str:
         """Returns the id of the sender, who alone may write until another chunk of the version is begun.

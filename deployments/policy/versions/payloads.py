@@ -29,12 +29,11 @@ class Payloads:
         self._copy_to_nodes = copy_to_nodes
 
     def can_complete(self, loaded: LoadedWeights) -> bool:
-        """Whether the service has what a replica that holds `loaded` lacks.
+        """Whether the service has the weights that a replica which holds `loaded` lacks.
 
-        It does not if a trainer sent the current full weights straight to the replicas, and this one was not there.
+        Only replicas have those that a trainer sent them, and those that the store has lost.
         """
-        desired = self._versions.desired
-        return not lacks_full(loaded, desired) or self._versions.info(desired.full).kind != "transfer"
+        return all(map(self._versions.has_weights, lacking(loaded, self._versions.desired)))
 
     @property
     def needed(self) -> set[int]:
@@ -48,13 +47,9 @@ class Payloads:
 
         Empty if it holds it, or if the service does not have it.
         """
-        desired = self._versions.desired
-        if loaded == desired or not self.can_complete(loaded):
+        if not self.can_complete(loaded):
             return []
-        numbers = [desired.full] if lacks_full(loaded, desired) else []
-        if desired.adapter is not None:
-            numbers.append(desired.adapter)
-        return [await self.payload(number) for number in numbers]
+        return [await self.payload(number) for number in lacking(loaded, self._versions.desired)]
 
     async def payload(self, version: int) -> VersionPayload:
         """Raises what the file system raises, and `WeightsRefused` for an initial checkpoint that cannot be read."""
@@ -105,9 +100,16 @@ class Payloads:
         ]
 
 
-def lacks_full(loaded: LoadedWeights, desired: LoadedWeights) -> bool:
-    """An adapter cannot be taken off, so that full weights alone are loaded anew."""
-    return loaded.full != desired.full or (loaded.adapter is not None and desired.adapter is None)
+def lacking(loaded: LoadedWeights, desired: LoadedWeights) -> list[int]:
+    """The versions to load, in this order, to get from `loaded` to `desired`.
+
+    An adapter cannot be taken off, so that full weights alone are loaded anew.
+    """
+    if loaded == desired:
+        return []
+    if desired.adapter is None:
+        return [desired.full]
+    return [desired.adapter] if loaded.full == desired.full else [desired.full, desired.adapter]
 
 
 def unknown(version: int) -> VersionUnknown:

@@ -26,7 +26,11 @@ class Trash:
 
     def empty(self) -> None:
         """Deletes what was discarded. Call it from a thread."""
-        for path in self._place.iterdir() if self._place.is_dir() else ():
+        try:
+            discarded = list(self._place.iterdir())
+        except FileNotFoundError:
+            return
+        for path in discarded:
             if path.is_dir():
                 shutil.rmtree(path, ignore_errors=True)
             else:

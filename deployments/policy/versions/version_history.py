@@ -6,14 +6,16 @@ its number is free.
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
+from itertools import count
 from pathlib import Path
 
 from deployments.policy.failures import VersionRefused, VersionUnknown, WeightsRefused
 from deployments.policy.replicas.commands import LoadedWeights
 from deployments.policy.versions.current_version import CurrentVersion
 from deployments.policy.versions.initial_version import INITIAL, InitialVersion
+from deployments.policy.versions.known_versions import KnownVersions
 from deployments.policy.versions.version_store import StoredVersion, VersionStore
 from rollout_client.policy_contract import VersionInfo
 from rollout_client.problem_contract import FieldProblem
@@ -66,7 +68,50 @@ class PolicyVersions:
         return found
 
     def next_number(self) -> int:
-        return self._newest + 1
+        taken = self._store.tried().loaded
+        return next(number for number in count(self._newest + 1) if number not in taken)
+
+    @property
+    def has_any(self) -> bool:
+        """Whether the store's folder knows of any version but the initial one."""
+        return bool(self._store.current() or self._store.versions() or self._store.tried().versions)
+
+    def known(self) -> KnownVersions:
+        """What is compared with the versions of a replica that registers."""
+        return KnownVersions(
+            run=self._run,
+            current=self._store.current(),
+            stored={info.version: info for info in self._store.versions()},
+            tried={info.version: info for info in self._store.tried().versions},
+        )
+
+    def stored(self, version: int) -> StoredVersion | None:
+        return next((info for info in self._store.versions() if info.version == version), None)
+
+    def has_weights(self, version: int) -> bool:
+        """False after a transfer, and of a version that was taken over from a replica until its weights are back."""
+        return version == 0 or self._store.weights(version).exists()
+
+    @property
+    def has_desired(self) -> bool:
+        """Whether the service has the weights that every replica should hold."""
+        desired = self.desired
+        return self.has_weights(desired.full) and self.has_weights(desired.version)
+
+    def take_over(self, held: Sequence[StoredVersion]) -> None:
+        """Records the versions that a replica holds, without weights, and makes the last one current on disk.
+
+        Call it from a thread.
+        """
+        stored = {info.version for info in self._store.versions()}
+        for info in held:
+            if info.version not in stored:
+                self._store.add(info.model_copy(update={"run": self._run}), None)
+        self._store.make_current(held[-1].version)
+
+    def keep_tried(self, version: int) -> None:
+        """The number is not given again but to the same weights: a replica has loaded them under it."""
+        self._store.keep_tried(version)
 
     def is_taken(self, version: int) -> bool:
         """Whether the number is not above those of the current version and of a running update."""
@@ -86,6 +131,16 @@ class PolicyVersions:
             return
         raise VersionRefused(FieldProblem(field="version", message=message, value=version))
 
+    def _refuse_tried(self, info: StoredVersion) -> None:
+        tried = self._store.tried()
+        other = next((other for other in tried.versions if other.version == info.version), None)
+        if other is not None and info.version in tried.loaded and other.checksum != info.checksum:
+            message = (
+                "a replica has loaded other weights under this number, which did not become current; the next is "
+                f"{self.next_number()}"
+            )
+            raise VersionRefused(FieldProblem(field="version", message=message, value=info.version))
+
     @property
     def _newest(self) -> int:
         return max(self._current.number, self._updating_to or 0)
@@ -98,6 +153,7 @@ class PolicyVersions:
             VersionRefused: the number is taken or too far ahead.
         """
         self.refuse_taken(info.version)
+        self._refuse_tried(info)
         self._updating_to = info.version
         try:
             await asyncio.to_thread(self._store.add, info.model_copy(update={"run": self._run}), weights)
@@ -158,7 +214,7 @@ class PolicyVersions:
             VersionUnknown: its weights are not stored here, or no longer.
             WeightsRefused: it is an adapter for other full weights than the current ones.
         """
-        stored = [0, *(info.version for info in self._store.versions() if self._store.weights(info.version).exists())]
+        stored = [0, *(info.version for info in self._store.versions() if self.has_weights(info.version))]
         if version not in stored:
             message = f"its weights are not stored here, or no longer; stored are {', '.join(map(str, stored))}"
             raise VersionUnknown(FieldProblem(field="to", message=message, value=version))
@@ -175,9 +231,8 @@ class PolicyVersions:
     def _are_same(self, one: int, other: int) -> bool:
         if one == other:
             return True
-        known = {info.version: info for info in self._store.versions()}
-        both = known.get(one), known.get(other)
-        return both[0] is not None and both[1] is not None and both[0].checksum == both[1].checksum is not None
+        checksums = [info.checksum for info in map(self.stored, (one, other)) if info is not None]
+        return len(checksums) == 2 and checksums[0] == checksums[1] is not None
 
     def delta_base(self, version: int | None) -> Path:
         """The full weights that a delta changes.
@@ -188,11 +243,11 @@ class PolicyVersions:
         """
         if version is None:
             raise WeightsRefused(FieldProblem(field="base", message="a delta must say which version it changes"))
-        if self.info(version).kind in ("adapter", "transfer"):
+        if self.info(version).kind == "adapter" or not self.has_weights(version):
             message = "the version has no full weights here"
             raise WeightsRefused(FieldProblem(field="base", message=message, value=version))
         return self.file(version)
 
     def _remove_unless_current(self, version: int) -> None:
         if self._store.current() != version:
-            self._store.remove(version)
+            self._store.give_up(version)

@@ -2,6 +2,7 @@
 
     run.json                   the model and the run that the folder belongs to: `RunIdentity`
     current.json               which version is current
+    tried.json                 versions above it that did not become current: refused, or cut off when a store died
     versions/7/info.json       what version 7 is
     versions/7/weights.safetensors
     checking/8/                files that are derived from the upload of version 8 while it is validated
@@ -20,6 +21,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from pydantic import BaseModel, Field
+
 from deployments.policy.failures import VersionUnknown
 from deployments.policy.versions.durable_files import flush, make_folder_durably, write_durably
 from deployments.policy.versions.trash import Trash
@@ -36,6 +39,14 @@ class StoredVersion(VersionInfo):
     """Sha-256 (hex) of the uploaded bytes, which identifies a repeated upload."""
     adapter_config: str | None = None
     """Text of PEFT's `adapter_config.json`; adapters only."""
+
+
+class TriedVersions(BaseModel):
+    """The content of `tried.json`."""
+
+    versions: list[StoredVersion] = Field(default_factory=list)
+    loaded: list[int] = Field(default_factory=list)
+    """Those of which a replica is known that has loaded them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +107,42 @@ class VersionStore:
         making.rename(folder)
         flush(folder.parent)
 
+    def add_weights(self, version: int, weights: Path) -> None:
+        """Stores the weights of a version that was added without them; ignored if it was removed meanwhile.
+
+        Args:
+            weights: as in `add`.
+        """
+        flush(weights)
+        try:
+            os.link(weights, self.weights(version))
+        except (FileNotFoundError, FileExistsError):
+            return
+        flush(self._version_folder(version))
+
+    def tried(self) -> TriedVersions:
+        """Versions above the current one that did not become current, or not yet when an earlier store died."""
+        path = self.folder / "tried.json"
+        if not path.exists():
+            return TriedVersions()
+        tried, current = TriedVersions.model_validate_json(path.read_text()), self.current()
+        return TriedVersions(
+            versions=[info for info in tried.versions if info.version > current],
+            loaded=[version for version in tried.loaded if version > current],
+        )
+
+    def keep_tried(self, version: int) -> None:
+        """Notes that a replica has loaded this one of the versions that were tried."""
+        tried = self.tried()
+        if version not in tried.loaded:
+            self._write_tried(TriedVersions(versions=tried.versions, loaded=[*tried.loaded, version]))
+
+    def give_up(self, version: int) -> None:
+        """Removes a version that does not become current; `tried` still knows what it was."""
+        if (self._version_folder(version) / "info.json").exists():
+            self._write_as_tried([self.info(version)])
+        self.remove(version)
+
     def remove(self, version: int) -> None:
         self._discard(self._version_folder(version))
 
@@ -106,11 +153,26 @@ class VersionStore:
                 self.remove(info.version)
 
     def remove_unfinished(self) -> None:
-        """Removes what an earlier store left when it died: half-made files, and versions that never became current."""
+        """Removes what an earlier store left when it died: half-made files, and versions that never became current.
+
+        Of the latter `tried` still knows what they were: a replica may have loaded one.
+        """
         for name in ("making", "checking"):
             self._discard(self.folder / name)
-        current = self.current()
-        self.keep_only(info.version for info in self.versions() if info.version <= current)
+        current, stored = self.current(), self.versions()
+        # One without weights was being taken over from a replica, which serves it: it is no attempt that broke off.
+        if unfinished := [info for info in stored if info.version > current and self.weights(info.version).exists()]:
+            self._write_as_tried(unfinished)
+        self.keep_only(info.version for info in stored if info.version <= current)
+
+    def _write_as_tried(self, versions: list[StoredVersion]) -> None:
+        numbers = {info.version for info in versions}
+        tried = self.tried()
+        others = [info for info in tried.versions if info.version not in numbers]
+        self._write_tried(TriedVersions(versions=[*others, *versions], loaded=tried.loaded))
+
+    def _write_tried(self, tried: TriedVersions) -> None:
+        write_durably(self.folder / "tried.json", tried.model_dump_json())
 
     @contextmanager
     def workspace(self, version: int) -> Iterator[Path]:

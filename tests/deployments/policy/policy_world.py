@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 import os
+import shutil
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -16,13 +17,14 @@ from deployments.policy.failures import (
     PolicyFailure,
     VersionRefused,
 )
+from deployments.policy.nodes.weights_source import WeightsSource
 from deployments.policy.replicas.commands import LoadedWeights, StoredFile, StoredKind, VersionPayload
 from deployments.policy.settings import PolicySettings
 from deployments.policy.store import PolicyStore
 from deployments.policy.versions.version_store import VersionStore
 from rollout_client.policy_contract import PolicyUpdate, PushOptions, UploadState
 from rollout_client.problem_contract import FieldProblem
-from tests.deployments.policy.scripted_replicas import ScriptedCluster, ScriptedReplica, Step
+from tests.deployments.policy.scripted_replicas import ReplicaFiles, ScriptedCluster, ScriptedReplica, Step
 from tests.paths import TINY_MODEL
 from tests.virtual_time import run, settled, until
 
@@ -54,6 +56,7 @@ class World:
 
     def __init__(self, folder: Path, **settings: Any) -> None:
         self.folder = folder
+        self.settle_s = settings.pop("settle_s", 0.0)
         self.settings = settings
         self.cluster = ScriptedCluster()
         self.replicas: list[ScriptedReplica] = []
@@ -62,7 +65,7 @@ class World:
 
     def another_store(self, model: Path = TINY_MODEL) -> PolicyStore:
         settings = PolicySettings(folder=str(self.folder), **self.settings)
-        return PolicyStore(settings, str(model), cluster=self.cluster)
+        return PolicyStore(settings, str(model), cluster=self.cluster, source_of=self.source_of, settle_s=self.settle_s)
 
     async def restart(self) -> None:
         """The store dies, and the replicas register with its successor as they are."""
@@ -70,6 +73,14 @@ class World:
         for replica in self.replicas:
             replica.store = self.store
             await replica.register()
+
+    async def restart_without_folder(self) -> None:
+        """As `restart`, where the store's folder was lost with its node."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+        await self.restart()
+
+    def source_of(self, replica_id: str) -> WeightsSource:
+        return next(ReplicaFiles(replica) for replica in self.replicas if replica.name == replica_id)
 
     @property
     def version_store(self) -> VersionStore:

@@ -4,9 +4,11 @@ import asyncio
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Literal
 
 from deployments.policy.cluster import Cluster
+from deployments.policy.nodes.weights_source import SourceFailed, WeightsSource
 from deployments.policy.replicas.command_source import CommandSource, ReplicaNotRegistered
 from deployments.policy.replicas.commands import (
     AcceptRequests,
@@ -54,6 +56,12 @@ class ScriptedCluster(Cluster):
     events: list[tuple[str, str, int]] = field(default_factory=list)
     """Who did what with which version, in order."""
     killed: list[str] = field(default_factory=list)
+    lacking: list[str] = field(default_factory=list)
+    """The names of nodes that do not see the store's folder."""
+
+    async def nodes_that_lack(self, path: Path) -> list[str]:
+        assert path.name == "run.json"
+        return self.lacking
 
     def node_id(self) -> str:
         return "node"
@@ -85,6 +93,8 @@ class ScriptedReplica:
     staged: VersionPayload | None = None
     records: dict[int, str | None] = field(default_factory=dict)
     """What the store said of the versions that were staged or transferred."""
+    files: dict[int, bytes] = field(default_factory=dict)
+    """What its node has of the versions that were staged."""
     taken: list[int] = field(default_factory=list)
     """The numbers of the commands that reached it."""
 
@@ -144,6 +154,9 @@ class ScriptedReplica:
             case Stage(payload):
                 self.staged = payload
                 self.records[payload.version] = payload.record
+                path = Path(payload.file.path)
+                if path.exists():
+                    self.files[payload.version] = path.read_bytes()
                 self._note("stage", payload.version)
             case Swap():
                 assert self.staged is not None
@@ -160,3 +173,16 @@ class ScriptedReplica:
 
     def _note(self, what: str, version: int) -> None:
         self.cluster.events.append((self.name, what, version))
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaFiles(WeightsSource):
+    """The files of a replica's node."""
+
+    replica: ScriptedReplica
+
+    async def read(self, version: int, checksum: str, offset: int, count: int) -> bytes:
+        content = self.replica.files.get(version)
+        if content is None or not self.replica.is_alive:
+            raise SourceFailed(f"{self.replica.name} does not have the version")
+        return content[offset : offset + count]

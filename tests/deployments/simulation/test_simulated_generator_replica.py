@@ -19,7 +19,7 @@ from tests.virtual_time import run, settled
 def test_pushed_weights_are_refused_with_a_reason_and_the_replica_stays_at_version_0(tmp_path: Path) -> None:
     async def push() -> None:
         cluster = ScriptedCluster()
-        store = PolicyStore(PolicySettings(folder=str(tmp_path)), str(TINY_MODEL), cluster=cluster)
+        store = PolicyStore(PolicySettings(folder=str(tmp_path)), str(TINY_MODEL), cluster=cluster, settle_s=0.0)
         replica = ScriptedReplica("simulated", store, cluster)
         refusing = asyncio.create_task(refuse_weights(store, ReplicaRegistration("simulated", replica, 1)))
         await settled()

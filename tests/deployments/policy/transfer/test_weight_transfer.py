@@ -38,7 +38,9 @@ STEPS: list[type[Command]] = [StartTransfer, UpdateTransfer, ApplyTransfer]
 @pytest.fixture
 def make_store(tmp_path: Path) -> MakeStore:
     def make(**settings: Any) -> PolicyStore:
-        return PolicyStore(PolicySettings(folder=str(tmp_path), **settings), model="none", cluster=ScriptedCluster())
+        return PolicyStore(
+            PolicySettings(folder=str(tmp_path), **settings), model="none", cluster=ScriptedCluster(), settle_s=0.0
+        )
 
     return make
 

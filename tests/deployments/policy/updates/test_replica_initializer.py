@@ -11,12 +11,11 @@ from safetensors.torch import save
 
 from deployments.policy.replicas.commands import LoadedWeights
 from deployments.policy.updates.replica_initializer import LOADS_BESIDE_UPDATES
+from deployments.policy.versions.version_history import PolicyVersions
 from rollout_client.policy_contract import PolicyUpdate
-from rollout_client.weights.checksum import file_checksum
 from tests.deployments.policy.policy_world import World, adapter, content_of, play, weights
 from tests.deployments.policy.scripted_replicas import Step
 from tests.deployments.policy.weight_files import GOOD, written
-from tests.paths import TINY_MODEL
 from tests.virtual_time import now, settled, until
 
 
@@ -64,32 +63,34 @@ def test_a_replica_that_registers_during_an_update_ends_at_the_new_weights(tmp_p
     play(story, tmp_path)
 
 
-def test_a_replica_with_weights_that_are_not_current_gets_the_initial_ones_back(tmp_path: Path) -> None:
+def test_a_replica_with_older_weights_than_the_current_ones_gets_those(tmp_path: Path) -> None:
     async def story(world: World) -> None:
+        await world.push(9, weights(2.0))
         replica = await world.replica("r0", loaded=LoadedWeights(7))
         await until(lambda: replica.accepts_requests)
-        assert replica.loaded == LoadedWeights(0)
-        (tmp_path / "staged").write_bytes(content_of(replica.staged))
-        assert file_checksum(tmp_path / "staged") == file_checksum(TINY_MODEL / "model.safetensors")
+        assert (replica.loaded, content_of(replica.staged)) == (LoadedWeights(9), weights(2.0))
 
     play(story, tmp_path)
 
 
 def test_a_replica_for_which_the_weights_cannot_be_read_is_replaced_and_logged(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def unreadable(_versions: PolicyVersions, _version: int) -> Path:
+        raise OSError("weights: the disk is gone")
+
     async def story(world: World) -> None:
-        (tmp_path / "empty").mkdir()
-        world.store = world.another_store(tmp_path / "empty")
-        await world.replica("r0", loaded=LoadedWeights(7))
+        await world.push(9, weights(2.0))
+        monkeypatch.setattr(PolicyVersions, "file", unreadable)
+        await world.replica("r0")
         await until(lambda: world.cluster.killed == ["r0"])
         assert (await world.store.state(0)).replicas == []
 
     play(story, tmp_path)
-    unreadable, replaced = caplog.records
-    assert (unreadable.name, unreadable.levelname) == ("rollout_service.policy", "WARNING")
-    assert unreadable.getMessage() == "The current weights could not be given to a replica."
-    assert (unreadable.exc_info is not None, vars(unreadable)["replica_id"]) == (True, "r0")
+    warning, replaced = caplog.records
+    assert (warning.name, warning.levelname) == ("rollout_service.policy", "WARNING")
+    assert warning.getMessage() == "The current weights could not be given to a replica."
+    assert (warning.exc_info is not None, vars(warning)["replica_id"]) == (True, "r0")
     assert replaced.getMessage().startswith("A generator replica is replaced: weights: ")
 
 

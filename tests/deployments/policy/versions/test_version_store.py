@@ -123,7 +123,8 @@ def test_what_a_store_that_died_left_unfinished_is_removed(tmp_path: Path) -> No
         (tmp_path / leftover).write_bytes(b"half")
     version_store.remove_unfinished()
     kept = {f"versions/{version}/{name}" for version in (1, 2) for name in ("info.json", "weights.safetensors")}
-    assert files(version_store) == kept | {"current.json"}
+    assert files(version_store) == kept | {"current.json", "tried.json"}
+    assert version_store.tried().versions == [info(3)]
 
 
 def test_a_folder_that_does_not_exist_is_not_made_by_removing_what_is_unfinished(tmp_path: Path) -> None:

@@ -1,0 +1,35 @@
+"""What a cluster of several nodes is told about the folder of the policy store."""
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from tests.deployments.policy.policy_world import World, play
+from tests.virtual_time import settled
+
+
+def test_nodes_that_do_not_share_the_folder_are_named_with_what_to_do(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def story(world: World) -> None:
+        world.cluster.lacking = ["node-2", "node-3"]
+        await settled()
+
+    play(story, tmp_path)
+    [record] = caplog.records
+    assert (record.name, record.levelno) == ("rollout_service.policy", logging.WARNING)
+    assert record.getMessage() == (
+        f"Not all nodes share the folder of the policy store, {tmp_path / 'policy'}; these do not see it: node-2, "
+        "node-3. If the store's node is lost, so are the older versions and the unfinished uploads, and the current "
+        "version has to be read back from a replica on another node. Set policy.folder to a folder that all nodes "
+        "share."
+    )
+
+
+def test_a_folder_that_all_nodes_see_is_no_matter_for_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def story(_world: World) -> None:
+        await settled()
+
+    play(story, tmp_path)
+    assert caplog.records == []
