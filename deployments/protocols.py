@@ -79,6 +79,19 @@ class GenerationRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class ScoringRequest(GenerationRequest):
+    """Asks for the log-probabilities of the tokens of its prompt, at temperature 1. Nothing is generated.
+
+    The result is a `ScoredPrompt`, or a `Generation` with `finish_reason` "abort".
+    """
+
+    top_k: int = 0
+    """So many of the most likely tokens are named for each position."""
+    start: int = 0
+    """The first position that is asked for, below the length of the prompt."""
+
+
+@dataclass(frozen=True, slots=True)
 class WeightSpan:
     """Tokens `[start, end)` of a generation were sampled with the weights of `version`."""
 
@@ -101,6 +114,23 @@ class Generation:
     weight_versions: tuple[WeightSpan, ...] = ()
     failure: RolloutFailure | None = None
     """Why an aborted generation must go on elsewhere or later; `None` if it can go on here at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredPrompt(Generation):
+    """The result of a `ScoringRequest`: a generation without tokens.
+
+    Position 0 has no log-probability. The positions are those from `max(start, 1)` to the end of the prompt.
+    """
+
+    prompt_logprobs: Sequence[float] = ()
+    """One natural log-probability for each position."""
+    top_token_ids: Sequence[int] = ()
+    """`top_k` for each position, the most likely first."""
+    top_logprobs: Sequence[float] = ()
+    """Those of `top_token_ids`."""
+    weight_version: str = ""
+    """Of the weights that computed all of them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,6 +35,7 @@ from service.rollouts.pacing import LoopPacer
 from service.rollouts.request_metrics import RequestMetricsAccumulator
 from service.rollouts.retries import with_timeout
 from service.rollouts.schedule import AsyncSchedule, LockstepSchedule
+from service.scoring import Scoring
 from service.service_info import service_info
 from service.settings import Limits, ServiceSettings
 
@@ -143,6 +144,7 @@ class RolloutService:
         self.environments = environments
         self.limits = limits
         self.body_parser = BodyParser(BodyBounds(limits.max_rollouts_per_request, limits.max_sample_bytes))
+        self.scoring = Scoring(generator, policy, limits, lambda: episode_factory.generator)
         self._generator = generator
         self._episode_factory = episode_factory
         self._pacer = LoopPacer()

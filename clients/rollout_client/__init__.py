@@ -39,6 +39,8 @@ from rollout_client.policy_contract import PolicyLayout, PolicyState, PolicyUpda
 from rollout_client.problem_contract import FieldProblem, Problem
 from rollout_client.resume import resumed
 from rollout_client.rollout_calls import RolloutOptions
+from rollout_client.score_calls import ScoreOptions
+from rollout_client.score_contract import ScoreRequest, ScoreResponse, SequenceScore
 from rollout_client.staleness import Staleness, staleness
 from rollout_client.sync_client.client import RolloutClient
 from rollout_client.sync_client.stream import RolloutStream
@@ -83,6 +85,10 @@ __all__ = [
     "SampleMetrics",
     "SampleResult",
     "Sampling",
+    "ScoreOptions",
+    "ScoreRequest",
+    "ScoreResponse",
+    "SequenceScore",
     "ServiceFailed",
     "ServiceInfo",
     "ServiceUnreachable",

@@ -1,6 +1,7 @@
 """The LoRA adapters of one vLLM engine: which one is current, and which ones are still needed."""
 
 import asyncio
+import json
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,6 +24,8 @@ class Adapters:
         self._generations: Counter[int] = Counter()
         """Ongoing generations by the version of their adapter."""
         self._unloading: dict[asyncio.Task[bool], int] = {}
+        self._with_head: set[int] = set()
+        """Versions of adapters that change the output layer."""
 
     @property
     def needed(self) -> set[int]:
@@ -38,7 +41,13 @@ class Adapters:
         """
         adapter = LoRARequest(f"policy-{version}", version, str(folder))
         await self._llm.add_lora(adapter)
+        if changes_head(folder / "adapter_config.json"):
+            self._with_head.add(version)
         return adapter
+
+    def changes_head(self, adapter: LoRARequest | None) -> bool:
+        """Whether the adapter changes the model's output layer."""
+        return adapter is not None and adapter.lora_int_id in self._with_head
 
     def switch_to(self, adapter: LoRARequest | None) -> None:
         """Makes `adapter` current; ongoing generations end with the one that they began with."""
@@ -62,6 +71,14 @@ class Adapters:
     def _unload_unless_needed(self, adapter: LoRARequest) -> None:
         if adapter is not self.current and not self._generations[adapter.lora_int_id]:
             del self._generations[adapter.lora_int_id]
+            self._with_head.discard(adapter.lora_int_id)
             unloading = asyncio.create_task(self._llm.remove_lora(adapter.lora_int_id))
             self._unloading[unloading] = adapter.lora_int_id
             unloading.add_done_callback(self._unloading.pop)
+
+
+def changes_head(config: Path) -> bool:
+    """Whether PEFT's `adapter_config.json` names the output layer among the modules that it changes."""
+    described = json.loads(config.read_text()) if config.is_file() else {}
+    modules = [described.get(name) or () for name in ("target_modules", "modules_to_save")]
+    return any("lm_head" in named or named == "all-linear" for named in modules)

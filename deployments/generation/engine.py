@@ -3,21 +3,19 @@
 import asyncio
 import logging
 import time
-from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, Self
 
-import numpy as np
 import vllm
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.envs import enable_envs_cache
 from vllm.exceptions import GracefulHTTPError, RetryableRequestError, VLLMClientError, VLLMServerError
 from vllm.inputs.engine import tokens_input
-from vllm.logprobs import FlatLogprobs
-from vllm.outputs import CompletionOutput
-from vllm.sampling_params import RequestOutputKind, SamplingParams
+from vllm.lora.request import LoRARequest
+from vllm.outputs import RequestOutput
+from vllm.sampling_params import SamplingParams
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.metrics.reader import Counter, get_metrics_snapshot
@@ -33,6 +31,13 @@ from deployments.failures import (
 )
 from deployments.generation.adapters import Adapters
 from deployments.generation.engine_progress import EngineProgress, StepCounter
+from deployments.generation.engine_requests import (
+    generation_of,
+    sampling_params,
+    scored_prompt_of,
+    scoring_params,
+    warm_up_requests,
+)
 from deployments.generation.running_generations import RunningGeneration, RunningGenerations, StallWatch
 from deployments.generation.weight_updater import WeightUpdater
 from deployments.protocols import (
@@ -42,15 +47,14 @@ from deployments.protocols import (
     GeneratorDescription,
     PrefixCacheTokens,
     ReplicaLoad,
-    SamplingOptions,
-    WeightSpan,
+    ScoringRequest,
     packed_ids,
     packed_logprobs,
 )
 
-WARM_UP_TOKENS = 8
 WORKER_EXTENSION = "deployments.generation.worker_extension.WeightsWorkerExtension"
 WATCH_EVERY_S = 1.0
+NOT_WITH_THIS_ADAPTER = "The engine cannot score prompts with an adapter that changes the output layer (lm_head)."
 ABORTED_BY_ENGINE = "The engine ended the generation early."
 logger = logging.getLogger("rollout_service.generation")
 
@@ -142,33 +146,53 @@ class VLLMEngine(Engine):
 
     async def _generate(self, running: RunningGeneration) -> Generation:
         request = running.request
-        prompt = tokens_input(list(request.prompt_token_ids))
         if not self.weights.may_generate.is_set():
             await first_of(self.weights.may_generate, running.interrupted)
             if running.interrupted.is_set():
-                return Generation(packed_ids(()), packed_logprobs(()), "abort", failure=running.failure)
-        adapter, aborts = self._adapters.current, self.weights.aborts
+                return interrupted(running.failure)
+        adapter, aborts, version = self._adapters.current, self.weights.aborts, self.weights.loaded.version
+        adapter_version = None if adapter is None else adapter.lora_int_id
+        if isinstance(request, ScoringRequest):
+            if self._adapters.changes_head(adapter):
+                raise GenerationRejected(NOT_WITH_THIS_ADAPTER)
+            is_full = len(request.prompt_token_ids) == self._llm.model_config.max_model_len
+            prompt = request.prompt_token_ids[:-1] if is_full else request.prompt_token_ids
+            output = await self._output_of(running, prompt, scoring_params(request, is_full), adapter)
+            if output.outputs[0].finish_reason != "abort":
+                scored = scored_prompt_of(request, output, adapter_version, is_full)
+                # One that began before an update and ended after it may be a mixture: it is computed again.
+                return scored if scored.weight_version == str(version) else interrupted(None)
+            generation = interrupted(None)
+        else:
+            output = await self._output_of(running, request.prompt_token_ids, sampling_params(request), adapter)
+            generation = generation_of(output.outputs[0], adapter_version)
+        if generation.finish_reason == "abort":
+            asked_for = running.interrupted.is_set() or aborts != self.weights.aborts
+            return replace(generation, failure=running.failure if asked_for else GenerationLost(ABORTED_BY_ENGINE))
+        return generation
+
+    async def _output_of(
+        self,
+        running: RunningGeneration,
+        prompt_token_ids: Sequence[int],
+        params: SamplingParams,
+        adapter: LoRARequest | None,
+    ) -> RequestOutput:
+        """The engine's last output. Raises the failure that stands for what the engine raises."""
+        prompt, priority = tokens_input(list(prompt_token_ids)), running.request.virtual_time
         try:
             with self._adapters.used_by_generation(adapter):
                 async for output in self._llm.generate(
-                    prompt,
-                    sampling_params(request),
-                    request_id=running.engine_id,
-                    lora_request=adapter,
-                    priority=request.virtual_time,
+                    prompt, params, request_id=running.engine_id, lora_request=adapter, priority=priority
                 ):
-                    completion = output.outputs[0]
+                    last = output
         except VLLMClientError as error:
             raise GenerationRejected(f"The engine refused the generation: {error}") from error
         except (GracefulHTTPError, RetryableRequestError) as error:
             raise Overloaded(f"The engine could not accept the generation: {error}") from error
         except VLLMServerError as error:
             raise GenerationLost(f"The engine failed during the generation: {error or type(error).__name__}") from error
-        generation = generation_of(completion, None if adapter is None else adapter.lora_int_id)
-        if generation.finish_reason == "abort":
-            asked_for = running.interrupted.is_set() or aborts != self.weights.aborts
-            return replace(generation, failure=running.failure if asked_for else GenerationLost(ABORTED_BY_ENGINE))
-        return generation
+        return last
 
     def describe(self) -> GeneratorDescription:
         config, model = self._llm.vllm_config, self._llm.model_config
@@ -235,6 +259,11 @@ class VLLMEngine(Engine):
             logger.error("The engine died; Serve replaces the replica.", exc_info=error)
 
 
+def interrupted(failure: RolloutFailure | None) -> Generation:
+    """A generation that was interrupted before its first token."""
+    return Generation(packed_ids(()), packed_logprobs(()), "abort", failure=failure)
+
+
 async def first_of(*events: asyncio.Event) -> None:
     """Returns when one of the events is set."""
     waiting = [asyncio.create_task(event.wait()) for event in events]
@@ -245,14 +274,6 @@ async def first_of(*events: asyncio.Event) -> None:
             task.cancel()
 
 
-def warm_up_requests() -> list[GenerationRequest]:
-    """With and without stop strings, because vLLM detokenizes only with them."""
-    return [
-        GenerationRequest(f"warm-up-{number}", [0], WARM_UP_TOKENS, stop_strings, SamplingOptions())
-        for number, stop_strings in enumerate(((), ("never",)))
-    ]
-
-
 def refuse_unknown_backend(args: AsyncEngineArgs) -> None:
     """Raises `ValueError` with the backends that exist; vLLM itself fails later, in a worker process."""
     backends = WeightTransferEngineFactory._registry.keys()
@@ -260,67 +281,4 @@ def refuse_unknown_backend(args: AsyncEngineArgs) -> None:
         raise ValueError(
             f"engine.weight_transfer_config.backend: {args.weight_transfer_config.backend!r} does not exist; "
             f"vLLM has {', '.join(sorted(backends))}"
-        )
-
-
-def sampling_params(request: GenerationRequest) -> SamplingParams:
-    options = request.sampling
-    return SamplingParams(
-        temperature=options.temperature,
-        top_p=options.top_p,
-        top_k=options.top_k,
-        min_p=options.min_p,
-        ignore_eos=options.ignore_eos,
-        seed=options.seed,
-        max_tokens=request.max_new_tokens,
-        stop=list(request.stop_strings),
-        include_stop_str_in_output=True,
-        # vLLM finds stop strings in the text. Without them the ingress detokenizes, once per message.
-        detokenize=bool(request.stop_strings),
-        logprobs=0,
-        flat_logprobs=True,
-        output_kind=RequestOutputKind.FINAL_ONLY,
-        skip_clone=True,
-    )
-
-
-def generation_of(completion: CompletionOutput, adapter_version: int | None) -> Generation:
-    """The generation as the loop takes it; with an adapter, all its tokens are labelled with the adapter's version.
-
-    vLLM's own spans name only full weights.
-
-    Raises:
-        GenerationLost: the engine failed in the middle of it, or its log-probabilities are incomplete.
-        GenerationNotFinite: one of its log-probabilities is NaN or infinite.
-    """
-    if completion.finish_reason not in ("stop", "length", "abort"):
-        raise GenerationLost(f"The engine ended the generation early ({completion.finish_reason}).")
-    token_ids = packed_ids(completion.token_ids)
-    logprobs = packed_logprobs(completion.logprobs.logprobs if isinstance(completion.logprobs, FlatLogprobs) else ())
-    if len(logprobs) != len(token_ids):
-        raise GenerationLost(f"The engine gave {len(logprobs)} log-probabilities for {len(token_ids)} tokens.")
-    refuse_not_finite(logprobs)
-    return Generation(
-        token_ids=token_ids,
-        logprobs=logprobs,
-        finish_reason=completion.finish_reason,  # type: ignore[arg-type]
-        weight_versions=tuple(
-            WeightSpan(span.version, span.start, span.end) for span in completion.weight_versions or ()
-        )
-        if adapter_version is None
-        else (WeightSpan(str(adapter_version), 0, len(token_ids)),),
-    )
-
-
-def refuse_not_finite(logprobs: "array[float]") -> None:
-    """Raises `GenerationNotFinite` if one of the log-probabilities (float32) is NaN or infinite.
-
-    Not even -inf can be right: it says that the token has probability 0 under the distribution that it was sampled
-    from. With NaN among the logits of a position, the engine returns an arbitrary token.
-    """
-    finite = np.isfinite(np.asarray(logprobs))
-    if not finite.all():
-        first = int(finite.argmin())
-        raise GenerationNotFinite(
-            f"The engine gave {logprobs[first]} as the log-probability of token {first} of {len(logprobs)}."
         )

@@ -1,11 +1,12 @@
 """vLLM calls `install` in each of its processes before it configures the engine (entry point `vllm.general_plugins`).
 
-It works around two faults of vLLM's build for processors.
+It works around three faults of vLLM's build for processors.
 """
 
 import os
 from collections.abc import MutableMapping
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -21,6 +22,9 @@ def install() -> None:
     allow_amx_tiles()
     for library in sorted(Path(torch.__file__).parent.glob("lib/libgomp.so*")):
         preload_by_name(library, os.environ)
+    from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
+
+    leave_out_head_adapters_of_prompts(PunicaWrapperCPU)
 
 
 def allow_amx_tiles() -> None:
@@ -30,6 +34,25 @@ def allow_amx_tiles() -> None:
     """
     if torch.cpu._is_amx_tile_supported():
         torch.cpu._init_amx()
+
+
+def leave_out_head_adapters_of_prompts(punica_wrapper: type[Any]) -> None:
+    """Lets an engine with LoRA compute the log-probabilities of prompts.
+
+    vLLM knows which adapter belongs to each generated token, and takes the logits of a prompt's tokens for such: it
+    dies of the different number of rows. Adapters that change the output layer are not scored with (`engine.py`); for
+    all others there is nothing to add to the logits.
+    """
+    add_lora_logits = punica_wrapper.add_lora_logits
+    if getattr(add_lora_logits, "leaves_out_prompts", False):
+        return
+
+    def add_to_generated_tokens(self: Any, y: torch.Tensor, x: torch.Tensor, *weights: Any, **options: Any) -> None:
+        if x.view(-1, x.shape[-1]).size(0) == self.sampler_indices.size(0):
+            add_lora_logits(self, y, x, *weights, **options)
+
+    add_to_generated_tokens.leaves_out_prompts = True  # type: ignore[attr-defined]
+    punica_wrapper.add_lora_logits = add_to_generated_tokens
 
 
 def preload_by_name(library: Path, environment: MutableMapping[str, str]) -> None:

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import orjson
 
 from deployments.failures import RolloutFailure
-from deployments.protocols import Generation, GenerationRequest, StepRequest
+from deployments.protocols import Generation, GenerationRequest, ScoredPrompt, StepRequest
 from rollout_env import StepOutcome
 
 Item = TypeVar("Item")
@@ -62,7 +62,10 @@ def bytes_of_step_request(request: StepRequest) -> int:
 def bytes_of_generation(result: Generation | RolloutFailure) -> int:
     if isinstance(result, RolloutFailure):
         return BYTES_PER_RECORD + bytes_of_text(str(result))
-    return BYTES_PER_RECORD + (BYTES_PER_TOKEN_ID + BYTES_PER_LOGPROB) * len(result.token_ids)
+    tokens = len(result.token_ids)
+    if isinstance(result, ScoredPrompt):
+        tokens = len(result.prompt_logprobs) + len(result.top_token_ids)
+    return BYTES_PER_RECORD + (BYTES_PER_TOKEN_ID + BYTES_PER_LOGPROB) * tokens
 
 
 def bytes_of_step_result(result: StepOutcome | RolloutFailure) -> int:

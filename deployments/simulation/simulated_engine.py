@@ -17,6 +17,8 @@ from deployments.protocols import (
     GenerationRequest,
     GeneratorDescription,
     ReplicaLoad,
+    ScoredPrompt,
+    ScoringRequest,
     WeightSpan,
     packed_ids,
     packed_logprobs,
@@ -147,9 +149,25 @@ class SimulatedEngine(Engine):
 
     def _response(self, request: GenerationRequest, length: int) -> Generation:
         first = (sum(request.prompt_token_ids) + (request.sampling.seed or 0)) % self._letters
+        if isinstance(request, ScoringRequest) and length:
+            return self._scores(request)
         return Generation(
             token_ids=self._cycle[first : first + length],
             logprobs=self._logprob * length,
             finish_reason="length" if length == request.max_new_tokens else "stop",
             weight_versions=(WeightSpan(WEIGHT_VERSION, 0, length),) if length else (),
+        )
+
+    def _scores(self, request: ScoringRequest) -> ScoredPrompt:
+        """The log-probability of each token is that of a letter, whatever it is; the same letters are the likeliest."""
+        positions = len(request.prompt_token_ids) - max(request.start, 1)
+        letters = self._cycle[: request.top_k]
+        return ScoredPrompt(
+            packed_ids(()),
+            packed_logprobs(()),
+            "length",
+            prompt_logprobs=self._logprob * positions,
+            top_token_ids=letters * positions,
+            top_logprobs=self._logprob * (len(letters) * positions),
+            weight_version=WEIGHT_VERSION,
         )

@@ -1,8 +1,8 @@
-"""Decides which `POST /rollout` may come in, and holds what each one reserves until its response has been sent."""
+"""Decides which `POST /rollout` and `/score` may come in, and holds what each reserves until its response is sent."""
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from threading import Lock
@@ -25,7 +25,9 @@ from service.settings import AdmissionBounds, AdmissionSettings
 LEAST_WANTED = Amounts(rollouts=1, tokens=1)
 """What a request wants at least, before its body is read."""
 FIELDS: dict[Resource, str] = {"rollouts": "samples", "tokens": "max_seq_len", "body_bytes": "body"}
-"""The field of a request that asks for too much."""
+"""The field of a `POST /rollout` that asks for too much."""
+SCORE_FIELDS: dict[Resource, str] = {"rollouts": "sequences", "tokens": "sequences", "body_bytes": "body"}
+"""The field of a `POST /score`: a sequence counts as a rollout."""
 NOUNS: dict[Resource, str] = {"rollouts": "rollouts", "tokens": "requested tokens", "body_bytes": "bytes of bodies"}
 ADVICE: dict[Resource, str] = {
     "rollouts": "split the request",
@@ -82,13 +84,13 @@ class Admission:
             most_tokens = min(most_tokens, request.max_rollout_turns * request.sampling.max_new_tokens)
         return Amounts(rollouts, rollouts * most_tokens)
 
-    def grow(self, reservation: Reservation, wanted: Amounts) -> None:
-        """Raises `RequestProblem`: 429 for later, 413 or 422 for never."""
+    def grow(self, reservation: Reservation, wanted: Amounts, fields: Mapping[Resource, str] = FIELDS) -> None:
+        """Raises `RequestProblem`: 429 for later, 413 or 422 for never; `fields` are those that ask for too much."""
         try:
             with self._lock:
                 self._capacity.grow(reservation, wanted, self._ingress_replicas(), time.monotonic())
         except BoundExceeded as error:
-            raise never_admitted(error) from error
+            raise never_admitted(error, fields) from error
         except CapacityExhausted as error:
             raise not_admitted_now(error) from error
 
@@ -109,20 +111,24 @@ class AdmittedRequest:
         """Raises `RequestProblem` (429, 422) if the rollouts of the parsed request cannot be held."""
         self._admission.grow(self._reservation, self._admission.amounts_of(request))
 
+    def hold_sequences(self, sequences: int, tokens: int) -> None:
+        """Raises `RequestProblem` (429, 422) if so many sequences with so many tokens cannot be held."""
+        self._admission.grow(self._reservation, Amounts(sequences, tokens), SCORE_FIELDS)
+
 
 def bounds_of(settings: AdmissionBounds, name: str) -> dict[Resource, Bound]:
     given = {resource: getattr(settings, f"max_{resource}") for resource in RESOURCES}
     return {resource: Bound(most, f"{name}.max_{resource}") for resource, most in given.items() if most is not None}
 
 
-def never_admitted(error: BoundExceeded) -> RequestProblem:
+def never_admitted(error: BoundExceeded, fields: Mapping[Resource, str]) -> RequestProblem:
     message = (
         f"{error.wanted} {NOUNS[error.resource]} are more than {error.bound.setting} allows, which is "
         f"{error.bound.most}; {ADVICE[error.resource]}"
     )
     if error.resource == "body_bytes":
         return body_too_large(message)
-    return invalid_request(FieldProblem(field=FIELDS[error.resource], message=message))
+    return invalid_request(FieldProblem(field=fields[error.resource], message=message))
 
 
 def not_admitted_now(error: CapacityExhausted) -> RequestProblem:

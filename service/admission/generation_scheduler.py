@@ -13,7 +13,7 @@ import math
 import random
 from collections.abc import Collection, Sequence
 
-from deployments.protocols import GenerationRequest, ReplicaLoad
+from deployments.protocols import GenerationRequest, ReplicaLoad, ScoringRequest
 from service.admission.fair_queue import FairQueue
 from service.admission.replica_affinity import Assignment, ReplicaAffinity
 from service.admission.replica_window import EngineCapacity, ReplicaWindow
@@ -300,11 +300,14 @@ class GenerationScheduler:
 
     def _learn(self, generation: ScheduledGeneration, new_tokens: int) -> None:
         of_request, assignment = generation.of_request, generation.assignment
+        self._queue.advance(generation.virtual_time)
+        if isinstance(generation.request, ScoringRequest):
+            # It generates nothing, and says nothing of the length of generations.
+            return
         of_request.expected_tokens += LEARNING_RATE * (new_tokens - of_request.expected_tokens)
         self._mean_tokens += LEARNING_RATE * (new_tokens - self._mean_tokens)
         if assignment.replica == generation.replica:
             assignment.cached_tokens = len(generation.request.prompt_token_ids) + new_tokens
-        self._queue.advance(generation.virtual_time)
 
     def _note_free(self, replica: str, window: ReplicaWindow) -> None:
         if window.has_free_sequence and not self._queue.size_of(replica):

@@ -1,4 +1,4 @@
-"""Parses bodies of `POST /rollout` beside the event loop. Child's half: `service/requests/parser_process.py`.
+"""Parses the bodies of large requests beside the event loop. Child's half: `service/requests/parser_process.py`.
 
 A small body is parsed at once. A large one is parsed in another process: pydantic and every JSON parser hold the
 interpreter's lock while they work, so that in a thread of this process they would stop the event loop as well.
@@ -10,12 +10,21 @@ import pickle
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, TypeVar
 
 from rollout_client.contract import RolloutRequest
+from service.requests.media_types import JSON
 from service.requests.parser_process import HEADER, LENGTH
 from service.requests.rollout_parsing import BodyBounds, joined_request, parsed_body
+from service.requests.score_parsing import (
+    ParsedScoreRequest,
+    ScoreBounds,
+    joined_score_request,
+    parsed_score_request,
+)
 from service.responses.problems import RequestProblem, not_ready
 
 MOST_BYTES_INLINE = 2**16
@@ -25,6 +34,7 @@ PROCESSES = 2
 MOST_BYTES_KEPT = 2**25
 """A process that has parsed a larger body is ended: its allocator keeps the memory."""
 PART_BYTES = 2**20
+Parsed = TypeVar("Parsed")
 
 
 class BodyParser:
@@ -47,18 +57,34 @@ class BodyParser:
         if len(body) <= MOST_BYTES_INLINE:
             return parsed_body(body, media_type)
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._threads, self._parse_elsewhere, body, media_type)
+        parse = partial(self._parse_elsewhere, body, media_type, self._bounds, joined_request)
+        return await loop.run_in_executor(self._threads, parse)
 
-    def _parse_elsewhere(self, body: bytes | bytearray, media_type: str) -> RolloutRequest:
+    async def parse_score_request(self, body: bytes | bytearray, bounds: ScoreBounds) -> ParsedScoreRequest:
+        """Raises what `parse` raises."""
+        if len(body) <= MOST_BYTES_INLINE:
+            return parsed_score_request(body, bounds)
+        loop = asyncio.get_running_loop()
+        parse = partial(self._parse_elsewhere, body, JSON, bounds, joined_score_request)
+        return await loop.run_in_executor(self._threads, parse)
+
+    def _parse_elsewhere(
+        self,
+        body: bytes | bytearray,
+        media_type: str,
+        bounds: BodyBounds | ScoreBounds,
+        join: Callable[[Any, Sequence[bytes]], Parsed],
+    ) -> Parsed:
         process = self._process()
         try:
-            request = process.parse(body, media_type, self._bounds)
+            first, rest = process.parse(body, media_type, bounds)
         except OSError as error:
             self._end_process()
             raise not_ready("The process that parses request bodies died, perhaps for want of memory") from error
         finally:
             if len(body) > MOST_BYTES_KEPT:
                 self._end_process()
+        request = join(first, rest)
         if isinstance(body, bytearray):
             # Here and not where the last reference is dropped: freeing 256 MB takes 20 ms.
             body.clear()
@@ -104,8 +130,13 @@ class ParserProcess:
         assert self._process.stdout is not None
         self._to_child, self._from_child = self._process.stdin.fileno(), self._process.stdout.fileno()
 
-    def parse(self, body: bytes | bytearray, media_type: str, bounds: BodyBounds) -> RolloutRequest:
-        """Raises `RequestProblem` with what is wrong with the body."""
+    def parse(
+        self, body: bytes | bytearray, media_type: str, bounds: BodyBounds | ScoreBounds
+    ) -> tuple[Any, Sequence[bytes]]:
+        """The first frame of the answer, unpickled, and the others.
+
+        Raises `RequestProblem` with what is wrong with the body.
+        """
         parameters = pickle.dumps((media_type, bounds))
         self._write(HEADER.pack(len(parameters), len(body)) + parameters)
         self._write(body)
@@ -114,7 +145,7 @@ class ParserProcess:
         rest = tuple(frames)
         if isinstance(first, RequestProblem):
             raise first
-        return joined_request(first, rest)
+        return first, rest
 
     def end(self) -> None:
         self._process.kill()

@@ -1,9 +1,10 @@
-"""The process that parses large bodies of `POST /rollout`. Parent's half: `service/requests/body_parser.py`.
+"""The process that parses the bodies of large requests. Parent's half: `service/requests/body_parser.py`.
 
 For each body the parent writes a header (`HEADER`), a pickled (media type, `BodyBounds`) and the body to the standard
-input. The answer on the standard output is a sequence of frames, each a length (`LENGTH`) and a pickle, then an empty
-frame: either the slices of `split_fields`, or one frame with a `RequestProblem`. The process ends with its parent, when
-its standard input ends.
+input; `ScoreBounds` in their place say that it is a body of `POST /score`. The answer on the standard output is a
+sequence of frames, each a length (`LENGTH`) and a pickle, then an empty frame: either the slices of `split_fields` or
+`split_score_request`, or one frame with a `RequestProblem`. The process ends with its parent, when its standard input
+ends.
 """
 
 import gc
@@ -15,6 +16,7 @@ from collections.abc import Iterator
 from typing import IO
 
 from service.requests.rollout_parsing import BodyBounds, checked_fields, split_fields
+from service.requests.score_parsing import ScoreBounds, parsed_score_request, split_score_request
 from service.responses.problems import RequestProblem
 
 HEADER = struct.Struct("<QQ")
@@ -46,13 +48,16 @@ def serve(source: IO[bytes], sink: IO[bytes]) -> None:
         gc.collect()
 
 
-def answer(body: bytes, media_type: str, bounds: BodyBounds) -> Iterator[bytes]:
+def answer(body: bytes, media_type: str, bounds: BodyBounds | ScoreBounds) -> Iterator[bytes]:
     try:
-        fields = checked_fields(body, media_type, bounds)
+        if isinstance(bounds, ScoreBounds):
+            frames = split_score_request(parsed_score_request(body, bounds), SLICE_BYTES)
+        else:
+            frames = split_fields(checked_fields(body, media_type, bounds), SLICE_BYTES)
     except RequestProblem as error:
         yield pickle.dumps(error, pickle.HIGHEST_PROTOCOL)
         return
-    yield from split_fields(fields, SLICE_BYTES)
+    yield from frames
 
 
 if __name__ == "__main__":

@@ -4,10 +4,9 @@ import asyncio
 import logging
 import random
 from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from typing import Any, Protocol, TypeVar
 
 from deployments.failures import RolloutFailure, TurnTimedOut
-from service.rollouts.episode import Episode
 
 logger = logging.getLogger("rollout_service.rollouts")
 
@@ -16,6 +15,25 @@ LONGEST_PAUSE_S = 5.0
 JITTER_S = 1.0
 """Spreads the retries of the many calls that one dead replica fails at once."""
 Result = TypeVar("Result")
+
+
+class Identity(Protocol):
+    """What calls are made for. `EpisodeIdentity` implements it."""
+
+    def log_fields(self) -> dict[str, Any]:
+        """The `extra` of a log record."""
+        ...
+
+
+class RetryBudget(Protocol):
+    """Who pays for the retries of calls. `Episode` implements it."""
+
+    @property
+    def identity(self) -> Identity: ...
+
+    def take_retry(self) -> bool:
+        """Whether the budget allows another retry. Takes the retry out of the budget."""
+        ...
 
 
 async def with_timeout(seconds: float | None, call: Awaitable[Result], what: str) -> Result:
@@ -33,8 +51,8 @@ async def with_timeout(seconds: float | None, call: Awaitable[Result], what: str
         raise TurnTimedOut(f"{what} took longer than {seconds:g} s.") from error
 
 
-async def with_retries(call: Callable[[], Awaitable[Result]], episode: Episode) -> Result:
-    """Makes the call until it succeeds, as long as its failures are retryable and the episode's budget lasts.
+async def with_retries(call: Callable[[], Awaitable[Result]], budget: RetryBudget) -> Result:
+    """Makes the call until it succeeds, as long as its failures are retryable and the budget lasts.
 
     The pause before retry n (from 0) is `FIRST_BACKOFF_S` * 2^n plus up to `JITTER_S`, at most `LONGEST_PAUSE_S`.
 
@@ -46,9 +64,9 @@ async def with_retries(call: Callable[[], Awaitable[Result]], episode: Episode) 
         try:
             return await call()
         except RolloutFailure as failure:
-            may_retry = failure.retryable and (not failure.costs_a_retry or episode.take_retry())
+            may_retry = failure.retryable and (not failure.costs_a_retry or budget.take_retry())
             if not may_retry:
                 raise
-            logger.info("A call is retried: %s", failure, extra=episode.identity.log_fields())
+            logger.info("A call is retried: %s", failure, extra=budget.identity.log_fields())
         await asyncio.sleep(min(backoff_s + random.uniform(0, JITTER_S), LONGEST_PAUSE_S))
         backoff_s = min(2 * backoff_s, LONGEST_PAUSE_S)

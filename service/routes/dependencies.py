@@ -33,7 +33,9 @@ async def request_id(request: Request) -> str:
 
 
 async def admitted_request(request: Request) -> AsyncIterator[AdmittedRequest]:
-    """Admits a `POST /rollout` before its body is read. FastAPI resumes this when the response has been sent or broke.
+    """Admits a `POST /rollout` or `/score` before its body is read.
+
+    FastAPI resumes this when the response has been sent or broke.
 
     Raises:
         RequestProblem: 429 or 413, the request is not admitted.

@@ -31,6 +31,7 @@ from rollout_client.policy_contract import (
     TransferWorld,
     UploadState,
 )
+from rollout_client.score_contract import ScoreRequest, ScoreResponse
 from rollout_client.task_contract import ExampleSamples, TaskList
 from service.requests.media_types import JSON
 from service.responses.ndjson import NDJSON
@@ -77,6 +78,15 @@ ROLLOUT: Description = {
             header_parameter("Content-Encoding", "How the body is compressed: `gzip` or `zstd`.", "zstd"),
         ],
     },
+}
+SCORE: Description = {
+    "summary": "Score given tokens",
+    "responses": {
+        200: json_response(ScoreResponse, examples.SCORE_RESPONSE),
+        429: refusal([OVERLOADED.title]),
+        **refusals(PolicyNotCurrent, reads_body=True),
+    },
+    "openapi_extra": json_request(ScoreRequest, examples.SCORE_REQUEST),
 }
 TASKS: Description = {
     "summary": "List the tasks",

@@ -40,6 +40,7 @@ from rollout_client.policy_contract import (
     VersionInfo,
 )
 from rollout_client.problem_contract import FieldProblem, Problem
+from rollout_client.score_contract import ScoreRequest, ScoreResponse, SequenceScore
 from rollout_client.task_contract import ExampleSamples, TaskInfo, TaskList
 from rollout_client.version import CONTRACT_VERSION
 
@@ -193,3 +194,11 @@ TRANSFER_UPDATE = example(
     )
 )
 TRANSFER_WORLD = example(TransferWorld(world_size=3))
+SCORE_REQUEST = example(ScoreRequest(sequences=[[5, 17, 8, 31, 9, 2]], start=3))
+SCORE_RESPONSE = example(
+    ScoreResponse(
+        request_id=REQUEST_ID,
+        policy=PolicyVersions(oldest="7", newest="7", current="7"),
+        scores=[SequenceScore(logprobs=[-0.02, -0.11, -0.001], weight_version="7")],
+    )
+)

@@ -4,14 +4,14 @@ from fastapi import FastAPI
 from fastapi.routing import APIRoute
 
 from service.rollout_service import RolloutService
-from service.routes import health, info, policy, rollout, tasks
+from service.routes import health, info, policy, rollout, score, tasks
 from service.routes.contract_version import ContractVersionMiddleware
 from service.routes.dependencies import provide
 from service.routes.error_handlers import install_error_handlers
 from service.routes.openapi import complete_document
 from service.routes.request_ids import RequestIdMiddleware
 
-ROUTERS = (rollout.router, tasks.router, info.router, policy.router, health.router)
+ROUTERS = (rollout.router, score.router, tasks.router, info.router, policy.router, health.router)
 TITLE = "Rollout service"
 API_VERSION = "1"
 DESCRIPTION = """Plays prompts against environments with the current policy, for reinforcement learning.

@@ -16,12 +16,22 @@ from rollout_client.contract import RolloutRequest
 from rollout_client.ndjson import StreamLine
 from rollout_client.policy_contract import CheckpointSource, RollbackTarget, TransferInit, TransferUpdate
 from rollout_client.problem_contract import Problem
+from rollout_client.score_contract import ScoreRequest
 from service.requests.media_types import JSON
 from service.responses.problems import PROBLEM_JSON, REQUEST_ID_HEADER
 from service.routes.examples import PROBLEM, REQUEST_ID
 
 Document = dict[str, Any]
-UNDERIVED_MODELS = (RolloutRequest, StreamLine, CheckpointSource, RollbackTarget, TransferInit, TransferUpdate, Problem)
+UNDERIVED_MODELS = (
+    RolloutRequest,
+    StreamLine,
+    ScoreRequest,
+    CheckpointSource,
+    RollbackTarget,
+    TransferInit,
+    TransferUpdate,
+    Problem,
+)
 """Types that no signature names."""
 SCHEMA_REFERENCE = "#/components/schemas/{model}"
 BINARY: Document = {"type": "string", "format": "binary"}

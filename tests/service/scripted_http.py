@@ -39,9 +39,10 @@ class ScriptedHttp:
         limits: Limits = LIMITS,
         sets_request_id_header: bool = True,
         admission: AdmissionSettings | None = None,
+        generator: ScriptedGenerator | None = None,
     ) -> None:
         self.store = ScriptedStore()
-        self.generator = ScriptedGenerator(["A"])
+        self.generator = generator or ScriptedGenerator(["A"])
         self.environments = {
             name: ScriptedEnvironment([outcome(terminated=True)]) for name in ("math", "sliding_puzzle")
         }

@@ -12,6 +12,7 @@ from rollout_client.async_client.connection import AsyncConnection
 from rollout_client.async_client.info import AsyncInfoMethods
 from rollout_client.async_client.policy import AsyncPolicyMethods
 from rollout_client.async_client.rollouts import AsyncRolloutMethods
+from rollout_client.async_client.score import AsyncScoreMethods
 from rollout_client.base_url import service_url, shown
 from rollout_client.call_options import ClientDefaults, ClientOptions, merged, user_agent_of
 from rollout_client.concurrency import async_sleep
@@ -23,7 +24,7 @@ UNBOUNDED = httpx.Limits(max_connections=None, max_keepalive_connections=64)
 """Admission is the service's: a request that waited for a connection here would be invisible to it."""
 
 
-class AsyncRolloutClient(AsyncRolloutMethods, AsyncPolicyMethods, AsyncInfoMethods):
+class AsyncRolloutClient(AsyncRolloutMethods, AsyncScoreMethods, AsyncPolicyMethods, AsyncInfoMethods):
     """Talks to one rollout service. `RolloutClient` is safe to share between threads; `AsyncRolloutClient` has the same
     methods for asyncio, and cancelling one of its rollouts ends it at the service too.
 

@@ -19,12 +19,13 @@ from rollout_client.sync_client.connection import Connection
 from rollout_client.sync_client.info import InfoMethods
 from rollout_client.sync_client.policy import PolicyMethods
 from rollout_client.sync_client.rollouts import RolloutMethods
+from rollout_client.sync_client.score import ScoreMethods
 
 UNBOUNDED = httpx.Limits(max_connections=None, max_keepalive_connections=64)
 """Admission is the service's: a request that waited for a connection here would be invisible to it."""
 
 
-class RolloutClient(RolloutMethods, PolicyMethods, InfoMethods):
+class RolloutClient(RolloutMethods, ScoreMethods, PolicyMethods, InfoMethods):
     """Talks to one rollout service. `RolloutClient` is safe to share between threads; `RolloutClient` has the same
     methods for asyncio, and cancelling one of its rollouts ends it at the service too.
 

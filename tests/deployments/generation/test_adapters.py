@@ -1,6 +1,7 @@
 """Which adapters an engine keeps, and when it unloads one."""
 
 import asyncio
+import json
 from pathlib import Path
 from typing import Any
 
@@ -76,3 +77,27 @@ def test_loading_hands_the_folder_to_the_engine() -> None:
     run(adapters.load(2, Path("/folder")))
     assert llm.calls == ["add_lora 2 /folder"]
     assert adapters.current is None
+
+
+@pytest.mark.parametrize(
+    ("config", "changes"),
+    [
+        ({"target_modules": ["q_proj", "lm_head"]}, True),
+        ({"target_modules": "all-linear"}, True),
+        ({"target_modules": ["q_proj"], "modules_to_save": ["lm_head"]}, True),
+        ({"target_modules": ["q_proj"], "modules_to_save": None}, False),
+        (None, False),
+    ],
+)
+def test_an_adapter_that_changes_the_output_layer_is_known_by_its_config(
+    tmp_path: Path, config: dict[str, Any] | None, changes: bool
+) -> None:
+    if config is not None:
+        (tmp_path / "adapter_config.json").write_text(json.dumps(config))
+
+    async def play() -> list[bool]:
+        llm: Any = ScriptedLLM()
+        adapters = Adapters(llm)
+        return [adapters.changes_head(None), adapters.changes_head(await adapters.load(2, tmp_path))]
+
+    assert run(play()) == [False, changes]

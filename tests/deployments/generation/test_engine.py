@@ -7,7 +7,7 @@ from vllm.logprobs import FlatLogprobs
 from vllm.outputs import CompletionOutput
 
 from deployments.failures import GenerationLost, GenerationNotFinite
-from deployments.generation.engine import generation_of
+from deployments.generation.engine_requests import generation_of
 from deployments.protocols import Generation, packed_ids, packed_logprobs
 
 # Importing vLLM takes seconds.

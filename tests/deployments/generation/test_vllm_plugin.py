@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from deployments.generation.vllm_plugin import preload_by_name
+from deployments.generation.vllm_plugin import leave_out_head_adapters_of_prompts, preload_by_name
 
 OPENMP = Path(torch.__file__).parent / "lib" / "libgomp.so.1"
 PRINT_LOADED = "print(open('/proc/self/maps').read())"
@@ -40,3 +40,21 @@ def test_an_openmp_library_that_the_user_preloads_is_kept() -> None:
     environment = {"LD_PRELOAD": "/opt/libiomp5.so"}
     preload_by_name(Path("/a folder/libgomp.so.1"), environment)
     assert environment == {"LD_PRELOAD": "/opt/libiomp5.so"}
+
+
+class ScriptedPunica:
+    def __init__(self) -> None:
+        self.sampler_indices = torch.zeros(2)
+        self.rows: list[int] = []
+
+    def add_lora_logits(self, y: torch.Tensor, x: torch.Tensor, *_weights: object) -> None:
+        self.rows.append(len(x))
+
+
+def test_adapters_of_the_output_layer_are_added_to_generated_tokens_only() -> None:
+    for _ in range(2):
+        leave_out_head_adapters_of_prompts(ScriptedPunica)
+    punica = ScriptedPunica()
+    for rows in (2, 199):
+        punica.add_lora_logits(torch.zeros(rows, 9), torch.zeros(rows, 4), None, None, 1.0)
+    assert punica.rows == [2]

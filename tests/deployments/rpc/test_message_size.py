@@ -12,6 +12,7 @@ from deployments.protocols import (
     Generation,
     GenerationRequest,
     SamplingOptions,
+    ScoredPrompt,
     StepRequest,
     WeightSpan,
     packed_ids,
@@ -80,6 +81,9 @@ def test_generations_and_their_requests_are_not_much_larger_than_estimated(token
     assert len(pickle.dumps(request)) <= 1.1 * bytes_of_generation_request(request) + OVERHEAD_BYTES
     result = Generation(ids, packed_logprobs([0.0] * tokens), "stop", (WeightSpan("1", 0, tokens),))
     assert len(pickle.dumps(result)) <= 1.1 * bytes_of_generation(result) + OVERHEAD_BYTES
+    logprobs = packed_logprobs([0.0] * tokens)
+    scored = ScoredPrompt((), (), "length", prompt_logprobs=logprobs, top_token_ids=ids, top_logprobs=logprobs)
+    assert len(pickle.dumps(scored)) <= 1.1 * bytes_of_generation(scored) + OVERHEAD_BYTES
 
 
 @pytest.mark.parametrize("bytes_of", [bytes_of_generation, bytes_of_step_result])

@@ -12,7 +12,10 @@ from deployments.protocols import (
     GeneratorDescription,
     ReplicaLoad,
     SamplingOptions,
+    ScoredPrompt,
+    ScoringRequest,
     WeightSpan,
+    packed_ids,
     packed_logprobs,
 )
 from deployments.simulation.simulated_engine import SimulatedEngine
@@ -170,3 +173,17 @@ def test_interrupting_a_running_generation_starts_the_next_one() -> None:
         return now()
 
     assert run(waited()) == 4
+
+
+def test_a_prompt_is_scored_as_letters_drawn_with_equal_probabilities() -> None:
+    asked = ScoringRequest("a", [5, 6, 7], 1, (), SamplingOptions(), top_k=2, start=1)
+    third = -math.log(3)
+    assert run(engine().generate(asked)) == ScoredPrompt(
+        packed_ids(()),
+        packed_logprobs(()),
+        "length",
+        prompt_logprobs=packed_logprobs([third] * 2),
+        top_token_ids=packed_ids([65, 66] * 2),
+        top_logprobs=packed_logprobs([third] * 4),
+        weight_version="0",
+    )

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deployments.protocols import GenerationRequest, ReplicaLoad, RequestShare, SamplingOptions
+from deployments.protocols import GenerationRequest, ReplicaLoad, RequestShare, SamplingOptions, ScoringRequest
 from service.admission.generation_scheduler import (
     FIRST_EXPECTED_TOKENS,
     PREFILL_COST,
@@ -69,6 +69,18 @@ def test_a_request_that_comes_later_is_next() -> None:
     generations = submit_many(scheduler, 20)
     scheduler.submit(generation("one", "other"))
     assert names(scheduler.end(generations[0], new_tokens=100)) == ["one"]
+
+
+def test_scoring_is_charged_for_its_prompt_and_says_nothing_of_the_length_of_generations() -> None:
+    scheduler = new_scheduler("a")
+    prompt = range(300)
+    asked = ScoringRequest("s", prompt, 1, (), SamplingOptions(), rollout_id="s", share=RequestShare("scores"))
+    scoring = scheduler.submit(asked)
+    assert scoring.cost == 1 + PREFILL_COST * len(prompt)
+    assert scoring.kv_tokens == 1 + len(prompt)
+    scheduler.end(scoring, new_tokens=0)
+    assert scheduler.submit(generation("r")).cost == 100 + PREFILL_COST * 10
+    assert scheduler._mean_tokens == FIRST_EXPECTED_TOKENS
 
 
 def test_a_cancelled_generation_leaves_the_queue_at_once() -> None:

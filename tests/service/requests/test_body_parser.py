@@ -33,6 +33,7 @@ from service.requests.rollout_parsing import (
     parsed_body,
     split_fields,
 )
+from service.requests.score_parsing import ParsedScoreRequest, ScoreBounds
 from service.responses.problems import MOST_LEVELS, NON_FINITE, RequestProblem
 
 SAMPLE: dict[str, Any] = {"task_name": "math", "messages": [{"role": "user", "content": "Hi"}]}
@@ -136,7 +137,7 @@ def test_a_process_that_dies_is_503_and_is_replaced() -> None:
 @pytest.mark.slow
 def test_a_process_ends_when_the_standard_input_that_its_parent_holds_ends() -> None:
     process = body_parser.ParserProcess()
-    assert process.parse(request(), JSON, BOUNDS) == parsed_body(request(), JSON)
+    assert joined_request(*process.parse(request(), JSON, BOUNDS)) == parsed_body(request(), JSON)
     assert process._process.stdin is not None
     process._process.stdin.close()
     assert process._process.wait(timeout=30) == 0
@@ -149,10 +150,11 @@ def test_large_bodies_wait_for_each_other_and_small_ones_for_none(
 ) -> None:
     go_on = threading.Event()
     answered = parsed_body(request(), JSON)
+    first, *rest = split_fields(checked_fields(request(), JSON, BOUNDS), 1000)
 
-    def wait(*_arguments: Any) -> RolloutRequest:
+    def wait(*_arguments: Any) -> tuple[Any, list[bytes]]:
         assert go_on.wait(30)
-        return answered
+        return pickle.loads(first), rest
 
     async def parse_all() -> bool:
         large = [asyncio.create_task(parser.parse(PADDING + b" ", JSON)) for _ in range(3)]
@@ -162,6 +164,24 @@ def test_large_bodies_wait_for_each_other_and_small_ones_for_none(
 
     monkeypatch.setattr(body_parser.ParserProcess, "parse", wait)
     assert asyncio.run(parse_all())
+
+
+def test_a_large_body_of_sequences_is_parsed_in_a_process_with_the_same_result_and_the_same_refusals(
+    parser: BodyParser,
+) -> None:
+    bounds = ScoreBounds(max_sequences=10_000, max_model_len=100, vocab_size=50)
+
+    def parsed(*sequences: list[int]) -> ParsedScoreRequest:
+        body = json.dumps({"sequences": sequences, "start": 1, "top_k": 2}).encode() + PADDING
+        return asyncio.run(parser.parse_score_request(body, bounds))
+
+    sequences = [[number % 50, 7, 8] * 30 for number in range(5000)]
+    request = parsed(*sequences)
+    assert [list(sequence.token_ids) for sequence in request.sequences] == sequences
+    assert (request.tokens, request.options.top_k, request.sequences[-1].start) == (450_000, 2, 1)
+    with pytest.raises(RequestProblem) as raised:
+        parsed([1, 2], [3, 50])
+    assert [(error.field, error.value) for error in raised.value.problem.errors] == [("sequences[1][1]", 50)]
 
 
 finite = st.floats(allow_nan=False, allow_infinity=False)

@@ -100,6 +100,7 @@ def test_every_operation_has_an_id_of_its_own_a_tag_and_a_summary() -> None:
         "readyz",
         "rollback",
         "rollout",
+        "score",
         "start_transfer",
         "tasks",
         "update_transfer",

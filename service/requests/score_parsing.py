@@ -1,0 +1,134 @@
+"""Parses the body of `POST /score`: from untrusted bytes to sequences that the engines can score.
+
+Guarantee: at most one problem of the sequences is built, whatever the body holds; what comes out is within the bounds.
+"""
+
+import pickle
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from pydantic import ValidationError
+
+from deployments.protocols import packed_ids
+from rollout_client.contract import PolicyDemand
+from rollout_client.priority_contract import Priority
+from rollout_client.problem_contract import FieldProblem
+from rollout_client.score_contract import ScoreRequest
+from service.responses.problems import invalid_request, validation_problem
+
+MOST_NUMBERS = 2**26
+"""Of an answer: 64 million log-probabilities and token ids are about 1 GB of JSON."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreBounds:
+    """What one request may ask for."""
+
+    max_sequences: int
+    max_model_len: int
+    vocab_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreOptions:
+    """What holds for all sequences of a request."""
+
+    top_k: int
+    policy: PolicyDemand
+    priority: Priority
+    retries: int
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceToScore:
+    """The token ids of one sequence, and the first position that is asked for."""
+
+    token_ids: "array[int]"
+    start: int
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedScoreRequest:
+    options: ScoreOptions
+    sequences: Sequence[SequenceToScore]
+
+    @property
+    def tokens(self) -> int:
+        return sum(len(sequence.token_ids) for sequence in self.sequences)
+
+
+def parsed_score_request(body: bytes | bytearray, bounds: ScoreBounds) -> ParsedScoreRequest:
+    """Raises `RequestProblem`: 400 or 422, what is wrong with the body."""
+    try:
+        request = ScoreRequest.model_validate_json(body, strict=True)
+    except ValidationError as error:
+        raise validation_problem(error) from error
+    for problem in score_problems(request, bounds):
+        raise invalid_request(problem)
+    starts = request.start if isinstance(request.start, list) else [request.start] * len(request.sequences)
+    return ParsedScoreRequest(
+        ScoreOptions(request.top_k, request.policy, request.priority, request.retries),
+        [
+            SequenceToScore(packed_ids(token_ids), start)
+            for token_ids, start in zip(request.sequences, starts, strict=True)
+        ],
+    )
+
+
+def score_problems(request: ScoreRequest, bounds: ScoreBounds) -> Iterator[FieldProblem]:
+    """Yields the problems of a request whose fields are right, each taken alone."""
+    count, starts = len(request.sequences), request.start
+    if count > bounds.max_sequences:
+        message = f"{count} sequences are more than {bounds.max_sequences}; split the request"
+        yield FieldProblem(field="sequences", message=message, value=count)
+    if isinstance(starts, list) and len(starts) != count:
+        message = f"it has {len(starts)} positions for {count} sequences; send one for each, or one number"
+        yield FieldProblem(field="start", message=message, value=len(starts))
+        return
+    numbers = sum(map(len, request.sequences)) * (1 + 2 * request.top_k)
+    if numbers > MOST_NUMBERS:
+        message = f"the answer would have {numbers} numbers, and may have {MOST_NUMBERS}; split the request"
+        yield FieldProblem(field="sequences", message=message, value=numbers)
+    for place, token_ids in enumerate(request.sequences):
+        start = starts[place] if isinstance(starts, list) else starts
+        yield from sequence_problems(f"sequences[{place}]", token_ids, start, request.top_k, bounds)
+
+
+def sequence_problems(
+    field: str, token_ids: Sequence[int], start: int, top_k: int, bounds: ScoreBounds
+) -> Iterator[FieldProblem]:
+    # The engine names the most likely tokens only of positions that a further token can follow.
+    most_tokens = bounds.max_model_len - bool(top_k)
+    if len(token_ids) > most_tokens:
+        with_top_k = " with top_k" if top_k else ""
+        message = f"it has {len(token_ids)} tokens; the model takes at most {most_tokens}{with_top_k}"
+        yield FieldProblem(field=field, message=message, value=len(token_ids))
+    highest = max(token_ids)
+    if highest >= bounds.vocab_size:
+        yield FieldProblem(
+            field=f"{field}[{token_ids.index(highest)}]",
+            message=f"{highest} is not a token of the model; its ids are 0 to {bounds.vocab_size - 1}",
+            value=highest,
+        )
+    if start >= len(token_ids):
+        message = f"{field} has {len(token_ids)} tokens; its last position is {len(token_ids) - 1}"
+        yield FieldProblem(field="start", message=message, value=start)
+
+
+def split_score_request(request: ParsedScoreRequest, slice_bytes: int) -> Iterator[bytes]:
+    """The request as pickles: first its options, then slices of sequences of about `slice_bytes`."""
+    yield pickle.dumps(request.options, pickle.HIGHEST_PROTOCOL)
+    sequences, size = list[SequenceToScore](), 0
+    for sequence in request.sequences:
+        sequences.append(sequence)
+        size += len(sequence.token_ids) * sequence.token_ids.itemsize
+        if size >= slice_bytes:
+            yield pickle.dumps(sequences, pickle.HIGHEST_PROTOCOL)
+            sequences, size = [], 0
+    yield pickle.dumps(sequences, pickle.HIGHEST_PROTOCOL)
+
+
+def joined_score_request(options: ScoreOptions, slices: Iterable[bytes]) -> ParsedScoreRequest:
+    """The request that `split_score_request` has split."""
+    return ParsedScoreRequest(options, [sequence for slice_ in slices for sequence in pickle.loads(slice_)])

@@ -1,0 +1,114 @@
+"""`POST /score` on the running service: its log-probabilities are those of transformers and of the rollouts."""
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+
+from rollout_client import RolloutClient
+from rollout_client.contract import SampleResult, Sampling
+from rollout_client.errors import RequestRejected
+from tests.live.forward_pass import logprobs_of_next, model_of, perturbed, tiny_state
+from tests.live.played_with_weights import LOGPROB_TOLERANCE, play
+
+SEQUENCES = [[5, 17, 8, 31, 9, 2], list(range(200)), [3, 4]]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def leaves_the_original_weights(client: RolloutClient) -> Iterator[None]:
+    yield
+    client.push_weights(tiny_state())
+
+
+def ids_of(result: SampleResult) -> list[int]:
+    return [token_id for message in result.message_log for token_id in message.token_ids]
+
+
+def mean_difference(logprobs: Sequence[float | None], said: torch.Tensor) -> float:
+    return (torch.tensor([value for value in logprobs if value is not None]) - said).abs().mean().item()
+
+
+@pytest.mark.parametrize("seed", [21, 22])
+def test_scores_are_the_log_probabilities_of_transformers_under_the_pushed_weights(
+    client: RolloutClient, seed: int
+) -> None:
+    state = perturbed(seed)
+    version = client.push_weights(state).version
+    model = model_of(state)
+    response = client.score(SEQUENCES, top_k=3, policy={"version": version})
+    said = str(version)
+    assert (response.policy.oldest, response.policy.newest) == (said, said)
+    assert [score.weight_version for score in response.scores] == [said] * 3
+    for sequence, score in zip(SEQUENCES, response.scores, strict=True):
+        ids = torch.tensor(sequence)
+        assert score.logprobs is not None
+        assert score.top_token_ids is not None
+        assert score.top_logprobs is not None
+        assert len(score.logprobs) == len(score.top_token_ids) == len(score.top_logprobs) == len(sequence)
+        assert (score.logprobs[0], score.top_token_ids[0], score.top_logprobs[0]) == (None, None, None)
+        expected = logprobs_of_next(model, ids, temperature=1.0)[:-1]
+        assert mean_difference(score.logprobs, expected[torch.arange(len(ids) - 1), ids[1:]]) <= LOGPROB_TOLERANCE
+        best = torch.tensor([row for row in score.top_logprobs if row is not None])
+        assert (best - expected.topk(3).values).abs().mean().item() <= LOGPROB_TOLERANCE
+
+
+def test_scores_of_rollouts_are_what_they_were_sampled_with(client: RolloutClient) -> None:
+    results = play(client, 32, sampling=Sampling(temperature=1.0, max_new_tokens=48)).samples
+    scores = client.score([ids_of(result) for result in results]).scores
+    differences = []
+    for result, score in zip(results, scores, strict=True):
+        assert score.logprobs is not None
+        position = 0
+        for message in result.message_log:
+            if message.generation_logprobs is not None:
+                scored = score.logprobs[position : position + len(message.token_ids)]
+                differences.append(mean_difference(scored, torch.tensor(message.generation_logprobs)))
+            position += len(message.token_ids)
+    assert sum(differences) / len(differences) <= LOGPROB_TOLERANCE
+
+
+def test_scores_from_a_position_on_are_the_end_of_all_scores(client: RolloutClient) -> None:
+    whole = client.score(SEQUENCES[:2]).scores
+    ends = client.score(SEQUENCES[:2], start=[4, 150]).scores
+    for score, end, count in zip(whole, ends, (2, 50), strict=True):
+        assert score.logprobs is not None
+        assert end.logprobs is not None
+        assert len(end.logprobs) == count
+        assert mean_difference(end.logprobs, torch.tensor(score.logprobs[-count:])) <= LOGPROB_TOLERANCE
+
+
+def test_a_sequence_may_be_as_long_as_the_model_takes(client: RolloutClient) -> None:
+    most = client.info().model.max_model_len
+    sequence = [5 + place % 50 for place in range(most)]
+    [score] = client.score([sequence]).scores
+    assert score.logprobs is not None
+    assert len(score.logprobs) == most
+    expected = logprobs_of_next(model_of(perturbed(22)), torch.tensor(sequence), temperature=1.0)
+    last = score.logprobs[-1]
+    assert last is not None
+    assert abs(last - expected[-2, sequence[-1]].item()) <= 5 * LOGPROB_TOLERANCE
+    with pytest.raises(RequestRejected, match=f"the model takes at most {most - 1} with top_k"):
+        client.score([sequence], top_k=1)
+
+
+def test_each_sequence_is_scored_by_one_version_while_weights_are_pushed(client: RolloutClient) -> None:
+    states = {client.push_weights(perturbed(seed)).version: perturbed(seed) for seed in (31, 32)}
+    sequence = list(range(150))
+    with ThreadPoolExecutor(1) as thread:
+        scoring = thread.submit(client.score, [sequence] * 400)
+        for seed in (33, 34, 35):
+            state = perturbed(seed)
+            states[client.push_weights(state).version] = state
+        scores = scoring.result().scores
+    expected = {
+        str(version): logprobs_of_next(model_of(state), torch.tensor(sequence), 1.0)[:-1][
+            torch.arange(len(sequence) - 1), torch.tensor(sequence[1:])
+        ]
+        for version, state in states.items()
+    }
+    for score in scores:
+        assert score.error is None
+        assert score.logprobs is not None
+        assert score.weight_version is not None
+        assert mean_difference(score.logprobs, expected[score.weight_version]) <= LOGPROB_TOLERANCE

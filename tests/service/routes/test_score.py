@@ -1,0 +1,178 @@
+"""`POST /score`: what comes back, what is refused, and what a failure of the fleet costs."""
+
+import json
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from deployments.failures import GenerationLost, GenerationRejected
+from deployments.protocols import RequestShare, ScoringRequest
+from rollout_client import SequenceScore
+from service.responses.problems import JSON_WORDS
+from service.rollouts import retries
+from service.settings import Limits
+from tests.service.scoring_generator import Answer, ScoringGenerator
+from tests.service.scripted_http import LIMITS, MAX_MODEL_LEN, VOCAB_SIZE, ScriptedHttp
+
+ONE_OR_EACH = "send one for each, or one number"
+
+
+@pytest.fixture(autouse=True)
+def no_pause_before_a_retry(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retries, "FIRST_BACKOFF_S", 0.0)
+    monkeypatch.setattr(retries, "JITTER_S", 0.0)
+
+
+def scoring(*answers: Answer, limits: Limits = LIMITS) -> tuple[ScriptedHttp, ScoringGenerator]:
+    generator = ScoringGenerator([""], answers=list(answers))
+    return ScriptedHttp(limits, generator=generator), generator
+
+
+def post(service: ScriptedHttp, **body: Any) -> httpx.Response:
+    return service.request("POST", "/v1/score", content=json.dumps(body), headers={"x-request-id": "r"})
+
+
+def scored(*answers: Answer, **body: Any) -> dict[str, Any]:
+    service, _ = scoring(*answers)
+    response = post(service, **body)
+    assert response.status_code == 200
+    document: dict[str, Any] = response.json()
+    return document
+
+
+def errors(response: httpx.Response) -> list[tuple[str, str]]:
+    assert response.status_code == 422
+    return [(error["field"], error["message"]) for error in response.json()["errors"]]
+
+
+def test_each_token_but_the_first_has_its_log_probability() -> None:
+    assert scored(sequences=[[5, 6, 7], [8, 9]]) == {
+        "request_id": "r",
+        "policy": {"oldest": "7", "newest": "7", "current": None},
+        "scores": [
+            {"logprobs": [None, -6, -7], "weight_version": "7"},
+            {"logprobs": [None, -9], "weight_version": "7"},
+        ],
+    }
+
+
+def test_scores_begin_at_the_asked_position() -> None:
+    assert [s["logprobs"] for s in scored(sequences=[[5, 6, 7], [5, 6, 7]], start=2)["scores"]] == [[-7], [-7]]
+    by_sequence = scored(sequences=[[5, 6, 7], [5, 6, 7], [5, 6, 7]], start=[0, 1, 2])["scores"]
+    assert [s["logprobs"] for s in by_sequence] == [[None, -6, -7], [-6, -7], [-7]]
+
+
+def test_the_most_likely_tokens_come_back_for_each_position_if_they_are_asked_for() -> None:
+    [score] = scored(sequences=[[5, 6, 7]], top_k=2)["scores"]
+    assert score["top_token_ids"] == [None, [0, 1], [0, 1]]
+    assert score["top_logprobs"] == [None, [0, -1], [0, -1]]
+
+
+def test_the_answer_names_the_oldest_and_the_newest_version() -> None:
+    document = scored("9", "10", sequences=[[5, 6], [5, 6]])
+    assert document["policy"] == {"oldest": "9", "newest": "10", "current": None}
+    assert [score["weight_version"] for score in document["scores"]] == ["9", "10"]
+
+
+def test_each_sequence_is_a_scoring_request_of_one_share() -> None:
+    service, generator = scoring()
+    post(service, sequences=[[5, 6], [7, 8]], top_k=1, start=1, priority="batch", policy={"min_version": 0})
+    first, second = generator.requests
+    assert isinstance(first, ScoringRequest)
+    assert isinstance(second, ScoringRequest)
+    assert (first.share, first.share) == (second.share, RequestShare(first.share.id, 1 / 16))
+    assert (list(first.prompt_token_ids), first.top_k, first.start, first.max_new_tokens) == ([5, 6], 1, 1, 1)
+    assert first.rollout_id != second.rollout_id
+    assert sorted(generator.released) == [first.rollout_id, second.rollout_id]
+
+
+def test_a_lost_replica_costs_a_retry_and_an_update_costs_none() -> None:
+    service, generator = scoring(None, GenerationLost("The generator replica died."), None)
+    response = post(service, sequences=[[5, 6]], retries=1)
+    assert response.json()["scores"] == [{"logprobs": [None, -6], "weight_version": "7"}]
+    assert len(generator.requests) == 4
+
+
+def test_a_sequence_that_fails_leaves_its_siblings_alone() -> None:
+    document = scored(GenerationRejected("No."), "7", sequences=[[5, 6], [5, 6]])
+    failed, good = document["scores"]
+    error = {"kind": "generation", "message": "No.", "retryable": False}
+    assert failed == {"logprobs": None, "weight_version": None, "error": error}
+    assert good["logprobs"] == [None, -6]
+    assert document["policy"]["oldest"] == "7"
+
+
+def test_retries_end() -> None:
+    service, generator = scoring(*[GenerationLost("It died.")] * 9)
+    [score] = post(service, sequences=[[5, 6]], retries=2).json()["scores"]
+    assert score["error"] == {"kind": "generation", "message": "It died.", "retryable": True}
+    assert len(generator.requests) == 3
+
+
+def test_a_version_that_is_demanded_scores_every_sequence_or_the_request_is_refused() -> None:
+    service, _ = scoring("7", "8")
+    service.store.current = 7
+    response = post(service, sequences=[[5, 6], [5, 6]], policy={"version": 7})
+    assert response.status_code == 409
+    assert response.json()["type"] == "urn:rollout:problem:policy-not-current"
+    assert response.json()["errors"][0]["message"] == ("a newer one has taken its place; version 8 scored a sequence")
+    assert post(service, sequences=[[5, 6], [5, 6]], policy={"version": 7}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("body", "field", "message"),
+    [
+        ({"sequences": []}, "sequences", "List should have at least 1 item after validation, not 0"),
+        ({"sequences": [[1]]}, "sequences[0]", "List should have at least 2 items after validation, not 1"),
+        ({"sequences": [[1, 2], [2, -1]]}, "sequences[1][1]", "Input should be greater than or equal to 0"),
+        ({"sequences": [["a"] * 9]}, "sequences[0][0]", "Input should be a valid integer"),
+        ({"sequences": [[1, 2]] * 101}, "sequences", "101 sequences are more than 100; split the request"),
+        (
+            {"sequences": [[1, 2], [1] * (MAX_MODEL_LEN + 1)]},
+            "sequences[1]",
+            f"it has {MAX_MODEL_LEN + 1} tokens; the model takes at most {MAX_MODEL_LEN}",
+        ),
+        (
+            {"sequences": [[1] * MAX_MODEL_LEN], "top_k": 1},
+            "sequences[0]",
+            f"it has {MAX_MODEL_LEN} tokens; the model takes at most {MAX_MODEL_LEN - 1} with top_k",
+        ),
+        (
+            {"sequences": [[1, VOCAB_SIZE]]},
+            "sequences[0][1]",
+            f"{VOCAB_SIZE} is not a token of the model; its ids are 0 to {VOCAB_SIZE - 1}",
+        ),
+        ({"sequences": [[1, 2]], "start": 2}, "start", "sequences[0] has 2 tokens; its last position is 1"),
+        ({"sequences": [[1, 2], [2, 3]], "start": [0]}, "start", f"it has 1 positions for 2 sequences; {ONE_OR_EACH}"),
+        ({"sequences": [[1, 2]], "top_k": 21}, "top_k", "Input should be less than or equal to 20"),
+        ({"sequences": [[1, 2]], "temperature": 1}, "temperature", JSON_WORDS["extra_forbidden"]),
+    ],
+)
+def test_what_cannot_be_scored_is_refused_with_the_field_and_the_bound(
+    body: dict[str, Any], field: str, message: str
+) -> None:
+    service, generator = scoring()
+    assert errors(post(service, **body)) == [(field, message)]
+    assert generator.requests == []
+
+
+def test_a_body_over_the_limit_is_refused() -> None:
+    service, _ = scoring(limits=Limits(max_body_bytes=100))
+    response = post(service, sequences=[[1] * 90])
+    assert response.status_code == 413
+    assert "larger than the limit of 100 bytes" in response.json()["detail"]
+
+
+def test_the_client_scores_lists_and_arrays() -> None:
+    service, generator = scoring(GenerationLost("It died."))
+    response = service.call(
+        lambda client: client.score([[5, 6], np.array([7, 8])], top_k=1, start=[1, 0], sequence_retries=0)
+    )
+    assert response.scores[1] == SequenceScore(
+        logprobs=[None, -8.0], top_token_ids=[None, [0]], top_logprobs=[None, [0.0]], weight_version="7"
+    )
+    assert response.scores[0].error is not None
+    assert (response.scores[0].logprobs, response.policy.newest) == (None, "7")
+    assert len(generator.requests) == 2
