@@ -3,7 +3,8 @@
 Rounds alternate: the bare engine, idle and with 256 generations under way, is paused, reloads its weights and goes
 on, as vLLM offers it; the service gets a push while it is idle, while 256 games run, and the same uploaded slowly in
 small chunks. The bare swap is the reload alone, without the calls around it; each pause is held against the bare swap
-with the same load. The last line is JSON.
+with the same load. The canary, for which generations of the only replica wait as well, is shown apart. The last line is
+JSON.
 """
 
 import asyncio
@@ -148,18 +149,20 @@ def checked(updates: list[ReplicaUpdate]) -> list[ReplicaUpdate]:
 
 
 def report(measured: dict[str, list[ReplicaUpdate]], bare_swaps: dict[str, list[float]]) -> None:
-    table = Table("push", "load", "bare swap", "swap", "pause", "pause / bare swap", title="Medians, in milliseconds")
-    ratios = {}
+    names = ("push", "load", "bare swap", "swap", "pause", "pause / bare swap", "canary")
+    table = Table(*names, title="Medians, in milliseconds")
+    ratios, canaries_s = {}, {}
     for way, updates in measured.items():
         bare_s = median(bare_swaps[way.partition(",")[0]])
         load_s, swap_s, pause_s = (
             median(getattr(update, name) for update in updates) for name in ("load_s", "swap_s", "pause_s")
         )
         ratios[way] = round(pause_s / bare_s, 3)
-        seconds = (load_s, bare_s, swap_s, pause_s)
-        table.add_row(way, *(f"{1000 * median_s:.1f}" for median_s in seconds), f"{ratios[way]:.2f}")
+        canaries_s[way] = round(median(update.canary_s for update in updates), 4)
+        seconds = [f"{1000 * median_s:.1f}" for median_s in (load_s, bare_s, swap_s, pause_s)]
+        table.add_row(way, *seconds, f"{ratios[way]:.2f}", f"{1000 * canaries_s[way]:.1f}")
     console.print(table)
-    typer.echo(json.dumps({"pause_over_bare_swap": ratios}))
+    typer.echo(json.dumps({"pause_over_bare_swap": ratios, "canary_s": canaries_s}))
 
 
 if __name__ == "__main__":

@@ -195,6 +195,9 @@ class ReplicaUpdate(Lenient):
     """Seconds to replace the old weights in the engine."""
     pause_s: float = 0.0
     """Seconds during which the replica generated no token."""
+    canary_s: float = 0.0
+    """Seconds after that in which its generations waited until it had tried the weights; 0 for all but the replica that
+    tried them for all."""
 
 
 class TransferInit(Strict):
@@ -227,3 +230,5 @@ class PolicyUpdate(Lenient):
     """Sha-256 over all tensors, as in `VersionInfo`; null if the service has never held the weights."""
     replicas: list[ReplicaUpdate]
     """The outcome on each replica."""
+    canary_s: float = 0.0
+    """Seconds that one replica took to try the weights, while the others generated with the old ones."""

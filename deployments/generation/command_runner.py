@@ -16,12 +16,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from deployments.failures import PolicyStoreLost
+from deployments.failures import GenerationLost, PolicyStoreLost
 from deployments.policy.nodes.node_weights import NodeWeights
 from deployments.policy.replicas.command_source import CommandSource, ReplicaNotRegistered
 from deployments.policy.replicas.commands import (
     AcceptRequests,
     ApplyTransfer,
+    Canary,
     Command,
     CommandReport,
     FinishTransfer,
@@ -53,6 +54,7 @@ class CommandCosts:
     load_s: float = 0.0
     swap_s: float = 0.0
     pause_s: float = 0.0
+    canary_s: float = 0.0
     fetched_bytes: int = 0
 
     @classmethod
@@ -70,6 +72,7 @@ class CommandRunner:
         store: CommandSource,
         registration_of: Callable[[LoadedWeights], ReplicaRegistration],
         node_weights: NodeWeights,
+        generate_canary: Callable[[], Awaitable[None]],
     ) -> None:
         self.is_current = asyncio.Event()
         """Set once the replica has the current version."""
@@ -80,6 +83,7 @@ class CommandRunner:
         self._store = store
         self._registration_of = registration_of
         self._node_weights = node_weights
+        self._generate_canary = generate_canary
         self._checksum_task: asyncio.Task[None] | None = None
         self._in_transfer = False
         self._records: dict[int, str | None] = {}
@@ -96,7 +100,11 @@ class CommandRunner:
                 await asyncio.sleep(REGISTER_AGAIN_AFTER_S)
 
     async def _run_for_one_store(self) -> None:
-        registration = replace(self._registration_of(self._weights.loaded), records=self._records_of_loaded())
+        is_on_trial = self._weights.is_on_trial
+        # What is on trial may be unusable: no store must take it for a version from here.
+        records = {} if is_on_trial else self._records_of_loaded()
+        registration = self._registration_of(self._weights.loaded)
+        registration = replace(registration, records=records, is_on_trial=is_on_trial)
         await self._store.register(registration)
         self._start_checksum(registration.replica_id)
         report: CommandReport | None = None
@@ -128,6 +136,7 @@ class CommandRunner:
             load_s=costs.load_s,
             swap_s=costs.swap_s,
             pause_s=costs.pause_s,
+            canary_s=costs.canary_s,
             fetched_bytes=costs.fetched_bytes,
         )
 
@@ -138,11 +147,15 @@ class CommandRunner:
                 began = time.perf_counter()
                 fetched_bytes = await self._stage(payload)
                 return CommandCosts(load_s=time.perf_counter() - began, fetched_bytes=fetched_bytes)
-            case Swap(options):
+            case Swap(options, is_trial):
                 self._stop_checksum()
-                return CommandCosts.of_swap(await self._weights.swap(options))
+                return CommandCosts.of_swap(await self._weights.swap(options, is_trial))
+            case Canary(timeout_s):
+                await with_timeout(self._generate_canary(), timeout_s)
             case AcceptRequests():
+                canary_s = self._weights.accept()
                 self.is_current.set()
+                return CommandCosts(canary_s=canary_s)
             case InitTransfer(init_info):
                 await self._weights.init_transfer(dict(init_info))
             case StartTransfer(options):
@@ -198,6 +211,15 @@ class CommandRunner:
         except (PolicyStoreLost, ReplicaNotRegistered):
             # The replica registers again, and then the checksum is computed anew.
             return
+
+
+async def with_timeout(canary: Awaitable[None], timeout_s: float) -> None:
+    """Raises `GenerationLost` after `timeout_s` seconds; the canary is cancelled then."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            await canary
+    except TimeoutError:
+        raise GenerationLost(f"The canary took longer than {timeout_s:g} s.") from None
 
 
 def adapter_folder(own_folder: Path, payload: VersionPayload, weights: Path, needed: Collection[int]) -> Path:

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any, Self
 
@@ -30,6 +31,7 @@ from deployments.failures import (
     TurnTimedOut,
 )
 from deployments.generation.adapters import Adapters
+from deployments.generation.canary import CANARY_TOKENS, canary_params, canary_prompts, refuse_bad_canary
 from deployments.generation.engine_progress import EngineProgress, StepCounter
 from deployments.generation.engine_requests import (
     generation_of,
@@ -47,6 +49,7 @@ from deployments.protocols import (
     GeneratorDescription,
     PrefixCacheTokens,
     ReplicaLoad,
+    SamplingOptions,
     ScoringRequest,
     packed_ids,
     packed_logprobs,
@@ -193,6 +196,26 @@ class VLLMEngine(Engine):
         except VLLMServerError as error:
             raise GenerationLost(f"The engine failed during the generation: {error or type(error).__name__}") from error
         return last
+
+    async def generate_canary(self) -> None:
+        """Generates some tokens with the current weights, also during a trial of them.
+
+        Raises:
+            GenerationNotFinite: a log-probability is NaN or infinite.
+            GenerationLost: the engine broke.
+        """
+        config = self._llm.model_config
+        adapter = self._adapters.current
+        prompts = canary_prompts(config.get_vocab_size(), config.max_model_len)
+        requests = [GenerationRequest("canary", prompt, CANARY_TOKENS, (), SamplingOptions()) for prompt in prompts]
+        with ExitStack() as stack:
+            running = [stack.enter_context(self._running.running(request)) for request in requests]
+            params = [canary_params() for _ in running]
+            outputs = await asyncio.gather(
+                *(self._output_of(*each, adapter) for each in zip(running, prompts, params, strict=True))
+            )
+        for output in outputs:
+            refuse_bad_canary(output)
 
     def describe(self) -> GeneratorDescription:
         config, model = self._llm.vllm_config, self._llm.model_config

@@ -47,6 +47,7 @@ class GeneratorReplica(GeneratorReplicaBase):
             store,
             partial(registration_of, settings.workers),
             self._node_weights,
+            self._engine.generate_canary,
         )
         self._running_commands = asyncio.create_task(self._commands.run())
         is_current = asyncio.create_task(self._commands.is_current.wait())

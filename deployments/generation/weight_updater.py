@@ -63,6 +63,8 @@ class WeightUpdater:
         self.may_generate.set()
         self.aborts = 0
         """How many updates have aborted the ongoing generations."""
+        self._on_trial_since: float | None = None
+        """When the swap of a trial ended; `None` outside of trials."""
 
     @property
     def needed_adapters(self) -> set[int]:
@@ -92,8 +94,22 @@ class WeightUpdater:
         """
         self._staged = StagedWeights(version, await self._adapters.load(version, folder))
 
-    async def swap(self, options: SwapOptions) -> SwapTimes:
+    @property
+    def is_on_trial(self) -> bool:
+        """Whether generations wait until it is known that the weights can be used."""
+        return self._on_trial_since is not None
+
+    def accept(self) -> float:
+        """Ends a trial, if there is one: generations go on. Returns how many seconds they have waited for its end."""
+        since, self._on_trial_since = self._on_trial_since, None
+        self.may_generate.set()
+        return 0.0 if since is None else time.perf_counter() - since
+
+    async def swap(self, options: SwapOptions, is_trial: bool = False) -> SwapTimes:
         """Changes to the staged weights. A switch of adapter pauses nothing: ongoing generations keep the old one.
+
+        In a trial no generation uses the new weights before `accept`. Those that `options` would freeze are
+        interrupted instead, because the engine can run nothing else while it holds them; they go on after the trial.
 
         Raises:
             WeightsNotLoaded: it failed, and the engine generates no token any more.
@@ -101,14 +117,23 @@ class WeightUpdater:
         if self._staged is None:
             raise RuntimeError("Nothing is staged.")
         version, adapter = self._staged.version, self._staged.adapter
+        if is_trial:
+            self._on_trial_since = time.perf_counter()
+            self.may_generate.clear()
         if adapter is not None:
             self._adapters.switch_to(adapter)
             self.loaded = LoadedWeights(self.loaded.full, version)
             self._staged = None
-            return SwapTimes()
-        await self._pause(options)
-        seconds, pause_s = await self._resume(version, self._swap_in_workers())
-        return SwapTimes(max(seconds), pause_s)
+            times = SwapTimes()
+        else:
+            await self._pause(options, is_trial)
+            seconds, pause_s = await self._resume(version, self._swap_in_workers())
+            times = SwapTimes(max(seconds), pause_s)
+        if is_trial:
+            self._on_trial_since = time.perf_counter()
+        else:
+            self.accept()
+        return times
 
     async def _swap_in_workers(self) -> list[float]:
         return results_of_workers(await self._llm.collective_rpc("swap_staged"))
@@ -139,6 +164,7 @@ class WeightUpdater:
     async def finish_transfer(self, version: int) -> SwapTimes:
         """Labels the weights `version` and resumes. Swap and pause are the whole time since `start_transfer`."""
         _, pause_s = await self._resume(version, self._llm.collective_rpc("end_transfer"))
+        self.accept()
         return SwapTimes(pause_s, pause_s)
 
     async def checksum(self) -> str:
@@ -150,12 +176,17 @@ class WeightUpdater:
                 return hashlib.sha256("".join(checksums).encode()).hexdigest() if others else str(first)
             await asyncio.sleep(CHECKSUM_PAUSE_S)
 
-    async def _pause(self, options: SwapOptions) -> None:
+    async def _pause(self, options: SwapOptions, is_trial: bool = False) -> None:
         mode = options.mode
         if self._adapters.current is not None:
             # The adapter belongs to the old weights: no token may be generated with it on top of the new ones.
             self.may_generate.clear()
             mode = "wait" if mode == "keep" else mode
+        if is_trial and mode == "wait":
+            await self._llm.engine_core.pause_scheduler_async(mode=mode, clear_cache=options.reset_prefix_cache)
+        if is_trial:
+            # Those that wait in the engine's queue are interrupted too: the engine has to be empty.
+            mode = "abort"
         self.aborts += mode == "abort"
         # `AsyncLLM.pause_generation` does the same and then sleeps, for longer than the swap of a small model.
         await self._llm.engine_core.pause_scheduler_async(mode=mode, clear_cache=options.reset_prefix_cache)
@@ -187,7 +218,6 @@ class WeightUpdater:
         self.loaded = LoadedWeights(version)
         self._staged = None
         self._adapters.switch_to(None)
-        self.may_generate.set()
         return results, resumed_at - self._paused_at
 
     async def _resume_scheduler(self) -> float:

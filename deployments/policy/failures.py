@@ -30,6 +30,14 @@ class WeightsRefused(PolicyFailure):
     title = "The weights are refused; the current version goes on serving"
 
 
+class VersionUntried(PolicyFailure):
+    """No replica could try the weights: those that began died. Trying again can help."""
+
+    status = 503
+    name = "version-untried"
+    title = "No replica could try the weights; the current version goes on serving"
+
+
 class SourceRefused(PolicyFailure):
     """The checkpoint lies outside the configured roots, or cannot be read."""
 

@@ -30,5 +30,9 @@ class PolicySettings(StrictSettings):
     """The longest time, in seconds, that a rollout waits for a version that it demands."""
     command_timeout_s: float = Field(default=600, gt=0)
     """A replica that takes longer, in seconds, for one step of an update is replaced."""
+    command_timeout_s_per_gb: float = Field(default=20, ge=0)
+    """This limit, and that of the canary, are longer by so many seconds for each gigabyte of weights."""
+    canary_timeout_s: float = Field(default=60, gt=0)
+    """New weights are refused if the replica that tries them needs longer, in seconds, to generate a few tokens."""
     transfer_idle_s: float = Field(default=300, gt=0)
     """A weight transfer is abandoned, and its replicas are replaced, if its trainer is silent for so many seconds."""

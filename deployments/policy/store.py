@@ -79,7 +79,13 @@ class PolicyStore(CommandSource):
         upload_store.remove_unfinished(version_store.current())
         self._tasks = BackgroundTasks()
         self._registry = ReplicaRegistry(cluster.is_alive)
-        fleet = Fleet(self._registry, cluster, settings.command_timeout_s)
+        fleet = Fleet(
+            self._registry,
+            cluster,
+            settings.command_timeout_s,
+            settings.command_timeout_s_per_gb,
+            settings.canary_timeout_s,
+        )
         self._update_lock = UpdateLock()
 
         self._initial = InitialVersion(model, version_store.weights(0))

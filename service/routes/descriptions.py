@@ -12,6 +12,7 @@ from deployments.policy.failures import (
     UploadsFull,
     VersionRefused,
     VersionUnknown,
+    VersionUntried,
     WeightsRefused,
 )
 from rollout_client import policy_contract
@@ -135,6 +136,7 @@ PUSH_VERSION: Description = {
         },
         **refusals(
             WeightsRefused,
+            VersionUntried,
             SourceRefused,
             VersionRefused,
             VersionUnknown,

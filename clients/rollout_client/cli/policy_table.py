@@ -48,10 +48,10 @@ def update_table(update: PolicyUpdate) -> Table:
     table = Table(title=f"Version {update.version} is current", title_justify="left")
     table.add_column("replica", overflow="fold")
     table.add_column("status")
-    for name in ("load s", "swap s", "pause s"):
+    for name in ("load s", "swap s", "pause s", "canary s"):
         table.add_column(name, justify="right")
     for replica in update.replicas:
-        seconds = (f"{value:.3f}" for value in (replica.load_s, replica.swap_s, replica.pause_s))
+        seconds = (f"{value:.3f}" for value in (replica.load_s, replica.swap_s, replica.pause_s, replica.canary_s))
         status = replica.status if replica.error is None else f"{replica.status}: {replica.error}"
         table.add_row(plain(replica.replica_id), plain(status), *seconds)
     return table

@@ -65,11 +65,24 @@ class Swap:
     """Replace the weights in the engine by those that were staged."""
 
     options: SwapOptions
+    is_trial: bool = False
+    """Whether generations wait, after the swap too, until `AcceptRequests` or the next swap that is no trial."""
+
+
+@dataclass(frozen=True, slots=True)
+class Canary:
+    """Generate some tokens with the weights that a trial has swapped in; fails if the engine cannot."""
+
+    timeout_s: float
+    """It has failed after so many seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class AcceptRequests:
-    """The replica has the current weights and may accept requests; one that is starting becomes ready."""
+    """The replica has the current weights and may accept requests; one that is starting becomes ready.
+
+    Ends a trial: generations go on.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +120,17 @@ class FinishTransfer:
     """As in `VersionPayload`."""
 
 
-Command = Stage | Swap | AcceptRequests | InitTransfer | StartTransfer | UpdateTransfer | ApplyTransfer | FinishTransfer
+Command = (
+    Stage
+    | Swap
+    | Canary
+    | AcceptRequests
+    | InitTransfer
+    | StartTransfer
+    | UpdateTransfer
+    | ApplyTransfer
+    | FinishTransfer
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +163,8 @@ class CommandReport:
     """`Swap`, `FinishTransfer`: replacing the weights."""
     pause_s: float = 0.0
     """`Swap`, `FinishTransfer`: how long generation was paused."""
+    canary_s: float = 0.0
+    """`AcceptRequests`: how long generations waited, after the swap, for the end of the trial."""
     fetched_bytes: int = 0
     """`Stage`: what this replica fetched from other nodes."""
 
@@ -164,3 +189,5 @@ class ReplicaRegistration:
     loaded: LoadedWeights = field(default_factory=LoadedWeights)
     records: Mapping[int, str] = field(default_factory=dict)
     """Of the loaded versions, the `record` that came with each: what a store that has lost its folder knows of them."""
+    is_on_trial: bool = False
+    """Whether `loaded` is on trial: the replica never accepted requests with it, and it may be unusable."""

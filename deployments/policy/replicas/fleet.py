@@ -6,12 +6,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from deployments.policy.cluster import Cluster
-from deployments.policy.replicas.commands import Command, CommandReport, Stage, Swap, SwapOptions, VersionPayload
+from deployments.policy.replicas.commands import (
+    Canary,
+    Command,
+    CommandReport,
+    Stage,
+    Swap,
+    SwapOptions,
+    VersionPayload,
+)
 from deployments.policy.replicas.replica_registry import RegisteredReplica, ReplicaLost, ReplicaRegistry
 from rollout_client.policy_contract import ReplicaUpdate
 
 logger = logging.getLogger("rollout_service.policy")
 CommandResult = CommandReport | ReplicaLost
+GB = 10**9
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,27 +28,47 @@ class Fleet:
     """
     Args:
         command_timeout_s: a replica that takes longer for one command counts as lost.
+        command_timeout_s_per_gb: that limit is so much longer for each gigabyte (10^9 bytes) of weights.
+        canary_timeout_s: a replica that takes longer for its canary has failed it; the same addition holds.
     """
 
     registry: ReplicaRegistry
     cluster: Cluster
     command_timeout_s: float
+    command_timeout_s_per_gb: float = 0.0
+    canary_timeout_s: float = 60.0
 
-    async def send_all(self, replicas: Sequence[RegisteredReplica], command: Command) -> list[CommandResult]:
+    async def send_all(
+        self, replicas: Sequence[RegisteredReplica], command: Command, size_bytes: int = 0
+    ) -> list[CommandResult]:
         """Sends one command to all of them and waits for all results, in the same order."""
-        return await asyncio.gather(*(self.send(replica, command) for replica in replicas))
+        return await self.send_each(replicas, [command] * len(replicas), size_bytes)
 
-    async def send(self, replica: RegisteredReplica, command: Command) -> CommandResult:
+    async def send_each(
+        self, replicas: Sequence[RegisteredReplica], commands: Sequence[Command], size_bytes: int = 0
+    ) -> list[CommandResult]:
+        """Sends each replica its command and waits for all results, in the same order."""
+        sending = zip(replicas, commands, strict=True)
+        return await asyncio.gather(*(self.send(replica, command, size_bytes) for replica, command in sending))
+
+    async def send(self, replica: RegisteredReplica, command: Command, size_bytes: int = 0) -> CommandResult:
+        """Args: `size_bytes` is the size of the weights that the command is about."""
+        timeout_s = self.command_timeout_s + self.command_timeout_s_per_gb * size_bytes / GB
         try:
-            return await self.registry.send(replica, command, self.command_timeout_s)
+            return await self.registry.send(replica, command, timeout_s)
         except ReplicaLost as lost:
             return lost
+
+    async def send_canary(self, replica: RegisteredReplica, size_bytes: int) -> CommandResult:
+        """The replica itself ends a canary that takes too long, so that it can go on with other weights."""
+        timeout_s = self.canary_timeout_s + self.command_timeout_s_per_gb * size_bytes / GB
+        return await self.send(replica, Canary(timeout_s), size_bytes)
 
     async def load(self, replica: RegisteredReplica, payloads: Sequence[VersionPayload]) -> bool:
         """Loads the payloads one after the other; returns false if the replica failed, which is replaced then."""
         for payload in payloads:
             for command in (Stage(payload), Swap(SwapOptions())):
-                error = error_of(await self.send(replica, command))
+                error = error_of(await self.send(replica, command, payload.size_bytes))
                 if error is not None:
                     self.replace_if_registered(replica, error, payload.version)
                     return False
@@ -74,6 +103,7 @@ class Fleet:
                 fetched_bytes=0 if staged is None else staged.fetched_bytes,
                 swap_s=last.swap_s,
                 pause_s=last.pause_s,
+                canary_s=last.canary_s,
             )
         error = error_of(last)
         self.replace(replica, str(error), version)

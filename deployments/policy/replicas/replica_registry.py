@@ -31,6 +31,10 @@ class ReplicaLost(Exception):
     """The replica will not report; the message says why."""
 
 
+class ReplicaTimedOut(ReplicaLost):
+    """The replica did not report in time."""
+
+
 @dataclass(eq=False)
 class RegisteredReplica:
     registration: ReplicaRegistration
@@ -149,7 +153,7 @@ class ReplicaRegistry:
             async with asyncio.timeout(timeout_s):
                 return await report
         except TimeoutError:
-            raise ReplicaLost(f"it did not report within {timeout_s:g} s") from None
+            raise ReplicaTimedOut(f"it did not report within {timeout_s:g} s") from None
         finally:
             watch.cancel()
             replica.awaited_reports.pop(numbered.number, None)

@@ -1,7 +1,8 @@
 """Makes a validated version current, one update at a time.
 
-Guarantees: two updates never mix; a version is current on disk before any replica serves it, and is published once the
-replicas have loaded it; if an update fails before its version is current on disk, everything is as it was.
+Guarantees: two updates never mix; a version is current on disk only after a replica has generated with it, if there is
+one, and before any rollout does; it is published once the replicas have loaded it; if an update fails before its
+version is current on disk, everything is as it was.
 """
 
 from pathlib import Path
@@ -10,7 +11,7 @@ from deployments.policy.replicas.commands import SwapOptions
 from deployments.policy.replicas.fleet import Fleet
 from deployments.policy.replicas.replica_registry import RegisteredReplica
 from deployments.policy.updates.activation import VersionActivation
-from deployments.policy.updates.two_phase_update import update_replicas
+from deployments.policy.updates.two_phase_update import VersionUpdate, update_replicas
 from deployments.policy.updates.update_lock import UpdateLock
 from deployments.policy.versions.payloads import Payloads
 from deployments.policy.versions.version_history import PolicyVersions
@@ -48,7 +49,8 @@ class Updater:
         Raises:
             UpdateUnderWay: another update holds the lease, and the caller does not wait.
             VersionRefused: another update has taken the number meanwhile, or a higher one.
-            WeightsRefused: no engine could load the weights.
+            WeightsRefused: no engine could load the weights, or the one that tried them cannot generate with them.
+            VersionUntried: every replica was lost before it had tried them.
         """
         self.refuse(info.version, options)
         async with self._update_lock.lease(f"version {info.version} is being loaded by the replicas"):
@@ -62,16 +64,28 @@ class Updater:
                 finally:
                     if self._versions.desired.version == info.version:
                         await self._activation.activate()
-        return PolicyUpdate(version=info.version, checksum=info.checksum, replicas=replicas)
+        canary_s = max((replica.canary_s for replica in replicas), default=0.0)
+        return PolicyUpdate(version=info.version, checksum=info.checksum, replicas=replicas, canary_s=canary_s)
 
     async def _update_replicas(self, info: StoredVersion, options: PushOptions) -> list[ReplicaUpdate]:
-        return await update_replicas(
+        update = VersionUpdate(
             self._fleet,
-            self._replicas_for(info),
             await self._payloads.payload(info.version),
             SwapOptions(options.mode, options.reset_prefix_cache),
             lambda: self._versions.make_current(info.version),
+            self._load_current,
         )
+        return await update_replicas(update, self._replicas_for(info))
+
+    async def _load_current(self, replica: RegisteredReplica) -> None:
+        """Lets a replica that holds a version on trial go back to what is current. It is replaced if that fails.
+
+        If a trainer sent the current weights straight to the replicas, the service does not have them.
+        """
+        if self._payloads.has_desired:
+            await self._fleet.load(replica, await self._payloads.missing(replica.loaded))
+        else:
+            self._fleet.replace_if_registered(replica, "the weights before the trial came from a trainer's memory")
 
     def _replicas_for(self, info: StoredVersion) -> list[RegisteredReplica]:
         """The replicas that have started; of an adapter only those that hold its base.

@@ -15,6 +15,7 @@ from deployments.policy.replicas.command_source import CommandSource, ReplicaNot
 from deployments.policy.replicas.commands import (
     AcceptRequests,
     ApplyTransfer,
+    Canary,
     Command,
     CommandReport,
     FinishTransfer,
@@ -54,6 +55,8 @@ class ScriptedWeights:
     engine_is_alive: bool = True
     needed_adapters: set[int] = field(default_factory=set)
     loaded: LoadedWeights = field(default_factory=LoadedWeights)
+    is_on_trial: bool = False
+    canary_s: float = 0.0
     calls: list[str] = field(default_factory=list)
     checksums_under_way: int = 0
     staged: dict[str, bytes] = field(default_factory=dict)
@@ -72,10 +75,20 @@ class ScriptedWeights:
         self.staged = files_in(folder)
         self.call("stage_adapter", version)
 
-    async def swap(self, options: SwapOptions) -> ScriptedTimes:
-        self.call("swap", options.mode)
+    async def swap(self, options: SwapOptions, is_trial: bool) -> ScriptedTimes:
+        self.call("swap", f"{options.mode} on trial" if is_trial else options.mode)
+        self.is_on_trial = is_trial
         self.loaded = LoadedWeights(self.loaded.version + 1)
         return ScriptedTimes(2.0, 3.0)
+
+    def accept(self) -> float:
+        self.call("accept")
+        self.is_on_trial = False
+        return 5.0
+
+    async def generate_canary(self) -> None:
+        self.call("generate_canary")
+        await asyncio.sleep(self.canary_s)
 
     async def init_transfer(self, init_info: dict[str, Any]) -> None:
         self.call("init_transfer", init_info["rank_offset"])
@@ -113,6 +126,7 @@ class ScriptedStore(CommandSource):
         self.commands = [NumberedCommand(number, command) for number, command in enumerate(commands, 1)]
         self.end = end
         self.registrations: list[LoadedWeights] = []
+        self.trials: list[tuple[bool, dict[int, str]]] = []
         self.records: list[Mapping[int, str]] = []
         """With each registration."""
         self.reports: list[CommandReport] = []
@@ -120,6 +134,7 @@ class ScriptedStore(CommandSource):
 
     async def register(self, registration: ReplicaRegistration) -> None:
         self.registrations.append(registration.loaded)
+        self.trials.append((registration.is_on_trial, dict(registration.records)))
         self.records.append(registration.records)
 
     async def next_command(self, replica_id: str, report: CommandReport | None) -> NumberedCommand | None:
@@ -142,7 +157,12 @@ def runner_of(weights: ScriptedWeights, store: ScriptedStore, folder: Path) -> C
     node_weights = NodeWeights(folder, "node", lambda _: ())
     node_weights.join()
     return CommandRunner(
-        updater, weights.is_alive, store, lambda loaded: ReplicaRegistration("replica", None, 1, loaded), node_weights
+        updater,
+        weights.is_alive,
+        store,
+        lambda loaded: ReplicaRegistration("replica", None, 1, loaded),
+        node_weights,
+        weights.generate_canary,
     )
 
 
@@ -234,6 +254,47 @@ def test_a_swap_reports_its_times_and_the_new_version(tmp_path: Path) -> None:
     played(weights, store, tmp_path)
     assert store.reports == [CommandReport(1, LoadedWeights(1), swap_s=2.0, pause_s=3.0)]
     assert weights.calls == ["swap wait"]
+
+
+TRIAL = Swap(SwapOptions(), is_trial=True)
+
+
+def test_a_trial_ends_when_requests_are_accepted_and_its_length_is_reported(tmp_path: Path) -> None:
+    weights, store = ScriptedWeights(), ScriptedStore(TRIAL, Canary(9.0), AcceptRequests())
+    played(weights, store, tmp_path)
+    assert weights.calls == ["swap keep on trial", "generate_canary", "accept"]
+    assert [(report.error, report.canary_s) for report in store.reports] == [(None, 0.0), (None, 0.0), (None, 5.0)]
+
+
+@pytest.mark.parametrize(
+    ("weights", "error"),
+    [
+        (ScriptedWeights(fails="generate_canary"), "OSError: generate_canary failed"),
+        (ScriptedWeights(canary_s=60.0), "GenerationLost: The canary took longer than 0.1 s."),
+    ],
+)
+def test_a_canary_that_fails_or_takes_too_long_leaves_the_replica_usable_for_other_weights(
+    tmp_path: Path, weights: ScriptedWeights, error: str
+) -> None:
+    store = ScriptedStore(TRIAL, Canary(0.1), Swap(SwapOptions()))
+    runner = played(weights, store, tmp_path)
+    assert errors(store.reports) == [(None, False), (error, False), (None, False)]
+    assert (runner.broken, weights.is_on_trial) == (None, False)
+
+
+def test_a_replica_whose_engine_dies_of_the_canary_is_broken(tmp_path: Path) -> None:
+    store = ScriptedStore(TRIAL, Canary(9.0))
+    runner = played(ScriptedWeights(fails="generate_canary", engine_is_alive=False), store, tmp_path)
+    assert errors(store.reports) == [(None, False), ("OSError: generate_canary failed", True)]
+    assert runner.broken == "OSError: generate_canary failed"
+
+
+def test_a_replica_that_loses_the_store_during_a_trial_says_so_and_returns_no_record_of_the_version(
+    tmp_path: Path,
+) -> None:
+    store = ScriptedStore(TRIAL, end=PolicyStoreLost("The policy store died during the call."))
+    played(ScriptedWeights(), store, tmp_path, seconds=0.9)
+    assert store.trials == [(False, {}), (True, {})]
 
 
 def test_a_replica_is_current_only_when_the_store_says_so(tmp_path: Path) -> None:

@@ -56,6 +56,56 @@ def test_a_swap_pauses_then_sends_swap_label_and_resume_in_this_order() -> None:
     assert loaded == LoadedWeights(3)
 
 
+@pytest.mark.parametrize(
+    ("mode", "pauses"),
+    [
+        ("keep", ["pause mode=abort clear_cache=True"]),
+        ("abort", ["pause mode=abort clear_cache=True"]),
+        ("wait", ["pause mode=wait clear_cache=True", "pause mode=abort clear_cache=True"]),
+    ],
+)
+def test_in_a_trial_the_engine_is_empty_and_generations_wait_until_the_weights_are_accepted(
+    mode: PauseMode, pauses: list[str]
+) -> None:
+    async def play() -> None:
+        llm = ScriptedLLM(begin_staging=[[None]], staged=[[(True, None)]], swap_staged=[[(0.5, None)]])
+        updater = updater_of(llm)
+        await updater.stage(3, WEIGHTS)
+        llm.calls.clear()
+        await updater.swap(SwapOptions(mode), is_trial=True)
+        assert llm.calls == [*pauses, "swap_staged", "label 3", "resume"]
+        assert (updater.may_generate.is_set(), updater.is_on_trial, updater.aborts) == (False, True, 1)
+        assert updater.accept() > 0.0
+        assert (updater.may_generate.is_set(), updater.is_on_trial, updater.accept()) == (True, False, 0.0)
+
+    run(play())
+
+
+def test_a_swap_that_is_no_trial_ends_one() -> None:
+    async def play() -> None:
+        llm = ScriptedLLM(begin_staging=[[None]] * 2, staged=[[(True, None)]] * 2, swap_staged=[[(0.5, None)]] * 2)
+        updater = updater_of(llm)
+        for version, is_trial in ((3, True), (2, False)):
+            await updater.stage(version, WEIGHTS)
+            await updater.swap(SwapOptions(), is_trial)
+        assert (updater.may_generate.is_set(), updater.is_on_trial, updater.loaded) == (True, False, LoadedWeights(2))
+
+    run(play())
+
+
+def test_an_adapter_on_trial_interrupts_nothing_and_lets_new_generations_wait() -> None:
+    async def play() -> None:
+        llm = ScriptedLLM()
+        updater = updater_of(llm)
+        await updater.stage_adapter(4, Path("/folder"))
+        await updater.swap(SwapOptions("abort"), is_trial=True)
+        assert (updater.may_generate.is_set(), updater.aborts) == (False, 0)
+        updater.accept()
+        assert updater.may_generate.is_set()
+
+    run(play())
+
+
 def test_a_failed_swap_names_the_worker_and_leaves_the_version_as_it_was() -> None:
     async def play() -> LoadedWeights:
         llm = ScriptedLLM(
@@ -99,6 +149,8 @@ def test_while_full_weights_replace_an_adapter_no_generation_goes_on_or_begins(
         assert llm.calls == [f"pause mode={paused} clear_cache=True"]
         assert (updater.may_generate.is_set(), updater.aborts) == (False, aborts)
         await updater._resume(5, updater._swap_in_workers())
+        assert not updater.may_generate.is_set()
+        assert updater.accept() == 0.0
         assert updater.may_generate.is_set()
         assert (updater.loaded, updater.needed_adapters) == (LoadedWeights(5), {4})
         llm.may_unload.set()

@@ -12,6 +12,7 @@ from deployments.policy.nodes.weights_source import SourceFailed, WeightsSource
 from deployments.policy.replicas.command_source import CommandSource, ReplicaNotRegistered
 from deployments.policy.replicas.commands import (
     AcceptRequests,
+    Canary,
     CommandReport,
     FinishTransfer,
     LoadedWeights,
@@ -90,6 +91,8 @@ class ScriptedReplica:
     is_alive: bool = True
     accepts_requests: bool = False
     """Whether it was ever told that it may."""
+    is_on_trial: bool = False
+    """Whether no generation may use what is loaded."""
     staged: VersionPayload | None = None
     records: dict[int, str | None] = field(default_factory=dict)
     """What the store said of the versions that were staged or transferred."""
@@ -111,7 +114,8 @@ class ScriptedReplica:
     async def register(self) -> None:
         held = {version: self.records.get(version) for version in (self.loaded.full, self.loaded.adapter) if version}
         records = {version: record for version, record in held.items() if record is not None}
-        await self.store.register(ReplicaRegistration(self.name, self, 1, self.loaded, records))
+        registration = ReplicaRegistration(self.name, self, 1, self.loaded, records, is_on_trial=self.is_on_trial)
+        await self.store.register(registration)
 
     def end(self) -> None:
         self.is_alive = False
@@ -147,7 +151,8 @@ class ScriptedReplica:
         if step == "register again":
             await self.register()
             return None
-        return replace(report, loaded=self.loaded, load_s=1.0, swap_s=2.0, pause_s=3.0)
+        canary_s = 4.0 if isinstance(numbered.command, AcceptRequests) else 0.0
+        return replace(report, loaded=self.loaded, load_s=1.0, swap_s=2.0, pause_s=3.0, canary_s=canary_s)
 
     def _carry_out(self, numbered: NumberedCommand) -> None:
         match numbered.command:
@@ -158,13 +163,17 @@ class ScriptedReplica:
                 if path.exists():
                     self.files[payload.version] = path.read_bytes()
                 self._note("stage", payload.version)
-            case Swap():
+            case Swap(_, is_trial):
                 assert self.staged is not None
+                self.is_on_trial = is_trial
                 version = self.staged.version
                 is_adapter = self.staged.kind == "adapter"
                 self.loaded = LoadedWeights(self.loaded.full, version) if is_adapter else LoadedWeights(version)
                 self._note("swap", version)
+            case Canary():
+                self._note("canary", self.loaded.version)
             case AcceptRequests():
+                self.is_on_trial = False
                 self.accepts_requests = True
                 self._note("accept requests", self.loaded.version)
             case FinishTransfer(version, record):

@@ -29,7 +29,7 @@ from service.requests.upload_chunk import FORWARDED_BYTES
 from tests.service.scripted_http import ScriptedHttp
 from tests.service.scripted_store import UPDATE
 
-UPDATE_JSON = {"version": 7, "checksum": "c" * 64, "replicas": []}
+UPDATE_JSON = {"version": 7, "checksum": "c" * 64, "replicas": [], "canary_s": 0.0}
 NEW_UPLOAD = {
     "version": 7,
     "received_bytes": 0,

@@ -208,7 +208,7 @@ class CheckedEvents(list[tuple[str, str, int]]):
 
     def changes_of(self, name: str) -> list[tuple[str, int]]:
         """The commands of a replica that change its weights."""
-        return [(what, version) for who, what, version in self if who == name and what != "accept requests"]
+        return [(what, version) for who, what, version in self if who == name and what in ("stage", "swap")]
 
 
 @given(

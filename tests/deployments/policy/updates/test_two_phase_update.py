@@ -1,18 +1,19 @@
 """One update over scripted replicas: nothing is swapped too early, and none is left behind whatever fails when."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from random import Random
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deployments.policy.failures import WeightsRefused
+from deployments.policy.failures import VersionUntried, WeightsRefused
 from deployments.policy.replicas.commands import CommandReport, LoadedWeights, SwapOptions
 from deployments.policy.replicas.fleet import Fleet
 from deployments.policy.replicas.replica_registry import RegisteredReplica, ReplicaRegistry
-from deployments.policy.updates.two_phase_update import refuse_if_all_refused, update_replicas
+from deployments.policy.updates.two_phase_update import VersionUpdate, refuse_if_all_refused, update_replicas
 from rollout_client.policy_contract import ReplicaUpdate
 from rollout_client.problem_contract import FieldProblem
 from tests.deployments.policy.policy_world import a_payload
@@ -26,6 +27,7 @@ from tests.deployments.policy.scripted_replicas import (
 from tests.virtual_time import now, run, settled
 
 TIMEOUT_S = 60.0
+OLD = a_payload(0)
 NEW = a_payload(7)
 ADAPTER = a_payload(8, "adapter", "{}")
 
@@ -37,6 +39,7 @@ class Scene:
     scripts: Sequence[Sequence[Step]]
     cluster: ScriptedCluster = field(default_factory=ScriptedCluster)
     replicas: list[ScriptedReplica] = field(default_factory=list)
+    disk_is_full: bool = False
 
     async def begin(self) -> "Scene":
         self.registry = ReplicaRegistry(self.cluster.is_alive)
@@ -48,10 +51,20 @@ class Scene:
 
     async def update(self, replicas: Sequence[RegisteredReplica] | None = None) -> list[ReplicaUpdate]:
         replicas = self.registry.replicas if replicas is None else replicas
-        return await update_replicas(self.fleet, replicas, NEW, SwapOptions(), self.make_current)
+        update = VersionUpdate(self.fleet, NEW, SwapOptions(), self.make_current, self.load_current)
+        return await update_replicas(update, replicas)
 
     def make_current(self) -> None:
+        if self.disk_is_full:
+            raise OSError("no space left")
+        serving = [
+            r.name for r in self.replicas if r.is_alive and r.loaded.version == NEW.version and not r.is_on_trial
+        ]
+        assert serving == [], "a replica serves what is not current on disk"
         self.cluster.events.append(("store", "durable", NEW.version))
+
+    async def load_current(self, replica: RegisteredReplica) -> None:
+        await self.fleet.load(replica, [OLD])
 
     async def end(self) -> None:
         for replica in self.replicas:
@@ -61,6 +74,11 @@ class Scene:
 
 def swapped(name: str) -> ReplicaUpdate:
     return ReplicaUpdate(replica_id=name, status="swapped", load_s=1.0, swap_s=2.0, pause_s=3.0)
+
+
+def tried(name: str) -> ReplicaUpdate:
+    """The outcome of the replica that tried the weights for all."""
+    return swapped(name).model_copy(update={"canary_s": 4.0})
 
 
 def replaced(name: str, error: str) -> ReplicaUpdate:
@@ -79,11 +97,21 @@ def updated(*scripts: Sequence[Step]) -> tuple[Scene, list[ReplicaUpdate]]:
     return run(story())
 
 
-def test_all_have_staged_and_the_version_is_current_on_disk_before_the_first_one_swaps() -> None:
+def test_one_replica_tries_the_version_before_it_is_current_on_disk_and_the_others_swap() -> None:
     scene, replicas = updated([], [], [])
-    assert [what for _, what, _ in scene.cluster.events] == ["stage"] * 3 + ["durable"] + ["swap"] * 3
+    assert [(who, what) for who, what, _ in scene.cluster.events] == [
+        ("r0", "stage"),
+        ("r1", "stage"),
+        ("r2", "stage"),
+        ("r0", "swap"),
+        ("r0", "canary"),
+        ("store", "durable"),
+        ("r0", "accept requests"),
+        ("r1", "swap"),
+        ("r2", "swap"),
+    ]
     assert {version for _, _, version in scene.cluster.events} == {7}
-    assert replicas == [swapped("r0"), swapped("r1"), swapped("r2")]
+    assert replicas == [tried("r0"), swapped("r1"), swapped("r2")]
     assert [replica.loaded for replica in scene.replicas] == [LoadedWeights(7)] * 3
     assert scene.cluster.killed == []
 
@@ -96,8 +124,10 @@ def test_no_replica_swaps_before_the_slowest_has_staged() -> None:
         assert [(who, what) for who, what, _ in scene.cluster.events] == [
             ("r0", "stage"),
             ("r1", "stage"),
-            ("store", "durable"),
             ("r0", "swap"),
+            ("r0", "canary"),
+            ("store", "durable"),
+            ("r0", "accept requests"),
             ("r1", "swap"),
         ]
         assert now() == 20.0
@@ -155,16 +185,108 @@ LOST = {
 @pytest.mark.parametrize("step", LOST)
 def test_a_replica_that_fails_is_replaced_and_the_others_swap(step: Step, at: str) -> None:
     scene, replicas = updated([], [step] if at == "stage" else ["ok", step], [])
-    assert replicas == [swapped("r0"), replaced("r1", LOST[step]), swapped("r2")]
+    assert replicas == [tried("r0"), replaced("r1", LOST[step]), swapped("r2")]
     assert scene.cluster.killed == ["r1"]
     others = [event for event in scene.cluster.events if event[0] != "r1"]
-    assert [what for _, what, _ in others] == ["stage", "stage", "durable", "swap", "swap"]
+    assert [what for _, what, _ in others] == ["stage", "stage", "swap", "canary", "durable", "accept requests", "swap"]
 
 
-def test_the_version_is_made_current_even_if_all_replicas_die_while_they_stage() -> None:
-    scene, replicas = updated(["die"], ["die"])
-    assert replicas == [replaced("r0", "it died"), replaced("r1", "it died")]
-    assert scene.cluster.events == [("store", "durable", 7)]
+async def refused(scene: Scene, failure: type[WeightsRefused | VersionUntried], message: str) -> None:
+    with pytest.raises(failure) as raised:
+        await scene.update()
+    assert raised.value.problems == (FieldProblem(field="weights", message=message),)
+    assert "durable" not in [what for _, what, _ in scene.cluster.events]
+
+
+@pytest.mark.parametrize("others", [0, 2])
+def test_a_replica_that_cannot_generate_with_the_version_goes_back_and_nothing_else_has_changed(others: int) -> None:
+    async def story() -> None:
+        scene = await Scene([["ok", "ok", "error"], *[[]] * others]).begin()
+        message = "a replica could not generate with them and went back: OSError: r0 has no room"
+        await refused(scene, WeightsRefused, message)
+        first = [event[1:] for event in scene.cluster.events if event[0] == "r0"]
+        assert first == [("stage", 7), ("swap", 7), ("stage", 0), ("swap", 0)]
+        assert [what for who, what, _ in scene.cluster.events if who != "r0"] == ["stage"] * others
+        assert [(replica.loaded, replica.is_on_trial) for replica in scene.replicas] == [(LoadedWeights(), False)] * (
+            1 + others
+        )
+        assert scene.cluster.killed == []
+        await scene.end()
+
+    run(story())
+
+
+@pytest.mark.parametrize("back", [["error"], ["ok", "error"], ["hang"]])
+def test_a_replica_that_cannot_go_back_is_replaced(back: list[Step]) -> None:
+    async def story() -> None:
+        scene = await Scene([["ok", "ok", "error", *back], []]).begin()
+        message = "a replica could not generate with them and went back: OSError: r0 has no room"
+        await refused(scene, WeightsRefused, message)
+        assert scene.cluster.killed == ["r0"]
+        assert scene.replicas[1].loaded == LoadedWeights()
+        await scene.end()
+
+    run(story())
+
+
+@pytest.mark.parametrize(
+    ("script", "error"),
+    [
+        (["ok", "error"], "OSError: r0 has no room"),
+        (["ok", "hang"], "it did not report within 60 s"),
+        (["ok", "ok", "hang"], "it did not report within 60 s"),
+    ],
+)
+def test_a_version_that_breaks_the_replica_that_tries_it_is_refused_and_the_replica_replaced(
+    script: list[Step], error: str
+) -> None:
+    async def story() -> None:
+        scene = await Scene([script, []]).begin()
+        await refused(scene, WeightsRefused, f"a replica could not generate with them and went back: {error}")
+        assert scene.cluster.killed == ["r0"]
+        assert [event for event in scene.cluster.events if event[0] == "r1"] == [("r1", "stage", 7)]
+        await scene.end()
+
+    run(story())
+
+
+@pytest.mark.parametrize("at", [1, 2])
+@pytest.mark.parametrize("step", ["die", "die after", "register again"])
+def test_another_replica_tries_the_version_if_the_first_one_is_lost_meanwhile(step: Step, at: int) -> None:
+    scene, replicas = updated([*["ok"] * at, step], [], [])  # type: ignore[list-item]
+    assert replicas == [replaced("r0", LOST[step]), tried("r1"), swapped("r2")]
+    assert [who for who, what, _ in scene.cluster.events if what == "accept requests"] == ["r1"]
+
+
+def test_a_version_that_no_replica_lived_to_try_is_not_made_current() -> None:
+    async def story(*scripts: Sequence[Step]) -> None:
+        scene = await Scene(scripts).begin()
+        await refused(scene, VersionUntried, "all replicas were lost before that: it died")
+        assert scene.registry.replicas == []
+        await scene.end()
+
+    run(story(["die"], ["die after"]))
+    run(story(["ok", "die"], ["ok", "ok", "die after"]))
+
+
+def test_a_replica_that_is_lost_when_it_may_serve_the_version_is_replaced() -> None:
+    _, replicas = updated(["ok", "ok", "ok", "die"], [])
+    assert replicas == [replaced("r0", "it died"), swapped("r1")]
+
+
+def test_time_limits_grow_with_the_size_of_the_weights() -> None:
+    async def story() -> None:
+        scene = await Scene([["ok", "ok", "hang"]]).begin()
+        scene.fleet = replace(scene.fleet, command_timeout_s_per_gb=20.0)
+        update = VersionUpdate(
+            scene.fleet, replace(NEW, size_bytes=3 * 10**9), SwapOptions(), scene.make_current, scene.load_current
+        )
+        with pytest.raises(WeightsRefused, match="it did not report within 120 s"):
+            await update_replicas(update, scene.registry.replicas)
+        assert now() == 120.0
+        await scene.end()
+
+    run(story())
 
 
 def test_without_replicas_the_version_is_made_current() -> None:
@@ -172,16 +294,19 @@ def test_without_replicas_the_version_is_made_current() -> None:
     assert (replicas, scene.cluster.events) == ([], [("store", "durable", 7)])
 
 
-def test_a_version_that_cannot_be_written_to_disk_is_swapped_nowhere() -> None:
+def test_a_version_that_cannot_be_written_to_disk_is_served_nowhere() -> None:
     async def story() -> None:
-        scene = await Scene([[], []]).begin()
-
-        def fail() -> None:
-            raise OSError("no space left")
-
+        scene = await Scene([[], []], disk_is_full=True).begin()
         with pytest.raises(OSError, match="no space left"):
-            await update_replicas(scene.fleet, scene.registry.replicas, NEW, SwapOptions(), fail)
-        assert [what for _, what, _ in scene.cluster.events] == ["stage", "stage"]
+            await scene.update()
+        assert [(who, what, version) for who, what, version in scene.cluster.events] == [
+            ("r0", "stage", 7),
+            ("r1", "stage", 7),
+            ("r0", "swap", 7),
+            ("r0", "canary", 7),
+            ("r0", "stage", 0),
+            ("r0", "swap", 0),
+        ]
         assert (len(scene.registry.replicas), scene.cluster.killed) == (2, [])
         await scene.end()
 
@@ -191,7 +316,7 @@ def test_a_version_that_cannot_be_written_to_disk_is_swapped_nowhere() -> None:
 def test_only_the_given_replicas_are_updated() -> None:
     async def story() -> None:
         scene = await Scene([[], []]).begin()
-        assert await scene.update(scene.registry.replicas[1:]) == [swapped("r1")]
+        assert await scene.update(scene.registry.replicas[1:]) == [tried("r1")]
         assert scene.replicas[0].taken == []
         await scene.end()
 
@@ -240,36 +365,39 @@ def test_a_replica_that_left_while_it_loaded_a_payload_is_not_ended(step: Step, 
     run(story())
 
 
-@given(st.lists(st.tuples(st.sampled_from(STEPS), st.sampled_from(STEPS)), max_size=5), st.randoms())
-def test_after_an_update_every_replica_has_the_new_version_or_was_replaced(
-    scripts: list[tuple[Step, Step]], random: Random
+SCRIPTS = st.lists(st.lists(st.sampled_from(STEPS), max_size=6), max_size=5)
+
+
+@given(SCRIPTS, st.randoms())
+def test_whichever_replica_fails_at_whichever_command_all_end_at_one_version_that_one_of_them_has_tried(
+    scripts: list[list[Step]], random: Random
 ) -> None:
     async def story() -> None:
         scene = await Scene(scripts).begin()
         for replica in scene.replicas:
             replica.command_s = random.choice([0.0, 0.1, 5.0])
         everyone = {replica.name for replica in scene.replicas}
-        refused = False
-        try:
-            replicas = await scene.update()
-        except WeightsRefused:
-            refused = True
+        outcomes: dict[str, str] | None = None
+        with suppress(WeightsRefused, VersionUntried):
+            outcomes = {update.replica_id: update.status for update in await scene.update()}
+        # Those that registered again while they were on trial serve nothing until the store initializes them.
+        serving = [
+            replica
+            for replica in scene.replicas
+            if not replica.is_on_trial and replica.name in {each.replica_id for each in scene.registry.replicas}
+        ]
         done = [what for _, what, _ in scene.cluster.events]
-        heard = [first for first, _ in scripts if first in ("ok", "error")]
-        assert refused == (bool(heard) and "ok" not in heard)
-        if refused:
-            assert not {"durable", "swap"} & set(done)
-            assert scene.cluster.killed == []
+        if outcomes is None:
+            assert scripts
+            assert "durable" not in done
+            assert all(replica.loaded == LoadedWeights() for replica in serving)
         else:
             assert done.count("durable") == 1
-            assert "stage" not in done[done.index("durable") :]
-            assert "swap" not in done[: done.index("durable")]
-            outcomes = {update.replica_id: update.status for update in replicas}
-            went_well = {name for name, steps in zip(sorted(everyone), scripts, strict=True) if steps == ("ok", "ok")}
-            assert outcomes == {name: "swapped" if name in went_well else "replaced" for name in everyone}
-            assert {replica.replica_id for replica in scene.registry.replicas} == went_well
-            assert all(replica.loaded == LoadedWeights(NEW.version) for replica in scene.registry.replicas)
-            assert set(scene.cluster.killed) == everyone - went_well
+            before = done[: done.index("durable")]
+            assert not scripts or before.count("canary") >= 1
+            assert outcomes.keys() == everyone
+            assert {name for name, status in outcomes.items() if status == "swapped"} == {r.name for r in serving}
+            assert all(replica.loaded == LoadedWeights(NEW.version) for replica in serving)
         for replica in scene.replicas:
             assert len(replica.taken) == len(set(replica.taken))
         await scene.end()

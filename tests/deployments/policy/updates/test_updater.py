@@ -66,6 +66,56 @@ def test_weights_that_the_engines_cannot_take_leave_everything_as_it_was(tmp_pat
     play(story, tmp_path)
 
 
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_a_version_that_one_replica_cannot_generate_with_is_refused_and_replicas_that_start_later_get_the_last_good_one(
+    tmp_path: Path, replicas: int
+) -> None:
+    async def story(world: World) -> None:
+        good = await world.replica("r0", *["ok"] * 7, "error")  # type: ignore[arg-type]
+        others = [await world.replica(f"r{number}") for number in range(1, replicas)]
+        assert (await world.push(1, weights(2.0))).canary_s == 4.0
+        message = "a replica could not generate with them and went back: OSError: r0 has no room"
+        async with refused(WeightsRefused, "weights", message):
+            await world.push(2, weights(3.0))
+        late = await world.replica("late")
+        await until(lambda: late.accepts_requests)
+        for replica in (good, *others, late):
+            assert (replica.loaded, replica.is_on_trial) == (LoadedWeights(1), False)
+        assert (world.version_store.current(), versions(world), world.cluster.killed) == (1, [1], [])
+        assert (await world.push(2, weights(4.0))).version == 2
+
+    play(story, tmp_path)
+
+
+def test_an_adapter_that_cannot_be_used_leaves_the_full_weights_and_the_adapter_before(tmp_path: Path) -> None:
+    async def story(world: World) -> None:
+        replica = await world.replica("r0", *["ok"] * 11, "error")  # type: ignore[arg-type]
+        await world.push(1, weights(2.0))
+        await world.push(2, adapter(), kind="adapter")
+        with pytest.raises(WeightsRefused):
+            await world.push(3, adapter(2.0), kind="adapter")
+        assert (replica.loaded, replica.is_on_trial) == (LoadedWeights(1, adapter=2), False)
+
+    play(story, tmp_path)
+
+
+@pytest.mark.parametrize("canary_was_sent", [False, True])
+def test_a_store_that_dies_during_a_trial_lets_the_replica_go_back(tmp_path: Path, canary_was_sent: bool) -> None:
+    async def story(world: World) -> None:
+        replica = await world.replica("r0", command_s=5.0)
+        await until(lambda: replica.accepts_requests)
+        pushing = world.pushing(1, weights(2.0))
+        await until(lambda: replica.is_on_trial and (len(replica.taken) == 4 or not canary_was_sent))
+        pushing.cancel()
+        await world.restart()
+        replica.accepts_requests = False
+        await until(lambda: replica.accepts_requests)
+        assert (replica.loaded, replica.is_on_trial) == (LoadedWeights(), False)
+        assert world.version_store.current() == 0
+
+    play(story, tmp_path)
+
+
 def test_a_replica_that_fails_is_replaced_and_the_one_in_its_place_begins_with_the_new_weights(tmp_path: Path) -> None:
     async def story(world: World) -> None:
         await world.replica("r0")
@@ -104,7 +154,8 @@ def test_a_second_update_waits_for_the_first(tmp_path: Path) -> None:
         await world.until_updating(1)
         assert [(await pushing).version for pushing in (first, world.pushing(2, weights(3.0)))] == [1, 2]
         steps = [(what, version) for _, what, version in world.cluster.events[2:]]
-        assert steps == [(what, version) for version in (1, 2) for what in ("stage", "stage", "swap", "swap")]
+        each = ("stage", "stage", "swap", "canary", "accept requests", "swap")
+        assert steps == [(what, version) for version in (1, 2) for what in each]
 
     play(story, tmp_path)
 

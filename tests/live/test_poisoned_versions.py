@@ -1,0 +1,95 @@
+"""Versions that cannot be used: each is refused, and rollouts go on without a failed sample meanwhile."""
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import pytest
+import torch
+from safetensors.torch import save
+
+from rollout_client import RolloutClient
+from rollout_client.contract import RolloutResponse, Sampling
+from tests.live.forward_pass import State, perturbed, tiny_state
+from tests.live.played_with_weights import assert_of_weights, play, versions_of
+from tests.live.test_policy import adapter_folder
+
+LARGEST_BFLOAT16 = torch.finfo(torch.bfloat16).max
+NORM = "model.norm.weight"
+GOOD = 41
+
+
+@pytest.fixture(scope="module", autouse=True)
+def leaves_the_original_weights(client: RolloutClient) -> Iterator[None]:
+    client.push_weights(perturbed(GOOD))
+    yield
+    client.push_weights(tiny_state())
+
+
+def overflowing() -> State:
+    """Finite weights, which the checks accept; the logits are infinite."""
+    state = tiny_state()
+    return state | {NORM: torch.full_like(state[NORM], LARGEST_BFLOAT16)}
+
+
+def push_nan(client: RolloutClient, _folder: Path) -> None:
+    state = tiny_state()
+    state[NORM][5] = torch.nan
+    client.push_weights(state)
+
+
+def push_overflowing(client: RolloutClient, _folder: Path) -> None:
+    client.push_weights(overflowing())
+
+
+def push_cut_short(client: RolloutClient, _folder: Path) -> None:
+    answer = httpx.put(
+        f"{client.base_url}/policy/versions/{client.policy().current + 1}", content=save(tiny_state())[:-3], timeout=60
+    )
+    assert answer.status_code == 422
+    raise ValueError(answer.json()["detail"])
+
+
+def push_high_rank(client: RolloutClient, folder: Path) -> None:
+    adapter_folder(folder / "adapter", seed=1, rank=16)
+    client.push_weights(folder / "adapter", kind="adapter")
+
+
+def push_other_shape(client: RolloutClient, _folder: Path) -> None:
+    client.push_weights(tiny_state() | {NORM: torch.ones(64, dtype=torch.bfloat16)})
+
+
+@pytest.mark.parametrize(
+    ("push", "says"),
+    [
+        (push_nan, "NaN or infinity"),
+        (push_cut_short, "it is not whole"),
+        (push_other_shape, "shape"),
+        (push_high_rank, "LoRA rank 16 is greater than max_lora_rank 8"),
+        (push_overflowing, "could not generate with them and went back: GenerationNotFinite"),
+    ],
+)
+def test_a_poisoned_version_is_refused_and_no_sample_fails_meanwhile(
+    client: RolloutClient, tmp_path: Path, push: Callable[[RolloutClient, Path], None], says: str
+) -> None:
+    before = client.policy(checksums_within_s=60)
+    with ThreadPoolExecutor(1) as thread:
+        playing = thread.submit(rollouts_under_way, client)
+        with pytest.raises(Exception, match=says):
+            push(client, tmp_path)
+        played = playing.result()
+    assert [sample.error for sample in played.samples] == [None] * len(played.samples)
+    assert versions_of(played.samples) == {str(before.current)}
+    after = client.policy(checksums_within_s=60)
+    assert after.current == before.current
+    assert [replica.replica_id for replica in after.replicas] == [replica.replica_id for replica in before.replicas]
+    assert [replica.checksum for replica in after.replicas] == [replica.checksum for replica in before.replicas]
+    assert_of_weights(play(client).samples, before.current, perturbed(GOOD))
+
+
+def rollouts_under_way(client: RolloutClient) -> RolloutResponse:
+    games = client.example_samples("sliding_puzzle", 64, seed=3)
+    # No retries: what a trial interrupts is nobody's failure.
+    sampling = Sampling(temperature=1.5, max_new_tokens=96, ignore_eos=True)
+    return client.rollout(games, sampling=sampling, max_rollout_turns=6, sample_retries=0)
