@@ -100,11 +100,11 @@ class CommandRunner:
                 await asyncio.sleep(REGISTER_AGAIN_AFTER_S)
 
     async def _run_for_one_store(self) -> None:
-        is_on_trial = self._weights.is_on_trial
-        # What is on trial may be unusable: no store must take it for a version from here.
-        records = {} if is_on_trial else self._records_of_loaded()
-        registration = self._registration_of(self._weights.loaded)
-        registration = replace(registration, records=records, is_on_trial=is_on_trial)
+        registration = replace(
+            self._registration_of(self._weights.loaded),
+            records=self._records_of_loaded(),
+            is_on_trial=self._weights.is_on_trial,
+        )
         await self._store.register(registration)
         self._start_checksum(registration.replica_id)
         report: CommandReport | None = None

@@ -3,6 +3,7 @@
 | the replica holds | its standing | what follows |
 | --- | --- | --- |
 | no version, or those that the store knows | `KNOWN` | it loads what it lacks |
+| a version above the current one, on trial | `KNOWN` | it goes back: no rollout has tokens of the version |
 | a version that was refused, or under way when the store died | `TRIED` | it goes back; the number is not given again |
 | a version above the current one | `AHEAD` | the store takes the version over |
 | other weights under a number that the store knows, or those of another run | `DIFFERENT` | it is replaced |
@@ -66,7 +67,7 @@ def standing_of(registration: ReplicaRegistration, known: KnownVersions) -> Verd
         if reason := difference(version, known):
             return Verdict(Standing.DIFFERENT, reason)
     newest = registration.loaded.version
-    if newest <= known.current:
+    if newest <= known.current or registration.is_on_trial:
         return Verdict(Standing.KNOWN)
     return Verdict(Standing.TRIED if newest in known.tried else Standing.AHEAD)
 

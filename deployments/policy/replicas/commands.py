@@ -190,4 +190,5 @@ class ReplicaRegistration:
     records: Mapping[int, str] = field(default_factory=dict)
     """Of the loaded versions, the `record` that came with each: what a store that has lost its folder knows of them."""
     is_on_trial: bool = False
-    """Whether `loaded` is on trial: the replica never accepted requests with it, and it may be unusable."""
+    """Whether `loaded` is on trial: the replica never accepted requests with it, and it may be unusable. No store takes
+    such a version over."""

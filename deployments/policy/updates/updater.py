@@ -80,9 +80,9 @@ class Updater:
     async def _load_current(self, replica: RegisteredReplica) -> None:
         """Lets a replica that holds a version on trial go back to what is current. It is replaced if that fails.
 
-        If a trainer sent the current weights straight to the replicas, the service does not have them.
+        That is so too if only other replicas have the current weights: a trainer sent them there.
         """
-        if self._payloads.has_desired:
+        if self._payloads.can_complete(replica.loaded):
             await self._fleet.load(replica, await self._payloads.missing(replica.loaded))
         else:
             self._fleet.replace_if_registered(replica, "the weights before the trial came from a trainer's memory")

@@ -289,9 +289,7 @@ def test_a_replica_whose_engine_dies_of_the_canary_is_broken(tmp_path: Path) -> 
     assert runner.broken == "OSError: generate_canary failed"
 
 
-def test_a_replica_that_loses_the_store_during_a_trial_says_so_and_returns_no_record_of_the_version(
-    tmp_path: Path,
-) -> None:
+def test_a_replica_that_loses_the_store_during_a_trial_says_so(tmp_path: Path) -> None:
     store = ScriptedStore(TRIAL, end=PolicyStoreLost("The policy store died during the call."))
     played(ScriptedWeights(), store, tmp_path, seconds=0.9)
     assert store.trials == [(False, {}), (True, {})]

@@ -290,6 +290,36 @@ def test_a_replica_that_registers_again_with_a_version_that_was_refused_goes_bac
     play(story, tmp_path)
 
 
+@pytest.mark.parametrize("folder_is_lost", [False, True])
+def test_a_replica_with_a_version_on_trial_goes_back_and_the_number_may_have_other_weights(
+    tmp_path: Path, folder_is_lost: bool
+) -> None:
+    async def story(world: World) -> None:
+        trying = await store_died_while_it_tried(world, 8)
+        trying.is_on_trial = True
+        other = await world.replica("r1")
+        await until(lambda: other.accepts_requests)
+        await (world.restart_without_folder() if folder_is_lost else world.restart())
+        await until(lambda: trying.loaded == LoadedWeights(7))
+        assert (world.version_store.current(), world.cluster.killed) == (7, [])
+        assert (await world.push(8, weights(3.0))).version == 8
+        assert (trying.loaded, trying.is_on_trial) == (LoadedWeights(8), False)
+
+    play(story, tmp_path, settle_s=5.0)
+
+
+def test_a_version_that_was_current_on_disk_when_the_store_died_is_no_longer_on_trial(tmp_path: Path) -> None:
+    async def story(world: World) -> None:
+        trying = await store_died_while_it_tried(world, 8)
+        trying.is_on_trial = True
+        world.version_store.make_current(8)
+        await world.restart()
+        await until(lambda: not trying.is_on_trial)
+        assert trying.loaded == LoadedWeights(8)
+
+    play(story, tmp_path)
+
+
 def test_a_replica_whose_version_cannot_be_recorded_registers_again_until_it_can(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -25,9 +25,12 @@ def known(*stored: StoredVersion, current: int = 7, tried: tuple[StoredVersion, 
     )
 
 
-def holding(*records: StoredVersion, loaded: LoadedWeights | None = None) -> ReplicaRegistration:
+def holding(
+    *records: StoredVersion, loaded: LoadedWeights | None = None, is_on_trial: bool = False
+) -> ReplicaRegistration:
     loaded = loaded or LoadedWeights(records[0].version)
-    return ReplicaRegistration("r0", None, 1, loaded, {record.version: record.model_dump_json() for record in records})
+    texts = {record.version: record.model_dump_json() for record in records}
+    return ReplicaRegistration("r0", None, 1, loaded, texts, is_on_trial)
 
 
 OTHER_WEIGHTS = "it holds other weights as version 7 than the policy store knows under this number"
@@ -60,6 +63,13 @@ OTHER_WEIGHTS = "it holds other weights as version 7 than the policy store knows
             Verdict(Standing.DIFFERENT, "it holds version 9 of the run run-b, and this is the run run-a"),
         ),
         (holding(info(9, run=None)), known(info(7)), Verdict(Standing.AHEAD)),
+        (holding(info(8), is_on_trial=True), known(info(7)), Verdict(Standing.KNOWN)),
+        (holding(info(8), is_on_trial=True), known(info(7), tried=(info(8),)), Verdict(Standing.KNOWN)),
+        (
+            holding(info(7, "d"), is_on_trial=True),
+            known(info(7)),
+            Verdict(Standing.DIFFERENT, OTHER_WEIGHTS),
+        ),
         (
             holding(info(7, "d"), info(9), loaded=LoadedWeights(7, adapter=9)),
             known(info(7)),
