@@ -50,6 +50,7 @@ class MappedWeights:
     def __init__(self) -> None:
         self.loaded = LoadedWeights()
         self.needed_adapters: set[int] = set()
+        self.is_on_trial = False
         self.sha256 = ""
         self.inode = 0
         self._staged: tuple[int, mmap.mmap] | None = None
@@ -59,13 +60,21 @@ class MappedWeights:
             self._staged = version, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
             self.inode = os.fstat(file.fileno()).st_ino
 
-    async def swap(self, options: SwapOptions) -> SwapTimes:
+    async def swap(self, options: SwapOptions, is_trial: bool = False) -> SwapTimes:
         assert self._staged is not None
+        self.is_on_trial = is_trial
         (version, mapped), self._staged = self._staged, None
         self.sha256 = hashlib.sha256(mapped).hexdigest()
         mapped.close()
         self.loaded = LoadedWeights(version)
         return SwapTimes()
+
+    def accept(self) -> float:
+        self.is_on_trial = False
+        return 0.0
+
+    async def generate_canary(self) -> None:
+        assert self.is_on_trial
 
     async def checksum(self) -> str:
         return self.sha256
@@ -83,7 +92,12 @@ class MappedGenerator:
         self._weights: MappedWeights = weights
         self._reads_served = 0
         commands = CommandRunner(
-            weights, weights.is_alive, store, lambda loaded: registration_of(1, loaded), self._node_weights
+            weights,
+            weights.is_alive,
+            store,
+            lambda loaded: registration_of(1, loaded),
+            self._node_weights,
+            weights.generate_canary,
         )
         self._running = asyncio.create_task(commands.run())
         await commands.is_current.wait()

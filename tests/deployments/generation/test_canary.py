@@ -22,7 +22,7 @@ def flat(*logprobs: float) -> FlatLogprobs:
 def output(generated: list[float], prompt: list[float], finish_reason: str = "length") -> RequestOutput:
     ids = list(range(len(generated)))
     completion = CompletionOutput(0, "", ids, None, flat(*generated), finish_reason=finish_reason)
-    return RequestOutput("canary", None, [1], flat(*prompt), [completion], finished=True)  # type: ignore[arg-type]
+    return RequestOutput("canary", None, [1], flat(*prompt), [completion], finished=True)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """What the engine's answers to scoring requests become."""
 
 import math
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -33,14 +34,16 @@ def output(prompt: FlatLogprobs | None, generated: FlatLogprobs | None = None, e
     return RequestOutput("s", None, PROMPT, prompt, [completion], finished=True)
 
 
-def scored(logprobs: list[float], version: str = "7", **top: Any) -> ScoredPrompt:
+def scored(
+    logprobs: list[float], version: str = "7", top_ids: Sequence[int] = (), top: Sequence[float] = ()
+) -> ScoredPrompt:
     return ScoredPrompt(
         packed_ids(()),
         packed_logprobs(()),
         "length",
         prompt_logprobs=packed_logprobs(logprobs),
-        top_token_ids=packed_ids(top.get("ids", ())),
-        top_logprobs=packed_logprobs(top.get("logprobs", ())),
+        top_token_ids=packed_ids(top_ids),
+        top_logprobs=packed_logprobs(top),
         weight_version=version,
     )
 
@@ -54,7 +57,7 @@ def test_each_position_but_the_first_has_a_log_probability() -> None:
 
 def test_the_most_likely_tokens_follow_the_asked_one_of_each_position() -> None:
     prompt = flat([6, 1, 2, 7, 3, 4], [-1.0, -0.1, -0.2, -2.0, -0.3, -0.4])
-    expected = scored([-1.0, -2.0], ids=[1, 2, 3, 4], logprobs=[-0.1, -0.2, -0.3, -0.4])
+    expected = scored([-1.0, -2.0], top_ids=[1, 2, 3, 4], top=[-0.1, -0.2, -0.3, -0.4])
     assert scored_prompt_of(request(top_k=2), output(prompt), None, False) == expected
 
 

@@ -179,6 +179,20 @@ def test_the_same_bad_upload_again_while_it_is_checked_has_the_same_answer(tmp_p
     play(story, tmp_path)
 
 
+def test_the_next_number_is_above_that_of_a_push_that_is_being_checked_and_free_again_when_it_is_refused(
+    tmp_path: Path,
+) -> None:
+    async def story(world: World) -> None:
+        pushing = world.pushing(4, bad("nan"))
+        await until(lambda: 4 in world.store._active_pushes)
+        assert (await world.store.state()).next_version == 5
+        with pytest.raises(WeightsRefused):
+            await pushing
+        assert (await world.store.state()).next_version == 1
+
+    play(story, tmp_path)
+
+
 def test_a_delta_is_kept_and_served_as_full_weights(tmp_path: Path) -> None:
     async def story(world: World) -> None:
         replica = await world.replica("r0")
