@@ -99,7 +99,7 @@ class Pushes:
             return await self._roll_back(to, version, options)
         # One after the other: of two that run together the one with the higher number may end first.
         async with self._numbering:
-            return await self._roll_back(to, self._next_number(), options)
+            return await self._roll_back(to, self.next_number(), options)
 
     async def _roll_back(self, to: int, number: int, options: SwitchOptions) -> PolicyUpdate:
         content = f"rollback to {to}"
@@ -115,8 +115,8 @@ class Pushes:
 
         return await self._run(number, content, push())
 
-    def _next_number(self) -> int:
-        """Above that of every push under way, too."""
+    def next_number(self) -> int:
+        """The lowest number that the next version may have: above that of every push under way, too."""
         return max([self._versions.next_number(), *(version + 1 for version in self._active)])
 
     async def repeated_update(self, version: int, digest: str | None) -> PolicyUpdate | None:

@@ -1,5 +1,7 @@
 """The answer of `GET /policy`: which version is current, which are stored, and what each replica has loaded."""
 
+from collections.abc import Callable
+
 from deployments.policy.replicas.replica_registry import ReplicaRegistry
 from deployments.policy.transfer.transfer_ranks import world_size
 from deployments.policy.uploads.uploads import Uploads
@@ -13,9 +15,14 @@ async def policy_state(
     versions: PolicyVersions,
     uploads: Uploads,
     registry: ReplicaRegistry,
+    next_number: Callable[[], int],
     checksums_within_s: float,
 ) -> PolicyState:
-    """Waits at most `checksums_within_s` for checksums that replicas are still computing."""
+    """Waits at most `checksums_within_s` for checksums that replicas are still computing.
+
+    Args:
+        next_number: says which number the next version may have.
+    """
     await registry.forget_the_dead()
     await registry.wait_for_checksums(checksums_within_s)
     replicas = registry.replicas
@@ -28,6 +35,6 @@ async def policy_state(
             for replica in replicas
         ],
         transfer_world_size=world_size([replica.registration.workers for replica in registry.started]),
-        next_version=versions.next_number(),
+        next_version=next_number(),
         uploads=uploads.states(),
     )

@@ -147,7 +147,10 @@ class PolicyStore(CommandSource):
         return await self._current.wait_for(min_version, version, wait_s)
 
     async def state(self, checksums_within_s: float = 0.0) -> PolicyState:
-        return await policy_state(self._current, self._versions, self._uploads, self._registry, checksums_within_s)
+        next_number = self._pushes.next_number
+        return await policy_state(
+            self._current, self._versions, self._uploads, self._registry, next_number, checksums_within_s
+        )
 
     async def layout(self) -> PolicyLayout:
         return await self._initial.layout()
