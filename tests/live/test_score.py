@@ -13,6 +13,8 @@ from tests.live.forward_pass import logprobs_of_next, model_of, perturbed, tiny_
 from tests.live.played_with_weights import LOGPROB_TOLERANCE, play
 
 SEQUENCES = [[5, 17, 8, 31, 9, 2], list(range(200)), [3, 4]]
+ROUNDING = 2**-8
+"""What bfloat16 rounds, as a share: the tokens of these sequences are improbable, so their logits are large."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -27,6 +29,10 @@ def ids_of(result: SampleResult) -> list[int]:
 
 def mean_difference(logprobs: Sequence[float | None], said: torch.Tensor) -> float:
     return (torch.tensor([value for value in logprobs if value is not None]) - said).abs().mean().item()
+
+
+def are_equal(logprobs: Sequence[float | None], said: torch.Tensor) -> bool:
+    return mean_difference(logprobs, said) <= LOGPROB_TOLERANCE + ROUNDING * said.abs().mean().item()
 
 
 @pytest.mark.parametrize("seed", [21, 22])
@@ -48,7 +54,7 @@ def test_scores_are_the_log_probabilities_of_transformers_under_the_pushed_weigh
         assert len(score.logprobs) == len(score.top_token_ids) == len(score.top_logprobs) == len(sequence)
         assert (score.logprobs[0], score.top_token_ids[0], score.top_logprobs[0]) == (None, None, None)
         expected = logprobs_of_next(model, ids, temperature=1.0)[:-1]
-        assert mean_difference(score.logprobs, expected[torch.arange(len(ids) - 1), ids[1:]]) <= LOGPROB_TOLERANCE
+        assert are_equal(score.logprobs, expected[torch.arange(len(ids) - 1), ids[1:]])
         best = torch.tensor([row for row in score.top_logprobs if row is not None])
         assert (best - expected.topk(3).values).abs().mean().item() <= LOGPROB_TOLERANCE
 
@@ -111,4 +117,4 @@ def test_each_sequence_is_scored_by_one_version_while_weights_are_pushed(client:
         assert score.error is None
         assert score.logprobs is not None
         assert score.weight_version is not None
-        assert mean_difference(score.logprobs, expected[score.weight_version]) <= LOGPROB_TOLERANCE
+        assert [said for said in expected if are_equal(score.logprobs, expected[said])] == [score.weight_version]
