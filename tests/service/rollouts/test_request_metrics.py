@@ -1,5 +1,6 @@
 """The metrics of a request, to the exact number."""
 
+import weakref
 from collections.abc import Iterable
 
 import numpy as np
@@ -15,7 +16,7 @@ from rollout_client.contract import (
     SampleResult,
     WeightVersionSpan,
 )
-from service.rollouts.request_metrics import RequestMetricsAccumulator, percentile
+from service.rollouts.request_metrics import FREED_IN_ONE_STEP, RequestMetricsAccumulator, percentile
 
 
 def result(
@@ -126,6 +127,18 @@ def test_a_sample_without_its_final_reward_is_in_no_average(status: str) -> None
     good = result([4], env_tokens=2, total_reward=1.0)
     unfinished = result([400], env_tokens=200, total_reward=0.0, status=status)
     assert metrics_of([good, unfinished]) == metrics_of([good])
+
+
+def test_samples_that_were_freed_are_held_no_longer_and_the_weight_versions_stay() -> None:
+    accumulator = RequestMetricsAccumulator()
+    results = [result([1], env_tokens=0, total_reward=0.0, versions="7") for _ in range(2 * FREED_IN_ONE_STEP + 1)]
+    held = [weakref.ref(each.metrics) for each in results]
+    while results:
+        accumulator.add(results.pop())
+    assert all(reference() is not None for reference in held)
+    accumulator.free_samples()
+    assert [reference() for reference in held] == [None] * len(held)
+    assert (accumulator.metrics(), accumulator.policy().newest) == ({}, "7")
 
 
 def test_a_request_of_failures_alone_has_no_metrics() -> None:
