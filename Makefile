@@ -7,10 +7,12 @@ READY := $(VENV)/.ready
 CONFIG ?= serve_config.cpu.yaml
 USERS ?= 16
 SECONDS_OF_LOAD ?= 30
+PUSHES ?= 1000
+UPDATES ?= 50
 PROFILE = fast
 
 .PHONY: help setup demo serve train train-trl lint test-fast test-live test test-all coverage check-streams mutation docs docs-serve load \
-	bench bench-scale bench-payload bench-swap lock tiny-model
+	bench bench-scale bench-payload bench-swap soak-weights soak-weights-kills lock tiny-model
 
 help:
 	@echo "make demo           set up, start the service, play a mixed batch, show it, stop"
@@ -30,6 +32,8 @@ help:
 	@echo "make bench-scale    set up, measure the service's throughput on two cores, with simulated engines (fifteen minutes)"
 	@echo "make bench-payload  set up, measure a large answer as JSON and as Arrow, from the last token to tensors"
 	@echo "make bench-swap     set up, start the service, measure how long a push of weights stops generation, stop"
+	@echo "make soak-weights   set up, start the service, push weights while rollouts go on: nothing grows or is lost (PUSHES=1000: half an hour)"
+	@echo "make soak-weights-kills  the same with processes killed at random moments of updates (UPDATES=50: a quarter of an hour)"
 	@echo "make tiny-model     train the embedded model anew (under ten minutes on two cores)"
 	@echo "make setup          only set up $(VENV); make lint: only lint and types"
 	@echo "make lock           write requirements/cpu.lock from what $(VENV) holds"
@@ -117,6 +121,12 @@ load: $(READY)
 
 bench-swap: $(READY)
 	@$(PYTHON) -m benchmarks.weight_swap $(CONFIG)
+
+soak-weights: $(READY)
+	@$(PYTHON) -m benchmarks.soak.weights $(CONFIG) --pushes $(PUSHES)
+
+soak-weights-kills: $(READY)
+	@$(PYTHON) -m benchmarks.soak.kills $(CONFIG) --updates $(UPDATES)
 
 # HAProxy, which comes with Ray Serve, in place of its Python proxy, as a cluster has it (serve.env).
 bench bench-scale: export RAY_SERVE_ENABLE_HA_PROXY = 1

@@ -1,0 +1,55 @@
+"""The service that is soaked: the embedded model on processors, with adapters, and a folder that it may read."""
+
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from unittest.mock import patch
+
+from rich.console import Console
+
+from service.local import local_service
+from service.startup.config import read_config
+from service.startup.ports import free_port
+
+KV_CACHE_BLOCKS = 512
+"""Of 128 tokens. Small, because its pages count as memory once they are used: soon all of them have been."""
+ENVIRONMENT = {"RAY_allow_out_of_band_object_ref_serialization": "0"}
+"""A reference to an object of Ray inside a message of Serve is an error: nobody would ever free the object."""
+
+
+@dataclass(frozen=True, slots=True)
+class SoakedService:
+    url: str
+    model: Path
+    """The checkpoint that it starts with."""
+    checkpoints: Path
+    """It may read checkpoints from here."""
+    temporary: Path
+    """Everything temporary of it is here."""
+
+
+@contextmanager
+def soaked_service(config: Path, replicas: int, console: Console) -> Iterator[SoakedService]:
+    """Runs the service of `config` with so many generators for the length of the block."""
+    settings = read_config(config, port=free_port())
+    [application] = settings.applications
+    with tempfile.TemporaryDirectory(prefix="soak-") as name:
+        folder = Path(name)
+        checkpoints, temporary = folder / "checkpoints", folder / "t"
+        checkpoints.mkdir()
+        temporary.mkdir()
+        engine = application.args["engine"]
+        engine |= {"enable_lora": True, "max_loras": 2, "max_lora_rank": 8, "num_cpus": 0.8 / replicas}
+        engine["num_gpu_blocks_override"] = KV_CACHE_BLOCKS
+        application.args["policy"] = {"checkpoint_roots": [str(checkpoints)]}
+        for deployment in application.deployments:
+            if deployment.name == "Generator":
+                deployment.num_replicas = replicas
+        with (
+            patch.dict(os.environ, ENVIRONMENT, TMPDIR=str(temporary)),
+            local_service(settings, console) as url,
+        ):
+            yield SoakedService(url, Path(engine["model"]).resolve(), checkpoints, temporary)

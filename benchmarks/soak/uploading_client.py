@@ -1,0 +1,26 @@
+"""A trainer's process that pushes one file and may be killed meanwhile; `kills.py` starts it.
+
+It prints the number of the version before it sends anything, and a second line when the push was acknowledged.
+"""
+
+from pathlib import Path
+
+import typer
+
+from rollout_client import RolloutClient
+from rollout_client.policy_calls import next_version
+
+CHUNK_BYTES = 100_000
+"""So that a kill hits each step of a push about as often."""
+
+
+def main(url: str, weights: Path) -> None:
+    with RolloutClient(url) as client:
+        version = next_version(client.policy(checksums_within_s=0))
+        typer.echo(version)
+        update = client.push_weights(weights, version, chunk_bytes=CHUNK_BYTES)
+        typer.echo(update.version)
+
+
+if __name__ == "__main__":
+    typer.run(main)

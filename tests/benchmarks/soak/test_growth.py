@@ -1,0 +1,42 @@
+"""What counts as growth, and what as varying."""
+
+import pytest
+
+from benchmarks.soak.growth import Bound, Growth, all_growth, growth_of
+
+
+def test_growth_is_the_difference_between_the_medians_of_the_last_two_thirds() -> None:
+    readings = [0, 500, 0, 500, 10, 900, 10, 10, 12, 12, 0, 12]
+    assert growth_of(readings, Bound(2)) == Growth(10, 12, 4, Bound(2))
+
+
+@pytest.mark.parametrize(("last", "is_within"), [(10, True), (0, True), (13, True), (14, True), (14.5, False)])
+def test_it_is_within_its_bound_up_to_the_floor_and_the_share_of_each_push(last: float, is_within: bool) -> None:
+    assert Growth(10, last, 4, Bound(2, per_push=0.5)).is_within_bound is is_within
+
+
+def test_a_leak_of_little_at_each_push_is_found() -> None:
+    leaking = [1000.0 + 3 * push for push in range(99)]
+    assert not growth_of(leaking, Bound(50, per_push=1)).is_within_bound
+    assert growth_of(leaking, Bound(50, per_push=2)).is_within_bound
+
+
+def test_what_fills_at_first_does_not_count() -> None:
+    assert growth_of([0.0] * 10 + [100.0] * 20, Bound(0)).is_within_bound
+
+
+def test_too_few_readings_say_nothing() -> None:
+    with pytest.raises(ValueError, match="needs 12 readings, and there are 11"):
+        growth_of([1.0] * 11, Bound(0))
+
+
+def test_each_quantity_is_bound_by_the_first_name_that_it_contains() -> None:
+    bounds = {"memory of engine": Bound(1), "memory": Bound(2)}
+    readings = [{"memory of engine": 1.0, "memory of store": 2.0}] * 11 + [{"memory of store": 2.0}]
+    growth = all_growth(readings, bounds)
+    assert {name: found.bound for name, found in growth.items()} == {
+        "memory of engine": Bound(1),
+        "memory of store": Bound(2),
+    }
+    with pytest.raises(KeyError, match="threads"):
+        all_growth([{"threads": 1.0}] * 12, bounds)
