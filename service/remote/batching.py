@@ -127,6 +127,11 @@ class RequestBatcher(Generic[Request, Result]):
         self._to_send.append((request, future))
         return await future
 
+    def send_now(self) -> None:
+        """Sends what is collected: a control call that is made next reaches the replica after it."""
+        if self._to_send:
+            self._send()
+
     def _send_when_all_are_there(self, before: int, iterations: int) -> None:
         """Args:
         before: how many requests there were one iteration ago.

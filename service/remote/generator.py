@@ -83,6 +83,7 @@ class RemoteGenerator(Generator):
         if rollout_id not in self._running:
             return False
         calls, request = self._running[rollout_id]
+        calls.generate.send_now()
         calls.interrupt.add(request)
         return True
 

@@ -147,6 +147,8 @@ class ScriptedGeneratorHandle:
         self.aborted: list[tuple[str, list[str]]] = []
         self.interrupted: list[tuple[str, list[str]]] = []
         self.interrupt_result: Exception | None = None
+        self.events: list[tuple[str, list[str]]] = []
+        """Calls in the order in which they arrived, with the ids of their generations."""
         self.calls: list[ScriptedCall] = []
         self.deployment_id = object()
         self.describe = SimpleNamespace(remote=lambda: ScriptedResponse(DESCRIPTION))
@@ -155,7 +157,9 @@ class ScriptedGeneratorHandle:
         return NamedHandle(self, session_id)
 
     def generate(self, replica: str, requests: list[GenerationRequest]) -> ScriptedCall:
-        self.generated.append((replica, [request.generation_id for request in requests]))
+        generation_ids = [request.generation_id for request in requests]
+        self.generated.append((replica, generation_ids))
+        self.events.append(("generate", generation_ids))
         self.requests += requests
         results = [(place, self._result) for place in range(len(requests))]
         batches = [GenerationResults(results, LOAD) if self.raised is None else self.raised]
@@ -164,6 +168,7 @@ class ScriptedGeneratorHandle:
 
     def interrupt(self, replica: str, generation_ids: list[str]) -> ScriptedResponse:
         self.interrupted.append((replica, generation_ids))
+        self.events.append(("interrupt", generation_ids))
         return ScriptedResponse(self.interrupt_result)
 
     def abort(self, replica: str, generation_ids: list[str]) -> ScriptedResponse:

@@ -302,6 +302,22 @@ def test_interrupted_generations_are_named_to_their_replicas_in_one_call_each() 
     assert handle.interrupted == [("a", ["one-0", "two-0"])]
 
 
+def test_a_generation_arrives_before_its_interruption() -> None:
+    handle = ScriptedGeneratorHandle(CUT_BY_WEIGHTS)
+    generator = generator_over(handle, "a")
+
+    async def run() -> None:
+        running = [asyncio.create_task(generator.generate(request(name))) for name in ("one", "two")]
+        await asyncio.sleep(0)
+        assert generator.interrupt("one")
+        running += [asyncio.create_task(generator.generate(request("three")))]
+        await asyncio.gather(*running)
+
+    virtual_time.run(run())
+    assert handle.events[:2] == [("generate", ["one", "two"]), ("interrupt", ["one"])]
+    assert sorted(handle.events[2:]) == [("generate", ["three"])]
+
+
 def test_an_interruption_of_a_replica_that_is_gone_is_noted_and_breaks_nothing(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
