@@ -12,7 +12,7 @@ UPDATES ?= 50
 PROFILE = fast
 
 .PHONY: help setup demo serve train train-trl lint test-fast test-live test test-all coverage check-streams mutation docs docs-serve load \
-	bench bench-scale bench-payload bench-swap soak-weights soak-weights-kills lock tiny-model
+	bench bench-scale bench-payload bench-swap bench-delta soak-weights soak-weights-kills lock tiny-model
 
 help:
 	@echo "make demo           set up, start the service, play a mixed batch, show it, stop"
@@ -32,6 +32,7 @@ help:
 	@echo "make bench-scale    set up, measure the service's throughput on two cores, with simulated engines (fifteen minutes)"
 	@echo "make bench-payload  set up, measure a large answer as JSON and as Arrow, from the last token to tensors"
 	@echo "make bench-swap     set up, start the service, measure how long a push of weights stops generation, stop"
+	@echo "make bench-delta    set up, measure a push of a 200 MB model of which 1% has changed against one of all weights"
 	@echo "make soak-weights   set up, start the service, push weights while rollouts go on: nothing grows or is lost (PUSHES=1000: half an hour)"
 	@echo "make soak-weights-kills  the same with processes killed at random moments of updates (UPDATES=50: a quarter of an hour)"
 	@echo "make tiny-model     train the embedded model anew (under ten minutes on two cores)"
@@ -121,6 +122,9 @@ load: $(READY)
 
 bench-swap: $(READY)
 	@$(PYTHON) -m benchmarks.weight_swap $(CONFIG)
+
+bench-delta: $(READY)
+	@$(PYTHON) -m benchmarks.delta_push $(CONFIG)
 
 soak-weights: $(READY)
 	@$(PYTHON) -m benchmarks.soak.weights $(CONFIG) --pushes $(PUSHES)

@@ -36,7 +36,7 @@ from examples.additions import (
     training_sums,
 )
 from models.tiny.train import PAD
-from rollout_client import RolloutClient, SampleInput
+from rollout_client import PolicyPusher, RolloutClient, SampleInput
 from rollout_client.tensors import RolloutTensors, to_tensors
 
 STEPS = 60
@@ -74,7 +74,8 @@ def train(client: RolloutClient, steps: int, seed: int, console: Console) -> Cur
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: learning_rate_factor(step, steps))
     prompts = prompt_batches(training_sums(client, seed), seed)
     # A service that was running already may have the weights of an earlier training.
-    version = client.push_weights(model).version
+    pusher = PolicyPusher(client)
+    version = pusher.push(model).version
     curve = Curve("GRPO on additions", held_out={0: held_out_accuracy(client, version)})
     with progress_bar(console) as progress:
         task = progress.add_task("", total=steps, latest=curve.latest)
@@ -88,7 +89,8 @@ def train(client: RolloutClient, steps: int, seed: int, console: Console) -> Cur
             curve.reward[step] = mean_reward(response)
             improve(model, optimizer, to_tensors(response, pad_token_id=PAD))
             schedule.step()
-            version = client.push_weights(model).version
+            # What changed, where that is smaller than all weights.
+            version = pusher.push(model).version
             if step % STEPS_BETWEEN_MEASUREMENTS == 0 or step == steps:
                 curve.held_out[step] = held_out_accuracy(client, version)
                 progress.console.print(f"After {step} steps: held-out {curve.held_out[step]:.1%}")

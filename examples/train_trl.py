@@ -30,7 +30,7 @@ from examples.additions import (
     running_service,
     training_sums,
 )
-from rollout_client import RolloutClient
+from rollout_client import PolicyPusher, RolloutClient
 from rollout_client.trainers.trl import ServiceRolloutFunc, service_reward
 
 BATCHES_OF_ROLLOUTS = 45
@@ -62,6 +62,7 @@ def train(client: RolloutClient, batches: int, seed: int, console: Console) -> C
     curve = Curve("TRL's GRPOTrainer on additions")
     sums = [sample.model_dump(exclude_unset=True) for sample in training_sums(client, seed)]
     rows = [{"prompt": sample["messages"], "extra_env_info": sample["extra_env_info"]} for sample in sums]
+    rollout_func = ServiceRolloutFunc(client, task_name="math")
     with progress_bar(console) as progress:
         trainer = GRPOTrainer(
             LlamaForCausalLM.from_pretrained(MODEL, dtype=torch.float32),
@@ -69,8 +70,8 @@ def train(client: RolloutClient, batches: int, seed: int, console: Console) -> C
             train_dataset=Dataset.from_list(rows),
             processing_class=AutoTokenizer.from_pretrained(MODEL),
             reward_funcs=service_reward,
-            rollout_func=ServiceRolloutFunc(client, task_name="math"),
-            callbacks=[Measurement(client, curve, progress, batches)],
+            rollout_func=rollout_func,
+            callbacks=[Measurement(client, rollout_func.pusher, curve, progress, batches)],
         )
         trainer.remove_callback(PrinterCallback)
         trainer.train()
@@ -103,8 +104,11 @@ def trainer_arguments(batches: int, seed: int) -> GRPOConfig:
 class Measurement(TrainerCallback):
     """Records the learning curve and shows it, by batches of rollouts."""
 
-    def __init__(self, client: RolloutClient, curve: Curve, progress: Progress, batches: int) -> None:
+    def __init__(
+        self, client: RolloutClient, pusher: PolicyPusher, curve: Curve, progress: Progress, batches: int
+    ) -> None:
         self.client = client
+        self.pusher = pusher
         self.curve = curve
         self.progress = progress
         self.bar = progress.add_task("", total=batches, latest="")
@@ -126,7 +130,7 @@ class Measurement(TrainerCallback):
             self.progress.update(self.bar, latest=self.curve.latest)
 
     def measure(self, batches: int, model: Any) -> None:
-        version = self.client.push_weights(model).version
+        version = self.pusher.push(model).version
         self.curve.held_out[batches] = held_out_accuracy(self.client, version)
         self.progress.update(self.bar, latest=self.curve.latest)
 

@@ -35,7 +35,7 @@ from rollout_client.errors import (
 )
 from rollout_client.info_contract import ServiceInfo
 from rollout_client.policy_calls import UpdateOptions
-from rollout_client.policy_contract import PolicyLayout, PolicyState, PolicyUpdate
+from rollout_client.policy_contract import PolicyLayout, PolicyState, PolicyUpdate, PushResult
 from rollout_client.problem_contract import FieldProblem, Problem
 from rollout_client.resume import resumed
 from rollout_client.rollout_calls import RolloutOptions
@@ -70,6 +70,7 @@ __all__ = [
     "PolicyVersions",
     "Problem",
     "PromptMessage",
+    "PushResult",
     "RequestRejected",
     "ResponseNotUnderstood",
     "RolloutClient",

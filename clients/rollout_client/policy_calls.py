@@ -122,9 +122,14 @@ def finish_transfer_call(version: Version | None) -> Call[PolicyUpdate]:
     return Call("POST", path, lambda body: parsed(PolicyUpdate, f"The answer of POST {path}", body), query=query)
 
 
-def push_query(kind: WeightsKind, base: Version | None, options: UpdateOptions) -> Query:
+def push_query(kind: WeightsKind, base: Version | None, options: UpdateOptions, checksum: str | None = None) -> Query:
     """The query of a push, with the given options only. Raises `ValueError` for options that the service refuses."""
-    given: dict[str, Any] = {"kind": kind, **options} | ({} if base is None else {"base": base})
+    optional = {"base": base, "checksum": checksum}
+    given: dict[str, Any] = {
+        "kind": kind,
+        **options,
+        **{name: value for name, value in optional.items() if value is not None},
+    }
     if (kind == "delta") != (base is not None):
         raise ValueError(
             f"kind={kind!r} and base={base!r}: a delta needs the version that it changes, others have none."

@@ -64,6 +64,10 @@ class PushOptions(SwitchOptions):
     of its `adapter_config.json` under `adapter_config`."""
     base: Version | None = None
     """The version that a delta changes; required for `kind=delta`, and not allowed for the other kinds."""
+    checksum: str | None = Field(default=None, pattern="^[0-9a-f]{64}$")
+    """Sha-256 over all tensors of the full weights or the adapter, as in `VersionInfo`; weights with another one are
+    refused. With it a delta of the current version goes to the engines' nodes as it is, and is applied there; without
+    it the service has to apply it first, to know the checksum."""
 
 
 class CheckpointSource(Strict):
@@ -114,7 +118,9 @@ class VersionInfo(Lenient):
     """Sha-256 over all tensors, as `rollout_client.weights.checksum.Checksum` defines it. Null if the service has never
     held the weights, as after a transfer."""
     size_bytes: int = 0
-    """Size of the version's file."""
+    """Size of its full weights or its adapter as one file."""
+    delta_bytes: int | None = None
+    """Size of the file with what changed since `base`, if the version is stored as that; null for all others."""
     created_at: datetime
     """When all of the version had arrived."""
     rollback_of: Version | None = None
@@ -191,6 +197,9 @@ class ReplicaUpdate(Lenient):
     """Seconds to fetch the weights to the replica; generations continue during that time."""
     fetched_bytes: int = 0
     """Bytes that the replica fetched from other nodes; 0 if its node could read the file, or had it already."""
+    read_bytes: int = 0
+    """Size of the files that the replica read for it: of what changed, where its node had the weights that a delta
+    changes, else of all weights. 0 if another replica of its node did, or the node had them already."""
     swap_s: float = 0.0
     """Seconds to replace the old weights in the engine."""
     pause_s: float = 0.0
@@ -232,3 +241,12 @@ class PolicyUpdate(Lenient):
     """The outcome on each replica."""
     canary_s: float = 0.0
     """Seconds that one replica took to try the weights, while the others generated with the old ones."""
+
+
+class PushResult(PolicyUpdate):
+    """What a client says of its push of weights: how the update ended, and what sending the weights took."""
+
+    sent_bytes: int
+    """Bytes that the client sent, as compressed as they were."""
+    push_s: float
+    """Seconds of the whole push; of `PolicyPusher.push` including those to find what changed."""

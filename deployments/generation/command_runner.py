@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from deployments.failures import GenerationLost, PolicyStoreLost
-from deployments.policy.nodes.node_weights import NodeWeights
+from deployments.policy.nodes.node_weights import NodeFile, NodeWeights
 from deployments.policy.replicas.command_source import CommandSource, ReplicaNotRegistered
 from deployments.policy.replicas.commands import (
     AcceptRequests,
@@ -49,13 +49,14 @@ logger = logging.getLogger("rollout_service.generation")
 
 @dataclass(frozen=True, slots=True)
 class CommandCosts:
-    """What a `CommandReport` says of the time that the command took, in seconds, and of what it fetched."""
+    """What a `CommandReport` says of the time that the command took, in seconds, and of the bytes that it read."""
 
     load_s: float = 0.0
     swap_s: float = 0.0
     pause_s: float = 0.0
     canary_s: float = 0.0
     fetched_bytes: int = 0
+    read_bytes: int = 0
 
     @classmethod
     def of_swap(cls, times: "SwapTimes") -> Self:
@@ -138,6 +139,7 @@ class CommandRunner:
             pause_s=costs.pause_s,
             canary_s=costs.canary_s,
             fetched_bytes=costs.fetched_bytes,
+            read_bytes=costs.read_bytes,
         )
 
     async def _carry_out(self, command: Command) -> CommandCosts:
@@ -145,8 +147,9 @@ class CommandRunner:
             case Stage(payload):
                 self._records = {**self._records_of_loaded(), payload.version: payload.record}
                 began = time.perf_counter()
-                fetched_bytes = await self._stage(payload)
-                return CommandCosts(load_s=time.perf_counter() - began, fetched_bytes=fetched_bytes)
+                file = await self._stage(payload)
+                load_s = time.perf_counter() - began
+                return CommandCosts(load_s, fetched_bytes=file.fetched_bytes, read_bytes=file.read_bytes)
             case Swap(options, is_trial):
                 self._stop_checksum()
                 return CommandCosts.of_swap(await self._weights.swap(options, is_trial))
@@ -178,8 +181,8 @@ class CommandRunner:
         records = ((version, self._records.get(version)) for version in (loaded.full, loaded.adapter) if version)
         return {version: record for version, record in records if record is not None}
 
-    async def _stage(self, payload: VersionPayload) -> int:
-        """Returns how many bytes were fetched from other nodes."""
+    async def _stage(self, payload: VersionPayload) -> NodeFile:
+        """Returns what `CommandReport` says of the files that were needed."""
         file = await self._node_weights.file_of(payload)
         if payload.kind == "adapter":
             needed = self._weights.needed_adapters
@@ -187,8 +190,10 @@ class CommandRunner:
             own = await asyncio.to_thread(adapter_folder, folder, payload, file.path, needed)
             await self._weights.stage_adapter(payload.version, own)
         else:
-            await self._weights.stage(payload.version, file.path)
-        return file.fetched_bytes
+            held = self._weights.loaded.full
+            delta = await self._node_weights.delta_of(payload, held) if self._weights.patches_deltas else None
+            await self._weights.stage(payload.version, file.path, delta)
+        return file
 
     def _break(self, why: str, failure: Exception) -> None:
         """Marks the replica as broken, for the first reason."""

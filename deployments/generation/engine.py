@@ -65,11 +65,11 @@ logger = logging.getLogger("rollout_service.generation")
 class VLLMEngine(Engine):
     """Generates on one `AsyncLLM`; `weights` changes what it generates with."""
 
-    def __init__(self, llm: AsyncLLM, steps: StepCounter) -> None:
-        """Args: `steps` is among the stat loggers of `llm`."""
+    def __init__(self, llm: AsyncLLM, steps: StepCounter, patches_deltas: bool = False) -> None:
+        """Args: `steps` is among the stat loggers of `llm`; `patches_deltas` as in `start`."""
         self._llm = llm
         self._adapters = Adapters(llm)
-        self.weights = WeightUpdater(llm, self._adapters)
+        self.weights = WeightUpdater(llm, self._adapters, patches_deltas)
         self._running = RunningGenerations()
         self._stall_watch = StallWatch()
         self._watching: asyncio.Task[None] | None = None
@@ -78,11 +78,12 @@ class VLLMEngine(Engine):
         self._death_is_logged = False
 
     @classmethod
-    async def start(cls, engine_args: dict[str, Any]) -> Self:
+    async def start(cls, engine_args: dict[str, Any], patches_deltas: bool = False) -> Self:
         """Loads the model and generates once, so that no caller waits for the warm-up.
 
         Args:
             engine_args: fields of vLLM's `AsyncEngineArgs`.
+            patches_deltas: apply deltas to the weights in the engine, in place of loading what they make.
 
         Raises:
             Exception: what vLLM raises for arguments that it refuses.
@@ -93,7 +94,7 @@ class VLLMEngine(Engine):
         steps = StepCounter()
         llm = AsyncLLM.from_engine_args(args, stat_loggers=[lambda *_: steps])
         enable_envs_cache()
-        engine = cls(llm, steps)
+        engine = cls(llm, steps, patches_deltas)
         await engine.weights.label_initial_weights()
         await asyncio.gather(*(engine.generate(request) for request in warm_up_requests()))
         return engine

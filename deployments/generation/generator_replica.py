@@ -37,7 +37,7 @@ class GeneratorReplica(GeneratorReplicaBase):
         from deployments.generation.engine import VLLMEngine
 
         seed = replica_seed(settings.seed, replica_id())
-        super().__init__(await VLLMEngine.start(settings.engine_args() | {"seed": seed}))
+        super().__init__(await VLLMEngine.start(settings.engine_args() | {"seed": seed}, settings.patch_deltas))
         store = PolicyStoreClient(policy_store)
         self._node_weights = node_weights_of_replica(store)
         await asyncio.to_thread(self._node_weights.join)

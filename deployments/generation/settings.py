@@ -31,6 +31,9 @@ class EngineSettings(BaseModel):
     replica that restarts begins a new one: to repeat a run, set the seed in its requests (`sampling.seed`)."""
     num_cpus: float = Field(default=1, ge=0)
     """CPU cores that Ray reserves for one replica."""
+    patch_deltas: bool = False
+    """Apply deltas to the weights in the GPU's memory (vLLM's checkpoint patches), in place of loading the weights that
+    they make. For models that are not quantized. No GPU has run it yet."""
     environment_variables: dict[str, str] = {}
     """Set in the engine's process before vLLM is imported (`VLLM_...`)."""
 
@@ -38,6 +41,12 @@ class EngineSettings(BaseModel):
     def refuse_reserved_engine_args(self) -> Self:
         for name in RESERVED_ENGINE_ARGS.keys() & (self.model_extra or {}).keys():
             raise ValueError(f"{name} cannot be set: {RESERVED_ENGINE_ARGS[name]}")
+        return self
+
+    @model_validator(mode="after")
+    def refuse_patches_of_packed_weights(self) -> Self:
+        if self.patch_deltas and self.device == "cpu":
+            raise ValueError("patch_deltas needs device: gpu, because vLLM's build for processors packs its weights")
         return self
 
     def ray_actor_options(self) -> dict[str, float]:
@@ -56,5 +65,5 @@ class EngineSettings(BaseModel):
         ingress replicas share it fairly.
         """
         return {"scheduling_policy": "priority"} | self.model_dump(
-            exclude={"device", "num_cpus", "environment_variables"}, exclude_none=True
+            exclude={"device", "num_cpus", "patch_deltas", "environment_variables"}, exclude_none=True
         )

@@ -50,11 +50,13 @@ class WeightsNotLoaded(Exception):
 class WeightUpdater:
     """One update at a time; the caller does not start another before the last one has ended."""
 
-    def __init__(self, llm: "AsyncLLM", adapters: Adapters) -> None:
+    def __init__(self, llm: "AsyncLLM", adapters: Adapters, patches_deltas: bool = False) -> None:
         self._llm = llm
         self._adapters = adapters
         self._staged: StagedWeights | None = None
         self._paused_at = 0.0
+        self.patches_deltas = patches_deltas
+        """Whether `stage` takes deltas."""
         self.is_paused = False
         """Whether the engine generates nothing until an update has ended."""
         self.loaded = LoadedWeights(INITIAL_VERSION)
@@ -75,13 +77,17 @@ class WeightUpdater:
         """Makes the engine name the weights that it started with in its outputs."""
         await self._llm.update_weight_version(str(INITIAL_VERSION))
 
-    async def stage(self, version: int, path: Path) -> None:
+    async def stage(self, version: int, path: Path, delta: Path | None = None) -> None:
         """Reads the safetensors file at `path` into the workers' memory; generations go on.
+
+        Args:
+            delta: the changes from the weights that are loaded to those of `path`; the workers read them in its place.
 
         Raises:
             WeightsNotLoaded: the file cannot be read.
         """
-        await self._llm.collective_rpc("begin_staging", args=(str(path),))
+        changes = None if delta is None else str(delta)
+        await self._llm.collective_rpc("begin_staging", args=(str(path), changes))
         while not all(results_of_workers(await self._llm.collective_rpc("staged"))):
             await asyncio.sleep(STAGING_POLL_S)
         self._staged = StagedWeights(version)

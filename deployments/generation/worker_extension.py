@@ -9,7 +9,7 @@ import json
 import logging
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -17,8 +17,13 @@ from typing import Any, NoReturn
 
 import torch
 from safetensors import safe_open
+from vllm.model_executor.model_loader.checkpoint_weight_patch import CheckpointWeightPatch
+
+from deployments.generation.weight_patches import apply_patches, read_patches
 
 logger = logging.getLogger("rollout_service.generation")
+Tensors = dict[str, torch.Tensor]
+Patches = list[CheckpointWeightPatch]
 READ_BYTES = 16 * 2**20
 PAGE_BYTES = 4096
 CHECKSUM_SLICE_BYTES = 4 * 2**20
@@ -37,9 +42,15 @@ class WeightsWorkerExtension:
     _staging: "Staging | None" = None
     _checksum: "Checksum | None" = None
 
-    def begin_staging(self, path: str) -> None:
-        """Starts to read the safetensors file at `path`; weights that were staged before are dropped."""
-        self._staging = Staging(path)
+    def begin_staging(self, path: str, delta: str | None = None) -> None:
+        """Starts to read the safetensors file at `path`; what was staged before is dropped.
+
+        Args:
+            delta: path of a delta of the weights that are loaded. It is read in place of the file, and patches them.
+        """
+        self._staging = (
+            Staging(partial(map_file, path)) if delta is None else Staging(partial(read_patches, delta, path))
+        )
 
     def staged(self) -> tuple[bool, str | None]:
         """Whether the file has been read, and the error, if any."""
@@ -63,7 +74,13 @@ class WeightsWorkerExtension:
     def _swap(self) -> None:
         if self._staging is None:
             raise RuntimeError("no weights are staged")
-        self.reload_weights(weights_iterator=iter(self._staging.tensors().items()))
+        staged = self._staging.result()
+        if isinstance(staged, dict):
+            self.reload_weights(weights_iterator=iter(staged.items()))
+        else:
+            apply_patches(self.model_runner.get_model(), staged)
+            for reset in ("reset_lora_state", "reset_encoder_cache", "reset_mm_cache"):
+                getattr(self.model_runner, reset)()
         pack_shared_weights_again(self.model_runner.get_model())
         self._staging = self._checksum = None
 
@@ -107,14 +124,11 @@ def describe_error(failure: BaseException) -> str:
 
 
 class Staging:
-    """Maps a file into memory and reads all of it, in a thread, so that the swap finds every page in memory.
+    """What a swap needs, read in a thread."""
 
-    The workers of one node share the pages.
-    """
-
-    def __init__(self, path: str) -> None:
+    def __init__(self, read: Callable[[], Tensors | Patches]) -> None:
         thread = ThreadPoolExecutor(1)
-        self._reading = thread.submit(map_file, path)
+        self._reading = thread.submit(read)
         thread.shutdown(wait=False)
 
     def state(self) -> tuple[bool, str | None]:
@@ -124,13 +138,16 @@ class Staging:
         failure = self._reading.exception()
         return (True, None) if failure is None else (False, describe_error(failure))
 
-    def tensors(self) -> dict[str, torch.Tensor]:
-        """By name; raises the thread's error, or `TimeoutError` if it has not ended."""
+    def result(self) -> Tensors | Patches:
+        """Raises the thread's error, or `TimeoutError` if it has not ended."""
         return self._reading.result(timeout=0)
 
 
-def map_file(path: str) -> dict[str, torch.Tensor]:
-    """The tensors of a safetensors file by name, backed by pages that are in memory."""
+def map_file(path: str) -> Tensors:
+    """The tensors of a safetensors file by name, backed by pages that are in memory, so that the swap finds them there.
+
+    The workers of one node share the pages.
+    """
     buffer = bytearray(READ_BYTES)
     with Path(path).open("rb", buffering=0) as file:
         while file.readinto(buffer):

@@ -1,6 +1,7 @@
-"""From what a trainer pushed to a validated version: assemble its weights as one file, then validate them.
+"""From what a trainer pushed to a validated version: one file with its weights, or a delta as it is.
 
-A stored version was validated when it was pushed.
+A delta is validated without its base: places and values. Whether it makes the weights that its sender says is found out
+by the nodes, which apply it. A stored version was validated when it was pushed.
 """
 
 import asyncio
@@ -15,10 +16,10 @@ from deployments.policy.validation.assembly import (
     sha256_of,
     unpack_zstd,
     write_adapter,
-    write_applied,
     write_checkpoint,
 )
 from deployments.policy.validation.checkpoint_fetch import fetch_checkpoint
+from deployments.policy.validation.delta_checks import validate_delta
 from deployments.policy.validation.weight_checks import largest_upload_bytes, validate_adapter, validate_full
 from deployments.policy.versions.initial_version import InitialVersion
 from deployments.policy.versions.version_history import PolicyVersions
@@ -30,7 +31,21 @@ from rollout_client.weights.checksum import file_checksum
 
 class PreparedVersion(NamedTuple):
     info: StoredVersion
-    weights: Path
+    file: Path
+    """Its weights, or what changed since its base, if `info.delta_bytes` is the size of that."""
+
+
+class PreparedFile(NamedTuple):
+    """What `StoredVersion` says of the file of a version."""
+
+    file: Path
+    checksum: str
+    """Of the full weights, or of the adapter."""
+    size_bytes: int
+    """Of them as one file."""
+    adapter_config: str | None = None
+    delta_checksum: str | None = None
+    """If `file` is a delta."""
 
 
 class VersionPreparation:
@@ -59,7 +74,7 @@ class VersionPreparation:
 
         Raises:
             ChunkDamaged: the bytes have another digest.
-            WeightsRefused: the weights cannot be served.
+            WeightsRefused: the weights cannot be served, or are not those that their sender says.
             VersionUnknown: the base of a delta is not stored, or no longer.
         """
 
@@ -133,23 +148,41 @@ class VersionPreparation:
         if options.kind != "delta" and options.base is not None:
             message = f"only a delta has a base, and these weights are {options.kind}"
             raise WeightsRefused(FieldProblem(field="base", message=message, value=options.base))
-        adapter_config: str | None = None
-        weights = pushed
-        if options.kind == "adapter":
-            checksum, adapter_config = validate_adapter(pushed)
-        else:
-            if options.kind == "delta":
-                weights = folder / "applied.safetensors"
-                write_applied(self._versions.delta_base(options.base), pushed, weights)
-            checksum = validate_full(weights, self._initial.layout_on_disk)
+        prepared = self._prepared(options, pushed, folder)
+        if options.checksum not in (None, prepared.checksum):
+            message = f"the weights have {prepared.checksum}"
+            raise WeightsRefused(FieldProblem(field="checksum", message=message, value=options.checksum))
         info = StoredVersion(
             version=version,
             kind=options.kind,
             base=options.base,
-            checksum=checksum,
-            size_bytes=weights.stat().st_size,
+            checksum=prepared.checksum,
+            size_bytes=prepared.size_bytes,
+            delta_bytes=prepared.file.stat().st_size if prepared.delta_checksum else None,
             created_at=datetime.now(UTC),
             upload_digest=upload_digest,
-            adapter_config=adapter_config,
+            adapter_config=prepared.adapter_config,
+            delta_checksum=prepared.delta_checksum,
         )
-        return PreparedVersion(info, weights)
+        return PreparedVersion(info, prepared.file)
+
+    def _prepared(self, options: PushOptions, pushed: Path, folder: Path) -> PreparedFile:
+        if options.kind == "delta":
+            return self._prepared_delta(options, pushed, folder)
+        if options.kind == "adapter":
+            checksum, adapter_config = validate_adapter(pushed)
+            return PreparedFile(pushed, checksum, pushed.stat().st_size, adapter_config=adapter_config)
+        checksum = validate_full(pushed, self._initial.layout_on_disk)
+        return PreparedFile(pushed, checksum, pushed.stat().st_size)
+
+    def _prepared_delta(self, options: PushOptions, pushed: Path, folder: Path) -> PreparedFile:
+        """The delta as it is, if its sender says what the full weights are, and if the replicas hold its base."""
+        base = self._versions.delta_base(options.base)
+        delta_checksum = validate_delta(pushed, self._initial.layout_on_disk)
+        if options.checksum is not None and base == self._versions.desired.full:
+            return PreparedFile(
+                pushed, options.checksum, self._versions.full_bytes(base), delta_checksum=delta_checksum
+            )
+        full = folder / "applied.safetensors"
+        checksum = self._versions.chains.applied(base, pushed, full)
+        return PreparedFile(full, checksum, full.stat().st_size)

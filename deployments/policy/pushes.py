@@ -59,7 +59,7 @@ class Pushes:
             self._updater.refuse(version, options)
             upload = self._uploads.path(version)
             async with self._preparation.from_upload(version, options, upload, is_zstd, digest) as prepared:
-                return await self._updater.update(prepared.info, prepared.weights, options)
+                return await self._updater.update(prepared.info, prepared.file, options)
 
         async def push_and_settle_upload() -> PolicyUpdate:
             try:
@@ -84,7 +84,7 @@ class Pushes:
         async def push() -> PolicyUpdate:
             self._updater.refuse(version, options)
             async with self._preparation.from_checkpoint(version, options, checkpoint) as prepared:
-                return await self._updater.update(prepared.info, prepared.weights, options)
+                return await self._updater.update(prepared.info, prepared.file, options)
 
         return await self._run(version, checkpoint, push())
 
@@ -111,7 +111,7 @@ class Pushes:
         async def push() -> PolicyUpdate:
             self._updater.refuse(number, push_options)
             async with self._preparation.from_stored(number, to) as prepared:
-                return await self._updater.update(prepared.info, prepared.weights, push_options)
+                return await self._updater.update(prepared.info, prepared.file, push_options)
 
         return await self._run(number, content, push())
 

@@ -18,7 +18,11 @@ class PolicySettings(StrictSettings):
     checkpoint_roots: list[str] = Field(default_factory=list)
     """Paths and fsspec URLs under which checkpoints may lie that the service reads itself; none by default."""
     keep_versions: int = Field(default=2, ge=1)
-    """Full versions that stay on disk as bases of deltas, including the current one."""
+    """Full versions that stay on disk for rollbacks and as bases of deltas, including the current one. Those that one
+    of these is stored as a delta of stay too."""
+    longest_delta_chain: int = Field(default=8, ge=0)
+    """How many deltas are stored one upon the other. If there are more, the store makes the full weights of the current
+    version in the background, and removes what only they needed."""
     max_version_step: int = Field(default=1_000_000, ge=1)
     """How far the number of a new version may be above the newest one: a mistyped one would block all that follow."""
     upload_quota_bytes: int | None = Field(default=None, ge=1)

@@ -27,6 +27,7 @@ from deployments.policy.shared_folder import warn_unless_shared
 from deployments.policy.state import policy_state
 from deployments.policy.transfer.weight_transfer import WeightTransfer
 from deployments.policy.updates.activation import VersionActivation
+from deployments.policy.updates.chain_compaction import ChainCompaction
 from deployments.policy.updates.replica_initializer import ReplicaInitializer
 from deployments.policy.updates.update_lock import UpdateLock
 from deployments.policy.updates.updater import Updater
@@ -105,8 +106,15 @@ class PolicyStore(CommandSource):
             housekeeping,
             settings.upload_quota_bytes,
         )
+        compaction = ChainCompaction(self._versions, self._tasks, settings.longest_delta_chain)
         activation = VersionActivation(
-            self._versions, self._uploads, self._initializer, self._payloads, housekeeping, settings.keep_versions
+            self._versions,
+            self._uploads,
+            self._initializer,
+            self._payloads,
+            housekeeping,
+            compaction,
+            settings.keep_versions,
         )
         updater = Updater(fleet, self._versions, self._payloads, activation, self._update_lock)
         preparation = VersionPreparation(self._versions, self._initial, version_store, settings.checkpoint_roots)

@@ -4,6 +4,7 @@
 program, because Ray and Serve read their environment when they are imported.
 """
 
+import hashlib
 import json
 import os
 import sys
@@ -21,6 +22,7 @@ from safetensors.torch import save_file
 
 from deployments.policy.settings import PolicySettings
 from rollout_client.policy_contract import PushOptions
+from rollout_client.weights.checksum import file_checksum
 from tests.live.mapped_generators import REPLICAS_PER_NODE, STORE, build, handle_of
 
 VALUES = 10 * 2**20
@@ -48,6 +50,12 @@ class Findings:
     """Of the first pushes: what each replica reported."""
     held: list[dict[str, Any]] = field(default_factory=list)
     """By each replica after the first pushes."""
+    delta_bytes: int = 0
+    delta_sha256: str = ""
+    """Of the file of full weights that the delta makes."""
+    delta_update: list[dict[str, Any]] = field(default_factory=list)
+    """Of a delta that followed them: what each replica reported."""
+    held_after_delta: list[dict[str, Any]] = field(default_factory=list)
     pushes: int = 0
     """All of them; `after` is measured after them."""
     pushes_between: int = 0
@@ -76,8 +84,16 @@ def main(folder: Path, seconds: float) -> Findings:
         for version in range(1, 1 + PUSHES_BEFORE):
             update = push(roots, version)
             findings.updates.append([replica.model_dump() for replica in update.replicas])
-        findings.size_bytes = (folder / "policy" / "versions" / str(version) / "weights.safetensors").stat().st_size
+        findings.size_bytes = stored(folder, version).stat().st_size
         findings.held = held_by_all(2, version)
+        findings.delta_sha256 = write_delta(roots, stored(folder, version))
+        version += 1
+        findings.delta_update = [replica.model_dump() for replica in push_delta(roots, version).replicas]
+        findings.held_after_delta = held_by_all(2, version)
+        findings.delta_bytes = handle_of("Policy").state.remote(0.0).result().versions[-1].delta_bytes
+        version += 1
+        push(roots, version)
+        held_by_all(2, version)
         findings.before = usage(folder)
         version = findings.pushes_between = push_for(seconds / 2, roots, version)
         held_by_all(2, version)
@@ -103,6 +119,25 @@ def push(roots: Path, version: int) -> Any:
     write_weights(roots / "model.safetensors", version)
     checkpoint = str(roots / "model.safetensors")
     return handle_of("Policy").load_checkpoint.remote(version, checkpoint, PushOptions()).result()
+
+
+def stored(folder: Path, version: int) -> Path:
+    return folder / "policy" / "versions" / str(version) / "weights.safetensors"
+
+
+def write_delta(roots: Path, base: Path) -> str:
+    """Writes a delta that sets the last value of the weights; returns the digest of the file that it makes."""
+    value = torch.full((1,), -1.0, dtype=torch.float16)
+    changes = {"weight.gaps": torch.tensor([VALUES - 1], dtype=torch.int32), "weight.values": value}
+    save_file(changes, roots / "delta.safetensors")
+    (roots / "new.safetensors").write_bytes(base.read_bytes()[:-2] + value.numpy().tobytes())
+    return hashlib.sha256((roots / "new.safetensors").read_bytes()).hexdigest()
+
+
+def push_delta(roots: Path, version: int) -> Any:
+    options = PushOptions(kind="delta", base=version - 1, checksum=file_checksum(roots / "new.safetensors"))
+    checkpoint = str(roots / "delta.safetensors")
+    return handle_of("Policy").load_checkpoint.remote(version, checkpoint, options).result()
 
 
 def push_for(seconds: float, roots: Path, version: int) -> int:

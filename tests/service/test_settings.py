@@ -100,6 +100,13 @@ def test_further_engine_fields_reach_the_engine_as_they_are() -> None:
     }
 
 
+def test_deltas_are_applied_in_the_engine_only_where_its_weights_are_not_packed() -> None:
+    settings = EngineSettings(model="m", patch_deltas=True)
+    assert (settings.patch_deltas, "patch_deltas" in settings.engine_args()) == (True, False)
+    with pytest.raises(ValidationError, match="patch_deltas needs device: gpu"):
+        EngineSettings(model="m", device="cpu", patch_deltas=True)
+
+
 def test_the_scheduling_policy_of_the_engine_can_be_chosen() -> None:
     settings = EngineSettings(model="m", scheduling_policy="fcfs")  # type: ignore[call-arg]
     assert settings.engine_args()["scheduling_policy"] == "fcfs"

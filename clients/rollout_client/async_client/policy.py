@@ -1,5 +1,6 @@
 """The methods of the client that show and change the weights."""
 
+import time
 from os import PathLike, fspath
 from typing import Unpack, cast
 
@@ -19,7 +20,7 @@ from rollout_client.policy_calls import (
     push_query,
     rollback_call,
 )
-from rollout_client.policy_contract import PolicyLayout, PolicyState, PolicyUpdate, WeightsKind
+from rollout_client.policy_contract import PolicyLayout, PolicyState, PolicyUpdate, PushResult, WeightsKind
 from rollout_client.retry import has_not_begun
 from rollout_client.version_wait import VersionWait
 from rollout_client.weights.chunks import CHUNK_BYTES
@@ -67,10 +68,11 @@ class AsyncPolicyMethods:
         *,
         kind: WeightsKind = "full",
         base: int | None = None,
+        checksum: str | None = None,
         progress: bool = False,
         chunk_bytes: int = CHUNK_BYTES,
         **options: Unpack[PushCallOptions],
-    ) -> PolicyUpdate:
+    ) -> PushResult:
         """Uploads weights and returns once every replica serves them.
 
         They are sent in chunks of `chunk_bytes` bytes, and memory holds one chunk and one tensor of them. A disconnect
@@ -82,20 +84,23 @@ class AsyncPolicyMethods:
                 adapter. `load_checkpoint` is for weights that the service can read itself.
             version: its number; without it, one more than the newest that the service knows.
             base: the version that a delta changes. `PolicyPusher` makes and sends deltas of a module.
+            checksum: the `Checksum` of the full weights. The service refuses others, and passes a delta on as it is.
             options: `timeout_s` bounds the whole update; `retries` are those of one chunk.
 
         Raises:
             ValueError: the source does not fit (`WeightsDoNotFit`), is no safetensors file (`NotSafetensors`), or the
                 arguments contradict each other. Nothing was sent.
         """
-        query = push_query(kind, base, cast(UpdateOptions, without_call_options(options)))
+        began = time.perf_counter()
+        query = push_query(kind, base, cast(UpdateOptions, without_call_options(options)), checksum)
         limits = self._connection.defaults.limits(call_options(options), advice=UPDATE_ADVICE)
         layout = None
         if needs_layout(source, kind):
             layout = await self._connection.result(policy_layout_call(), limits.at_most(SHORT_CALL_TIMEOUT_S))
         weights = await async_call_blocking(weights_to_send, source, kind, layout)
         upload = Upload(weights, await self._number(version, limits), query, chunk_bytes, kind == "delta")
-        return await send_upload(self._connection, upload, limits, progress)
+        update = await send_upload(self._connection, upload, limits, progress)
+        return PushResult(**dict(update), sent_bytes=upload.sent_bytes, push_s=time.perf_counter() - began)
 
     async def load_checkpoint(
         self,

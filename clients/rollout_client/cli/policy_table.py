@@ -5,7 +5,7 @@ from rich.filesize import decimal
 from rich.table import Table
 
 from rollout_client.cli.transcript import plain
-from rollout_client.policy_contract import PolicyState, PolicyUpdate
+from rollout_client.policy_contract import PolicyState, PolicyUpdate, PushResult, VersionInfo
 
 SHOWN_DIGITS = 12
 
@@ -25,12 +25,17 @@ def versions_table(state: PolicyState) -> Table:
             str(info.version),
             info.kind,
             "" if info.base is None else str(info.base),
-            decimal(info.size_bytes) if info.size_bytes else "",
+            size_of(info),
             "" if info.kind == "initial" else f"{info.created_at:%Y-%m-%d %H:%M:%S}",
             shortened(info.checksum),
             style="bold" if info.version == state.current else "",
         )
     return table
+
+
+def size_of(info: VersionInfo) -> str:
+    size = decimal(info.size_bytes) if info.size_bytes else ""
+    return size if info.delta_bytes is None else f"{size} (delta: {decimal(info.delta_bytes)})"
 
 
 def replicas_table(state: PolicyState) -> Table:
@@ -45,7 +50,8 @@ def replicas_table(state: PolicyState) -> Table:
 
 def update_table(update: PolicyUpdate) -> Table:
     """The result of an update on each replica, with its times in seconds."""
-    table = Table(title=f"Version {update.version} is current", title_justify="left")
+    took = f", {decimal(update.sent_bytes)} sent, {update.push_s:.2f} s" if isinstance(update, PushResult) else ""
+    table = Table(title=f"Version {update.version} is current{took}", title_justify="left")
     table.add_column("replica", overflow="fold")
     table.add_column("status")
     for name in ("load s", "swap s", "pause s", "canary s"):

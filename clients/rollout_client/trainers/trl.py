@@ -21,6 +21,7 @@ from rollout_client.rollout_calls import RolloutOptions
 from rollout_client.sync_client.client import RolloutClient
 from rollout_client.trainers.shared.dataset_rows import Prompt, RowReader, fields_by_prompt, messages_of, prompt_key
 from rollout_client.trainers.shared.push_from_trainer import push_from_trainer
+from rollout_client.weights.sync_pusher import PolicyPusher
 
 FieldsOf = Callable[[Prompt], Mapping[str, Any]]
 MASKED_LOGPROB = 0.0
@@ -44,7 +45,8 @@ class ServiceRolloutFunc:
     """Plays one rollout per prompt of the trainer, with the trainer's current weights.
 
     If the trainer has made a step since the last call, its weights are pushed first, because TRL without `use_vllm`
-    sends its weights nowhere. The rollouts then require the pushed version. Temperature, top-p, top-k, min-p and
+    sends its weights nowhere: as a delta of the last push, of which it keeps a copy in host memory. The rollouts then
+    require the pushed version. Temperature, top-p, top-k, min-p and
     `max_completion_length` are the trainer's; the last one limits each generation, not the whole completion.
 
     Args:
@@ -69,6 +71,8 @@ class ServiceRolloutFunc:
         **options: Unpack[TrainerOptions],
     ) -> None:
         self._client = client
+        self.pusher = PolicyPusher(client)
+        """For further pushes of the trainer's weights: after one by another pusher, the next is of full weights."""
         self._must_check_tokenizer = check_tokenizer
         self._reader = RowReader(task_name, env_columns)
         self._fields_of = fields_of
@@ -108,7 +112,7 @@ class ServiceRolloutFunc:
         """The service's version of the trainer's weights; pushes them if the trainer has made a step since."""
         step = trainer.state.global_step
         if self._pushed is None or self._pushed[0] != step:
-            self._pushed = (step, push_from_trainer(self._client, trainer))
+            self._pushed = (step, push_from_trainer(self.pusher, trainer))
         return self._pushed[1]
 
     def _fields(self, prompt: Prompt, trainer: Any) -> Mapping[str, Any]:

@@ -1,5 +1,6 @@
 """`AsyncPolicyPusher`: pushes the weights after each training step, as a delta where that is smaller."""
 
+import time
 from typing import TYPE_CHECKING, Unpack
 
 from rollout_client.call_options import CallOptions, call_options
@@ -7,7 +8,7 @@ from rollout_client.concurrency import async_call_blocking
 from rollout_client.errors import RequestRejected
 from rollout_client.optional_dependencies import needed_for
 from rollout_client.policy_calls import PushCallOptions
-from rollout_client.policy_contract import PolicyUpdate
+from rollout_client.policy_contract import PushResult
 from rollout_client.weights.sources import TensorsSource, full_weights
 
 if TYPE_CHECKING:
@@ -29,7 +30,8 @@ class AsyncPolicyPusher:
     restarted, or another client has pushed). Only one push at a time.
 
     Args:
-        is_verified: compare the service's checksum of each version with one that is computed here.
+        is_verified: compute a checksum of each version here, and compare it with the service's. Without it the service
+            applies each delta itself, in place of the engines' nodes.
 
     Raises:
         ModuleNotFoundError: numpy is not installed; the message names the extra.
@@ -38,6 +40,8 @@ class AsyncPolicyPusher:
     def __init__(self, client: "AsyncRolloutClient", *, is_verified: bool = True) -> None:
         self._client = client
         self._pushed = new_pushed_weights(is_verified)
+        self.update: PushResult | None = None
+        """What came of the last push; `None` before the first."""
 
     async def push(
         self,
@@ -46,7 +50,7 @@ class AsyncPolicyPusher:
         *,
         progress: bool = False,
         **options: Unpack[PushCallOptions],
-    ) -> PolicyUpdate:
+    ) -> PushResult:
         """Returns once every replica serves the weights; `capture` and `send` are its two halves.
 
         Raises:
@@ -54,9 +58,11 @@ class AsyncPolicyPusher:
             WeightsDoNotFit: the tensors are not those of the service's model; nothing was sent.
             RolloutError: as `AsyncRolloutClient.push_weights` raises it.
         """
-        return await self.send(
-            await self.capture(source, **call_options(options)), version, progress=progress, **options
-        )
+        began = time.perf_counter()
+        captured = await self.capture(source, **call_options(options))
+        update = await self.send(captured, version, progress=progress, **options)
+        self.update = update.model_copy(update={"push_s": time.perf_counter() - began})
+        return self.update
 
     async def capture(self, source: TensorsSource, **options: Unpack[CallOptions]) -> "CapturedWeights":
         """Copies what `send` will send. Reads `source` once, tensor by tensor; it may change once this returns.
@@ -75,16 +81,23 @@ class AsyncPolicyPusher:
         *,
         progress: bool = False,
         **options: Unpack[PushCallOptions],
-    ) -> PolicyUpdate:
+    ) -> PushResult:
         """Sends captured weights. The next training step may run at the same time."""
         try:
             update = await self._client.push_weights(
-                captured.weights, version, kind=captured.kind, base=captured.base, progress=progress, **options
+                captured.weights,
+                version,
+                kind=captured.kind,
+                base=captured.base,
+                checksum=captured.checksum,
+                progress=progress,
+                **options,
             )
         except RequestRejected:
             self._pushed.forget()
             raise
         self._pushed.confirm(captured, update)
+        self.update = update
         return update
 
 

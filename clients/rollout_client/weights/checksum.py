@@ -3,9 +3,15 @@
 import hashlib
 import json
 import os
+from collections import deque
 from collections.abc import Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager
 
 from rollout_client.weights.safetensors_file import Data, read_header, tensor_blocks
+
+HASHED_BEHIND = 1
+"""How many tensors of a `ThreadedChecksum` may wait while another one is hashed."""
 
 
 class Checksum:
@@ -31,6 +37,34 @@ class Checksum:
         for name in sorted(self._lines):
             digest.update(self._lines[name].encode())
         return digest.hexdigest()
+
+
+class ThreadedChecksum(AbstractContextManager["ThreadedChecksum"]):
+    """A `Checksum` that is computed in a thread, one tensor while the caller makes the next.
+
+    Use it as a context manager. Memory holds the tensors that wait: at most `HASHED_BEHIND` and the one that is hashed.
+    """
+
+    def __init__(self) -> None:
+        self._checksum = Checksum()
+        self._thread = ThreadPoolExecutor(1)
+        self._waiting: deque[Future[None]] = deque()
+
+    def add(self, name: str, dtype: str, shape: Iterable[int], data: Data) -> None:
+        """Adds a tensor. Its data must not change before `hexdigest` returns, or two more tensors are added."""
+        self._waiting.append(self._thread.submit(self._checksum.add, name, dtype, shape, [data]))
+        self._wait_for_all_but(HASHED_BEHIND + 1)
+
+    def hexdigest(self) -> str:
+        self._wait_for_all_but(0)
+        return self._checksum.hexdigest()
+
+    def __exit__(self, *_: object) -> None:
+        self._thread.shutdown(cancel_futures=True)
+
+    def _wait_for_all_but(self, count: int) -> None:
+        while len(self._waiting) > count:
+            self._waiting.popleft().result()
 
 
 def file_checksum(path: str | os.PathLike[str]) -> str:

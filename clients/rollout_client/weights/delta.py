@@ -27,6 +27,7 @@ from rollout_client.weights.tensor import Weights
 Bits = NDArray[np.unsignedinteger]
 """A flattened tensor: each value as an unsigned integer of the same size."""
 Gaps = NDArray[np.int32]
+Places = NDArray[np.int64]
 
 GAPS = ".gaps"
 VALUES = ".values"
@@ -97,20 +98,30 @@ def apply_changes(name: str, base: Bits, changes: TensorChanges) -> None:
         BadDelta: the changes do not fit tensor `name`; `base` is unchanged.
     """
     gaps, values = changes.gaps, changes.values
-    if gaps.ndim != 1 or values.ndim != 1:
-        raise BadDelta(name, f"gaps and values have {gaps.ndim} and {values.ndim} dimensions; each must have one.")
     if gaps.dtype != np.int32 or values.dtype != base.dtype:
         raise BadDelta(name, f"gaps are {gaps.dtype} and values {values.dtype}; int32 and {base.dtype} must be.")
+    base[changed_places(name, base.size, changes)] = values
+
+
+def changed_places(name: str, count: int, changes: TensorChanges) -> Places:
+    """The index of each changed value in the flattened tensor `name`, which has `count` values.
+
+    Raises:
+        BadDelta: the changes do not fit the tensor.
+    """
+    gaps, values = changes.gaps, changes.values
+    if gaps.ndim != 1 or values.ndim != 1:
+        raise BadDelta(name, f"gaps and values have {gaps.ndim} and {values.ndim} dimensions; each must have one.")
     if gaps.size != values.size:
         raise BadDelta(name, f"there are {gaps.size} gaps and {values.size} values; there must be as many.")
     if not gaps.size:
-        return
+        return np.empty(0, np.int64)
     if gaps[0] < 0 or (gaps[1:] < 1).any():
         raise BadDelta(name, "a gap is too small: the first must be at least 0, the others at least 1.")
-    indices = np.cumsum(gaps, dtype=np.int64)
-    if indices[-1] >= base.size:
-        raise BadDelta(name, f"place {indices[-1]} is changed, and the tensor has only {base.size} values.")
-    base[indices] = values
+    places = np.cumsum(gaps, dtype=np.int64)
+    if places[-1] >= count:
+        raise BadDelta(name, f"place {places[-1]} is changed, and the tensor has only {count} values.")
+    return places
 
 
 def delta_weights(changes: Mapping[str, TensorChanges], base: Header) -> Weights:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from rollout_client.errors import WeightsDiffer
 from rollout_client.policy_contract import PolicyState, PolicyUpdate, Version, WeightsKind
-from rollout_client.weights.checksum import Checksum
+from rollout_client.weights.checksum import ThreadedChecksum
 from rollout_client.weights.delta import TensorChanges, apply_changes, as_bits, delta_weights, encode_changes
 from rollout_client.weights.safetensors_file import Data, Header, TensorEntry
 from rollout_client.weights.tensor import Weights
@@ -60,13 +60,21 @@ class PushedWeights:
     def capture(self, weights: Weights) -> CapturedWeights:
         """Reads `weights` once, and returns what changed since the last push, or all of it where that is smaller."""
         self._fit_to(weights.header)
-        checksum = Checksum() if self._is_verified else None
+        with ThreadedChecksum() as checksum:
+            changes = self._read(weights, checksum if self._is_verified else None)
+            digest = checksum.hexdigest() if self._is_verified else None
+        if self._version is None:
+            return CapturedWeights(Weights(self._header, self._copy_of), None, digest)
+        return CapturedWeights(delta_weights(changes, self._header), self._version, digest, changes)
+
+    def _read(self, weights: Weights, checksum: ThreadedChecksum | None) -> dict[str, TensorChanges]:
+        """What changed; nothing of it where full weights are smaller, and the copy is what they are then."""
         changes: dict[str, TensorChanges] = {}
         changed_bytes = 0
         for entry in weights.header.entries:
             new = joined(weights.read(entry))
             if checksum is not None:
-                checksum.add(entry.name, entry.dtype, entry.shape, [new])
+                checksum.add(entry.name, entry.dtype, entry.shape, new)
             if self._version is None:
                 self._tensors[entry.name][:] = new
                 continue
@@ -78,10 +86,7 @@ class PushedWeights:
                 # A delta would be larger than full weights. The rest of this same reading only updates the copy.
                 self._apply(changes)
                 self.forget()
-        digest = None if checksum is None else checksum.hexdigest()
-        if self._version is None:
-            return CapturedWeights(Weights(self._header, self._read), None, digest)
-        return CapturedWeights(delta_weights(changes, self._header), self._version, digest, changes)
+        return changes
 
     def confirm(self, captured: CapturedWeights, update: PolicyUpdate) -> None:
         """Records that the service serves `captured` as the version of `update`.
@@ -111,7 +116,7 @@ class PushedWeights:
             apply_changes(name, as_bits(dtypes[name], self._tensors[name]), changed)
         changes.clear()
 
-    def _read(self, entry: TensorEntry) -> Iterator[Data]:
+    def _copy_of(self, entry: TensorEntry) -> Iterator[Data]:
         yield memoryview(self._tensors[entry.name])
 
 

@@ -49,6 +49,8 @@ class Upload:
         self.total_bytes = None if is_compressed else weights.header.file_bytes
         """Size of the whole upload; if it is compressed, known only once its last chunk is made."""
         self.arrived_bytes = 0
+        self.sent_bytes = 0
+        """What was sent of it, also what was sent twice."""
         self._weights = weights
         self._query = query
         self._chunk_bytes = chunk_bytes
@@ -67,6 +69,7 @@ class Upload:
         # The answer to the last chunk is the update. If it was lost, the whole chunk is sent again to get it.
         begin = self.arrived_bytes if self.arrived_bytes < self._chunk.end else self._chunk.begin
         body = self._chunk.body[begin - self._chunk.begin :]
+        self.sent_bytes += len(body)
         return chunk_call(self.version, self._query, body, self._headers(self._chunk, begin, body))
 
     def answered(self, answer: PolicyUpdate | UploadState) -> None:

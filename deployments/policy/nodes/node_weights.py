@@ -2,12 +2,14 @@
 
     versions/7-5f3a….safetensors   version 7, whole
     versions/7-5f3a….fetching      version 7 as far as it has come
+    versions/7-c2d8….safetensors   what changed from version 6 to 7, under the checksum of the changes
     versions/7-5f3a….lock          held by the process that fetches or removes version 7
     replicas/<pid>/                files of one replica alone
 
 Guarantees: a node fetches a version once, while its other replicas wait, and not at all if it can read the file of the
-policy store; a file has its final name only once its checksum was found right; a version that is being fetched is not
-removed. Pages that are mapped stay valid when their file is removed.
+policy store; of a version that comes as a delta of weights which it has, it fetches the delta alone, and applies it
+once; a file has its final name only once its checksum was found right; a version that is being fetched is not removed.
+Pages that are mapped stay valid when their file is removed.
 """
 
 import asyncio
@@ -16,7 +18,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import psutil
@@ -24,8 +26,10 @@ from filelock import AsyncFileLock, FileLock, Timeout
 
 from deployments.policy.nodes.file_fetch import WeightsNotFetched, fetch_file
 from deployments.policy.nodes.weights_source import SourceFailed, WeightsSource, read_range
-from deployments.policy.replicas.commands import StoredFile, VersionPayload
+from deployments.policy.replicas.commands import DeltaPayload, StoredFile, VersionPayload
+from deployments.policy.validation.delta_application import write_applied
 from rollout_client.weights.checksum import file_checksum
+from rollout_client.weights.delta import BadDelta
 from rollout_client.weights.safetensors_file import NotSafetensors
 
 LOCK_POLL_S = 0.05
@@ -39,6 +43,9 @@ class NodeFile:
     path: Path
     fetched_bytes: int = 0
     """Bytes that this call fetched from other nodes."""
+    read_bytes: int = 0
+    """Size of the files that this call read for it: the delta, where it was applied here, or the weights. 0 if the node
+    had the version, or another replica made it."""
 
 
 class NodeWeights:
@@ -95,6 +102,12 @@ class NodeWeights:
         self._paths[payload.version, payload.checksum] = file.path
         return file
 
+    async def delta_of(self, payload: VersionPayload, held: int) -> Path | None:
+        """The file of the delta, if the version comes as a delta of version `held`; raises as `file_of` does."""
+        if payload.delta is None or payload.delta.base != held:
+            return None
+        return (await self._file_of(alone(payload, payload.delta))).path
+
     async def read(self, version: int, checksum: str, offset: int, count: int) -> bytes:
         """Counterpart of `WeightsSource.read`, for replicas of other nodes; raises `SourceFailed`."""
         path = self._paths.get((version, checksum))
@@ -107,15 +120,41 @@ class NodeWeights:
 
     async def _file_of(self, payload: VersionPayload) -> NodeFile:
         if can_be_mapped(payload.file, payload.size_bytes, self._node_id):
-            return NodeFile(Path(payload.file.path))
+            return NodeFile(Path(payload.file.path), read_bytes=payload.size_bytes)
         path = self._versions / f"{payload.version}-{payload.checksum}.safetensors"
         if path.exists():
             return NodeFile(path)
         async with AsyncFileLock(path.with_suffix(".lock"), poll_interval=LOCK_POLL_S):
             if path.exists():
                 return NodeFile(path)
+            if payload.delta is not None and (base := self._base_of(payload.delta, payload.size_bytes)) is not None:
+                return await self._apply(payload, payload.delta, base, path)
             await self._fetch(payload, path)
-            return NodeFile(path, fetched_bytes=payload.size_bytes)
+            return NodeFile(path, payload.size_bytes, payload.size_bytes)
+
+    async def _apply(self, payload: VersionPayload, delta: DeltaPayload, base: Path, path: Path) -> NodeFile:
+        changes = await self._file_of(alone(payload, delta))
+        making = path.with_suffix(".fetching")
+        began = time.perf_counter()
+        try:
+            if (made := await asyncio.to_thread(applied, base, changes.path, making)) != payload.checksum:
+                message = f"the delta of version {delta.base} makes weights with the checksum {made}"
+                raise WeightsNotFetched(f"Version {payload.version} has the checksum {payload.checksum}; {message}.")
+            making.rename(path)
+        finally:
+            making.unlink(missing_ok=True)
+        message = "Applied %d bytes of changes to version %d in %.3f s."
+        seconds = time.perf_counter() - began
+        logger.info(message, delta.size_bytes, delta.base, seconds, extra={"version": payload.version})
+        return NodeFile(path, changes.fetched_bytes, delta.size_bytes)
+
+    def _base_of(self, delta: DeltaPayload, size_bytes: int) -> Path | None:
+        """The weights that the delta changes, if the node has them or can read them in the store's folder."""
+        here = self._versions / f"{delta.base}-{delta.base_checksum}.safetensors"
+        for path in (self._paths.get((delta.base, delta.base_checksum)), here):
+            if path is not None and path.exists():
+                return path
+        return Path(delta.base_file.path) if can_be_mapped(delta.base_file, size_bytes, self._node_id) else None
 
     async def _fetch(self, payload: VersionPayload, path: Path) -> None:
         """Fetches from all sources; from the store alone if what came is not the version."""
@@ -157,10 +196,25 @@ class NodeWeights:
                 shutil.rmtree(folder, ignore_errors=True)
 
 
+def alone(payload: VersionPayload, delta: DeltaPayload) -> VersionPayload:
+    """The delta as if it were the version. It comes from the policy store: no replica is known to have it."""
+    return replace(
+        payload, size_bytes=delta.size_bytes, checksum=delta.checksum, file=delta.file, holders=(), delta=None
+    )
+
+
+def applied(base: Path, delta: Path, full: Path) -> str:
+    """Writes the full weights that `delta` makes of `base`, and returns their checksum; raises `WeightsNotFetched`."""
+    try:
+        return write_applied(base, [delta], full)
+    except (BadDelta, NotSafetensors) as error:
+        raise WeightsNotFetched(f"The delta cannot be applied: {error}") from error
+
+
 def can_be_mapped(file: StoredFile, size_bytes: int, node_id: str) -> bool:
     """Whether this node can read the very file of the policy store: it is the store's node, or shares its folder."""
     if file.node_id == node_id:
-        return True
+        return Path(file.path).exists()
     if file.is_copied:
         return False
     try:

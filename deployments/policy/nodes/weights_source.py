@@ -16,7 +16,8 @@ class WeightsSource(Protocol):
         """`count` bytes of the version's file from `offset` on; fewer at the end of the file.
 
         Args:
-            checksum: of the version's tensors; a source that has other weights under this number fails.
+            checksum: of the version's tensors; a source that has other weights under this number fails. With that of a
+                delta's own tensors the policy store gives the file of the delta.
 
         Raises:
             SourceFailed: the source cannot give them.

@@ -31,6 +31,21 @@ class StoredFile:
 
 
 @dataclass(frozen=True, slots=True)
+class DeltaPayload:
+    """What changed from an older version to the one of the payload, for nodes that have the older one."""
+
+    base: int
+    base_checksum: str
+    base_file: StoredFile
+    """Where the store has the base's full weights, or would have them: it may hold the base as a delta too."""
+    file: StoredFile
+    size_bytes: int
+    """Of the delta's file."""
+    checksum: str
+    """The `Checksum` of the delta's own tensors."""
+
+
+@dataclass(frozen=True, slots=True)
 class VersionPayload:
     """What the weights of one version are, and where their bytes are. Never the bytes, nor references to Ray objects:
     Serve pickles its messages itself, and an object that a message refers to is kept for ever.
@@ -41,14 +56,18 @@ class VersionPayload:
     size_bytes: int
     """Of the safetensors file."""
     checksum: str
-    """The `Checksum` of its tensors, which was computed when the version was validated."""
+    """The `Checksum` of its tensors. It was computed when the version was validated; of a delta its sender says it, and
+    what a node makes of the delta has to have it."""
     file: StoredFile
+    """Of a version that is stored as a delta it may not exist: it is made when it is read."""
     holders: tuple[str, ...] = ()
     """Ids of replicas that have the file and accept requests; the policy store has it too."""
     keep: frozenset[int] = frozenset()
     """Versions whose files stay on the nodes; they include this one."""
     adapter_config: str | None = None
     """Text of PEFT's `adapter_config.json`; adapters only."""
+    delta: DeltaPayload | None = None
+    """For a replica that holds the base."""
     record: str | None = field(default=None, compare=False)
     """What the store knows of the version, in the store's own form: the replica returns it when it registers."""
 
@@ -167,6 +186,8 @@ class CommandReport:
     """`AcceptRequests`: how long generations waited, after the swap, for the end of the trial."""
     fetched_bytes: int = 0
     """`Stage`: what this replica fetched from other nodes."""
+    read_bytes: int = 0
+    """`Stage`: size of the files that this replica read, of the delta in place of the weights if it had the base."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -101,6 +101,7 @@ class Fleet:
                 status="swapped",
                 load_s=0.0 if staged is None else staged.load_s,
                 fetched_bytes=0 if staged is None else staged.fetched_bytes,
+                read_bytes=0 if staged is None else staged.read_bytes,
                 swap_s=last.swap_s,
                 pause_s=last.pause_s,
                 canary_s=last.canary_s,

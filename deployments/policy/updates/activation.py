@@ -3,6 +3,7 @@
 import logging
 
 from deployments.policy.housekeeping import Housekeeping
+from deployments.policy.updates.chain_compaction import ChainCompaction
 from deployments.policy.updates.replica_initializer import ReplicaInitializer
 from deployments.policy.uploads.uploads import Uploads
 from deployments.policy.versions.payloads import Payloads
@@ -24,6 +25,7 @@ class VersionActivation:
         initializer: ReplicaInitializer,
         payloads: Payloads,
         housekeeping: Housekeeping,
+        compaction: ChainCompaction,
         keep_versions: int,
     ) -> None:
         self._versions = versions
@@ -31,6 +33,7 @@ class VersionActivation:
         self._initializer = initializer
         self._payloads = payloads
         self._housekeeping = housekeeping
+        self._compaction = compaction
         self._keep_versions = keep_versions
 
     async def activate(self) -> None:
@@ -41,6 +44,10 @@ class VersionActivation:
         current = await self._versions.publish()
         logger.info("Version %d is current.", current, extra={"version": current})
         self._uploads.drop_up_to(current)
+        self._remove_old_versions()
+        await self._initializer.start_accepting()
+        self._compaction.start_if_due(then=self._remove_old_versions)
+
+    def _remove_old_versions(self) -> None:
         self._versions.keep_newest(self._keep_versions, self._payloads.needed)
         self._housekeeping.wake()
-        await self._initializer.start_accepting()

@@ -55,6 +55,7 @@ class ReplicaInitializer:
         desired = self._versions.desired
         replica.loading = (desired.full, desired.version)
         try:
+            await self._payloads.make_files(replica.loaded)
             payloads = await self._payloads.missing(replica.loaded)
             return await self._fleet.load(replica, payloads)
         finally:

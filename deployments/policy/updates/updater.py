@@ -2,9 +2,11 @@
 
 Guarantees: two updates never mix; a version is current on disk only after a replica has generated with it, if there is
 one, and before any rollout does; it is published once the replicas have loaded it; if an update fails before its
-version is current on disk, everything is as it was.
+version is current on disk, everything is as it was. That the full weights of a delta have the checksum that its sender
+says is found out before that: by the nodes, which make them, or without replicas by the store.
 """
 
+import asyncio
 from pathlib import Path
 
 from deployments.policy.replicas.commands import SwapOptions
@@ -39,12 +41,12 @@ class Updater:
         self._versions.refuse_taken(version)
         self._update_lock.refuse_if_busy(options)
 
-    async def update(self, info: StoredVersion, weights: Path, options: PushOptions) -> PolicyUpdate:
+    async def update(self, info: StoredVersion, file: Path, options: PushOptions) -> PolicyUpdate:
         """Waits for the update lease, then loads the version into every replica.
 
         Args:
             info: of an adapter, `base` is filled in here: the full weights that are current then.
-            weights: a file on the file system of the version store, which is moved.
+            file: the weights, or a delta, on the file system of the version store.
 
         Raises:
             UpdateUnderWay: another update holds the lease, and the caller does not wait.
@@ -58,7 +60,7 @@ class Updater:
             await self._fleet.registry.forget_the_dead()
             if info.kind == "adapter":
                 info = info.model_copy(update={"base": self._versions.desired.full})
-            async with self._versions.adding(info, weights):
+            async with self._versions.adding(info, file):
                 try:
                     replicas = await self._update_replicas(info, options)
                 finally:
@@ -68,14 +70,18 @@ class Updater:
         return PolicyUpdate(version=info.version, checksum=info.checksum, replicas=replicas, canary_s=canary_s)
 
     async def _update_replicas(self, info: StoredVersion, options: PushOptions) -> list[ReplicaUpdate]:
+        replicas = self._replicas_for(info)
+        if not replicas or info.base != self._versions.desired.full:
+            # No node applies the delta: whether it makes what its sender says is found out here.
+            await asyncio.to_thread(self._versions.file, info.version)
         update = VersionUpdate(
             self._fleet,
-            await self._payloads.payload(info.version),
+            await self._payloads.payload(info.version, held=self._versions.desired.full),
             SwapOptions(options.mode, options.reset_prefix_cache),
             lambda: self._versions.make_current(info.version),
             self._load_current,
         )
-        return await update_replicas(update, self._replicas_for(info))
+        return await update_replicas(update, replicas)
 
     async def _load_current(self, replica: RegisteredReplica) -> None:
         """Lets a replica that holds a version on trial go back to what is current. It is replaced if that fails.

@@ -1,7 +1,7 @@
 """From what arrived to one safetensors file with all tensors, ready to be validated.
 
-What arrives is a file, a zstd stream, a delta of an earlier version, or a folder with a checkpoint or an adapter. No
-pickle is ever read. Memory holds one block of one tensor at a time; of a delta, one tensor.
+What arrives is a file, a zstd stream, or a folder with a checkpoint or an adapter. No pickle is ever read. Memory holds
+one block of one tensor at a time. (`delta_application.py` makes full weights of a delta.)
 """
 
 import hashlib
@@ -11,32 +11,11 @@ from typing import BinaryIO
 import zstandard
 
 from deployments.policy.validation.weight_checks import too_large, weights_refused
-from rollout_client.weights.delta import BadDelta, apply_delta
 from rollout_client.weights.file_tensors import adapter_weights, file_tensors
-from rollout_client.weights.safetensors_file import NotSafetensors, header_bytes, header_of, read_header
+from rollout_client.weights.safetensors_file import header_bytes, header_of
 
 LARGEST_WINDOW_BYTES = 2**27
 """Memory that a zstd stream may ask for; what `zstd` itself allows by default, at every level up to 19."""
-
-
-def write_applied(base: Path, delta: Path, full: Path) -> None:
-    """Writes the full weights that `delta` makes of `base`.
-
-    Raises:
-        WeightsRefused: the delta does not fit its base, or the base was removed meanwhile.
-    """
-    try:
-        header = read_header(base)
-        with full.open("wb") as file:
-            file.write(header_bytes(header.entries, header.metadata))
-            for _, data in apply_delta(base, delta):
-                file.write(data)
-    except BadDelta as error:
-        raise weights_refused(str(error).removeprefix(f"{error.tensor}: ").removesuffix("."), error.tensor) from error
-    except NotSafetensors as error:
-        raise weights_refused(f"{error}".replace(str(delta), "the delta").removesuffix(".")) from error
-    except FileNotFoundError as error:
-        raise weights_refused("newer versions have taken the place of the base; send full weights", "base") from error
 
 
 def write_checkpoint(checkpoint: Path, full: Path) -> None:

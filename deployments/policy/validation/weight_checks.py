@@ -96,7 +96,7 @@ def finite_checksum(path: Path, header: Header) -> str:
 def finite_blocks(path: Path, header: Header, entry: TensorEntry) -> Iterator[bytes]:
     for block in tensor_blocks(path, header, entry):
         if holds_non_finite(entry.dtype, block):
-            raise weights_refused("it holds NaN or infinity; the training has diverged", entry.name)
+            raise not_finite(entry.name)
         yield block
 
 
@@ -150,6 +150,10 @@ def readable_header(path: Path) -> Header:
         return read_header(path)
     except NotSafetensors as error:
         raise weights_refused(str(error).replace(f"{path}", "what arrived").removesuffix(".")) from error
+
+
+def not_finite(name: str) -> WeightsRefused:
+    return weights_refused("it holds NaN or infinity; the training has diverged", name)
 
 
 def weights_refused(message: str, field: str = "weights") -> WeightsRefused:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from deployments.policy.failures import VersionUnknown
 from deployments.policy.nodes.weights_source import read_range
-from deployments.policy.replicas.commands import LoadedWeights, StoredFile, VersionPayload
+from deployments.policy.replicas.commands import DeltaPayload, LoadedWeights, StoredFile, VersionPayload
 from deployments.policy.replicas.replica_registry import ReplicaRegistry
 from deployments.policy.versions.version_history import PolicyVersions
 from deployments.policy.versions.version_store import StoredVersion
@@ -49,11 +49,29 @@ class Payloads:
         """
         if not self.can_complete(loaded):
             return []
-        return [await self.payload(number) for number in lacking(loaded, self._versions.desired)]
+        return [await self.payload(number, loaded.full) for number in lacking(loaded, self._versions.desired)]
 
-    async def payload(self, version: int) -> VersionPayload:
-        """Raises what the file system raises, and `WeightsRefused` for an initial checkpoint that cannot be read."""
-        file, checksum, size_bytes = await asyncio.to_thread(self._stored_file, version)
+    async def make_files(self, loaded: LoadedWeights) -> None:
+        """Makes the full weights that a replica which holds `loaded` lacks, where it cannot use the deltas of them.
+
+        Raises:
+            VersionUnknown, WeightsRefused: as `DeltaChains.file` does.
+        """
+        if self.can_complete(loaded):
+            for number in lacking(loaded, self._versions.desired):
+                await asyncio.to_thread(self._make_file, number, loaded.full)
+
+    async def payload(self, version: int, held: int | None = None) -> VersionPayload:
+        """
+        Args:
+            held: the full weights that the replica holds. If the version is stored as a delta of them, the replica gets
+                the delta.
+
+        Raises:
+            WeightsRefused: the initial checkpoint cannot be read.
+            OSError: a file cannot be read.
+        """
+        file, checksum, size_bytes, delta = await asyncio.to_thread(self._files_of, version, held)
         info = self._versions.info(version)
         is_adapter = isinstance(info, StoredVersion) and info.kind == "adapter"
         return VersionPayload(
@@ -63,8 +81,9 @@ class Payloads:
             checksum=checksum,
             file=file,
             holders=tuple(self._holders(version)),
-            keep=frozenset(self.needed | {version}),
+            keep=frozenset(self.needed | {version} | (set() if delta is None else {delta.base})),
             adapter_config=info.adapter_config if isinstance(info, StoredVersion) else None,
+            delta=delta,
             record=self._versions.record(version),
         )
 
@@ -81,15 +100,41 @@ class Payloads:
             raise unknown(version) from error
 
     def _path_of(self, version: int, checksum: str) -> Path:
-        if self._versions.checksum(version) != checksum:
+        if self._versions.checksum(version) == checksum:
+            return self._versions.file(version)
+        info = self._versions.stored(version)
+        delta = None if info is None or info.delta_checksum != checksum else self._versions.delta_file(info)
+        if delta is None:
             raise unknown(version)
-        return self._versions.file(version)
+        return delta
 
-    def _stored_file(self, version: int) -> tuple[StoredFile, str, int]:
-        path = self._versions.file(version)
-        found = path.stat()
-        stored = StoredFile(str(path), self._node_id, found.st_ino, found.st_mtime_ns, self._copy_to_nodes)
-        return stored, self._versions.checksum(version), found.st_size
+    def _make_file(self, version: int, held: int) -> None:
+        info = self._versions.info(version)
+        if not isinstance(info, StoredVersion) or self._delta_of(info, held) is None:
+            self._versions.file(version)
+
+    def _files_of(self, version: int, held: int | None) -> tuple[StoredFile, str, int, DeltaPayload | None]:
+        info = self._versions.info(version)
+        path = self._versions.place(version)
+        delta = self._delta_of(info, held) if isinstance(info, StoredVersion) else None
+        size_bytes = path.stat().st_size if path.exists() else info.size_bytes
+        return self._stored(path), self._versions.checksum(version), size_bytes, delta
+
+    def _delta_of(self, info: StoredVersion, held: int | None) -> DeltaPayload | None:
+        path = self._versions.delta_file(info)
+        if path is None or held is None or info.base != held or not self._versions.has_weights(held):
+            return None
+        base_file = self._stored(self._versions.place(held))
+        base_checksum = self._versions.checksum(held)
+        size_bytes, checksum = path.stat().st_size, str(info.delta_checksum)
+        return DeltaPayload(held, base_checksum, base_file, self._stored(path), size_bytes, checksum)
+
+    def _stored(self, path: Path) -> StoredFile:
+        try:
+            found = path.stat()
+        except FileNotFoundError:
+            return StoredFile(str(path), self._node_id, inode=0, modified_ns=0, is_copied=self._copy_to_nodes)
+        return StoredFile(str(path), self._node_id, found.st_ino, found.st_mtime_ns, self._copy_to_nodes)
 
     def _holders(self, version: int) -> list[str]:
         """None of the initial version, which every engine loads from the model's own checkpoint."""

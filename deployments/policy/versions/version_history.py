@@ -1,7 +1,8 @@
 """The versions of the policy: their numbers, which one every replica should hold, and how long they are kept.
 
 Guarantees: versions are numbered upward and never change; a version that did not become current is removed again, and
-its number is free.
+its number is free; of a version that is listed with weights, the full weights can be given: a version that another one
+is stored as a delta of is kept as long as that one, until the store has made its full weights.
 """
 
 import asyncio
@@ -14,6 +15,7 @@ from pathlib import Path
 from deployments.policy.failures import VersionRefused, VersionUnknown, WeightsRefused
 from deployments.policy.replicas.commands import LoadedWeights
 from deployments.policy.versions.current_version import CurrentVersion
+from deployments.policy.versions.delta_chains import BASE_REMOVED, DeltaChains
 from deployments.policy.versions.initial_version import INITIAL, InitialVersion
 from deployments.policy.versions.known_versions import KnownVersions
 from deployments.policy.versions.version_store import StoredVersion, VersionStore
@@ -33,6 +35,8 @@ class PolicyVersions:
     ) -> None:
         self._store = store
         self._initial = initial
+        self.chains = DeltaChains(store, initial)
+        """How the full weights of versions that are stored as deltas are made."""
         self._current = current
         self._max_step = max_step
         self._run = run
@@ -90,7 +94,7 @@ class PolicyVersions:
 
     def has_weights(self, version: int) -> bool:
         """False after a transfer, and of a version that was taken over from a replica until its weights are back."""
-        return version == 0 or self._store.weights(version).exists()
+        return bool(self.chains.links(version))
 
     @property
     def has_desired(self) -> bool:
@@ -146,17 +150,20 @@ class PolicyVersions:
         return max(self._current.number, self._updating_to or 0)
 
     @asynccontextmanager
-    async def adding(self, info: StoredVersion, weights: Path) -> AsyncIterator[None]:
+    async def adding(self, info: StoredVersion, file: Path) -> AsyncIterator[None]:
         """Stores the version for the block, which may make it current; otherwise it is removed at the end.
 
         Raises:
             VersionRefused: the number is taken or too far ahead.
+            WeightsRefused: the base of a delta was removed meanwhile.
         """
         self.refuse_taken(info.version)
+        if info.delta_bytes is not None and not self.has_weights(info.base or 0):
+            raise WeightsRefused(FieldProblem(field="base", message=BASE_REMOVED, value=info.base))
         self._refuse_tried(info)
         self._updating_to = info.version
         try:
-            await asyncio.to_thread(self._store.add, info.model_copy(update={"run": self._run}), weights)
+            await asyncio.to_thread(self._store.add, info.model_copy(update={"run": self._run}), file)
             yield
         finally:
             self._updating_to = None
@@ -183,9 +190,12 @@ class PolicyVersions:
         return current
 
     def keep_newest(self, full_versions: int, needed: Iterable[int]) -> None:
-        """Removes all versions except the newest `full_versions` with full weights and those that are `needed`."""
+        """Removes all versions except the newest `full_versions` with full weights, those that are `needed`, and those
+        that one of them is stored as a delta of.
+        """
         full = [stored.version for stored in self._store.versions() if stored.kind in ("full", "delta")]
-        self._store.keep_only({*needed, *full[-full_versions:]})
+        kept = {*needed, *full[-full_versions:]}
+        self._store.keep_only(kept.union(*map(self.chains.links, kept)))
 
     def info(self, version: int) -> VersionInfo:
         """Raises `VersionUnknown`."""
@@ -203,9 +213,22 @@ class PolicyVersions:
         """The `Checksum` of a version that is stored with its weights; call it from a thread."""
         return str(self._store.info(version).checksum) if version else self._initial.checksum
 
-    def file(self, version: int) -> Path:
-        """The weights of a version that is stored with its weights."""
+    def place(self, version: int) -> Path:
+        """Where the weights of the version are, or will be once `file` was called. Call it from a thread."""
         return self._store.weights(version) if version else self._initial.file()
+
+    def file(self, version: int) -> Path:
+        """Documented in `DeltaChains.file`."""
+        return self.chains.file(version)
+
+    def delta_file(self, info: StoredVersion) -> Path | None:
+        """The changes of a version that is stored as a delta; `None` of all others."""
+        path = self._store.delta(info.version)
+        return path if info.delta_bytes is not None and path.exists() else None
+
+    def full_bytes(self, version: int) -> int:
+        """Size of the full weights of a version that has them, as one file. Call it from a thread."""
+        return self._store.info(version).size_bytes if version else self._initial.file().stat().st_size
 
     def link_weights(self, version: int, path: Path) -> VersionInfo:
         """Makes `path` a hard link of the version's weights, for the same policy again. Call it from a thread.
@@ -234,8 +257,8 @@ class PolicyVersions:
         checksums = [info.checksum for info in map(self.stored, (one, other)) if info is not None]
         return len(checksums) == 2 and checksums[0] == checksums[1] is not None
 
-    def delta_base(self, version: int | None) -> Path:
-        """The full weights that a delta changes.
+    def delta_base(self, version: int | None) -> int:
+        """The version that a delta changes.
 
         Raises:
             WeightsRefused: the delta names no base, or one without full weights here.
@@ -246,7 +269,7 @@ class PolicyVersions:
         if self.info(version).kind == "adapter" or not self.has_weights(version):
             message = "the version has no full weights here"
             raise WeightsRefused(FieldProblem(field="base", message=message, value=version))
-        return self.file(version)
+        return version
 
     def _remove_unless_current(self, version: int) -> None:
         if self._store.current() != version:

@@ -4,9 +4,11 @@
     current.json               which version is current
     tried.json                 versions above it that did not become current: refused, or cut off when a store died
     versions/7/info.json       what version 7 is
-    versions/7/weights.safetensors
+    versions/7/weights.safetensors    its full weights, or its adapter
+    versions/7/delta.safetensors      of a version that is stored as a delta: what changed since its base
     checking/8/                files that are derived from the upload of version 8 while it is validated
     making/8/                  version 8 before it is complete
+    making/7.safetensors       the full weights of a delta before they are complete
     removing/                  what is deleted by `Trash.empty`
 
 Guarantees: a version is stored completely or not at all, and is on disk when `add` returns; the current version is on
@@ -30,6 +32,7 @@ from rollout_client.policy_contract import VersionInfo
 from rollout_client.problem_contract import FieldProblem
 
 WEIGHTS_FILE = "weights.safetensors"
+DELTA_FILE = "delta.safetensors"
 
 
 class StoredVersion(VersionInfo):
@@ -39,6 +42,8 @@ class StoredVersion(VersionInfo):
     """Sha-256 (hex) of the uploaded bytes, which identifies a repeated upload."""
     adapter_config: str | None = None
     """Text of PEFT's `adapter_config.json`; adapters only."""
+    delta_checksum: str | None = None
+    """The `Checksum` of the delta's own tensors; of a version that is stored as a delta."""
 
 
 class TriedVersions(BaseModel):
@@ -84,22 +89,30 @@ class VersionStore:
         return StoredVersion.model_validate_json(text)
 
     def weights(self, version: int) -> Path:
-        """Where the weights of the version are, if they are stored here."""
+        """Where the weights of the version are, if they are stored here as a whole."""
         return self._version_folder(version) / WEIGHTS_FILE
 
-    def add(self, info: StoredVersion, weights: Path | None) -> None:
+    def delta(self, version: int) -> Path:
+        """Where the changes are, if the version is stored as a delta."""
+        return self._version_folder(version) / DELTA_FILE
+
+    def making_weights(self, version: int) -> Path:
+        """Where the full weights of a delta are written before `add_weights`."""
+        return self.folder / "making" / f"{version}.safetensors"
+
+    def add(self, info: StoredVersion, file: Path | None) -> None:
         """Stores a version, in place of one of the same number that never became current.
 
         Args:
-            weights: a file on the same file system, which becomes a hard link of the version's and must not be written
-                any more; `None` if the service never held the weights.
+            file: on the same file system: the weights, or the delta if `info.delta_bytes` is its size. The version gets
+                a hard link of it, and it must not be written any more; `None` if the service never held the weights.
         """
         making = self.folder / "making" / str(info.version)
         self._discard(making)
         make_folder_durably(making)
-        if weights is not None:
-            flush(weights)
-            os.link(weights, making / WEIGHTS_FILE)
+        if file is not None:
+            flush(file)
+            os.link(file, making / (WEIGHTS_FILE if info.delta_bytes is None else DELTA_FILE))
         write_durably(making / "info.json", info.model_dump_json())
         self.remove(info.version)
         folder = self._version_folder(info.version)
@@ -108,10 +121,10 @@ class VersionStore:
         flush(folder.parent)
 
     def add_weights(self, version: int, weights: Path) -> None:
-        """Stores the weights of a version that was added without them; ignored if it was removed meanwhile.
+        """Stores the full weights of a version that was added without; ignored if it was removed meanwhile.
 
         Args:
-            weights: as in `add`.
+            weights: as `file` in `add`.
         """
         flush(weights)
         try:
@@ -160,10 +173,13 @@ class VersionStore:
         for name in ("making", "checking"):
             self._discard(self.folder / name)
         current, stored = self.current(), self.versions()
-        # One without weights was being taken over from a replica, which serves it: it is no attempt that broke off.
-        if unfinished := [info for info in stored if info.version > current and self.weights(info.version).exists()]:
+        # One without a file was being taken over from a replica, which serves it: it is no attempt that broke off.
+        if unfinished := [info for info in stored if info.version > current and self._has_file(info.version)]:
             self._write_as_tried(unfinished)
         self.keep_only(info.version for info in stored if info.version <= current)
+
+    def _has_file(self, version: int) -> bool:
+        return self.weights(version).exists() or self.delta(version).exists()
 
     def _write_as_tried(self, versions: list[StoredVersion]) -> None:
         numbers = {info.version for info in versions}

@@ -182,7 +182,8 @@ def test_push_uploads_a_file_and_says_how_it_went(served_policy: ScriptedPolicy,
     save_file({"a.weight": torch.ones(2, 3)}, tmp_path / "a.safetensors")
     done = on_policy(served_policy, "push", str(tmp_path / "a.safetensors"), "--version", "5", "--mode", "abort")
     assert (done.exit_code, served_policy.puts[0].query) == (0, {"kind": "full", "mode": "abort"})
-    assert "Version 5 is current" in done.stdout
+    sent_bytes = len(served_policy.puts[0].body)
+    assert f"Version 5 is current, {sent_bytes} bytes sent, " in done.stdout
     assert "version 5: loaded" in done.stderr
     assert load(served_policy.content(5))["a.weight"].tolist() == [[1.0] * 3] * 2
 

@@ -1,17 +1,22 @@
 """A scripted TRL trainer for tests of its adapters: dataset, arguments, and a client that keeps what is pushed."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
 from types import SimpleNamespace
 from typing import Any, cast
 
 import torch
 from fastapi.responses import JSONResponse
+from safetensors.torch import load
 
 from rollout_client import RolloutClient
-from rollout_client.policy_contract import PolicyUpdate
+from rollout_client.policy_contract import PolicyLayout, PolicyState, PushResult, TensorLayout, VersionInfo
+from rollout_client.weights.torch_tensors import NAMES
 from tests.clients.scripted_service import SUMMARY, Json, result
 
 END = 261
+FIRST_VERSION = 101
+"""Of a `PushingClient`."""
 ROWS: list[Json] = [
     {"prompt": [{"role": "user", "content": "What is 1 + 1?"}], "extra_env_info": {"ground_truth": "2"}},
     {"prompt": [{"role": "user", "content": "What is 1 + 2?"}], "extra_env_info": {"ground_truth": "3"}},
@@ -25,19 +30,47 @@ LOST: Json = {
 
 
 class PushingClient(RolloutClient):
-    """Keeps a copy of each push and sends nothing."""
+    """Keeps the weights that a service would have after each push, and sends nothing."""
 
     def __init__(self, base_url: str, **options: Any) -> None:
         super().__init__(base_url, **options)
         self.pushed: list[dict[str, torch.Tensor]] = []
+        self.kinds: list[str] = []
         self.failure: Exception | None = None
+        self.layout = layout_of(torch.nn.Linear(1, 1).state_dict())
 
-    def push_weights(self, source: Any, version: int | None = None, **options: Any) -> PolicyUpdate:
+    def policy(self, *_: Any, **__: Any) -> PolicyState:
+        current = FIRST_VERSION + len(self.pushed) - 1
+        info = VersionInfo(version=current, kind="full", created_at=datetime(2026, 1, 1, tzinfo=UTC))
+        return PolicyState(current=current, versions=[info], replicas=[])
+
+    def policy_layout(self, **_: Any) -> PolicyLayout:
+        return self.layout
+
+    def push_weights(self, source: Any, version: int | None = None, **options: Any) -> PushResult:
         if self.failure is not None:
             raise self.failure
-        tensors = source.state_dict() if isinstance(source, torch.nn.Module) else source
-        self.pushed.append({name: tensor.detach().clone() for name, tensor in tensors.items()})
-        return PolicyUpdate(version=100 + len(self.pushed), checksum=None, replicas=[])
+        sent = load(b"".join(bytes(block) for block in source.blocks()))
+        self.kinds.append(options["kind"])
+        self.pushed.append(sent if options["base"] is None else applied(sent, self.pushed[-1]))
+        version = FIRST_VERSION + len(self.pushed) - 1
+        return PushResult(version=version, checksum=options["checksum"], replicas=[], sent_bytes=1, push_s=1.0)
+
+
+def layout_of(state: Mapping[str, torch.Tensor]) -> PolicyLayout:
+    return PolicyLayout(
+        tensors={
+            name: TensorLayout(dtype=NAMES[tensor.dtype], shape=list(tensor.shape)) for name, tensor in state.items()
+        }
+    )
+
+
+def applied(delta: Mapping[str, torch.Tensor], base: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    weights = {name: tensor.clone() for name, tensor in base.items()}
+    for name, tensor in weights.items():
+        if (gaps := delta.get(f"{name}.gaps")) is not None:
+            tensor.reshape(-1)[gaps.cumsum(0)] = delta[f"{name}.values"]
+    return weights
 
 
 def prompt_message(content: str = "") -> Json:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from rollout_client import Sampling
 from rollout_client.errors import ServiceUnreachable, TokenizerDiffers
@@ -18,6 +19,7 @@ from tests.clients.trainers.scripted_trainer import (
     ROWS,
     PushingClient,
     answering,
+    layout_of,
     prompt_message,
     trainer,
 )
@@ -180,7 +182,10 @@ def test_weights_are_pushed_once_a_step_and_their_version_is_demanded(
     for step in (0, 0, 1):
         training.state.global_step = step
         rollout_func(PROMPTS, training)
-    assert len(client.pushed) == 2
+        with torch.no_grad():
+            training.model.weight += 1
+    assert torch.equal(client.pushed[1]["weight"], client.pushed[0]["weight"] + 2)
+    assert client.kinds == ["full", "delta"]
     assert [body["policy"]["min_version"] for body in service.bodies] == [101, 101, 102]
 
 
@@ -214,6 +219,7 @@ def test_grpo_trains_on_what_the_service_played(
 
     monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
     service.rollouts.extend([answering(), answering({}, LOST)])
+    client.layout = layout_of(load_file(TINY_MODEL / "model.safetensors"))
     args = GRPOConfig(
         output_dir=str(tmp_path),
         max_steps=2,

@@ -4,6 +4,7 @@ import hashlib
 from collections.abc import Iterable
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
-from rollout_client.weights.checksum import Checksum, file_checksum
+from rollout_client.weights.checksum import Checksum, ThreadedChecksum, file_checksum
 from rollout_client.weights.safetensors_file import (
     read_header,
     read_tensor,
@@ -75,3 +76,21 @@ def test_a_checksum_depends_on_dtype_and_shape(dtype: str, shape: tuple[int, ...
 
 def test_a_tensor_that_is_added_again_replaces_the_first() -> None:
     assert checksum_of([("a", b"1"), ("b", b"2"), ("a", b"3")]) == checksum_of([("a", b"3"), ("b", b"2")])
+
+
+def test_a_checksum_that_is_computed_in_a_thread_is_the_same() -> None:
+    tensors = {f"layer.{number}": bytes([number]) * 1000 for number in range(20)}
+    plain = Checksum()
+    with ThreadedChecksum() as threaded:
+        for name, data in tensors.items():
+            plain.add(name, "U8", (1000,), [data])
+            threaded.add(name, "U8", (1000,), data)
+        assert threaded.hexdigest() == plain.hexdigest()
+
+
+def test_a_tensor_that_cannot_be_hashed_is_an_error_of_the_caller() -> None:
+    no_data: Any = "text"
+    with ThreadedChecksum() as threaded:
+        threaded.add("a", "U8", (1,), no_data)
+        with pytest.raises(TypeError):
+            threaded.hexdigest()

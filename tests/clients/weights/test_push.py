@@ -15,14 +15,13 @@ from torch import nn
 from rollout_client import (
     AsyncRolloutClient,
     NotSafetensors,
-    PolicyUpdate,
     RequestRejected,
     RolloutClient,
     RolloutTimeout,
     ServiceUnreachable,
     WeightsDoNotFit,
 )
-from rollout_client.policy_contract import PolicyLayout
+from rollout_client.policy_contract import PolicyLayout, PushResult
 from rollout_client.weights.sources import full_weights
 from tests.clients.scripted_policy import CUT, CUT_AFTER, FORGET, PolicyServer, ScriptedPolicy, digest_field, layout_of
 
@@ -88,7 +87,8 @@ def same(tensors: dict[str, torch.Tensor], others: dict[str, torch.Tensor]) -> b
 def test_weights_are_sent_in_chunks_that_name_their_place_and_digest(policy: ScriptedPolicy, call: CallClient) -> None:
     state = bf16_state()
     update = call(policy.url, "push_weights", state, 7, chunk_bytes=80)
-    assert update == PolicyUpdate(version=7, checksum=None, replicas=[])
+    assert update == PushResult(version=7, checksum=None, replicas=[], sent_bytes=206, push_s=update.push_s)
+    assert update.push_s > 0
     content = policy.versions[7]
     assert policy.ranges == ["bytes 0-79/206", "bytes 80-159/206", "bytes 160-205/206"]
     assert [put.headers["content-digest"] for put in policy.puts] == [
@@ -167,12 +167,15 @@ def test_a_delta_is_one_zstd_stream_whose_size_its_last_chunk_says(
 ) -> None:
     parts = {"norm.weight.gaps": torch.tensor([1], dtype=torch.int32), "norm.weight.values": torch.ones(1).bfloat16()}
     save_file(parts, tmp_path / "delta.safetensors")
-    call(policy.url, "push_weights", tmp_path / "delta.safetensors", kind="delta", base=0, chunk_bytes=50)
+    source, checksum = tmp_path / "delta.safetensors", "c" * 64
+    options = {"kind": "delta", "base": 0, "checksum": checksum, "chunk_bytes": 50}
+    update = call(policy.url, "push_weights", source, **options)
     total = len(policy.versions[1])
     assert policy.ranges[:2] == ["bytes 0-49/*", "bytes 50-99/*"]
     assert policy.ranges[-1] == f"bytes {(total - 1) // 50 * 50}-{total - 1}/{total}"
     assert {put.headers["content-encoding"] for put in policy.puts} == {"zstd"}
-    assert policy.puts[0].query == {"kind": "delta", "base": "0"}
+    assert policy.puts[0].query == {"kind": "delta", "base": "0", "checksum": checksum}
+    assert update.sent_bytes == total
     assert same(arrived(policy, 1), parts)
 
 
@@ -292,8 +295,9 @@ def test_a_disconnect_resends_at_most_one_chunk(
 ) -> None:
     policy.script += script
     state = bf16_state()
-    assert call(policy.url, "push_weights", state, chunk_bytes=80).version == 1
+    update = call(policy.url, "push_weights", state, chunk_bytes=80)
     assert policy.ranges == [f"bytes {span}/206" for span in ranges]
+    assert (update.version, update.sent_bytes) == (1, sum(len(put.body) for put in policy.puts))
     assert same(arrived(policy, 1), state)
 
 

@@ -6,6 +6,7 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from time import sleep
 from typing import Any
 
 import pytest
@@ -17,11 +18,11 @@ from rollout_client import (
     AsyncPolicyPusher,
     AsyncRolloutClient,
     PolicyPusher,
-    PolicyUpdate,
     RequestRejected,
     RolloutClient,
     WeightsDiffer,
 )
+from rollout_client.policy_contract import PushResult
 from rollout_client.weights.checksum import file_checksum
 from rollout_client.weights.delta import apply_delta
 from rollout_client.weights.safetensors_file import header_bytes, read_header
@@ -29,7 +30,7 @@ from tests.clients.scripted_policy import CUT, PolicyServer, ScriptedPolicy
 
 LAYOUT = {"embed.weight": ("BF16", [64, 8]), "norm.weight": ("F32", [8])}
 State = dict[str, torch.Tensor]
-Push = Callable[..., list[PolicyUpdate]]
+Push = Callable[..., list[PushResult]]
 
 
 def states(count: int) -> list[State]:
@@ -48,14 +49,14 @@ def in_wire_dtypes(state: State) -> State:
     return {"embed.weight": state["embed.weight"].bfloat16(), "norm.weight": state["norm.weight"]}
 
 
-def push_sync(url: str, pushed: list[State], **options: Any) -> list[PolicyUpdate]:
+def push_sync(url: str, pushed: list[State], **options: Any) -> list[PushResult]:
     with RolloutClient(url, retries=0) as client:
         pusher = PolicyPusher(client, **options)
         return [pusher.push(state) for state in pushed]
 
 
-def push_async(url: str, pushed: list[State], **options: Any) -> list[PolicyUpdate]:
-    async def push() -> list[PolicyUpdate]:
+def push_async(url: str, pushed: list[State], **options: Any) -> list[PushResult]:
+    async def push() -> list[PushResult]:
         async with AsyncRolloutClient(url, retries=0) as client:
             pusher = AsyncPolicyPusher(client, **options)
             return [await pusher.push(state) for state in pushed]
@@ -125,6 +126,8 @@ def test_full_weights_come_first_and_then_what_changed(service: Service, push: P
     assert [update.version for update in updates] == [1, 2, 3, 4]
     assert service.kinds == ["full", "delta", "delta", "delta"]
     assert [put.query.get("base") for put in service.puts] == [None, "1", "2", "3"]
+    assert [put.query["checksum"] for put in service.puts] == [update.checksum for update in updates]
+    assert [update.sent_bytes for update in updates] == [len(put.body) for put in service.puts]
     assert all(holds(service, version, state) for version, state in enumerate(pushed, start=1))
     assert len(service.versions[2]) < len(service.versions[1]) / 2
 
@@ -160,6 +163,23 @@ def test_a_model_in_the_dtype_of_the_wire_may_change_after_it_was_taken(service:
             pusher.send(captured)
     assert holds(service, 1, kept[0])
     assert holds(service, 2, kept[1])
+
+
+def test_a_pusher_keeps_the_result_of_its_last_push_whose_seconds_include_finding_what_changed(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with RolloutClient(service.url) as client:
+        pusher = PolicyPusher(client)
+        capture = pusher.capture
+
+        def slow(*arguments: Any, **options: Any) -> Any:
+            sleep(0.05)
+            return capture(*arguments, **options)
+
+        monkeypatch.setattr(pusher, "capture", slow)
+        update = pusher.push(states(1)[0])
+    assert pusher.update == update
+    assert update.push_s >= 0.05
 
 
 def test_full_weights_come_again_after_somebody_else_pushed(service: Service) -> None:
@@ -224,6 +244,7 @@ def test_a_service_that_ends_up_with_other_weights_is_an_error_and_gets_full_one
 def test_checksums_are_made_only_where_they_are_asked_for(service: Service, push: Push) -> None:
     service.damaged.add(2)
     assert len(push(service.url, states(2), is_verified=False)) == 2
+    assert ["checksum" in put.query for put in service.puts] == [False, False]
 
 
 @pytest.mark.slow

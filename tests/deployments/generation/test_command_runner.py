@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from deployments.policy.replicas.commands import (
     Canary,
     Command,
     CommandReport,
+    DeltaPayload,
     FinishTransfer,
     InitTransfer,
     LoadedWeights,
@@ -54,6 +55,7 @@ class ScriptedWeights:
     fails: str = ""
     engine_is_alive: bool = True
     needed_adapters: set[int] = field(default_factory=set)
+    patches_deltas: bool = False
     loaded: LoadedWeights = field(default_factory=LoadedWeights)
     is_on_trial: bool = False
     canary_s: float = 0.0
@@ -67,9 +69,9 @@ class ScriptedWeights:
         if name == self.fails:
             raise OSError(f"{name} failed")
 
-    async def stage(self, version: int, path: Path) -> None:
+    async def stage(self, version: int, path: Path, delta: Path | None = None) -> None:
         self.staged = files_in(path.parent)
-        self.call("stage", version)
+        self.call("stage", version if delta is None else f"{version} as {delta.name}")
 
     async def stage_adapter(self, version: int, folder: Path) -> None:
         self.staged = files_in(folder)
@@ -205,8 +207,28 @@ def test_full_weights_are_staged_from_the_file_of_the_node_without_a_copy(tmp_pa
     assert weights.staged == {"5.safetensors": b"weights"}
     assert weights.calls == ["stage 5"]
     [report] = store.reports
-    assert report.fetched_bytes == 0
+    assert (report.fetched_bytes, report.read_bytes) == (0, 7)
     assert not [path for path in (tmp_path / "node").rglob("*") if path.is_file() and path.suffix != ".lock"]
+
+
+def with_delta(folder: Path, command: Stage, base: int) -> Stage:
+    """The same, with a delta on the replica's own node."""
+    delta = folder / "policy" / "delta.safetensors"
+    delta.write_bytes(b"delta")
+    file = StoredFile(str(delta), "node", inode=2, modified_ns=2)
+    return Stage(replace(command.payload, delta=DeltaPayload(base, "of the base", file, file, 5, "of the delta")))
+
+
+@pytest.mark.parametrize(
+    ("patches_deltas", "base", "call"),
+    [(False, 0, "stage 5"), (True, 0, "stage 5 as delta.safetensors"), (True, 4, "stage 5")],
+)
+def test_an_engine_that_patches_its_weights_gets_the_delta_of_what_it_has(
+    tmp_path: Path, patches_deltas: bool, base: int, call: str
+) -> None:
+    weights = ScriptedWeights(patches_deltas=patches_deltas)
+    played(weights, ScriptedStore(with_delta(tmp_path, stage(tmp_path, 5), base)), tmp_path / "node")
+    assert weights.calls == [call]
 
 
 def test_an_adapter_is_staged_with_its_config(tmp_path: Path) -> None:

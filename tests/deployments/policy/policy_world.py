@@ -7,11 +7,12 @@ import shutil
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save
+from safetensors.torch import load, load_file, save
 
 from deployments.policy.failures import (
     PolicyFailure,
@@ -24,6 +25,7 @@ from deployments.policy.store import PolicyStore
 from deployments.policy.versions.version_store import VersionStore
 from rollout_client.policy_contract import PolicyUpdate, PushOptions, UploadState
 from rollout_client.problem_contract import FieldProblem
+from rollout_client.weights.checksum import file_checksum
 from tests.deployments.policy.scripted_replicas import ReplicaFiles, ScriptedCluster, ScriptedReplica, Step
 from tests.paths import TINY_MODEL
 from tests.virtual_time import run, settled, until
@@ -42,9 +44,25 @@ def adapter(value: float = 1.0) -> bytes:
     return save({"lora_A": torch.full((2,), value)}, {"adapter_config": '{"r": 2}'})
 
 
-def delta() -> bytes:
-    changes = {f"{NORM}.gaps": torch.tensor([3], dtype=torch.int32), f"{NORM}.values": torch.tensor([9.0]).bfloat16()}
-    return save(changes)
+def delta(value: float = 9.0, place: int = 3) -> bytes:
+    """Sets one value of the norm."""
+    gaps, values = torch.tensor([place], dtype=torch.int32), torch.tensor([value]).bfloat16()
+    return save({f"{NORM}.gaps": gaps, f"{NORM}.values": values})
+
+
+def changed(base: bytes, value: float = 9.0, place: int = 3) -> bytes:
+    """What `delta` makes of `base`."""
+    tensors = load(base)
+    tensors[NORM][place] = value
+    return save(tensors, {"format": "pt"})
+
+
+def checksum_of(content: bytes) -> str:
+    """The `Checksum` of a file with this content."""
+    with NamedTemporaryFile() as file:
+        file.write(content)
+        file.flush()
+        return file_checksum(file.name)
 
 
 def sha256(content: bytes) -> str:

@@ -5,9 +5,12 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
 from deployments.policy.cluster import Cluster
+from deployments.policy.nodes import node_weights
+from deployments.policy.nodes.file_fetch import WeightsNotFetched
 from deployments.policy.nodes.weights_source import SourceFailed, WeightsSource
 from deployments.policy.replicas.command_source import CommandSource, ReplicaNotRegistered
 from deployments.policy.replicas.commands import (
@@ -100,6 +103,8 @@ class ScriptedReplica:
     """What its node has of the versions that were staged."""
     taken: list[int] = field(default_factory=list)
     """The numbers of the commands that reached it."""
+    deltas: list[int] = field(default_factory=list)
+    """The versions that its node has made of a delta."""
 
     def __post_init__(self) -> None:
         self._script = deque(self.script)
@@ -145,7 +150,10 @@ class ScriptedReplica:
         report = CommandReport(numbered.number, self.loaded)
         if step == "error":
             return replace(report, error=f"OSError: {self.name} has no room", broken=isinstance(numbered.command, Swap))
-        self._carry_out(numbered)
+        try:
+            self._carry_out(numbered)
+        except WeightsNotFetched as failure:
+            return replace(report, error=f"WeightsNotFetched: {failure}")
         if step == "die after":
             raise Died
         if step == "register again":
@@ -159,9 +167,8 @@ class ScriptedReplica:
             case Stage(payload):
                 self.staged = payload
                 self.records[payload.version] = payload.record
-                path = Path(payload.file.path)
-                if path.exists():
-                    self.files[payload.version] = path.read_bytes()
+                if (content := self._content_of(payload)) is not None:
+                    self.files[payload.version] = content
                 self._note("stage", payload.version)
             case Swap(_, is_trial):
                 assert self.staged is not None
@@ -180,8 +187,32 @@ class ScriptedReplica:
                 self.records[version] = record
                 self.loaded = LoadedWeights(version)
 
+    def _content_of(self, payload: VersionPayload) -> bytes | None:
+        """As a node has it then: it applies a delta to what it has of the base, or to the store's file of it."""
+        path = Path(payload.file.path)
+        if path.exists():
+            return path.read_bytes()
+        if payload.delta is None:
+            return None
+        base = Path(payload.delta.base_file.path)
+        content = self.files.get(payload.delta.base) or (base.read_bytes() if base.exists() else None)
+        if content is None:
+            return None
+        self.deltas.append(payload.version)
+        return applied(content, Path(payload.delta.file.path), payload.checksum)
+
     def _note(self, what: str, version: int) -> None:
         self.cluster.events.append((self.name, what, version))
+
+
+def applied(base: bytes, delta: Path, checksum: str) -> bytes:
+    """Raises `WeightsNotFetched` as a node does."""
+    with TemporaryDirectory() as folder:
+        (Path(folder) / "base").write_bytes(base)
+        made = node_weights.applied(Path(folder) / "base", delta, Path(folder) / "full")
+        if made != checksum:
+            raise WeightsNotFetched(f"the delta makes weights with the checksum {made}")
+        return (Path(folder) / "full").read_bytes()
 
 
 @dataclass(frozen=True, slots=True)

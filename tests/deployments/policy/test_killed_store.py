@@ -4,6 +4,7 @@ After each kill: the version before or the new one is current, an acknowledged o
 was replaced; its weights are whole; the next push reaches all.
 """
 
+import asyncio
 import shutil
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 from deployments.policy.replicas.commands import LoadedWeights
 from rollout_client.policy_contract import SwitchOptions
 from tests.deployments.policy.killed_store import KilledStore, Remains
-from tests.deployments.policy.policy_world import World, adapter, delta, play, versions, weights
+from tests.deployments.policy.policy_world import World, adapter, changed, checksum_of, delta, play, versions, weights
 from tests.virtual_time import settled, until
 
 FEWEST_KILLS = 8
@@ -72,7 +73,7 @@ def check_successor(remains: Remains, after: int, folder: Path) -> None:
         assert (await world.store.state(0)).current == current
         await until(lambda: world.store._versions.has_desired)
         contents = {replica.files[replica.loaded.version] for replica in replicas}
-        assert contents == {world.version_store.weights(current).read_bytes()}
+        assert contents == {world.store._versions.file(current).read_bytes()}
         assert [version for version in versions(world) if version > current] == []
         assert (await world.push(9, weights(9.0))).version == 9
         assert {replica.loaded for replica in replicas} == {LoadedWeights(9)}
@@ -86,6 +87,15 @@ async def push_full(world: World) -> None:
 
 async def push_delta(world: World) -> None:
     await world.push(3, delta(), kind="delta", base=2)
+
+
+async def push_delta_that_goes_on_as_it_is(world: World) -> None:
+    await world.push(3, delta(), kind="delta", base=2, checksum=checksum_of(changed(weights(2))))
+
+
+async def push_delta_and_make_its_full_weights(world: World) -> None:
+    await push_delta_that_goes_on_as_it_is(world)
+    await asyncio.to_thread(world.store._versions.file, 3)
 
 
 async def push_adapter(world: World) -> None:
@@ -103,7 +113,16 @@ async def push_what_is_refused_then_what_is_not(world: World) -> None:
 
 
 @pytest.mark.parametrize(
-    "change", [push_full, push_delta, push_adapter, roll_back, push_what_is_refused_then_what_is_not]
+    "change",
+    [
+        push_full,
+        push_delta,
+        push_delta_that_goes_on_as_it_is,
+        push_delta_and_make_its_full_weights,
+        push_adapter,
+        roll_back,
+        push_what_is_refused_then_what_is_not,
+    ],
 )
 def test_a_store_that_is_killed_at_any_point_of_a_change_leaves_one_version_to_all(
     change: Callable[[World], Awaitable[object]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -7,7 +7,7 @@ import torch
 from accelerate.utils import DistributedType, broadcast_object_list  # type: ignore[import-untyped]
 
 from rollout_client.errors import RolloutError
-from rollout_client.sync_client.client import RolloutClient
+from rollout_client.weights.sync_pusher import PolicyPusher
 
 SHARDED = {DistributedType.DEEPSPEED, DistributedType.FSDP}
 
@@ -16,8 +16,10 @@ class WeightsNotPushed(RolloutError):
     """The main process of the trainer could not push its weights; every other process raises this error."""
 
 
-def push_from_trainer(client: RolloutClient, trainer: Any) -> int:
+def push_from_trainer(pusher: PolicyPusher, trainer: Any) -> int:
     """Pushes the weights from the trainer's main process and returns their version on every process.
+
+    The first push and those for which it pays are full weights, all others what changed; the main process keeps a copy.
 
     Every process of the trainer must call it: sharded weights (FSDP, DeepSpeed) are gathered by all of them.
 
@@ -31,7 +33,7 @@ def push_from_trainer(client: RolloutClient, trainer: Any) -> int:
     failure: RolloutError | ValueError | None = None
     if trainer.accelerator.is_main_process:
         try:
-            outcome = [client.push_weights(source).version]
+            outcome = [pusher.push(source).version]
         except (RolloutError, ValueError) as error:
             outcome, failure = [str(error)], error
     [version_or_reason] = broadcast_object_list(outcome, from_process=0)

@@ -1,4 +1,4 @@
-"""`ServiceWeightTransfer`: TRL's `WeightTransferProtocol`, by a push of full weights over HTTP."""
+"""`ServiceWeightTransfer`: TRL's `WeightTransferProtocol`, by pushes of what changed over HTTP."""
 
 from collections.abc import Iterator
 
@@ -6,6 +6,7 @@ import torch
 from trl.experimental.async_grpo.async_grpo_trainer import WeightTransferProtocol
 
 from rollout_client.sync_client.client import RolloutClient
+from rollout_client.weights.sync_pusher import PolicyPusher
 
 
 class ServiceWeightTransfer(WeightTransferProtocol):
@@ -13,6 +14,7 @@ class ServiceWeightTransfer(WeightTransferProtocol):
 
     def __init__(self, client: RolloutClient) -> None:
         self._client = client
+        self._pusher = PolicyPusher(client)
         self.version: int | None = None
         """The service's version of the weights that were sent last; `None` before the first."""
 
@@ -23,8 +25,8 @@ class ServiceWeightTransfer(WeightTransferProtocol):
         """Does nothing: a push pauses each replica only while it swaps its weights."""
 
     def send_weights(self, iterator: Iterator[tuple[str, torch.Tensor]]) -> None:
-        """Returns once every replica serves the weights. Holds a copy of all of them in host memory until then."""
-        self.version = self._client.push_weights({name: tensor.cpu() for name, tensor in iterator}).version
+        """Returns once every replica serves the weights. Keeps a copy of them in host memory, and needs another one."""
+        self.version = self._pusher.push({name: tensor.cpu() for name, tensor in iterator}).version
 
     def resume(self) -> None:
         """Does nothing: see `pause`."""

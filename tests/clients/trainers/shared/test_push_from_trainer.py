@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from rollout_client import PolicyPusher
 from rollout_client.errors import ServiceUnreachable
 from rollout_client.trainers.shared import push_from_trainer as module
 from rollout_client.trainers.shared.push_from_trainer import WeightsNotPushed, push_from_trainer
@@ -21,15 +22,15 @@ def test_other_processes_get_the_version_of_the_main_one_or_why_there_is_none(
         return objects
 
     monkeypatch.setattr(module, "broadcast_object_list", broadcast)
-    training, other = trainer(), trainer()
+    pusher, training, other = PolicyPusher(client), trainer(), trainer()
     other.accelerator.is_main_process = False
-    assert push_from_trainer(client, training) == 101
+    assert push_from_trainer(pusher, training) == 101
     client.failure = failure
     with pytest.raises(type(failure)):
-        push_from_trainer(client, training)
+        push_from_trainer(pusher, training)
     assert said == [[101], [str(failure)]]
     monkeypatch.setattr(module, "broadcast_object_list", lambda _objects, **_: said.pop())
     with pytest.raises(WeightsNotPushed, match=f"could not push the weights: {failure}"):
-        push_from_trainer(client, other)
-    assert push_from_trainer(client, other) == 101
+        push_from_trainer(pusher, other)
+    assert push_from_trainer(pusher, other) == 101
     assert len(client.pushed) == 1

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from fastapi.responses import Response
+from safetensors.torch import load_file
 
 from rollout_client import AsyncRolloutClient
 from tests.clients.scripted_service import REJECTED, Json, ScriptedService, problem
@@ -24,6 +25,7 @@ from tests.clients.trainers.scripted_trainer import (
     ROWS,
     PushingClient,
     answering,
+    layout_of,
     prompt_message,
     trainer_args,
     two_turns,
@@ -146,9 +148,10 @@ def test_a_sample_has_the_model_version_of_its_oldest_token_and_is_dropped_when_
     service: ScriptedService, client: PushingClient
 ) -> None:
     transfer = ServiceWeightTransfer(client)
+    client.layout = layout_of({"w": torch.zeros(1)})
     with worker(service, args=async_args(max_inflight_tasks=2), weight_transfer=transfer) as rollout_worker:
         for model_version in (1, 2, 3):
-            transfer.send_weights(iter([("w", torch.zeros(1))]))
+            transfer.send_weights(iter([("w", torch.full((1,), float(model_version)))]))
             rollout_worker.update_model_version(model_version)
         mixed = {"message_log": two_turns(version=102, newer=103)}
         stale = {"message_log": two_turns(version=101, newer=103)}
@@ -159,6 +162,7 @@ def test_a_sample_has_the_model_version_of_its_oldest_token_and_is_dropped_when_
     assert sample.model_version == 2
     assert metrics["sample/dropped_stale_total"] == 1
     assert service.bodies[0]["policy"] == {"min_version": 103}
+    assert (client.kinds, [pushed["w"].item() for pushed in client.pushed]) == (["full", "delta", "delta"], [1, 2, 3])
 
 
 def test_a_worker_whose_request_was_refused_says_why(service: ScriptedService) -> None:
@@ -261,6 +265,7 @@ def test_async_grpo_trains_on_what_the_worker_brings_and_sends_its_weights(
         disable_tqdm=True,
     )
     transfer = ServiceWeightTransfer(client)
+    client.layout = layout_of(load_file(TINY_MODEL / "model.safetensors"))
     rollout_worker = ServiceRolloutWorker(
         AsyncRolloutClient(service.url), dataset, args, weight_transfer=transfer, task_name="math"
     )

@@ -1,4 +1,4 @@
-"""Deltas, zstd streams, checkpoints and adapters as one file; and those of which none can be made."""
+"""Zstd streams, checkpoints and adapters as one file; and those of which none can be made."""
 
 import json
 import pickle
@@ -6,24 +6,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 import zstandard
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from safetensors.torch import load_file, save
 
 from deployments.policy.validation.assembly import (
     sha256_of,
     unpack_zstd,
     write_adapter,
-    write_applied,
     write_checkpoint,
 )
 from deployments.policy.validation.weight_checks import validate_full
-from rollout_client.weights.checksum import file_checksum
-from rollout_client.weights.delta import as_bits, delta_weights, encode_changes
-from rollout_client.weights.safetensors_file import header_bytes, header_of, read_header, read_tensor
-from tests.deployments.policy.weight_files import GOOD, LAYOUT, Bomb, Tensors, adapter, refusal, written
+from rollout_client.weights.safetensors_file import read_header
+from tests.deployments.policy.weight_files import GOOD, LAYOUT, Bomb, adapter, refusal, written
 
 
 def test_a_folder_that_is_no_adapter_is_refused(tmp_path: Path) -> None:
@@ -32,91 +26,6 @@ def test_a_folder_that_is_no_adapter_is_refused(tmp_path: Path) -> None:
     adapter(tmp_path, "{")
     [(field, said)] = refusal(write_adapter, tmp_path, tmp_path / "packed")
     assert (field, said.startswith(f"{tmp_path / 'adapter_config.json'} is no JSON: ")) == ("weights", True)
-
-
-def delta_of(base: Path, new: Path, delta: Path) -> Path:
-    """As a client makes it."""
-    base_header, new_header = read_header(base), read_header(new)
-    changes = {
-        entry.name: encode_changes(
-            as_bits(entry.dtype, read_tensor(base, base_header, entry)),
-            as_bits(entry.dtype, read_tensor(new, new_header, new_header.by_name[entry.name])),
-        )
-        for entry in base_header.entries
-    }
-    delta.write_bytes(b"".join(bytes(block) for block in delta_weights(changes, base_header).blocks()))
-    return delta
-
-
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=50)
-@given(st.binary(min_size=24, max_size=24), st.binary(min_size=24, max_size=24))
-def test_a_delta_gives_the_new_weights_bit_for_bit(tmp_path: Path, old: bytes, new: bytes) -> None:
-    specs = [("a", "F32", (3,)), ("b", "BF16", (2, 3))]
-    start = header_bytes(header_of(specs).entries)
-    files = {"base": start + old, "new": start + new}
-    for name, content in files.items():
-        (tmp_path / name).write_bytes(content)
-    delta = delta_of(tmp_path / "base", tmp_path / "new", tmp_path / "delta")
-    write_applied(tmp_path / "base", delta, tmp_path / "full")
-    assert (tmp_path / "full").read_bytes() == files["new"]
-
-
-def test_a_delta_of_nothing_gives_the_base(tmp_path: Path) -> None:
-    base = written(tmp_path / "base", GOOD)
-    delta = written(tmp_path / "delta", {})
-    write_applied(base, delta, tmp_path / "full")
-    assert validate_full(tmp_path / "full", LAYOUT) == file_checksum(base)
-
-
-@pytest.mark.parametrize(
-    ("parts", "finding"),
-    [
-        ({"norm.weight": torch.ones(3)}, ("norm.weight", "a delta holds only names that end in .gaps or .values")),
-        (
-            {"lm_head.gaps": torch.zeros(1, dtype=torch.int32), "lm_head.values": torch.ones(1)},
-            ("lm_head", "the base has no such tensor"),
-        ),
-        ({"scale.gaps": torch.zeros(1, dtype=torch.int32)}, ("scale", "scale.values is missing")),
-        (
-            {"scale.gaps": torch.zeros(1, dtype=torch.int64), "scale.values": torch.ones(1)},
-            ("scale", "gaps are I64; they must be I32"),
-        ),
-        (
-            {"scale.gaps": torch.ones(1, dtype=torch.int32), "scale.values": torch.ones(1)},
-            ("scale", "place 1 is changed, and the tensor has only 1 values"),
-        ),
-        (
-            {"scale.gaps": torch.tensor([-1], dtype=torch.int32), "scale.values": torch.ones(1)},
-            ("scale", "a gap is too small: the first must be at least 0, the others at least 1"),
-        ),
-    ],
-)
-def test_a_delta_that_does_not_fit_its_base_is_refused(
-    tmp_path: Path, parts: Tensors, finding: tuple[str, str]
-) -> None:
-    base = written(tmp_path / "base", GOOD)
-    delta = written(tmp_path / "delta", parts)
-    assert refusal(write_applied, base, delta, tmp_path / "full") == [finding]
-
-
-def test_a_delta_that_is_no_file_of_weights_is_refused(tmp_path: Path) -> None:
-    base = written(tmp_path / "base", GOOD)
-    (tmp_path / "delta").write_bytes(b"")
-    message = "the delta is no safetensors file, or was cut off: it ends within its header"
-    assert refusal(write_applied, base, tmp_path / "delta", tmp_path / "full") == [("weights", message)]
-
-
-def test_a_base_that_was_removed_meanwhile_asks_for_full_weights(tmp_path: Path) -> None:
-    delta = written(tmp_path / "delta", {})
-    message = "newer versions have taken the place of the base; send full weights"
-    assert refusal(write_applied, tmp_path / "base", delta, tmp_path / "full") == [("base", message)]
-
-
-def test_a_delta_may_make_weights_that_are_refused_afterwards(tmp_path: Path) -> None:
-    base = written(tmp_path / "base", GOOD)
-    new = written(tmp_path / "new", {**GOOD, "scale": torch.tensor(float("inf"))})
-    write_applied(base, delta_of(base, new, tmp_path / "delta"), tmp_path / "full")
-    assert refusal(validate_full, tmp_path / "full", LAYOUT)[0][0] == "scale"
 
 
 @pytest.mark.parametrize("frames", [1, 3])

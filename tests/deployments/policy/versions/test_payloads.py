@@ -9,6 +9,7 @@ from deployments.policy.failures import VersionUnknown
 from deployments.policy.replicas.commands import LoadedWeights, VersionPayload
 from deployments.policy.versions.version_store import StoredVersion
 from rollout_client.weights.checksum import file_checksum
+from tests.deployments.policy.delta_world import DELTA, fleet, full_weights, push_deltas, version_files
 from tests.deployments.policy.policy_world import World, adapter, play, weights
 from tests.paths import TINY_MODEL
 from tests.virtual_time import until
@@ -115,5 +116,26 @@ def test_other_nodes_read_the_initial_weights_too(tmp_path: Path) -> None:
         assert found.checksum == file_checksum(TINY_MODEL / "model.safetensors")
         data = await world.store.read_weights(0, found.checksum, 0, found.size_bytes)
         assert data == world.version_store.weights(0).read_bytes()
+
+    play(story, tmp_path)
+
+
+def test_a_replica_that_holds_the_base_gets_a_delta_and_others_may_read_it(tmp_path: Path) -> None:
+    async def story(world: World) -> None:
+        await fleet(world, "r0")
+        await push_deltas(world, 2)
+        found = await world.store._payloads.payload(3, held=2)
+        delta = world.version_store.delta(3)
+        assert found.delta is not None
+        assert (found.delta.base, found.delta.base_checksum) == (2, world.version_store.info(2).checksum)
+        assert (found.delta.file.path, found.delta.file.inode) == (str(delta), delta.stat().st_ino)
+        assert (found.delta.size_bytes, found.delta.checksum) == (delta.stat().st_size, file_checksum(delta))
+        assert (found.size_bytes, found.file.path) == (len(full_weights(3)[2]), str(world.version_store.weights(3)))
+        assert found.keep == {2, 3}
+        for held in (1, None):
+            assert (await world.store._payloads.payload(3, held)).delta is None
+        assert await world.store.read_weights(3, found.delta.checksum, 0, 10**6) == delta.read_bytes()
+        assert version_files(world)[3] == DELTA
+        assert await world.store.read_weights(3, found.checksum, 0, 10**7) == full_weights(3)[2]
 
     play(story, tmp_path)

@@ -130,3 +130,26 @@ def test_what_a_store_that_died_left_unfinished_is_removed(tmp_path: Path) -> No
 def test_a_folder_that_does_not_exist_is_not_made_by_removing_what_is_unfinished(tmp_path: Path) -> None:
     VersionStore(tmp_path / "none").remove_unfinished()
     assert not (tmp_path / "none").exists()
+
+
+def test_a_delta_lies_beside_the_full_weights_that_are_made_of_it(tmp_path: Path) -> None:
+    version_store = VersionStore(tmp_path)
+    delta = info(2).model_copy(update={"kind": "delta", "delta_bytes": 7})
+    for name in ("changes", "weights"):
+        (tmp_path / name).write_bytes(name.encode())
+    version_store.add(delta, tmp_path / "changes")
+    assert (version_store.delta(2).read_bytes(), version_store.weights(2).exists()) == (b"changes", False)
+    version_store.add_weights(2, tmp_path / "weights")
+    assert version_store.weights(2).read_bytes() == b"weights"
+
+
+def test_a_delta_that_a_store_left_unfinished_when_it_died_is_known_as_tried(tmp_path: Path) -> None:
+    version_store = VersionStore(tmp_path)
+    filled(version_store, 1)
+    version_store.make_current(1)
+    delta = info(2).model_copy(update={"kind": "delta", "delta_bytes": 7})
+    (tmp_path / "changes").write_bytes(b"changes")
+    version_store.add(delta, tmp_path / "changes")
+    version_store.remove_unfinished()
+    assert version_store.versions() == [info(1)]
+    assert version_store.tried().versions == [delta]

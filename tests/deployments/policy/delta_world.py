@@ -1,0 +1,54 @@
+"""A world whose versions are deltas of one another, from version 2 on."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from rollout_client.policy_contract import PolicyUpdate
+from tests.deployments.policy.policy_world import World, changed, checksum_of, delta, versions, weights
+from tests.deployments.policy.scripted_replicas import ScriptedReplica
+from tests.virtual_time import until
+
+BASE = weights(2.0)
+
+
+def full_weights(count: int) -> list[bytes]:
+    """Of version 1, and of those that `push_deltas` makes of it."""
+    contents = [BASE]
+    for step in range(1, count):
+        contents.append(changed(contents[-1], float(step), step))
+    return contents
+
+
+async def push_deltas(world: World, count: int, first: int = 2, **options: Any) -> list[PolicyUpdate]:
+    """Versions from `first` on, each a delta of the one before it."""
+    contents = full_weights(first + count)
+    return [
+        await world.push(
+            version,
+            delta(float(version - 1), version - 1),
+            kind="delta",
+            base=version - 1,
+            checksum=checksum_of(contents[version - 1]),
+            **options,
+        )
+        for version in range(first, first + count)
+    ]
+
+
+async def fleet(world: World, *names: str) -> Sequence[ScriptedReplica]:
+    """Replicas that have version 1."""
+    replicas = [await world.replica(name) for name in names]
+    await until(lambda: all(replica.accepts_requests for replica in replicas))
+    await world.push(1, BASE)
+    return replicas
+
+
+def version_files(world: World) -> dict[int, set[str]]:
+    """The names of the files of each stored version but its description."""
+    return {
+        version: {path.name for path in world.version_store.weights(version).parent.iterdir()} - {"info.json"}
+        for version in versions(world)
+    }
+
+
+WHOLE, DELTA = {"weights.safetensors"}, {"delta.safetensors"}
