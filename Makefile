@@ -11,13 +11,14 @@ PUSHES ?= 1000
 UPDATES ?= 50
 PROFILE = fast
 
-.PHONY: help setup demo serve train train-trl lint test-fast test-live test test-all coverage check-streams mutation docs docs-serve load \
-	bench bench-scale bench-payload bench-swap bench-delta soak-weights soak-weights-kills lock tiny-model
+.PHONY: help setup demo serve train train-async train-trl lint test-fast test-live test test-all coverage check-streams mutation docs docs-serve load \
+	bench bench-scale bench-payload bench-async bench-swap bench-delta soak-weights soak-weights-kills lock tiny-model
 
 help:
 	@echo "make demo           set up, start the service, play a mixed batch, show it, stop"
 	@echo "make serve          set up and leave the service running on loopback until Ctrl-C"
 	@echo "make train          train the embedded model with GRPO: rollouts from the service, weights back every step, train.png"
+	@echo "make train-async    the same one step off-policy: the next rollouts are played while the trainer trains, train_async.png"
 	@echo "make train-trl      the same by TRL's GRPOTrainer, train_trl.png"
 	@echo "make lint           set up, then style, types, the rooms' imports and generated files"
 	@echo "make test-fast      the tests that start neither Ray nor the engine (about a minute)"
@@ -31,6 +32,7 @@ help:
 	@echo "make bench          set up, measure the service against the bare engine and vLLM's server, bench.png"
 	@echo "make bench-scale    set up, measure the service's throughput on two cores, with simulated engines (fifteen minutes)"
 	@echo "make bench-payload  set up, measure a large answer as JSON and as Arrow, from the last token to tensors"
+	@echo "make bench-async    set up, measure a step of an asynchronous training on simulated engines, against generating and training alone"
 	@echo "make bench-swap     set up, start the service, measure how long a push of weights stops generation, stop"
 	@echo "make bench-delta    set up, measure a push of a 200 MB model of which 1% has changed against one of all weights"
 	@echo "make soak-weights   set up, start the service, push weights while rollouts go on: nothing grows or is lost (PUSHES=1000: half an hour)"
@@ -63,6 +65,9 @@ serve: $(READY)
 
 train: $(READY)
 	@$(PYTHON) -m examples.train_grpo $(CONFIG)
+
+train-async: $(READY)
+	@$(PYTHON) -m examples.train_grpo_async $(CONFIG)
 
 train-trl: $(READY)
 	@$(PYTHON) -m examples.train_trl $(CONFIG)
@@ -119,6 +124,9 @@ docs-serve: $(READY)
 
 load: $(READY)
 	@$(PYTHON) -m examples.load $(CONFIG) --users $(USERS) --seconds $(SECONDS_OF_LOAD)
+
+bench-async: $(READY)
+	@$(PYTHON) -m benchmarks.async_step
 
 bench-swap: $(READY)
 	@$(PYTHON) -m benchmarks.weight_swap $(CONFIG)

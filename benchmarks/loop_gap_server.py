@@ -109,6 +109,9 @@ class FreeGenerator(Generator):
     def _first_tokens(self, count: int) -> Generation:
         return Generation(self._ids[:count], self._logprobs[:count], "stop", (WeightSpan("1", 0, count),))
 
+    def is_generating(self, rollout_id: str) -> bool:  # noqa: ARG002
+        return True
+
     def interrupt(self, rollout_id: str) -> bool:  # noqa: ARG002
         return False
 

@@ -79,6 +79,23 @@ class PolicyStoreLost(RolloutFailure):
     retryable = True
 
 
+class OtherVersionLoaded(RolloutFailure):
+    """The generator replica has other weights than those that must generate every token of the rollout.
+
+    Another replica may still have them, until an update of the weights has ended.
+    """
+
+    kind = "policy"
+    retryable = True
+    costs_a_retry = False
+
+
+class VersionReplaced(RolloutFailure):
+    """A newer version took the place of the one that must generate every token of the rollout, before its end."""
+
+    kind = "policy"
+
+
 class TurnTimedOut(RolloutFailure):
     """A generation had no new token, or a step no answer, for longer than its limit."""
 

@@ -61,6 +61,8 @@ class GenerationRequest:
     sampling: SamplingOptions
     min_weight_version: int = 0
     """A replica whose weights are older refuses the request."""
+    weight_version: int | None = None
+    """A replica whose weights are of another version refuses the request; `None` for any version."""
     rollout_id: str = ""
     """The rollout of which this is one turn. Each turn's prompt begins with the prompt of the turn before."""
     group: str = ""
@@ -188,8 +190,13 @@ class Generator(Protocol):
         Raises:
             GenerationRejected: the engine refuses the request as it is.
             GenerationLost: the engine or its replica broke.
+            OtherVersionLoaded: the replica does not have the weights that the request demands.
             Overloaded: the engine's queue is full.
         """
+        ...
+
+    def is_generating(self, rollout_id: str) -> bool:
+        """Whether a generation of this rollout is at a replica, where it may have tokens already."""
         ...
 
     def interrupt(self, rollout_id: str) -> bool:

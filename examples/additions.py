@@ -20,6 +20,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from deployments.environments.math import LARGEST_OPERAND, addition_prompt, addition_sample
 from models.tiny.train import addition_pairs
 from rollout_client import RolloutClient, RolloutResponse, SampleInput, Sampling
+from rollout_client.results.final_rewards import final_reward
 from service.local import local_service, sentences_for_the_user
 from service.startup.config import read_config
 from service.startup.ports import free_port
@@ -64,8 +65,8 @@ def held_out_accuracy(client: RolloutClient, version: int) -> float:
 
 
 def mean_reward(response: RolloutResponse) -> float:
-    """The mean total reward of the rollouts that did not fail. The reward of a failed one is unknown, not zero."""
-    rewards = [sample.total_reward for sample in response.samples if sample.total_reward is not None]
+    """The mean total reward of the rollouts whose reward is final. Of a failed or stale one it is unknown, not zero."""
+    rewards = [reward for reward in map(final_reward, response.samples) if reward is not None]
     return sum(rewards) / len(rewards)
 
 

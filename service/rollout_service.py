@@ -121,7 +121,7 @@ class RunningRollout:
         async with aclosing(playing) as ended:
             async for episode in ended:
                 result = episode.result()
-                self._metrics.add(result)
+                self._metrics.add(result, episode.versions.at_end)
                 yield episode.identity.position, result, episode.echo
                 if episode.error is not None and request.on_error == "fail":
                     raise SampleFailed(episode.identity.group, episode.identity.generation_index, episode.error)
@@ -200,6 +200,8 @@ class RolloutService:
         if len(samples) > MOST_SAMPLES_FREED_INLINE:
             await asyncio.to_thread(free_items, samples)
         await self.policy.wait_for_version(request.policy)
+        if request.policy.max_staleness is not None:
+            await self.policy.learn_version()
         return RunningRollout(request, request_id, prepared, self._context(request), lambda: self.policy.version)
 
     def _prepare(self, request: RolloutRequest, request_id: str) -> PreparedEpisodes:
@@ -213,6 +215,7 @@ class RolloutService:
             self.environments,
             LockstepSchedule() if request.schedule == "lockstep" else AsyncSchedule(),
             pacer=self._pacer,
+            versions=self.policy,
         )
 
     def info(self) -> ServiceInfo:

@@ -10,11 +10,15 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, field_validator, model_validator
 
+from rollout_client.contract_models import Lenient as Lenient
+from rollout_client.contract_models import Strict as Strict
+from rollout_client.demand_contract import PolicyDemand as PolicyDemand
+from rollout_client.demand_contract import RolloutDemand as RolloutDemand
 from rollout_client.priority_contract import Priority
 
 Role = Literal["system", "user", "assistant", "tool", "environment"]
-SampleStatus = Literal["completed", "truncated", "max_turns", "deadline", "cancelled", "error"]
-FailureKind = Literal["request", "generation", "environment", "timeout", "overload", "internal"]
+SampleStatus = Literal["completed", "truncated", "max_turns", "deadline", "cancelled", "stale", "error"]
+FailureKind = Literal["request", "generation", "environment", "timeout", "overload", "policy", "internal"]
 FinishReason = Literal["stop", "length"]
 ObservationFormat = Literal["chat", "raw"]
 TokenId = Annotated[int, Field(ge=0)]
@@ -25,18 +29,6 @@ MOST_TOOLS = 128
 LOWEST_TEMPERATURE = 0.01
 JsonObject = dict[str, JsonValue]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
-
-
-class Strict(BaseModel):
-    """Base of what a caller sends: an unknown field is an error."""
-
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
-
-
-class Lenient(BaseModel):
-    """Base of what the service sends: unknown fields are kept, so that an older client understands a newer service."""
-
-    model_config = ConfigDict(extra="allow", use_attribute_docstrings=True)
 
 
 class PromptMessage(Strict):
@@ -184,17 +176,6 @@ class Keep(Strict):
     """A group is full when this many of its rollouts have ended without error; by default all of them."""
 
 
-class PolicyDemand(Strict):
-    """Which weights a rollout may begin with. Newer weights can replace them while it runs."""
-
-    min_version: int | None = Field(default=None, ge=0)
-    """The request waits until this version, or a newer one, is current."""
-    version: int | None = Field(default=None, ge=0)
-    """The request waits until exactly this version is current; it is refused at once when a newer one is."""
-    wait_s: float | None = Field(default=None, ge=0)
-    """The request is refused (409) after this many seconds; the service's own limit is the default and the maximum."""
-
-
 class RolloutRequest(Strict):
     """The body of `POST /rollout`: samples, and how all of them are played."""
 
@@ -224,8 +205,8 @@ class RolloutRequest(Strict):
     """How often the calls of one rollout are repeated after failures of the fleet, such as a lost replica."""
     keep: Keep = Keep()
     """Early stopping; by default every rollout is played to its end."""
-    policy: PolicyDemand = PolicyDemand()
-    """Which weights the rollouts may begin with; by default the current ones."""
+    policy: RolloutDemand = RolloutDemand()
+    """Which weights may generate; by default those that are current at the time."""
     priority: Priority = "train"
     """The share of the engines that the request gets while others wait too. A number is in proportion to a `train`
     request: one of 2 gets twice its tokens. `train` is 1, `interactive` 16, `batch` 1/16."""
@@ -263,7 +244,7 @@ class SampleMetrics(Lenient):
     """Sum of all rewards; null for a failed rollout."""
     turn_gen_tokens: list[int]
     """Length of each generation."""
-    turn_input_tokens: list[int] = []
+    turn_input_tokens: list[int] = []  # noqa: RUF012 - pydantic copies it
     """Length of the input of each generation, the prompt included."""
 
 
@@ -287,7 +268,7 @@ class SampleResult(Lenient):
     status: SampleStatus
     """`completed`: the environment ended the rollout (also if its last observation did not fit); `truncated`:
     `max_seq_len` was reached; `max_turns`: `max_rollout_turns` was reached; `deadline`, `cancelled`: cut off, with a
-    log that can be posted again; `error`: failed, `error` says why."""
+    log that can be posted again; `stale`: cut off by `policy.max_staleness`; `error`: failed, `error` says why."""
     error: SampleError | None = None
     """Why the rollout failed."""
     terminated: bool
@@ -298,7 +279,7 @@ class SampleResult(Lenient):
     """Whether `max_rollout_turns` ended the rollout."""
     extra_env_info: dict[str, JsonValue]
     """The sample's `extra_env_info` after the last environment step."""
-    stop_strings: list[str] = []
+    stop_strings: list[str] = []  # noqa: RUF012 - pydantic copies it
     """The stop strings that a further generation would have."""
     observation_format: ObservationFormat = "raw"
     """How observations became tokens."""
@@ -324,7 +305,9 @@ class PolicyVersions(Lenient):
 
 
 RequestMetrics = dict[str, int | float | list[int]]
-"""By the names of NeMo-RL's rollout module; each `histogram/...` is a list of lengths, one per generation."""
+"""By the names of NeMo-RL's rollout module; each `histogram/...` is a list of lengths, one per generation. Besides,
+`histogram/staleness` has one number per rollout: how many versions its oldest token was behind the current one at its
+end. `stale_rate` is the share that `policy.max_staleness` cut off, of those that ended by themselves or by it."""
 
 
 class RolloutSummary(Lenient):

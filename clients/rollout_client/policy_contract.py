@@ -125,6 +125,9 @@ class VersionInfo(Lenient):
     """When all of the version had arrived."""
     rollback_of: Version | None = None
     """The version whose weights `POST /policy/rollback` made current again under this number; null for all others."""
+    keeps_prefix_cache: bool = False
+    """Whether the replicas kept what older weights had computed (`reset_prefix_cache=false`), so that tokens of this
+    version may continue from it. Always false for an adapter, which shares no cache with other weights."""
 
 
 class ReplicaPolicy(Lenient):
@@ -241,6 +244,9 @@ class PolicyUpdate(Lenient):
     """The outcome on each replica."""
     canary_s: float = 0.0
     """Seconds that one replica took to try the weights, while the others generated with the old ones."""
+    keeps_prefix_cache: bool = False
+    """Whether the replicas kept what older weights had computed (`reset_prefix_cache=false`), so that tokens of this
+    version may continue from it. Always false for an adapter, which shares no cache with other weights."""
 
 
 class PushResult(PolicyUpdate):

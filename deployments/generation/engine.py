@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any, Self
+from uuid import uuid4
 
 import vllm
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
@@ -25,6 +26,7 @@ from deployments.failures import (
     GenerationLost,
     GenerationNotFinite,
     GenerationRejected,
+    OtherVersionLoaded,
     Overloaded,
     ReplicaShuttingDown,
     RolloutFailure,
@@ -54,6 +56,7 @@ from deployments.protocols import (
     packed_ids,
     packed_logprobs,
 )
+from deployments.rpc.weight_demands import refuse_other_version
 
 WORKER_EXTENSION = "deployments.generation.worker_extension.WeightsWorkerExtension"
 WATCH_EVERY_S = 1.0
@@ -106,6 +109,7 @@ class VLLMEngine(Engine):
             GenerationRejected: the engine refuses the request as it is.
             Overloaded: the engine's queue is full.
             GenerationLost: the engine broke.
+            OtherVersionLoaded: an update took the place of the weights that it demands, while it waited for that.
             GenerationNotFinite: a log-probability is NaN or infinite.
         """
         with self._running.running(request) as running:
@@ -154,6 +158,8 @@ class VLLMEngine(Engine):
             await first_of(self.weights.may_generate, running.interrupted)
             if running.interrupted.is_set():
                 return interrupted(running.failure)
+            # The weights have changed meanwhile.
+            refuse_other_version(request, self.weights.loaded.version)
         adapter, aborts, version = self._adapters.current, self.weights.aborts, self.weights.loaded.version
         adapter_version = None if adapter is None else adapter.lora_int_id
         if isinstance(request, ScoringRequest):
@@ -181,9 +187,14 @@ class VLLMEngine(Engine):
         prompt_token_ids: Sequence[int],
         params: SamplingParams,
         adapter: LoRARequest | None,
+        cache_salt: str | None = None,
     ) -> RequestOutput:
-        """The engine's last output. Raises the failure that stands for what the engine raises."""
-        prompt, priority = tokens_input(list(prompt_token_ids)), running.request.virtual_time
+        """The engine's last output. Raises the failure that stands for what the engine raises.
+
+        Args:
+            cache_salt: the prefix cache is shared only with generations that have the same.
+        """
+        prompt, priority = tokens_input(list(prompt_token_ids), cache_salt=cache_salt), running.request.virtual_time
         try:
             with self._adapters.used_by_generation(adapter):
                 async for output in self._llm.generate(
@@ -212,8 +223,10 @@ class VLLMEngine(Engine):
         with ExitStack() as stack:
             running = [stack.enter_context(self._running.running(request)) for request in requests]
             params = [canary_params() for _ in running]
+            # No rollout may find in the prefix cache what a version has computed that is refused afterwards.
+            salt = uuid4().hex
             outputs = await asyncio.gather(
-                *(self._output_of(*each, adapter) for each in zip(running, prompts, params, strict=True))
+                *(self._output_of(*each, adapter, salt) for each in zip(running, prompts, params, strict=True))
             )
         for output in outputs:
             refuse_bad_canary(output)
@@ -265,7 +278,7 @@ class VLLMEngine(Engine):
             "rollout_id": request.rollout_id,
             "generation_id": request.generation_id,
         }
-        if isinstance(failure, ReplicaShuttingDown | Overloaded):
+        if isinstance(failure, ReplicaShuttingDown | OtherVersionLoaded | Overloaded):
             logger.info("%s", failure, extra=about)
         elif isinstance(failure.__cause__, EngineDeadError):
             self._log_death(failure.__cause__)

@@ -16,9 +16,10 @@ from deployments.generation.settings import EngineSettings
 from deployments.policy.nodes.serve_sources import node_weights_of_replica
 from deployments.policy.replicas.commands import LoadedWeights, ReplicaRegistration
 from deployments.policy.store_client import PolicyStoreClient
-from deployments.protocols import PrefixCacheTokens
+from deployments.protocols import GenerationRequest, PrefixCacheTokens
 from deployments.rpc.draining import call_at_shutdown
 from deployments.rpc.generator_replica_base import GeneratorReplicaBase
+from deployments.rpc.weight_demands import refuse_other_version
 
 if TYPE_CHECKING:
     from deployments.generation.engine import VLLMEngine
@@ -55,11 +56,10 @@ class GeneratorReplica(GeneratorReplicaBase):
         await self.check_health()
         call_at_shutdown(self.drain)
 
-    def refuse_if_not_at(self, min_weight_version: int) -> None:
+    def refuse_other_weights(self, request: GenerationRequest) -> None:
         if self._commands.broken is not None:
             raise GenerationLost("The generator replica broke while its weights were changed; it is being replaced.")
-        if self._engine.weights.loaded.version < min_weight_version:
-            raise GenerationLost(f"The generator replica is not at version {min_weight_version} yet.")
+        refuse_other_version(request, self._engine.weights.loaded.version)
 
     async def prefix_cache_tokens(self) -> PrefixCacheTokens:
         return self._engine.prefix_cache_tokens()

@@ -134,7 +134,9 @@ class Pushes:
             return None
         if self._last_update is not None and self._last_update.version == version:
             return self._last_update
-        return PolicyUpdate(version=version, checksum=stored.checksum, replicas=[])
+        return PolicyUpdate(
+            version=version, checksum=stored.checksum, replicas=[], keeps_prefix_cache=stored.keeps_prefix_cache
+        )
 
     async def _run(self, version: int, content: str | None, push: Coroutine[Any, Any, PolicyUpdate]) -> PolicyUpdate:
         return await self._active.run(version, content, self._recorded(version, push))

@@ -124,8 +124,13 @@ class GeneratorReplicaBase(ABC):
         self._output_health.check()
 
     @abstractmethod
-    def refuse_if_not_at(self, min_weight_version: int) -> None:
-        """Raises `GenerationLost` unless the replica can generate with weights of this version or newer."""
+    def refuse_other_weights(self, request: GenerationRequest) -> None:
+        """Refuses a generation that other weights must make than the replica has.
+
+        Raises:
+            GenerationLost: they are older than `min_weight_version`.
+            OtherVersionLoaded: they are not `weight_version`.
+        """
 
     async def _generation_or_failure(self, request: GenerationRequest) -> Generation | RolloutFailure:
         task = asyncio.current_task()
@@ -134,7 +139,7 @@ class GeneratorReplicaBase(ABC):
         try:
             if self._shutting_down:
                 raise replica_shuts_down()
-            self.refuse_if_not_at(request.min_weight_version)
+            self.refuse_other_weights(request)
             generation = await self._engine.generate(request)
             self._virtual_time = max(self._virtual_time, request.virtual_time)
             self._ended_generations += 1

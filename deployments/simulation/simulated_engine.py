@@ -24,8 +24,9 @@ from deployments.protocols import (
     packed_logprobs,
 )
 from deployments.simulation.timing import TimedGenerations, Timing
+from rollout_client.policy_contract import PauseMode
 
-WEIGHT_VERSION = "0"
+INITIAL_VERSION = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -35,11 +36,29 @@ class Submitted:
     request: GenerationRequest
     length: int
     result: asyncio.Future[Generation]
+    versions: list[tuple[int, int]]
+    """Each version of the weights that generates some of its tokens, with the place of the first one."""
+
+    def note_version(self, version: int, tokens: int) -> None:
+        """Tokens from place `tokens` on are of this version."""
+        if self.versions[-1][1] == tokens:
+            self.versions.pop()
+        self.versions.append((version, tokens))
+
+    def spans(self, length: int) -> tuple[WeightSpan, ...]:
+        """Those of its first `length` tokens."""
+        ends = [start for _, start in self.versions[1:]] + [length]
+        return tuple(
+            WeightSpan(str(version), start, min(end, length))
+            for (version, start), end in zip(self.versions, ends, strict=True)
+            if start < length
+        )
 
 
 class SimulatedEngine(Engine):
     """Each generation is as long and takes as long as `timing` says; one of `max_new_tokens` tokens ends by `length`.
 
+    Its weights are nothing but the number of their version, which labels the tokens that are generated meanwhile.
     The tokens are letters; their number and ids depend on the prompt and the seed alone. The log-probability of each is
     that of a letter drawn with equal probabilities. One timer serves all generations.
     """
@@ -51,6 +70,7 @@ class SimulatedEngine(Engine):
         self._generations: TimedGenerations[Submitted] = TimedGenerations(timing)
         self._submitted: dict[str, Submitted] = {}
         """By `generation_id`."""
+        self.version = INITIAL_VERSION
         self._kv_tokens = 0
         """Of the prompts and the whole responses of the generations that run or wait."""
         self._timer: asyncio.TimerHandle | None = None
@@ -82,7 +102,8 @@ class SimulatedEngine(Engine):
         """Returns when the generation's time has passed; cancelling the call lets the next waiting generation start."""
         loop = asyncio.get_running_loop()
         length = self._length(request)
-        generation = self._submitted[request.generation_id] = Submitted(request, length, loop.create_future())
+        generation = Submitted(request, length, loop.create_future(), [(self.version, 0)])
+        self._submitted[request.generation_id] = generation
         tokens = len(request.prompt_token_ids) + length
         self._wake_finished()
         self._generations.submit(generation, length, loop.time(), request.virtual_time)
@@ -106,11 +127,28 @@ class SimulatedEngine(Engine):
         self._wake_finished()
         for generation in [self._submitted[name] for name in generation_ids if name in self._submitted]:
             if not generation.result.done():
-                end = self._generations.cancel(generation, now)
-                length = 0 if end is None else max(generation.length - self._timing.tokens_missing(end - now), 0)
-                response = self._response(generation.request, length)
+                length = self._tokens_at(now, generation)
+                self._generations.cancel(generation, now)
+                response = self._response(generation, length)
                 generation.result.set_result(replace(response, finish_reason="abort", failure=failure))
         self._wake_finished()
+
+    async def change_version(self, version: int, mode: PauseMode) -> None:
+        """Later tokens are of this version; with the mode `wait`, only those of generations that have not started."""
+        now = asyncio.get_running_loop().time()
+        self._wake_finished()
+        self.version = version
+        for generation in self._submitted.values():
+            has_started = self._generations.end_of(generation) is not None
+            if not generation.result.done() and not (mode == "wait" and has_started):
+                generation.note_version(version, self._tokens_at(now, generation))
+        if mode == "abort":
+            await self.interrupt(list(self._submitted))
+
+    def _tokens_at(self, now: float, generation: Submitted) -> int:
+        """How many tokens the generation has."""
+        end = self._generations.end_of(generation)
+        return 0 if end is None else max(generation.length - self._timing.tokens_missing(end - now), 0)
 
     def describe(self) -> GeneratorDescription:
         return self._description
@@ -124,8 +162,7 @@ class SimulatedEngine(Engine):
         loop = asyncio.get_running_loop()
         for generation in self._generations.pop_finished(loop.time()):
             if not generation.result.done():
-                request = generation.request
-                generation.result.set_result(self._response(request, generation.length))
+                generation.result.set_result(self._response(generation, generation.length))
         self._set_timer(self._generations.next_end)
 
     def _set_timer(self, due_at: float | None) -> None:
@@ -147,7 +184,8 @@ class SimulatedEngine(Engine):
         drawn = random.Random(sum(request.prompt_token_ids) + (request.sampling.seed or 0)).random()
         return max(longest - int(drawn * spread * (longest + 1)), 1)
 
-    def _response(self, request: GenerationRequest, length: int) -> Generation:
+    def _response(self, generation: Submitted, length: int) -> Generation:
+        request = generation.request
         first = (sum(request.prompt_token_ids) + (request.sampling.seed or 0)) % self._letters
         if isinstance(request, ScoringRequest) and length:
             return self._scores(request)
@@ -155,7 +193,7 @@ class SimulatedEngine(Engine):
             token_ids=self._cycle[first : first + length],
             logprobs=self._logprob * length,
             finish_reason="length" if length == request.max_new_tokens else "stop",
-            weight_versions=(WeightSpan(WEIGHT_VERSION, 0, length),) if length else (),
+            weight_versions=generation.spans(length),
         )
 
     def _scores(self, request: ScoringRequest) -> ScoredPrompt:
@@ -169,5 +207,5 @@ class SimulatedEngine(Engine):
             prompt_logprobs=self._logprob * positions,
             top_token_ids=letters * positions,
             top_logprobs=self._logprob * (len(letters) * positions),
-            weight_version=WEIGHT_VERSION,
+            weight_version=str(self.version),
         )

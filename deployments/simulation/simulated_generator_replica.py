@@ -8,67 +8,36 @@ from ray import serve
 from ray.serve.handle import DeploymentHandle
 
 from deployments import logs
-from deployments.failures import GenerationLost, PolicyStoreLost
-from deployments.policy.replicas.command_source import CommandSource, ReplicaNotRegistered
-from deployments.policy.replicas.commands import (
-    AcceptRequests,
-    CommandReport,
-    LoadedWeights,
-    NumberedCommand,
-    ReplicaRegistration,
-)
+from deployments.policy.replicas.commands import ReplicaRegistration
 from deployments.policy.store_client import PolicyStoreClient
+from deployments.protocols import GenerationRequest
 from deployments.rpc.draining import call_at_shutdown
 from deployments.rpc.generator_replica_base import GeneratorReplicaBase
+from deployments.rpc.weight_demands import refuse_other_version
 from deployments.simulation.settings import SimulatedEngineSettings
 from deployments.simulation.simulated_engine import SimulatedEngine
-
-NO_WEIGHTS = "This generator is simulated and has no weights to change; push to a service with an engine."
-REGISTER_AGAIN_AFTER_S = 0.5
+from deployments.simulation.simulated_weights import SimulatedWeights
 
 
 class SimulatedGeneratorReplica(GeneratorReplicaBase):
-    """A generator replica with a `SimulatedEngine`: ready at once, its weights version 0 for its whole life."""
+    """A generator replica with a `SimulatedEngine`: ready at once, its weights nothing but the number of a version."""
 
     async def __init__(self, settings: SimulatedEngineSettings, policy_store: DeploymentHandle[Any]) -> None:  # type: ignore[misc]  # Serve awaits it
         logs.configure()
-        super().__init__(
-            SimulatedEngine.start(settings.simulated, settings.model, settings.tokenizer, settings.max_model_len)
-        )
+        engine = SimulatedEngine.start(settings.simulated, settings.model, settings.tokenizer, settings.max_model_len)
+        super().__init__(engine)
         registration = ReplicaRegistration(
-            serve.get_replica_context().replica_id.unique_id,
-            ray.get_runtime_context().current_actor,
-            workers=1,
-            loaded=LoadedWeights(),
+            serve.get_replica_context().replica_id.unique_id, ray.get_runtime_context().current_actor, workers=1
         )
         call_at_shutdown(self.drain)
-        self._refusing = asyncio.create_task(refuse_weights(PolicyStoreClient(policy_store), registration))
+        self._weights = SimulatedWeights(engine, PolicyStoreClient(policy_store), registration)
+        self._running_commands = asyncio.create_task(self._weights.run())
 
-    def refuse_if_not_at(self, min_weight_version: int) -> None:
-        if min_weight_version > 0:
-            raise GenerationLost(f"The generator replica is not at version {min_weight_version}: {NO_WEIGHTS}")
+    def refuse_other_weights(self, request: GenerationRequest) -> None:
+        refuse_other_version(request, self._weights.loaded.version)
 
     async def check_health(self) -> None:
-        """Raises what ended the task that answers the policy store."""
+        """Raises what ended the task that runs the policy store's commands."""
         await super().check_health()
-        if self._refusing.done():
-            self._refusing.result()
-
-
-async def refuse_weights(store: CommandSource, registration: ReplicaRegistration) -> None:
-    """Registers the replica, so that `/policy` shows it, and answers each command that it has no weights."""
-    while True:
-        try:
-            await store.register(registration)
-            report: CommandReport | None = None
-            while True:
-                numbered = await store.next_command(registration.replica_id, report)
-                report = None if numbered is None else report_of(numbered)
-        except (PolicyStoreLost, ReplicaNotRegistered):
-            await asyncio.sleep(REGISTER_AGAIN_AFTER_S)
-
-
-def report_of(numbered: NumberedCommand) -> CommandReport:
-    return CommandReport(
-        numbered.number, LoadedWeights(), None if isinstance(numbered.command, AcceptRequests) else NO_WEIGHTS
-    )
+        if self._running_commands.done():
+            self._running_commands.result()

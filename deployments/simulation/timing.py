@@ -76,6 +76,10 @@ class TimedGenerations(Generic[Key]):
             heapq.heappop(self._by_end)
         return self._by_end[0][0] if self._by_end else None
 
+    def end_of(self, key: Key) -> float | None:
+        """When a generation that runs ends; `None` for all others."""
+        return self._ends.get(key)
+
     def submit(self, key: Key, tokens: int, now: float, virtual_time: int = 0) -> None:
         """Adds a generation of `tokens` tokens; `key` is not in use. Call `pop_finished(now)` first."""
         if len(self._ends) < self._timing.max_num_seqs:

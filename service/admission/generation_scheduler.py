@@ -113,6 +113,10 @@ class GenerationScheduler:
         moved = self._place_elsewhere(replica) if window.is_suspect else ()
         return [*moved, *self._fill(replica, window)]
 
+    def leave_replica(self, rollout_id: str) -> None:
+        """The rollout's next generation goes to another replica, if there is one. Ignores unknown ids."""
+        self._affinity.mark_failed(rollout_id)
+
     def cancel(self, generation: ScheduledGeneration) -> None:
         """Forgets a generation that waits."""
         self._queue.remove(generation)

@@ -9,7 +9,7 @@ from uuid import uuid4
 
 from ray.serve.handle import DeploymentHandle
 
-from deployments.failures import GenerationLost, Overloaded
+from deployments.failures import GenerationLost, OtherVersionLoaded, Overloaded
 from deployments.protocols import (
     Generation,
     GenerationRequest,
@@ -68,6 +68,10 @@ class RemoteGenerator(Generator):
         try:
             generation = await calls.generate.call(replace(request, virtual_time=scheduled.virtual_time))
             new_tokens, failed = len(generation.token_ids), generation.failure is not None
+        except OtherVersionLoaded:
+            # Another replica may have the version; this one has not failed.
+            self._scheduler.leave_replica(request.rollout_id)
+            raise
         except (GenerationLost, Overloaded):
             failed = True
             raise
@@ -75,6 +79,9 @@ class RemoteGenerator(Generator):
             del self._running[request.rollout_id]
             self._wake(self._scheduler.end(scheduled, new_tokens, replica_failed=failed))
         return generation
+
+    def is_generating(self, rollout_id: str) -> bool:
+        return rollout_id in self._running
 
     def interrupt(self, rollout_id: str) -> bool:
         if (waiting := self._waiting.get(rollout_id)) is not None:

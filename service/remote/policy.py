@@ -2,24 +2,50 @@
 
 import asyncio
 import logging
+from collections.abc import Callable
 
 from deployments.failures import PolicyStoreLost
 from deployments.policy.store_client import PolicyStoreClient
 from rollout_client.contract import PolicyDemand
+from service.rollouts.staleness import VersionFeed
 
 logger = logging.getLogger("rollout_service.remote")
 
 RETRY_WATCH_AFTER_S = 0.5
 
 
-class RemotePolicy:
+class RemotePolicy(VersionFeed):
     """Follows the current version, so that a rollout whose demand is already met makes no call."""
 
     def __init__(self, store: PolicyStoreClient) -> None:
         self.store = store
-        self.version: int | None = None
-        """The current version as this replica knows it; `None` until the store has told one."""
+        self._version: int | None = None
+        self._subscribers: dict[object, Callable[[int], None]] = {}
         self._following: asyncio.Task[None] | None = None
+
+    @property
+    def version(self) -> int | None:
+        """The current version as this replica knows it; `None` until the store has told one."""
+        return self._version
+
+    @version.setter
+    def version(self, version: int | None) -> None:
+        if version is None or version == self._version:
+            return
+        self._version = version
+        for on_version in tuple(self._subscribers.values()):
+            on_version(version)
+
+    def subscribe(self, on_version: Callable[[int], None]) -> Callable[[], None]:
+        subscription = object()
+        self._subscribers[subscription] = on_version
+        if self._version is not None:
+            on_version(self._version)
+
+        def unsubscribe() -> None:
+            self._subscribers.pop(subscription, None)
+
+        return unsubscribe
 
     def follow(self) -> None:
         """Watches the store for new versions from now on, for the life of this replica."""
@@ -39,6 +65,11 @@ class RemotePolicy:
         is_met = demand.version is None and self.version is not None and self.version >= min_version
         if not is_met:
             self.version = await self.store.wait_for(min_version, demand.version, demand.wait_s)
+
+    async def learn_version(self) -> None:
+        """Returns when the current version is known. Raises `PolicyStoreLost` if the policy store does not answer."""
+        if self.version is None:
+            self.version = await self.store.wait_for(0, None, None)
 
     async def _follow(self) -> None:
         is_lost = False

@@ -16,6 +16,7 @@ from service.responses.problems import MOST_PROBLEMS, invalid_request
 from service.rollouts.episode import Episode
 from service.rollouts.episode_records import Echo, EpisodeIdentity, EpisodeLimits, EpisodeStart, Prompt
 from service.rollouts.seeds import derived_seed
+from service.rollouts.staleness import VersionBounds
 from service.rollouts.tokenizer_protocol import ChatOptions
 from service.settings import Limits
 
@@ -28,6 +29,14 @@ class RequestName:
 
     request_id: str
     unique_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class RequestParty:
+    """What all episodes of a request refer to."""
+
+    share: RequestShare
+    bounds: VersionBounds
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,18 +60,21 @@ class EpisodeFactory:
         if problems := list(islice(request_problems(request, capabilities), MOST_PROBLEMS)):
             raise invalid_request(*problems)
         name = RequestName(request_id, f"{request_id}-{uuid4().hex[:16]}")
-        share = RequestShare(name.unique_id, weight_of(request.priority))
+        party = RequestParty(
+            RequestShare(name.unique_id, weight_of(request.priority)),
+            VersionBounds(request.policy.version, request.policy.max_staleness),
+        )
         return [
             episode
             for sample_position, sample in enumerate(request.samples)
-            for episode in self._group(request, name, share, sample_position, sample)
+            for episode in self._group(request, name, party, sample_position, sample)
         ]
 
     def _group(
         self,
         request: RolloutRequest,
         name: RequestName,
-        share: RequestShare,
+        party: RequestParty,
         sample_position: int,
         sample: SampleInput,
     ) -> Iterator[Episode]:
@@ -91,7 +103,8 @@ class EpisodeFactory:
             sampling=sampling_options(request.sampling),
             chat=chat,
             min_weight_version=max(request.policy.min_version or 0, request.policy.version or 0),
-            share=share,
+            bounds=party.bounds,
+            share=party.share,
             echo=None if request.num_generations == 1 else echo_of(sample, prompt, chat),
         )
         seed = group_seed(request, sample_position, sample)

@@ -12,7 +12,7 @@ if they raise. An episode holds only what was added to its prompt: the prompt is
 
 from collections.abc import Iterator
 from itertools import chain
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from deployments.protocols import Generation, GenerationRequest, StepRequest, packed_ids
 from rollout_client.contract import Message, SampleError, SampleResult, SampleStatus
@@ -21,12 +21,14 @@ from service.rollouts.episode_records import EpisodeIdentity, EpisodeLimits, Epi
 from service.rollouts.responses import continued, response_of, without_open_stop_string
 from service.rollouts.sample_metrics import SampleMetricsAccumulator
 from service.rollouts.seeds import sampling_of_turn
+from service.rollouts.staleness import RolloutVersions
 from service.rollouts.tokenizer_protocol import CONTEXT_TOKENS, ChatTokenizer, TokenizedObservation
 
 UNNAMED_REWARD = "reward"
 """The name of a reward that its environment gave as a single number."""
-CutOff = Literal["deadline", "cancelled"]
+CutOff = Literal["deadline", "cancelled", "stale"]
 """The statuses of an episode that was ended from outside, in any state."""
+CUT_OFF_STATUSES = get_args(CutOff)
 
 
 class Episode:
@@ -56,6 +58,7 @@ class Episode:
         self._retries_left = limits.retries
         self._terminated = False
         self._truncated = False
+        self.versions = RolloutVersions(start.bounds, start.prompt.oldest_version)
         self.interrupted_by: CutOff | None = None
         """The status in which the episode ends with the generation that is under way."""
         self._partial_is_counted = False
@@ -92,7 +95,7 @@ class Episode:
 
     @property
     def was_cut_off(self) -> bool:
-        return self.status in ("deadline", "cancelled")
+        return self.status in CUT_OFF_STATUSES
 
     def take_retry(self) -> bool:
         """Whether the budget allows another retry. Takes the retry out of the budget."""
@@ -102,11 +105,14 @@ class Episode:
     def next_generation(self) -> GenerationRequest | None:
         """The generation that comes next: a new response, or the rest of a partial one.
 
-        `None` if there is no room or no turn left, or the episode was interrupted: then it has ended.
+        `None` if there is no room or no turn left, or the episode was interrupted or is stale: then it has ended.
+
+        Raises:
+            VersionReplaced: the version that must generate every token is not current any more.
         """
         room = self._limits.max_seq_len - self._length
-        if self.interrupted_by is not None:
-            self.status = self.interrupted_by
+        if (cut_off := self._cut_off_by) is not None:
+            self.status = cut_off
         elif room <= 0:
             self._truncated = True
             self.status = "truncated"
@@ -114,6 +120,7 @@ class Episode:
             self.status = "max_turns"
         if self.done:
             return None
+        self.versions.begin_generation()
         partial = self._partial
         there = 0 if partial is None else len(partial.token_ids)
         prompt_ids = self._prompt.token_ids
@@ -126,6 +133,7 @@ class Episode:
             stop_strings=self._stop_strings,
             sampling=sampling_of_turn(self._start.sampling, turn, there),
             min_weight_version=self._start.min_weight_version,
+            weight_version=self._start.bounds.version,
             rollout_id=self._rollout_id,
             group=self._group_id,
             request_id=self.identity.request_id,
@@ -135,15 +143,22 @@ class Episode:
         )
 
     def add_generation(self, generation: Generation) -> None:
-        """Appends the response, or adds to the partial one. Ends an interrupted episode. Ignored after the end."""
+        """Appends the response, or adds to the partial one. Ends an episode that was interrupted or is stale.
+
+        Ignored after the end. Tokens that another version than the demanded one has generated are dropped.
+
+        Raises:
+            GenerationLost: a version is demanded, and the engine does not say which one has generated the tokens.
+        """
         if self.done:
             return
         partial = self._partial
+        generation = self.versions.demanded_part(generation)
         if generation.finish_reason == "abort":
             before = self._prompt.token_ids[-CONTEXT_TOKENS:] + self._token_ids[-CONTEXT_TOKENS:]
             generation = without_open_stop_string(generation, before, self._stop_strings, self._tokenizer)
             if not generation.token_ids:
-                self.status = self.interrupted_by
+                self.status = self._cut_off_by
                 return
         if partial is not None:
             self._messages[-1] = continued(partial, generation, self._tokenizer)
@@ -151,8 +166,9 @@ class Episode:
             self._messages.append(response_of(generation, self._tokenizer))
         self._count_generation(len(generation.token_ids))
         self._token_ids.extend(generation.token_ids)
+        self.versions.add(generation.weight_versions)
         self._end_full_partial()
-        self.status = self.interrupted_by
+        self.status = self._cut_off_by
 
     def step_request(self, in_lockstep: bool = False) -> StepRequest:
         """The step of the environment that comes next. In lockstep it belongs with the other steps of its request."""
@@ -202,7 +218,7 @@ class Episode:
             self._stop_strings = tuple(outcome.next_stop_strings)
         self._terminated = outcome.terminated
         self._truncated = observation.was_cut or self._length >= self._limits.max_seq_len
-        self.status = self._status_after_step() or self.interrupted_by
+        self.status = "stale" if self.versions.is_stale else self._status_after_step() or self.interrupted_by
 
     def interrupt(self, status: CutOff) -> None:
         """Ends the episode in `status` with the generation that is under way, whether that is whole or partial."""
@@ -252,6 +268,11 @@ class Episode:
         further_fields = result.__pydantic_extra__ = dict(identity.further_fields)
         result.__pydantic_fields_set__.update(further_fields)
         return result
+
+    @property
+    def _cut_off_by(self) -> CutOff | None:
+        """The status in which the episode has to end now, unless it has ended by itself."""
+        return "stale" if self.versions.is_stale else self.interrupted_by
 
     def _turns_in_log(self) -> int:
         return self._prompt.turns + sum(message.generation_logprobs is not None for message in self._messages)

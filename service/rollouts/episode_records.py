@@ -7,6 +7,7 @@ from typing import Any, Self
 
 from deployments.protocols import UNNAMED_REQUEST, RequestShare, SamplingOptions, packed_ids
 from rollout_client.contract import Message
+from service.rollouts.staleness import VersionBounds, oldest_version
 from service.rollouts.tokenizer_protocol import ChatOptions
 
 
@@ -62,6 +63,8 @@ class Prompt:
     """Of all of these messages, concatenated."""
     turns: int
     """How many of `messages` were generated."""
+    oldest_version: int | None = None
+    """The oldest one that generated a token of all of these messages; `None` if none is known."""
 
     @classmethod
     def of(cls, message_log: Sequence[Message]) -> Self:
@@ -72,6 +75,7 @@ class Prompt:
             message_log[-1] if ends_with_response else None,
             packed_ids(token_id for message in message_log for token_id in message.token_ids),
             sum(message.generation_logprobs is not None for message in messages),
+            oldest_version(message_log),
         )
 
 
@@ -95,6 +99,8 @@ class EpisodeStart:
     sampling: SamplingOptions
     chat: ChatOptions
     min_weight_version: int = 0
+    bounds: VersionBounds = field(default_factory=VersionBounds)
+    """Is the same object in all episodes of a request."""
     share: RequestShare = UNNAMED_REQUEST
     echo: Echo | None = None
     """Of a group that has more than one episode."""

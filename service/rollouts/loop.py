@@ -1,9 +1,9 @@
 """The rollout loop, plain asyncio over `Generator` and `Environment`: one turn, one sample, one request.
 
 Guarantees: every episode that goes in comes out exactly once, whatever its status; a failed episode carries its error
-and leaves its siblings alone; an episode that is cut off (deadline, early stopping) keeps its message log, with the
-tokens of the generation that was under way, and can be posted again; cancelling a request cancels all its calls; no
-number of episodes makes an iteration of the event loop long.
+and leaves its siblings alone; an episode that is cut off (deadline, early stopping, staleness) keeps its message log,
+with the tokens of the generation that was under way, and can be posted again; cancelling a request cancels all its
+calls; no number of episodes makes an iteration of the event loop long.
 """
 
 import asyncio
@@ -20,6 +20,7 @@ from service.rollouts.episode import CutOff, Episode
 from service.rollouts.pacing import LoopPacer, PacedWork
 from service.rollouts.retries import with_retries
 from service.rollouts.schedule import Schedule
+from service.rollouts.staleness import VersionFeed
 
 INTERRUPTION_S = 1.0
 """How long an episode that is cut off waits for the tokens of its generation: a round trip to a busy replica."""
@@ -38,6 +39,8 @@ class RolloutContext:
     schedule: Schedule
     pacer: LoopPacer = field(default_factory=LoopPacer)
     """Shared by all requests of the event loop."""
+    versions: VersionFeed | None = None
+    """`None` where no version ever changes."""
 
 
 async def play_turn(episode: Episode, context: RolloutContext) -> None:
@@ -112,6 +115,7 @@ async def play_request(
     Nothing is started before the first iteration. Episodes that early stopping no longer needs end as `cancelled`.
     Those that are not done `deadline_s` seconds after the start end as `deadline`, however slowly the caller iterates.
     An episode that generates at that moment ends when its tokens so far are there, at most `INTERRUPTION_S` later.
+    Those whose tokens are too old for a new version of the weights end as `stale` in the same way.
     An episode that was yielded is not referenced any longer: thousands of them are not freed at once at the end.
     """
     count = len(episodes)
@@ -143,16 +147,24 @@ class RunningEpisodes:
         """Of the episodes that were started and have not been released."""
         self._starting = PacedWork(self._start)
         self._interrupting = PacedWork(self._interrupt)
+        self._checking = PacedWork(self._check_versions)
         self._cancelling = PacedWork(self._cancel)
         self._dropping = PacedWork(drop)
         self._is_stopping = False
         self._not_ended = dict.fromkeys(episodes)
         """Those that were not put into `ended`."""
+        self._bounds = {episode.versions.bounds for episode in episodes}
+        """One object, where all episodes are of one request."""
         for _ in episodes:
             context.schedule.add_sample()
+        self._unsubscribe = context.versions.subscribe(self.note_version) if context.versions else None
         self._starting.add(episodes)
 
     def _start(self, episode: Episode) -> None:
+        if episode.versions.is_stale and not episode.done:
+            # The log that was posted is too old already.
+            episode.cut_off("stale")
+            self._put(episode)
         if episode.was_cut_off:
             # It was cut off before its turn came.
             self._release(episode)
@@ -181,6 +193,7 @@ class RunningEpisodes:
         if episode not in self._not_ended:
             return
         del self._not_ended[episode]
+        episode.versions.note_end()
         if not self._is_stopping:
             self.ended.put_nowait(episode)
         succeeded = not episode.was_cut_off and episode.status != "error"
@@ -200,6 +213,24 @@ class RunningEpisodes:
 
     def cut_off_after(self, deadline_s: float) -> None:
         self._deadline = asyncio.get_running_loop().call_later(deadline_s, self.cut_off_all, "deadline")
+
+    def note_version(self, version: int) -> None:
+        """A version of the weights has become current."""
+        changed = [(bounds, bounds.note_current(version)) for bounds in self._bounds]
+        before = min((before for bounds, before in changed if before is not None and not bounds.is_any), default=None)
+        if before is not None:
+            self._checking.add([(episode, before) for episode in self._not_ended])
+
+    def _check_versions(self, check: tuple[Episode, int]) -> None:
+        episode, before = check
+        if episode.done or episode.interrupted_by is not None:
+            return
+        generator, rollout_id = self._context.generator, episode.identity.rollout_id
+        if episode.versions.is_stale:
+            self.cut_off((episode,), "stale")
+        elif episode.versions.must_interrupt(before, generator.is_generating(rollout_id)):
+            # With its tokens, the episode itself can tell how it goes on.
+            generator.interrupt(rollout_id)
 
     def _interrupt(self, episode: Episode) -> None:
         if episode.done or episode.interrupted_by is None:
@@ -229,9 +260,12 @@ class RunningEpisodes:
         if self._deadline is not None:
             # The timer would keep every episode of a finished request in memory until a distant deadline.
             self._deadline.cancel()
+        if self._unsubscribe is not None:
+            self._unsubscribe()
         self._is_stopping = True
         self._end(self._not_ended, "cancelled")
         await self._starting.finish()
+        await self._checking.finish()
         await self._interrupting.finish()
         await self._cancelling.finish()
         self._dropping.add(taken_out(self.ended))

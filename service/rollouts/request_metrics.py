@@ -25,25 +25,39 @@ SPREAD_FIELDS = {
 class RequestMetricsAccumulator:
     """Collects the results of a request as its samples end, and computes the metrics over them.
 
-    Samples that failed, or that a deadline or early stopping cut off, are in no metric: their rewards are not final.
+    Samples that failed or were cut off are in no metric, because their rewards are not final, except for those that
+    staleness cut off: `stale_rate` is their share.
     """
 
     def __init__(self) -> None:
         self._samples: list[SampleMetrics] = []
         self._versions: set[str] = set()
+        self._staleness: list[int] = []
+        self._stale = 0
 
-    def add(self, result: SampleResult) -> None:
-        """Adds one sample. Weight versions are collected from every sample, also from those that are in no metric."""
+    def add(self, result: SampleResult, staleness: int | None = None) -> None:
+        """Adds one sample. Weight versions are collected from every sample, also from those that are in no metric.
+
+        Args:
+            staleness: of its oldest token, in versions, at its end; `None` if it is not known.
+        """
         if result.status in STATUSES_WITH_FINAL_REWARD:
             self._samples.append(result.metrics)
+            if staleness is not None:
+                self._staleness.append(staleness)
+        self._stale += result.status == "stale"
         self._versions.update(span.version for message in result.message_log for span in message.weight_versions or ())
 
     def metrics(self) -> RequestMetrics:
         """Lengths are in tokens and do not count the prompts' own; rates are in [0, 1]. Empty without any sample."""
         samples = self._samples
-        if not samples:
+        if not (samples or self._stale):
             return {}
-        return {**averages(samples), **turn_metrics(samples), **spread_by_field(samples)}
+        of_samples = {**averages(samples), **turn_metrics(samples), **spread_by_field(samples)} if samples else {}
+        return of_samples | {
+            "histogram/staleness": self._staleness.copy(),
+            "stale_rate": self._stale / (len(samples) + self._stale),
+        }
 
     def free_samples(self) -> None:
         """Forgets all samples, in portions: a thread may do it beside the event loop."""

@@ -68,13 +68,17 @@ def without_open_stop_string(
         return tokenizer.pieces(token_ids[first:], context[-CONTEXT_TOKENS:])
 
     kept = tokens_to_keep(len(token_ids), stop_strings, pieces_from)
-    if kept == len(token_ids):
-        return interrupted
+    return interrupted if kept == len(token_ids) else first_tokens(interrupted, kept)
+
+
+def first_tokens(generation: Generation, count: int) -> Generation:
+    """The generation, interrupted after its first `count` tokens."""
     return replace(
-        interrupted,
-        token_ids=token_ids[:kept],
-        logprobs=interrupted.logprobs[:kept],
+        generation,
+        token_ids=generation.token_ids[:count],
+        logprobs=generation.logprobs[:count],
+        finish_reason="abort",
         weight_versions=tuple(
-            replace(span, end=min(span.end, kept)) for span in interrupted.weight_versions if span.start < kept
+            replace(span, end=min(span.end, count)) for span in generation.weight_versions if span.start < count
         ),
     )

@@ -25,13 +25,16 @@ def test_each_failure_has_the_kind_of_the_boundary_that_broke_and_says_whether_a
         "EnvironmentBroken": ("environment", False),
         "EnvironmentLost": ("environment", True),
         "PolicyStoreLost": ("internal", True),
+        "OtherVersionLoaded": ("policy", True),
+        "VersionReplaced": ("policy", False),
         "TurnTimedOut": ("timeout", True),
         "Overloaded": ("overload", True),
     }
 
 
-def test_only_a_generation_whose_replica_is_shut_down_costs_no_retry() -> None:
-    assert [failure.__name__ for failure in CLASSES if not failure.costs_a_retry] == ["ReplicaShuttingDown"]
+def test_only_a_generation_whose_replica_is_shut_down_or_has_another_version_costs_no_retry() -> None:
+    free = [failure.__name__ for failure in CLASSES if not failure.costs_a_retry]
+    assert sorted(free) == ["OtherVersionLoaded", "ReplicaShuttingDown"]
 
 
 @pytest.mark.parametrize("failure", CLASSES)

@@ -55,6 +55,9 @@ class EngineGenerator(Generator):
     def _cut(self, generation_id: str) -> None:
         self._cutting = asyncio.create_task(self._engine.interrupt([generation_id]))
 
+    def is_generating(self, rollout_id: str) -> bool:
+        raise NotImplementedError
+
     def interrupt(self, rollout_id: str) -> bool:
         raise NotImplementedError
 

@@ -330,6 +330,33 @@ def test_a_rollout_waits_for_the_weights_that_it_demands(client: RolloutClient) 
         assert versions_of(waiting.result().samples) == {str(version)}
 
 
+def test_an_update_in_the_middle_cuts_off_what_is_stale_and_fails_what_demands_the_old_version(
+    client: RolloutClient,
+) -> None:
+    before = client.push_weights(perturbed(14)).version
+    samples = [following(*[{"observation": "."}] * 10)] * 16
+    sampling = Sampling(max_new_tokens=48, ignore_eos=True)
+    results: dict[str, list[SampleResult]] = {}
+    with ThreadPoolExecutor(2) as threads:
+        demands = {"stale": {"max_staleness": 0}, "exact": {"version": before}}
+        playing = {
+            name: threads.submit(client.rollout, samples, sampling=sampling, policy=demand)
+            for name, demand in demands.items()
+        }
+        with client.stream([following({"observation": "."})], sampling=sampling) as first:
+            list(first)
+        client.push_weights(perturbed(15))
+        results = {name: rollouts.result().samples for name, rollouts in playing.items()}
+    assert versions_of(results["exact"]) == {str(before)}
+    assert [result.status for result in results["stale"]] == ["stale"] * 16
+    assert {result.total_reward for result in results["exact"]} == {None}
+    errors = [result.error for result in results["exact"] if result.error is not None]
+    assert {(error.kind, error.retryable) for error in errors} == {("policy", False)}
+    assert len(errors) == 16
+    metrics = playing["stale"].result().metrics
+    assert metrics == {"histogram/staleness": [], "stale_rate": 1.0}
+
+
 @pytest.mark.parametrize("ahead", [0, 1])
 def test_weights_that_do_not_become_current_in_time_are_a_conflict(client: RolloutClient, ahead: int) -> None:
     current = client.policy().current

@@ -21,6 +21,7 @@ from rollout_client.contract import Message, ObservationFormat
 from rollout_env import ChatMessage, StepOutcome
 from service.rollouts.episode import Episode
 from service.rollouts.episode_records import EpisodeIdentity, EpisodeLimits, EpisodeStart, Prompt
+from service.rollouts.staleness import VersionBounds
 from service.rollouts.tokenizer_protocol import ChatOptions, ChatTokenizer, TokenizedObservation
 
 DESCRIPTION = GeneratorDescription("scripted", max_model_len=1000, vocab_size=0x110000)
@@ -106,6 +107,9 @@ class ScriptedGenerator(Generator):
             del self.interrupts[request.rollout_id]
         return (asyncio.get_running_loop().time() - began) / seconds
 
+    def is_generating(self, rollout_id: str) -> bool:
+        return rollout_id in self.interrupts
+
     def interrupt(self, rollout_id: str) -> bool:
         if rollout_id not in self.interrupts:
             return False
@@ -182,6 +186,7 @@ class EpisodeRecipe:
     position: int = 0
     group: int = 0
     retries: int = 0
+    bounds: VersionBounds = field(default_factory=VersionBounds)
     extra_env_info: dict[str, Any] = field(default_factory=lambda: {"state": 0})
     message_log: Callable[[str], list[Message]] = field(default=lambda prompt: [user_message(prompt)])
     tokenizer: ChatTokenizer = field(default_factory=CharacterChatTokenizer)
@@ -201,6 +206,7 @@ class EpisodeRecipe:
             stop_strings=self.stop_strings,
             sampling=self.sampling or SamplingOptions(seed=self.seed),
             chat=ChatOptions(self.observation_format),
+            bounds=self.bounds,
         )
 
     def limits(self) -> EpisodeLimits:

@@ -5,6 +5,7 @@ import threading
 import weakref
 from collections.abc import Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -25,6 +26,7 @@ from deployments.protocols import (
     RefusedField,
     StepRequest,
     TaskDescription,
+    WeightSpan,
 )
 from rollout_client.contract import PolicyVersions, RolloutRequest, SampleResult
 from rollout_client.problem_contract import FieldProblem
@@ -129,6 +131,47 @@ def test_every_rollout_of_every_sample_is_yielded_with_its_position() -> None:
         2: (1, 0, "code", "completed"),
         3: (1, 1, "code", "completed"),
     }
+
+
+def test_a_request_that_bounds_staleness_is_not_started_before_the_current_version_is_known() -> None:
+    async def run() -> None:
+        service = Service()
+        starting = asyncio.create_task(service.play(request_of(policy={"max_staleness": 1})))
+        await asyncio.sleep(5)
+        assert (service.store.asked, service.has_started_something) == ([(0, None, None)], False)
+        service.store.gate.set()
+        assert (await starting)[0].status == "completed"
+        assert service.policy.version == 3
+
+    virtual_time.run(run())
+
+
+def test_rollouts_that_become_stale_are_cut_off_and_counted() -> None:
+    class OfVersion3(ScriptedGenerator):
+        async def generate(self, request: GenerationRequest) -> Generation:
+            generation = await super().generate(request)
+            return replace(generation, weight_versions=(WeightSpan("3", 0, len(generation.token_ids)),))
+
+    async def run() -> None:
+        service = Service(generator=OfVersion3(["A" * 8], delay_s=8))
+        service.policy.version = 3
+        request = request_of(num_generations=3, policy={"max_staleness": 1})
+        running = await service.service.rollout(request, "request", 0)
+
+        async def push() -> None:
+            for version in (4, 5):
+                await asyncio.sleep(2)
+                service.policy.version = version
+
+        pushing = asyncio.create_task(push())
+        results = [result async for _, result, _ in running]
+        await pushing
+        assert virtual_time.now() == 4
+        assert [(result.status, len(result.message_log[-1].token_ids)) for result in results] == [("stale", 4)] * 3
+        assert running.summary.metrics == {"histogram/staleness": [], "stale_rate": 1.0}
+        assert running.summary.policy == PolicyVersions(oldest="3", newest="3", current="5")
+
+    virtual_time.run(run())
 
 
 def test_a_request_is_not_started_before_the_weights_that_it_demands_are_current() -> None:

@@ -21,6 +21,7 @@ STATUS_STYLES: dict[SampleStatus, str] = {
     "error": "red",
     "deadline": "yellow",
     "cancelled": "yellow",
+    "stale": "yellow",
 }
 ROLE_STYLES = {"assistant": "bold cyan", "environment": "magenta", "system": "dim", "tool": "magenta", "user": "bold"}
 NOTE_STYLE = "dim"

@@ -68,6 +68,8 @@ class WeightTransfer:
         self._lease: UpdateLease | None = None
         """Held while a transfer is under way."""
         self._watchdog: asyncio.TimerHandle | None = None
+        self._keeps_prefix_cache = False
+        """Of the transfer that is under way."""
 
     async def init(self, init_info: dict[str, Any]) -> int:
         """Connects every replica to the trainer; returns how many processes take part, including the trainer's one.
@@ -104,6 +106,7 @@ class WeightTransfer:
             if not self._participants or self._participants != self._fleet.registry.started:
                 raise refused("transfer", REPLICAS_CHANGED)
             self._lease = lease.hand_over()
+            self._keeps_prefix_cache = not options.reset_prefix_cache
             swap_options = SwapOptions(options.mode, options.reset_prefix_cache)
             await self._send_all([StartTransfer(swap_options)] * len(self._participants))
 
@@ -139,7 +142,9 @@ class WeightTransfer:
                 await self._activation.activate()
             finally:
                 self._release()
-        return PolicyUpdate(version=number, checksum=None, replicas=replicas)
+        return PolicyUpdate(
+            version=number, checksum=None, replicas=replicas, keeps_prefix_cache=self._keeps_prefix_cache
+        )
 
     async def _apply(self, version: int) -> dict[RegisteredReplica, CommandResult]:
         """Lets every replica apply what it received, and makes the version current on disk if one of them could."""
@@ -147,7 +152,12 @@ class WeightTransfer:
         if len(errors := errors_in(results)) == len(results):
             raise ReplicaFailed(errors[0])
         self._versions.add_without_weights(
-            StoredVersion(version=version, kind="transfer", created_at=datetime.now(UTC))
+            StoredVersion(
+                version=version,
+                kind="transfer",
+                created_at=datetime.now(UTC),
+                keeps_prefix_cache=self._keeps_prefix_cache,
+            )
         )
         return dict(zip(self._participants, results, strict=True))
 

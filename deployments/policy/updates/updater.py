@@ -60,6 +60,8 @@ class Updater:
             await self._fleet.registry.forget_the_dead()
             if info.kind == "adapter":
                 info = info.model_copy(update={"base": self._versions.desired.full})
+            else:
+                info = info.model_copy(update={"keeps_prefix_cache": not options.reset_prefix_cache})
             async with self._versions.adding(info, file):
                 try:
                     replicas = await self._update_replicas(info, options)
@@ -67,7 +69,13 @@ class Updater:
                     if self._versions.desired.version == info.version:
                         await self._activation.activate()
         canary_s = max((replica.canary_s for replica in replicas), default=0.0)
-        return PolicyUpdate(version=info.version, checksum=info.checksum, replicas=replicas, canary_s=canary_s)
+        return PolicyUpdate(
+            version=info.version,
+            checksum=info.checksum,
+            replicas=replicas,
+            canary_s=canary_s,
+            keeps_prefix_cache=info.keeps_prefix_cache,
+        )
 
     async def _update_replicas(self, info: StoredVersion, options: PushOptions) -> list[ReplicaUpdate]:
         replicas = self._replicas_for(info)

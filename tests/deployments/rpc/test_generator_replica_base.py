@@ -85,8 +85,8 @@ class ScriptedReplica(GeneratorReplicaBase):
         self.engine = ScriptedEngine()
         super().__init__(self.engine)
 
-    def refuse_if_not_at(self, min_weight_version: int) -> None:
-        if min_weight_version > 3:
+    def refuse_other_weights(self, request: GenerationRequest) -> None:
+        if request.min_weight_version > 3:
             raise GenerationLost("not yet")
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from ray.exceptions import ActorDiedError
 
-from deployments.failures import GenerationLost, GenerationRejected, Overloaded, TurnTimedOut
+from deployments.failures import GenerationLost, GenerationRejected, OtherVersionLoaded, Overloaded, TurnTimedOut
 from deployments.protocols import (
     Generation,
     GenerationRequest,
@@ -20,7 +20,7 @@ from deployments.protocols import (
 )
 from deployments.rpc import live_replicas
 from deployments.rpc.live_replicas import record_live_replicas
-from service.admission.replica_window import EngineCapacity
+from service.admission.replica_window import SUSPECT_AFTER, EngineCapacity
 from service.remote.generator import RemoteGenerator
 from tests import virtual_time
 from tests.service.remote.scripted_handles import ScriptedGeneratorHandle, ScriptedResponse
@@ -266,6 +266,7 @@ CUT_BY_WEIGHTS = Generation([1], [0.0], "abort")
     [
         (GenerationLost("died"), {"a", "b"}),
         (Overloaded("full"), {"a", "b"}),
+        (OtherVersionLoaded("It has version 4."), {"a", "b"}),
         (STALLED, {"a", "b"}),
         (GenerationRejected("too long"), {"a"}),
         (CUT_BY_WEIGHTS, {"a"}),
@@ -284,6 +285,43 @@ def test_a_rollout_leaves_its_replica_when_that_failed_it_and_only_then(result: 
 
     virtual_time.run(run())
     assert {replica for replica, _ in handle.generated} == replicas
+
+
+def test_a_rollout_leaves_a_replica_of_another_version_which_is_not_suspect_for_that() -> None:
+    handle = ScriptedGeneratorHandle(OtherVersionLoaded("It has version 4."))
+    record_live_replicas(handle.deployment_id, ["a"])
+    generator = generator_over(handle, "a")
+
+    async def run() -> None:
+        for number in range(2 * SUSPECT_AFTER):
+            await asyncio.gather(generator.generate(request(f"{number}", f"rollout {number}")), return_exceptions=True)
+        record_live_replicas(handle.deployment_id, ["a", "b"])
+        pinned = [generator.generate(request(f"again {number}", f"rollout {number}")) for number in range(4)]
+        await asyncio.gather(*pinned, return_exceptions=True)
+        handle.generated.clear()
+        others = [generator.generate(request(f"new {number}")) for number in range(2)]
+        await asyncio.gather(*others, return_exceptions=True)
+
+    virtual_time.run(run())
+    assert {replica for replica, _ in handle.generated} == {"a", "b"}
+
+
+def test_a_rollout_generates_while_its_generation_is_at_a_replica() -> None:
+    generator = windowed(ScriptedGeneratorHandle(DONE), "a")
+
+    async def run() -> list[dict[str, bool]]:
+        names = [f"{number}" for number in range(3)]
+        running = [asyncio.create_task(generator.generate(request(name))) for name in names]
+        seen = list[dict[str, bool]]()
+        await virtual_time.settled()
+        seen.append({name: generator.is_generating(name) for name in [*names, "unknown"]})
+        await asyncio.gather(*running)
+        seen.append({name: generator.is_generating(name) for name in names})
+        return seen
+
+    begun, ended = virtual_time.run(run())
+    assert begun == {"0": True, "1": True, "2": False, "unknown": False}
+    assert ended == {"0": False, "1": False, "2": False}
 
 
 def test_interrupted_generations_are_named_to_their_replicas_in_one_call_each() -> None:

@@ -104,3 +104,32 @@ def test_a_lost_store_is_watched_again_after_a_pause_and_logged_once(caplog: pyt
     assert [
         (record.levelname, record.getMessage(), record.exc_info and record.exc_info[1]) for record in caplog.records
     ] == [("WARNING", message, LOST)] * 2
+
+
+def test_subscribers_hear_the_current_version_at_once_and_each_new_one_until_they_end_it() -> None:
+    policy = policy_over(ScriptedStore(), 3)
+    heard = list[int]()
+    unsubscribe = policy.subscribe(heard.append)
+    for version in (3, 4, 4, 6):
+        policy.version = version
+    unsubscribe()
+    unsubscribe()
+    policy.version = 7
+    assert heard == [3, 4, 6]
+
+
+def test_before_a_version_is_known_subscribers_hear_nothing() -> None:
+    policy = policy_over(ScriptedStore())
+    heard = list[int]()
+    policy.subscribe(heard.append)
+    assert heard == []
+    policy.version = 0
+    assert heard == [0]
+
+
+@pytest.mark.parametrize(("known", "asked"), [(None, [(0, None, None)]), (3, [])])
+def test_the_current_version_is_asked_for_only_if_it_is_not_known(known: int | None, asked: list[Any]) -> None:
+    store = ScriptedStore(current=9)
+    policy = policy_over(store, known)
+    virtual_time.run(policy.learn_version())
+    assert (store.waited_for, policy.version) == (asked, 9 if known is None else known)

@@ -101,10 +101,18 @@ def test_options_of_the_request_bound_its_episodes() -> None:
     generation = episode.next_generation()
     assert generation is not None
     assert (generation.max_new_tokens, generation.stop_strings, generation.min_weight_version) == (7, (".",), 5)
+    assert generation.weight_version == 5
     [episode] = made({"samples": [LOGGED], "max_seq_len": 50})
     generation = episode.next_generation()
     assert generation is not None
     assert (generation.max_new_tokens, generation.stop_strings, generation.min_weight_version) == (48, (), 0)
+    assert generation.weight_version is None
+
+
+def test_the_episodes_of_a_request_share_its_bounds_of_versions() -> None:
+    episodes = made({"samples": [LOGGED, LOGGED], "num_generations": 2, "policy": {"max_staleness": 3}})
+    [bounds] = {episode.versions.bounds for episode in episodes}
+    assert (bounds.version, bounds.max_staleness) == (None, 3)
 
 
 def test_without_max_seq_len_the_models_own_limit_holds() -> None:

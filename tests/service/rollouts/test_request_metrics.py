@@ -91,6 +91,8 @@ def test_metrics_carry_the_fields_names_and_exact_values() -> None:
         "histogram/gen_tokens_length": [3, 5, 10, 1, 1, 1, 2, 2],
         "histogram/input_tokens_length": [100, 101, 100, 100, 101, 102, 100, 101],
         "histogram/total_tokens_length": [103, 106, 110, 101, 102, 103, 102, 103],
+        "histogram/staleness": [],
+        "stale_rate": 0.0,
     }
 
 
@@ -139,6 +141,25 @@ def test_samples_that_were_freed_are_held_no_longer_and_the_weight_versions_stay
     accumulator.free_samples()
     assert [reference() for reference in held] == [None] * len(held)
     assert (accumulator.metrics(), accumulator.policy().newest) == ({}, "7")
+
+
+def test_stale_samples_are_in_no_average_and_their_share_is_reported() -> None:
+    good, other = (result([tokens], env_tokens=0, total_reward=1.0) for tokens in (4, 6))
+    stale = result([400], env_tokens=200, total_reward=9.0, status="stale")
+    cancelled = result([400], env_tokens=200, total_reward=9.0, status="cancelled")
+    metrics_accumulator = accumulated([])
+    for each, staleness in ((good, 0), (stale, 3), (other, 2), (cancelled, 1), (good, None)):
+        metrics_accumulator.add(each, staleness)
+    metrics = metrics_accumulator.metrics()
+    averages = metrics_of([good, other, good])
+    assert metrics == averages | {"histogram/staleness": [0, 2], "stale_rate": 0.25}
+
+
+def test_a_request_of_stale_samples_alone_has_no_averages() -> None:
+    assert metrics_of([result([4], env_tokens=2, total_reward=0.0, status="stale")]) == {
+        "histogram/staleness": [],
+        "stale_rate": 1.0,
+    }
 
 
 def test_a_request_of_failures_alone_has_no_metrics() -> None:

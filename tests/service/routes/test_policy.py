@@ -3,6 +3,7 @@
 import base64
 import hashlib
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -20,16 +21,18 @@ from deployments.policy.failures import (
     VersionUnknown,
     WeightsRefused,
 )
+from deployments.protocols import Generation, GenerationRequest, WeightSpan
 from rollout_client.policy_contract import (
     PushOptions,
     SwitchOptions,
 )
 from rollout_client.problem_contract import FieldProblem
 from service.requests.upload_chunk import FORWARDED_BYTES
+from tests.service.scripted import ScriptedGenerator
 from tests.service.scripted_http import ScriptedHttp
 from tests.service.scripted_store import UPDATE
 
-UPDATE_JSON = {"version": 7, "checksum": "c" * 64, "replicas": [], "canary_s": 0.0}
+UPDATE_JSON = {"version": 7, "checksum": "c" * 64, "replicas": [], "canary_s": 0.0, "keeps_prefix_cache": False}
 NEW_UPLOAD = {
     "version": 7,
     "received_bytes": 0,
@@ -553,7 +556,11 @@ def test_a_rollout_with_a_demand_waits_for_the_store_and_is_then_played() -> Non
 
 
 def test_an_exact_version_is_checked_for_every_request() -> None:
-    service = ScriptedHttp()
+    class OfVersion3(ScriptedGenerator):
+        async def generate(self, request: GenerationRequest) -> Generation:
+            return replace(await super().generate(request), weight_versions=(WeightSpan("3", 0, 1),))
+
+    service = ScriptedHttp(generator=OfVersion3(["A"]))
     for _ in range(2):
         assert service.post({"samples": [GOOD], "policy": {"version": 3}}).status_code == 200
     assert service.store.calls == [("wait_for", 0, 3, None)] * 2

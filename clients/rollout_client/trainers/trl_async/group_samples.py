@@ -40,9 +40,9 @@ class GroupSamples:
 
     samples: list[RolloutSample]
     not_final: int
-    """Rollouts without a final reward."""
+    """Rollouts without a final reward, except for the stale ones."""
     stale: int
-    """Rollouts whose oldest token is too many versions old."""
+    """Rollouts whose oldest token is too many versions old, those that the service cut off included."""
 
 
 def group_samples(
@@ -63,7 +63,7 @@ def group_samples(
     advantages = group_relative_advantages(rewards, [group_id] * len(rewards), scale_rewards=scale_rewards)
     reward_std = std_of(rewards)
     samples: list[RolloutSample] = []
-    stale = 0
+    stale = cut_off = sum(rollout.status == "stale" for rollout in rollouts)
     for rollout, reward, advantage in zip(rollouts, rewards, advantages, strict=True):
         tokens = token_row(rollout).without_tail()
         if reward is None or not any(tokens.loss_mask):
@@ -74,7 +74,7 @@ def group_samples(
             continue
         metrics = {"reward": reward, "reward_std": reward_std} | prefixed(rollout.rewards)
         samples.append(rollout_sample(row, rollout, tokens, advantage, oldest, group_id, metrics))
-    return GroupSamples(samples, rewards.count(None), stale)
+    return GroupSamples(samples, rewards.count(None) - cut_off, stale)
 
 
 def rollout_sample(

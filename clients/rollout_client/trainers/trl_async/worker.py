@@ -35,6 +35,8 @@ class WorkerFailed(RolloutError):
 class ServiceRolloutWorker(RolloutWorkerProtocol):
     """Plays the rows of the dataset in order and over again, one group per row, on a thread of its own.
 
+    The service cuts off rollouts whose oldest token is more than `max_staleness` (of `args`) versions old.
+
     At most `max_inflight_tasks` and at most `queue_maxsize` rollouts (both of `args`) run ahead of the trainer; those
     in progress and those in `rollout_buffer` count together. `group_samples` says which rollouts reach the buffer.
 
@@ -160,7 +162,9 @@ class ServiceRolloutWorker(RolloutWorkerProtocol):
         options = rollout_options(self._args, self._options)
         options["num_generations"] = self._args.num_generations
         if self._transfer is not None and self._transfer.version is not None:
-            options["policy"] = {"min_version": self._transfer.version}
+            # The trainer makes one version of its model of each that the service gets.
+            demand = {"min_version": self._transfer.version, "max_staleness": self._args.max_staleness}
+            options["policy"] = demand
         sample: JsonObject = {**self._reader.fields(row), "messages": list(messages_of(row["prompt"]))}
         try:
             response = await self._client.rollout([sample], **options)
@@ -187,9 +191,12 @@ class ServiceRolloutWorker(RolloutWorkerProtocol):
         return {"rollout/not_final_total": float(group.not_final), "sample/dropped_stale_total": float(group.stale)}
 
     def _count_lost_groups(self, rollouts: Sequence[SampleResult]) -> None:
-        """Raises `RolloutsNotFinal` after `MAX_LOST_GROUPS` groups in succession without one final reward."""
-        has_final = any(final_reward(rollout) is not None for rollout in rollouts)
-        self._lost_groups = 0 if has_final else self._lost_groups + 1
+        """Raises `RolloutsNotFinal` after `MAX_LOST_GROUPS` groups in succession without one final reward.
+
+        Rollouts that were cut off as stale prove that the service plays.
+        """
+        plays = any(rollout.status == "stale" or final_reward(rollout) is not None for rollout in rollouts)
+        self._lost_groups = 0 if plays else self._lost_groups + 1
         if self._lost_groups >= MAX_LOST_GROUPS:
             raise RolloutsNotFinal(rollouts, len(rollouts))
 

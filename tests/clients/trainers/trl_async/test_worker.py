@@ -36,6 +36,7 @@ with warnings.catch_warnings():
     # What TRL warns of on import.
     warnings.simplefilter("ignore")
     from rollout_client.trainers.trl_async import ServiceRolloutWorker, ServiceWeightTransfer, WorkerFailed
+    from rollout_client.trainers.trl_async.worker import MAX_LOST_GROUPS
 
 pytestmark = [
     pytest.mark.slow,
@@ -161,8 +162,20 @@ def test_a_sample_has_the_model_version_of_its_oldest_token_and_is_dropped_when_
         metrics = rollout_worker.metrics_queue.get(timeout=10)
     assert sample.model_version == 2
     assert metrics["sample/dropped_stale_total"] == 1
-    assert service.bodies[0]["policy"] == {"min_version": 103}
+    assert service.bodies[0]["policy"] == {"min_version": 103, "max_staleness": 1}
     assert (client.kinds, [pushed["w"].item() for pushed in client.pushed]) == (["full", "delta", "delta"], [1, 2, 3])
+
+
+def test_rollouts_that_the_service_cut_off_as_stale_count_as_dropped_and_not_as_lost(service: ScriptedService) -> None:
+    cut_off = {"status": "stale"}
+    groups = MAX_LOST_GROUPS + 1
+    service.rollouts.extend([answering(cut_off, cut_off)] * groups + [answering({}, cut_off)] * 50)
+    with worker(service, args=async_args(max_inflight_tasks=2)) as rollout_worker:
+        rollout_worker.start()
+        take(rollout_worker, 1)
+        metrics = [rollout_worker.metrics_queue.get(timeout=10) for _ in range(groups + 1)]
+    assert [each["sample/dropped_stale_total"] for each in metrics] == [2.0] * groups + [1.0]
+    assert {each["rollout/not_final_total"] for each in metrics} == {0.0}
 
 
 def test_a_worker_whose_request_was_refused_says_why(service: ScriptedService) -> None:
@@ -275,7 +288,7 @@ def test_async_grpo_trains_on_what_the_worker_brings_and_sends_its_weights(
     grpo.train()
     assert grpo.state.global_step == 2
     assert transfer.version == 103
-    assert service.bodies[0]["policy"] == {"min_version": 101}
+    assert service.bodies[0]["policy"] == {"min_version": 101, "max_staleness": args.max_staleness}
     assert grpo.state.log_history[0]["reward"] == 0.5
     assert grpo.state.log_history[0]["grad_norm"] > 0
     name = "model.layers.0.mlp.up_proj.weight"

@@ -518,3 +518,20 @@ def test_a_transfer_that_is_abandoned_is_logged_with_the_reason(
     assert (abandoned.name, abandoned.levelname) == ("rollout_service.policy", "WARNING")
     assert abandoned.getMessage() == f"A weight transfer is abandoned and its replicas are replaced: {reason}"
     assert (replaced.getMessage(), vars(replaced)["replica_id"]) == (f"A generator replica is replaced: {reason}", "a")
+
+
+@in_virtual_time
+async def test_a_transfer_says_whether_the_prefix_cache_of_older_weights_stays(make_store: MakeStore) -> None:
+    store = make_store()
+    [replica] = await serving(store, 1)
+    await meet(store, 2)
+    kept = []
+    for reset_prefix_cache in (True, False):
+        await store.start_transfer(SwitchOptions(reset_prefix_cache=reset_prefix_cache))
+        await store.update_transfer(WEIGHTS)
+        kept.append((await store.finish_transfer(None)).keeps_prefix_cache)
+    state = await store.state()
+    assert kept == [False, True]
+    listed = [(version.version, version.keeps_prefix_cache) for version in state.versions]
+    assert listed == [(0, False), (2, True)]
+    replica.end()

@@ -282,3 +282,29 @@ def test_an_adapter_never_lies_on_other_weights_than_its_base(tmp_path: Path) ->
         ]
 
     play(story, tmp_path)
+
+
+@pytest.mark.parametrize(("reset_prefix_cache", "keeps"), [(True, False), (False, True)])
+def test_the_answer_and_the_state_say_whether_the_prefix_cache_of_older_weights_stays(
+    reset_prefix_cache: bool, keeps: bool, tmp_path: Path
+) -> None:
+    async def story(world: World) -> None:
+        await world.replica("r0")
+        content = weights(2.0)
+        update = await world.push(1, content, reset_prefix_cache=reset_prefix_cache)
+        repeated = await world.store.repeated_update(1, sha256(content))
+        assert repeated is not None
+        state = await world.store.state(0)
+        assert [update.keeps_prefix_cache, repeated.keeps_prefix_cache] == [keeps, keeps]
+        assert [version.keeps_prefix_cache for version in state.versions] == [False, keeps]
+
+    play(story, tmp_path)
+
+
+def test_an_adapter_never_keeps_the_prefix_cache_of_other_weights(tmp_path: Path) -> None:
+    async def story(world: World) -> None:
+        await world.replica("r0")
+        update = await world.push(1, adapter(), kind="adapter", reset_prefix_cache=False)
+        assert not update.keeps_prefix_cache
+
+    play(story, tmp_path)

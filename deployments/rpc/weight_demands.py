@@ -1,0 +1,20 @@
+"""What a generation demands of the version of the weights, and whether a replica can meet it. No I/O."""
+
+from deployments.failures import GenerationLost, OtherVersionLoaded
+from deployments.protocols import GenerationRequest
+
+
+def refuse_other_version(request: GenerationRequest, loaded: int) -> None:
+    """Refuses a generation that the weights of version `loaded` must not make.
+
+    Raises:
+        GenerationLost: they are older than `min_weight_version`.
+        OtherVersionLoaded: they are not `weight_version`.
+    """
+    if loaded < request.min_weight_version:
+        raise GenerationLost(f"The generator replica is not at version {request.min_weight_version} yet.")
+    if request.weight_version not in (None, loaded):
+        raise OtherVersionLoaded(
+            f"The generator replica has version {loaded} and not version {request.weight_version}, which must generate "
+            "every token of the rollout."
+        )

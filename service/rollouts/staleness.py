@@ -1,0 +1,165 @@
+"""Which versions of the weights may generate the tokens of a rollout. A state machine: no I/O.
+
+The staleness of a rollout is the number of the current version less that of the oldest version that generated one of
+its tokens. Where the numbers of versions skip, it counts the skipped ones too.
+
+Guarantees: a rollout that has ended by itself has a staleness of at most `max_staleness` at its end; a rollout without
+a generated token is never stale; where `version` is demanded, a rollout takes no token of another one; the current
+version never goes back.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from deployments.failures import GenerationLost, VersionReplaced
+from deployments.protocols import Generation, WeightSpan
+from rollout_client.contract import Message
+from service.rollouts.responses import first_tokens
+
+
+class VersionFeed(Protocol):
+    """Tells which version is current. `RemotePolicy` (`service/remote/policy.py`) implements it."""
+
+    def subscribe(self, on_version: Callable[[int], None]) -> Callable[[], None]:
+        """Calls `on_version` with the current version, at once if that is known, and with each one that follows.
+
+        Returns what ends the subscription.
+        """
+        ...
+
+
+@dataclass(slots=True, eq=False)
+class VersionBounds:
+    """What a request demands of the versions of its tokens, and which version is current. Its rollouts share it."""
+
+    version: int | None = None
+    """The one that generates every token; `None` for any."""
+    max_staleness: int | None = None
+    """Of each rollout; `None` for any."""
+    current: int | None = None
+    """`None` while it is not known."""
+
+    @property
+    def is_any(self) -> bool:
+        """Whether every version will do."""
+        return self.version is None and self.max_staleness is None
+
+    def note_current(self, version: int) -> int | None:
+        """A version has become current. Returns the one before; `None` if that is not known, or is current still."""
+        before = self.current
+        if before is not None and version <= before:
+            return None
+        self.current = version
+        return before
+
+    def allows(self, oldest: int | None) -> bool:
+        """Whether a rollout whose oldest token is of this version may go on; `None` for a rollout without tokens."""
+        if self.max_staleness is None or self.current is None or oldest is None:
+            return True
+        return self.current - oldest <= self.max_staleness
+
+
+class RolloutVersions:
+    """The versions that generated the tokens of one rollout, those of the message log that was posted included."""
+
+    __slots__ = ("_at_end", "_bounds", "_oldest", "_oldest_under_way")
+
+    def __init__(self, bounds: VersionBounds, oldest: int | None = None) -> None:
+        """Args: `oldest` is the oldest version that generated a token of the posted message log."""
+        self._bounds = bounds
+        self._oldest = oldest
+        self._oldest_under_way: int | None = None
+        """No token of the generation under way is of an older version; `None` while that is not known."""
+        self._at_end: int | None = None
+
+    @property
+    def bounds(self) -> VersionBounds:
+        return self._bounds
+
+    @property
+    def is_stale(self) -> bool:
+        return not self._bounds.allows(self._oldest)
+
+    @property
+    def at_end(self) -> int | None:
+        """The staleness at the end of the rollout; `None` without tokens, or if it is not known."""
+        return self._at_end
+
+    def begin_generation(self) -> None:
+        """A generation is asked for, and nothing is known of its tokens.
+
+        Raises:
+            VersionReplaced: the version that must generate them is not current any more.
+        """
+        self._oldest_under_way = None
+        demanded, current = self._bounds.version, self._bounds.current
+        if demanded is not None and current is not None and current > demanded:
+            raise VersionReplaced(
+                f"Version {demanded} must generate every token of the rollout, and version {current} took its place "
+                "before the rollout had ended. Demand another version, or push new weights when rollouts have ended."
+            )
+
+    def demanded_part(self, generation: Generation) -> Generation:
+        """The generation up to its first token that another version than the demanded one has generated.
+
+        If there is such a token, the generation counts as interrupted there.
+
+        Raises:
+            GenerationLost: a version is demanded, and the engine does not say which one has generated the tokens.
+        """
+        if self._bounds.version is None:
+            return generation
+        if generation.token_ids and not generation.weight_versions:
+            raise GenerationLost("The engine did not say which version of the weights has generated its tokens.")
+        kept = tokens_of_version(generation.weight_versions, str(self._bounds.version))
+        return generation if kept >= len(generation.token_ids) else first_tokens(generation, kept)
+
+    def add(self, spans: Iterable[WeightSpan]) -> None:
+        """Tokens of these versions belong to the rollout now."""
+        for span in spans:
+            version = int(span.version)
+            if self._oldest is None or version < self._oldest:
+                self._oldest = version
+
+    def must_interrupt(self, before: int, is_at_replica: bool) -> bool:
+        """Whether a new current version makes it necessary to have the tokens that are being generated at once.
+
+        That is so if they may be stale, which only the tokens themselves can tell, or if the version that must generate
+        them is not current any more.
+
+        Args:
+            before: the version that was current before.
+            is_at_replica: whether a generation is at a replica, none of which has an older version than `before`.
+        """
+        bounds = self._bounds
+        if bounds.version is not None and bounds.current is not None and bounds.current > bounds.version:
+            return True
+        if not is_at_replica:
+            return False
+        if self._oldest_under_way is None:
+            self._oldest_under_way = before
+        return not bounds.allows(self._oldest_under_way)
+
+    def note_end(self) -> None:
+        """The rollout has ended."""
+        if self._oldest is not None and self._bounds.current is not None:
+            # Replicas have a version shortly before it is called current.
+            self._at_end = max(self._bounds.current - self._oldest, 0)
+
+
+def tokens_of_version(spans: Iterable[WeightSpan], version: str) -> int:
+    """How many tokens this version has generated, from the first token of a generation on."""
+    tokens = 0
+    for span in spans:
+        if span.version != version or span.start != tokens:
+            break
+        tokens = span.end
+    return tokens
+
+
+def oldest_version(messages: Sequence[Message]) -> int | None:
+    """The oldest version that generated a token of these messages; `None` if none is known."""
+    generated = (message for message in messages if message.generation_logprobs is not None)
+    versions = (int(span.version) for message in generated for span in message.weight_versions or ())
+    return min(versions, default=None)

@@ -1,0 +1,32 @@
+"""Which generations a replica refuses for its weights."""
+
+import pytest
+
+from deployments.failures import GenerationLost, OtherVersionLoaded
+from deployments.protocols import GenerationRequest, SamplingOptions
+from deployments.rpc.weight_demands import refuse_other_version
+
+
+def request(min_weight_version: int = 0, weight_version: int | None = None) -> GenerationRequest:
+    return GenerationRequest("a", [1], 1, (), SamplingOptions(), min_weight_version, weight_version)
+
+
+@pytest.mark.parametrize("demanded", [request(), request(5), request(weight_version=5), request(5, 5)])
+def test_weights_that_meet_the_demand_generate(demanded: GenerationRequest) -> None:
+    refuse_other_version(demanded, loaded=5)
+
+
+@pytest.mark.parametrize("demanded", [request(6), request(6, 6)])
+def test_older_weights_than_demanded_are_refused_as_a_failure_of_the_fleet(demanded: GenerationRequest) -> None:
+    with pytest.raises(GenerationLost) as raised:
+        refuse_other_version(demanded, loaded=5)
+    assert str(raised.value) == "The generator replica is not at version 6 yet."
+
+
+def test_newer_weights_than_the_exact_version_are_refused_without_costing_a_retry() -> None:
+    with pytest.raises(OtherVersionLoaded) as raised:
+        refuse_other_version(request(4, 4), loaded=5)
+    assert (raised.value.kind, raised.value.retryable, raised.value.costs_a_retry) == ("policy", True, False)
+    assert str(raised.value) == (
+        "The generator replica has version 5 and not version 4, which must generate every token of the rollout."
+    )

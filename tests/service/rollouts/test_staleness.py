@@ -1,0 +1,463 @@
+"""Which versions the tokens of a rollout have: the state machine, and laws of whole requests while versions change."""
+
+import asyncio
+import random
+from collections.abc import Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field, replace
+from itertools import accumulate
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from deployments.failures import GenerationLost, OtherVersionLoaded, VersionReplaced
+from deployments.protocols import Generation, GenerationRequest, StepRequest, WeightSpan, packed_ids, packed_logprobs
+from deployments.rpc.weight_demands import refuse_other_version
+from rollout_client.contract import FinishReason, Keep, Message, SampleResult, WeightVersionSpan
+from rollout_env import StepOutcome
+from service.rollouts.early_stopping import EarlyStopping
+from service.rollouts.episode import Episode
+from service.rollouts.loop import RolloutContext, play_request
+from service.rollouts.request_metrics import STATUSES_WITH_FINAL_REWARD, RequestMetricsAccumulator
+from service.rollouts.schedule import AsyncSchedule
+from service.rollouts.staleness import (
+    RolloutVersions,
+    VersionBounds,
+    VersionFeed,
+    oldest_version,
+    tokens_of_version,
+)
+from tests import virtual_time
+from tests.service.rollouts.playing import KEEP_ALL, greedy_generation
+from tests.service.scripted import EpisodeRecipe, ScriptedEnvironment, ScriptedGenerator, first_part, outcome
+
+
+def spans(*versions: int) -> tuple[WeightSpan, ...]:
+    """One token of each version."""
+    return tuple(WeightSpan(str(version), place, place + 1) for place, version in enumerate(versions))
+
+
+def versions_at(current: int, *made: int, max_staleness: int | None = 1, version: int | None = None) -> RolloutVersions:
+    """Those of a rollout with tokens of the versions `made`."""
+    versions = RolloutVersions(VersionBounds(version, max_staleness, current))
+    versions.add(spans(*made))
+    return versions
+
+
+@pytest.mark.parametrize(
+    ("made", "is_stale"), [((), False), ((8,), False), ((7,), False), ((6,), True), ((9,), False), ((8, 6, 9), True)]
+)
+def test_a_rollout_is_stale_when_its_oldest_token_is_more_versions_behind_than_allowed(
+    made: tuple[int, ...], is_stale: bool
+) -> None:
+    assert versions_at(8, *made).is_stale == is_stale
+
+
+def test_without_a_bound_or_a_known_current_version_no_rollout_is_stale() -> None:
+    assert not versions_at(1000, 1, max_staleness=None).is_stale
+    versions = RolloutVersions(VersionBounds(max_staleness=0))
+    versions.add(spans(1))
+    assert not versions.is_stale
+
+
+def test_skipped_numbers_count() -> None:
+    versions = versions_at(10, 10, max_staleness=5)
+    versions.bounds.note_current(20)
+    assert versions.is_stale
+
+
+def test_the_current_version_never_goes_back() -> None:
+    bounds = VersionBounds()
+    assert [bounds.note_current(version) for version in (3, 3, 5, 4)] == [None, None, 3, None]
+    assert bounds.current == 5
+
+
+def test_the_staleness_at_the_end_is_that_of_the_oldest_token_and_stays() -> None:
+    versions = versions_at(8, 7, 5, 8, max_staleness=None)
+    assert versions.at_end is None
+    versions.note_end()
+    versions.bounds.note_current(9)
+    assert versions.at_end == 3
+
+
+def test_tokens_of_a_version_that_is_not_yet_called_current_have_a_staleness_of_0() -> None:
+    versions = versions_at(8, 9)
+    versions.note_end()
+    assert versions.at_end == 0
+
+
+def test_without_tokens_there_is_no_staleness() -> None:
+    versions = versions_at(8)
+    versions.note_end()
+    assert versions.at_end is None
+
+
+def test_a_posted_log_counts_with_the_tokens_that_a_policy_generated() -> None:
+    log = [
+        Message(
+            role="user", content="", token_ids=[1], weight_versions=[WeightVersionSpan(version="1", start=0, end=1)]
+        ),
+        Message(
+            role="assistant",
+            content="",
+            token_ids=[1, 2],
+            generation_logprobs=[-1.0, -1.0],
+            weight_versions=[
+                WeightVersionSpan(version="10", start=0, end=1),
+                WeightVersionSpan(version="9", start=1, end=2),
+            ],
+        ),
+        Message(role="assistant", content="", token_ids=[1], generation_logprobs=[-1.0]),
+    ]
+    assert oldest_version(log) == 9
+    assert oldest_version(log[:1]) is None
+
+
+def test_what_generates_is_interrupted_once_its_first_token_may_be_stale() -> None:
+    versions = versions_at(4)
+    versions.begin_generation()
+    assert versions.bounds.note_current(5) == 4
+    assert not versions.must_interrupt(before=4, is_at_replica=True)
+    assert versions.bounds.note_current(6) == 5
+    assert versions.must_interrupt(before=5, is_at_replica=True)
+
+
+def test_a_generation_that_waits_is_not_interrupted_however_long() -> None:
+    versions = versions_at(4)
+    versions.begin_generation()
+    for current in (5, 6, 7):
+        before = versions.bounds.note_current(current)
+        assert before is not None
+        assert not versions.must_interrupt(before, is_at_replica=False)
+    # It was sent while version 7 was current.
+    assert versions.bounds.note_current(8) == 7
+    assert not versions.must_interrupt(before=7, is_at_replica=True)
+    assert versions.bounds.note_current(9) == 8
+    assert versions.must_interrupt(before=8, is_at_replica=True)
+
+
+def test_the_next_generation_is_judged_by_its_own_beginning() -> None:
+    versions = versions_at(4)
+    versions.begin_generation()
+    versions.bounds.note_current(5)
+    assert not versions.must_interrupt(before=4, is_at_replica=True)
+    versions.begin_generation()
+    versions.bounds.note_current(6)
+    assert not versions.must_interrupt(before=5, is_at_replica=True)
+
+
+def test_a_rollout_of_an_exact_version_begins_no_generation_when_another_is_current() -> None:
+    versions = versions_at(7, version=7, max_staleness=None)
+    versions.begin_generation()
+    versions.bounds.note_current(8)
+    assert versions.must_interrupt(before=7, is_at_replica=False)
+    with pytest.raises(VersionReplaced) as raised:
+        versions.begin_generation()
+    assert (raised.value.kind, raised.value.retryable) == ("policy", False)
+    assert str(raised.value) == (
+        "Version 7 must generate every token of the rollout, and version 8 took its place before the rollout had "
+        "ended. Demand another version, or push new weights when rollouts have ended."
+    )
+
+
+@pytest.mark.parametrize(("made", "kept"), [((7, 7, 7), 3), ((7, 7, 8), 2), ((8, 7, 7), 0), ((7, 8, 7), 1), ((), 0)])
+def test_only_the_tokens_before_those_of_another_version_count(made: tuple[int, ...], kept: int) -> None:
+    assert tokens_of_version(spans(*made), "7") == kept
+    generation = Generation(packed_ids(made), packed_logprobs([-1.0] * len(made)), "stop", spans(*made))
+    part = versions_at(7, version=7).demanded_part(generation)
+    if kept == len(made):
+        assert part is generation
+    else:
+        assert part == replace(
+            generation,
+            token_ids=packed_ids(made[:kept]),
+            logprobs=packed_logprobs([-1.0] * kept),
+            finish_reason="abort",
+            weight_versions=spans(*made[:kept]),
+        )
+
+
+@dataclass
+class World(VersionFeed):
+    """A policy whose versions become current at given moments; replicas have each one `ahead_s` seconds before."""
+
+    versions: Sequence[int]
+    """The first is current from the beginning."""
+    moments: Sequence[float]
+    """When each further one becomes current."""
+    ahead_s: float = 0.0
+    current: int = field(init=False)
+    on_version: Callable[[int], None] | None = None
+    published: list[tuple[float, int]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.current = self.versions[0]
+
+    @property
+    def loaded(self) -> int:
+        """By the replicas."""
+        return self.versions[sum(moment - self.ahead_s <= virtual_time.now() for moment in self.moments)]
+
+    def subscribe(self, on_version: Callable[[int], None]) -> Callable[[], None]:
+        self.on_version = on_version
+        on_version(self.current)
+
+        def unsubscribe() -> None:
+            self.on_version = None
+
+        return unsubscribe
+
+    async def run(self) -> None:
+        for version, moment in zip(self.versions[1:], self.moments, strict=True):
+            await asyncio.sleep(moment - virtual_time.now())
+            self.current = version
+            self.published.append((virtual_time.now(), version))
+            if self.on_version is not None:
+                self.on_version(version)
+
+
+class TimedGenerator(ScriptedGenerator):
+    """Makes a token each second, with the weights that replicas have at that moment; it decodes greedily."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(script=[])
+        self.world = world
+
+    async def generate(self, request: GenerationRequest) -> Generation:
+        self.requests.append(request)
+        refuse_other_version(request, self.world.loaded)
+        whole = greedy_generation(request)
+        interrupted = self.interrupts[request.rollout_id] = asyncio.Event()
+        made = list[int]()
+        try:
+            while len(made) < len(whole.token_ids):
+                try:
+                    await asyncio.wait_for(interrupted.wait(), 1.0)
+                except TimeoutError:
+                    made.append(self.world.loaded)
+                else:
+                    return replace(first_part(whole, len(made)), weight_versions=spans(*made))
+        finally:
+            del self.interrupts[request.rollout_id]
+        return replace(whole, weight_versions=spans(*made))
+
+
+class SlowEnvironment(ScriptedEnvironment):
+    """Takes up to three seconds for a step, and ends a fifth of the rollouts with each."""
+
+    async def step(self, request: StepRequest) -> StepOutcome:
+        draw = random.Random(repr(request.message_log))
+        await asyncio.sleep(draw.randrange(4))
+        return outcome("xy", reward=1.0, terminated=draw.random() < 0.2)
+
+
+Ended = list[tuple[float, Episode, SampleResult]]
+
+
+def play_in(world: World, episodes: list[Episode], keep: Keep = KEEP_ALL) -> tuple[Ended, TimedGenerator]:
+    """Each episode with the moment of its end."""
+    generator = TimedGenerator(world)
+    context = RolloutContext(generator, {"task": SlowEnvironment([])}, AsyncSchedule(), versions=world)
+    early_stopping = EarlyStopping(keep, {episode: episode.identity.group for episode in episodes})
+
+    async def play() -> Ended:
+        publishing = asyncio.create_task(world.run())
+        async with aclosing(play_request(episodes, context, early_stopping)) as ended:
+            results = [(virtual_time.now(), episode, episode.result()) async for episode in ended]
+        publishing.cancel()
+        return results
+
+    return virtual_time.run(play()), generator
+
+
+def versions_of(result: SampleResult) -> list[int]:
+    """The version of each generated token."""
+    return [
+        int(span.version)
+        for message in result.message_log
+        for span in message.weight_versions or ()
+        for _ in range(span.start, span.end)
+    ]
+
+
+def episodes_with(bounds: VersionBounds, count: int, prompts: str = "qrst") -> list[Episode]:
+    return [
+        EpisodeRecipe(
+            prompt=prompts[position % len(prompts)] * (1 + position),
+            max_seq_len=60,
+            max_new_tokens=8,
+            max_rollout_turns=6,
+            position=position,
+            bounds=bounds,
+        ).make()
+        for position in range(count)
+    ]
+
+
+# No two moments are whole seconds apart, so that no token is made in the moment in which a version becomes current.
+worlds = st.builds(
+    lambda steps, gaps: World(
+        list(accumulate(steps, initial=3)),
+        [moment - 0.5 + place / 100 for place, moment in enumerate(accumulate(gaps))],
+    ),
+    steps=st.lists(st.integers(1, 3), min_size=8, max_size=8),
+    gaps=st.lists(st.integers(1, 6), min_size=8, max_size=8),
+)
+
+
+@given(worlds, st.integers(0, 4), st.integers(1, 8))
+def test_no_rollout_that_ended_by_itself_is_stale_and_a_stale_one_ends_when_it_becomes_stale(
+    world: World, max_staleness: int, count: int
+) -> None:
+    ended, generator = play_in(world, episodes_with(VersionBounds(max_staleness=max_staleness), count))
+    assert len(ended) == count
+    metrics = RequestMetricsAccumulator()
+    final = RequestMetricsAccumulator()
+    for moment, episode, result in ended:
+        made, staleness = versions_of(result), episode.versions.at_end
+        metrics.add(result, staleness)
+        if result.status == "stale":
+            assert made
+            [became_stale_at, *_] = [at for at, version in world.published if version - min(made) > max_staleness]
+            assert moment == became_stale_at
+        else:
+            final.add(result, staleness)
+            assert result.status in STATUSES_WITH_FINAL_REWARD
+            assert staleness == (world_version_at(world, moment) - min(made) if made else None)
+            assert staleness is None or staleness <= max_staleness
+        assert not made or max(made) - min(made) <= max_staleness
+        assert all(span.end > span.start for message in result.message_log for span in message.weight_versions or ())
+    stale = sum(result.status == "stale" for _, _, result in ended)
+    expected = final.metrics() | {"stale_rate": stale / count} if stale < count else metrics.metrics()
+    assert metrics.metrics() == expected
+    assert generator.interrupts == {}
+
+
+def world_version_at(world: World, moment: float) -> int:
+    return max([world.versions[0], *(version for at, version in world.published if at <= moment)])
+
+
+@given(worlds, st.integers(1, 8), st.sampled_from([0.0, 1.0, 3.0]))
+def test_every_token_of_a_rollout_of_an_exact_version_is_of_that_version(
+    world: World, count: int, ahead_s: float
+) -> None:
+    world.ahead_s = ahead_s
+    demanded = world.versions[0]
+    ended, _ = play_in(world, episodes_with(VersionBounds(version=demanded), count))
+    assert len(ended) == count
+    for _, _, result in ended:
+        assert set(versions_of(result)) <= {demanded}
+        if result.status == "error":
+            assert result.error is not None
+            assert (result.error.kind, result.error.retryable) == ("policy", False)
+            assert world.current > demanded
+        else:
+            assert result.status in STATUSES_WITH_FINAL_REWARD
+
+
+def test_a_rollout_in_a_step_is_cut_off_when_its_tokens_become_stale() -> None:
+    class Endless(ScriptedEnvironment):
+        async def step(self, request: StepRequest) -> StepOutcome:
+            try:
+                await asyncio.sleep(100)
+            except asyncio.CancelledError:
+                self.requests.append(request)
+                raise
+            return outcome(terminated=True)
+
+    world = World([3, 4], [20.5])
+    environment = Endless([])
+    [episode] = episodes_with(VersionBounds(max_staleness=0), 1)
+    generator = TimedGenerator(world)
+    context = RolloutContext(generator, {"task": environment}, AsyncSchedule(), versions=world)
+
+    async def play() -> float:
+        publishing = asyncio.create_task(world.run())
+        early_stopping = EarlyStopping(KEEP_ALL, {episode: 0})
+        async with aclosing(play_request([episode], context, early_stopping)) as ended:
+            [only] = [each async for each in ended]
+        assert only.result().status == "stale"
+        await publishing
+        return virtual_time.now()
+
+    assert virtual_time.run(play()) == 20.5
+    assert len(environment.requests) == 1, "the step was cancelled"
+    assert generator.released == [episode.identity.rollout_id]
+
+
+def generated_by(version: int, finish_reason: FinishReason | None = None) -> Message:
+    return Message(
+        role="assistant",
+        content="a",
+        token_ids=[97],
+        generation_logprobs=[-1.0],
+        finish_reason=finish_reason,
+        weight_versions=[WeightVersionSpan(version=str(version), start=0, end=1)],
+    )
+
+
+def test_stale_rollouts_do_not_count_for_early_stopping() -> None:
+    bounds = VersionBounds(max_staleness=0)
+    stale = EpisodeRecipe(message_log=lambda _: [generated_by(3)], bounds=bounds)
+    short = EpisodeRecipe(prompt="qq", bounds=bounds, position=2, max_rollout_turns=1)
+    long = EpisodeRecipe(prompt="qqq", bounds=bounds, position=3, max_rollout_turns=1)
+    ended, _ = play_in(World([4], []), [recipe.make() for recipe in (stale, short, long)], Keep(per_group=1))
+    first, second, third = (result.status for _, _, result in ended)
+    assert first == "stale"
+    assert (second in STATUSES_WITH_FINAL_REWARD, third) == (True, "cancelled")
+
+
+@pytest.mark.parametrize("finish_reason", [None, "stop"])
+def test_a_posted_log_that_is_stale_already_is_not_played(finish_reason: FinishReason | None) -> None:
+    log = [generated_by(1, finish_reason)]
+    episode = EpisodeRecipe(message_log=lambda _: log, bounds=VersionBounds(max_staleness=1)).make()
+    [(moment, _, result)], generator = play_in(World([3], []), [episode])
+    assert (moment, result.status, generator.requests) == (0.0, "stale", [])
+    assert generator.released == [episode.identity.rollout_id]
+
+
+def test_without_bounds_new_versions_interrupt_nothing() -> None:
+    world = World([3, 4, 5, 6], [1.5, 2.5, 3.5])
+    ended, generator = play_in(world, episodes_with(VersionBounds(), 4))
+    assert {result.status for _, _, result in ended} <= set(STATUSES_WITH_FINAL_REWARD)
+    assert generator.interrupted == []
+    assert any(len(set(versions_of(result))) > 1 for _, _, result in ended)
+
+
+def test_a_replica_with_another_version_refuses_and_is_asked_again_until_the_version_is_replaced() -> None:
+    """Between the swap of the replicas and the moment in which the ingress learns of it."""
+    world = World([3, 4], [10.5], ahead_s=10.0)
+    [episode] = episodes_with(VersionBounds(version=3), 1)
+    [(moment, _, result)], generator = play_in(world, [episode])
+    assert result.error is not None
+    assert (result.status, result.error.kind) == ("error", "policy")
+    assert moment >= 10.5
+    assert len(generator.requests) > 1
+    with pytest.raises(OtherVersionLoaded) as raised:
+        refuse_other_version(generator.requests[-1], 4)
+    assert str(raised.value) == (
+        "The generator replica has version 4 and not version 3, which must generate every token of the rollout."
+    )
+
+
+def test_what_ends_a_rollout_after_it_has_become_stale_leaves_it_stale() -> None:
+    bounds = VersionBounds(max_staleness=0, current=3)
+    ending_with_step, ending_with_generation = (EpisodeRecipe(bounds=bounds, max_new_tokens=2).make() for _ in range(2))
+    for episode in (ending_with_step, ending_with_generation):
+        assert episode.next_generation() is not None
+    whole = Generation(packed_ids([97, 98]), packed_logprobs([-1.0, -1.0]), "stop", spans(3, 3))
+    ending_with_step.add_generation(whole)
+    assert not ending_with_step.done
+    bounds.note_current(4)
+    ending_with_step.add_outcome(outcome(reward=1.0, terminated=True))
+    ending_with_generation.add_generation(whole)
+    statuses = [episode.result().status for episode in (ending_with_step, ending_with_generation)]
+    assert statuses == ["stale", "stale"]
+
+
+def test_tokens_without_a_version_are_lost_where_one_is_demanded() -> None:
+    unlabelled = Generation(packed_ids([97]), packed_logprobs([-1.0]), "stop")
+    with pytest.raises(GenerationLost, match="did not say which version"):
+        versions_at(7, version=7).demanded_part(unlabelled)
+    assert versions_at(7).demanded_part(unlabelled) is unlabelled
