@@ -101,6 +101,22 @@ class PolicyNotCurrent(PolicyFailure):
     title = "The demanded weights are not current; nothing was started"
 
 
+class TransferNotConfigured(PolicyFailure):
+    """The config lists no trainer that may send weights straight to the engines."""
+
+    status = 403
+    name = "transfer-not-configured"
+    title = "Weight transfers are not configured"
+
+
+class TrainerNotTrusted(PolicyFailure):
+    """The config does not list the address at which the trainer says that it listens. No replica was told of it."""
+
+    status = 403
+    name = "trainer-not-trusted"
+    title = "The service receives no weights from this trainer"
+
+
 class TransferRefused(PolicyFailure):
     """A step of a weight transfer is out of order, or a replica failed it."""
 

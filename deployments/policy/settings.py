@@ -2,6 +2,7 @@
 
 from pydantic import Field
 
+from deployments.policy.transfer.settings import TransferSettings
 from deployments.strict_settings import StrictSettings
 
 
@@ -40,3 +41,5 @@ class PolicySettings(StrictSettings):
     """New weights are refused if the replica that tries them needs longer, in seconds, to generate a few tokens."""
     transfer_idle_s: float = Field(default=300, gt=0)
     """A weight transfer is abandoned, and its replicas are replaced, if its trainer is silent for so many seconds."""
+    transfer: TransferSettings = TransferSettings()
+    """Weights from a trainer's memory straight into the engines."""

@@ -25,6 +25,7 @@ from deployments.policy.replicas.replica_registry import ReplicaRegistry
 from deployments.policy.settings import PolicySettings
 from deployments.policy.shared_folder import warn_unless_shared
 from deployments.policy.state import policy_state
+from deployments.policy.transfer.trusted_trainers import TrustedTrainers
 from deployments.policy.transfer.weight_transfer import WeightTransfer
 from deployments.policy.updates.activation import VersionActivation
 from deployments.policy.updates.chain_compaction import ChainCompaction
@@ -119,7 +120,10 @@ class PolicyStore(CommandSource):
         updater = Updater(fleet, self._versions, self._payloads, activation, self._update_lock)
         preparation = VersionPreparation(self._versions, self._initial, version_store, settings.checkpoint_roots)
         self._pushes = Pushes(self._active_pushes, self._uploads, preparation, self._versions, updater, housekeeping)
-        self._transfer = WeightTransfer(fleet, self._versions, activation, self._update_lock, settings.transfer_idle_s)
+        trainers = TrustedTrainers(settings.transfer.trainers)
+        self._transfer = WeightTransfer(
+            fleet, self._versions, activation, self._update_lock, trainers, settings.transfer_idle_s
+        )
         reseeding = Reseeding(self._registry, self._versions, version_store, source_of)
         self._recovery = Recovery(
             fleet, self._versions, activation, self._initializer, self._update_lock, reseeding, self._tasks, settle_s

@@ -7,6 +7,8 @@ from deployments.policy.failures import (
     ChunkMisplaced,
     PolicyNotCurrent,
     SourceRefused,
+    TrainerNotTrusted,
+    TransferNotConfigured,
     TransferRefused,
     UpdateUnderWay,
     UploadsFull,
@@ -180,26 +182,26 @@ INIT_TRANSFER: Description = {
     "summary": "Connect the replicas with the trainer",
     "responses": {
         200: json_response(TransferWorld, examples.TRANSFER_WORLD),
-        **refusals(TransferRefused, reads_body=True),
+        **refusals(TransferNotConfigured, TrainerNotTrusted, TransferRefused, reads_body=True),
     },
     "openapi_extra": json_request(TransferInit, examples.TRANSFER_INIT),
 }
 START_TRANSFER: Description = {
     "summary": "Pause the replicas for new weights",
     "status_code": 204,
-    "responses": refusals(TransferRefused, UpdateUnderWay),
+    "responses": refusals(TransferNotConfigured, TransferRefused, UpdateUnderWay),
 }
 UPDATE_TRANSFER: Description = {
     "summary": "Receive tensors from the trainer",
     "status_code": 204,
-    "responses": refusals(TransferRefused, reads_body=True),
+    "responses": refusals(TransferNotConfigured, TransferRefused, reads_body=True),
     "openapi_extra": json_request(TransferUpdate, examples.TRANSFER_UPDATE),
 }
 FINISH_TRANSFER: Description = {
     "summary": "Make the received tensors a version",
     "responses": {
         200: json_response(PolicyUpdate, examples.POLICY_UPDATE),
-        **refusals(TransferRefused, VersionRefused),
+        **refusals(TransferNotConfigured, TransferRefused, VersionRefused),
     },
 }
 HEALTHZ: Description = {"summary": "Check that the process is alive", "responses": refusals()}

@@ -125,6 +125,21 @@ def test_a_world_of_another_size_is_refused_at_once_with_the_right_one(client: R
     assert client.policy() == before
 
 
+def test_a_trainer_at_an_address_that_is_not_listed_is_refused(client: RolloutClient) -> None:
+    before = client.policy()
+    with pytest.raises(
+        RequestRejected, match=r"192\.0\.2\.1:29500 is not listed in policy\.transfer\.trainers"
+    ) as refused:
+        RolloutWeightSyncClient(client).init_weight_transfer_engine(
+            {"master_address": "192.0.2.1", "master_port": 29500, "world_size": before.transfer_world_size}
+        )
+    assert (refused.value.problem.status, refused.value.problem.type) == (
+        403,
+        "urn:rollout:problem:trainer-not-trusted",
+    )
+    assert client.policy() == before
+
+
 def test_what_has_not_met_the_service_is_told_to_connect(client: RolloutClient) -> None:
     before = client.policy()
     transfer = RolloutWeightSyncClient(client)

@@ -14,7 +14,8 @@
         engine.send_weights()
         transfer.update.version
 
-The service's engines must be configured for the same backend (`engine: {weight_transfer_config: {backend: nccl}}`).
+The service's engines must be configured for the same backend (`engine: {weight_transfer_config: {backend: nccl}}`), and
+its config must list the trainer's address (`policy: {transfer: {trainers: ["10.0.0.4:29500"]}}`).
 The tests use `gloo`, a backend for CPUs, with the same calls as `nccl`; `nccl` itself is not tested.
 """
 

@@ -4,7 +4,8 @@ The trainer's side expects one engine; here it is connected to all replicas, eac
 
 Guarantees: a transfer reaches every replica that has started, or it is refused and has to begin with `init` again; one
 that fails or is abandoned midway leaves no replica with a part of the weights, since all of them are replaced; the
-update lease is held from `start` until the transfer is finished or abandoned.
+update lease is held from `start` until the transfer is finished or abandoned; replicas connect only to trainers that
+the config lists.
 """
 
 import asyncio
@@ -33,6 +34,7 @@ from deployments.policy.transfer.transfer_ranks import (
     shares,
     world_size,
 )
+from deployments.policy.transfer.trusted_trainers import TrustedTrainers
 from deployments.policy.updates.activation import VersionActivation
 from deployments.policy.updates.update_lock import UpdateLease, UpdateLock
 from deployments.policy.versions.version_history import PolicyVersions
@@ -55,12 +57,14 @@ class WeightTransfer:
         versions: PolicyVersions,
         activation: VersionActivation,
         update_lock: UpdateLock,
+        trainers: TrustedTrainers,
         idle_s: float,
     ) -> None:
         self._fleet = fleet
         self._versions = versions
         self._activation = activation
         self._update_lock = update_lock
+        self._trainers = trainers
         self._idle_s = idle_s
         self._participants: list[RegisteredReplica] = []
         """The replicas that are connected to the trainer, in the order of their ranks."""
@@ -75,8 +79,11 @@ class WeightTransfer:
         """Connects every replica to the trainer; returns how many processes take part, including the trainer's one.
 
         Raises:
+            TransferNotConfigured: no trainer is listed in the config.
+            TrainerNotTrusted: this one is not.
             TransferRefused: no replica is registered, the world size is wrong, or a replica failed.
         """
+        init_info = await self._trainers.checked(init_info)
         async with self._update_lock.lease():
             await self._fleet.registry.forget_the_dead()
             replicas = self._fleet.registry.started
@@ -97,9 +104,11 @@ class WeightTransfer:
         """Waits for the update lease, then pauses every replica for the weights to come.
 
         Raises:
+            TransferNotConfigured: no trainer is listed in the config.
             UpdateUnderWay: an update holds the lease, and the caller does not wait.
             TransferRefused: the trainer is connected with other replicas than are registered now, or a replica failed.
         """
+        self._trainers.refuse_unless_configured()
         self._update_lock.refuse_if_busy(options)
         async with self._update_lock.lease("a trainer is sending weights to the replicas") as lease, self._step:
             await self._fleet.registry.forget_the_dead()
@@ -114,8 +123,10 @@ class WeightTransfer:
         """Lets every replica receive what the trainer sends meanwhile.
 
         Raises:
+            TransferNotConfigured: no trainer is listed in the config.
             TransferRefused: no transfer is under way, or a replica failed.
         """
+        self._trainers.refuse_unless_configured()
         async with self._step:
             self._refuse_unless_under_way()
             await self._send_all(
@@ -128,9 +139,11 @@ class WeightTransfer:
         The version is made if at least one replica holds it; the others are replaced.
 
         Raises:
+            TransferNotConfigured: no trainer is listed in the config.
             VersionRefused: the number is taken; the transfer goes on.
             TransferRefused: no transfer is under way, or no replica could apply the weights.
         """
+        self._trainers.refuse_unless_configured()
         number = self._versions.next_number() if version is None else version
         self._versions.refuse_taken(number)
         async with self._step:

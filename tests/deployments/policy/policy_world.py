@@ -75,7 +75,7 @@ class World:
     def __init__(self, folder: Path, **settings: Any) -> None:
         self.folder = folder
         self.settle_s = settings.pop("settle_s", 0.0)
-        self.settings = settings
+        self.settings = {"transfer": {"trainers": ["10.0.0.4:29500"]}} | settings
         self.cluster = ScriptedCluster()
         self.replicas: list[ScriptedReplica] = []
         self.senders: dict[int, str] = {}

@@ -94,7 +94,8 @@ def test_a_version_that_was_not_current_when_the_store_died_is_removed(tmp_path:
 async def transferring(world: World, *names: str) -> Sequence[ScriptedReplica]:
     replicas = [await world.replica(name) for name in names]
     await until(lambda: all(replica.accepts_requests for replica in replicas))
-    assert await world.store.init_transfer({"world_size": 1 + len(names)}) == 1 + len(names)
+    init_info = {"master_address": "10.0.0.4", "master_port": 29500, "world_size": 1 + len(names)}
+    assert await world.store.init_transfer(init_info) == 1 + len(names)
     await world.store.start_transfer(SwitchOptions())
     return replicas
 

@@ -15,6 +15,8 @@ from deployments.policy.failures import (
     PolicyFailure,
     PolicyNotCurrent,
     SourceRefused,
+    TrainerNotTrusted,
+    TransferNotConfigured,
     UpdateUnderWay,
     UploadsFull,
     VersionRefused,
@@ -520,6 +522,17 @@ def test_a_transfer_goes_step_by_step() -> None:
         ("finish_transfer", None),
         ("finish_transfer", 9),
     ]
+
+
+@pytest.mark.parametrize(
+    ("failure", "name"),
+    [(TransferNotConfigured, "transfer-not-configured"), (TrainerNotTrusted, "trainer-not-trusted")],
+)
+def test_a_transfer_that_the_config_does_not_allow_is_403(failure: type[PolicyFailure], name: str) -> None:
+    service = ScriptedHttp()
+    service.store.failures["init_transfer"] = failure(FieldProblem(field="a", message="is not listed", value=7))
+    answer = service.request("POST", "/policy/transfer/init", json={"init_info": {"world_size": 3}})
+    assert_problem(answer, 403, name, [("a", "is not listed", 7)], failure.title)
 
 
 def test_a_transfer_takes_neither_kind_nor_base() -> None:

@@ -8,7 +8,13 @@ from typing import Any
 
 import pytest
 
-from deployments.policy.failures import TransferRefused, UpdateUnderWay, VersionRefused
+from deployments.policy.failures import (
+    TrainerNotTrusted,
+    TransferNotConfigured,
+    TransferRefused,
+    UpdateUnderWay,
+    VersionRefused,
+)
 from deployments.policy.replicas.commands import (
     AcceptRequests,
     ApplyTransfer,
@@ -30,6 +36,8 @@ from tests.deployments.policy.transferring_replicas import TransferringReplica
 from tests.virtual_time import now, run, settled
 
 MakeStore = Callable[..., PolicyStore]
+TRANSFER = {"trainers": ["10.0.0.4:29500"]}
+TRAINER = {"master_address": "10.0.0.4", "master_port": 29500}
 WEIGHTS = {"names": ["a"]}
 CHANGED = "the replicas have changed since the trainer was connected; call /policy/transfer/init again"
 STEPS: list[type[Command]] = [StartTransfer, UpdateTransfer, ApplyTransfer]
@@ -39,7 +47,10 @@ STEPS: list[type[Command]] = [StartTransfer, UpdateTransfer, ApplyTransfer]
 def make_store(tmp_path: Path) -> MakeStore:
     def make(**settings: Any) -> PolicyStore:
         return PolicyStore(
-            PolicySettings(folder=str(tmp_path), **settings), model="none", cluster=ScriptedCluster(), settle_s=0.0
+            PolicySettings(folder=str(tmp_path), **{"transfer": TRANSFER, **settings}),
+            model="none",
+            cluster=ScriptedCluster(),
+            settle_s=0.0,
         )
 
     return make
@@ -64,7 +75,7 @@ async def serving(store: PolicyStore, *workers: int, **script: Any) -> list[Tran
 
 
 async def meet(store: PolicyStore, world_size: int) -> int:
-    return await store.init_transfer({"master_port": 1, "rank_offset": 1, "world_size": world_size})
+    return await store.init_transfer({**TRAINER, "rank_offset": 1, "world_size": world_size})
 
 
 async def transfer(store: PolicyStore) -> PolicyUpdate:
@@ -89,7 +100,7 @@ async def test_replicas_meet_the_trainer_each_at_ranks_of_its_own(make_store: Ma
     assert (await store.state(0)).transfer_world_size == 8
     assert await meet(store, 8) == 8
     assert [replica.received for replica in replicas] == [
-        [AcceptRequests(), InitTransfer({"master_port": 1, "rank_offset": rank_offset, "world_size": 8})]
+        [AcceptRequests(), InitTransfer({**TRAINER, "rank_offset": rank_offset, "world_size": 8})]
         for rank_offset in (1, 3, 4)
     ]
 
@@ -102,6 +113,34 @@ async def test_a_world_of_another_size_is_refused_with_the_right_one(make_store:
         await meet(store, 2)
     assert_refused(refused, "init_info.world_size", "3 processes take part: the trainer's one and 2 of the replicas")
     assert refused.value.problems[0].value == 2
+    assert kinds(replica) == [AcceptRequests]
+
+
+@in_virtual_time
+async def test_no_replica_is_told_of_a_trainer_that_is_not_listed(make_store: MakeStore) -> None:
+    store = make_store()
+    [replica] = await serving(store, 1)
+    with pytest.raises(TrainerNotTrusted, match=r"10\.0\.0\.5:29500 is not listed"):
+        await store.init_transfer({**TRAINER, "master_address": "10.0.0.5", "world_size": 2})
+    assert kinds(replica) == [AcceptRequests]
+    await meet(store, 2)
+    assert (await transfer(store)).version == 1
+
+
+@in_virtual_time
+async def test_without_listed_trainers_every_step_says_how_to_list_them(make_store: MakeStore) -> None:
+    store = make_store(transfer={})
+    [replica] = await serving(store, 1)
+    steps = (
+        store.init_transfer({**TRAINER, "world_size": 2}),
+        store.start_transfer(SwitchOptions()),
+        store.update_transfer(WEIGHTS),
+        store.finish_transfer(None),
+    )
+    for step in steps:
+        with pytest.raises(TransferNotConfigured) as refused:
+            await step
+        assert [problem.field for problem in refused.value.problems] == ["policy.transfer.trainers"]
     assert kinds(replica) == [AcceptRequests]
 
 
