@@ -8,6 +8,7 @@ from ray.serve.handle import DeploymentHandle
 
 from deployments import logs
 from deployments.policy.store_client import PolicyStoreClient
+from service.canary.background_canary import BackgroundCanary
 from service.garbage import collect_small_portions
 from service.remote.environment import RemoteEnvironment
 from service.remote.generator import RemoteGenerator
@@ -31,9 +32,12 @@ class Ingress:
         logs.configure()
         policy = RemotePolicy(PolicyStoreClient(policy_store))
         policy.follow()
+        remote = RemoteGenerator(generator, settings.scheduling.window_factor)
+        if settings.canary.rate:
+            remote.report_to(BackgroundCanary(settings.canary, remote).note)
         self._rollouts = await RolloutService.connect(
             settings,
-            RemoteGenerator(generator, settings.scheduling.window_factor),
+            remote,
             {task_name: RemoteEnvironment(task_name, handle) for task_name, handle in environments.items()},
             policy,
             ingress_replicas,

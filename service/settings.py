@@ -101,6 +101,19 @@ class Scheduling(StrictSettings):
     one large request delays all others, which is of use for comparison only."""
 
 
+class CanarySettings(StrictSettings):
+    """A sample of the generations is scored on another generator replica, while rollouts go on."""
+
+    rate: float = Field(default=0.001, ge=0, le=1)
+    """The share of the generations that is scored; 0 for none. Only generations with plain sampling are (temperature 1,
+    no top-p, top-k or min-p), one at a time."""
+    most_mean_ratio: float = Field(default=1.5, gt=1)
+    """Two replicas differ if their probabilities of the same tokens do so by more than this factor on average. Rounding
+    makes a few percent. A replica that differs from at least two others, four times, is replaced."""
+    most_tokens: int = Field(default=8192, ge=1)
+    """Generations with more tokens, prompt included, are not scored."""
+
+
 class ServiceSettings(StrictSettings):
     """Everything about a service except how many replicas run."""
 
@@ -114,6 +127,8 @@ class ServiceSettings(StrictSettings):
     """Of all requests together."""
     scheduling: Scheduling = Scheduling()
     """How requests share the generator replicas."""
+    canary: CanarySettings = CanarySettings()
+    """How replicas whose log-probabilities drift are found."""
     policy: PolicySettings = PolicySettings()
     """Where versions of the weights are kept, and how they reach the replicas."""
 

@@ -86,6 +86,12 @@ class GeneratorReplicaBase(ABC):
         """Lets generations return with the tokens that they have, as `finish_reason` "abort". Ignores unknown ids."""
         await self._engine.interrupt(generation_ids)
 
+    async def take_out_of_service(self, reason: str) -> None:
+        """Refuses new generations from now on; the next health check fails, and Serve replaces the replica."""
+        if self._output_health.distrusted is None:
+            self._output_health.distrusted = reason
+            logger.error("The replica is out of service: %s.", reason)
+
     def drain(self, bound_s: float) -> None:
         """Refuses new generations, and interrupts after `bound_s` seconds those that still run.
 
@@ -120,6 +126,7 @@ class GeneratorReplicaBase(ABC):
 
         Raises:
             OutputsNotFinite: too many of its recent generations had log-probabilities that are NaN or infinite.
+            OutputsDiffer: it was taken out of service, because other replicas with its weights say other ones.
         """
         self._output_health.check()
 
@@ -139,6 +146,8 @@ class GeneratorReplicaBase(ABC):
         try:
             if self._shutting_down:
                 raise replica_shuts_down()
+            if self._output_health.distrusted is not None:
+                raise GenerationLost("The generator replica was taken out of service; it is being replaced.")
             self.refuse_other_weights(request)
             generation = await self._engine.generate(request)
             self._virtual_time = max(self._virtual_time, request.virtual_time)

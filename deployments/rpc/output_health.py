@@ -17,19 +17,27 @@ class OutputsNotFinite(Exception):
     """The replica keeps generating log-probabilities that are NaN or infinite. Serve replaces it."""
 
 
+class OutputsDiffer(Exception):
+    """The replica's log-probabilities are not those of other replicas with the same weights. Serve replaces it."""
+
+
 class OutputHealth:
     """Remembers which of the recent generations of one replica had log-probabilities that are not finite."""
 
     def __init__(self) -> None:
         self._recent: deque[str | None] = deque(maxlen=RECENT_GENERATIONS)
         """The group of each generation that was not finite, `None` for the others."""
+        self.distrusted: str | None = None
+        """Why the replica is out of service."""
 
     def record(self, group: str, is_finite: bool) -> None:
         """Adds one generation that has ended; `group` is its `GenerationRequest.group`."""
         self._recent.append(None if is_finite else group)
 
     def check(self) -> None:
-        """Raises `OutputsNotFinite` if too many of the recent generations were not finite."""
+        """Raises `OutputsNotFinite` if too many of the recent generations were not finite, or `OutputsDiffer`."""
+        if self.distrusted is not None:
+            raise OutputsDiffer(f"The replica was taken out of service: {self.distrusted}.")
         faulty = [group for group in self._recent if group is not None]
         if len(faulty) >= MOST_NOT_FINITE and len(set(faulty)) >= LEAST_GROUPS:
             raise OutputsNotFinite(

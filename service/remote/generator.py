@@ -1,12 +1,14 @@
 """The `Generator` port over Serve handles. Server half: `deployments/rpc/generator_replica_base.py`."""
 
 import asyncio
-from collections.abc import Iterable
+import logging
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 from uuid import uuid4
 
+from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
 from deployments.failures import GenerationLost, OtherVersionLoaded, Overloaded
@@ -16,6 +18,7 @@ from deployments.protocols import (
     GenerationResults,
     Generator,
     GeneratorDescription,
+    ScoringRequest,
 )
 from deployments.rpc.batching import BatchResults
 from deployments.rpc.handle_calls import call_result
@@ -23,15 +26,22 @@ from deployments.rpc.live_replicas import live_replicas_of
 from service.admission.generation_scheduler import GenerationScheduler
 from service.admission.replica_window import EngineCapacity
 from service.admission.scheduled_generation import ScheduledGeneration
+from service.canary.background_canary import ComparedReplicas
+from service.remote.batching import start_task
 from service.remote.replica_calls import GENERATOR_REPLICA, ReplicaCalls, calls_of
 
+logger = logging.getLogger("rollout_service.remote")
 LOOK_FOR_REPLICAS_S = 0.2
 """While generations wait, the replicas that have started or ended are looked for this often."""
 NOTHING_YET = Generation([], [], "abort")
 """The result of a generation that was interrupted before it was sent."""
 
 
-class RemoteGenerator(Generator):
+OnGeneration = Callable[[GenerationRequest, Generation, str], None]
+"""Is told of a generation that has ended without a failure, and of its replica."""
+
+
+class RemoteGenerator(Generator, ComparedReplicas):
     """Sends each generation, batched with others, when and where the scheduler says."""
 
     def __init__(self, handle: DeploymentHandle[Any], window_factor: float | None = None) -> None:
@@ -52,6 +62,8 @@ class RemoteGenerator(Generator):
         self._running: dict[str, tuple[ReplicaCalls, GenerationRequest]] = {}
         """By rollout."""
         self._caller = uuid4().hex
+        self._on_generation: OnGeneration | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
 
     async def generate(self, request: GenerationRequest) -> Generation:
         self._look_for_replicas()
@@ -78,10 +90,16 @@ class RemoteGenerator(Generator):
         finally:
             del self._running[request.rollout_id]
             self._wake(self._scheduler.end(scheduled, new_tokens, replica_failed=failed))
+        if self._on_generation is not None and not failed:
+            self._on_generation(request, generation, scheduled.replica)
         return generation
 
     def is_generating(self, rollout_id: str) -> bool:
         return rollout_id in self._running
+
+    def report_to(self, on_generation: OnGeneration) -> None:
+        """From now on `on_generation` is told of each generation."""
+        self._on_generation = on_generation
 
     def interrupt(self, rollout_id: str) -> bool:
         if (waiting := self._waiting.get(rollout_id)) is not None:
@@ -103,6 +121,24 @@ class RemoteGenerator(Generator):
         description: GeneratorDescription = await call_result(response, response, GenerationLost, GENERATOR_REPLICA)
         self._wake(self._scheduler.set_capacity(EngineCapacity.of(description)))
         return description
+
+    def replicas(self) -> Sequence[str]:
+        return live_replicas_of(self._handle)
+
+    async def score_on(self, replica: str, request: ScoringRequest) -> Generation:
+        """Beside the scheduler, which chooses replicas itself: the caller bounds how many are under way."""
+        return await self._calls_of(replica).generate.call(request)
+
+    def take_out_of_service(self, replica: str, reason: str) -> None:
+        start_task(self._take_out_of_service(replica, reason), self._tasks)
+
+    async def _take_out_of_service(self, replica: str, reason: str) -> None:
+        call: Any = self._handle.options(session_id=replica).take_out_of_service.remote(reason)
+        try:
+            await call_result(call, call, GenerationLost, GENERATOR_REPLICA)
+        except (GenerationLost, RayServeException) as error:
+            # One that is gone generates nothing any more.
+            logger.info("The replica was not told: %s", error, extra={"replica_id": replica})
 
     def _interrupt_waiting(self, scheduled: ScheduledGeneration) -> None:
         if scheduled in self._interrupted:

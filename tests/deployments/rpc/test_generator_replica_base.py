@@ -24,7 +24,7 @@ from deployments.protocols import (
     SamplingOptions,
 )
 from deployments.rpc.generator_replica_base import GeneratorReplicaBase
-from deployments.rpc.output_health import MOST_NOT_FINITE, OutputsNotFinite
+from deployments.rpc.output_health import MOST_NOT_FINITE, OutputsDiffer, OutputsNotFinite
 from tests import virtual_time
 
 DONE = Generation([1], [0.0], "stop")
@@ -169,6 +169,28 @@ def test_a_replica_whose_generations_fail_in_another_way_is_healthy() -> None:
         await replica.check_health()
 
     virtual_time.run(run())
+
+
+def test_a_replica_that_is_out_of_service_refuses_generations_and_is_unhealthy_for_the_first_reason(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    replica = ScriptedReplica()
+
+    async def run() -> None:
+        await replica.check_health()
+        await replica.take_out_of_service("it differs")
+        await replica.take_out_of_service("another reason")
+        with pytest.raises(OutputsDiffer, match=r"^The replica was taken out of service: it differs\.$"):
+            await replica.check_health()
+
+    virtual_time.run(run())
+    [refused] = results_of(replica, requests("a"))
+    assert (type(refused), str(refused)) == (
+        GenerationLost,
+        "The generator replica was taken out of service; it is being replaced.",
+    )
+    assert replica.engine.started == []
+    assert [record.getMessage() for record in caplog.records] == ["The replica is out of service: it differs."]
 
 
 def test_a_replica_refuses_generations_that_need_newer_weights_without_asking_its_engine() -> None:

@@ -147,6 +147,8 @@ class ScriptedGeneratorHandle:
         self.aborted: list[tuple[str, list[str]]] = []
         self.interrupted: list[tuple[str, list[str]]] = []
         self.interrupt_result: Exception | None = None
+        self.taken_out: list[tuple[str, str]] = []
+        self.take_out_result: Exception | None = None
         self.events: list[tuple[str, list[str]]] = []
         """Calls in the order in which they arrived, with the ids of their generations."""
         self.calls: list[ScriptedCall] = []
@@ -171,6 +173,10 @@ class ScriptedGeneratorHandle:
         self.events.append(("interrupt", generation_ids))
         return ScriptedResponse(self.interrupt_result)
 
+    def take_out_of_service(self, replica: str, reason: str) -> ScriptedResponse:
+        self.taken_out.append((replica, reason))
+        return ScriptedResponse(self.take_out_result)
+
     def abort(self, replica: str, generation_ids: list[str]) -> ScriptedResponse:
         self.aborted.append((replica, generation_ids))
         return ScriptedResponse(self._abort_result)
@@ -184,6 +190,7 @@ class NamedHandle:
         self.abort = SimpleNamespace(remote=lambda generation_ids: handle.abort(replica, generation_ids))
 
         self.interrupt = SimpleNamespace(remote=partial(handle.interrupt, replica))
+        self.take_out_of_service = SimpleNamespace(remote=partial(handle.take_out_of_service, replica))
         self._replica = replica
 
     def _generate(

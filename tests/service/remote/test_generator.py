@@ -17,6 +17,7 @@ from deployments.protocols import (
     ReplicaLoad,
     RequestShare,
     SamplingOptions,
+    ScoringRequest,
 )
 from deployments.rpc import live_replicas
 from deployments.rpc.live_replicas import record_live_replicas
@@ -436,3 +437,57 @@ def test_a_description_that_nobody_waits_for_is_cancelled() -> None:
 def test_the_description_is_that_of_a_replica() -> None:
     generator = generator_over(ScriptedGeneratorHandle())
     assert virtual_time.run(generator.describe()) == DESCRIPTION
+
+
+def test_each_generation_is_reported_with_its_replica_unless_it_failed() -> None:
+    handle = ScriptedGeneratorHandle(DONE)
+    generator = generator_over(handle, "a")
+    reported: list[tuple[str, Generation, str]] = []
+
+    def note(request: GenerationRequest, generation: Generation, replica: str) -> None:
+        reported.append((request.generation_id, generation, replica))
+
+    async def run() -> None:
+        await generator.generate(request("before"))
+        generator.report_to(note)
+        await generator.generate(request("one"))
+        handle.raised = ActorDiedError()
+        with pytest.raises(GenerationLost):
+            await generator.generate(request("two"))
+
+    virtual_time.run(run())
+    assert reported == [("one", DONE, "a")]
+
+
+def test_a_score_goes_to_the_replica_that_is_named_whatever_its_load() -> None:
+    handle = ScriptedGeneratorHandle(DONE)
+    generator = windowed(handle, "a", "b")
+    score = ScoringRequest("score", [1, 2], 1, (), SamplingOptions(), rollout_id="score", group="score")
+
+    async def run() -> None:
+        busy = [asyncio.create_task(generator.generate(request(name))) for name in ("one", "two", "three", "four")]
+        await virtual_time.settled()
+        assert await asyncio.gather(*(generator.score_on("b", score) for _ in range(3))) == [DONE] * 3
+        await asyncio.gather(*busy)
+
+    virtual_time.run(run())
+    assert generator.replicas() == ("a", "b")
+    assert ("b", ["score"] * 3) in handle.generated
+
+
+@pytest.mark.parametrize(("result", "logged"), [(None, []), (ActorDiedError(), ["The replica was not told"])])
+def test_a_replica_is_told_that_it_is_out_of_service(
+    result: Exception | None, logged: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    handle = ScriptedGeneratorHandle(DONE)
+    handle.take_out_result = result
+    generator = generator_over(handle, "a", "b")
+
+    async def run() -> None:
+        generator.take_out_of_service("b", "it differs")
+        await asyncio.sleep(2)
+
+    virtual_time.run(run())
+    assert handle.taken_out == [("b", "it differs")]
+    assert [record.getMessage().partition(":")[0] for record in caplog.records] == logged

@@ -63,7 +63,8 @@ def test_every_wrong_setting_is_named_with_its_value_and_the_permitted_names() -
         "  args.limits.max_body_bytes: Input should be a valid integer, unable to parse string as an integer "
         "(given: 'much')",
         f"  args.policy.fodler: unknown; permitted are {', '.join(PolicySettings.model_fields)} (given: '/weights')",
-        "  args.enviroments: unknown; permitted are engine, environments, limits, admission, scheduling, policy",
+        "  args.enviroments: unknown; permitted are engine, environments, limits, admission, scheduling, "
+        "canary, policy",
     ]
 
 
