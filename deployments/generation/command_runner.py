@@ -54,13 +54,14 @@ class CommandCosts:
     load_s: float = 0.0
     swap_s: float = 0.0
     pause_s: float = 0.0
+    recomputed_tokens: int = 0
     canary_s: float = 0.0
     fetched_bytes: int = 0
     read_bytes: int = 0
 
     @classmethod
     def of_swap(cls, times: "SwapTimes") -> Self:
-        return cls(swap_s=times.swap_s, pause_s=times.pause_s)
+        return cls(swap_s=times.swap_s, pause_s=times.pause_s, recomputed_tokens=times.recomputed_tokens)
 
 
 class CommandRunner:
@@ -137,6 +138,7 @@ class CommandRunner:
             load_s=costs.load_s,
             swap_s=costs.swap_s,
             pause_s=costs.pause_s,
+            recomputed_tokens=costs.recomputed_tokens,
             canary_s=costs.canary_s,
             fetched_bytes=costs.fetched_bytes,
             read_bytes=costs.read_bytes,

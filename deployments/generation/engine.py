@@ -72,7 +72,7 @@ class VLLMEngine(Engine):
         """Args: `steps` is among the stat loggers of `llm`; `patches_deltas` as in `start`."""
         self._llm = llm
         self._adapters = Adapters(llm)
-        self.weights = WeightUpdater(llm, self._adapters, patches_deltas)
+        self.weights = WeightUpdater(llm, self._adapters, patches_deltas, lambda: self.load().kv_tokens)
         self._running = RunningGenerations()
         self._stall_watch = StallWatch()
         self._watching: asyncio.Task[None] | None = None

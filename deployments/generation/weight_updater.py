@@ -6,7 +6,7 @@ The workers' half is `deployments/generation/worker_extension.py`.
 import asyncio
 import hashlib
 import time
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -33,6 +33,8 @@ class SwapTimes:
 
     swap_s: float = 0.0
     pause_s: float = 0.0
+    recomputed_tokens: int = 0
+    """Of generations under way: the engine computes their keys and values again after the pause."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +52,18 @@ class WeightsNotLoaded(Exception):
 class WeightUpdater:
     """One update at a time; the caller does not start another before the last one has ended."""
 
-    def __init__(self, llm: "AsyncLLM", adapters: Adapters, patches_deltas: bool = False) -> None:
+    def __init__(
+        self,
+        llm: "AsyncLLM",
+        adapters: Adapters,
+        patches_deltas: bool = False,
+        ongoing_tokens: Callable[[], int] = lambda: 0,
+    ) -> None:
+        """Args: `ongoing_tokens` counts the tokens of the generations under way, prompts included."""
         self._llm = llm
+        self._ongoing_tokens = ongoing_tokens
+        self._recomputed_tokens = 0
+        """Of the last pause."""
         self._adapters = adapters
         self._staged: StagedWeights | None = None
         self._paused_at = 0.0
@@ -134,7 +146,7 @@ class WeightUpdater:
         else:
             await self._pause(options, is_trial)
             seconds, pause_s = await self._resume(version, self._swap_in_workers())
-            times = SwapTimes(max(seconds), pause_s)
+            times = SwapTimes(max(seconds), pause_s, self._recomputed_tokens)
         if is_trial:
             self._on_trial_since = time.perf_counter()
         else:
@@ -171,7 +183,7 @@ class WeightUpdater:
         """Labels the weights `version` and resumes. Swap and pause are the whole time since `start_transfer`."""
         _, pause_s = await self._resume(version, self._llm.collective_rpc("end_transfer"))
         self.accept()
-        return SwapTimes(pause_s, pause_s)
+        return SwapTimes(pause_s, pause_s, self._recomputed_tokens)
 
     async def checksum(self) -> str:
         """A sha-256 over the weights in the workers' memory, computed in small steps between those of the engine."""
@@ -194,6 +206,9 @@ class WeightUpdater:
             # Those that wait in the engine's queue are interrupted too: the engine has to be empty.
             mode = "abort"
         self.aborts += mode == "abort"
+        # Those that are waited for have ended, and the caches of others stay without a reset.
+        is_recomputed = options.mode != "wait" and mode != "wait" and options.reset_prefix_cache
+        self._recomputed_tokens = self._ongoing_tokens() if is_recomputed else 0
         # `AsyncLLM.pause_generation` does the same and then sleeps, for longer than the swap of a small model.
         await self._llm.engine_core.pause_scheduler_async(mode=mode, clear_cache=options.reset_prefix_cache)
         self._paused_at = time.perf_counter()

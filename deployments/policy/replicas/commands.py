@@ -182,6 +182,8 @@ class CommandReport:
     """`Swap`, `FinishTransfer`: replacing the weights."""
     pause_s: float = 0.0
     """`Swap`, `FinishTransfer`: how long generation was paused."""
+    recomputed_tokens: int = 0
+    """`Swap`, `FinishTransfer`: tokens of generations under way whose keys and values are computed again after it."""
     canary_s: float = 0.0
     """`AcceptRequests`: how long generations waited, after the swap, for the end of the trial."""
     fetched_bytes: int = 0

@@ -104,6 +104,7 @@ class Fleet:
                 read_bytes=0 if staged is None else staged.read_bytes,
                 swap_s=last.swap_s,
                 pause_s=last.pause_s,
+                recomputed_tokens=last.recomputed_tokens,
                 canary_s=last.canary_s,
             )
         error = error_of(last)

@@ -116,7 +116,7 @@ def with_swap(accepted: CommandResult, swap: CommandReport | None) -> CommandRes
     """The report on the end of the trial with the times of its swap."""
     if not isinstance(accepted, CommandReport) or swap is None:
         return accepted
-    return replace(accepted, swap_s=swap.swap_s, pause_s=swap.pause_s)
+    return replace(accepted, swap_s=swap.swap_s, pause_s=swap.pause_s, recomputed_tokens=swap.recomputed_tokens)
 
 
 def refuse_if_all_refused(staged: Sequence[CommandResult]) -> None:

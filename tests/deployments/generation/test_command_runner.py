@@ -42,6 +42,7 @@ CHECKSUM_S = 10.0
 class ScriptedTimes:
     swap_s: float
     pause_s: float
+    recomputed_tokens: int = 50
 
 
 def files_in(folder: Path) -> dict[str, bytes]:
@@ -274,7 +275,7 @@ def test_a_swap_reports_its_times_and_the_new_version(tmp_path: Path) -> None:
     store = ScriptedStore(Swap(SwapOptions("wait")))
     weights = ScriptedWeights()
     played(weights, store, tmp_path)
-    assert store.reports == [CommandReport(1, LoadedWeights(1), swap_s=2.0, pause_s=3.0)]
+    assert store.reports == [CommandReport(1, LoadedWeights(1), swap_s=2.0, pause_s=3.0, recomputed_tokens=50)]
     assert weights.calls == ["swap wait"]
 
 

@@ -57,6 +57,28 @@ def test_a_swap_pauses_then_sends_swap_label_and_resume_in_this_order() -> None:
 
 
 @pytest.mark.parametrize(
+    ("options", "tokens"),
+    [
+        (SwapOptions("keep"), 700),
+        (SwapOptions("abort"), 700),
+        (SwapOptions("wait"), 0),
+        (SwapOptions("keep", reset_prefix_cache=False), 0),
+    ],
+)
+@pytest.mark.parametrize("is_trial", [False, True])
+def test_a_swap_says_how_many_tokens_of_generations_under_way_are_computed_again(
+    options: SwapOptions, tokens: int, is_trial: bool
+) -> None:
+    async def play() -> SwapTimes:
+        llm: Any = ScriptedLLM(begin_staging=[[None]], staged=[[(True, None)]], swap_staged=[[(0.5, None)]])
+        updater = WeightUpdater(llm, Adapters(llm), ongoing_tokens=lambda: 700)
+        await updater.stage(3, WEIGHTS)
+        return await updater.swap(options, is_trial)
+
+    assert run(play()).recomputed_tokens == tokens
+
+
+@pytest.mark.parametrize(
     ("mode", "pauses"),
     [
         ("keep", ["pause mode=abort clear_cache=True"]),

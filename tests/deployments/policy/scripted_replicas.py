@@ -160,7 +160,9 @@ class ScriptedReplica:
             await self.register()
             return None
         canary_s = 4.0 if isinstance(numbered.command, AcceptRequests) else 0.0
-        return replace(report, loaded=self.loaded, load_s=1.0, swap_s=2.0, pause_s=3.0, canary_s=canary_s)
+        return replace(
+            report, loaded=self.loaded, load_s=1.0, swap_s=2.0, pause_s=3.0, recomputed_tokens=50, canary_s=canary_s
+        )
 
     def _carry_out(self, numbered: NumberedCommand) -> None:
         match numbered.command:
