@@ -5,7 +5,13 @@ from pathlib import PurePosixPath
 from xdist.scheduler import LoadScopeScheduling
 
 LIVE = PurePosixPath("tests/live")
-OWN_SERVICES = {"test_console.py", "test_engine.py", "test_environment_replicas.py", "test_local.py"}
+OWN_SERVICES = {
+    "test_console.py",
+    "test_engine.py",
+    "test_environment_replicas.py",
+    "test_families.py",
+    "test_local.py",
+}
 """Files whose tests start services or engines of their own. All others share one service."""
 
 

@@ -130,9 +130,10 @@ def push_query(kind: WeightsKind, base: Version | None, options: UpdateOptions, 
         **options,
         **{name: value for name, value in optional.items() if value is not None},
     }
-    if (kind == "delta") != (base is not None):
+    if kind != "partial" and (kind == "delta") != (base is not None):
         raise ValueError(
-            f"kind={kind!r} and base={base!r}: a delta needs the version that it changes, others have none."
+            f"kind={kind!r} and base={base!r}: a delta needs the version that it changes, partial weights may name the "
+            "one that has the other tensors, others have none."
         )
     return PushOptions(**given).model_dump(mode="json", exclude_unset=True)
 

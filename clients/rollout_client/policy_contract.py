@@ -34,7 +34,7 @@ from rollout_client.contract import Lenient, Strict
 
 SAFETENSORS = "application/vnd.safetensors"
 Version = Annotated[int, Field(ge=0)]
-WeightsKind = Literal["full", "delta", "adapter"]
+WeightsKind = Literal["full", "partial", "delta", "adapter"]
 PauseMode = Literal["keep", "wait", "abort"]
 IfBusy = Literal["wait", "refuse"]
 
@@ -57,13 +57,16 @@ class PushOptions(SwitchOptions):
     """The query of `PUT /policy/versions/{version}`."""
 
     kind: WeightsKind = "full"
-    """What the file holds. `full`: every tensor of the model's checkpoint, under its name there. `delta`: for each
-    changed tensor `name`, `{name}.gaps` (I32) and `{name}.values` (the new values, in the tensor's dtype); a gap is the
-    distance of a changed value from the changed value before it in the flattened tensor, the first gap is counted from
-    index 0. `adapter`: a LoRA adapter as PEFT saves it, for the current full weights; the file's metadata hold the text
-    of its `adapter_config.json` under `adapter_config`."""
+    """What the file holds. `full`: every tensor of the model's checkpoint, under its name there. `partial`: some of
+    these tensors; the others stay as they are in the version `base`. `delta`: for each changed tensor `name`,
+    `{name}.gaps` (I32) and `{name}.values` (the new values, in the tensor's dtype); a gap is the distance of a changed
+    value from the changed value before it in the flattened tensor, the first gap is counted from index 0. `adapter`: a
+    LoRA adapter as PEFT saves it, for the current full weights; the file's metadata hold the text of its
+    `adapter_config.json` under `adapter_config`."""
     base: Version | None = None
-    """The version that a delta changes; required for `kind=delta`, and not allowed for the other kinds."""
+    """The version that a delta changes, or that has the other tensors of partial weights. Required for `kind=delta`;
+    for `kind=partial` by default the full weights that are current when all of the upload has arrived; not allowed for
+    the other kinds."""
     checksum: str | None = Field(default=None, pattern="^[0-9a-f]{64}$")
     """Sha-256 over all tensors of the full weights or the adapter, as in `VersionInfo`; weights with another one are
     refused. With it a delta of the current version goes to the engines' nodes as it is, and is applied there; without
@@ -109,11 +112,12 @@ class VersionInfo(Lenient):
 
     version: Version
     """The number of the version."""
-    kind: Literal["initial", "full", "delta", "adapter", "transfer"]
-    """How the version reached the service: `initial`: the model's own checkpoint, loaded at the start; `full`, `delta`
-    and `adapter`: an upload of that kind; `transfer`: a weight transfer into the engines."""
+    kind: Literal["initial", "full", "partial", "delta", "adapter", "transfer"]
+    """How the version reached the service: `initial`: the model's own checkpoint, loaded at the start; `full`,
+    `partial`, `delta` and `adapter`: an upload of that kind; `transfer`: a weight transfer into the engines."""
     base: Version | None = None
-    """For a delta, the version that it changed; null for all other kinds."""
+    """For a delta, the version that it changed; for partial weights, the one that has the other tensors; null for all
+    other kinds."""
     checksum: str | None = None
     """Sha-256 over all tensors, as `rollout_client.weights.checksum.Checksum` defines it. Null if the service has never
     held the weights, as after a transfer."""

@@ -1,6 +1,6 @@
 """vLLM calls `install` in each of its processes before it configures the engine (entry point `vllm.general_plugins`).
 
-It works around three faults of vLLM's build for processors.
+It works around four faults of vLLM's build for processors.
 """
 
 import os
@@ -23,8 +23,10 @@ def install() -> None:
     for library in sorted(Path(torch.__file__).parent.glob("lib/libgomp.so*")):
         preload_by_name(library, os.environ)
     from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
+    from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
 
     leave_out_head_adapters_of_prompts(PunicaWrapperCPU)
+    pack_experts_at_each_load(UnquantizedFusedMoEMethod)
 
 
 def allow_amx_tiles() -> None:
@@ -53,6 +55,26 @@ def leave_out_head_adapters_of_prompts(punica_wrapper: type[Any]) -> None:
 
     add_to_generated_tokens.leaves_out_prompts = True  # type: ignore[attr-defined]
     punica_wrapper.add_lora_logits = add_to_generated_tokens
+
+
+def pack_experts_at_each_load(experts_method: type[Any]) -> None:
+    """Lets the experts of a mixture be loaded again.
+
+    vLLM packs their weights for its kernel at the first load only: after a reload the kernel would take unpacked values
+    for packed ones.
+    """
+    setup_kernel = experts_method._setup_kernel
+    if getattr(setup_kernel, "packs_at_each_load", False):
+        return
+
+    def setup_and_pack(self: Any, layer: torch.nn.Module, w13: torch.Tensor, w2: torch.Tensor) -> None:
+        is_packed_by_vllm = self.moe_kernel is None
+        setup_kernel(self, layer, w13, w2)
+        if not is_packed_by_vllm:
+            self.moe_kernel.fused_experts.process_weights_after_loading(layer)
+
+    setup_and_pack.packs_at_each_load = True  # type: ignore[attr-defined]
+    experts_method._setup_kernel = setup_and_pack
 
 
 def preload_by_name(library: Path, environment: MutableMapping[str, str]) -> None:

@@ -197,7 +197,8 @@ def weight_slices(module: Any, parameter: torch.Tensor) -> Iterator[torch.Tensor
         step = max(CHECKSUM_SLICE_BYTES // flat.element_size(), 1)
         yield from (flat[first : first + step] for first in range(0, flat.numel(), step))
     elif (kernel := getattr(module, "cpu_linear", None)) is not None:
-        width = module.input_size_per_partition
+        # A layer that is the same on all workers has no partition.
+        width = getattr(module, "input_size_per_partition", module.input_size)
         for first in range(0, width, PROBE_ROWS):
             rows = torch.eye(min(PROBE_ROWS, width - first), width - first, dtype=parameter.dtype)
             yield kernel(torch.nn.functional.pad(rows, (first, 0)), parameter, None)

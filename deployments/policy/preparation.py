@@ -17,10 +17,16 @@ from deployments.policy.validation.assembly import (
     unpack_zstd,
     write_adapter,
     write_checkpoint,
+    write_completed,
 )
 from deployments.policy.validation.checkpoint_fetch import fetch_checkpoint
 from deployments.policy.validation.delta_checks import validate_delta
-from deployments.policy.validation.weight_checks import largest_upload_bytes, validate_adapter, validate_full
+from deployments.policy.validation.weight_checks import (
+    largest_upload_bytes,
+    validate_adapter,
+    validate_full,
+    validate_partial,
+)
 from deployments.policy.versions.initial_version import InitialVersion
 from deployments.policy.versions.version_history import PolicyVersions
 from deployments.policy.versions.version_store import StoredVersion, VersionStore
@@ -75,7 +81,7 @@ class VersionPreparation:
         Raises:
             ChunkDamaged: the bytes have another digest.
             WeightsRefused: the weights cannot be served, or are not those that their sender says.
-            VersionUnknown: the base of a delta is not stored, or no longer.
+            VersionUnknown: the base of a delta or of partial weights is not stored, or no longer.
         """
 
         def prepare(folder: Path) -> PreparedVersion:
@@ -145,17 +151,18 @@ class VersionPreparation:
     def _validated(
         self, version: int, options: PushOptions, pushed: Path, folder: Path, upload_digest: str | None
     ) -> PreparedVersion:
-        if options.kind != "delta" and options.base is not None:
-            message = f"only a delta has a base, and these weights are {options.kind}"
+        if options.kind not in ("delta", "partial") and options.base is not None:
+            message = f"only a delta and partial weights have a base, and these weights are {options.kind}"
             raise WeightsRefused(FieldProblem(field="base", message=message, value=options.base))
-        prepared = self._prepared(options, pushed, folder)
+        base = self._versions.desired.full if (options.kind, options.base) == ("partial", None) else options.base
+        prepared = self._prepared(options, base, pushed, folder)
         if options.checksum not in (None, prepared.checksum):
             message = f"the weights have {prepared.checksum}"
             raise WeightsRefused(FieldProblem(field="checksum", message=message, value=options.checksum))
         info = StoredVersion(
             version=version,
             kind=options.kind,
-            base=options.base,
+            base=base,
             checksum=prepared.checksum,
             size_bytes=prepared.size_bytes,
             delta_bytes=prepared.file.stat().st_size if prepared.delta_checksum else None,
@@ -166,14 +173,23 @@ class VersionPreparation:
         )
         return PreparedVersion(info, prepared.file)
 
-    def _prepared(self, options: PushOptions, pushed: Path, folder: Path) -> PreparedFile:
+    def _prepared(self, options: PushOptions, base: int | None, pushed: Path, folder: Path) -> PreparedFile:
         if options.kind == "delta":
             return self._prepared_delta(options, pushed, folder)
         if options.kind == "adapter":
             checksum, adapter_config = validate_adapter(pushed)
             return PreparedFile(pushed, checksum, pushed.stat().st_size, adapter_config=adapter_config)
-        checksum = validate_full(pushed, self._initial.layout_on_disk)
-        return PreparedFile(pushed, checksum, pushed.stat().st_size)
+        full = self._completed(base, pushed, folder) if options.kind == "partial" else pushed
+        checksum = validate_full(full, self._initial.layout_on_disk)
+        return PreparedFile(full, checksum, full.stat().st_size)
+
+    def _completed(self, base: int | None, partial: Path, folder: Path) -> Path:
+        """Full weights: the tensors of `partial`, and the others of version `base`."""
+        base_weights = self._versions.file(self._versions.delta_base(base))
+        validate_partial(partial, self._initial.layout_on_disk)
+        full = folder / "completed.safetensors"
+        write_completed(base_weights, partial, full)
+        return full
 
     def _prepared_delta(self, options: PushOptions, pushed: Path, folder: Path) -> PreparedFile:
         """The delta as it is, if its sender says what the full weights are, and if the replicas hold its base."""

@@ -83,7 +83,10 @@ class AsyncPolicyMethods:
                 for full weights, which are cast to the service's dtypes; a file for a delta; a folder of PEFT for an
                 adapter. `load_checkpoint` is for weights that the service can read itself.
             version: its number; without it, one more than the newest that the service knows.
-            base: the version that a delta changes. `PolicyPusher` makes and sends deltas of a module.
+            kind: `partial` sends of a module only what is trained (`requires_grad`), and of any other source only the
+                tensors that it holds; the service has the others.
+            base: the version that a delta changes, or from which partial weights take the other tensors (by default
+                the current full weights). `PolicyPusher` makes and sends deltas of a module.
             checksum: the `Checksum` of the full weights. The service refuses others, and passes a delta on as it is.
             options: `timeout_s` bounds the whole update; `retries` are those of one chunk.
 

@@ -49,7 +49,7 @@ class FileTensor(SourceTensor):
             yield from tensor_blocks(self.path, self.header, self.entry)
             return
         with needed_for(f"Casting {self.path} from {self.dtype} to {dtype}", "torch"):
-            from rollout_client.weights.torch_tensors import cast
+            from rollout_client.weights.torch_tensor import cast
         yield cast(read_tensor(self.path, self.header, self.entry), self.dtype, dtype)
 
     def is_tied_to(self, other: SourceTensor) -> bool:

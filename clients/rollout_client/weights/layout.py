@@ -1,10 +1,12 @@
 """Checks that the tensors of a source are those of the service's model, and names every one that is not."""
 
 from collections.abc import Mapping
+from typing import TypeVar
 
 from rollout_client.policy_contract import PolicyLayout, TensorLayout
 from rollout_client.weights.tensor import SourceTensor
 
+T = TypeVar("T", bound=SourceTensor)
 CASTABLE = frozenset({"F64", "F32", "F16", "BF16"})
 """Dtypes that are cast into each other. Narrower floating dtypes need scales, which a cast does not compute."""
 MAX_SHOWN_NAMES = 5
@@ -38,10 +40,17 @@ def finding(title: str, names: list[str]) -> str:
     return f" {title}: {', '.join(names[:MAX_SHOWN_NAMES])}{more}."
 
 
-def fitted(tensors: Mapping[str, SourceTensor], layout: PolicyLayout) -> dict[str, SourceTensor]:
-    """The tensors that `layout` names, in the order of the source; raises `WeightsDoNotFit`."""
+def fitted(tensors: Mapping[str, T], layout: PolicyLayout, is_partial: bool = False) -> dict[str, T]:
+    """The tensors that `layout` names, in the order of the source.
+
+    Args:
+        is_partial: tensors of `layout` may be missing.
+
+    Raises:
+        WeightsDoNotFit: a name, shape or dtype differs.
+    """
     sent = {name: tensor for name, tensor in tensors.items() if name in layout.tensors}
-    missing = [name for name in layout.tensors if name not in tensors]
+    missing = [] if is_partial else [name for name in layout.tensors if name not in tensors]
     wrong = {
         name: how for name, tensor in sent.items() if (how := difference(tensor, layout.tensors[name])) is not None
     }

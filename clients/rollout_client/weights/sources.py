@@ -18,7 +18,11 @@ from rollout_client.weights.tensor import SourceTensor, Weights
 if TYPE_CHECKING:
     import torch
 
-TensorsSource: TypeAlias = Union["torch.nn.Module", "Mapping[str, torch.Tensor]", str, os.PathLike[str]]
+    from rollout_client.weights.torch_tensors import GatheredState
+
+TensorsSource: TypeAlias = Union[
+    "torch.nn.Module", "GatheredState", "Mapping[str, torch.Tensor]", str, os.PathLike[str]
+]
 """Full weights as a trainer has them. A path is a `.safetensors` file or a folder of them."""
 WeightsSource: TypeAlias = TensorsSource | Weights
 FORMAT = {"format": "pt"}
@@ -27,7 +31,7 @@ FORMAT = {"format": "pt"}
 
 def needs_layout(source: WeightsSource, kind: WeightsKind) -> bool:
     """Whether `weights_to_send` needs the layout of the service's model for this source."""
-    return kind == "full" and not isinstance(source, Weights)
+    return kind in ("full", "partial") and not isinstance(source, Weights)
 
 
 def weights_to_send(source: WeightsSource, kind: WeightsKind, layout: PolicyLayout | None) -> Weights:
@@ -37,37 +41,43 @@ def weights_to_send(source: WeightsSource, kind: WeightsKind, layout: PolicyLayo
         layout: of the service's model, where `needs_layout` says so.
 
     Raises:
-        WeightsDoNotFit: full weights do not fit `layout`.
+        WeightsDoNotFit: full or partial weights do not fit `layout`.
         NotSafetensors: a file is not a safetensors file.
         ValueError: weights of this kind cannot be read from such a source.
     """
     if isinstance(source, Weights):
         return source
     if layout is not None:
-        return full_weights(source, layout)
+        return full_weights(source, layout, is_partial=kind == "partial")
     if not isinstance(source, str | os.PathLike):
         raise ValueError(f"{kind} weights come from a path, not from {type(source).__name__}; see PolicyPusher.")
     return adapter_weights(Path(source)) if kind == "adapter" else file_weights(Path(source))
 
 
-def full_weights(source: TensorsSource, layout: PolicyLayout) -> Weights:
+def full_weights(source: TensorsSource, layout: PolicyLayout, is_partial: bool = False) -> Weights:
     """`source` with the tensors and dtypes of `layout`, in the order of the source.
 
     Floating tensors are cast. A tensor that `layout` does not name is left out if it is tied to one that it names.
 
+    Args:
+        is_partial: of a module only what is trained, of any other source only what it holds.
+
     Raises:
         WeightsDoNotFit: a name or shape differs, or a dtype that cannot be cast.
         NotSafetensors: a file is not a safetensors file.
+        ValueError: partial weights without any tensor, or a tensor that has no counterpart in a checkpoint.
     """
-    tensors = fitted(tensors_of(source), layout)
+    tensors = fitted(tensors_of(source, layout, is_partial), layout, is_partial)
+    if is_partial and not tensors:
+        raise ValueError("There is no tensor to send: the source holds none, or all its parameters are frozen.")
     header = header_of(((name, layout.tensors[name].dtype, tensor.shape) for name, tensor in tensors.items()), FORMAT)
     is_repeatable = not any(tensor.is_sharded for tensor in tensors.values())
     return Weights(header, lambda entry: tensors[entry.name].blocks(entry.dtype), is_repeatable)
 
 
-def tensors_of(source: TensorsSource) -> dict[str, SourceTensor]:
+def tensors_of(source: TensorsSource, layout: PolicyLayout, is_partial: bool = False) -> Mapping[str, SourceTensor]:
     if isinstance(source, str | os.PathLike):
         return file_tensors(Path(source))
     with needed_for("Sending torch tensors", "torch"):
         from rollout_client.weights.torch_tensors import torch_tensors
-    return torch_tensors(source)
+    return torch_tensors(source, layout, is_partial)

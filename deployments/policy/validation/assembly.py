@@ -1,7 +1,7 @@
 """From what arrived to one safetensors file with all tensors, ready to be validated.
 
-What arrives is a file, a zstd stream, or a folder with a checkpoint or an adapter. No pickle is ever read. Memory holds
-one block of one tensor at a time. (`delta_application.py` makes full weights of a delta.)
+What arrives is a file with all tensors or some, a zstd stream, or a folder with a checkpoint or an adapter. No pickle
+is ever read. Memory holds one block of one tensor at a time. (`delta_application.py` makes full weights of a delta.)
 """
 
 import hashlib
@@ -12,10 +12,34 @@ import zstandard
 
 from deployments.policy.validation.weight_checks import too_large, weights_refused
 from rollout_client.weights.file_tensors import adapter_weights, file_tensors
-from rollout_client.weights.safetensors_file import header_bytes, header_of
+from rollout_client.weights.safetensors_file import header_bytes, header_of, read_header, tensor_blocks
 
+BASE_REMOVED = "newer versions have taken the place of the base; send full weights"
 LARGEST_WINDOW_BYTES = 2**27
 """Memory that a zstd stream may ask for; what `zstd` itself allows by default, at every level up to 19."""
+
+
+def write_completed(base: Path, partial: Path, full: Path) -> None:
+    """Writes the tensors of `partial`, and under all other names those of `base`.
+
+    Args:
+        partial: has no names, dtypes and shapes but those of `base`.
+
+    Raises:
+        WeightsRefused: the base was removed meanwhile.
+    """
+    try:
+        base_header, partial_header = read_header(base), read_header(partial)
+        replaced = partial_header.by_name
+        with full.open("wb") as file:
+            file.write(header_bytes(base_header.entries, base_header.metadata))
+            for entry in base_header.entries:
+                if (new := replaced.get(entry.name)) is not None:
+                    file.writelines(tensor_blocks(partial, partial_header, new))
+                else:
+                    file.writelines(tensor_blocks(base, base_header, entry))
+    except FileNotFoundError as error:
+        raise weights_refused(BASE_REMOVED, "base") from error
 
 
 def write_checkpoint(checkpoint: Path, full: Path) -> None:

@@ -66,6 +66,19 @@ def validate_full(path: Path, layout: PolicyLayout) -> str:
     return finite_checksum(path, header)
 
 
+def validate_partial(path: Path, layout: PolicyLayout) -> None:
+    """Checks what can be known before the other tensors are beside them.
+
+    Raises:
+        WeightsRefused: the file is not readable, holds no tensor, or has tensors that are not those of `layout`.
+    """
+    header = readable_header(path)
+    if not header.entries:
+        raise weights_refused("partial weights hold at least one tensor")
+    if problems := list(layout_problems(header, layout, is_partial=True)):
+        raise WeightsRefused(*problems)
+
+
 def validate_adapter(path: Path) -> tuple[str, str]:
     """Returns the `Checksum` and the configuration (JSON) of a LoRA adapter.
 
@@ -117,16 +130,17 @@ def too_large(most_bytes: int) -> WeightsRefused:
     return weights_refused(f"they are more than {most_bytes} bytes, more than weights of this model can be")
 
 
-def layout_problems(header: Header, layout: PolicyLayout) -> Iterator[FieldProblem]:
+def layout_problems(header: Header, layout: PolicyLayout, is_partial: bool = False) -> Iterator[FieldProblem]:
     """One problem for each tensor that is missing, unknown or different, up to `MOST_SHOWN` of each kind."""
     found = header.by_name
-    for title, names in {
-        "missing": [name for name in layout.tensors if name not in found],
-        "not known to the model": [name for name in found if name not in layout.tensors],
-    }.items():
-        for name in names[:MOST_SHOWN]:
-            more = f", like {len(names) - 1} more" if len(names) > 1 else ""
-            yield FieldProblem(field=name, message=f"the tensor is {title}{more}")
+    missing = [] if is_partial else [name for name in layout.tensors if name not in found]
+    for name in missing[:MOST_SHOWN]:
+        expected = layout.tensors[name]
+        model_has = f"the model has {expected.dtype} {expected.shape}"
+        yield FieldProblem(field=name, message=f"the tensor is missing{like_others(missing)}; {model_has}")
+    unknown = [name for name in found if name not in layout.tensors]
+    for name in unknown[:MOST_SHOWN]:
+        yield FieldProblem(field=name, message=f"the tensor is not known to the model{like_others(unknown)}")
     different = [
         problem
         for name, expected in layout.tensors.items()
@@ -135,6 +149,10 @@ def layout_problems(header: Header, layout: PolicyLayout) -> Iterator[FieldProbl
     yield from different[:MOST_SHOWN]
     if len(different) > MOST_SHOWN:
         yield FieldProblem(field="weights", message=f"{len(different) - MOST_SHOWN} more tensors are different")
+
+
+def like_others(names: list[str]) -> str:
+    return f", like {len(names) - 1} more" if len(names) > 1 else ""
 
 
 def difference(found: TensorEntry, expected: TensorLayout) -> FieldProblem | None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from threading import Lock
 
 from deployments.policy.failures import VersionUnknown, WeightsRefused
+from deployments.policy.validation.assembly import BASE_REMOVED
 from deployments.policy.validation.delta_application import write_applied
 from deployments.policy.versions.durable_files import make_folder_durably
 from deployments.policy.versions.initial_version import InitialVersion
@@ -15,8 +16,6 @@ from deployments.policy.versions.version_store import StoredVersion, VersionStor
 from rollout_client.problem_contract import FieldProblem
 from rollout_client.weights.delta import BadDelta
 from rollout_client.weights.safetensors_file import NotSafetensors
-
-BASE_REMOVED = "newer versions have taken the place of the base; send full weights"
 
 
 class DeltaChains:

@@ -14,8 +14,9 @@ from pathlib import Path
 
 from deployments.policy.failures import VersionRefused, VersionUnknown, WeightsRefused
 from deployments.policy.replicas.commands import LoadedWeights
+from deployments.policy.validation.assembly import BASE_REMOVED
 from deployments.policy.versions.current_version import CurrentVersion
-from deployments.policy.versions.delta_chains import BASE_REMOVED, DeltaChains
+from deployments.policy.versions.delta_chains import DeltaChains
 from deployments.policy.versions.initial_version import INITIAL, InitialVersion
 from deployments.policy.versions.known_versions import KnownVersions
 from deployments.policy.versions.version_store import StoredVersion, VersionStore
@@ -193,7 +194,7 @@ class PolicyVersions:
         """Removes all versions except the newest `full_versions` with full weights, those that are `needed`, and those
         that one of them is stored as a delta of.
         """
-        full = [stored.version for stored in self._store.versions() if stored.kind in ("full", "delta")]
+        full = [stored.version for stored in self._store.versions() if stored.kind in ("full", "partial", "delta")]
         kept = {*needed, *full[-full_versions:]}
         self._store.keep_only(kept.union(*map(self.chains.links, kept)))
 
@@ -258,7 +259,7 @@ class PolicyVersions:
         return len(checksums) == 2 and checksums[0] == checksums[1] is not None
 
     def delta_base(self, version: int | None) -> int:
-        """The version that a delta changes.
+        """The version that a delta changes, or that completes partial weights.
 
         Raises:
             WeightsRefused: the delta names no base, or one without full weights here.

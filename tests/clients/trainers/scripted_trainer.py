@@ -11,7 +11,7 @@ from safetensors.torch import load
 
 from rollout_client import RolloutClient
 from rollout_client.policy_contract import PolicyLayout, PolicyState, PushResult, TensorLayout, VersionInfo
-from rollout_client.weights.torch_tensors import NAMES
+from rollout_client.weights.torch_tensor import NAMES
 from tests.clients.scripted_service import SUMMARY, Json, result
 
 END = 261

@@ -77,6 +77,12 @@ def test_a_tensor_without_a_place_is_left_out_if_it_is_tied_to_one_that_is_sent(
     assert misfit(embed=embed, mask=MASK, head=NamedTensor(content="own")) == ([], ["head"], {})
 
 
+def test_partial_weights_fit_without_the_others() -> None:
+    assert fitted({"mask": MASK}, LAYOUT, is_partial=True) == {"mask": MASK}
+    with pytest.raises(WeightsDoNotFit, match="Not known there: head"):
+        fitted({"mask": MASK, "head": NamedTensor()}, LAYOUT, is_partial=True)
+
+
 def test_tensors_of_another_shape_are_not_compared() -> None:
     head = NamedTensor(shape=(12,))
     assert misfit(embed=NamedTensor(), mask=MASK, head=head) == ([], ["head"], {})

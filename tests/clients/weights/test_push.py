@@ -122,6 +122,30 @@ def test_a_module_is_cast_and_its_tied_head_left_out(policy: ScriptedPolicy, cal
     assert same(arrived(policy, 1), expected)
 
 
+def test_of_partial_weights_a_module_sends_what_is_trained(policy: ScriptedPolicy, call: CallClient) -> None:
+    model = Tiny()
+    model.embed.requires_grad_(False)
+    call(policy.url, "push_weights", model, kind="partial")
+    assert same(arrived(policy, 1), {"norm.weight": model.norm.weight.detach().bfloat16()})
+    assert policy.puts[0].query == {"kind": "partial"}
+
+
+def test_partial_weights_may_name_the_version_that_has_the_others(policy: ScriptedPolicy, tmp_path: Path) -> None:
+    state = {"norm.weight": torch.zeros(3)}
+    save_file(state, tmp_path / "norm.safetensors")
+    call_sync(policy.url, "push_weights", tmp_path / "norm.safetensors", kind="partial", base=0)
+    assert same(arrived(policy, 1), {"norm.weight": state["norm.weight"].bfloat16()})
+    assert policy.puts[0].query == {"kind": "partial", "base": "0"}
+
+
+def test_partial_weights_without_a_tensor_are_not_sent(policy: ScriptedPolicy, call: CallClient) -> None:
+    with pytest.raises(ValueError, match="no tensor to send"):
+        call(policy.url, "push_weights", Tiny().requires_grad_(False), kind="partial")
+    with pytest.raises(WeightsDoNotFit, match="Not known there: other"):
+        call(policy.url, "push_weights", {"other": torch.ones(1)}, kind="partial")
+    assert policy.puts == []
+
+
 @pytest.mark.parametrize("is_folder", [False, True])
 def test_a_checkpoint_is_uploaded_as_it_lies_there(policy: ScriptedPolicy, tmp_path: Path, is_folder: bool) -> None:
     state = bf16_state()

@@ -269,5 +269,5 @@ def test_what_is_missing_is_named_with_the_extra_that_brings_it() -> None:
     assert done.stderr == (
         'PolicyPusher needs numpy: pip install "rollout-client[weights]"\n'
         'Compressing weights needs zstandard: pip install "rollout-client[weights]"\n'
-        'Sending torch tensors needs numpy: pip install "rollout-client[torch]"\n'
+        'Sending torch tensors needs torch: pip install "rollout-client[torch]"\n'
     )

@@ -9,9 +9,14 @@ import torch
 from safetensors.torch import load
 from torch import nn
 
-from rollout_client.weights.torch_tensors import DTYPES, TorchTensor, cast, torch_tensors
+from rollout_client.policy_contract import PolicyLayout
+from rollout_client.weights.torch_tensor import DTYPES, TorchTensor, cast
+from rollout_client.weights.torch_tensors import torch_tensors
+from tests.clients.weights.sharded_push import EXPERTS
+from tests.model_families import random_model
 
 DATA = torch.tensor([[1.0, -2.5], [0.0, 3.0]])
+LAYOUT = PolicyLayout(tensors={})
 
 
 def bytes_of(tensor: torch.Tensor) -> bytes:
@@ -34,17 +39,29 @@ def read(tensor: torch.Tensor, dtype: str) -> bytes:
     ],
 )
 def test_names_are_those_without_wrappers(wrapped: str) -> None:
-    assert list(torch_tensors({wrapped: DATA})) == ["layers.0.weight"]
+    assert list(torch_tensors({wrapped: DATA}, LAYOUT)) == ["layers.0.weight"]
 
 
 @pytest.mark.parametrize("name", ["layers.module.weight", "my_orig_mod.weight", "submodule.weight"])
 def test_names_that_only_look_like_wrappers_stay(name: str) -> None:
-    assert list(torch_tensors({name: DATA})) == [name]
+    assert list(torch_tensors({name: DATA}, LAYOUT)) == [name]
 
 
 def test_a_module_is_read_as_its_state_dict_and_values_that_are_no_tensors_are_ignored() -> None:
-    assert list(torch_tensors(nn.Linear(2, 2))) == ["weight", "bias"]
-    assert list(torch_tensors({"step": 3, "weight": DATA})) == ["weight"]  # type: ignore[dict-item]
+    assert list(torch_tensors(nn.Linear(2, 2), LAYOUT)) == ["weight", "bias"]
+    assert list(torch_tensors({"step": 3, "weight": DATA}, LAYOUT)) == ["weight"]  # type: ignore[dict-item]
+
+
+def test_of_partial_weights_of_a_module_the_frozen_parameters_are_left_out() -> None:
+    class Trained(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.frozen, self.trained = nn.Linear(2, 2).requires_grad_(False), nn.Linear(2, 2)
+            self.register_buffer("counted", DATA)
+
+    module = nn.ModuleDict({"module": Trained()})
+    assert list(torch_tensors(module, LAYOUT, is_partial=True)) == ["counted", "trained.weight", "trained.bias"]
+    assert list(torch_tensors({"weight": DATA}, LAYOUT, is_partial=True)) == ["weight"]
 
 
 @pytest.mark.parametrize(("name", "dtype"), DTYPES.items())
@@ -80,6 +97,7 @@ def test_the_transpose_of_a_tensor_shares_its_memory_and_is_not_tied_to_it() -> 
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_a_sharded_model_is_gathered_by_all_its_processes(tmp_path: Path) -> None:
     processes = [
         subprocess.Popen([sys.executable, "-m", "tests.clients.weights.sharded_push", str(rank), str(tmp_path)])
@@ -96,3 +114,9 @@ def test_a_sharded_model_is_gathered_by_all_its_processes(tmp_path: Path) -> Non
         "norm": [1, 1, 1],
     }
     assert {tensor.dtype for tensor in loaded.values()} == {torch.bfloat16}
+    experts = random_model("qwen3-moe", 0).model.layers[0].mlp.experts.gate_up_proj.detach().bfloat16()
+    split = load((tmp_path / "experts.safetensors").read_bytes())
+    assert len(split) == 8
+    for expert, fused in enumerate(experts):
+        for name, part in zip(("gate", "up"), fused.chunk(2), strict=True):
+            assert torch.equal(split[f"{EXPERTS}.{expert}.{name}_proj.weight"], part)

@@ -4,10 +4,15 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import torch
 
-from deployments.generation.vllm_plugin import leave_out_head_adapters_of_prompts, preload_by_name
+from deployments.generation.vllm_plugin import (
+    leave_out_head_adapters_of_prompts,
+    pack_experts_at_each_load,
+    preload_by_name,
+)
 
 OPENMP = Path(torch.__file__).parent / "lib" / "libgomp.so.1"
 PRINT_LOADED = "print(open('/proc/self/maps').read())"
@@ -58,3 +63,28 @@ def test_adapters_of_the_output_layer_are_added_to_generated_tokens_only() -> No
     for rows in (2, 199):
         punica.add_lora_logits(torch.zeros(rows, 9), torch.zeros(rows, 4), None, None, 1.0)
     assert punica.rows == [2]
+
+
+class ScriptedExperts:
+    """Packs as vLLM's method for experts does: at the first load only."""
+
+    def __init__(self) -> None:
+        self.moe_kernel: SimpleNamespace | None = None
+
+    def _setup_kernel(self, layer: SimpleNamespace, w13: str, w2: str) -> None:
+        layer.weights = [w13, w2]
+        if self.moe_kernel is None:
+            self.moe_kernel = SimpleNamespace(fused_experts=self)
+            self.process_weights_after_loading(layer)
+
+    def process_weights_after_loading(self, layer: SimpleNamespace) -> None:
+        layer.weights = [f"packed {weight}" for weight in layer.weights]
+
+
+def test_experts_are_packed_once_at_each_load() -> None:
+    for _ in range(2):
+        pack_experts_at_each_load(ScriptedExperts)
+    experts, layer = ScriptedExperts(), SimpleNamespace()
+    for weights in (["w13", "w2"], ["new w13", "new w2"]):
+        experts._setup_kernel(layer, *weights)
+        assert layer.weights == [f"packed {weight}" for weight in weights]

@@ -221,18 +221,77 @@ def test_a_delta_may_change_the_initial_weights(tmp_path: Path) -> None:
     play(story, tmp_path)
 
 
+def test_partial_weights_are_completed_from_the_full_weights_that_are_current(tmp_path: Path) -> None:
+    async def story(world: World) -> None:
+        replica = await world.replica("r0")
+        await world.push(1, weights(2.0))
+        await world.push(2, adapter(), kind="adapter")
+        head = "model.embed_tokens.weight"
+        await world.push(3, save({head: INITIAL[head] * 3.0}), kind="partial")
+        (tmp_path / "staged").write_bytes(content_of(replica.staged))
+        served = load_file(tmp_path / "staged")
+        expected = {**INITIAL, NORM: INITIAL[NORM] * 2.0, head: INITIAL[head] * 3.0}
+        assert served.keys() == expected.keys()
+        assert all(torch.equal(served[name], tensor) for name, tensor in expected.items())
+        stored = world.version_store.info(3)
+        assert (stored.kind, stored.base, stored.checksum) == ("partial", 1, file_checksum(tmp_path / "staged"))
+
+    play(story, tmp_path)
+
+
+def test_partial_weights_may_name_the_version_that_completes_them(tmp_path: Path) -> None:
+    async def story(world: World) -> None:
+        await world.push(1, weights(2.0))
+        await world.push(2, save({NORM: INITIAL[NORM]}), kind="partial", base=0)
+        assert world.version_store.info(2).checksum == file_checksum(TINY_MODEL / "model.safetensors")
+        await world.push(3, delta(), kind="delta", base=2)
+        assert world.version_store.current() == 3
+
+    play(story, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("tensors", "field", "message"),
+    [
+        ({}, "weights", "partial weights hold at least one tensor"),
+        ({"other": torch.ones(1)}, "other", "the tensor is not known to the model"),
+        ({NORM: INITIAL[NORM].float()}, NORM, "its dtype is F32; the model's is BF16"),
+        ({NORM: INITIAL[NORM] * torch.nan}, NORM, "it holds NaN or infinity; the training has diverged"),
+    ],
+)
+def test_partial_weights_that_do_not_fit_are_refused_before_a_replica_hears_of_them(
+    tmp_path: Path, tensors: dict[str, torch.Tensor], field: str, message: str
+) -> None:
+    async def story(world: World) -> None:
+        await world.replica("r0")
+        async with refused(WeightsRefused, field, message):
+            await world.push(1, save(tensors), kind="partial")
+        assert not world.cluster.done("stage")
+        assert world.version_store.current() == 0
+
+    play(story, tmp_path)
+
+
 @pytest.mark.parametrize(
     ("options", "failure", "field", "message", "value"),
     [
         ({"kind": "delta"}, WeightsRefused, "base", "a delta must say which version it changes", None),
         ({"kind": "delta", "base": 9}, VersionUnknown, "version", "it is not stored here, or no longer", 9),
         ({"kind": "delta", "base": 2}, WeightsRefused, "base", "the version has no full weights here", 2),
-        ({"base": 1}, WeightsRefused, "base", "only a delta has a base, and these weights are full", 1),
+        ({"kind": "partial", "base": 9}, VersionUnknown, "version", "it is not stored here, or no longer", 9),
+        ({"kind": "partial", "base": 2}, WeightsRefused, "base", "the version has no full weights here", 2),
+        (
+            {"base": 1},
+            WeightsRefused,
+            "base",
+            "only a delta and partial weights have a base, and these weights are full",
+            1,
+        ),
         (
             {"kind": "adapter", "base": 1},
             WeightsRefused,
             "base",
-            "only a delta has a base, and these weights are adapter",
+            "only a delta and partial weights have a base, and these weights are adapter",
             1,
         ),
     ],

@@ -303,7 +303,7 @@ def test_options_are_query_parameters() -> None:
 @pytest.mark.parametrize(
     ("query", "field", "message", "value"),
     [
-        ("?kind=half", "query.kind", "Input should be 'full', 'delta' or 'adapter'", "half"),
+        ("?kind=half", "query.kind", "Input should be 'full', 'partial', 'delta' or 'adapter'", "half"),
         ("?base=-1", "query.base", "Input should be greater than or equal to 0", "-1"),
         ("?mode=stop", "query.mode", "Input should be 'keep', 'wait' or 'abort'", "stop"),
         ("?if_busy=fail", "query.if_busy", "Input should be 'wait' or 'refuse'", "fail"),

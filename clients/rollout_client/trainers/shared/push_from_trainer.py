@@ -1,6 +1,5 @@
 """Pushes the weights of a transformers `Trainer` to the service, sharded ones included. Needs the extra `trl`."""
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -8,6 +7,7 @@ from accelerate.utils import DistributedType, broadcast_object_list  # type: ign
 
 from rollout_client.errors import RolloutError
 from rollout_client.weights.sync_pusher import PolicyPusher
+from rollout_client.weights.torch_tensors import GatheredState
 
 SHARDED = {DistributedType.DEEPSPEED, DistributedType.FSDP}
 
@@ -44,7 +44,7 @@ def push_from_trainer(pusher: PolicyPusher, trainer: Any) -> int:
     return int(version_or_reason)
 
 
-def weights_of(trainer: Any) -> torch.nn.Module | Mapping[str, torch.Tensor]:
+def weights_of(trainer: Any) -> torch.nn.Module | GatheredState:
     """The unwrapped model; for a sharded model its state dict, which all processes gather together."""
     accelerator = trainer.accelerator
     model = accelerator.unwrap_model(trainer.model)
@@ -54,7 +54,6 @@ def weights_of(trainer: Any) -> torch.nn.Module | Mapping[str, torch.Tensor]:
             "yourself, for example from a callback at the end of each step."
         )
     if accelerator.distributed_type in SHARDED:
-        state: Mapping[str, torch.Tensor] = accelerator.get_state_dict(trainer.model_wrapped)
-        return state
+        return GatheredState(model, accelerator.get_state_dict(trainer.model_wrapped))
     unwrapped: torch.nn.Module = model
     return unwrapped

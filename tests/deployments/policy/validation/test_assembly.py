@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 import zstandard
 from safetensors.torch import load_file, save
 
@@ -14,8 +15,10 @@ from deployments.policy.validation.assembly import (
     unpack_zstd,
     write_adapter,
     write_checkpoint,
+    write_completed,
 )
 from deployments.policy.validation.weight_checks import validate_full
+from rollout_client.weights.checksum import file_checksum
 from rollout_client.weights.safetensors_file import read_header
 from tests.deployments.policy.weight_files import GOOD, LAYOUT, Bomb, adapter, refusal, written
 
@@ -26,6 +29,19 @@ def test_a_folder_that_is_no_adapter_is_refused(tmp_path: Path) -> None:
     adapter(tmp_path, "{")
     [(field, said)] = refusal(write_adapter, tmp_path, tmp_path / "packed")
     assert (field, said.startswith(f"{tmp_path / 'adapter_config.json'} is no JSON: ")) == ("weights", True)
+
+
+def test_partial_weights_take_the_place_of_those_of_the_base(tmp_path: Path) -> None:
+    base = written(tmp_path / "base", GOOD)
+    new = {"norm.weight": torch.zeros(3, dtype=torch.bfloat16)}
+    write_completed(base, written(tmp_path / "partial", new), tmp_path / "full")
+    assert validate_full(tmp_path / "full", LAYOUT) == file_checksum(written(tmp_path / "expected", GOOD | new))
+
+
+def test_a_base_of_partial_weights_that_was_removed_meanwhile_asks_for_full_weights(tmp_path: Path) -> None:
+    partial = written(tmp_path / "partial", {"scale": GOOD["scale"]})
+    message = "newer versions have taken the place of the base; send full weights"
+    assert refusal(write_completed, tmp_path / "base", partial, tmp_path / "full") == [("base", message)]
 
 
 @pytest.mark.parametrize("frames", [1, 3])

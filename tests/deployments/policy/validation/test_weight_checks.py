@@ -46,10 +46,13 @@ def test_the_layout_of_a_checkpoint_is_the_one_that_its_weights_pass(tmp_path: P
 @pytest.mark.parametrize(
     ("changed", "expected"),
     [
-        ({"norm.weight": None}, [("norm.weight", "the tensor is missing")]),
+        ({"norm.weight": None}, [("norm.weight", "the tensor is missing; the model has BF16 [3]")]),
         (
             {"norm.weight": None, "scale": None},
-            [(name, "the tensor is missing, like 1 more") for name in ("norm.weight", "scale")],
+            [
+                ("norm.weight", "the tensor is missing, like 1 more; the model has BF16 [3]"),
+                ("scale", "the tensor is missing, like 1 more; the model has F32 []"),
+            ],
         ),
         ({"lm_head": torch.ones(1)}, [("lm_head", "the tensor is not known to the model")]),
         ({"norm.weight": torch.ones(4).bfloat16()}, [("norm.weight", "its shape is [4]; the model's is [3]")]),
@@ -65,7 +68,7 @@ def test_the_layout_of_a_checkpoint_is_the_one_that_its_weights_pass(tmp_path: P
         (
             {"norm.weight": None, "other": torch.ones(1), "scale": torch.ones(())[None]},
             [
-                ("norm.weight", "the tensor is missing"),
+                ("norm.weight", "the tensor is missing; the model has BF16 [3]"),
                 ("other", "the tensor is not known to the model"),
                 ("scale", "its shape is [1]; the model's is []"),
             ],
@@ -94,7 +97,7 @@ def test_many_different_tensors_are_named_up_to_a_number(tmp_path: Path) -> None
     ]
     missing = written(tmp_path / "b", {"x": torch.ones(1)})
     assert refusal(validate_full, missing, layout)[:6] == [
-        *((name, "the tensor is missing, like 8 more") for name in names[:5]),
+        *((name, "the tensor is missing, like 8 more; the model has BF16 [1]") for name in names[:5]),
         ("x", "the tensor is not known to the model"),
     ]
 

@@ -53,9 +53,11 @@ def test_the_newest_full_versions_are_kept_as_bases(tmp_path: Path) -> None:
         assert versions(world) == [2, 3]
         await world.push(4, delta(), kind="delta", base=3)
         assert versions(world) == [3, 4]
-        for version in (5, 6):
+        await world.push(5, weights(5.0), kind="partial")
+        assert versions(world) == [4, 5]
+        for version in (6, 7):
             await world.push(version, adapter(version), kind="adapter")
-            assert versions(world) == [3, 4, version]
+            assert versions(world) == [4, 5, version]
 
     play(story, tmp_path, keep_versions=2)
 
