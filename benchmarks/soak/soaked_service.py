@@ -16,6 +16,9 @@ from service.startup.ports import free_port
 
 KV_CACHE_BLOCKS = 512
 """Of 128 tokens. Small, because its pages count as memory once they are used: soon all of them have been."""
+SMALL_KERNEL_CACHES = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64", "LRU_CACHE_CAPACITY": "64"}
+"""On processors oneDNN keeps a compiled kernel for each size of a batch, by default a thousand of them: hundreds of
+megabytes, which come by and by, with pushes and without. Small caches are full soon."""
 ENVIRONMENT = {"RAY_allow_out_of_band_object_ref_serialization": "0"}
 """A reference to an object of Ray inside a message of Serve is an error: nobody would ever free the object."""
 
@@ -44,6 +47,7 @@ def soaked_service(config: Path, replicas: int, console: Console) -> Iterator[So
         engine = application.args["engine"]
         engine |= {"enable_lora": True, "max_loras": 2, "max_lora_rank": 8, "num_cpus": 0.8 / replicas}
         engine["num_gpu_blocks_override"] = KV_CACHE_BLOCKS
+        engine["environment_variables"] |= SMALL_KERNEL_CACHES
         application.args["policy"] = {"checkpoint_roots": [str(checkpoints)]}
         for deployment in application.deployments:
             if deployment.name == "Generator":
