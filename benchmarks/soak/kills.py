@@ -1,8 +1,8 @@
 """Kills processes at random moments of updates while rollouts go on: `make soak-weights-kills`.
 
-Each update is pushed by a client process of its own. At a random moment the policy store, a generator replica or the
-client is killed with SIGKILL. A client that was killed is started again, as its trainer would be, and pushes the same
-weights as the next version. It must hold:
+Updates are full weights and deltas by turns. Each is pushed by a client process of its own. At a random moment the
+policy store, a generator replica or the client is killed with SIGKILL. A client that was killed is started again, as
+its trainer would be, and pushes the same weights as the next version. It must hold:
 
 - after each update the version that was acknowledged is current, with the bytes that were sent;
 - every rollout comes back without an error, with right spans (`span_check.py`);
@@ -31,7 +31,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from safetensors.torch import save_file
 
 from benchmarks.process_group import command_of, no_process_left
-from benchmarks.soak.known_weights import KnownWeights
+from benchmarks.soak.known_weights import KnownWeights, State
 from benchmarks.soak.logprob_check import logprob_differences
 from benchmarks.soak.soaked_service import SoakedService, soaked_service
 from benchmarks.soak.steady_rollouts import RolloutTally, SteadyRollouts
@@ -68,6 +68,35 @@ class Kills:
     problems: list[str] = field(default_factory=list)
 
 
+@dataclass(frozen=True, slots=True)
+class FilePush:
+    """
+    Args:
+        checksum: of the full weights.
+        base: the version that the file, a delta, changes; `None` for full weights.
+    """
+
+    file: Path
+    checksum: str
+    base: int | None
+
+    def arguments(self) -> list[str]:
+        """Of the uploading client."""
+        base = [] if self.base is None else ["--base", str(self.base)]
+        return [str(self.file), "--checksum", self.checksum, *base]
+
+
+def written(folder: Path, known: KnownWeights, before: State, state: State, base: int | None) -> FilePush:
+    """Writes `state` as full weights, or as a delta of `before`, which is version `base`."""
+    full, delta = folder / "full.safetensors", folder / "delta.safetensors"
+    save_file(state, full)
+    checksum = file_checksum(full)
+    if base is None:
+        return FilePush(full, checksum, base)
+    save_file(known.delta(before, state), delta)
+    return FilePush(delta, checksum, base)
+
+
 class KillRounds:
     """
     Args:
@@ -85,11 +114,11 @@ class KillRounds:
         self._draw = draw
         self._usual_s = USUAL_S
 
-    async def update(self, weights: Path) -> None:
+    async def update(self, push: FilePush) -> None:
         """Pushes the file until that is acknowledged, and kills something meanwhile, once."""
         victim: str | None = self._draw.choice(self._victims)
         while True:
-            version = await self._push(weights, victim)
+            version = await self._push(push, victim)
             if version is not None:
                 break
             self.kills.pushed_again += 1
@@ -97,12 +126,12 @@ class KillRounds:
         self.kills.acknowledged += 1
         state = await self._client.policy(checksums_within_s=0)
         stored = {info.version: info.checksum for info in state.versions}
-        if state.current != version or stored.get(version) != file_checksum(weights):
+        if state.current != version or stored.get(version) != push.checksum:
             self.kills.problems.append(f"version {version} was acknowledged, and {state.current} is current: {stored}")
 
-    async def _push(self, weights: Path, victim: str | None) -> int | None:
+    async def _push(self, push: FilePush, victim: str | None) -> int | None:
         """Returns the version that was acknowledged, if one was."""
-        arguments = ("-m", "benchmarks.soak.uploading_client", self._service.url, str(weights))
+        arguments = ["-m", "benchmarks.soak.uploading_client", self._service.url, *push.arguments()]
         process = await asyncio.create_subprocess_exec(sys.executable, *arguments, stdout=PIPE, stderr=PIPE)
         assert process.stdout is not None
         began = await process.stdout.readline()
@@ -165,22 +194,24 @@ async def kill_rounds(service: SoakedService, updates: int, replicas: int, victi
     columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
     async with AsyncRolloutClient(service.url) as client:
         rounds = KillRounds(service, client, victims, random.Random(seed))
-        kills, weights = rounds.kills, service.checkpoints / "pushed.safetensors"
+        kills, state = rounds.kills, known.initial
         rollouts = SteadyRollouts(client, rounds.times, SAMPLE_RETRIES)
         kills.rollouts = rollouts.tally
         with Progress(*columns, console=console) as progress:
             bar = progress.add_task("", total=updates)
             async with rollouts.running():
                 for number in range(updates):
-                    save_file(known.perturbed(seed + number), weights)
-                    await rounds.update(weights)
+                    before, is_delta = state, number % 2 == 1
+                    state = known.partly_changed(before, number) if is_delta else known.perturbed(seed + number)
+                    base = rounds.times.newest if is_delta else None
+                    await rounds.update(written(service.checkpoints, known, before, state, base))
                     progress.update(bar, advance=1, description=description(kills))
-        state = await settled(client, replicas)
+        policy = await settled(client, replicas)
         newest = rounds.times.newest
-        if state.current != newest or {replica.version for replica in state.replicas} != {newest}:
-            kills.problems.append(f"{newest} was acknowledged last, and at the end there is {state}")
-        differences = await logprob_differences(client, known, state.current, known.perturbed(seed + updates - 1))
-        kills.problems += differences.problems(state.current)
+        if policy.current != newest or {replica.version for replica in policy.replicas} != {newest}:
+            kills.problems.append(f"{newest} was acknowledged last, and at the end there is {policy}")
+        differences = await logprob_differences(client, known, policy.current, state)
+        kills.problems += differences.problems(policy.current)
     return kills
 
 

@@ -46,6 +46,15 @@ class KnownWeights:
             for name, tensor in state.items()
         }
 
+    def delta(self, base: State, state: State) -> State:
+        """The tensors of a push of `kind=delta` that changes `base`, full weights, to `state`."""
+        changes = State()
+        for name, tensor in state.items():
+            places = (tensor != base[name]).flatten().nonzero().flatten()
+            gaps = torch.diff(places, prepend=torch.zeros(1, dtype=places.dtype))
+            changes |= {f"{name}.gaps": gaps.to(torch.int32), f"{name}.values": tensor.flatten()[places]}
+        return changes
+
     def with_nan(self) -> State:
         """Weights that validation refuses."""
         return self.initial | {NORM: torch.full_like(self.initial[NORM], torch.nan)}

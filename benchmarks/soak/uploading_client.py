@@ -4,6 +4,7 @@ It prints the number of the version before it sends anything, and a second line 
 """
 
 from pathlib import Path
+from typing import Annotated
 
 import typer
 
@@ -14,11 +15,23 @@ CHUNK_BYTES = 100_000
 """So that a kill hits each step of a push about as often."""
 
 
-def main(url: str, weights: Path) -> None:
+def main(
+    url: str,
+    weights: Path,
+    base: Annotated[int | None, typer.Option(help="The version that the file, a delta, changes.")] = None,
+    checksum: Annotated[str | None, typer.Option(help="Of the full weights.")] = None,
+) -> None:
     with RolloutClient(url) as client:
         version = next_version(client.policy(checksums_within_s=0))
         typer.echo(version)
-        update = client.push_weights(weights, version, chunk_bytes=CHUNK_BYTES)
+        update = client.push_weights(
+            weights,
+            version,
+            kind="full" if base is None else "delta",
+            base=base,
+            checksum=checksum,
+            chunk_bytes=CHUNK_BYTES,
+        )
         typer.echo(update.version)
 
 
