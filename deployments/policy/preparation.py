@@ -177,7 +177,7 @@ class VersionPreparation:
         if options.kind == "delta":
             return self._prepared_delta(options, pushed, folder)
         if options.kind == "adapter":
-            checksum, adapter_config = validate_adapter(pushed)
+            checksum, adapter_config = validate_adapter(pushed, self._initial.layout_on_disk)
             return PreparedFile(pushed, checksum, pushed.stat().st_size, adapter_config=adapter_config)
         full = self._completed(base, pushed, folder) if options.kind == "partial" else pushed
         checksum = validate_full(full, self._initial.layout_on_disk)

@@ -43,12 +43,16 @@ def push_overflowing(client: RolloutClient, _folder: Path) -> None:
     client.push_weights(overflowing())
 
 
-def push_cut_short(client: RolloutClient, _folder: Path) -> None:
-    answer = httpx.put(
-        f"{client.base_url}/policy/versions/{client.policy().current + 1}", content=save(tiny_state())[:-3], timeout=60
-    )
+def put(client: RolloutClient, content: bytes) -> None:
+    """Sends bytes that the client itself would not send; raises `ValueError` with what the service says of them."""
+    version = client.policy().current + 1
+    answer = httpx.put(f"{client.base_url}/policy/versions/{version}", content=content, timeout=60)
     assert answer.status_code == 422
     raise ValueError(answer.json()["detail"])
+
+
+def push_cut_short(client: RolloutClient, _folder: Path) -> None:
+    put(client, save(tiny_state())[:-3])
 
 
 def push_high_rank(client: RolloutClient, folder: Path) -> None:
@@ -57,7 +61,14 @@ def push_high_rank(client: RolloutClient, folder: Path) -> None:
 
 
 def push_other_shape(client: RolloutClient, _folder: Path) -> None:
-    client.push_weights(tiny_state() | {NORM: torch.ones(64, dtype=torch.bfloat16)})
+    """The file is whole, and as long as one with the right shape."""
+    put(client, save(tiny_state() | {NORM: torch.ones(2, 64, dtype=torch.bfloat16)}))
+
+
+def push_adapter_of_another_model(client: RolloutClient, folder: Path) -> None:
+    """Smaller matrices than the model's: vLLM itself would load them."""
+    adapter_folder(folder / "adapter", seed=1, width=64)
+    client.push_weights(folder / "adapter", kind="adapter")
 
 
 @pytest.mark.parametrize(
@@ -65,7 +76,8 @@ def push_other_shape(client: RolloutClient, _folder: Path) -> None:
     [
         (push_nan, "NaN or infinity"),
         (push_cut_short, "it is not whole"),
-        (push_other_shape, "shape"),
+        (push_other_shape, r"its shape is \[2, 64\]; the model's is \[128\]"),
+        (push_adapter_of_another_model, r"its shape is \[4, 64\]; model.layers.0.self_attn.o_proj takes \[rank, 128\]"),
         (push_high_rank, "LoRA rank 16 is greater than max_lora_rank 8"),
         (push_overflowing, "could not generate with them and went back: GenerationNotFinite"),
     ],

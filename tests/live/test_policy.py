@@ -266,14 +266,14 @@ def weights_of(state: PolicyState) -> PolicyState:
     return state.model_copy(update={"uploads": []})
 
 
-def adapter_folder(folder: Path, seed: int, rank: int = 4) -> State:
+def adapter_folder(folder: Path, seed: int, rank: int = 4, width: int = 128) -> State:
     """Writes a LoRA adapter as PEFT does; returns what it adds to the weights."""
     generator = torch.Generator().manual_seed(seed)
     adapter: State = {}
     added: State = {}
     for layer in range(4):
         name = f"model.layers.{layer}.self_attn.o_proj"
-        a, b = (0.07 * torch.randn(shape, generator=generator) for shape in ((rank, 128), (128, rank)))
+        a, b = (0.07 * torch.randn(shape, generator=generator) for shape in ((rank, width), (width, rank)))
         adapter[f"base_model.model.{name}.lora_A.weight"] = a
         adapter[f"base_model.model.{name}.lora_B.weight"] = b
         added[f"{name}.weight"] = b @ a

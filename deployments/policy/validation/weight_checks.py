@@ -6,11 +6,13 @@ No pickle is ever read. Memory holds one block of one tensor at a time.
 import json
 import math
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
 
 from deployments.policy.failures import WeightsRefused
+from deployments.policy.validation.adapter_checks import adapter_problems
 from rollout_client.policy_contract import PolicyLayout, TensorLayout
 from rollout_client.problem_contract import FieldProblem
 from rollout_client.weights.checksum import Checksum
@@ -79,11 +81,12 @@ def validate_partial(path: Path, layout: PolicyLayout) -> None:
         raise WeightsRefused(*problems)
 
 
-def validate_adapter(path: Path) -> tuple[str, str]:
-    """Returns the `Checksum` and the configuration (JSON) of a LoRA adapter.
+def validate_adapter(path: Path, layout: PolicyLayout) -> tuple[str, str]:
+    """Returns the `Checksum` and the configuration (JSON) of a LoRA adapter for weights of `layout`.
 
     Raises:
-        WeightsRefused: the file is not readable, holds no configuration or no tensor, or a value is not finite.
+        WeightsRefused: the file is not readable, holds no configuration or no tensor, a matrix does not fit the weight
+            that it changes, or a value is not finite.
     """
     header = readable_header(path)
     adapter_config = header.metadata.get("adapter_config", "")
@@ -95,6 +98,8 @@ def validate_adapter(path: Path) -> tuple[str, str]:
         raise weights_refused("the file's metadata hold no adapter_config, the text of PEFT's adapter_config.json")
     if not header.entries:
         raise weights_refused("the adapter holds no tensor")
+    if problems := list(islice(adapter_problems(header, adapter_config, layout), MOST_SHOWN)):
+        raise WeightsRefused(*problems)
     return finite_checksum(path, header), adapter_config
 
 

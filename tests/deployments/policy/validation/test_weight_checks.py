@@ -193,7 +193,7 @@ def test_an_adapter_of_peft_is_packed_and_checked(tmp_path: Path) -> None:
     folder = adapter(tmp_path / "adapter", '{"r": 8,  "lora_alpha": 16}')
     write_adapter(folder, tmp_path / "packed")
     checksum = file_checksum(folder / "adapter_model.safetensors")
-    assert validate_adapter(tmp_path / "packed") == (checksum, '{"r": 8,  "lora_alpha": 16}')
+    assert validate_adapter(tmp_path / "packed", LAYOUT) == (checksum, '{"r": 8,  "lora_alpha": 16}')
 
 
 NO_CONFIG = "the file's metadata hold no adapter_config, the text of PEFT's adapter_config.json"
@@ -217,4 +217,4 @@ def test_what_is_no_adapter_is_refused(
     tmp_path: Path, tensors: Tensors, metadata: dict[str, str] | None, finding: tuple[str, str]
 ) -> None:
     save_file(tensors, tmp_path / "a", metadata)
-    assert refusal(validate_adapter, tmp_path / "a") == [finding]
+    assert refusal(validate_adapter, tmp_path / "a", LAYOUT) == [finding]
