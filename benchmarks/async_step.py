@@ -31,7 +31,7 @@ TURNS = 8
 NEW_TOKENS = 16
 MAX_STALENESS = 1
 ALONE = 3
-"""Requests without a training beside them, by which generating is measured."""
+"""Requests without a training beside them, right before each training, by which generating is measured."""
 TRAINING_OVER_GENERATING = (0.5, 1.0, 2.0)
 BOUND = 1.15
 console = Console(stderr=True)
@@ -41,15 +41,18 @@ console = Console(stderr=True)
 class Steps:
     """Of one training; times in seconds, medians over its steps."""
 
+    generating_s: float
+    """Of the rollouts of a step alone."""
     training_s: float
     step_s: float
     push_s: float
     stale_rate: float
     """Share of all rollouts that were cut off."""
 
-    def over_longer(self, generating_s: float) -> float:
+    @property
+    def over_longer(self) -> float:
         """The step in parts of the longer one of training and generating."""
-        return self.step_s / max(self.training_s, generating_s)
+        return self.step_s / max(self.training_s, self.generating_s)
 
 
 def main(
@@ -66,9 +69,11 @@ def main(
     ):
         client.push_weights(model)
         play(client, client.policy().current)
-        generating_s = median(generating(client) for _ in range(ALONE))
-        measured = [train(client, model, factor * generating_s, steps) for factor in TRAINING_OVER_GENERATING]
-    report(generating_s, measured)
+        measured = []
+        for factor in TRAINING_OVER_GENERATING:
+            generating_s = median(generating(client) for _ in range(ALONE))
+            measured.append(train(client, model, generating_s, factor * generating_s, steps))
+    report(measured)
 
 
 def play(client: RolloutClient, version: int) -> RolloutResponse:
@@ -90,7 +95,7 @@ def generating(client: RolloutClient) -> float:
     return time.perf_counter() - began
 
 
-def train(client: RolloutClient, model: Path, training_s: float, steps: int) -> Steps:
+def train(client: RolloutClient, model: Path, generating_s: float, training_s: float, steps: int) -> Steps:
     step_s, push_s, stale_rates = list[float](), list[float](), list[float]()
     version = client.policy().current
     with ThreadPoolExecutor(1) as thread:
@@ -108,24 +113,26 @@ def train(client: RolloutClient, model: Path, training_s: float, steps: int) -> 
             step_s.append(time.perf_counter() - began)
         ahead.result()
     # The first step finds its rollouts there.
-    return Steps(training_s, median(step_s[1:]), median(push_s), sum(stale_rates) / len(stale_rates))
+    stale_rate = sum(stale_rates) / len(stale_rates)
+    return Steps(generating_s, training_s, median(step_s[1:]), median(push_s), stale_rate)
 
 
-def report(generating_s: float, measured: Sequence[Steps]) -> None:
+def report(measured: Sequence[Steps]) -> None:
     table = Table("training", "generating", "step", "push", f"step / the longer (<= {BOUND})", "cut off")
     for steps in measured:
         table.add_row(
             f"{steps.training_s:.2f} s",
-            f"{generating_s:.2f} s",
+            f"{steps.generating_s:.2f} s",
             f"{steps.step_s:.2f} s",
             f"{steps.push_s:.2f} s",
-            f"{steps.over_longer(generating_s):.3f}",
+            f"{steps.over_longer:.3f}",
             f"{steps.stale_rate:.1%}",
         )
     console.print(table)
     figures = {
-        "generating_s": round(generating_s, 3),
-        "step_over_longer": [round(steps.over_longer(generating_s), 3) for steps in measured],
+        "generating_s": [round(steps.generating_s, 3) for steps in measured],
+        "training_s": [round(steps.training_s, 3) for steps in measured],
+        "step_over_longer": [round(steps.over_longer, 3) for steps in measured],
         "push_s": [round(steps.push_s, 3) for steps in measured],
         "stale_rate": [round(steps.stale_rate, 4) for steps in measured],
     }

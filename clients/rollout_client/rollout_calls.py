@@ -55,7 +55,7 @@ class RolloutOptions(CallOptions, total=False):
     keep: Keep | Mapping[str, Any] | None
     """When enough rollouts are done; the service cancels the rest."""
     policy: PolicyDemand | Mapping[str, Any] | None
-    """The weights that the rollouts may begin with."""
+    """Which weights may generate the rollouts: `min_version`, `version`, `max_staleness`; see `RolloutDemand`."""
     priority: Priority | None
     """The share of the engines while other requests wait too: a name, or a number in proportion to `train`."""
 

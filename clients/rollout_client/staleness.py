@@ -32,7 +32,7 @@ class Staleness:
 
 
 def staleness(rollouts: "SampleResult | RolloutResponse | ArrowResponse", trainer_version: int) -> Staleness:
-    """The staleness of one rollout, or of all rollouts of a response together, failed ones included.
+    """The staleness of one rollout, or of all rollouts of a response together, failed and stale ones included.
 
     `trainer_version` is the version of the weights that are trained with these rollouts, as the trainer pushed them.
     """

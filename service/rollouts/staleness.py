@@ -79,7 +79,7 @@ class RolloutVersions:
 
     @property
     def is_stale(self) -> bool:
-        return not self._bounds.allows(self._oldest)
+        return self._bounds.max_staleness is not None and not self._bounds.allows(self._oldest)
 
     @property
     def at_end(self) -> int | None:

@@ -5,10 +5,8 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-from deployments.policy.failures import TransferRefused
-from deployments.policy.replicas.commands import LoadedWeights, ReplicaRegistration
+from deployments.policy.replicas.commands import InitTransfer, LoadedWeights, ReplicaRegistration
+from deployments.policy.replicas.replica_registry import ReplicaRegistry
 from deployments.policy.settings import PolicySettings
 from deployments.policy.store import PolicyStore
 from deployments.protocols import GenerationRequest, GeneratorDescription, SamplingOptions, WeightSpan
@@ -16,7 +14,7 @@ from deployments.simulation.simulated_engine import SimulatedEngine
 from deployments.simulation.simulated_weights import NO_WEIGHTS, SimulatedWeights
 from deployments.simulation.timing import Timing
 from rollout_client.policy_contract import PushOptions
-from tests.deployments.policy.scripted_replicas import ScriptedCluster, ScriptedReplica
+from tests.deployments.policy.scripted_replicas import RegistryCommandSource, ScriptedCluster, ScriptedReplica
 from tests.paths import TINY_MODEL
 from tests.virtual_time import run, settled
 
@@ -108,9 +106,19 @@ def test_two_updates_without_a_token_between_them_leave_one_span(tmp_path: Path)
     play(story, tmp_path)
 
 
-def test_a_transfer_is_refused_with_a_reason(tmp_path: Path) -> None:
-    async def story(world: Simulated) -> None:
-        with pytest.raises(TransferRefused, match=NO_WEIGHTS):
-            await world.store.init_transfer({"master_port": 1, "rank_offset": 1, "world_size": 2})
+def test_a_transfer_is_refused_with_a_reason() -> None:
+    async def transfer() -> None:
+        async def is_alive(_actor: object) -> bool:
+            return True
 
-    play(story, tmp_path)
+        registry = ReplicaRegistry(is_alive)
+        engine = SimulatedEngine(Timing(), GeneratorDescription("m", max_model_len=64, vocab_size=70), [65])
+        weights = SimulatedWeights(engine, RegistryCommandSource(registry), ReplicaRegistration("simulated", None, 1))
+        running = asyncio.create_task(weights.run())
+        await settled()
+        [replica] = registry.replicas
+        report = await registry.send(replica, InitTransfer({}), 10.0)
+        assert (report.error, report.broken, report.loaded) == (NO_WEIGHTS, False, LoadedWeights(0))
+        running.cancel()
+
+    run(transfer())
