@@ -43,7 +43,7 @@ from examples.train_grpo import (
     prompt_batches,
 )
 from models.tiny.train import PAD
-from rollout_client import RolloutClient, RolloutResponse
+from rollout_client import PolicyPusher, RolloutClient, RolloutResponse
 from rollout_client.tensors import to_tensors
 
 MAX_STALENESS = 1
@@ -71,7 +71,8 @@ def train(client: RolloutClient, steps: int, seed: int, console: Console) -> Cur
     optimizer = torch.optim.AdamW(model.parameters(), LEARNING_RATE, weight_decay=0.0)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: learning_rate_factor(step, steps))
     # A service that was running already may have the weights of an earlier training.
-    version = client.push_weights(model).version
+    pusher = PolicyPusher(client)
+    version = pusher.push(model).version
     curve = Curve("GRPO on additions, one step off-policy", held_out={0: held_out_accuracy(client, version)})
     with progress_bar(console) as progress, ThreadPoolExecutor(1) as thread:
         task = progress.add_task("", total=steps, latest=curve.latest)
@@ -84,7 +85,7 @@ def train(client: RolloutClient, steps: int, seed: int, console: Console) -> Cur
             curve.reward[step] = mean_reward(response)
             improve(model, optimizer, to_tensors(response, pad_token_id=PAD))
             schedule.step()
-            version = client.push_weights(model).version
+            version = pusher.push(model).version
             if step % STEPS_BETWEEN_MEASUREMENTS == 0 or step == steps:
                 curve.held_out[step] = held_out_accuracy(client, version)
                 progress.console.print(f"After {step} steps: held-out {curve.held_out[step]:.1%}")

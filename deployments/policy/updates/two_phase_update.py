@@ -1,9 +1,10 @@
 """One update over all replicas: stage everywhere, try the version on one, make it current on disk, swap the others.
 
-Guarantees: generation is paused nowhere before every replica has staged the new weights or has failed; until one
-replica has generated with the version, all others generate with the old one, and no generation of a rollout uses it; if
-the version cannot be used, that replica goes back to the weights that are current, and nothing else has changed; once
-the version is current on disk, a replica that fails is replaced, and its successor starts with the new version. So all
+Guarantees: generation is paused nowhere before every replica has staged the new weights or has failed, and what comes
+as a delta is staged once the replica's node has made the weights and found their checksum right; until one replica has
+generated with the version, all others generate with the old one, and no generation of a rollout uses it; if the
+version cannot be used, that replica goes back to the weights that are current, and nothing else has changed; once the
+version is current on disk, a replica that fails is replaced, and its successor starts with the new version. So all
 replicas end at the same version.
 """
 

@@ -11,9 +11,10 @@
     making/7.safetensors       the full weights of a delta before they are complete
     removing/                  what is deleted by `Trash.empty`
 
-Guarantees: a version is stored completely or not at all, and is on disk when `add` returns; the current version is on
-disk when `make_current` returns. Each of adding, making current and removing takes effect by one rename. Nothing here
-deletes large files: they are discarded, and deleted by `trash.empty` in a thread.
+Guarantees: a version is stored completely or not at all, and is on disk when `add` returns; a delta is complete with
+its base, which `PolicyVersions` keeps as long as the delta needs it; the current version is on disk when
+`make_current` returns. Each of adding, making current and removing takes effect by one rename. Nothing here deletes
+large files: they are discarded, and deleted by `trash.empty` in a thread.
 """
 
 import json
