@@ -2,11 +2,13 @@
 
 Guarantees: what is written has the base's header and the base's order of tensors, so it has the base's size, and every
 node writes the same bytes; a delta that does not fit raises before anything of the tensor that it changes is written.
-The base is read once, and the result is written once and hashed once: a thread hashes each tensor while the next is
-made.
+The base is read once, and the result is written once and hashed once, by several threads, a tensor each; memory holds
+their tensors.
 """
 
+import os
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -14,9 +16,12 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from rollout_client.weights.checksum import ThreadedChecksum
+from rollout_client.weights.checksum import Checksum
 from rollout_client.weights.delta import DeltaEntry, apply_changes, as_bits, delta_entries, read_changes
 from rollout_client.weights.safetensors_file import Header, NotSafetensors, TensorEntry, read_header
+
+MOST_THREADS = 4
+"""An engine computes on the same cores meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,15 +54,37 @@ def write_applied(base: Path, deltas: Sequence[Path], full: Path) -> str:
     """
     header = read_header(base)
     applied = [Delta.read(path, header) for path in deltas]
-    checksum = ThreadedChecksum()
-    with base.open("rb") as source, full.open("wb") as target, checksum:
-        target.write(source.read(header.data_begin))
-        for entry in header.entries:
-            data = np.empty(entry.size_bytes, np.uint8)
-            if source.readinto(data.data) != entry.size_bytes:
-                raise NotSafetensors(f"{base} ends within {entry.name}: it was changed while it was read.")
-            for delta in applied:
-                delta.apply_to(entry, data)
-            checksum.add(entry.name, entry.dtype, entry.shape, data.data)
-            target.write(data.data)
-        return checksum.hexdigest()
+    checksum = Checksum()
+
+    def make(entry: TensorEntry) -> None:
+        begin = header.data_begin + entry.begin
+        data = read_at(source.fileno(), begin, entry.size_bytes)
+        for delta in applied:
+            delta.apply_to(entry, data)
+        checksum.add(entry.name, entry.dtype, entry.shape, [data.data])
+        write_at(target.fileno(), begin, data)
+
+    threads = ThreadPoolExecutor(min(len(os.sched_getaffinity(0)), MOST_THREADS))
+    with base.open("rb") as source, full.open("wb") as target, threads:
+        write_at(target.fileno(), 0, read_at(source.fileno(), 0, header.data_begin))
+        for _ in threads.map(make, header.entries):
+            pass
+    return checksum.hexdigest()
+
+
+def read_at(descriptor: int, offset: int, count: int) -> NDArray[np.uint8]:
+    """Raises `NotSafetensors` if the file ends before that, though its header said otherwise."""
+    data = np.empty(count, np.uint8)
+    done = 0
+    while done < count:
+        read = os.preadv(descriptor, [data[done:].data], offset + done)
+        if not read:
+            raise NotSafetensors("The base ends within its tensors: it was changed while it was read.")
+        done += read
+    return data
+
+
+def write_at(descriptor: int, offset: int, data: NDArray[np.uint8]) -> None:
+    done = 0
+    while done < data.size:
+        done += os.pwrite(descriptor, data[done:].data, offset + done)
