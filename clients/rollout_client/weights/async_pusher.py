@@ -32,14 +32,17 @@ class AsyncPolicyPusher:
     Args:
         is_verified: compute a checksum of each version here, and compare it with the service's. Without it the service
             applies each delta itself, in place of the engines' nodes.
+        is_partial: push only what is trained, as `kind="partial"` does, in the place of full weights. The checksums of
+            the service are of all weights, so nothing is verified here.
 
     Raises:
         ModuleNotFoundError: numpy is not installed; the message names the extra.
     """
 
-    def __init__(self, client: "AsyncRolloutClient", *, is_verified: bool = True) -> None:
+    def __init__(self, client: "AsyncRolloutClient", *, is_verified: bool = True, is_partial: bool = False) -> None:
         self._client = client
-        self._pushed = new_pushed_weights(is_verified)
+        self._is_partial = is_partial
+        self._pushed = new_pushed_weights(is_verified, is_partial)
         self.update: PushResult | None = None
         """What came of the last push; `None` before the first."""
 
@@ -71,7 +74,8 @@ class AsyncPolicyPusher:
             WeightsDoNotFit: the tensors are not those of the service's model.
         """
         self._pushed.check(await self._client.policy(checksums_within_s=0, **options))
-        weights = await async_call_blocking(full_weights, source, await self._client.policy_layout(**options))
+        layout = await self._client.policy_layout(**options)
+        weights = await async_call_blocking(full_weights, source, layout, self._is_partial)
         return await async_call_blocking(self._pushed.capture, weights)
 
     async def send(
@@ -101,7 +105,7 @@ class AsyncPolicyPusher:
         return update
 
 
-def new_pushed_weights(is_verified: bool) -> "PushedWeights":
+def new_pushed_weights(is_verified: bool, is_partial: bool) -> "PushedWeights":
     with needed_for("PolicyPusher", "weights"):
         from rollout_client.weights.pushed_weights import PushedWeights
-    return PushedWeights(is_verified)
+    return PushedWeights(is_verified, is_partial)

@@ -25,10 +25,14 @@ class CapturedWeights:
     """The `Checksum` of all tensors; `None` if it was not asked for."""
     changes: dict[str, TensorChanges] = field(default_factory=dict)
     """What a delta changes, by tensor; empty for full weights."""
+    is_partial: bool = False
+    """Whether the service has tensors that are not among these."""
 
     @property
     def kind(self) -> WeightsKind:
-        return "full" if self.base is None else "delta"
+        if self.base is not None:
+            return "delta"
+        return "partial" if self.is_partial else "full"
 
 
 class PushedWeights:
@@ -36,10 +40,12 @@ class PushedWeights:
 
     Args:
         is_verified: compare checksums with the service's; each push then computes a sha-256 over all weights.
+        is_partial: what is captured are some of the service's tensors. Their checksum is not that of a version.
     """
 
-    def __init__(self, is_verified: bool = True) -> None:
-        self._is_verified = is_verified
+    def __init__(self, is_verified: bool = True, is_partial: bool = False) -> None:
+        self._is_verified = is_verified and not is_partial
+        self._is_partial = is_partial
         self._version: Version | None = None
         """The service's version of `_tensors`; `None` before the first push, and where they may differ."""
         self._checksum: str | None = None
@@ -64,7 +70,7 @@ class PushedWeights:
             changes = self._read(weights, checksum if self._is_verified else None)
             digest = checksum.hexdigest() if self._is_verified else None
         if self._version is None:
-            return CapturedWeights(Weights(self._header, self._copy_of), None, digest)
+            return CapturedWeights(Weights(self._header, self._copy_of), None, digest, is_partial=self._is_partial)
         return CapturedWeights(delta_weights(changes, self._header), self._version, digest, changes)
 
     def _read(self, weights: Weights, checksum: ThreadedChecksum | None) -> dict[str, TensorChanges]:

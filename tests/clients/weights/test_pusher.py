@@ -86,7 +86,7 @@ class Service(ScriptedPolicy):
             return path
         content = self.content(version)
         kinds = {put.version: put.query for put in self.puts}
-        if kinds[version]["kind"] == "full":
+        if kinds[version]["kind"] != "delta":
             path.write_bytes(content)
             return path
         delta = self.folder / "delta.safetensors"
@@ -130,6 +130,16 @@ def test_full_weights_come_first_and_then_what_changed(service: Service, push: P
     assert [update.sent_bytes for update in updates] == [len(put.body) for put in service.puts]
     assert all(holds(service, version, state) for version, state in enumerate(pushed, start=1))
     assert len(service.versions[2]) < len(service.versions[1]) / 2
+
+
+def test_of_partial_weights_only_those_and_then_what_changed_of_them_are_sent(service: Service, push: Push) -> None:
+    trained = [{"embed.weight": state["embed.weight"]} for state in states(3)]
+    push(service.url, trained, is_partial=True)
+    assert service.kinds == ["partial", "delta", "delta"]
+    assert [put.query.get("base") for put in service.puts] == [None, "1", "2"]
+    assert not any("checksum" in put.query for put in service.puts)
+    for version, state in enumerate(trained, start=1):
+        assert save(service.weights(version)) == save({"embed.weight": state["embed.weight"].bfloat16()})
 
 
 def test_weights_that_did_not_change_are_an_empty_delta(service: Service, push: Push) -> None:

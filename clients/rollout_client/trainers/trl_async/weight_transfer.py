@@ -10,11 +10,14 @@ from rollout_client.weights.sync_pusher import PolicyPusher
 
 
 class ServiceWeightTransfer(WeightTransferProtocol):
-    """Pushes the trainer's weights to the service, which pauses and resumes its engines itself."""
+    """Pushes the trainer's weights to the service, which pauses and resumes its engines itself.
+
+    TRL sends no frozen parameters: the service has them.
+    """
 
     def __init__(self, client: RolloutClient) -> None:
         self._client = client
-        self._pusher = PolicyPusher(client)
+        self._pusher: PolicyPusher | None = None
         self.version: int | None = None
         """The service's version of the weights that were sent last; `None` before the first."""
 
@@ -26,7 +29,11 @@ class ServiceWeightTransfer(WeightTransferProtocol):
 
     def send_weights(self, iterator: Iterator[tuple[str, torch.Tensor]]) -> None:
         """Returns once every replica serves the weights. Keeps a copy of them in host memory, and needs another one."""
-        self.version = self._pusher.push({name: tensor.cpu() for name, tensor in iterator}).version
+        tensors = {name: tensor.cpu() for name, tensor in iterator}
+        if self._pusher is None:
+            is_partial = not self._client.policy_layout().tensors.keys() <= tensors.keys()
+            self._pusher = PolicyPusher(self._client, is_partial=is_partial)
+        self.version = self._pusher.push(tensors).version
 
     def resume(self) -> None:
         """Does nothing: see `pause`."""

@@ -166,6 +166,19 @@ def test_a_sample_has_the_model_version_of_its_oldest_token_and_is_dropped_when_
     assert (client.kinds, [pushed["w"].item() for pushed in client.pushed]) == (["full", "delta", "delta"], [1, 2, 3])
 
 
+def test_parameters_that_the_trainer_does_not_send_are_those_that_the_service_has() -> None:
+    client = PushingClient("http://127.0.0.1:1")
+    client.layout = layout_of({"frozen": torch.zeros(1), "trained": torch.zeros(8)})
+    transfer = ServiceWeightTransfer(client)
+    for value in (1.0, 2.0):
+        trained = torch.zeros(8)
+        trained[3] = value
+        transfer.send_weights(iter([("trained", trained)]))
+    assert client.kinds[0] == "partial"
+    assert [pushed["trained"][3].item() for pushed in client.pushed] == [1.0, 2.0]
+    assert all(list(pushed) == ["trained"] for pushed in client.pushed)
+
+
 def test_rollouts_that_the_service_cut_off_as_stale_count_as_dropped_and_not_as_lost(service: ScriptedService) -> None:
     cut_off = {"status": "stale"}
     groups = MAX_LOST_GROUPS + 1
