@@ -8,7 +8,14 @@ from tests.clients.message_logs import failed, generated, rollout
 
 @pytest.mark.parametrize(
     ("status", "expected"),
-    [("completed", 2.5), ("truncated", 2.5), ("max_turns", 2.5), ("deadline", None), ("cancelled", None)],
+    [
+        ("completed", 2.5),
+        ("truncated", 2.5),
+        ("max_turns", 2.5),
+        ("deadline", None),
+        ("cancelled", None),
+        ("stale", None),
+    ],
 )
 def test_a_reward_is_final_unless_the_rollout_was_cut_off(status: str, expected: float | None) -> None:
     assert final_reward(rollout(generated(1), reward=2.5, status=status)) == expected

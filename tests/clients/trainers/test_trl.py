@@ -154,7 +154,9 @@ def test_the_completion_goes_from_the_first_generated_token_to_the_last(
 
 
 @pytest.mark.parametrize(
-    "lost", [LOST, {"status": "deadline"}, {"status": "cancelled"}], ids=["error", "deadline", "cancelled"]
+    "lost",
+    [LOST, {"status": "deadline"}, {"status": "cancelled"}, {"status": "stale"}],
+    ids=["error", "deadline", "cancelled", "stale"],
 )
 def test_a_rollout_without_a_final_reward_is_masked_and_has_none(
     service: ScriptedService, client: PushingClient, lost: Json

@@ -268,7 +268,9 @@ def play_in(world: World, episodes: list[Episode], keep: Keep = KEEP_ALL) -> tup
         publishing.cancel()
         return results
 
-    return virtual_time.run(play()), generator
+    results = virtual_time.run(play())
+    assert world.on_version is None, "the subscription has ended with the request"
+    return results, generator
 
 
 def versions_of(result: SampleResult) -> list[int]:
