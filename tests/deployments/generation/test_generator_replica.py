@@ -23,7 +23,7 @@ class EngineArguments(Exception):
 def test_an_engine_starts_with_a_seed_of_its_own_replica(
     configured: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def start(engine_args: dict[str, Any]) -> None:
+    async def start(engine_args: dict[str, Any], *_: Any) -> None:
         raise EngineArguments(engine_args)
 
     monkeypatch.setattr(VLLMEngine, "start", start)
