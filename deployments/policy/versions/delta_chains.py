@@ -61,12 +61,10 @@ class DeltaChains:
         """Writes the full weights that `delta` makes of version `base`, and returns their checksum.
 
         Raises:
-            VersionUnknown: the base, or a version that it needs, is not stored any more.
-            WeightsRefused: the delta does not fit its base.
+            WeightsRefused: the delta does not fit its base, or the base was removed meanwhile.
         """
-        root, *links = self.links(base) or [base]
         try:
-            return write_applied(self.file(root), [*map(self._store.delta, links), delta], full)
+            return self._write(base, delta, full)
         except BadDelta as error:
             raise refused(str(error).removeprefix(f"{error.tensor}: "), error.tensor) from error
         except NotSafetensors as error:
@@ -77,18 +75,26 @@ class DeltaChains:
     def _make(self, version: int) -> None:
         info = self._info(version)
         if info is None or info.base is None or not self.links(version):
-            raise VersionUnknown(
-                FieldProblem(field="version", message="it is not stored here, or no longer", value=version)
-            )
+            raise unknown(version)
         making = self._store.making_weights(version)
         make_folder_durably(making.parent)
         try:
-            checksum = self.applied(info.base, self._store.delta(version), making)
+            checksum = self._write(info.base, self._store.delta(version), making)
             if checksum != info.checksum:
                 raise other_weights(info, checksum)
             self._store.add_weights(version, making)
+        except (BadDelta, NotSafetensors) as error:
+            raise refused(str(error)) from error
+        except FileNotFoundError as error:
+            raise unknown(version) from error
         finally:
             making.unlink(missing_ok=True)
+
+    def _write(self, base: int, delta: Path, full: Path) -> str:
+        """Raises `FileNotFoundError` if something of the base was removed meanwhile."""
+        root, *links = self.links(base) or [base]
+        file = self._store.weights(root) if root else self._initial.file()
+        return write_applied(file, [*map(self._store.delta, links), delta], full)
 
     def _info(self, version: int) -> StoredVersion | None:
         try:
@@ -102,6 +108,10 @@ def other_weights(info: StoredVersion, checksum: str) -> WeightsRefused:
         f"the delta makes weights with the checksum {checksum} of version {info.base}, and {info.checksum} is expected",
         "checksum",
     )
+
+
+def unknown(version: int) -> VersionUnknown:
+    return VersionUnknown(FieldProblem(field="version", message="it is not stored here, or no longer", value=version))
 
 
 def refused(message: str, field: str = "weights") -> WeightsRefused:

@@ -8,6 +8,7 @@ import pytest
 
 from deployments.policy.failures import VersionUnknown, WeightsRefused
 from deployments.policy.replicas.commands import LoadedWeights
+from deployments.policy.validation.assembly import BASE_REMOVED
 from deployments.policy.versions.version_store import StoredVersion
 from tests.deployments.policy.delta_world import DELTA, fleet, push_deltas, version_files
 from tests.deployments.policy.policy_world import World, play, refused, weights
@@ -61,8 +62,28 @@ def test_a_delta_whose_base_was_removed_before_its_update_began_is_refused(tmp_p
         info = StoredVersion(
             version=7, kind="delta", base=5, delta_bytes=3, created_at=datetime(2026, 1, 1, tzinfo=UTC)
         )
-        message = "newer versions have taken the place of the base; send full weights"
-        async with refused(WeightsRefused, "base", message, 5), world.store._versions.adding(info, tmp_path / "delta"):
+        async with (
+            refused(WeightsRefused, "base", BASE_REMOVED, 5),
+            world.store._versions.adding(info, tmp_path / "delta"),
+        ):
             pass
+
+    play(story, tmp_path)
+
+
+def test_a_base_that_is_removed_while_full_weights_are_made_of_it_ends_that(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def story(world: World) -> None:
+        await fleet(world, "r0")
+        await push_deltas(world, 2)
+        chains, found = world.store._versions.chains, [1, 2, 3]
+        # What it saw before the files were removed.
+        monkeypatch.setattr(chains, "links", lambda version: found[: found.index(version) + 1])
+        world.version_store.weights(1).unlink()
+        async with refused(VersionUnknown, "version", "it is not stored here, or no longer", 3):
+            await asyncio.to_thread(chains.file, 3)
+        async with refused(WeightsRefused, "base", BASE_REMOVED):
+            await asyncio.to_thread(chains.applied, 2, world.version_store.delta(3), tmp_path / "full")
 
     play(story, tmp_path)
