@@ -126,8 +126,8 @@ class WeightUpdater:
     async def swap(self, options: SwapOptions, is_trial: bool = False) -> SwapTimes:
         """Changes to the staged weights. A switch of adapter pauses nothing: ongoing generations keep the old one.
 
-        In a trial no generation uses the new weights before `accept`. Those that `options` would freeze are
-        interrupted instead, because the engine can run nothing else while it holds them; they go on after the trial.
+        In a trial no generation uses the new weights before `accept`. Those that `options` freezes are interrupted
+        after the swap, because the engine can run nothing else while it holds them; they go on after the trial.
 
         Raises:
             WeightsNotLoaded: it failed, and the engine generates no token any more.
@@ -142,13 +142,13 @@ class WeightUpdater:
             self._adapters.switch_to(adapter)
             self.loaded = LoadedWeights(self.loaded.full, version)
             self._staged = None
-            times = SwapTimes()
+            swapped_at, times = time.perf_counter(), SwapTimes()
         else:
             await self._pause(options, is_trial)
-            seconds, pause_s = await self._resume(version, self._swap_in_workers())
-            times = SwapTimes(max(seconds), pause_s, self._recomputed_tokens)
+            seconds, pause_s = await self._resume(version, self._swap_in_workers(), is_trial)
+            swapped_at, times = self._paused_at + pause_s, SwapTimes(max(seconds), pause_s, self._recomputed_tokens)
         if is_trial:
-            self._on_trial_since = time.perf_counter()
+            self._on_trial_since = swapped_at
         else:
             self.accept()
         return times
@@ -200,12 +200,7 @@ class WeightUpdater:
             # The adapter belongs to the old weights: no token may be generated with it on top of the new ones.
             self.may_generate.clear()
             mode = "wait" if mode == "keep" else mode
-        if is_trial and mode == "wait":
-            await self._llm.engine_core.pause_scheduler_async(mode=mode, clear_cache=options.reset_prefix_cache)
-        if is_trial:
-            # Those that wait in the engine's queue are interrupted too: the engine has to be empty.
-            mode = "abort"
-        self.aborts += mode == "abort"
+        self.aborts += is_trial or mode == "abort"
         # Those that are waited for have ended, and the caches of others stay without a reset.
         is_recomputed = options.mode != "wait" and mode != "wait" and options.reset_prefix_cache
         self._recomputed_tokens = self._ongoing_tokens() if is_recomputed else 0
@@ -214,36 +209,44 @@ class WeightUpdater:
         self._paused_at = time.perf_counter()
         self.is_paused = True
 
-    async def _resume(self, version: int, last_step: Awaitable[list[Any]]) -> tuple[list[Any], float]:
-        """Runs `last_step`, labels the weights `version` and resumes.
+    async def _resume(
+        self, version: int, last_step: Awaitable[list[Any]], is_trial: bool = False
+    ) -> tuple[list[Any], float]:
+        """Runs `last_step`, labels the weights `version`, interrupts all generations in a trial, and resumes.
 
-        All three are sent without waiting for answers, and the engine runs them in this order; that shortens the pause.
-        The engine resumes after a failed swap too, but then its worker exits instead of generating.
+        All are sent without waiting for answers, and the engine runs them in this order; that shortens the pause. The
+        generations of a trial are interrupted so late because hundreds of them, which begin again, take the processors
+        from the swap. The engine resumes after a failed swap too, but then its worker exits instead of generating.
 
         Returns:
-            The results of `last_step`, and the length of the pause in seconds.
+            The results of `last_step`, and the length of the pause in seconds; that of a trial ends with the label.
         """
-        labelling = asyncio.create_task(self._llm.update_weight_version(str(version)))
-        resuming = asyncio.create_task(self._resume_scheduler())
+        steps = [self._llm.update_weight_version(str(version))]
+        if is_trial:
+            # Those that wait in the engine's queue are interrupted too: the engine has to be empty.
+            steps.append(self._llm.engine_core.pause_scheduler_async(mode="abort", clear_cache=False))
+        steps.append(self._llm.resume_generation())
+        sent = [asyncio.create_task(ended_at(step)) for step in steps]
         try:
-            # Sent first: the two tasks start when this one waits.
+            # Sent first: the tasks start when this one waits.
             results = await last_step
-            await labelling
-            resumed_at = await resuming
+            labelled_at, *_, resumed_at = await asyncio.gather(*sent)
         except BaseException:
-            labelling.cancel()
-            resuming.cancel()
+            for task in sent:
+                task.cancel()
             raise
         finally:
             self.is_paused = False
         self.loaded = LoadedWeights(version)
         self._staged = None
         self._adapters.switch_to(None)
-        return results, resumed_at - self._paused_at
+        return results, (labelled_at if is_trial else resumed_at) - self._paused_at
 
-    async def _resume_scheduler(self) -> float:
-        await self._llm.resume_generation()
-        return time.perf_counter()
+
+async def ended_at(step: Awaitable[None]) -> float:
+    """The time of `time.perf_counter` when `step` has ended."""
+    await step
+    return time.perf_counter()
 
 
 def results_of_workers(results: Sequence[tuple[Result, str | None]]) -> list[Result]:
