@@ -40,7 +40,7 @@ def test_the_gpu_config_autoscales_every_deployment() -> None:
         ({"engine": ENGINE, "environments": {"Generator": MATH}}, "name of another deployment"),
         (
             {"engine": ENGINE, "environments": {"math": MATH}, "enviroments": {}},
-            "enviroments\n  unknown; permitted are engine, environments, limits, admission, scheduling, policy",
+            "enviroments\n  unknown; permitted are engine, environments, limits, admission, scheduling, canary, policy",
         ),
         (
             {"engine": ENGINE, "environments": {"math": {**MATH, "args": {}}}},
