@@ -46,6 +46,7 @@ def test_scores_are_the_log_probabilities_of_transformers_under_the_pushed_weigh
     said = str(version)
     assert (response.policy.oldest, response.policy.newest) == (said, said)
     assert [score.weight_version for score in response.scores] == [said] * 3
+    best, likeliest = list[float | None](), list[torch.Tensor]()
     for sequence, score in zip(SEQUENCES, response.scores, strict=True):
         ids = torch.tensor(sequence)
         assert score.logprobs is not None
@@ -55,8 +56,10 @@ def test_scores_are_the_log_probabilities_of_transformers_under_the_pushed_weigh
         assert (score.logprobs[0], score.top_token_ids[0], score.top_logprobs[0]) == (None, None, None)
         expected = logprobs_of_next(model, ids, temperature=1.0)[:-1]
         assert are_equal(score.logprobs, expected[torch.arange(len(ids) - 1), ids[1:]])
-        best = [logprob for row in score.top_logprobs if row is not None for logprob in row]
-        assert are_equal(best, expected.topk(3).values.flatten())
+        best += [logprob for row in score.top_logprobs if row is not None for logprob in row]
+        likeliest.append(expected.topk(3).values.flatten())
+    # Of all sequences together: one position may differ by a whole step of bfloat16, which is 0.06 for logits above 8.
+    assert are_equal(best, torch.cat(likeliest))
 
 
 def test_scores_of_rollouts_are_what_they_were_sampled_with(client: RolloutClient) -> None:
