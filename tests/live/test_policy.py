@@ -151,7 +151,7 @@ def broken(state: State, how: str) -> bytes:
 @pytest.mark.parametrize(
     ("how", "field", "says"),
     [
-        ("missing", NORM, "the tensor is missing"),
+        ("missing", NORM, "the tensor is missing; the model has BF16 [128]"),
         ("extra", "model.extra.weight", "the tensor is not known to the model"),
         ("shape", NORM, "its shape is [3]; the model's is [128]"),
         ("dtype", NORM, "its dtype is F32; the model's is BF16"),
