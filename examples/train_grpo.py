@@ -66,12 +66,7 @@ def main(
 
 
 def train(client: RolloutClient, steps: int, seed: int, console: Console) -> Curve:
-    torch.manual_seed(seed)
-    # The service computes on the same cores; with a second thread the two would mostly wait for each other.
-    torch.set_num_threads(1)
-    model = LlamaForCausalLM.from_pretrained(MODEL, dtype=torch.float32)
-    optimizer = torch.optim.AdamW(model.parameters(), LEARNING_RATE, weight_decay=0.0)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: learning_rate_factor(step, steps))
+    model, optimizer, schedule = model_to_train(steps, seed)
     prompts = prompt_batches(training_sums(client, seed), seed)
     # A service that was running already may have the weights of an earlier training.
     pusher = PolicyPusher(client)
@@ -96,6 +91,19 @@ def train(client: RolloutClient, steps: int, seed: int, console: Console) -> Cur
                 progress.console.print(f"After {step} steps: held-out {curve.held_out[step]:.1%}")
             progress.update(task, advance=1, latest=curve.latest)
     return curve
+
+
+def model_to_train(
+    steps: int, seed: int
+) -> tuple[LlamaForCausalLM, torch.optim.Optimizer, torch.optim.lr_scheduler.LambdaLR]:
+    """The embedded model in float32, its optimizer, and the learning rates of `steps` steps."""
+    torch.manual_seed(seed)
+    # The service computes on the same cores; with a second thread the two would mostly wait for each other.
+    torch.set_num_threads(1)
+    model = LlamaForCausalLM.from_pretrained(MODEL, dtype=torch.float32)
+    optimizer = torch.optim.AdamW(model.parameters(), LEARNING_RATE, weight_decay=0.0)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: learning_rate_factor(step, steps))
+    return model, optimizer, schedule
 
 
 def prompt_batches(sums: list[SampleInput], seed: int) -> Iterator[list[SampleInput]]:

@@ -13,14 +13,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Annotated
 
-import torch
 import typer
 from rich.console import Console
-from transformers import LlamaForCausalLM
 
 from examples.additions import (
     CONFIG,
-    MODEL,
     SAMPLING,
     ConfigArgument,
     Curve,
@@ -34,12 +31,11 @@ from examples.additions import (
     training_sums,
 )
 from examples.train_grpo import (
-    LEARNING_RATE,
     NUM_GENERATIONS,
     STEPS,
     STEPS_BETWEEN_MEASUREMENTS,
     improve,
-    learning_rate_factor,
+    model_to_train,
     prompt_batches,
 )
 from models.tiny.train import PAD
@@ -64,12 +60,7 @@ def main(
 
 
 def train(client: RolloutClient, steps: int, seed: int, console: Console) -> Curve:
-    torch.manual_seed(seed)
-    # The service computes on the same cores; with a second thread the two would mostly wait for each other.
-    torch.set_num_threads(1)
-    model = LlamaForCausalLM.from_pretrained(MODEL, dtype=torch.float32)
-    optimizer = torch.optim.AdamW(model.parameters(), LEARNING_RATE, weight_decay=0.0)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: learning_rate_factor(step, steps))
+    model, optimizer, schedule = model_to_train(steps, seed)
     # A service that was running already may have the weights of an earlier training.
     pusher = PolicyPusher(client)
     version = pusher.push(model).version
