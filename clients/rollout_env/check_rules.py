@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
 from typing import Literal, NamedTuple
 
+from rollout_env.calls import call
 from rollout_env.check_static_rules import (
     attribute_problems,
     example_problems,
@@ -75,7 +76,7 @@ class Checker:
             alone = [each for each in played if each is not None]
             if repeatable and alone and not self._findings:
                 await self._compare(alone[0], alone[-1])
-        self._close()
+        await self._close()
         return list(self._findings.values())
 
     def _add(self, problem: Problem, place: str = "") -> None:
@@ -157,10 +158,10 @@ class Checker:
                     self._add(Problem("state", state_text(difference)), f"{played.name}, turn {turn + 1}")
                     return
 
-    def _close(self) -> None:
+    async def _close(self) -> None:
         for environment in self._instances:
             try:
-                environment.close()
+                await call(environment.close)
             except Exception as error:  # noqa: BLE001 - whatever an environment raises is a finding
                 self._add(Problem("close", f"close raised {described(error)}"))
 

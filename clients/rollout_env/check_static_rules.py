@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
-from rollout_env.environment import TaskEnvironment
+from rollout_env.environment import TaskEnvironment, has_a_step
 from rollout_env.play import prompt_of
 from rollout_env.records import JsonObject
 from rollout_env.validation import problems_of
@@ -15,7 +15,9 @@ JSON_OBJECT = TypeAdapter(JsonObject)
 
 
 def attribute_problems(environment: TaskEnvironment) -> Iterator[str]:
-    """What is wrong with `description`, `max_concurrent_steps` and `ExtraEnvInfo`."""
+    """What is wrong with `description`, `max_concurrent_steps` and `ExtraEnvInfo`, and whether there is a step."""
+    if not has_a_step(type(environment)):
+        yield "it implements neither step nor step_batch"
     description = getattr(environment, "description", None)
     if not (isinstance(description, str) and description.strip()):
         yield "description must be a sentence about the task"

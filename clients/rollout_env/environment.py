@@ -1,6 +1,7 @@
 """The base class of all environments."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Awaitable
 from typing import Any, ClassVar
 
 from pydantic import BaseModel
@@ -11,11 +12,15 @@ from rollout_env.records import ChatMessage, StepOutcome
 class TaskEnvironment(ABC):
     """A task: how a response is rewarded and what the model is told next.
 
+    A subclass has `step`, for one response, or `step_batch`, for many; with both, `step_batch` is called. These two and
+    `close` may be plain or async. A plain method runs in a thread of its own, so it may block; several run at once.
+
     An instance keeps no state of a rollout. The state is in `extra_env_info`, and a step returns the next state as
     `metadata`. The reason: one instance steps many rollouts at once, and each step of a rollout may run on another
     replica.
 
-    The arguments of the subclass's constructor are the `arguments` of the environment in the service's config.
+    The parameters of the subclass's constructor are the environment's settings: the `arguments` of its entry in the
+    service's config, validated by their annotations, as pydantic validates the fields of a model.
     """
 
     description: ClassVar[str]
@@ -26,15 +31,15 @@ class TaskEnvironment(ABC):
     those of each state before its step. Prefer a validator here to `SampleRejected`, which a step raises too late."""
 
     max_concurrent_steps: int | None = None
-    """How many steps one replica runs at once; None for all. The others wait in the replica's queue, where requests
-    take turns. The time limit of a step begins when it leaves the queue. Set it, on the class or in the constructor, if
-    steps share something scarce, such as worker processes or the connections to a database."""
+    """How many steps one replica runs at once; None for all, or 64 if `step` is plain. The others wait in the replica's
+    queue, where requests take turns. The time limit of a step begins when it leaves the queue. Set it, on the class or
+    in the constructor, if steps share something scarce, such as worker processes or the connections to a database; a
+    plain `step` that is not safe in several threads at once needs 1."""
 
-    @abstractmethod
-    async def step(self, message_log: list[ChatMessage], extra_env_info: Any) -> StepOutcome:
+    def step(self, message_log: list[ChatMessage], extra_env_info: Any) -> StepOutcome | Awaitable[StepOutcome]:
         """Judges the response, which is the last message of `message_log`.
 
-        Many steps run at once in one event loop: await what takes long, and run blocking code by `asyncio.to_thread`.
+        If it is async, many steps run at once in one event loop: await what takes long.
 
         Args:
             message_log: all messages of the rollout so far, `role` and `content` only, without special tokens.
@@ -49,6 +54,23 @@ class TaskEnvironment(ABC):
                 message. Any other exception fails the sample too, as a fault of the environment. The step is not tried
                 again in either case.
         """
+        raise NotImplementedError
+
+    def step_batch(
+        self, message_logs: list[list[ChatMessage]], extra_env_infos: list[Any]
+    ) -> list[StepOutcome] | Awaitable[list[StepOutcome]]:
+        """Judges many responses: those whose steps are ready at the same moment, at least one.
+
+        If a call for several raises, it is called again for each of them alone: only those fail that raise then.
+
+        Args:
+            message_logs: as `step` gets them, one for each response.
+            extra_env_infos: their states, in the same order.
+
+        Returns:
+            one outcome for each response, in the same order.
+        """
+        raise NotImplementedError
 
     @abstractmethod
     def example_samples(self, count: int, seed: int) -> list[dict[str, Any]]:
@@ -58,5 +80,13 @@ class TaskEnvironment(ABC):
             samples of a rollout request with `messages` and `extra_env_info`; `task_name` may be missing.
         """
 
-    def close(self) -> None:  # noqa: B027 - most environments hold nothing
+    def close(self) -> Awaitable[None] | None:  # noqa: B027 - most environments hold nothing
         """Releases what the instance holds. Called once, when its replica ends."""
+
+
+def steps_in_batches(environment_class: type[TaskEnvironment]) -> bool:
+    return environment_class.step_batch is not TaskEnvironment.step_batch
+
+
+def has_a_step(environment_class: type[TaskEnvironment]) -> bool:
+    return steps_in_batches(environment_class) or environment_class.step is not TaskEnvironment.step

@@ -5,7 +5,8 @@ from typing import Any
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
-from rollout_env.environment import TaskEnvironment
+from rollout_env.calls import call
+from rollout_env.environment import TaskEnvironment, steps_in_batches
 from rollout_env.errors import OutcomeInvalid, SampleRejected
 from rollout_env.records import ChatMessage, StepOutcome
 
@@ -24,7 +25,30 @@ async def validated_step(
         Exception: what the environment raises.
     """
     state = validated_extra_env_info(environment, extra_env_info)
-    return validated_outcome(await environment.step(message_log, state))
+    if steps_in_batches(type(environment)):
+        [outcome] = await batch_outcomes(environment, [message_log], [state])
+    else:
+        outcome = await call(environment.step, message_log, state)
+    return validated_outcome(outcome)
+
+
+async def batch_outcomes(
+    environment: TaskEnvironment, message_logs: list[list[ChatMessage]], states: list[Any]
+) -> list[Any]:
+    """Calls `step_batch`. The outcomes themselves are not validated.
+
+    Raises:
+        OutcomeInvalid: it returned no list of as many outcomes as there are responses.
+        Exception: what the environment raises.
+    """
+    outcomes: Any = await call(environment.step_batch, message_logs, states)
+    if isinstance(outcomes, list | tuple) and len(outcomes) == len(message_logs):
+        return list(outcomes)
+    got = f"{len(outcomes)}" if isinstance(outcomes, list | tuple) else type(outcomes).__name__
+    raise OutcomeInvalid(
+        "The environment's outcome is not valid: step_batch must return a list with one StepOutcome for each response, "
+        f"here {len(message_logs)}, got {got}."
+    )
 
 
 def validated_extra_env_info(environment: TaskEnvironment, extra_env_info: dict[str, Any]) -> BaseModel:

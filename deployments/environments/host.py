@@ -5,7 +5,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable
 from contextlib import aclosing
 from typing import Any
 
@@ -18,6 +18,7 @@ from deployments.rpc.autoscaling import stats_of
 from deployments.rpc.batching import results_as_completed
 from deployments.rpc.heartbeats import Heartbeats
 from deployments.rpc.message_size import bytes_of_step_result
+from rollout_env import TaskEnvironment
 
 logger = logging.getLogger("rollout_service.environments")
 
@@ -89,12 +90,24 @@ class EnvironmentHost:
         """The first fields that the environment does not accept."""
         return refused_fields(self._environment.ExtraEnvInfo, extra_env_infos)
 
-    def __del__(self) -> None:
-        environment = getattr(self, "_environment", None)
+    def __del__(self) -> Awaitable[None] | None:
+        """Closes the environment, once. Serve calls this when the replica ends, and awaits what it returns."""
+        environment: TaskEnvironment | None = self.__dict__.pop("_environment", None)
         if environment is None:
-            return
+            return None
         try:
-            environment.close()
-        except Exception as error:
-            context = {"task_name": self._task_name}
-            logger.warning("The environment of task %s was not closed.", self._task_name, exc_info=error, extra=context)
+            closing = environment.close()
+        except Exception as error:  # noqa: BLE001 - it is logged
+            self._log_not_closed(error)
+            return None
+        return None if closing is None else self._closed(closing)
+
+    async def _closed(self, closing: Awaitable[None]) -> None:
+        try:
+            await closing
+        except Exception as error:  # noqa: BLE001 - it is logged
+            self._log_not_closed(error)
+
+    def _log_not_closed(self, error: Exception) -> None:
+        context = {"task_name": self._task_name}
+        logger.warning("The environment of task %s was not closed.", self._task_name, exc_info=error, extra=context)

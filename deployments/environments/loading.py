@@ -1,6 +1,6 @@
 """From the import path and arguments in the config to an environment. What is wrong with either is told in a sentence.
 
-`load_environment_class` and `check_arguments` start nothing, so that a config can be checked before the service starts.
+`load_environment_class` and `checked_arguments` start nothing, so that a config is checked before the service starts.
 """
 
 import importlib
@@ -9,8 +9,10 @@ from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
+from deployments.environments.arguments import ArgumentsInvalid, validated_arguments
 from rollout_env import TaskEnvironment
 from rollout_env.check_static_rules import attribute_problems
+from rollout_env.environment import has_a_step
 
 
 class EnvironmentNotLoadable(Exception):
@@ -25,9 +27,9 @@ def load_environment(import_path: str, arguments: Mapping[str, Any]) -> TaskEnvi
             take the arguments, its constructor raised, or its attributes are not set.
     """
     environment_class = load_environment_class(import_path)
-    check_arguments(environment_class, arguments, import_path)
+    settings = checked_arguments(environment_class, arguments, import_path)
     try:
-        environment = environment_class(**arguments)
+        environment = environment_class(**settings)
     except Exception as error:
         raise EnvironmentNotLoadable(
             f"{import_path} raised {described(error)} when it was made with the arguments {dict(arguments)!r}."
@@ -59,8 +61,12 @@ def load_environment_class(import_path: str) -> type[TaskEnvironment]:
     return checked
 
 
-def check_arguments(environment_class: type[TaskEnvironment], arguments: Mapping[str, Any], import_path: str) -> None:
-    """Checks the names of the arguments, and that none is missing, without making the environment.
+def checked_arguments(
+    environment_class: type[TaskEnvironment], arguments: Mapping[str, Any], import_path: str
+) -> dict[str, Any]:
+    """The arguments as the constructor's annotations make them, such as a pydantic model of a mapping.
+
+    Checks names and values, and that none is missing, without making the environment.
 
     Raises:
         EnvironmentNotLoadable: the constructor does not take these arguments.
@@ -68,7 +74,8 @@ def check_arguments(environment_class: type[TaskEnvironment], arguments: Mapping
     signature = inspect.signature(environment_class).replace(return_annotation=inspect.Signature.empty)
     try:
         signature.bind(**arguments)
-    except TypeError as error:
+        return validated_arguments(environment_class, arguments)
+    except (TypeError, ArgumentsInvalid) as error:
         raise EnvironmentNotLoadable(
             f"{import_path} does not take the arguments {dict(arguments)!r}: {error}. "
             f"Its constructor is {environment_class.__name__}{signature}."
@@ -96,7 +103,10 @@ def problem_of_class(candidate: Any) -> str | None:
     """What keeps `candidate` from being an environment that can be made, as the rest of a sentence."""
     if not (isinstance(candidate, type) and issubclass(candidate, TaskEnvironment)):
         return "is not a TaskEnvironment: derive the class from rollout_env.TaskEnvironment."
-    if missing := sorted(candidate.__abstractmethods__):
+    if missing := [
+        *sorted(candidate.__abstractmethods__),
+        *([] if has_a_step(candidate) else ["step (or step_batch)"]),
+    ]:
         return f"does not implement {' and '.join(missing)}, which every TaskEnvironment must."
     return None
 

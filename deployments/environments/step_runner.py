@@ -2,17 +2,25 @@
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
+from deployments.environments.step_batches import StepBatches
 from deployments.environments.step_slots import StepSlots
 from deployments.failures import EnvironmentBroken, EnvironmentRejected, RolloutFailure, TurnTimedOut
 from deployments.protocols import StepRequest
-from rollout_env import OutcomeInvalid, SampleRejected, StepOutcome, TaskEnvironment
+from rollout_env import ChatMessage, OutcomeInvalid, SampleRejected, StepOutcome, TaskEnvironment
+from rollout_env.calls import is_plain
+from rollout_env.environment import steps_in_batches
 from rollout_env.validation import validated_step
 
 CANCELLED = EnvironmentBroken("The environment cancelled its own step.")
+MOST_THREADS = 64
+"""Steps of a plain `step` that run at once, each in a thread, unless the environment says how many."""
 StepResult = StepOutcome | RolloutFailure
+StepFunction = Callable[[list[ChatMessage], dict[str, Any]], Awaitable[StepOutcome]]
 logger = logging.getLogger("rollout_service.environments")
 
 
@@ -36,10 +44,10 @@ class StepRunner:
 
     def __init__(self, environment: TaskEnvironment, task_name: str, step_timeout_s: float | None) -> None:
         """Args: `step_timeout_s` is None for no limit."""
-        self._environment = environment
+        self._step = step_function(environment)
         self._task_name = task_name
         self._step_timeout_s = step_timeout_s
-        self._slots = StepSlots(environment.max_concurrent_steps)
+        self._slots = StepSlots(environment.max_concurrent_steps or default_concurrency(environment))
         self._steps: dict[str, Step] = {}
         """Those that run or wait, by `step_id`."""
         self._expires_at: dict[Step, float] = {}
@@ -87,7 +95,7 @@ class StepRunner:
             self._start_clock(step, self._step_timeout_s)
         result: StepResult
         try:
-            result = await validated_step(self._environment, step.request.message_log, step.request.extra_env_info)
+            result = await self._step(step.request.message_log, step.request.extra_env_info)
         except asyncio.CancelledError as error:
             if step.result.done():
                 raise
@@ -131,6 +139,18 @@ class StepRunner:
         }
         logger.warning("A step of task %s failed: %s", self._task_name, failure, exc_info=traceback_of, extra=context)
         return failure
+
+
+def step_function(environment: TaskEnvironment) -> StepFunction:
+    """Runs one step, validated on both sides: alone, or together with those that are ready at the same moment."""
+    if steps_in_batches(type(environment)):
+        return StepBatches(environment).step
+    return partial(validated_step, environment)
+
+
+def default_concurrency(environment: TaskEnvironment) -> int | None:
+    in_threads = not steps_in_batches(type(environment)) and is_plain(environment.step)
+    return MOST_THREADS if in_threads else None
 
 
 def failure_of_step(error: BaseException) -> RolloutFailure:

@@ -7,7 +7,7 @@ from pathlib import Path
 from pydantic import ValidationError
 from ray.serve.schema import ServeApplicationSchema, ServeDeploySchema
 
-from deployments.environments.loading import EnvironmentNotLoadable, check_arguments, load_environment_class
+from deployments.environments.loading import EnvironmentNotLoadable, checked_arguments, load_environment_class
 from deployments.generation.engine_fields import engine_fields
 from deployments.generation.settings import EngineSettings
 from deployments.policy.versions.run_identity import RunIdentity
@@ -68,7 +68,7 @@ def problems_of(application: ServeApplicationSchema, settings: ServiceSettings) 
     for task_name, environment in settings.environments.items():
         try:
             environment_class = load_environment_class(environment.import_path)
-            check_arguments(environment_class, environment.arguments, environment.import_path)
+            checked_arguments(environment_class, environment.arguments, environment.import_path)
         except EnvironmentNotLoadable as error:
             yield f"args.environments.{task_name}: {error}"
 

@@ -331,3 +331,23 @@ def test_all_instances_are_closed_and_a_close_that_raises_is_found() -> None:
 
     assert findings_of(Closing) == [Finding("close", "close raised OSError: Nothing to close.")]
     assert [vars(environment) for environment in made] == [{"closed": True}, {"closed": True}]
+
+
+def test_an_environment_without_a_step_is_found() -> None:
+    class Stepless(TaskEnvironment):
+        description = "Nothing."
+        ExtraEnvInfo = Count
+
+        def example_samples(self, count: int, seed: int) -> list[dict[str, Any]]:
+            raise NotImplementedError
+
+    assert findings_of(Stepless) == [Finding("attributes", "it implements neither step nor step_batch.")]
+
+
+def test_an_async_close_is_awaited() -> None:
+    class Closing(CountingEnvironment):
+        async def close(self) -> None:
+            await asyncio.sleep(0)
+            raise OSError("Nothing to close.")
+
+    assert findings_of(Closing) == [Finding("close", "close raised OSError: Nothing to close.")]

@@ -174,3 +174,25 @@ def test_a_reply_is_cut_where_its_first_stop_string_is_complete(reply: str, stop
     prefixes = (reply[:length] for length in range(len(reply) + 1))
     expected = next((prefix for prefix in prefixes if prefix.endswith(tuple(stop_strings))), reply)
     assert cut_at_stop_string(reply, stop_strings) == (expected if stop_strings else reply)
+
+
+class PlainCounting(CountingEnvironment):
+    """Its step is plain: the counting one's, run to its end."""
+
+    def step(self, message_log: list[ChatMessage], extra_env_info: Count) -> StepOutcome:  # type: ignore[override]
+        return asyncio.run(super().step(message_log, extra_env_info))
+
+
+class BatchCounting(CountingEnvironment):
+    """Judges many at once."""
+
+    async def step_batch(
+        self, message_logs: list[list[ChatMessage]], extra_env_infos: list[Count]
+    ) -> list[StepOutcome]:
+        return [await self.step(log, info) for log, info in zip(message_logs, extra_env_infos, strict=True)]
+
+
+@pytest.mark.parametrize("environment", [PlainCounting(), BatchCounting()])
+def test_a_plain_step_and_one_for_many_play_like_an_async_one(environment: CountingEnvironment) -> None:
+    expected = play(CountingEnvironment(), ["1", "2"], counting_sample(2))
+    assert play(environment, ["1", "2"], counting_sample(2)) == expected

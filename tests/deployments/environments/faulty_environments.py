@@ -1,8 +1,8 @@
 """Environments that can be loaded, and others that cannot, each for one reason."""
 
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from rollout_env import ChatMessage, StepOutcome, TaskEnvironment
 
@@ -48,3 +48,15 @@ class SelfDescribing(Loadable):
     def __init__(self, greeting: str) -> None:
         super().__init__(greeting)
         self.description = f"Says {greeting}"  # type: ignore[misc]
+
+
+class Judge(BaseModel):
+    url: str
+    retries: int = Field(default=0, ge=0)
+
+
+class Judged(Loadable):
+    """Without fault: its arguments are more than texts and numbers."""
+
+    def __init__(self, judge: Judge, weights: dict[str, Annotated[float, Field(le=1)]], **further: Any) -> None:
+        super().__init__(judge.url)

@@ -219,6 +219,25 @@ def test_a_host_closes_its_environment_and_logs_a_close_that_raises(caplog: pyte
     assert str(record.exc_info[1]) == "The file is closed."
 
 
+class ClosingAsync(ObedientEnvironment):
+    closed: ClassVar[list[str]] = []
+
+    async def close(self) -> None:  # type: ignore[override]
+        await asyncio.sleep(0)
+        self.closed.append("closed")
+        raise OSError("The file is closed.")
+
+
+def test_a_host_awaits_an_async_close_once(caplog: pytest.LogCaptureFixture) -> None:
+    host = EnvironmentHost("obedient", f"{__name__}:ClosingAsync", {}, step_timeout_s=None)
+    closing = host.__del__()
+    assert closing is not None
+    virtual_time.run(closing)  # type: ignore[arg-type]
+    assert host.__del__() is None
+    assert ClosingAsync.closed == ["closed"]
+    assert caplog.messages == ["The environment of task obedient was not closed."]
+
+
 def test_a_host_of_what_is_no_environment_does_not_start_and_has_nothing_to_close(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

@@ -7,11 +7,11 @@ import pytest
 
 from deployments.environments.loading import (
     EnvironmentNotLoadable,
-    check_arguments,
+    checked_arguments,
     load_environment,
     load_environment_class,
 )
-from tests.deployments.environments.faulty_environments import Loadable
+from tests.deployments.environments.faulty_environments import Judge, Judged, Loadable
 
 MODULE = "tests.deployments.environments.faulty_environments"
 INSTALL = "Install its package in the Python environment of the service, or name its folder in PYTHONPATH."
@@ -38,7 +38,10 @@ def test_an_environment_is_made_with_its_arguments() -> None:
     ("class_name", "problem"),
     [
         ("Word", "is not a TaskEnvironment: derive the class from rollout_env.TaskEnvironment."),
-        ("WithoutMethods", "does not implement example_samples and step, which every TaskEnvironment must."),
+        (
+            "WithoutMethods",
+            "does not implement example_samples and step (or step_batch), which every TaskEnvironment must.",
+        ),
     ],
 )
 def test_a_class_that_is_no_environment_is_refused_with_what_it_lacks(class_name: str, problem: str) -> None:
@@ -66,7 +69,8 @@ def test_an_environment_may_describe_itself_when_it_is_made() -> None:
 def test_an_unknown_class_is_refused_with_the_environments_of_its_module() -> None:
     assert message_of(f"{MODULE}:Loadabel") == (
         f"{MODULE}:Loadabel: module {MODULE} has no Loadabel. "
-        "Its environments are: Loadable, SelfDescribing, WithoutDescription, WithoutExtraEnvInfo, WithoutMethods."
+        "Its environments are: Judged, Loadable, SelfDescribing, WithoutDescription, WithoutExtraEnvInfo, "
+        "WithoutMethods."
     )
     assert message_of("json:Environment") == (
         "json:Environment: module json has no Environment. It defines no TaskEnvironment."
@@ -108,11 +112,16 @@ def test_a_module_that_raises_is_refused_with_what_it_raised(tmp_path: Path, mon
     [
         ({}, "missing a required argument: 'greeting'"),
         ({"greeting": "Hello.", "repeat": 2}, "got an unexpected keyword argument 'repeat'"),
+        (
+            {"greeting": 3, "repeats": "many"},
+            "greeting: Input should be a valid string (given: 3); repeats: Input should be a valid integer, unable to "
+            "parse string as an integer (given: 'many')",
+        ),
     ],
 )
 def test_arguments_that_the_constructor_does_not_take_are_refused(arguments: dict[str, Any], problem: str) -> None:
     with pytest.raises(EnvironmentNotLoadable) as refusal:
-        check_arguments(Loadable, arguments, "my_package:Loadable")
+        checked_arguments(Loadable, arguments, "my_package:Loadable")
     assert str(refusal.value) == (
         f"my_package:Loadable does not take the arguments {arguments!r}: {problem}. "
         "Its constructor is Loadable(greeting: str, repeats: int = 1)."
@@ -132,3 +141,19 @@ def test_a_constructor_that_raises_is_refused_with_what_it_raised() -> None:
         "when it was made with the arguments {'greeting': '', 'repeats': 0}."
     )
     assert isinstance(refusal.value.__cause__, ValueError)
+
+
+def test_arguments_are_what_the_annotations_of_the_constructor_make_of_them() -> None:
+    arguments = {"judge": {"url": "http://judge", "retries": "2"}, "weights": {"a": 1}, "further": 3}
+    made = checked_arguments(Judged, arguments, "my_package:Judged")
+    assert made == {"judge": Judge(url="http://judge", retries=2), "weights": {"a": 1.0}, "further": 3}
+
+
+def test_a_nested_argument_is_refused_with_its_path() -> None:
+    arguments = {"judge": {"retries": -1}, "weights": {"a": 2}}
+    with pytest.raises(EnvironmentNotLoadable) as refusal:
+        checked_arguments(Judged, arguments, "my_package:Judged")
+    assert str(refusal.value).partition("}}: ")[2].partition(". Its constructor")[0] == (
+        "judge.url: Field required (given: {'retries': -1}); judge.retries: Input should be greater than or equal to 0 "
+        "(given: -1); weights.a: Input should be less than or equal to 1 (given: 2)"
+    )

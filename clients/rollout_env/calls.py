@@ -1,0 +1,59 @@
+"""Calls a method of an environment, which its author may have written plain or async. Blocks the event loop in neither.
+
+A plain method runs in a thread of its own. A pool would be full once as many calls hang as it has threads, and a
+process would wait for them when it ends.
+"""
+
+import asyncio
+import contextvars
+import inspect
+import threading
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+Result = TypeVar("Result")
+
+
+def is_plain(function: Callable[..., Any]) -> bool:
+    return not inspect.iscoroutinefunction(function)
+
+
+async def call(function: Callable[..., Result | Awaitable[Result]], *args: Any) -> Result:
+    """Calls a plain or async function. Raises what it raises. If this is cancelled, a plain one runs on unheard."""
+    result = await in_thread(function, *args) if is_plain(function) else function(*args)
+    # What is async but does not look so, such as a decorated method, runs in the event loop like any other.
+    return await result if inspect.isawaitable(result) else result
+
+
+async def in_thread(function: Callable[..., Result], *args: Any) -> Result:
+    """Calls the function in a new thread, in the context of the caller."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[Result] = loop.create_future()
+    context = contextvars.copy_context()
+
+    def work() -> None:
+        result: Result | None = None
+        error: BaseException | None = None
+        try:
+            result = context.run(function, *args)
+        except StopIteration as stop:
+            error = RuntimeError("The function raised StopIteration.")  # A future cannot hold that.
+            error.__cause__ = stop
+        except BaseException as raised:  # noqa: BLE001 - whatever it is goes to the caller
+            error = raised
+        try:
+            loop.call_soon_threadsafe(settle, future, result, error)
+        except RuntimeError:
+            return  # The loop has ended: nobody waits.
+
+    threading.Thread(target=work, name=f"call of {getattr(function, '__qualname__', function)}", daemon=True).start()
+    return await future
+
+
+def settle(future: "asyncio.Future[Any]", result: Any, error: BaseException | None) -> None:
+    if future.done():
+        return
+    if error is None:
+        future.set_result(result)
+    else:
+        future.set_exception(error)

@@ -1,0 +1,81 @@
+"""Calls `step_batch` of an environment for all steps of one iteration of the event loop."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from pydantic import BaseModel
+
+from rollout_env import ChatMessage, OutcomeInvalid, StepOutcome, TaskEnvironment
+from rollout_env.validation import batch_outcomes, validated_extra_env_info, validated_outcome
+
+
+@dataclass(slots=True, eq=False)
+class BatchedStep:
+    message_log: list[ChatMessage]
+    state: BaseModel
+    outcome: asyncio.Future[Any]
+    """Of the environment, not validated."""
+
+
+class StepBatches:
+    """The steps of one environment, each called as if it were alone.
+
+    Guarantees: waits for no step that is not ready; a step that is invalid, or whose outcome is, fails alone; if the
+    call for several raises, each is called alone; a call for which no step waits any longer is cancelled.
+    """
+
+    def __init__(self, environment: TaskEnvironment) -> None:
+        self._environment = environment
+        self._ready: list[BatchedStep] = []
+        self._calls: set[asyncio.Task[None]] = set()
+
+    async def step(self, message_log: list[ChatMessage], extra_env_info: dict[str, Any]) -> StepOutcome:
+        """Raises what `rollout_env.validation.validated_step` raises."""
+        state = validated_extra_env_info(self._environment, extra_env_info)
+        loop = asyncio.get_running_loop()
+        step = BatchedStep(message_log, state, loop.create_future())
+        if not self._ready:
+            loop.call_soon(self._start)
+        self._ready.append(step)
+        return validated_outcome(await step.outcome)
+
+    def _start(self) -> None:
+        steps, self._ready = [step for step in self._ready if not step.outcome.done()], []
+        if not steps:
+            return
+        call = asyncio.get_running_loop().create_task(self._call(steps))
+        self._calls.add(call)
+        call.add_done_callback(self._calls.discard)
+        for step in steps:
+            step.outcome.add_done_callback(partial(cancel_if_all_done, call, steps))
+
+    async def _call(self, steps: Sequence[BatchedStep]) -> None:
+        message_logs, states = [step.message_log for step in steps], [step.state for step in steps]
+        try:
+            outcomes = await batch_outcomes(self._environment, message_logs, states)
+        except BaseException as error:  # noqa: BLE001 - all that an environment raises goes to its steps
+            waiting = [step for step in steps if not step.outcome.done()]
+            if len(steps) == 1 or isinstance(error, OutcomeInvalid):
+                fail(waiting, error)
+            else:
+                await asyncio.gather(*(self._call([step]) for step in waiting))
+            return
+        for step, outcome in zip(steps, outcomes, strict=True):
+            if not step.outcome.done():
+                step.outcome.set_result(outcome)
+
+
+def fail(steps: Sequence[BatchedStep], error: BaseException) -> None:
+    for step in steps:
+        if isinstance(error, asyncio.CancelledError):
+            step.outcome.cancel()
+        else:
+            step.outcome.set_exception(error)
+
+
+def cancel_if_all_done(call: "asyncio.Task[None]", steps: Sequence[BatchedStep], _: "asyncio.Future[Any]") -> None:
+    if all(step.outcome.done() for step in steps):
+        call.cancel()

@@ -1,0 +1,186 @@
+"""Steps of an environment that judges many responses at once, and of one whose step is plain."""
+
+import asyncio
+import threading
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+
+from deployments.environments.step_runner import StepRunner
+from deployments.failures import EnvironmentBroken, EnvironmentRejected, RolloutFailure, TurnTimedOut
+from deployments.protocols import StepRequest
+from rollout_env import ChatMessage, SampleRejected, StepOutcome, TaskEnvironment
+from tests import virtual_time
+from tests.service.scripted import outcome
+
+
+class Word(BaseModel):
+    word: str
+
+
+class BatchEnvironment(TaskEnvironment):
+    """Answers each response with its word; raises on the word "bad", and never ends with the word "hang"."""
+
+    description = "Judges many at once."
+    ExtraEnvInfo = Word
+
+    def __init__(self) -> None:
+        self.batches: list[list[str]] = []
+        self.cancelled: list[list[str]] = []
+
+    async def step_batch(self, message_logs: list[list[ChatMessage]], extra_env_infos: list[Word]) -> list[StepOutcome]:
+        words = [info.word for info in extra_env_infos]
+        self.batches.append(words)
+        assert len(message_logs) == len(words)
+        try:
+            await asyncio.sleep(60 if "hang" in words else 1)
+        except asyncio.CancelledError:
+            self.cancelled.append(words)
+            raise
+        if "bad" in words:
+            raise SampleRejected("The word is bad.")
+        if "short" in words:
+            return []
+        return [outcome(word) if word != "dict" else {} for word in words]  # type: ignore[misc]
+
+    def example_samples(self, count: int, seed: int) -> list[dict[str, Any]]:
+        raise NotImplementedError
+
+
+def requests(*words: Any) -> list[StepRequest]:
+    return [StepRequest([], {"word": word}, step_id=f"{number}") for number, word in enumerate(words)]
+
+
+def results_of(
+    environment: TaskEnvironment, *words: Any, timeout_s: float | None = None
+) -> list[StepOutcome | RolloutFailure]:
+    async def run() -> list[StepOutcome | RolloutFailure]:
+        runner = StepRunner(environment, "batch", timeout_s)
+        results = await asyncio.gather(*(runner.start(request, set()) for request in requests(*words)))
+        await virtual_time.settled()
+        return results
+
+    return virtual_time.run(run())
+
+
+def test_the_steps_of_one_moment_are_one_call() -> None:
+    environment = BatchEnvironment()
+    assert results_of(environment, "a", "b", "c") == [outcome("a"), outcome("b"), outcome("c")]
+    assert environment.batches == [["a", "b", "c"]]
+
+
+def test_a_batch_has_at_most_the_steps_that_may_run_at_once() -> None:
+    environment = BatchEnvironment()
+    environment.max_concurrent_steps = 2
+    assert results_of(environment, "a", "b", "c") == [outcome("a"), outcome("b"), outcome("c")]
+    assert environment.batches == [["a", "b"], ["c"]]
+
+
+def test_a_batch_that_raises_is_called_again_for_each_sample_so_that_one_fails_alone() -> None:
+    environment = BatchEnvironment()
+    first, failed, last = results_of(environment, "a", "bad", "c")
+    assert (first, last) == (outcome("a"), outcome("c"))
+    assert isinstance(failed, EnvironmentRejected)
+    assert environment.batches == [["a", "bad", "c"], ["a"], ["bad"], ["c"]]
+
+
+def test_a_sample_that_is_not_valid_is_not_in_the_call() -> None:
+    environment = BatchEnvironment()
+    good, bad = results_of(environment, "a", 3)
+    assert good == outcome("a")
+    assert isinstance(bad, EnvironmentRejected)
+    assert environment.batches == [["a"]]
+
+
+def test_what_is_no_outcome_in_a_batch_fails_its_sample_alone() -> None:
+    good, bad = results_of(BatchEnvironment(), "a", "dict")
+    assert good == outcome("a")
+    assert isinstance(bad, EnvironmentBroken)
+    assert str(bad) == "The environment's outcome is not valid: step must return a StepOutcome, got dict."
+
+
+def test_a_batch_with_too_few_outcomes_fails_all_its_samples_and_says_why() -> None:
+    results = results_of(BatchEnvironment(), "a", "short")
+    assert [str(result) for result in results] == [
+        "The environment's outcome is not valid: step_batch must return a list with one StepOutcome for each response, "
+        "here 2, got 0."
+    ] * 2
+
+
+def test_a_batch_that_takes_too_long_is_cancelled_when_all_its_steps_have_timed_out() -> None:
+    environment = BatchEnvironment()
+    results = results_of(environment, "a", "hang", timeout_s=5)
+    assert [type(result) for result in results] == [TurnTimedOut, TurnTimedOut]
+    assert environment.cancelled == [["a", "hang"]]
+
+
+def test_an_aborted_step_leaves_the_others_of_its_batch_alone() -> None:
+    environment = BatchEnvironment()
+
+    async def run() -> None:
+        runner = StepRunner(environment, "batch", None)
+        first, second = (runner.start(request, set()) for request in requests("a", "b"))
+        await asyncio.sleep(0.5)
+        runner.abort(["0"])
+        assert await second == outcome("b")
+        assert first.cancelled()
+
+    virtual_time.run(run())
+    assert environment.cancelled == []
+
+
+class PlainEnvironment(TaskEnvironment):
+    """Blocks until as many steps as expected run at once."""
+
+    description = "Blocks."
+    ExtraEnvInfo = Word
+
+    def __init__(self, at_once: int = 1) -> None:
+        self.barrier = threading.Barrier(at_once, timeout=10)
+
+    def step(self, message_log: list[ChatMessage], extra_env_info: Word) -> StepOutcome:
+        match extra_env_info.word:
+            case "bad":
+                raise SampleRejected("The word is bad.")
+            case "stop":
+                raise StopIteration
+            case "exit":
+                raise SystemExit(2)
+        self.barrier.wait()
+        assert threading.current_thread() is not threading.main_thread()
+        return outcome(extra_env_info.word)
+
+    def example_samples(self, count: int, seed: int) -> list[dict[str, Any]]:
+        raise NotImplementedError
+
+
+def plain_results(environment: TaskEnvironment, *words: str) -> list[StepOutcome | RolloutFailure]:
+    async def run() -> list[StepOutcome | RolloutFailure]:
+        runner = StepRunner(environment, "plain", None)
+        return await asyncio.gather(*(runner.start(request, set()) for request in requests(*words)))
+
+    return asyncio.run(run())
+
+
+def test_steps_of_a_plain_step_run_at_once_and_off_the_event_loop() -> None:
+    assert plain_results(PlainEnvironment(at_once=3), "a", "b", "c") == [outcome("a"), outcome("b"), outcome("c")]
+
+
+def test_a_plain_step_runs_in_at_most_64_threads_at_once() -> None:
+    environment = PlainEnvironment(at_once=64)
+    assert len(plain_results(environment, *("a" for _ in range(128)))) == 128
+    assert environment.barrier.n_waiting == 0
+
+
+@pytest.mark.parametrize(
+    ("word", "failure"),
+    [
+        ("bad", "The word is bad."),
+        ("stop", "The environment raised RuntimeError: The function raised StopIteration."),
+        ("exit", "The environment raised SystemExit: 2"),
+    ],
+)
+def test_what_a_plain_step_raises_fails_its_sample(word: str, failure: str) -> None:
+    [result] = plain_results(PlainEnvironment(), word)
+    assert str(result) == failure
