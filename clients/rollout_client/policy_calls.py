@@ -48,12 +48,12 @@ class PushAnswer(RootModel[PolicyUpdate | UploadState]):
 
 
 def policy_call(
-    min_version: Version | None = None, wait_s: float = 0.0, checksums_within_s: float | None = None
+    min_version: Version | None = None, wait_s: float = 0.0, checksums_within_s: float = 0.0
 ) -> Call[PolicyState]:
     query: dict[str, int | float | str] = {}
     if min_version is not None:
         query |= {"min_version": min_version, "wait_s": wait_s}
-    if checksums_within_s is not None:
+    if checksums_within_s:
         query["checksums_within_s"] = checksums_within_s
     return Call("GET", "/policy", lambda body: parsed(PolicyState, "The answer of GET /policy", body), query=query)
 

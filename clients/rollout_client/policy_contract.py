@@ -143,7 +143,8 @@ class ReplicaPolicy(Lenient):
     """The version that the replica has loaded."""
     checksum: str | None = None
     """Sha-256 over the full weights in the engine's memory, without an adapter on top; equal on all replicas that have
-    loaded the same weights. Null until it is computed."""
+    loaded the same weights. Null unless `checksums_within_s` in the query of `GET /policy` has asked for it since the
+    replica loaded them, and it is computed."""
 
 
 class UploadState(Lenient):

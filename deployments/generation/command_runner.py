@@ -25,6 +25,7 @@ from deployments.policy.replicas.commands import (
     Canary,
     Command,
     CommandReport,
+    ComputeChecksum,
     FinishTransfer,
     InitTransfer,
     LoadedWeights,
@@ -86,6 +87,8 @@ class CommandRunner:
         self._registration_of = registration_of
         self._node_weights = node_weights
         self._generate_canary = generate_canary
+        self._replica_id = ""
+        """As it is registered."""
         self._checksum_task: asyncio.Task[None] | None = None
         self._in_transfer = False
         self._records: dict[int, str | None] = {}
@@ -107,16 +110,14 @@ class CommandRunner:
             records=self._records_of_loaded(),
             is_on_trial=self._weights.is_on_trial,
         )
+        self._replica_id = registration.replica_id
         await self._store.register(registration)
-        self._start_checksum(registration.replica_id)
         report: CommandReport | None = None
         while self.broken is None:
-            numbered = await self._store.next_command(registration.replica_id, report)
+            numbered = await self._store.next_command(self._replica_id, report)
             report = None if numbered is None else await self._run(numbered)
-            if self.broken is None and numbered is not None and isinstance(numbered.command, Swap | FinishTransfer):
-                self._start_checksum(registration.replica_id)
         # The store learns from the report that the replica is broken; a command that it answers with is not run.
-        await self._store.next_command(registration.replica_id, report)
+        await self._store.next_command(self._replica_id, report)
 
     async def _run(self, numbered: NumberedCommand) -> CommandReport:
         error: str | None = None
@@ -161,6 +162,8 @@ class CommandRunner:
                 canary_s = self._weights.accept()
                 self.is_current.set()
                 return CommandCosts(canary_s=canary_s)
+            case ComputeChecksum():
+                self._start_checksum()
             case InitTransfer(init_info):
                 await self._weights.init_transfer(dict(init_info))
             case StartTransfer(options):
@@ -203,21 +206,23 @@ class CommandRunner:
             self.broken = why
             logger.error("The replica broke and is replaced: %s", why, exc_info=failure)
 
-    def _start_checksum(self, replica_id: str) -> None:
+    def _start_checksum(self) -> None:
         self._stop_checksum()
-        self._checksum_task = asyncio.create_task(self._send_checksum(replica_id, self._weights.loaded))
+        # In the middle of a transfer the weights change: whoever waits asks again when it has ended.
+        if not self._in_transfer:
+            self._checksum_task = asyncio.create_task(self._send_checksum(self._weights.loaded))
 
     def _stop_checksum(self) -> None:
         if self._checksum_task is not None:
             self._checksum_task.cancel()
 
-    async def _send_checksum(self, replica_id: str, loaded: LoadedWeights) -> None:
+    async def _send_checksum(self, loaded: LoadedWeights) -> None:
         checksum = await self._weights.checksum()
         try:
-            await self._store.record_checksum(replica_id, loaded, checksum)
-        except (PolicyStoreLost, ReplicaNotRegistered):
-            # The replica registers again, and then the checksum is computed anew.
-            return
+            await self._store.record_checksum(self._replica_id, loaded, checksum)
+        except (PolicyStoreLost, ReplicaNotRegistered) as lost:
+            # The replica registers again. Whoever waited asks the store again, and it the replica.
+            logger.info("A checksum was computed for a store that is gone: %s", lost)
 
 
 async def with_timeout(canary: Awaitable[None], timeout_s: float) -> None:

@@ -18,13 +18,13 @@ async def policy_state(
     next_number: Callable[[], int],
     checksums_within_s: float,
 ) -> PolicyState:
-    """Waits at most `checksums_within_s` for checksums that replicas are still computing.
+    """Has replicas compute their checksums and waits at most `checksums_within_s` for them; with 0 none is asked.
 
     Args:
         next_number: says which number the next version may have.
     """
     await registry.forget_the_dead()
-    await registry.wait_for_checksums(checksums_within_s)
+    await registry.ask_for_checksums(checksums_within_s)
     replicas = registry.replicas
     return PolicyState(
         current=current.number,

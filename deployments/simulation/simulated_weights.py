@@ -13,6 +13,7 @@ from deployments.policy.replicas.commands import (
     Canary,
     Command,
     CommandReport,
+    ComputeChecksum,
     LoadedWeights,
     NumberedCommand,
     ReplicaRegistration,
@@ -71,7 +72,8 @@ class SimulatedWeights:
                 self.loaded = LoadedWeights(self.loaded.full, version) if is_adapter else LoadedWeights(version)
                 # Generations keep the adapter with which they began.
                 await self._engine.change_version(version, "wait" if is_adapter else options.mode)
-            case Canary() | AcceptRequests():
+            case Canary() | AcceptRequests() | ComputeChecksum():
+                # There are no weights to compute a checksum of: it stays unknown.
                 pass
             case _:
                 return NO_WEIGHTS

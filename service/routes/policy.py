@@ -25,7 +25,6 @@ from service.requests.upload_chunk import checked_parts, chunk_of
 from service.routes import descriptions
 from service.routes.dependencies import Store
 
-CHECKSUMS_WITHIN_S = 5.0
 LONGEST_CHECKSUMS_S = 600.0
 LARGEST_VERSION = 2**63 - 1
 LONGEST_AGENT = 200
@@ -47,12 +46,18 @@ async def policy(
     min_version: Annotated[int, Query(ge=0, description="Waits until this version or a newer one is current.")] = 0,
     wait_s: Annotated[float, Query(ge=0, description="Longest wait for `min_version`; then 409.")] = 0,
     checksums_within_s: Annotated[
-        float, Query(ge=0, le=LONGEST_CHECKSUMS_S, description="Longest wait for checksums; then they are null.")
-    ] = CHECKSUMS_WITHIN_S,
+        float,
+        Query(
+            ge=0,
+            le=LONGEST_CHECKSUMS_S,
+            description="Has the replicas compute the checksums of their weights; longest wait, then they are null.",
+        ),
+    ] = 0,
 ) -> PolicyState:
     """Which version is current, which versions are kept, and what each generator replica has loaded.
 
-    The checksums of the engines' weights are computed after each change while generations go on.
+    The checksums of the engines' weights are computed only when `checksums_within_s` asks for them, while generations
+    go on. Without it those are shown that are known already.
     """
     if min_version:
         await store.wait_for(min_version, None, wait_s)

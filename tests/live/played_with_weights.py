@@ -7,6 +7,8 @@ from rollout_client.contract import RolloutResponse, SampleResult, Sampling
 from tests.live.forward_pass import State, logprob_differences, model_of
 
 LOGPROB_TOLERANCE = 0.02
+CHECKSUMS_WITHIN_S = 60.0
+"""For `client.policy`: the checksums of the weights in the engines."""
 
 
 def play(client: RolloutClient, count: int = 32, **options: Any) -> RolloutResponse:

@@ -12,7 +12,7 @@ from safetensors.torch import save
 from rollout_client import RolloutClient
 from rollout_client.contract import RolloutResponse, Sampling
 from tests.live.forward_pass import State, perturbed, tiny_state
-from tests.live.played_with_weights import assert_of_weights, play, versions_of
+from tests.live.played_with_weights import CHECKSUMS_WITHIN_S, assert_of_weights, play, versions_of
 from tests.live.test_policy import adapter_folder
 
 LARGEST_BFLOAT16 = torch.finfo(torch.bfloat16).max
@@ -85,7 +85,7 @@ def push_adapter_of_another_model(client: RolloutClient, folder: Path) -> None:
 def test_a_poisoned_version_is_refused_and_no_sample_fails_meanwhile(
     client: RolloutClient, tmp_path: Path, push: Callable[[RolloutClient, Path], None], says: str
 ) -> None:
-    before = client.policy(checksums_within_s=60)
+    before = client.policy(CHECKSUMS_WITHIN_S)
     with ThreadPoolExecutor(1) as thread:
         playing = thread.submit(rollouts_under_way, client)
         with pytest.raises(Exception, match=says):
@@ -93,7 +93,7 @@ def test_a_poisoned_version_is_refused_and_no_sample_fails_meanwhile(
         played = playing.result()
     assert [sample.error for sample in played.samples] == [None] * len(played.samples)
     assert versions_of(played.samples) == {str(before.current)}
-    after = client.policy(checksums_within_s=60)
+    after = client.policy(CHECKSUMS_WITHIN_S)
     assert after.current == before.current
     assert [replica.replica_id for replica in after.replicas] == [replica.replica_id for replica in before.replicas]
     assert [replica.checksum for replica in after.replicas] == [replica.checksum for replica in before.replicas]

@@ -20,7 +20,13 @@ from rollout_client.policy_contract import PolicyState
 from rollout_client.weights.checksum import Checksum
 from tests.live.following_environment import following
 from tests.live.forward_pass import State, logprob_differences, model_of, perturbed, tiny_state
-from tests.live.played_with_weights import LOGPROB_TOLERANCE, assert_of_weights, play, versions_of
+from tests.live.played_with_weights import (
+    CHECKSUMS_WITHIN_S,
+    LOGPROB_TOLERANCE,
+    assert_of_weights,
+    play,
+    versions_of,
+)
 from tests.live.running_service import replicas
 from tests.paths import TINY_MODEL
 
@@ -61,9 +67,9 @@ def test_after_a_push_every_token_is_of_the_new_weights(client: RolloutClient) -
 
 def test_the_policy_says_what_is_current_and_what_each_replica_holds(client: RolloutClient) -> None:
     state = perturbed(2)
-    before = client.policy()
+    before = client.policy(CHECKSUMS_WITHIN_S)
     update = client.push_weights(state)
-    after = client.policy()
+    after = client.policy(CHECKSUMS_WITHIN_S)
     checksum = Checksum()
     for name, tensor in state.items():
         checksum.add(name, "BF16", tensor.shape, [tensor.contiguous().view(torch.uint8).numpy().tobytes()])
@@ -78,7 +84,8 @@ def test_equal_weights_have_equal_checksums_in_the_engine(client: RolloutClient)
     checksums = []
     for state in (perturbed(3), perturbed(4), perturbed(3)):
         client.push_weights(state)
-        checksums += [replica.checksum for replica in client.policy().replicas]
+        assert [replica.checksum for replica in client.policy().replicas] == [None]
+        checksums += [replica.checksum for replica in client.policy(CHECKSUMS_WITHIN_S).replicas]
     assert checksums[0] == checksums[2] != checksums[1]
 
 

@@ -12,9 +12,8 @@ from ray.serve.schema import ServeDeploySchema
 from deployments.protocols import PrefixCacheTokens
 from rollout_client import RolloutClient
 from rollout_client.contract import SampleInput, Sampling
-from rollout_client.policy_contract import PolicyState
 from tests.live.forward_pass import perturbed
-from tests.live.played_with_weights import assert_of_weights, play
+from tests.live.played_with_weights import CHECKSUMS_WITHIN_S, assert_of_weights, play
 from tests.live.running_service import replicas, scale_generators
 
 REPLICAS = 2
@@ -36,13 +35,13 @@ def version(client: RolloutClient, service_config: ServeDeploySchema) -> int:
     return pushed
 
 
-def wait_for_replicas(client: RolloutClient, count: int, version: int) -> PolicyState:
+def wait_for_replicas(client: RolloutClient, count: int, version: int) -> None:
     """Once `count` replicas, and no other, hold `version`."""
     waited = threading.Event()
     for _ in range(int(READY_WITHIN_S)):
         state = client.policy()
         if [replica.version for replica in state.replicas] == [version] * count:
-            return state
+            return
         waited.wait(1.0)
     pytest.fail(f"{count} replicas at version {version} are wanted, and these there are: {state.replicas}")
 
@@ -109,13 +108,13 @@ def test_a_group_finds_the_prompt_that_its_first_has_left(client: RolloutClient)
     assert max(looked_up) <= 1.5 * min(looked_up)
 
 
-def assert_equal_engines(state: PolicyState) -> None:
-    [checksum] = {replica.checksum for replica in state.replicas}
+def assert_equal_engines(client: RolloutClient) -> None:
+    [checksum] = {replica.checksum for replica in client.policy(CHECKSUMS_WITHIN_S).replicas}
     assert checksum is not None
 
 
 def test_a_replica_that_started_after_a_push_has_its_weights(client: RolloutClient, version: int) -> None:
-    assert_equal_engines(client.policy())
+    assert_equal_engines(client)
     assert_of_weights(play(client, 64).samples, version, perturbed(14))
 
 
@@ -128,15 +127,15 @@ def test_a_replica_that_dies_during_an_update_is_replaced_with_the_new_weights(
         with ThreadPoolExecutor(1) as thread:
             # It waits for the generations under way, so that it is under way itself when the replica dies.
             pushing = thread.submit(client.push_weights, perturbed(15), mode="wait")
-            while version + 1 not in {known.version for known in client.policy(0).versions}:
+            while version + 1 not in {known.version for known in client.policy().versions}:
                 time.sleep(0.01)
             old.kill()
             update = pushing.result()
         results = list(rollouts)
     assert sorted(replica.status for replica in update.replicas) == ["replaced", "swapped"]
     assert [result.error for result in results] == [None] * 128
-    after = wait_for_replicas(client, REPLICAS, version + 1)
-    assert_equal_engines(after)
+    wait_for_replicas(client, REPLICAS, version + 1)
+    assert_equal_engines(client)
     # Now the newest has to play, and one more takes the place of this one.
     young.kill()
     assert_of_weights(play(client, 64, sample_retries=20).samples, version + 1, perturbed(15))

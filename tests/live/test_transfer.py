@@ -15,7 +15,13 @@ from service.startup.ports import free_port
 from tests.live import gloo_transfer
 from tests.live.forward_pass import logprob_differences, model_of, perturbed, tiny_state
 from tests.live.gloo_transfer import GlooTrainerInitInfo, GlooTrainerWeightTransferEngine
-from tests.live.played_with_weights import LOGPROB_TOLERANCE, assert_of_weights, play, versions_of
+from tests.live.played_with_weights import (
+    CHECKSUMS_WITHIN_S,
+    LOGPROB_TOLERANCE,
+    assert_of_weights,
+    play,
+    versions_of,
+)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -48,15 +54,15 @@ def test_after_a_transfer_every_token_is_of_the_trainers_weights(client: Rollout
 
 
 def test_a_transfer_and_a_push_of_equal_weights_make_equal_engines(client: RolloutClient) -> None:
-    before = client.policy()
+    before = client.policy(CHECKSUMS_WITHIN_S)
     state = perturbed(32)
     transfer = RolloutWeightSyncClient(client)
     connected(transfer, before.transfer_world_size, model_of(state)).send_weights()
-    transferred = client.policy()
+    transferred = client.policy(CHECKSUMS_WITHIN_S)
     assert (transferred.versions[-1].kind, transferred.versions[-1].checksum) == ("transfer", None)
     assert transferred.versions[-1].version == transferred.current == before.current + 1
     client.push_weights(state)
-    pushed = client.policy()
+    pushed = client.policy(CHECKSUMS_WITHIN_S)
     assert [replica.checksum for replica in transferred.replicas] == [replica.checksum for replica in pushed.replicas]
     assert transferred.replicas[0].checksum not in (None, before.replicas[0].checksum)
 
@@ -100,7 +106,7 @@ def test_a_transfer_during_running_samples_loses_none_and_each_token_says_its_we
 
 
 def test_the_number_of_a_version_is_the_trainers_to_choose_and_taken_once(client: RolloutClient) -> None:
-    before = client.policy()
+    before = client.policy(CHECKSUMS_WITHIN_S)
     transfer = RolloutWeightSyncClient(client, mode="wait")
     connected(transfer, before.transfer_world_size, model_of(perturbed(38)))
     transfer.start_weight_update()
@@ -108,7 +114,7 @@ def test_the_number_of_a_version_is_the_trainers_to_choose_and_taken_once(client
         transfer.finish_weight_update(str(before.current))
     transfer.finish_weight_update(str(before.current + 5))
     # Nothing was sent: the same weights under a new number.
-    after = client.policy()
+    after = client.policy(CHECKSUMS_WITHIN_S)
     assert after.current == before.current + 5
     assert [replica.checksum for replica in after.replicas] == [replica.checksum for replica in before.replicas]
     assert versions_of(play(client, 4).samples) == {str(before.current + 5)}

@@ -31,13 +31,13 @@ from rollout_client.weights.upload import Upload
 class AsyncPolicyMethods:
     _connection: AsyncConnection
 
-    async def policy(self, checksums_within_s: float | None = None, **options: Unpack[CallOptions]) -> PolicyState:
+    async def policy(self, checksums_within_s: float = 0.0, **options: Unpack[CallOptions]) -> PolicyState:
         """Which weights the service serves, which it has, and what each of its replicas has loaded.
 
-        It waits at most `checksums_within_s` (by default the service says how long) for checksums of the engines'
-        weights that are still being computed.
+        With `checksums_within_s` the replicas compute the checksums of the weights in their engines, while generations
+        go on, and the answer waits at most so many seconds for them. Without it nothing is computed.
         """
-        longest_s = SHORT_CALL_TIMEOUT_S + (checksums_within_s or 0)
+        longest_s = SHORT_CALL_TIMEOUT_S + checksums_within_s
         limits = self._connection.defaults.limits(options, longest_s, SHORT_CALL_ADVICE)
         return await self._connection.result(policy_call(checksums_within_s=checksums_within_s), limits)
 
@@ -142,5 +142,5 @@ class AsyncPolicyMethods:
     async def _number(self, version: int | None, limits: CallLimits) -> int:
         if version is not None:
             return version
-        call = policy_call(checksums_within_s=0)
-        return next_version(await self._connection.result(call, limits.at_most(SHORT_CALL_TIMEOUT_S)))
+        state = await self._connection.result(policy_call(), limits.at_most(SHORT_CALL_TIMEOUT_S))
+        return next_version(state)

@@ -38,10 +38,10 @@ async def send_chunk(connection: AsyncConnection, upload: Upload, limits: CallLi
 
 async def what_arrived(connection: AsyncConnection, version: int, limits: CallLimits) -> UploadState | PolicyState:
     """The state of the upload of `version` or, where there is none, of the whole policy."""
-    state = await connection.result_of_one_attempt(policy_call(checksums_within_s=0), limits)
+    state = await connection.result_of_one_attempt(policy_call(), limits)
     while is_updating_to(state, version):
         await async_sleep(POLL_S)
-        state = await connection.result_of_one_attempt(policy_call(checksums_within_s=0), limits)
+        state = await connection.result_of_one_attempt(policy_call(), limits)
     if is_known(state, version):
         return state
     try:

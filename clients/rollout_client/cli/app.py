@@ -116,11 +116,19 @@ app.add_typer(policy_app, name="policy")
 
 
 @policy_app.callback()
-def policy(context: typer.Context, url: Url = DEFAULT_URL, retries: Retries = DEFAULT_RETRIES) -> None:
+def policy(
+    context: typer.Context,
+    checksums_within: Annotated[
+        float,
+        typer.Option(min=0, help="Have the replicas compute their checksums, and wait so many seconds for them."),
+    ] = 0.0,
+    url: Url = DEFAULT_URL,
+    retries: Retries = DEFAULT_RETRIES,
+) -> None:
     """Show which weights the service serves, and what each of its replicas has loaded."""
     if context.invoked_subcommand is None:
         with errors_as_sentences(), RolloutClient(url, retries=retries) as client:
-            out.print(policy_tables(client.policy()))
+            out.print(policy_tables(client.policy(checksums_within)))
 
 
 @policy_app.command()

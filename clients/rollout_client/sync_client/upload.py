@@ -39,10 +39,10 @@ def send_chunk(connection: Connection, upload: Upload, limits: CallLimits) -> No
 
 def what_arrived(connection: Connection, version: int, limits: CallLimits) -> UploadState | PolicyState:
     """The state of the upload of `version` or, where there is none, of the whole policy."""
-    state = connection.result_of_one_attempt(policy_call(checksums_within_s=0), limits)
+    state = connection.result_of_one_attempt(policy_call(), limits)
     while is_updating_to(state, version):
         sleep(POLL_S)
-        state = connection.result_of_one_attempt(policy_call(checksums_within_s=0), limits)
+        state = connection.result_of_one_attempt(policy_call(), limits)
     if is_known(state, version):
         return state
     try:

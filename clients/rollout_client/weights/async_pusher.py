@@ -73,7 +73,7 @@ class AsyncPolicyPusher:
         Raises:
             WeightsDoNotFit: the tensors are not those of the service's model.
         """
-        self._pushed.check(await self._client.policy(checksums_within_s=0, **options))
+        self._pushed.check(await self._client.policy(**options))
         layout = await self._client.policy_layout(**options)
         weights = await async_call_blocking(full_weights, source, layout, self._is_partial)
         return await async_call_blocking(self._pushed.capture, weights)

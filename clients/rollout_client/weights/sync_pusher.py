@@ -74,7 +74,7 @@ class PolicyPusher:
         Raises:
             WeightsDoNotFit: the tensors are not those of the service's model.
         """
-        self._pushed.check(self._client.policy(checksums_within_s=0, **options))
+        self._pushed.check(self._client.policy(**options))
         layout = self._client.policy_layout(**options)
         weights = call_blocking(full_weights, source, layout, self._is_partial)
         return call_blocking(self._pushed.capture, weights)

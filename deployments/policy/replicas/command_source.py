@@ -28,7 +28,7 @@ class CommandSource(Protocol):
         ...
 
     async def record_checksum(self, replica_id: str, loaded: LoadedWeights, checksum: str) -> None:
-        """Tells the checksum of the weights in the engine; ignored if the replica has changed its weights since.
+        """Tells the checksum that `ComputeChecksum` asked for; ignored if the replica has changed its weights since.
 
         Raises:
             ReplicaNotRegistered: the replica has to register first.

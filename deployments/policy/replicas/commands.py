@@ -105,6 +105,12 @@ class AcceptRequests:
 
 
 @dataclass(frozen=True, slots=True)
+class ComputeChecksum:
+    """Begin to compute the checksum of the weights in the engine, while generations go on, and tell it when it is
+    complete (`record_checksum`). A change of the weights ends the computation."""
+
+
+@dataclass(frozen=True, slots=True)
 class InitTransfer:
     """Connect to the trainer; `init_info` is what vLLM's weight-transfer engine takes."""
 
@@ -144,6 +150,7 @@ Command = (
     | Swap
     | Canary
     | AcceptRequests
+    | ComputeChecksum
     | InitTransfer
     | StartTransfer
     | UpdateTransfer

@@ -16,6 +16,7 @@ from deployments.policy.replicas.command_source import ReplicaNotRegistered
 from deployments.policy.replicas.commands import (
     Command,
     CommandReport,
+    ComputeChecksum,
     LoadedWeights,
     NumberedCommand,
     ReplicaRegistration,
@@ -46,7 +47,9 @@ class RegisteredReplica:
     loading: tuple[int, ...] = ()
     """Versions that it is being given outside of updates."""
     checksum: str | None = None
-    """Of the weights in its engine; `None` until the replica has computed it."""
+    """Of the weights in its engine; `None` until somebody has asked for it and the replica has computed it."""
+    is_checksum_asked: bool = False
+    """Whether the replica was told to compute the checksum of what it holds."""
     commands: "asyncio.Queue[NumberedCommand]" = field(default_factory=asyncio.Queue)
     """Not yet fetched by the replica."""
     awaited_reports: "dict[int, asyncio.Future[CommandReport]]" = field(default_factory=dict)
@@ -113,7 +116,7 @@ class ReplicaRegistry:
         replica = self._registered(replica_id)
         if report is not None:
             if report.loaded != replica.loaded:
-                replica.loaded, replica.checksum = report.loaded, None
+                replica.loaded, replica.checksum, replica.is_checksum_asked = report.loaded, None, False
             awaited = replica.awaited_reports.pop(report.command_number, None)
             if awaited is not None and not awaited.done():
                 awaited.set_result(report)
@@ -129,12 +132,26 @@ class ReplicaRegistry:
         if replica.loaded == loaded:
             replica.checksum = checksum
 
-    async def wait_for_checksums(self, wait_s: float) -> None:
-        """Returns once the checksums of all replicas are known, or after `wait_s`."""
+    async def ask_for_checksums(self, wait_s: float) -> None:
+        """Has replicas compute the checksums that are not known; returns once all are known, or after `wait_s`.
+
+        With 0 no replica is asked.
+        """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + wait_s
-        while loop.time() < deadline and any(replica.checksum is None for replica in self._replicas.values()):
+        while loop.time() < deadline:
+            unknown = [replica for replica in self._replicas.values() if replica.checksum is None]
+            if not unknown:
+                return
+            for replica in unknown:
+                self._ask_for_checksum(replica)
             await asyncio.sleep(CHECKSUM_POLL_S)
+
+    def _ask_for_checksum(self, replica: RegisteredReplica) -> None:
+        """Its report says only that the computation has begun, so nobody waits for that."""
+        if not replica.is_checksum_asked:
+            replica.is_checksum_asked = True
+            replica.commands.put_nowait(NumberedCommand(next(self._numbers), ComputeChecksum()))
 
     async def send(self, replica: RegisteredReplica, command: Command, timeout_s: float) -> CommandReport:
         """Queues the command for the replica and waits for its report.

@@ -168,6 +168,12 @@ def test_policy_shows_versions_and_replicas(served_policy: ScriptedPolicy) -> No
         ["3", "full", "", "", "2026-01-01 00:00:00", "333333333333"],
     ]
     assert "Replicas" in done.stdout
+    assert served_policy.asked == ["/policy"]
+
+
+def test_policy_asks_for_checksums_of_the_replicas_if_told_to(served_policy: ScriptedPolicy) -> None:
+    assert on_policy(served_policy, "policy", "--checksums-within", "2.5").exit_code == 0
+    assert served_policy.asked == ["/policy?checksums_within_s=2.5"]
 
 
 def test_rollback_makes_an_older_version_current_again(served_policy: ScriptedPolicy) -> None:

@@ -18,6 +18,7 @@ from deployments.policy.replicas.commands import (
     Canary,
     Command,
     CommandReport,
+    ComputeChecksum,
     DeltaPayload,
     FinishTransfer,
     InitTransfer,
@@ -414,31 +415,42 @@ def test_a_replica_that_loses_the_store_after_a_transfer_registers_again(tmp_pat
     assert runner.broken is None
 
 
-def test_the_checksum_is_sent_after_registration_and_after_each_change_of_the_weights(tmp_path: Path) -> None:
-    async def play() -> ScriptedStore:
-        weights, store = ScriptedWeights(), ScriptedStore()
-        running = asyncio.create_task(runner_of(weights, store, tmp_path).run())
-        await asyncio.sleep(CHECKSUM_S + 1)
-        running.cancel()
-        store.commands = [NumberedCommand(1, Swap(SwapOptions())), NumberedCommand(2, FinishTransfer(7))]
-        running = asyncio.create_task(runner_of(weights, store, tmp_path).run())
-        await asyncio.sleep(CHECKSUM_S + 1)
-        running.cancel()
-        return store
-
-    # The weights of version 1 were replaced before their checksum was complete.
-    assert run(play()).checksums == [
-        (LoadedWeights(0), "checksum of 0"),
-        (LoadedWeights(7), "checksum of 7"),
-    ]
+SWAP = Swap(SwapOptions())
 
 
-@pytest.mark.parametrize("command", [Swap(SwapOptions()), StartTransfer(SwapOptions())])
+@pytest.mark.parametrize(
+    ("commands", "checksums"),
+    [
+        ([SWAP, *TRANSFER, FinishTransfer(7)], []),
+        ([ComputeChecksum()], [(LoadedWeights(0), "checksum of 0")]),
+        ([SWAP, ComputeChecksum()], [(LoadedWeights(1), "checksum of 1")]),
+        # The weights are replaced before their checksum is complete.
+        ([ComputeChecksum(), SWAP], []),
+        ([*TRANSFER, ComputeChecksum(), FinishTransfer(7)], []),
+        ([*TRANSFER, FinishTransfer(7), ComputeChecksum()], [(LoadedWeights(7), "checksum of 7")]),
+    ],
+)
+def test_a_checksum_is_computed_only_when_the_store_asks_and_is_of_weights_that_stay(
+    tmp_path: Path, commands: list[Command], checksums: list[tuple[LoadedWeights, str]]
+) -> None:
+    store = ScriptedStore(*commands)
+    played(ScriptedWeights(), store, tmp_path, seconds=CHECKSUM_S + 1)
+    assert store.checksums == checksums
+    assert errors(store.reports) == [(None, False)] * len(commands)
+
+
+def test_a_checksum_lets_the_next_command_pass(tmp_path: Path) -> None:
+    store = ScriptedStore(ComputeChecksum(), stage(tmp_path, 5))
+    played(ScriptedWeights(), store, tmp_path, seconds=CHECKSUM_S / 2)
+    assert (len(store.reports), store.checksums) == (2, [])
+
+
+@pytest.mark.parametrize("command", [SWAP, StartTransfer(SwapOptions())])
 def test_no_checksum_is_computed_while_the_weights_change(tmp_path: Path, command: Command) -> None:
     async def play() -> tuple[int, int]:
         weights = ScriptedWeights()
         runner = runner_of(weights, ScriptedStore(), tmp_path)
-        runner._start_checksum("replica")
+        await runner._carry_out(ComputeChecksum())
         await settled()
         before = weights.checksums_under_way
         await runner._carry_out(command)

@@ -478,9 +478,9 @@ def test_the_state_of_an_upload_is_returned() -> None:
 def test_the_state_and_the_layout_are_returned() -> None:
     service = ScriptedHttp()
     answer = service.request("GET", "/policy")
-    assert (answer.status_code, answer.json()["current"], service.store.calls) == (200, 3, [("state", 5.0)])
-    service.request("GET", "/policy?checksums_within_s=0")
-    assert service.store.named("state") == [(5.0,), (0.0,)]
+    assert (answer.status_code, answer.json()["current"], service.store.calls) == (200, 3, [("state", 0.0)])
+    service.request("GET", "/policy?checksums_within_s=2.5")
+    assert service.store.named("state") == [(0.0,), (2.5,)]
     layout = service.request("GET", "/policy/layout")
     assert layout.json() == {"tensors": {"w": {"dtype": "BF16", "shape": [2, 3]}}}
 

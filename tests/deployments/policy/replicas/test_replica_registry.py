@@ -12,6 +12,7 @@ from deployments.policy.replicas.commands import (
     AcceptRequests,
     Command,
     CommandReport,
+    ComputeChecksum,
     LoadedWeights,
     NumberedCommand,
     ReplicaRegistration,
@@ -19,6 +20,7 @@ from deployments.policy.replicas.commands import (
     SwapOptions,
 )
 from deployments.policy.replicas.replica_registry import (
+    CHECKSUM_POLL_S,
     LIVENESS_POLL_S,
     LONG_POLL_S,
     RegisteredReplica,
@@ -290,6 +292,53 @@ def test_a_checksum_is_of_the_weights_that_it_names() -> None:
             await actors.registry.next_command("a", CommandReport(1, loaded))
             known.append(replica.checksum)
         assert known == [None, "new", "new", None]
+
+    run(story())
+
+
+def test_checksums_are_computed_only_when_somebody_asks_and_once_for_the_same_weights() -> None:
+    async def story() -> None:
+        actors = Actors()
+        replica = actors.register("a")
+        await actors.registry.ask_for_checksums(0.0)
+        assert replica.commands.empty()
+        for _ in range(2):
+            await actors.registry.ask_for_checksums(1.0)
+        assert replica.checksum is None
+        assert 2.0 <= now() <= 2.0 + 2 * CHECKSUM_POLL_S
+        assert (await actors.next_command("a")).command == ComputeChecksum()
+        assert replica.commands.empty()
+
+    run(story())
+
+
+def test_whoever_asks_for_checksums_waits_until_all_are_known() -> None:
+    async def story() -> None:
+        actors = Actors()
+        actors.register("a")
+        actors.register("b")
+        actors.registry.record_checksum("a", LoadedWeights(), "of a")
+        asked = asyncio.create_task(actors.registry.ask_for_checksums(100.0))
+        assert (await actors.next_command("b")).command == ComputeChecksum()
+        await asyncio.sleep(10.0)
+        assert not asked.done()
+        actors.registry.record_checksum("b", LoadedWeights(), "of b")
+        await asked
+        assert now() <= 10.0 + CHECKSUM_POLL_S
+        assert not actors.registry.replicas[0].is_checksum_asked, "its checksum was known"
+
+    run(story())
+
+
+def test_a_replica_whose_weights_change_before_their_checksum_is_known_is_asked_again() -> None:
+    async def story() -> None:
+        actors = Actors()
+        actors.register("a")
+        asked = asyncio.create_task(actors.registry.ask_for_checksums(100.0))
+        first = await actors.next_command("a")
+        second = await actors.next_command("a", CommandReport(first.number, LoadedWeights(1)))
+        assert [first.command, second.command] == [ComputeChecksum()] * 2
+        asked.cancel()
 
     run(story())
 
