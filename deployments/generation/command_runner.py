@@ -12,9 +12,9 @@ import os
 import shutil
 import time
 from collections.abc import Awaitable, Callable, Collection
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 from deployments.failures import GenerationLost, PolicyStoreLost
 from deployments.policy.nodes.node_weights import NodeFile, NodeWeights
@@ -24,6 +24,7 @@ from deployments.policy.replicas.commands import (
     ApplyTransfer,
     Canary,
     Command,
+    CommandCosts,
     CommandReport,
     ComputeChecksum,
     FinishTransfer,
@@ -39,30 +40,13 @@ from deployments.policy.replicas.commands import (
 )
 
 if TYPE_CHECKING:
-    from deployments.generation.weight_updater import SwapTimes, WeightUpdater
+    from deployments.generation.weight_updater import WeightUpdater
 
 REGISTER_AGAIN_AFTER_S = 0.5
 ADAPTER_FILE = "adapter_model.safetensors"
 CHANGES_WEIGHTS = Swap | StartTransfer | UpdateTransfer | ApplyTransfer | FinishTransfer
 """Commands that leave the weights in an unknown state when they fail."""
 logger = logging.getLogger("rollout_service.generation")
-
-
-@dataclass(frozen=True, slots=True)
-class CommandCosts:
-    """What a `CommandReport` says of the time that the command took, in seconds, and of the bytes that it read."""
-
-    load_s: float = 0.0
-    swap_s: float = 0.0
-    pause_s: float = 0.0
-    recomputed_tokens: int = 0
-    canary_s: float = 0.0
-    fetched_bytes: int = 0
-    read_bytes: int = 0
-
-    @classmethod
-    def of_swap(cls, times: "SwapTimes") -> Self:
-        return cls(swap_s=times.swap_s, pause_s=times.pause_s, recomputed_tokens=times.recomputed_tokens)
 
 
 class CommandRunner:
@@ -131,19 +115,7 @@ class CommandRunner:
             else:
                 name = type(numbered.command).__name__
                 logger.warning("The command %s failed; generation goes on.", name, exc_info=failure)
-        return CommandReport(
-            numbered.number,
-            self._weights.loaded,
-            error,
-            broken=self.broken is not None,
-            load_s=costs.load_s,
-            swap_s=costs.swap_s,
-            pause_s=costs.pause_s,
-            recomputed_tokens=costs.recomputed_tokens,
-            canary_s=costs.canary_s,
-            fetched_bytes=costs.fetched_bytes,
-            read_bytes=costs.read_bytes,
-        )
+        return CommandReport(numbered.number, self._weights.loaded, error, self.broken is not None, costs)
 
     async def _carry_out(self, command: Command) -> CommandCosts:
         match command:
@@ -155,7 +127,7 @@ class CommandRunner:
                 return CommandCosts(load_s, fetched_bytes=file.fetched_bytes, read_bytes=file.read_bytes)
             case Swap(options, is_trial):
                 self._stop_checksum()
-                return CommandCosts.of_swap(await self._weights.swap(options, is_trial))
+                return await self._weights.swap(options, is_trial)
             case Canary(timeout_s):
                 await with_timeout(self._generate_canary(), timeout_s)
             case AcceptRequests():
@@ -176,7 +148,7 @@ class CommandRunner:
                 await self._weights.apply_transfer()
             case FinishTransfer(version, record):
                 self._records = {version: record}
-                costs = CommandCosts.of_swap(await self._weights.finish_transfer(version))
+                costs = await self._weights.finish_transfer(version)
                 self._in_transfer = False
                 return costs
         return CommandCosts()

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from vllm.lora.request import LoRARequest
 
 from deployments.generation.adapters import Adapters
-from deployments.policy.replicas.commands import LoadedWeights, SwapOptions
+from deployments.policy.replicas.commands import CommandCosts, LoadedWeights, SwapOptions
 
 if TYPE_CHECKING:
     from vllm.v1.engine.async_llm import AsyncLLM
@@ -25,16 +25,6 @@ STAGING_POLL_S = 0.005
 CHECKSUM_STEP_S = 0.02
 CHECKSUM_PAUSE_S = 0.1
 """A checksum takes at most CHECKSUM_STEP_S of every CHECKSUM_STEP_S + CHECKSUM_PAUSE_S seconds of the workers' time."""
-
-
-@dataclass(frozen=True, slots=True)
-class SwapTimes:
-    """Seconds: `swap_s` to change the weights, `pause_s` in which no token was generated."""
-
-    swap_s: float = 0.0
-    pause_s: float = 0.0
-    recomputed_tokens: int = 0
-    """Of generations under way: the engine computes their keys and values again after the pause."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +113,7 @@ class WeightUpdater:
         self.may_generate.set()
         return 0.0 if since is None else time.perf_counter() - since
 
-    async def swap(self, options: SwapOptions, is_trial: bool = False) -> SwapTimes:
+    async def swap(self, options: SwapOptions, is_trial: bool = False) -> CommandCosts:
         """Changes to the staged weights. A switch of adapter pauses nothing: ongoing generations keep the old one.
 
         In a trial no generation uses the new weights before `accept`. Those that `options` freezes are interrupted
@@ -142,16 +132,16 @@ class WeightUpdater:
             self._adapters.switch_to(adapter)
             self.loaded = LoadedWeights(self.loaded.full, version)
             self._staged = None
-            swapped_at, times = time.perf_counter(), SwapTimes()
+            swapped_at, costs = time.perf_counter(), CommandCosts()
         else:
             await self._pause(options, is_trial)
             seconds, pause_s = await self._resume(version, self._swap_in_workers(), is_trial)
-            swapped_at, times = self._paused_at + pause_s, SwapTimes(max(seconds), pause_s, self._recomputed_tokens)
+            swapped_at, costs = self._paused_at + pause_s, self._costs_of_pause(max(seconds), pause_s)
         if is_trial:
             self._on_trial_since = swapped_at
         else:
             self.accept()
-        return times
+        return costs
 
     async def _swap_in_workers(self) -> list[float]:
         return results_of_workers(await self._llm.collective_rpc("swap_staged"))
@@ -179,11 +169,11 @@ class WeightUpdater:
         """Puts the received weights in place; the engine stays paused."""
         await self._llm.finish_weight_update()
 
-    async def finish_transfer(self, version: int) -> SwapTimes:
+    async def finish_transfer(self, version: int) -> CommandCosts:
         """Labels the weights `version` and resumes. Swap and pause are the whole time since `start_transfer`."""
         _, pause_s = await self._resume(version, self._llm.collective_rpc("end_transfer"))
         self.accept()
-        return SwapTimes(pause_s, pause_s, self._recomputed_tokens)
+        return self._costs_of_pause(pause_s, pause_s)
 
     async def checksum(self) -> str:
         """A sha-256 over the weights in the workers' memory, computed in small steps between those of the engine."""
@@ -208,6 +198,9 @@ class WeightUpdater:
         await self._llm.engine_core.pause_scheduler_async(mode=mode, clear_cache=options.reset_prefix_cache)
         self._paused_at = time.perf_counter()
         self.is_paused = True
+
+    def _costs_of_pause(self, swap_s: float, pause_s: float) -> CommandCosts:
+        return CommandCosts(swap_s=swap_s, pause_s=pause_s, recomputed_tokens=self._recomputed_tokens)
 
     async def _resume(
         self, version: int, last_step: Awaitable[list[Any]], is_trial: bool = False

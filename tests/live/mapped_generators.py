@@ -16,9 +16,8 @@ from ray.serve.handle import DeploymentHandle
 
 from deployments.generation.command_runner import CommandRunner
 from deployments.generation.generator_replica import registration_of
-from deployments.generation.weight_updater import SwapTimes
 from deployments.policy.nodes.serve_sources import node_weights_of_replica
-from deployments.policy.replicas.commands import LoadedWeights, SwapOptions
+from deployments.policy.replicas.commands import CommandCosts, LoadedWeights, SwapOptions
 from deployments.policy.settings import PolicySettings
 from deployments.policy.store import PolicyStore
 from deployments.policy.store_client import PolicyStoreClient
@@ -61,14 +60,14 @@ class MappedWeights:
             self._staged = version, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
             self.inode = os.fstat(file.fileno()).st_ino
 
-    async def swap(self, options: SwapOptions, is_trial: bool = False) -> SwapTimes:
+    async def swap(self, options: SwapOptions, is_trial: bool = False) -> CommandCosts:
         assert self._staged is not None
         self.is_on_trial = is_trial
         (version, mapped), self._staged = self._staged, None
         self.sha256 = hashlib.sha256(mapped).hexdigest()
         mapped.close()
         self.loaded = LoadedWeights(version)
-        return SwapTimes()
+        return CommandCosts()
 
     def accept(self) -> float:
         self.is_on_trial = False

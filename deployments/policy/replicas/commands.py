@@ -1,7 +1,7 @@
 """The commands that the policy store gives to generator replicas, and what the replicas tell it."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from typing import Any, Literal
 
 from rollout_client.policy_contract import PauseMode
@@ -173,16 +173,9 @@ class LoadedWeights:
 
 
 @dataclass(frozen=True, slots=True)
-class CommandReport:
-    """A replica's report on one command. Times are in seconds, and 0 for commands that do not have them."""
+class CommandCosts:
+    """What commands took, in seconds, tokens and bytes; 0 for commands that have no such cost. Costs can be added."""
 
-    command_number: int
-    loaded: LoadedWeights
-    """What the engine holds after the command."""
-    error: str | None = None
-    """Why the command failed."""
-    broken: bool = False
-    """Whether the replica cannot be used any more."""
     load_s: float = 0.0
     """`Stage`: fetching the weights."""
     swap_s: float = 0.0
@@ -197,6 +190,23 @@ class CommandReport:
     """`Stage`: what this replica fetched from other nodes."""
     read_bytes: int = 0
     """`Stage`: size of the files that this replica read, of the delta in place of the weights if it had the base."""
+
+    def __add__(self, other: "CommandCosts") -> "CommandCosts":
+        return CommandCosts(*(one + another for one, another in zip(astuple(self), astuple(other), strict=True)))
+
+
+@dataclass(frozen=True, slots=True)
+class CommandReport:
+    """A replica's report on one command."""
+
+    command_number: int
+    loaded: LoadedWeights
+    """What the engine holds after the command."""
+    error: str | None = None
+    """Why the command failed."""
+    broken: bool = False
+    """Whether the replica cannot be used any more."""
+    costs: CommandCosts = field(default_factory=CommandCosts)
 
 
 @dataclass(frozen=True, slots=True)

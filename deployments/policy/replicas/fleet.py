@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from deployments.policy.cluster import Cluster
 from deployments.policy.replicas.commands import (
@@ -96,17 +96,8 @@ class Fleet:
             staged: the report of the `Stage` before it.
         """
         if isinstance(last, CommandReport) and last.error is None:
-            return ReplicaUpdate(
-                replica_id=replica.replica_id,
-                status="swapped",
-                load_s=0.0 if staged is None else staged.load_s,
-                fetched_bytes=0 if staged is None else staged.fetched_bytes,
-                read_bytes=0 if staged is None else staged.read_bytes,
-                swap_s=last.swap_s,
-                pause_s=last.pause_s,
-                recomputed_tokens=last.recomputed_tokens,
-                canary_s=last.canary_s,
-            )
+            costs = last.costs if staged is None else staged.costs + last.costs
+            return ReplicaUpdate(replica_id=replica.replica_id, status="swapped", **asdict(costs))
         error = error_of(last)
         self.replace(replica, str(error), version)
         return ReplicaUpdate(replica_id=replica.replica_id, status="replaced", error=error)

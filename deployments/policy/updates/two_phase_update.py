@@ -114,10 +114,10 @@ async def make_current(update: VersionUpdate, trial: Trial) -> None:
 
 
 def with_swap(accepted: CommandResult, swap: CommandReport | None) -> CommandResult:
-    """The report on the end of the trial with the times of its swap."""
+    """The report on the end of the trial with the costs of its swap."""
     if not isinstance(accepted, CommandReport) or swap is None:
         return accepted
-    return replace(accepted, swap_s=swap.swap_s, pause_s=swap.pause_s, recomputed_tokens=swap.recomputed_tokens)
+    return replace(accepted, costs=swap.costs + accepted.costs)
 
 
 def refuse_if_all_refused(staged: Sequence[CommandResult]) -> None:

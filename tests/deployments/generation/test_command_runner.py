@@ -17,6 +17,7 @@ from deployments.policy.replicas.commands import (
     ApplyTransfer,
     Canary,
     Command,
+    CommandCosts,
     CommandReport,
     ComputeChecksum,
     DeltaPayload,
@@ -37,13 +38,6 @@ from deployments.policy.replicas.commands import (
 from tests.virtual_time import run, settled
 
 CHECKSUM_S = 10.0
-
-
-@dataclass
-class ScriptedTimes:
-    swap_s: float
-    pause_s: float
-    recomputed_tokens: int = 50
 
 
 def files_in(folder: Path) -> dict[str, bytes]:
@@ -79,11 +73,11 @@ class ScriptedWeights:
         self.staged = files_in(folder)
         self.call("stage_adapter", version)
 
-    async def swap(self, options: SwapOptions, is_trial: bool) -> ScriptedTimes:
+    async def swap(self, options: SwapOptions, is_trial: bool) -> CommandCosts:
         self.call("swap", f"{options.mode} on trial" if is_trial else options.mode)
         self.is_on_trial = is_trial
         self.loaded = LoadedWeights(self.loaded.version + 1)
-        return ScriptedTimes(2.0, 3.0)
+        return CommandCosts(swap_s=2.0, pause_s=3.0, recomputed_tokens=50)
 
     def accept(self) -> float:
         self.call("accept")
@@ -106,10 +100,10 @@ class ScriptedWeights:
     async def apply_transfer(self) -> None:
         self.call("apply_transfer")
 
-    async def finish_transfer(self, version: int) -> ScriptedTimes:
+    async def finish_transfer(self, version: int) -> CommandCosts:
         self.call("finish_transfer", version)
         self.loaded = LoadedWeights(version)
-        return ScriptedTimes(4.0, 4.0)
+        return CommandCosts(swap_s=4.0, pause_s=4.0)
 
     async def checksum(self) -> str:
         self.checksums_under_way += 1
@@ -209,7 +203,7 @@ def test_full_weights_are_staged_from_the_file_of_the_node_without_a_copy(tmp_pa
     assert weights.staged == {"5.safetensors": b"weights"}
     assert weights.calls == ["stage 5"]
     [report] = store.reports
-    assert (report.fetched_bytes, report.read_bytes) == (0, 7)
+    assert (report.costs.fetched_bytes, report.costs.read_bytes) == (0, 7)
     assert not [path for path in (tmp_path / "node").rglob("*") if path.is_file() and path.suffix != ".lock"]
 
 
@@ -276,7 +270,8 @@ def test_a_swap_reports_its_times_and_the_new_version(tmp_path: Path) -> None:
     store = ScriptedStore(Swap(SwapOptions("wait")))
     weights = ScriptedWeights()
     played(weights, store, tmp_path)
-    assert store.reports == [CommandReport(1, LoadedWeights(1), swap_s=2.0, pause_s=3.0, recomputed_tokens=50)]
+    costs = CommandCosts(swap_s=2.0, pause_s=3.0, recomputed_tokens=50)
+    assert store.reports == [CommandReport(1, LoadedWeights(1), costs=costs)]
     assert weights.calls == ["swap wait"]
 
 
@@ -287,7 +282,11 @@ def test_a_trial_ends_when_requests_are_accepted_and_its_length_is_reported(tmp_
     weights, store = ScriptedWeights(), ScriptedStore(TRIAL, Canary(9.0), AcceptRequests())
     played(weights, store, tmp_path)
     assert weights.calls == ["swap keep on trial", "generate_canary", "accept"]
-    assert [(report.error, report.canary_s) for report in store.reports] == [(None, 0.0), (None, 0.0), (None, 5.0)]
+    assert [(report.error, report.costs.canary_s) for report in store.reports] == [
+        (None, 0.0),
+        (None, 0.0),
+        (None, 5.0),
+    ]
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from deployments.generation.adapters import Adapters
-from deployments.generation.weight_updater import SwapTimes, WeightsNotLoaded, WeightUpdater
-from deployments.policy.replicas.commands import LoadedWeights, SwapOptions
+from deployments.generation.weight_updater import WeightsNotLoaded, WeightUpdater
+from deployments.policy.replicas.commands import CommandCosts, LoadedWeights, SwapOptions
 from rollout_client.policy_contract import PauseMode
 from tests.deployments.generation.scripted_llm import ScriptedLLM
 from tests.virtual_time import run
@@ -42,7 +42,7 @@ def test_a_file_that_a_worker_cannot_read_is_not_staged() -> None:
 
 
 def test_a_swap_pauses_then_sends_swap_label_and_resume_in_this_order() -> None:
-    async def play() -> tuple[SwapTimes, LoadedWeights, list[str]]:
+    async def play() -> tuple[CommandCosts, LoadedWeights, list[str]]:
         llm = ScriptedLLM(begin_staging=[[None, None]], staged=[STAGED], swap_staged=[[(0.25, None), (0.5, None)]])
         updater = updater_of(llm)
         await updater.stage(3, WEIGHTS)
@@ -69,7 +69,7 @@ def test_a_swap_pauses_then_sends_swap_label_and_resume_in_this_order() -> None:
 def test_a_swap_says_how_many_tokens_of_generations_under_way_are_computed_again(
     options: SwapOptions, tokens: int, is_trial: bool
 ) -> None:
-    async def play() -> SwapTimes:
+    async def play() -> CommandCosts:
         llm: Any = ScriptedLLM(begin_staging=[[None]], staged=[[(True, None)]], swap_staged=[[(0.5, None)]])
         updater = WeightUpdater(llm, Adapters(llm), ongoing_tokens=lambda: 700)
         await updater.stage(3, WEIGHTS)
@@ -138,7 +138,7 @@ def test_a_failed_swap_names_the_worker_and_leaves_the_version_as_it_was() -> No
 
 
 def test_a_switch_of_adapter_pauses_nothing() -> None:
-    async def play() -> tuple[SwapTimes, LoadedWeights, list[str]]:
+    async def play() -> tuple[CommandCosts, LoadedWeights, list[str]]:
         llm = ScriptedLLM()
         updater = updater_of(llm)
         await updater.stage_adapter(4, Path("/folder"))
@@ -146,7 +146,7 @@ def test_a_switch_of_adapter_pauses_nothing() -> None:
         assert updater.aborts == 0
         return times, updater.loaded, llm.calls
 
-    assert run(play()) == (SwapTimes(0.0, 0.0), LoadedWeights(0, adapter=4), ["add_lora 4 /folder"])
+    assert run(play()) == (CommandCosts(), LoadedWeights(0, adapter=4), ["add_lora 4 /folder"])
 
 
 @pytest.mark.parametrize(

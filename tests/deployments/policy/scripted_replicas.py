@@ -16,6 +16,7 @@ from deployments.policy.replicas.command_source import CommandSource, ReplicaNot
 from deployments.policy.replicas.commands import (
     AcceptRequests,
     Canary,
+    CommandCosts,
     CommandReport,
     FinishTransfer,
     LoadedWeights,
@@ -31,6 +32,13 @@ Step = Literal["ok", "error", "die", "die after", "hang", "register again"]
 """What the replica does with a command. `die` and `die after`: it dies before or after it has carried it out, without
 a report; `hang`: it does nothing; `register again`: it carries it out, and registers again instead of reporting."""
 STEPS: tuple[Step, ...] = ("ok", "error", "die", "die after", "hang", "register again")
+
+COSTS = {
+    Stage: CommandCosts(load_s=1.0),
+    Swap: CommandCosts(swap_s=2.0, pause_s=3.0, recomputed_tokens=50),
+    AcceptRequests: CommandCosts(canary_s=4.0),
+}
+"""What each command takes."""
 
 
 class Died(Exception):
@@ -159,10 +167,7 @@ class ScriptedReplica:
         if step == "register again":
             await self.register()
             return None
-        canary_s = 4.0 if isinstance(numbered.command, AcceptRequests) else 0.0
-        return replace(
-            report, loaded=self.loaded, load_s=1.0, swap_s=2.0, pause_s=3.0, recomputed_tokens=50, canary_s=canary_s
-        )
+        return replace(report, loaded=self.loaded, costs=COSTS.get(type(numbered.command), CommandCosts()))
 
     def _carry_out(self, numbered: NumberedCommand) -> None:
         match numbered.command:

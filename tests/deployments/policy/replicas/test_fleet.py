@@ -2,7 +2,7 @@
 
 import pytest
 
-from deployments.policy.replicas.commands import CommandReport, LoadedWeights, ReplicaRegistration
+from deployments.policy.replicas.commands import CommandCosts, CommandReport, LoadedWeights, ReplicaRegistration
 from deployments.policy.replicas.fleet import Fleet, error_of
 from deployments.policy.replicas.replica_registry import ReplicaLost, ReplicaRegistry
 from rollout_client.policy_contract import ReplicaUpdate
@@ -41,8 +41,8 @@ def test_a_replica_that_has_left_is_neither_ended_nor_logged(caplog: pytest.LogC
 def test_the_outcome_of_a_success_has_the_times_of_its_commands() -> None:
     fleet, cluster = fleet_of("r0")
     [replica] = fleet.registry.replicas
-    staged = CommandReport(1, LoadedWeights(), load_s=1.0, fetched_bytes=10)
-    swapped = CommandReport(2, LoadedWeights(7), load_s=9.0, swap_s=2.0, pause_s=3.0)
+    staged = CommandReport(1, LoadedWeights(), costs=CommandCosts(load_s=1.0, fetched_bytes=10))
+    swapped = CommandReport(2, LoadedWeights(7), costs=CommandCosts(swap_s=2.0, pause_s=3.0))
     assert fleet.outcome(replica, swapped, version=7, staged=staged) == ReplicaUpdate(
         replica_id="r0", status="swapped", load_s=1.0, fetched_bytes=10, swap_s=2.0, pause_s=3.0
     )

@@ -11,6 +11,7 @@ from deployments.policy.replicas.command_source import ReplicaNotRegistered
 from deployments.policy.replicas.commands import (
     AcceptRequests,
     Command,
+    CommandCosts,
     CommandReport,
     ComputeChecksum,
     LoadedWeights,
@@ -85,7 +86,7 @@ def test_each_command_reaches_its_replica_and_the_report_its_sender() -> None:
         of_b = await actors.next_command("b")
         first = await actors.next_command("a")
         assert (first.command, of_b.command) == (SWAP, AcceptRequests())
-        first_report = CommandReport(first.number, LoadedWeights(7), swap_s=0.5)
+        first_report = CommandReport(first.number, LoadedWeights(7), costs=CommandCosts(swap_s=0.5))
         second = await actors.next_command("a", first_report)
         assert second.command == AcceptRequests()
         assert len({first.number, second.number, of_b.number}) == 3
