@@ -59,12 +59,8 @@ class ControlCalls(Generic[Request]):
         start_task(self._run(requests), self._tasks)
 
     async def _run(self, requests: list[Request]) -> None:
-        try:
-            call = self._call(requests)
-            await call_result(call, call, self._lost, self._who)
-        except (self._lost, RayServeException) as error:
-            # A replica that is gone runs them no longer.
-            logger.info("%d requests were not %s: %s", len(requests), self._done, error, extra=self._log_fields)
+        not_done = f"{len(requests)} requests were not {self._done}"
+        await call_unless_gone(partial(self._call, requests), self._lost, self._who, not_done, self._log_fields)
 
 
 class RequestBatcher(Generic[Request, Result]):
@@ -216,6 +212,25 @@ class RequestBatcher(Generic[Request, Result]):
             )
         for future in futures:
             future.set_exception(broken)
+
+
+async def call_unless_gone(
+    start_call: Callable[[], Any],
+    lost: type[RolloutFailure],
+    who: str,
+    not_done: str,
+    log_fields: Mapping[str, Any] = NO_FIELDS,
+) -> None:
+    """Makes a call that stops something at a replica. One that is gone does it no longer: that is logged as `not_done`.
+
+    Raises:
+        Exception: what the replica raised.
+    """
+    try:
+        call = start_call()
+        await call_result(call, call, lost, who)
+    except (lost, RayServeException) as error:
+        logger.info("%s: %s", not_done, error, extra=log_fields)
 
 
 def finish(future: "asyncio.Future[Result]", result: Result | Exception) -> None:

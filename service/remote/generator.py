@@ -1,14 +1,12 @@
 """The `Generator` port over Serve handles. Server half: `deployments/rpc/generator_replica_base.py`."""
 
 import asyncio
-import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 from uuid import uuid4
 
-from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
 from deployments.failures import GenerationLost, OtherVersionLoaded, Overloaded
@@ -27,10 +25,9 @@ from service.admission.generation_scheduler import GenerationScheduler
 from service.admission.replica_window import EngineCapacity
 from service.admission.scheduled_generation import ScheduledGeneration
 from service.canary.background_canary import ComparedReplicas
-from service.remote.batching import start_task
+from service.remote.batching import call_unless_gone, start_task
 from service.remote.replica_calls import GENERATOR_REPLICA, ReplicaCalls, calls_of
 
-logger = logging.getLogger("rollout_service.remote")
 LOOK_FOR_REPLICAS_S = 0.2
 """While generations wait, the replicas that have started or ended are looked for this often."""
 NOTHING_YET = Generation([], [], "abort")
@@ -130,15 +127,9 @@ class RemoteGenerator(Generator, ComparedReplicas):
         return await self._calls_of(replica).generate.call(request)
 
     def take_out_of_service(self, replica: str, reason: str) -> None:
-        start_task(self._take_out_of_service(replica, reason), self._tasks)
-
-    async def _take_out_of_service(self, replica: str, reason: str) -> None:
-        call: Any = self._handle.options(session_id=replica).take_out_of_service.remote(reason)
-        try:
-            await call_result(call, call, GenerationLost, GENERATOR_REPLICA)
-        except (GenerationLost, RayServeException) as error:
-            # One that is gone generates nothing any more.
-            logger.info("The replica was not told: %s", error, extra={"replica_id": replica})
+        tell = partial(self._handle.options(session_id=replica).take_out_of_service.remote, reason)
+        not_done, log_fields = "The replica was not taken out of service", {"replica_id": replica}
+        start_task(call_unless_gone(tell, GenerationLost, GENERATOR_REPLICA, not_done, log_fields), self._tasks)
 
     def _interrupt_waiting(self, scheduled: ScheduledGeneration) -> None:
         if scheduled in self._interrupted:

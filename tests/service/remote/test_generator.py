@@ -475,7 +475,9 @@ def test_a_score_goes_to_the_replica_that_is_named_whatever_its_load() -> None:
     assert ("b", ["score"] * 3) in handle.generated
 
 
-@pytest.mark.parametrize(("result", "logged"), [(None, []), (ActorDiedError(), ["The replica was not told"])])
+@pytest.mark.parametrize(
+    ("result", "logged"), [(None, []), (ActorDiedError(), ["The replica was not taken out of service"])]
+)
 def test_a_replica_is_told_that_it_is_out_of_service(
     result: Exception | None, logged: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
