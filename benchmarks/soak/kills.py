@@ -12,7 +12,6 @@ The last line is JSON. The exit code is 1 if something does not hold.
 """
 
 import asyncio
-import json
 import random
 import sys
 from asyncio.subprocess import PIPE, Process
@@ -27,12 +26,12 @@ import psutil
 import torch
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from safetensors.torch import save_file
 
 from benchmarks.process_group import command_of, no_process_left
 from benchmarks.soak.known_weights import KnownWeights, State
 from benchmarks.soak.logprob_check import logprob_differences
+from benchmarks.soak.reporting import finish, rounds_shown
 from benchmarks.soak.soaked_service import SoakedService, soaked_service
 from benchmarks.soak.steady_rollouts import RolloutTally, SteadyRollouts
 from benchmarks.soak.version_times import VersionTimes
@@ -52,7 +51,6 @@ SETTLED_WITHIN_S = 240.0
 SETTLING_POLL_S = 1.0
 SAMPLE_RETRIES = 8
 """A killed replica costs every rollout that it plays one, and its successor may be killed too."""
-MOST_SHOWN = 10
 console = Console(stderr=True)
 
 
@@ -191,21 +189,19 @@ async def settled(client: AsyncRolloutClient, replicas: int) -> PolicyState:
 async def kill_rounds(service: SoakedService, updates: int, replicas: int, victims: Sequence[str], seed: int) -> Kills:
     torch.set_num_threads(1)
     known = KnownWeights(service.model)
-    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
     async with AsyncRolloutClient(service.url) as client:
         rounds = KillRounds(service, client, victims, random.Random(seed))
         kills, state = rounds.kills, known.initial
         rollouts = SteadyRollouts(client, rounds.times, SAMPLE_RETRIES)
         kills.rollouts = rollouts.tally
-        with Progress(*columns, console=console) as progress:
-            bar = progress.add_task("", total=updates)
+        with rounds_shown(console, updates) as show:
             async with rollouts.running():
                 for number in range(updates):
                     before, is_delta = state, number % 2 == 1
                     state = known.partly_changed(before, number) if is_delta else known.perturbed(seed + number)
                     base = rounds.times.newest if is_delta else None
                     await rounds.update(written(service.checkpoints, known, before, state, base))
-                    progress.update(bar, advance=1, description=description(kills))
+                    show(description(kills))
         policy = await settled(client, replicas)
         newest = rounds.times.newest
         if policy.current != newest or {replica.version for replica in policy.replicas} != {newest}:
@@ -222,20 +218,14 @@ def description(kills: Kills) -> str:
 
 def report(kills: Kills) -> None:
     """Raises `typer.Exit` if something does not hold."""
-    problems = [*kills.problems, *kills.rollouts.problems]
-    for problem in problems[:MOST_SHOWN]:
-        console.print(problem, style="red", markup=False, highlight=False, soft_wrap=True)
     figures = {
         "updates": kills.acknowledged,
         "killed": dict(kills.killed),
         "pushed_again": kills.pushed_again,
         "rollouts": kills.rollouts.played,
         "of_several_versions": kills.rollouts.of_several_versions,
-        "problems": len(problems),
     }
-    typer.echo(json.dumps(figures))
-    if problems:
-        raise typer.Exit(1)
+    finish(console, [*kills.problems, *kills.rollouts.problems], figures)
 
 
 def main(

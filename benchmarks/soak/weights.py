@@ -24,13 +24,13 @@ from typing import Annotated
 import torch
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from benchmarks.process_group import no_process_left
 from benchmarks.soak.growth import FEWEST_READINGS, Growth, all_growth
 from benchmarks.soak.known_weights import KnownWeights
 from benchmarks.soak.logprob_check import LogprobDifferences, logprob_differences
+from benchmarks.soak.reporting import finish, rounds_shown
 from benchmarks.soak.resources import BOUNDS, ServiceResources
 from benchmarks.soak.soaked_service import SoakedService, soaked_service
 from benchmarks.soak.steady_rollouts import RolloutTally, SteadyRollouts
@@ -41,7 +41,6 @@ from service.local import sentences_for_the_user
 
 CHECK_EVERY = 10
 CHECKSUMS_WITHIN_S = 60.0
-MOST_SHOWN = 10
 console = Console(stderr=True)
 
 
@@ -72,20 +71,18 @@ async def soak(service: SoakedService, pushes: int, seed: int) -> Soaked:
     torch.set_num_threads(1)
     weights, times, soaked = KnownWeights(service.model), VersionTimes(), Soaked()
     resources = ServiceResources(service.temporary)
-    columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))
     async with AsyncRolloutClient(service.url) as client:
         trainer = Trainer(client, weights, times, service.checkpoints, seed)
         rollouts = SteadyRollouts(client, times, sample_retries=0)
         soaked.rollouts = rollouts.tally
-        with Progress(*columns, console=console) as progress:
-            bar = progress.add_task("", total=pushes)
+        with rounds_shown(console, pushes) as show:
             async with rollouts.running():
                 for number in range(1, pushes + 1):
                     soaked.pushes.append(await trainer.push())
                     soaked.readings.append(await asyncio.to_thread(resources.read))
                     if number % CHECK_EVERY == 0 or number == pushes:
                         await check_logprobs(client, weights, times.newest, trainer, soaked)
-                    progress.update(bar, advance=1, description=description(soaked))
+                    show(description(soaked))
         soaked.refused = trainer.refused
         soaked.problems += await differences_at_the_end(client, times.newest)
     return soaked
@@ -133,15 +130,10 @@ def report(soaked: Soaked) -> None:
             "" if growth.is_within_bound else "grows",
         )
     console.print(table)
-    problems = soaked.all_problems()
-    for problem in problems[:MOST_SHOWN]:
-        console.print(problem, style="red", markup=False, highlight=False, soft_wrap=True)
-    typer.echo(json.dumps(figures(soaked, len(problems))))
-    if problems:
-        raise typer.Exit(1)
+    finish(console, soaked.all_problems(), figures(soaked))
 
 
-def figures(soaked: Soaked, problems: int) -> dict[str, object]:
+def figures(soaked: Soaked) -> dict[str, object]:
     replicas = [replica for push in soaked.pushes for replica in push.update.replicas]
     return {
         "pushes": len(soaked.pushes),
@@ -154,7 +146,6 @@ def figures(soaked: Soaked, problems: int) -> dict[str, object]:
         "of_several_versions": soaked.rollouts.of_several_versions,
         "largest_logprob_difference": round(max(max(each.score, each.reference) for each in soaked.differences), 5),
         "growth": {name: round(growth.last - growth.second) for name, growth in soaked.growth().items() if growth.last},
-        "problems": problems,
     }
 
 
