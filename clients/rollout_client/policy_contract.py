@@ -9,8 +9,11 @@ changes. There are two ways to send one.
   `Content-Range: bytes first-last/total`, with `*` as the total while that is unknown. Its first byte must not lie
   beyond the bytes that have arrived; what had arrived from there on is discarded, so a chunk at byte 0 starts again.
   Uploads are resumable: after a disconnect, `GET /policy/versions/{version}/upload` says how many bytes have arrived.
-  With `Content-Encoding: zstd`, all chunks together are one zstd stream. The service verifies the sha-256 digests of
-  RFC 9530 where they are sent: `Content-Digest` of this body, and `Repr-Digest` of all chunks together.
+  With `Content-Encoding: zstd`, all chunks together are one zstd stream. The last chunk, or the only one, may name the
+  content of the file by `Weights-Digest`: 64 hexadecimal digits, `rollout_client.weights.checksum.weights_digest`. The
+  service verifies it in the pass over the data that it makes anyway, and answers 400 (`chunk-damaged`) where what has
+  arrived differs. It knows a repeated push by it, too. `Content-Digest` (RFC 9530) of a body is verified where it is
+  sent, which costs a pass of its own.
 - `Content-Type: application/json`: a `CheckpointSource`, which the service reads itself.
 
 The answer is 202 with an `UploadState` while chunks are missing. After the last chunk the service validates the weights
@@ -33,6 +36,8 @@ from pydantic import Field
 from rollout_client.contract import Lenient, Strict
 
 SAFETENSORS = "application/vnd.safetensors"
+WEIGHTS_DIGEST = "weights-digest"
+"""The header that names the content of an upload."""
 Version = Annotated[int, Field(ge=0)]
 WeightsKind = Literal["full", "partial", "delta", "adapter"]
 PauseMode = Literal["keep", "wait", "abort"]

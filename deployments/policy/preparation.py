@@ -1,7 +1,8 @@
 """From what a trainer pushed to a validated version: one file with its weights, or a delta as it is.
 
 A delta is validated without its base: places and values. Whether it makes the weights that its sender says is found out
-by the nodes, which apply it. A stored version was validated when it was pushed.
+by the nodes, which apply it. A stored version was validated when it was pushed. One pass over the data of an upload
+looks for NaN, computes its checksum and shows whether the bytes are those that were sent.
 """
 
 import asyncio
@@ -13,7 +14,7 @@ from typing import NamedTuple
 
 from deployments.policy.failures import ChunkDamaged, WeightsRefused
 from deployments.policy.validation.assembly import (
-    sha256_of,
+    NotZstd,
     unpack_zstd,
     write_adapter,
     write_checkpoint,
@@ -30,9 +31,10 @@ from deployments.policy.validation.weight_checks import (
 from deployments.policy.versions.initial_version import InitialVersion
 from deployments.policy.versions.version_history import PolicyVersions
 from deployments.policy.versions.version_store import StoredVersion, VersionStore
-from rollout_client.policy_contract import PushOptions, WeightsKind
+from rollout_client.policy_contract import WEIGHTS_DIGEST, PushOptions, WeightsKind
 from rollout_client.problem_contract import FieldProblem
-from rollout_client.weights.checksum import file_checksum
+from rollout_client.weights.checksum import file_checksum, file_digest
+from rollout_client.weights.safetensors_file import NotSafetensors
 
 
 class PreparedVersion(NamedTuple):
@@ -47,6 +49,8 @@ class PreparedFile(NamedTuple):
     file: Path
     checksum: str
     """Of the full weights, or of the adapter."""
+    pushed_checksum: str
+    """Of the tensors that were pushed: of a delta the changes, of partial weights those among them."""
     size_bytes: int
     """Of them as one file."""
     adapter_config: str | None = None
@@ -76,24 +80,26 @@ class VersionPreparation:
         """
         Args:
             upload: the complete bytes; the file itself becomes the version's weights if nothing has to be assembled.
-            digest: sha-256 (hex) of the bytes, as their sender says.
+            digest: the `weights_digest` of what was sent, as its sender says.
 
         Raises:
-            ChunkDamaged: the bytes have another digest.
+            ChunkDamaged: what arrived has another digest.
             WeightsRefused: the weights cannot be served, or are not those that their sender says.
             VersionUnknown: the base of a delta or of partial weights is not stored, or no longer.
         """
 
         def prepare(folder: Path) -> PreparedVersion:
-            actual = sha256_of(upload)
-            if digest is not None and actual != digest:
-                message = f"what arrived has {actual}; send it anew"
-                raise ChunkDamaged(FieldProblem(field="repr-digest", message=message, value=digest))
-            pushed = upload
-            if is_zstd:
-                pushed = folder / "unpacked.safetensors"
-                unpack_zstd(upload, pushed, largest_upload_bytes(self._initial.layout_on_disk))
-            return self._validated(version, options, pushed, folder, upload_digest=actual)
+            pushed = self._unpacked(upload, folder, digest) if is_zstd else upload
+            try:
+                prepared = self._validated(version, options, pushed, folder)
+            except WeightsRefused as refusal:
+                # Bytes that were damaged look like bad weights. Only here they are hashed once more, to tell which.
+                if digest is not None and (found := digest_if_readable(pushed)) != digest:
+                    raise damaged(digest, found) from refusal
+                raise
+            if digest not in (None, prepared.info.upload_digest):
+                raise damaged(str(digest), prepared.info.upload_digest)
+            return prepared
 
         with self._version_store.workspace(version) as folder:
             yield await asyncio.to_thread(prepare, folder)
@@ -116,7 +122,7 @@ class VersionPreparation:
             pushed = folder / "fetched.safetensors"
             write = write_adapter if options.kind == "adapter" else write_checkpoint
             write(source, pushed)
-            return self._validated(version, options, pushed, folder, upload_digest=None)
+            return self._validated(version, options, pushed, folder)
 
         with self._version_store.workspace(version) as folder:
             yield await asyncio.to_thread(prepare, folder)
@@ -148,9 +154,17 @@ class VersionPreparation:
         with self._version_store.workspace(version) as folder:
             yield await asyncio.to_thread(prepare, folder)
 
-    def _validated(
-        self, version: int, options: PushOptions, pushed: Path, folder: Path, upload_digest: str | None
-    ) -> PreparedVersion:
+    def _unpacked(self, upload: Path, folder: Path, digest: str | None) -> Path:
+        pushed = folder / "unpacked.safetensors"
+        try:
+            unpack_zstd(upload, pushed, largest_upload_bytes(self._initial.layout_on_disk))
+        except NotZstd as error:
+            if digest is None:
+                raise
+            raise damaged(digest, None) from error
+        return pushed
+
+    def _validated(self, version: int, options: PushOptions, pushed: Path, folder: Path) -> PreparedVersion:
         if options.kind not in ("delta", "partial") and options.base is not None:
             message = f"only a delta and partial weights have a base, and these weights are {options.kind}"
             raise WeightsRefused(FieldProblem(field="base", message=message, value=options.base))
@@ -167,7 +181,7 @@ class VersionPreparation:
             size_bytes=prepared.size_bytes,
             delta_bytes=prepared.file.stat().st_size if prepared.delta_checksum else None,
             created_at=datetime.now(UTC),
-            upload_digest=upload_digest,
+            upload_digest=file_digest(pushed, prepared.pushed_checksum),
             adapter_config=prepared.adapter_config,
             delta_checksum=prepared.delta_checksum,
         )
@@ -178,27 +192,38 @@ class VersionPreparation:
             return self._prepared_delta(options, pushed, folder)
         if options.kind == "adapter":
             checksum, adapter_config = validate_adapter(pushed, self._initial.layout_on_disk)
-            return PreparedFile(pushed, checksum, pushed.stat().st_size, adapter_config=adapter_config)
-        full = self._completed(base, pushed, folder) if options.kind == "partial" else pushed
-        checksum = validate_full(full, self._initial.layout_on_disk)
-        return PreparedFile(full, checksum, full.stat().st_size)
+            return PreparedFile(pushed, checksum, checksum, pushed.stat().st_size, adapter_config=adapter_config)
+        full, sent = self._completed(base, pushed, folder) if options.kind == "partial" else (pushed, None)
+        checksums = validate_full(full, self._initial.layout_on_disk)
+        return PreparedFile(full, checksums.hexdigest(), checksums.hexdigest(sent), full.stat().st_size)
 
-    def _completed(self, base: int | None, partial: Path, folder: Path) -> Path:
-        """Full weights: the tensors of `partial`, and the others of version `base`."""
+    def _completed(self, base: int | None, partial: Path, folder: Path) -> tuple[Path, list[str]]:
+        """Full weights, the tensors of `partial` and the others of version `base`, and the names of the former."""
         base_weights = self._versions.file(self._versions.delta_base(base))
-        validate_partial(partial, self._initial.layout_on_disk)
+        names = validate_partial(partial, self._initial.layout_on_disk)
         full = folder / "completed.safetensors"
         write_completed(base_weights, partial, full)
-        return full
+        return full, names
 
     def _prepared_delta(self, options: PushOptions, pushed: Path, folder: Path) -> PreparedFile:
         """The delta as it is, if its sender says what the full weights are, and if the replicas hold its base."""
         base = self._versions.delta_base(options.base)
         delta_checksum = validate_delta(pushed, self._initial.layout_on_disk)
         if options.checksum is not None and base == self._versions.desired.full:
-            return PreparedFile(
-                pushed, options.checksum, self._versions.full_bytes(base), delta_checksum=delta_checksum
-            )
+            full_bytes = self._versions.full_bytes(base)
+            return PreparedFile(pushed, options.checksum, delta_checksum, full_bytes, delta_checksum=delta_checksum)
         full = folder / "applied.safetensors"
         checksum = self._versions.chains.applied(base, pushed, full)
-        return PreparedFile(full, checksum, full.stat().st_size)
+        return PreparedFile(full, checksum, delta_checksum, full.stat().st_size)
+
+
+def digest_if_readable(path: Path) -> str | None:
+    try:
+        return file_digest(path)
+    except NotSafetensors:
+        return None
+
+
+def damaged(digest: str, found: str | None) -> ChunkDamaged:
+    has = "is no longer readable" if found is None else f"has {found}"
+    return ChunkDamaged(FieldProblem(field=WEIGHTS_DIGEST, message=f"what arrived {has}; send it anew", value=digest))

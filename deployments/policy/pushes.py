@@ -47,7 +47,7 @@ class Pushes:
         """Pushes the upload of `version`, all of which has arrived.
 
         Args:
-            digest: sha-256 (hex) of the whole upload, as its sender says.
+            digest: the `weights_digest` of the upload, as its sender says.
 
         Raises:
             PolicyFailure: the current version goes on serving.

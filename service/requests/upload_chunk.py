@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from deployments.policy.failures import ChunkDamaged
+from rollout_client.policy_contract import WEIGHTS_DIGEST
 from rollout_client.problem_contract import FieldProblem
 from service.requests.media_types import content_coding
 from service.responses.problems import body_too_large, unreadable_body
@@ -18,6 +19,12 @@ FORWARDED_BYTES = 4 * 2**20
 """Bytes that go to the policy store in one call."""
 LARGEST_BODY_BYTES = 256 * 2**20
 """Serve's proxy keeps in its memory what the policy store has not received yet."""
+OTHER_DIGEST = (
+    "Repr-Digest is not verified; send the Content-Digest of each body, or as the client does the Weights-Digest "
+    "of the file, with its last chunk"
+)
+MOST_SHOWN = 80
+"""Characters of a header in a message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,14 +38,14 @@ class ByteRange:
 
 @dataclass(frozen=True, slots=True)
 class UploadChunk:
-    """What the headers of a request say of its body. Digests are sha-256, in hex."""
+    """What the headers of a request say of its body. Digests are in hex."""
 
     range: ByteRange | None
     """`None` for a body that is the whole upload."""
     digest: str | None
-    """Of this body (`Content-Digest`)."""
-    whole_digest: str | None
-    """Of the whole upload (`Repr-Digest`)."""
+    """Sha-256 of this body (`Content-Digest`)."""
+    weights_digest: str | None
+    """Of the file that the whole upload is (`Weights-Digest`)."""
     is_zstd: bool
 
     @property
@@ -59,12 +66,13 @@ def chunk_of(headers: Mapping[str, str]) -> UploadChunk:
     """Raises `RequestProblem`: 415 for an unsupported encoding, 400 for a header that cannot be read, 413 for a body
     that is too large according to `Content-Length`."""
     coding = content_coding(headers, [ZSTD])
-    digests = {name: digest_of(name, headers.get(name)) for name in ("content-digest", "repr-digest")}
+    if "repr-digest" in headers:
+        raise unreadable_body(OTHER_DIGEST)
     content_range = headers.get("content-range")
     chunk = UploadChunk(
         range=None if content_range is None else byte_range(content_range),
-        digest=digests["content-digest"],
-        whole_digest=digests["repr-digest"],
+        digest=content_digest(headers.get("content-digest")),
+        weights_digest=weights_digest(headers.get(WEIGHTS_DIGEST)),
         is_zstd=coding == ZSTD,
     )
     refuse_large_body(int(headers.get("content-length", 0)))
@@ -82,8 +90,15 @@ def byte_range(content_range: str) -> ByteRange:
     return ByteRange(first, last + 1, total)
 
 
-def digest_of(header: str, value: str | None) -> str | None:
-    """The sha-256 (hex) in a digest header of RFC 9530; digests of other algorithms are ignored.
+def weights_digest(value: str | None) -> str | None:
+    """Raises `RequestProblem`: 400, the value is not of the form of the header."""
+    if value is not None and re.fullmatch("[0-9a-f]{64}", value) is None:
+        raise unreadable_body(f"{WEIGHTS_DIGEST} {value[:MOST_SHOWN]!r} is not 64 hexadecimal digits in lower case")
+    return value
+
+
+def content_digest(value: str | None) -> str | None:
+    """The sha-256 (hex) in the header of RFC 9530; digests of other algorithms are ignored.
 
     Raises:
         RequestProblem: 400, there is a sha-256 and it is not in the form of the header.
@@ -93,11 +108,11 @@ def digest_of(header: str, value: str | None) -> str | None:
         return None
     match = re.fullmatch(":(.*):", members["sha-256"])
     if match is None:
-        raise unreadable_body(f"the sha-256 in {header} does not stand between colons")
+        raise unreadable_body("the sha-256 in content-digest does not stand between colons")
     try:
         return base64.b64decode(match[1], validate=True).hex()
     except binascii.Error as error:
-        raise unreadable_body(f"the sha-256 in {header} is not base64: {error}") from error
+        raise unreadable_body(f"the sha-256 in content-digest is not base64: {error}") from error
 
 
 async def checked_parts(chunk: UploadChunk, body: AsyncIterator[bytes]) -> AsyncIterator[tuple[int, bytes]]:
@@ -109,11 +124,12 @@ async def checked_parts(chunk: UploadChunk, body: AsyncIterator[bytes]) -> Async
         RequestProblem: 413, the body is larger than `LARGEST_BODY_BYTES`.
         ChunkDamaged: the body has another length or digest than the headers say.
     """
-    digest = hashlib.sha256()
+    digest = None if chunk.digest is None else hashlib.sha256()
     part = bytearray()
     offset = chunk.first
     async for data in body:
-        digest.update(data)
+        if digest is not None:
+            digest.update(data)
         part += data
         refuse_large_body(offset + len(part) - chunk.first)
         if len(part) >= FORWARDED_BYTES:
@@ -125,7 +141,7 @@ async def checked_parts(chunk: UploadChunk, body: AsyncIterator[bytes]) -> Async
     if chunk.range is not None and end != chunk.range.end:
         due = chunk.range.end - chunk.first
         raise damaged("content-range", f"{end - chunk.first} bytes came where {due} were due", end)
-    if chunk.digest is not None and digest.hexdigest() != chunk.digest:
+    if digest is not None and digest.hexdigest() != chunk.digest:
         raise damaged("content-digest", f"the body's sha-256 is {digest.hexdigest()}; send it again", chunk.digest)
 
 

@@ -165,7 +165,12 @@ PUSH_VERSION: Description = {
                 "bytes 0-67108863/268435456",
             ),
             header_parameter("Content-Digest", "Sha-256 of the body (RFC 9530).", DIGEST),
-            header_parameter("Repr-Digest", "Sha-256 of the whole upload (RFC 9530).", DIGEST),
+            header_parameter(
+                "Weights-Digest",
+                "With the last chunk: names the content of the file, as `rollout_client.weights.checksum.file_digest` "
+                "computes it. A repeated push is known by it.",
+                examples.CHECKSUM,
+            ),
             header_parameter("Content-Encoding", "`zstd` if the whole upload is one zstd stream.", "zstd"),
         ],
     },

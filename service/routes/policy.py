@@ -84,7 +84,7 @@ async def push_version(
         source = await read_json_body(request, CheckpointSource, LARGEST_SOURCE_BYTES, SOURCE_ADVICE)
         return json_response(await store.load_checkpoint(version, source.checkpoint, options))
     chunk = chunk_of(request.headers)
-    if (repeated := await store.repeated_update(version, chunk.whole_digest)) is not None:
+    if (repeated := await store.repeated_update(version, chunk.weights_digest)) is not None:
         return json_response(repeated)
     sender = await store.begin_chunk(version, chunk.first, sender_of(request))
     end = chunk.first
@@ -94,7 +94,7 @@ async def push_version(
     state = await store.end_chunk(version, sender, end, chunk.total_after(end))
     if not chunk.completes(state.received_bytes):
         return json_response(state, 202)
-    return json_response(await store.complete_upload(version, sender, options, chunk.is_zstd, chunk.whole_digest))
+    return json_response(await store.complete_upload(version, sender, options, chunk.is_zstd, chunk.weights_digest))
 
 
 @router.post("/rollback", **descriptions.ROLLBACK)

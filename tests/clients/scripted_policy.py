@@ -1,15 +1,14 @@
 """A stand-in for `/policy` of the service, over real sockets: takes chunks as the contract says, or breaks on cue."""
 
-import hashlib
 import json
 import re
 import socket
 import threading
-from base64 import b64encode
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from tempfile import NamedTemporaryFile
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
@@ -24,6 +23,7 @@ from rollout_client.policy_contract import (
     UploadState,
     VersionInfo,
 )
+from rollout_client.weights.checksum import file_digest
 
 RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
 CREATED_AT = "2026-01-01T00:00:00Z"
@@ -39,6 +39,14 @@ CUT_AFTER = "cut after"
 """Takes the chunk, then closes the connection without an answer."""
 FORGET = "forget"
 """Loses everything that has arrived, and the connection."""
+DAMAGED = "damaged"
+"""Finds that what has arrived is not what was sent, and drops all of it."""
+CHUNK_DAMAGED = {
+    "type": "urn:rollout:problem:chunk-damaged",
+    "title": "The bytes that arrived are not those that were sent",
+    "status": 400,
+    "detail": "",
+}
 
 
 @dataclass
@@ -102,9 +110,8 @@ class ScriptedPolicy:
         assert found, put.headers
         first, last, total = int(found[1]), int(found[2]), found[3]
         assert len(put.body) == last - first + 1
-        assert put.headers["content-digest"] == digest_field(put.body)
         if put.version in self.versions:
-            assert put.headers["repr-digest"] == digest_field(self.versions[put.version])
+            assert put.headers["weights-digest"] == digest_of(self.content(put.version))
             return 200, self.update(put.version)
         arrived = self.uploads.get(put.version, b"")
         if first > len(arrived):
@@ -118,16 +125,20 @@ class ScriptedPolicy:
         self.uploads[put.version] = arrived
         if total == "*" or len(arrived) < int(total):
             return 202, UploadState(version=put.version, received_bytes=len(arrived))
-        assert put.headers["repr-digest"] == digest_field(arrived)
         self.versions[put.version] = self.uploads.pop(put.version)
+        assert put.headers["weights-digest"] == digest_of(self.content(put.version))
         return 200, self.update(put.version)
 
     def update(self, version: int) -> PolicyUpdate:
         return PolicyUpdate(version=version, checksum=self.checksum_of(version, self.versions[version]), replicas=[])
 
 
-def digest_field(content: bytes) -> str:
-    return f"sha-256=:{b64encode(hashlib.sha256(content).digest()).decode()}:"
+def digest_of(content: bytes) -> str:
+    """The `weights_digest` of a safetensors file with this content."""
+    with NamedTemporaryFile() as file:
+        file.write(content)
+        file.flush()
+        return file_digest(file.name)
 
 
 def layout_of(tensors: dict[str, tuple[str, list[int]]]) -> PolicyLayout:
@@ -186,6 +197,10 @@ def handler(policy: ScriptedPolicy) -> type[BaseHTTPRequestHandler]:
                 return
             if step == CUT:
                 self.hang_up()
+                return
+            if step == DAMAGED:
+                policy.uploads.clear()
+                self.answer(400, CHUNK_DAMAGED)
                 return
             if headers["content-type"] == "application/json":
                 policy.versions[put.version] = body

@@ -1,14 +1,19 @@
-"""`Checksum`: one sha-256 over all tensors of a model, computed alike by the client, the service and each engine."""
+"""`Checksum`: one sha-256 over all tensors of a model, computed alike by the client, the service and each engine.
+
+With it `weights_digest`: a sha-256 that covers each byte of a safetensors file. Whoever has the checksum of the tensors
+has it without a further pass over their data, so a file is hashed once by its sender and once by its receiver.
+"""
 
 import hashlib
 import json
 import os
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 
-from rollout_client.weights.safetensors_file import Data, read_header, tensor_blocks
+from rollout_client.weights.safetensors_file import Data, header_bytes, read_header, read_header_bytes, tensor_blocks
+from rollout_client.weights.tensor import Weights
 
 HASHED_BEHIND = 1
 """How many tensors of a `ThreadedChecksum` may wait while another one is hashed."""
@@ -26,15 +31,22 @@ class Checksum:
 
     def add(self, name: str, dtype: str, shape: Iterable[int], blocks: Iterable[Data]) -> None:
         """Adds a tensor, whose data are `blocks` in order. A second tensor of the same name replaces the first."""
+        for _ in self.passed(name, dtype, shape, blocks):
+            pass
+
+    def passed(self, name: str, dtype: str, shape: Iterable[int], blocks: Iterable[Data]) -> Iterator[Data]:
+        """Yields `blocks`; the tensor is added once all of them were taken."""
         digest = hashlib.sha256()
         for block in blocks:
             digest.update(block)
+            yield block
         shape_json = json.dumps(list(shape), separators=(",", ":"))
         self._lines[name] = f"{name} {dtype} {shape_json} {digest.hexdigest()}\n"
 
-    def hexdigest(self) -> str:
+    def hexdigest(self, names: Iterable[str] | None = None) -> str:
+        """The checksum of all tensors that were added, or of those that are named."""
         digest = hashlib.sha256()
-        for name in sorted(self._lines):
+        for name in sorted(self._lines if names is None else names):
             digest.update(self._lines[name].encode())
         return digest.hexdigest()
 
@@ -74,3 +86,39 @@ def file_checksum(path: str | os.PathLike[str]) -> str:
     for entry in header.entries:
         checksum.add(entry.name, entry.dtype, entry.shape, tensor_blocks(path, header, entry))
     return checksum.hexdigest()
+
+
+def weights_digest(header: bytes, checksum: str) -> str:
+    """The sha-256 (hex) by which the sender of a safetensors file names its content.
+
+    It is taken over the bytes that precede the data, and the `Checksum` (hex) of the tensors.
+    """
+    return hashlib.sha256(header + checksum.encode()).hexdigest()
+
+
+def file_digest(path: str | os.PathLike[str], checksum: str | None = None) -> str:
+    """The `weights_digest` of a file; raises what `read_header` raises.
+
+    Args:
+        checksum: of its tensors, where that is known: then only the header is read.
+    """
+    header = read_header_bytes(path, read_header(path))
+    return weights_digest(header, file_checksum(path) if checksum is None else checksum)
+
+
+class DigestedWeights:
+    """The bytes of `weights` on their way, hashed once: when all were taken, `digest` is their `weights_digest`."""
+
+    def __init__(self, weights: Weights) -> None:
+        self._weights = weights
+        self.digest: str | None = None
+
+    def blocks(self) -> Iterator[Data]:
+        header, checksum = self._weights.header, Checksum()
+        start = header_bytes(header.entries, header.metadata)
+        yield start
+        for entry in header.entries:
+            data = self._weights.read(entry)
+            is_known = self._weights.checksum is not None
+            yield from data if is_known else checksum.passed(entry.name, entry.dtype, entry.shape, data)
+        self.digest = weights_digest(start, self._weights.checksum or checksum.hexdigest())

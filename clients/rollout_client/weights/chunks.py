@@ -1,7 +1,5 @@
-"""An upload cut into chunks of one size, each with its place and, on the last one, the digest of them all. No I/O."""
+"""An upload cut into chunks of one size, each with its place. No I/O."""
 
-import hashlib
-from base64 import b64encode
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
@@ -18,16 +16,11 @@ class Chunk:
 
     begin: int
     body: bytes
-    repr_digest: str | None = None
-    """The digest of the whole upload, as a header field; only the last chunk has it."""
+    is_last: bool = False
 
     @property
     def end(self) -> int:
         return self.begin + len(self.body)
-
-    @property
-    def is_last(self) -> bool:
-        return self.repr_digest is not None
 
 
 def chunks(blocks: Iterable[Data], chunk_bytes: int) -> Iterator[Chunk]:
@@ -35,7 +28,6 @@ def chunks(blocks: Iterable[Data], chunk_bytes: int) -> Iterator[Chunk]:
 
     Holds one chunk and one block in memory.
     """
-    digest = hashlib.sha256()
     begin, held_bytes, parts = 0, 0, list[memoryview]()
     for block in blocks:
         rest = memoryview(block)
@@ -43,16 +35,13 @@ def chunks(blocks: Iterable[Data], chunk_bytes: int) -> Iterator[Chunk]:
             if held_bytes == chunk_bytes:
                 # A full chunk is given out only when more bytes follow, because the last one is marked.
                 chunk = Chunk(begin, b"".join(parts))
-                digest.update(chunk.body)
                 yield chunk
                 begin, held_bytes, parts = chunk.end, 0, []
                 del chunk
             part, rest = rest[: chunk_bytes - held_bytes], rest[chunk_bytes - held_bytes :]
             parts.append(part)
             held_bytes += len(part)
-    body = b"".join(parts)
-    digest.update(body)
-    yield Chunk(begin, body, digest_field(digest.digest()))
+    yield Chunk(begin, b"".join(parts), is_last=True)
 
 
 def compressed(blocks: Iterable[Data]) -> Iterator[bytes]:
@@ -65,8 +54,3 @@ def compressed(blocks: Iterable[Data]) -> Iterator[bytes]:
         for begin in range(0, len(view), BLOCK_BYTES):
             yield stream.compress(view[begin : begin + BLOCK_BYTES])
     yield stream.flush()
-
-
-def digest_field(sha256: bytes) -> str:
-    """A value of the header fields `Content-Digest` and `Repr-Digest` (RFC 9530)."""
-    return f"sha-256=:{b64encode(sha256).decode()}:"

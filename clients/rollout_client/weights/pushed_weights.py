@@ -70,7 +70,8 @@ class PushedWeights:
             changes = self._read(weights, checksum if self._is_verified else None)
             digest = checksum.hexdigest() if self._is_verified else None
         if self._version is None:
-            return CapturedWeights(Weights(self._header, self._copy_of), None, digest, is_partial=self._is_partial)
+            full = Weights(self._header, self._copy_of, checksum=digest)
+            return CapturedWeights(full, None, digest, is_partial=self._is_partial)
         return CapturedWeights(delta_weights(changes, self._header), self._version, digest, changes)
 
     def _read(self, weights: Weights, checksum: ThreadedChecksum | None) -> dict[str, TensorChanges]:

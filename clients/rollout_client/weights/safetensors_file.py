@@ -151,6 +151,12 @@ def read_header(path: str | os.PathLike[str]) -> Header:
     return header
 
 
+def read_header_bytes(path: str | os.PathLike[str], header: Header) -> bytes:
+    """The bytes of the file that precede its data, as they are there."""
+    with Path(path).open("rb") as file:
+        return file.read(header.data_begin)
+
+
 def parse_header(text: bytes) -> Header:
     """Parses the JSON of a header; raises `NotSafetensors` if it is not the header of a file."""
     if not text.startswith(b"{"):

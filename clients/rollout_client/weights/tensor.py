@@ -43,6 +43,8 @@ class Weights:
     read: Callable[[TensorEntry], Iterator[Data]]
     is_repeatable: bool = True
     """Whether the content can be read again. Sharded tensors cannot: every process would have to take part again."""
+    checksum: str | None = None
+    """The `Checksum` of its tensors where it is known already: then sending them does not compute it again."""
 
     def blocks(self) -> Iterator[Data]:
         """The bytes of the file in order, in blocks of any size."""

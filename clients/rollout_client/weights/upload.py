@@ -1,17 +1,25 @@
 """The state machine of a resumable upload: which chunk is sent next, also after a disconnect. No I/O.
 
-A disconnect resends at most one chunk. Memory holds the current chunk and one block of the source; earlier chunks can
+A disconnect resends at most one chunk. The last chunk names the digest of all of them: what was damaged on its way is
+sent again as a whole. Memory holds the current chunk and one block of the source; earlier chunks can
 only be made again by reading the source from its start.
 """
 
-import hashlib
 from collections.abc import Iterator
 
 from rollout_client.errors import UploadLost
 from rollout_client.policy_calls import Query, chunk_call, is_known
-from rollout_client.policy_contract import SAFETENSORS, PolicyState, PolicyUpdate, UploadState, Version
+from rollout_client.policy_contract import (
+    SAFETENSORS,
+    WEIGHTS_DIGEST,
+    PolicyState,
+    PolicyUpdate,
+    UploadState,
+    Version,
+)
 from rollout_client.rollout_calls import Call
-from rollout_client.weights.chunks import CHUNK_BYTES, Chunk, chunks, compressed, digest_field
+from rollout_client.weights.checksum import DigestedWeights
+from rollout_client.weights.chunks import CHUNK_BYTES, Chunk, chunks, compressed
 from rollout_client.weights.tensor import Weights
 
 MAX_RESTARTS = 3
@@ -57,6 +65,7 @@ class Upload:
         self._is_compressed = is_compressed
         self._restarts = 0
         self._chunk: Chunk | None = None
+        self._content = DigestedWeights(weights)
         self._chunks = self._make_chunks()
 
     def next_call(self) -> Call[PolicyUpdate | UploadState]:
@@ -70,7 +79,7 @@ class Upload:
         begin = self.arrived_bytes if self.arrived_bytes < self._chunk.end else self._chunk.begin
         body = self._chunk.body[begin - self._chunk.begin :]
         self.sent_bytes += len(body)
-        return chunk_call(self.version, self._query, body, self._headers(self._chunk, begin, body))
+        return chunk_call(self.version, self._query, body, self._headers(self._chunk, begin))
 
     def answered(self, answer: PolicyUpdate | UploadState) -> None:
         """Raises `UploadLost` if the service has lost chunks that cannot be made again."""
@@ -117,18 +126,17 @@ class Upload:
         self._chunks = self._make_chunks()
 
     def _make_chunks(self) -> Iterator[Chunk]:
-        blocks = self._weights.blocks()
+        blocks = self._content.blocks()
         return chunks(compressed(blocks) if self._is_compressed else blocks, self._chunk_bytes)
 
-    def _headers(self, chunk: Chunk, begin: int, body: bytes) -> dict[str, str]:
+    def _headers(self, chunk: Chunk, begin: int) -> dict[str, str]:
         total = "*" if self.total_bytes is None else self.total_bytes
         headers = {
             "content-type": SAFETENSORS,
             "content-range": f"bytes {begin}-{chunk.end - 1}/{total}",
-            "content-digest": digest_field(hashlib.sha256(body).digest()),
         }
         if self._is_compressed:
             headers["content-encoding"] = "zstd"
-        if chunk.repr_digest is not None:
-            headers["repr-digest"] = chunk.repr_digest
+        if chunk.is_last and self._content.digest is not None:
+            headers[WEIGHTS_DIGEST] = self._content.digest
         return headers

@@ -17,7 +17,7 @@ from rollout_client.problem_contract import FieldProblem
 @dataclass(frozen=True, slots=True)
 class ActivePush:
     content: str | None
-    """Identifies the same push: the sha-256 (hex) of the upload as its sender says, or the checkpoint's location."""
+    """Identifies the same push: the `weights_digest` that its sender says, or the checkpoint's location."""
     task: asyncio.Task[PolicyUpdate]
 
 

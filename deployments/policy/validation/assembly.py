@@ -4,13 +4,14 @@ What arrives is a file with all tensors or some, a zstd stream, or a folder with
 is ever read. Memory holds one block of one tensor at a time. (`delta_application.py` makes full weights of a delta.)
 """
 
-import hashlib
 from pathlib import Path
 from typing import BinaryIO
 
 import zstandard
 
+from deployments.policy.failures import WeightsRefused
 from deployments.policy.validation.weight_checks import too_large, weights_refused
+from rollout_client.problem_contract import FieldProblem
 from rollout_client.weights.file_tensors import adapter_weights, file_tensors
 from rollout_client.weights.safetensors_file import header_bytes, header_of, read_header, tensor_blocks
 
@@ -72,18 +73,24 @@ def write_adapter(folder: Path, packed: Path) -> None:
         raise weights_refused(str(error).removesuffix(".")) from error
 
 
+class NotZstd(WeightsRefused):
+    """The bytes are no zstd stream: they never were, or were damaged."""
+
+
 def unpack_zstd(packed: Path, unpacked: Path, most_bytes: int) -> None:
     """Decompresses a file.
 
     Raises:
-        WeightsRefused: it is no zstd stream, or it decompresses to more than `most_bytes`; no more is written then.
+        NotZstd: it is no zstd stream.
+        WeightsRefused: it decompresses to more than `most_bytes`; no more is written then.
     """
     try:
         with packed.open("rb") as source, unpacked.open("wb") as target:
             decompressor = zstandard.ZstdDecompressor(max_window_size=LARGEST_WINDOW_BYTES)
             decompressor.copy_stream(source, BoundedWriter(target, most_bytes))  # type: ignore[arg-type]  # only write is called
     except zstandard.ZstdError as error:
-        raise weights_refused(f"the bytes are no zstd stream, as Content-Encoding says: {error}") from error
+        message = f"the bytes are no zstd stream, as Content-Encoding says: {error}"
+        raise NotZstd(FieldProblem(field="weights", message=message)) from error
 
 
 class BoundedWriter:
@@ -99,8 +106,3 @@ class BoundedWriter:
         if self._left_bytes < 0:
             raise too_large(self._most_bytes)
         return self._file.write(block)
-
-
-def sha256_of(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -56,8 +56,8 @@ def layout_of(checkpoint: Path) -> PolicyLayout:
     )
 
 
-def validate_full(path: Path, layout: PolicyLayout) -> str:
-    """Returns the `Checksum` of full weights.
+def validate_full(path: Path, layout: PolicyLayout) -> Checksum:
+    """Returns the checksum of full weights, computed in the same pass over their data.
 
     Raises:
         WeightsRefused: the file is not readable, its tensors are not those of `layout`, or a value is not finite.
@@ -68,8 +68,8 @@ def validate_full(path: Path, layout: PolicyLayout) -> str:
     return finite_checksum(path, header)
 
 
-def validate_partial(path: Path, layout: PolicyLayout) -> None:
-    """Checks what can be known before the other tensors are beside them.
+def validate_partial(path: Path, layout: PolicyLayout) -> list[str]:
+    """Checks what can be known before the other tensors are beside them; returns their names.
 
     Raises:
         WeightsRefused: the file is not readable, holds no tensor, or has tensors that are not those of `layout`.
@@ -79,6 +79,7 @@ def validate_partial(path: Path, layout: PolicyLayout) -> None:
         raise weights_refused("partial weights hold at least one tensor")
     if problems := list(layout_problems(header, layout, is_partial=True)):
         raise WeightsRefused(*problems)
+    return [entry.name for entry in header.entries]
 
 
 def validate_adapter(path: Path, layout: PolicyLayout) -> tuple[str, str]:
@@ -100,15 +101,15 @@ def validate_adapter(path: Path, layout: PolicyLayout) -> tuple[str, str]:
         raise weights_refused("the adapter holds no tensor")
     if problems := list(islice(adapter_problems(header, adapter_config, layout), MOST_SHOWN)):
         raise WeightsRefused(*problems)
-    return finite_checksum(path, header), adapter_config
+    return finite_checksum(path, header).hexdigest(), adapter_config
 
 
-def finite_checksum(path: Path, header: Header) -> str:
+def finite_checksum(path: Path, header: Header) -> Checksum:
     """Raises `WeightsRefused` with the name of the first tensor that holds a value that is not finite."""
     checksum = Checksum()
     for entry in header.entries:
         checksum.add(entry.name, entry.dtype, entry.shape, finite_blocks(path, header, entry))
-    return checksum.hexdigest()
+    return checksum
 
 
 def finite_blocks(path: Path, header: Header, entry: TensorEntry) -> Iterator[bytes]:

@@ -40,7 +40,7 @@ class StoredVersion(VersionInfo):
     run: str | None = None
     """The training run that made it."""
     upload_digest: str | None = None
-    """Sha-256 (hex) of the uploaded bytes, which identifies a repeated upload."""
+    """The `weights_digest` of what was uploaded, which identifies a repeated upload."""
     adapter_config: str | None = None
     """Text of PEFT's `adapter_config.json`; adapters only."""
     delta_checksum: str | None = None

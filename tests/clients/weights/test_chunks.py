@@ -1,15 +1,13 @@
 """Chunks of an upload: joined they are the upload, whatever the blocks it comes in; one is held at a time."""
 
 import tracemalloc
-from base64 import b64encode
 from collections.abc import Iterator
-from hashlib import sha256
 
 import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollout_client.weights.chunks import Chunk, chunks, compressed, digest_field
+from rollout_client.weights.chunks import Chunk, chunks, compressed
 from rollout_client.weights.safetensors_file import BLOCK_BYTES, TensorEntry, header_of
 from rollout_client.weights.tensor import Weights
 
@@ -27,15 +25,13 @@ def test_chunks_follow_one_another_have_one_size_and_join_to_the_blocks(blocks: 
 
 
 @given(BLOCKS, st.integers(1, 30))
-def test_only_the_last_chunk_has_the_digest_of_them_all(blocks: list[bytes], chunk_bytes: int) -> None:
+def test_the_last_chunk_is_known_as_the_last(blocks: list[bytes], chunk_bytes: int) -> None:
     made = list(chunks(iter(blocks), chunk_bytes))
-    digest = f"sha-256=:{b64encode(sha256(b''.join(blocks)).digest()).decode()}:"
-    assert [chunk.repr_digest for chunk in made] == [None] * (len(made) - 1) + [digest]
     assert [chunk.is_last for chunk in made] == [False] * (len(made) - 1) + [True]
 
 
 def test_an_upload_of_nothing_is_one_empty_chunk() -> None:
-    assert list(chunks([], 4)) == [Chunk(0, b"", digest_field(sha256(b"").digest()))]
+    assert list(chunks([], 4)) == [Chunk(0, b"", is_last=True)]
 
 
 @given(BLOCKS)

@@ -23,7 +23,16 @@ from rollout_client import (
 )
 from rollout_client.policy_contract import PolicyLayout, PushResult
 from rollout_client.weights.sources import full_weights
-from tests.clients.scripted_policy import CUT, CUT_AFTER, FORGET, PolicyServer, ScriptedPolicy, digest_field, layout_of
+from tests.clients.scripted_policy import (
+    CUT,
+    CUT_AFTER,
+    DAMAGED,
+    FORGET,
+    PolicyServer,
+    ScriptedPolicy,
+    digest_of,
+    layout_of,
+)
 
 CallClient = Callable[..., Any]
 LAYOUT = {"embed.weight": ("BF16", [4, 3]), "norm.weight": ("BF16", [3])}
@@ -84,19 +93,17 @@ def same(tensors: dict[str, torch.Tensor], others: dict[str, torch.Tensor]) -> b
 
 
 @pytest.mark.parametrize("call", [call_sync, call_async], ids=["sync", "async"])
-def test_weights_are_sent_in_chunks_that_name_their_place_and_digest(policy: ScriptedPolicy, call: CallClient) -> None:
+def test_weights_are_sent_in_chunks_that_name_their_place_and_the_last_one_the_digest(
+    policy: ScriptedPolicy, call: CallClient
+) -> None:
     state = bf16_state()
     update = call(policy.url, "push_weights", state, 7, chunk_bytes=80)
     assert update == PushResult(version=7, checksum=None, replicas=[], sent_bytes=206, push_s=update.push_s)
     assert update.push_s > 0
     content = policy.versions[7]
     assert policy.ranges == ["bytes 0-79/206", "bytes 80-159/206", "bytes 160-205/206"]
-    assert [put.headers["content-digest"] for put in policy.puts] == [
-        digest_field(content[:80]),
-        digest_field(content[80:160]),
-        digest_field(content[160:]),
-    ]
-    assert [put.headers.get("repr-digest") for put in policy.puts] == [None, None, digest_field(content)]
+    assert [put.headers.get("weights-digest") for put in policy.puts] == [None, None, digest_of(content)]
+    assert not any("content-digest" in put.headers for put in policy.puts)
     assert {put.headers["content-type"] for put in policy.puts} == {"application/vnd.safetensors"}
     assert not any("content-encoding" in put.headers for put in policy.puts)
     assert [put.query for put in policy.puts] == [{"kind": "full"}] * 3
@@ -325,6 +332,21 @@ def test_a_disconnect_resends_at_most_one_chunk(
     assert same(arrived(policy, 1), state)
 
 
+def test_weights_that_were_damaged_on_their_way_are_sent_again_as_a_whole(
+    policy: ScriptedPolicy, call: CallClient
+) -> None:
+    policy.script += [None, None, DAMAGED]
+    state = bf16_state()
+    call(policy.url, "push_weights", state, chunk_bytes=80)
+    assert policy.ranges == [f"bytes {span}/206" for span in ("0-79", "80-159", "160-205")] * 2
+    assert same(arrived(policy, 1), state)
+    assert [put.headers.get("weights-digest") for put in policy.puts] == [
+        None,
+        None,
+        digest_of(policy.versions[1]),
+    ] * 2
+
+
 def test_a_call_that_broke_off_during_the_update_waits_for_its_end_and_asks_for_the_answer(
     policy: ScriptedPolicy, call: CallClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -342,8 +364,7 @@ def test_what_arrived_of_a_chunk_is_not_sent_again(policy: ScriptedPolicy, call:
     policy.script += [(503, {})]
     call(policy.url, "push_weights", bf16_state(), 1, chunk_bytes=206)
     assert policy.ranges == ["bytes 0-205/206", "bytes 100-205/206"]
-    assert policy.puts[1].headers["content-digest"] == digest_field(content[100:])
-    assert policy.puts[1].headers["repr-digest"] == digest_field(content)
+    assert policy.puts[1].headers["weights-digest"] == digest_of(content)
 
 
 def test_a_chunk_that_the_service_finds_misplaced_is_sent_again_from_what_has_arrived(

@@ -152,3 +152,14 @@ def test_blocks_are_joined(blocks: list[bytes], whole: bytes) -> None:
 def test_a_single_block_is_not_copied() -> None:
     block = bytes(8)
     assert joined(iter([block])) is block
+
+
+@pytest.mark.parametrize("is_verified", [False, True])
+def test_weights_that_were_hashed_when_they_were_captured_are_not_hashed_when_they_are_sent(is_verified: bool) -> None:
+    pushed, embed = PushedWeights(is_verified), torch.zeros(64, 8, dtype=torch.bfloat16)
+    full = pushed.capture(weights_of(embed))
+    assert (full.weights.checksum is not None, full.weights.checksum) == (is_verified, full.checksum)
+    pushed.confirm(full, update_to(1, full.checksum))
+    embed[0, 0] = 1.0
+    delta = pushed.capture(weights_of(embed))
+    assert (delta.kind, delta.weights.checksum) == ("delta", None), "its checksum is of the weights that it makes"

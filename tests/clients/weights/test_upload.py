@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from datetime import UTC, datetime
-from hashlib import sha256
 from typing import Any
 
 import pytest
@@ -13,7 +12,7 @@ from hypothesis import strategies as st
 from rollout_client import PolicyState, PolicyUpdate, UploadLost
 from rollout_client.policy_contract import UploadState, VersionInfo
 from rollout_client.rollout_calls import Call
-from rollout_client.weights.chunks import digest_field
+from rollout_client.weights.checksum import Checksum, weights_digest
 from rollout_client.weights.safetensors_file import TensorEntry, header_of
 from rollout_client.weights.tensor import Weights
 from rollout_client.weights.upload import MAX_RESTARTS, Upload
@@ -38,6 +37,12 @@ def content_of(source: Weights) -> bytes:
 
 
 CONTENT = content_of(weights())
+
+
+def digest_of_content() -> str:
+    checksum = Checksum()
+    checksum.add("a", "U8", (100,), [DATA])
+    return weights_digest(CONTENT[:-100], checksum.hexdigest())
 
 
 def upload_of(is_repeatable: bool = True, chunk_bytes: int = 60) -> Upload:
@@ -69,14 +74,13 @@ class Store:
         body = call.body or b""
         assert begin <= len(self.content)
         assert len(body) == end - begin
-        assert call.content_headers["content-digest"] == digest_field(sha256(body).digest())
         self.sent_bytes += len(body)
         if self.is_complete:
             return PolicyUpdate(version=VERSION, checksum=None, replicas=[])
         self.content = self.content[:begin] + body[:arriving_bytes]
         if total != str(len(self.content)):
             return self.upload_state()
-        assert call.content_headers["repr-digest"] == digest_field(sha256(self.content).digest())
+        assert call.content_headers["weights-digest"] == digest_of_content()
         self.is_complete = True
         return PolicyUpdate(version=VERSION, checksum=None, replicas=[])
 
@@ -155,13 +159,26 @@ def test_the_size_of_a_compressed_upload_is_known_with_its_last_chunk() -> None:
         sizes.append(upload.total_bytes)
         totals.append(place(call)[2])
         assert call.content_headers["content-encoding"] == "zstd"
-        is_last = "repr-digest" in call.content_headers
+        is_last = "weights-digest" in call.content_headers
         update = PolicyUpdate(version=VERSION, checksum=None, replicas=[])
         upload.answered(update if is_last else arrived(len(sent)))
     assert zstandard.ZstdDecompressor().decompressobj().decompress(sent) == CONTENT
+    assert call.content_headers["weights-digest"] == digest_of_content(), "it is that of the file, not of the stream"
     assert totals == ["*"] * (len(totals) - 1) + [str(len(sent))]
     assert sizes == [None] * len(totals) + [len(sent)]
     assert upload.arrived_bytes == len(sent)
+
+
+def test_only_the_last_chunk_names_the_digest_also_when_it_is_sent_again() -> None:
+    upload, store = upload_of(), Store()
+    named = list[str | None]()
+    for answer_is_lost in (False, False, True, False):
+        call = upload.next_call()
+        named.append(call.content_headers.get("weights-digest"))
+        answer = store.put(call)
+        upload.found(store.state()) if answer_is_lost else upload.answered(answer)
+    assert named == [None, None, digest_of_content(), digest_of_content()]
+    assert upload.update is not None
 
 
 @pytest.mark.parametrize("received_bytes", [59, 121])

@@ -1,7 +1,6 @@
 """A policy store in this process over scripted replicas, in virtual time, and weights to push to it."""
 
 import asyncio
-import hashlib
 import os
 import shutil
 from collections.abc import AsyncIterator, Callable, Coroutine
@@ -12,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+import zstandard
 from safetensors.torch import load, load_file, save
 
 from deployments.policy.failures import (
@@ -25,7 +25,8 @@ from deployments.policy.store import PolicyStore
 from deployments.policy.versions.version_store import VersionStore
 from rollout_client.policy_contract import PolicyUpdate, PushOptions, UploadState
 from rollout_client.problem_contract import FieldProblem
-from rollout_client.weights.checksum import file_checksum
+from rollout_client.weights.checksum import file_checksum, file_digest
+from rollout_client.weights.safetensors_file import NotSafetensors
 from tests.deployments.policy.scripted_replicas import ReplicaFiles, ScriptedCluster, ScriptedReplica, Step
 from tests.paths import TINY_MODEL
 from tests.virtual_time import run, settled, until
@@ -65,8 +66,16 @@ def checksum_of(content: bytes) -> str:
         return file_checksum(file.name)
 
 
-def sha256(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()
+def digest_of(content: bytes) -> str | None:
+    """The `weights_digest` of a file with this content, or of one that is packed as zstd; `None` if it is none."""
+    with NamedTemporaryFile() as file:
+        is_packed = content.startswith(zstandard.FRAME_HEADER)
+        file.write(zstandard.ZstdDecompressor().decompressobj().decompress(content) if is_packed else content)
+        file.flush()
+        try:
+            return file_digest(file.name)
+        except NotSafetensors:
+            return None
 
 
 class World:
@@ -126,7 +135,7 @@ class World:
 
     async def push(self, version: int, content: bytes, is_zstd: bool = False, **options: Any) -> PolicyUpdate:
         await self.upload(version, content)
-        return await self.complete(version, PushOptions(**options), is_zstd, sha256(content))
+        return await self.complete(version, PushOptions(**options), is_zstd, digest_of(content))
 
     def pushing(self, version: int, content: bytes, **options: Any) -> asyncio.Task[PolicyUpdate]:
         return asyncio.create_task(self.push(version, content, **options))

@@ -11,7 +11,6 @@ import zstandard
 from safetensors.torch import load_file, save, save_file
 
 from deployments.policy.failures import (
-    ChunkDamaged,
     PolicyFailure,
     SourceRefused,
     VersionRefused,
@@ -28,9 +27,9 @@ from tests.deployments.policy.policy_world import (
     adapter,
     content_of,
     delta,
+    digest_of,
     play,
     refused,
-    sha256,
     weights,
 )
 from tests.paths import TINY_MODEL
@@ -43,7 +42,7 @@ def test_an_upload_may_be_compressed(tmp_path: Path) -> None:
         packed = zstandard.compress(weights(2.0))
         await world.push(1, packed, is_zstd=True)
         assert content_of(replica.staged) == weights(2.0)
-        assert world.version_store.info(1).upload_digest == sha256(packed)
+        assert world.version_store.info(1).upload_digest == digest_of(weights(2.0))
         assert not list(world.folder.glob("uploads/*"))
 
     play(story, tmp_path)
@@ -75,19 +74,6 @@ def test_bad_weights_leave_everything_as_it_was_and_no_command_is_sent(tmp_path:
     play(story, tmp_path)
 
 
-def test_an_upload_that_was_damaged_is_dropped(tmp_path: Path) -> None:
-    async def story(world: World) -> None:
-        content = weights(2.0)
-        await world.upload(1, content)
-        message = f"what arrived has {sha256(content)}; send it anew"
-        async with refused(ChunkDamaged, "repr-digest", message, "0" * 64):
-            await world.complete(1, PushOptions(), False, "0" * 64)
-        with pytest.raises(VersionUnknown):
-            await world.store.upload_state(1)
-
-    play(story, tmp_path)
-
-
 def test_an_update_goes_on_when_its_caller_goes_away(tmp_path: Path) -> None:
     async def story(world: World) -> None:
         await world.replica("r0", command_s=5.0)
@@ -107,14 +93,15 @@ def test_the_same_upload_again_is_answered_again_and_others_are_refused(tmp_path
         await world.replica("r0")
         content = weights(2.0)
         update = await world.push(3, content)
-        assert await world.store.repeated_update(3, sha256(content)) == update
-        for version, digest in ((3, sha256(weights(3.0))), (3, None), (4, sha256(content)), (2, sha256(content))):
-            assert await world.store.repeated_update(version, digest) is None
+        assert await world.store.repeated_update(3, digest_of(content)) == update
+        digest, other = digest_of(content), digest_of(weights(3.0))
+        for version, named in ((3, other), (3, None), (4, digest), (2, digest)):
+            assert await world.store.repeated_update(version, named) is None
         await world.restart()
         without_replicas = PolicyUpdate(version=3, checksum=update.checksum, replicas=[])
-        assert await world.store.repeated_update(3, sha256(content)) == without_replicas
+        assert await world.store.repeated_update(3, digest_of(content)) == without_replicas
         await world.push(4, weights(3.0))
-        assert await world.store.repeated_update(3, sha256(content)) == without_replicas
+        assert await world.store.repeated_update(3, digest_of(content)) == without_replicas
 
     play(story, tmp_path)
 
@@ -129,7 +116,7 @@ def test_the_same_upload_again_while_it_is_under_way_has_the_same_answer(tmp_pat
         await until(lambda: len(world.cluster.done("accept requests")) == 2)
         content = weights(2.0)
         await world.upload(3, content)
-        completing = asyncio.create_task(world.complete(3, PushOptions(), False, sha256(content)))
+        completing = asyncio.create_task(world.complete(3, PushOptions(), False, digest_of(content)))
         await asyncio.sleep(0)
         for is_later in (False, True):
             if is_later:
@@ -139,10 +126,10 @@ def test_the_same_upload_again_while_it_is_under_way_has_the_same_answer(tmp_pat
                 async with refused(VersionRefused, "version", IS_ACTIVE, 3):
                     await world.store.begin_chunk(3, 0)
             async with refused(VersionRefused, "version", IS_ACTIVE, 3):
-                await world.complete(3, PushOptions(), False, sha256(content))
-            assert await world.store.repeated_update(3, sha256(b"other")) is None
+                await world.complete(3, PushOptions(), False, digest_of(content))
+            assert await world.store.repeated_update(3, "0" * 64) is None
             assert await world.store.repeated_update(3, None) is None
-        again = asyncio.create_task(world.store.repeated_update(3, sha256(content)))
+        again = asyncio.create_task(world.store.repeated_update(3, digest_of(content)))
         update = await completing
         assert await again == update
         assert [replica.status for replica in update.replicas] == ["swapped", "swapped"]
@@ -158,9 +145,9 @@ def test_a_push_whose_sender_named_no_digest_is_not_answered_again_before_it_is_
         await world.upload(3, content)
         completing = asyncio.create_task(world.complete(3, PushOptions(), False, None))
         await until(lambda: bool(world.cluster.done("stage")))
-        assert await world.store.repeated_update(3, sha256(content)) is None
+        assert await world.store.repeated_update(3, digest_of(content)) is None
         update = await completing
-        assert await world.store.repeated_update(3, sha256(content)) == update
+        assert await world.store.repeated_update(3, digest_of(content)) == update
 
     play(story, tmp_path)
 
@@ -171,7 +158,7 @@ def test_the_same_bad_upload_again_while_it_is_checked_has_the_same_answer(tmp_p
         completing = world.pushing(1, content)
         await until(lambda: 1 in world.store._active_pushes)
         with pytest.raises(WeightsRefused):
-            await world.store.repeated_update(1, sha256(content))
+            await world.store.repeated_update(1, digest_of(content))
         with pytest.raises(WeightsRefused):
             await completing
         assert not world.store._active_pushes
@@ -322,7 +309,6 @@ def test_a_checkpoint_under_a_root_becomes_a_version(tmp_path: Path) -> None:
         first, second = await asyncio.gather(*loads)
         assert first == second
         assert (first.checksum, replica.loaded) == (file_checksum(TINY_MODEL / "model.safetensors"), LoadedWeights(1))
-        assert world.version_store.info(1).upload_digest is None
         assert world.files() == {"current.json", "versions/1/info.json", "versions/1/weights.safetensors"}
         assert len(list((tmp_path / "roots" / "step").iterdir())) == 2
 

@@ -22,9 +22,9 @@ from tests.deployments.policy.policy_world import (
     NORM,
     World,
     delta,
+    digest_of,
     play,
     refused,
-    sha256,
     taken,
     versions,
     weights,
@@ -68,7 +68,7 @@ def test_an_upload_goes_on_where_the_store_died(tmp_path: Path) -> None:
         state = await world.store.upload_state(1)
         assert (state.received_bytes, state.total_bytes) == (1000, len(content))
         await world.chunk(1, 1000, content[1000:], len(content))
-        update = await world.complete(1, PushOptions(), False, sha256(content))
+        update = await world.complete(1, PushOptions(), False, digest_of(content))
         assert update.checksum == file_checksum(world.version_store.weights(1))
 
     play(story, tmp_path)
@@ -86,7 +86,7 @@ def test_a_version_that_was_not_current_when_the_store_died_is_removed(tmp_path:
         assert (state.current, [info.version for info in state.versions]) == (1, [0, 1])
         # Its upload is still there, and can be completed.
         await world.chunk(2, len(weights(3.0)), b"", len(weights(3.0)))
-        assert (await world.complete(2, PushOptions(), digest=sha256(weights(3.0)))).version == 2
+        assert (await world.complete(2, PushOptions(), digest=digest_of(weights(3.0)))).version == 2
 
     play(story, tmp_path)
 

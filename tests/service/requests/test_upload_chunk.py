@@ -18,7 +18,7 @@ from service.requests.upload_chunk import (
 )
 from service.responses.problems import RequestProblem
 
-WHOLE = UploadChunk(range=None, digest=None, whole_digest=None, is_zstd=False)
+WHOLE = UploadChunk(range=None, digest=None, weights_digest=None, is_zstd=False)
 
 
 async def stream(datas: Sequence[bytes]) -> AsyncIterator[bytes]:
@@ -42,7 +42,7 @@ def sha256(content: bytes) -> str:
 
 
 def ranged(first: int, end: int, total: int | None = None, digest: str | None = None) -> UploadChunk:
-    return UploadChunk(ByteRange(first, end, total), digest, whole_digest=None, is_zstd=False)
+    return UploadChunk(ByteRange(first, end, total), digest, weights_digest=None, is_zstd=False)
 
 
 # Headers
@@ -59,7 +59,7 @@ def test_headers_say_place_digests_and_encoding_of_a_chunk() -> None:
         {
             "content-range": "bytes 4-6/9",
             "content-digest": field(b"hts"),
-            "repr-digest": field(b"weights"),
+            "weights-digest": sha256(b"weights"),
             "content-encoding": "zstd",
         }
     )
@@ -84,7 +84,28 @@ def test_a_content_length_over_the_bound_is_refused() -> None:
     assert raised.value.problem.status == 413
 
 
+def test_a_digest_that_the_service_does_not_verify_is_refused() -> None:
+    with pytest.raises(RequestProblem) as raised:
+        chunk_of({"repr-digest": field(b"weights")})
+    [error] = raised.value.problem.errors
+    assert (raised.value.problem.status, error.message.partition(";")[0]) == (400, "Repr-Digest is not verified")
+
+
+@pytest.mark.parametrize("value", ["", "a" * 63, "a" * 65, "A" * 64, "g" * 64, f"sha-256=:{'a' * 64}:"])
+def test_a_digest_of_another_form_is_refused(value: str) -> None:
+    with pytest.raises(RequestProblem) as raised:
+        chunk_of({"weights-digest": value})
+    [error] = raised.value.problem.errors
+    says = f"weights-digest {value!r} is not 64 hexadecimal digits in lower case"
+    assert (raised.value.problem.status, error.message) == (400, says)
+
+
 # Bytes
+
+
+def test_a_body_without_a_digest_is_not_hashed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("service.requests.upload_chunk.hashlib", None)
+    assert parts(WHOLE, b"weights") == [(0, b"weights")]
 
 
 def test_a_body_comes_in_parts_with_their_offsets(monkeypatch: pytest.MonkeyPatch) -> None:

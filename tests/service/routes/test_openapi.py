@@ -191,7 +191,7 @@ def test_a_push_of_weights_is_documented_with_its_media_types_headers_and_status
     assert header_parameters(operation) == {
         "Content-Range",
         "Content-Digest",
-        "Repr-Digest",
+        "Weights-Digest",
         "Content-Encoding",
         "X-Request-ID",
     }

@@ -190,14 +190,14 @@ def test_a_body_of_another_length_than_its_range_is_refused(last: int, due: int)
 # Digests and encodings
 
 
-def test_the_digest_of_the_body_is_checked_and_that_of_the_whole_upload_forwarded() -> None:
+def test_the_digest_of_the_body_is_checked_and_that_of_the_weights_forwarded() -> None:
     service = ScriptedHttp()
     service.store.arrived += b"weig"
     answer = service.put_version(
         b"hts",
         content_range="bytes 4-6/7",
         content_digest=digest_field(b"hts"),
-        repr_digest=digest_field(b"weights"),
+        weights_digest=sha256(b"weights"),
     )
     assert answer.status_code == 200
     assert service.store.named("repeated_update") == [(7, sha256(b"weights"))]
@@ -227,12 +227,9 @@ def test_digests_of_other_algorithms_are_ignored(form: str) -> None:
     service = ScriptedHttp()
     good = digest_field(b"weights")
     assert service.put_version(b"weights", content_digest=form.format(good=good)).status_code == 200
-    assert service.put_version(b"weights", repr_digest=form.format(good=good)).status_code == 200
-    said = sha256(b"weights") if "{good}" in form else None
-    assert [arguments[3] for arguments in service.store.named("complete_upload")] == [None, said]
+    assert [arguments[3] for arguments in service.store.named("complete_upload")] == [None]
 
 
-@pytest.mark.parametrize("name", ["content-digest", "repr-digest"])
 @pytest.mark.parametrize(
     ("value", "says"),
     [
@@ -243,10 +240,10 @@ def test_digests_of_other_algorithms_are_ignored(form: str) -> None:
         ("sha-512=:AAAA:, sha-256=:a_-b:", "is not base64: Only base64 data is allowed"),
     ],
 )
-def test_a_digest_that_cannot_be_read_is_refused(name: str, value: str, says: str) -> None:
+def test_a_digest_that_cannot_be_read_is_refused(value: str, says: str) -> None:
     service = ScriptedHttp()
-    answer = service.put_version(b"weights", **{name: value})
-    assert_problem(answer, 400, "unreadable-body", [("body", f"the sha-256 in {name} {says}", None)])
+    answer = service.put_version(b"weights", content_digest=value)
+    assert_problem(answer, 400, "unreadable-body", [("body", f"the sha-256 in content-digest {says}", None)])
     assert service.store.calls == []
 
 
@@ -284,7 +281,7 @@ def test_weights_have_their_own_type_or_none(content_type: str | None) -> None:
 def test_a_push_of_the_current_weights_is_answered_without_reading_the_body() -> None:
     service = ScriptedHttp()
     service.store.repeated = UPDATE
-    answer = service.put_version(repr_digest=digest_field(b"weights"))
+    answer = service.put_version(weights_digest=sha256(b"weights"))
     assert (answer.status_code, answer.json()) == (200, UPDATE_JSON)
     assert service.store.calls == [("repeated_update", 7, sha256(b"weights"))]
 

@@ -18,9 +18,9 @@ from tests.deployments.policy.policy_world import (
     World,
     adapter,
     content_of,
+    digest_of,
     play,
     refused,
-    sha256,
     taken,
     versions,
     weights,
@@ -174,7 +174,7 @@ def test_a_second_update_may_be_refused_instead(tmp_path: Path) -> None:
         # What had arrived can be completed later.
         content = weights(3.0)
         assert (await world.store.upload_state(2)).received_bytes == len(content)
-        update = await world.complete(2, PushOptions(if_busy="refuse"), False, sha256(content))
+        update = await world.complete(2, PushOptions(if_busy="refuse"), False, digest_of(content))
         assert update.version == 2
 
     play(story, tmp_path)
@@ -292,7 +292,7 @@ def test_the_answer_and_the_state_say_whether_the_prefix_cache_of_older_weights_
         await world.replica("r0")
         content = weights(2.0)
         update = await world.push(1, content, reset_prefix_cache=reset_prefix_cache)
-        repeated = await world.store.repeated_update(1, sha256(content))
+        repeated = await world.store.repeated_update(1, digest_of(content))
         assert repeated is not None
         state = await world.store.state(0)
         assert [update.keeps_prefix_cache, repeated.keeps_prefix_cache] == [keeps, keeps]
