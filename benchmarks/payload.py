@@ -74,14 +74,15 @@ class ByteChatTokenizer(ChatTokenizer):
     ) -> list[str | None]:
         return [chr(token_id) for token_id in token_ids]
 
-    def observation(
+    def observations(
         self,
-        observation: ChatMessage,
+        messages: Sequence[ChatMessage],
         after: Sequence[int],  # noqa: ARG002
         options: ChatOptions,  # noqa: ARG002
         room: int,  # noqa: ARG002
-    ) -> TokenizedObservation:
-        return TokenizedObservation(list(observation["content"].encode()), observation["content"], was_cut=False)
+    ) -> list[TokenizedObservation]:
+        contents = [message["content"] for message in messages]
+        return [TokenizedObservation(list(content.encode()), content, was_cut=False) for content in contents]
 
 
 class EndedRollouts(RolloutService):

@@ -274,6 +274,8 @@ class TaskDescription:
     example: dict[str, Any] = field(default_factory=dict)
     has_validators: bool = False
     """Whether the environment also checks its fields by code of its own, of which `fields` does not tell."""
+    tools: list[dict[str, Any]] = field(default_factory=list)
+    """JSON schemas of functions, for the chat template."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,6 +307,10 @@ class Environment(Protocol):
     async def describe(self) -> TaskDescription:
         """Raises `EnvironmentLost` if no replica answers."""
         ...
+
+    async def known_description(self) -> TaskDescription:
+        """What `describe` gave last; asks again where that can have changed. Raises what `describe` raises."""
+        return await self.describe()
 
     async def refused_fields(self, extra_env_infos: Sequence[dict[str, Any]]) -> list[RefusedField]:
         """Checks samples before they are played: the first fields that the environment does not accept, if any.

@@ -26,6 +26,7 @@ from service.requests.chat_tokenizer import TransformersChatTokenizer
 from service.requests.episodes import EpisodeFactory
 from service.requests.extra_env_info import refuse_bad_extra_env_info
 from service.requests.rollout_parsing import BodyBounds
+from service.requests.task_descriptions import TaskDescriptions, task_descriptions
 from service.requests.validation import refuse_large_echo
 from service.rollouts.early_stopping import EarlyStopping
 from service.rollouts.episode import Episode
@@ -190,10 +191,11 @@ class RolloutService:
             PolicyStoreLost: the policy store does not answer.
         """
         refuse_large_echo(request.num_generations, body_bytes, self.limits)
+        tasks = await task_descriptions(request, request_id, self.environments)
         if body_bytes <= MOST_BYTES_PREPARED_INLINE and request.num_generations <= MOST_GENERATIONS_PREPARED_INLINE:
-            prepared = self._prepare(request, request_id)
+            prepared = self._prepare(request, request_id, tasks)
         else:
-            prepared = await result_of_thread(partial(self._prepare, request, request_id))
+            prepared = await result_of_thread(partial(self._prepare, request, request_id, tasks))
         await refuse_bad_extra_env_info(request, request_id, self.environments)
         # Nothing needs them any longer, and at the end of the request they would be freed at once.
         samples, request.samples = request.samples, []
@@ -204,8 +206,8 @@ class RolloutService:
             await self.policy.learn_version()
         return RunningRollout(request, request_id, prepared, self._context(request), lambda: self.policy.version)
 
-    def _prepare(self, request: RolloutRequest, request_id: str) -> PreparedEpisodes:
-        episodes = self._episode_factory.episodes(request, request_id)
+    def _prepare(self, request: RolloutRequest, request_id: str, tasks: TaskDescriptions) -> PreparedEpisodes:
+        episodes = self._episode_factory.episodes(request, request_id, tasks)
         groups = {episode: episode.identity.group for episode in episodes}
         return PreparedEpisodes(episodes, EarlyStopping(request.keep, groups))
 
@@ -242,6 +244,7 @@ class RolloutService:
                 task_name=description.task_name,
                 description=description.description,
                 fields=description.fields,
+                tools=description.tools,
                 example=SampleInput.model_validate(description.example),
             )
             for description in descriptions

@@ -78,6 +78,10 @@ class Message(Lenient):
     """Which weights sampled the tokens of a generated message, as spans that cover them in order."""
     reward: float | None = None
     """The environment's reward for this message."""
+    name: str | None = None
+    """Name of the speaker, or of the tool that speaks."""
+    tool_call_id: str | None = None
+    """The call that a tool message answers."""
 
 
 class GivenMessage(Message):
@@ -151,7 +155,7 @@ class SampleInput(BaseModel):
     observation_format: ObservationFormat | None = None
     """In place of the request's `observation_format`."""
     tools: list[JsonObject] | None = Field(default=None, max_length=MOST_TOOLS, fail_fast=True)
-    """JSON schemas of functions, passed to the chat template."""
+    """JSON schemas of functions, passed to the chat template; by default those of the task. An empty list: none."""
     chat_template_kwargs: JsonObject | None = None
     """Variables for the chat template, for prompt and observations, such as `{"enable_thinking": false}`. In place of
     the request's `chat_template_kwargs`."""
@@ -284,7 +288,7 @@ class SampleResult(Lenient):
     observation_format: ObservationFormat = "raw"
     """How observations became tokens."""
     tools: list[JsonObject] | None = None
-    """The sample's own `tools`."""
+    """The `tools` that the chat template was given: the sample's own, else those of its task."""
     chat_template_kwargs: JsonObject | None = None
     """The variables that the chat template was given."""
     answer: str | None = None

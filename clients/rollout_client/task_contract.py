@@ -14,6 +14,8 @@ class TaskInfo(Lenient):
     """What the task is."""
     fields: dict[str, JsonValue]
     """JSON schema of the task's `extra_env_info`."""
+    tools: list[dict[str, JsonValue]] = []  # noqa: RUF012 - pydantic copies it
+    """JSON schemas of the functions that a model may call; the chat template gets them."""
     example: SampleInput
     """A sample that can be posted as it is."""
 

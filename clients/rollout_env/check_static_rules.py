@@ -12,15 +12,20 @@ from rollout_env.records import JsonObject
 from rollout_env.validation import problems_of
 
 JSON_OBJECT = TypeAdapter(JsonObject)
+TOOLS = TypeAdapter(list[JsonObject] | tuple[JsonObject, ...])
 
 
 def attribute_problems(environment: TaskEnvironment) -> Iterator[str]:
-    """What is wrong with `description`, `max_concurrent_steps` and `ExtraEnvInfo`, and whether there is a step."""
+    """What is wrong with its class attributes, and whether it has a step."""
     if not has_a_step(type(environment)):
         yield "it implements neither step nor step_batch"
     description = getattr(environment, "description", None)
     if not (isinstance(description, str) and description.strip()):
         yield "description must be a sentence about the task"
+    try:
+        TOOLS.validate_python(environment.tools)
+    except ValidationError as error:
+        yield f"tools must be a list of JSON schemas: {problems_of(error, 'tools')}"
     limit = environment.max_concurrent_steps
     if limit is not None and not (isinstance(limit, int) and limit >= 1):
         yield "max_concurrent_steps must be an integer of at least 1, or None"

@@ -1,12 +1,12 @@
 """The base class of all environments."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 from typing import Any, ClassVar
 
 from pydantic import BaseModel
 
-from rollout_env.records import ChatMessage, StepOutcome
+from rollout_env.records import ChatMessage, JsonObject, StepOutcome
 
 
 class TaskEnvironment(ABC):
@@ -30,6 +30,11 @@ class TaskEnvironment(ABC):
     """The fields of `extra_env_info`. The service validates those of all samples before it generates anything, and
     those of each state before its step. Prefer a validator here to `SampleRejected`, which a step raises too late."""
 
+    tools: Sequence[JsonObject] = ()
+    """JSON schemas of functions, in the form that the model's chat template expects, such as `{"type": "function",
+    "function": {"name": ..., "parameters": ...}}`. The template gets them for each sample without `tools` of its own.
+    Set them on the class or in the constructor."""
+
     max_concurrent_steps: int | None = None
     """How many steps one replica runs at once; None for all, or 64 if `step` is plain. The others wait in the replica's
     queue, where requests take turns. The time limit of a step begins when it leaves the queue. Set it, on the class or
@@ -42,11 +47,12 @@ class TaskEnvironment(ABC):
         If it is async, many steps run at once in one event loop: await what takes long.
 
         Args:
-            message_log: all messages of the rollout so far, `role` and `content` only, without special tokens.
+            message_log: all messages of the rollout so far: `role`, `content`, and where they have them `name` and
+                `tool_call_id`; without special tokens.
             extra_env_info: the state of this rollout, an instance of `ExtraEnvInfo`.
 
         Returns:
-            an observation whose role the model's chat template knows, finite rewards, and metadata that is JSON and
+            an observation whose roles the model's chat template knows, finite rewards, and metadata that is JSON and
             valid for `ExtraEnvInfo`.
 
         Raises:

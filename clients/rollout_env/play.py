@@ -37,7 +37,7 @@ class PlayResult:
     """A rollout with scripted replies. The fields are named as in the service's answer."""
 
     message_log: list[ChatMessage]
-    """The prompt, then a reply and an observation for each turn."""
+    """The prompt, then for each turn a reply and its observation, which may be several messages."""
     turns: list[Turn]
     rewards: dict[str, float]
     """Sums over all turns by name; a reward without a name is under `reward`."""
@@ -136,14 +136,14 @@ class ScriptedRollout:
 
     def messages_so_far(self) -> list[ChatMessage]:
         """A copy of the message log, which the environment may change."""
-        return [{"role": message["role"], "content": message["content"]} for message in self._message_log]
+        return [message.copy() for message in self._message_log]
 
     def add_reply(self, reply: str) -> None:
         self._message_log.append({"role": "assistant", "content": cut_at_stop_string(reply, self._stop_strings)})
 
     def add_outcome(self, outcome: StepOutcome) -> None:
         self._turns.append(Turn(self._message_log[-1]["content"], self._stop_strings, outcome))
-        self._message_log.append(outcome.observation)
+        self._message_log += outcome.observations
         named = outcome.reward if isinstance(outcome.reward, dict) else {UNNAMED_REWARD: outcome.reward}
         for name, value in named.items():
             self._rewards[name] = self._rewards.get(name, 0.0) + value

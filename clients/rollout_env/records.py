@@ -2,9 +2,9 @@
 
 import math
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NotRequired
 
-from pydantic import AfterValidator, Field, FiniteFloat, GetPydanticSchema, JsonValue
+from pydantic import AfterValidator, Discriminator, Field, FiniteFloat, GetPydanticSchema, JsonValue, Tag
 from typing_extensions import TypedDict
 
 Role = Literal["system", "user", "assistant", "tool", "environment"]
@@ -54,14 +54,33 @@ class ChatMessage(TypedDict):
 
     role: Role
     content: str
+    name: NotRequired[str]
+    """Of the speaker, or of the tool that a message of role `tool` comes from."""
+    tool_call_id: NotRequired[str]
+    """The call that a message of role `tool` answers."""
+
+
+ONE_MESSAGE, SEVERAL_MESSAGES = "one message", "several messages"
+"""Parts of the paths that pydantic reports, but not names of fields."""
+
+
+def kind_of_observation(observation: Any) -> str:
+    return SEVERAL_MESSAGES if isinstance(observation, list) else ONE_MESSAGE
+
+
+Observation = Annotated[
+    Annotated[ChatMessage, Tag(ONE_MESSAGE)] | Annotated[list[ChatMessage], Field(min_length=1), Tag(SEVERAL_MESSAGES)],
+    Discriminator(kind_of_observation),
+]
 
 
 @dataclass(frozen=True, slots=True)
 class StepOutcome:
     """What an environment answers to one step."""
 
-    observation: ChatMessage
-    """The message that follows the response in the message log, also after the last step."""
+    observation: Observation
+    """The message that follows the response in the message log, also after the last step; or several, such as one of
+    role `tool` for each call of the response."""
     reward: Reward
     """Of this step alone. The service sums the rewards of all steps by name; a plain number has the name `reward`."""
     terminated: bool
@@ -72,3 +91,8 @@ class StepOutcome:
     """The stop strings of all later generations; None leaves them unchanged, an empty list means no stop strings."""
     answer: str | None = None
     """What the environment read out of the response, such as the number in a box; None if it found nothing."""
+
+    @property
+    def observations(self) -> list[ChatMessage]:
+        """`observation` as a list, also if it is one message."""
+        return self.observation if isinstance(self.observation, list) else [self.observation]

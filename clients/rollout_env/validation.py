@@ -4,11 +4,12 @@ from dataclasses import fields
 from typing import Any
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic_core import ErrorDetails
 
 from rollout_env.calls import call
 from rollout_env.environment import TaskEnvironment, steps_in_batches
 from rollout_env.errors import OutcomeInvalid, SampleRejected
-from rollout_env.records import ChatMessage, StepOutcome
+from rollout_env.records import ONE_MESSAGE, SEVERAL_MESSAGES, ChatMessage, StepOutcome
 
 OUTCOME = TypeAdapter(StepOutcome)
 OUTCOME_FIELDS = tuple(field.name for field in fields(StepOutcome))
@@ -82,4 +83,9 @@ def validated_outcome(outcome: Any) -> StepOutcome:
 
 def problems_of(error: ValidationError, whole: str) -> str:
     """Each problem with the path of its field, which begins with `whole`."""
-    return "; ".join(f"{'.'.join((whole, *map(str, problem['loc'])))}: {problem['msg']}" for problem in error.errors())
+    return "; ".join(f"{path_of(problem, whole)}: {problem['msg']}" for problem in error.errors())
+
+
+def path_of(problem: ErrorDetails, whole: str) -> str:
+    parts = (str(part) for part in problem["loc"] if part not in (ONE_MESSAGE, SEVERAL_MESSAGES))
+    return ".".join((whole, *parts))

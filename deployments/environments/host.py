@@ -84,6 +84,7 @@ class EnvironmentHost:
             fields=self._environment.ExtraEnvInfo.model_json_schema(),
             example=(await self.example_samples(1, 0))[0],
             has_validators=has_validators(self._environment.ExtraEnvInfo),
+            tools=list(self._environment.tools),
         )
 
     async def refused_fields(self, extra_env_infos: list[dict[str, Any]]) -> list[RefusedField]:

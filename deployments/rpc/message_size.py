@@ -71,7 +71,8 @@ def bytes_of_generation(result: Generation | RolloutFailure) -> int:
 def bytes_of_step_result(result: StepOutcome | RolloutFailure) -> int:
     if isinstance(result, RolloutFailure):
         return BYTES_PER_RECORD + bytes_of_text(str(result))
-    texts = bytes_of_text(result.observation["content"]) + bytes_of_text(result.answer or "")
+    texts = sum(bytes_of_text(message["content"]) for message in result.observations)
+    texts += bytes_of_text(result.answer or "")
     if result.metadata is None and result.next_stop_strings is None:
         return BYTES_PER_RECORD + texts
     return BYTES_PER_RECORD + texts + bytes_of_json((result.metadata, result.next_stop_strings))

@@ -228,7 +228,7 @@ async def played_game(sample: dict[str, Any], draw: random.Random) -> Conversati
             unlearnt.add(len(messages))
         messages.append({"role": "assistant", "content": f"<action>{move}</action>"})
         outcome = await environment.step(messages, state)
-        messages.append(outcome.observation)
+        messages += outcome.observations
         state = SlidingPuzzleState.model_construct(**outcome.metadata or {})
         terminated = outcome.terminated
     return conversation_of(messages, frozenset(unlearnt))
@@ -363,9 +363,9 @@ async def play_turn(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast,
     for game, said in zip(games, sampled(model, [game.token_ids for game in games], max_new_tokens=32), strict=True):
         game.messages.append({"role": "assistant", "content": str(tokenizer.decode(said, skip_special_tokens=True))})
         outcome = await environment.step(game.messages, game.state)
-        game.messages.append(outcome.observation)
+        game.messages += outcome.observations
         closing = [NEWLINE] if said[-1:] == [END] else [END, NEWLINE]
-        game.token_ids += [*said, *closing, *prompt_of(outcome.observation["content"])]
+        game.token_ids += [*said, *closing, *prompt_of(outcome.observations[0]["content"])]
         game.state = SlidingPuzzleState.model_construct(**outcome.metadata or {})
         game.reward, game.terminated = float(str(outcome.reward)), outcome.terminated
 

@@ -1,6 +1,7 @@
 """The `Environment` port over Serve handles. Server half: `deployments/environments/host.py`."""
 
 import asyncio
+import logging
 from collections.abc import Sequence
 from contextvars import Context
 from dataclasses import replace
@@ -27,6 +28,9 @@ LOST_AFTER_HEARTBEATS = 30
 MOST_CHECKED_INLINE = 1000
 """Checking so many short samples takes less than a millisecond."""
 
+DESCRIBED_AGAIN_WITHIN_S = 5.0
+logger = logging.getLogger("rollout_service.remote")
+
 
 class Destination(NamedTuple):
     """Where a step is sent. Steps in lockstep have batches of their own, which only their bytes divide."""
@@ -34,6 +38,14 @@ class Destination(NamedTuple):
     replica: str | None
     """`None` if no replica is known."""
     in_lockstep: bool
+
+
+class KnownDescription(NamedTuple):
+    """How an environment described itself when it had these replicas."""
+
+    description: TaskDescription
+    schema: FieldsSchema
+    replicas: tuple[str, ...]
 
 
 class RemoteEnvironment(Environment):
@@ -50,9 +62,7 @@ class RemoteEnvironment(Environment):
         self._caller = uuid4().hex
         self._spreading = StepSpreading()
         self._learning: asyncio.Task[TaskDescription] | None = None
-        self._schema: FieldsSchema | None = None
-        self._schema_replicas: tuple[str, ...] = ()
-        """Those of the environment when it described itself."""
+        self._known: KnownDescription | None = None
         self._batchers: dict[Destination, RequestBatcher[StepRequest, StepOutcome]] = {}
 
     async def step(self, request: StepRequest) -> StepOutcome:
@@ -77,7 +87,7 @@ class RemoteEnvironment(Environment):
 
     async def refused_fields(self, extra_env_infos: Sequence[dict[str, Any]]) -> list[RefusedField]:
         """Asks the environment about the samples that do not match the schema of its fields."""
-        schema = await self._fields_schema()
+        schema = (await self._known_description()).schema
         if len(extra_env_infos) <= MOST_CHECKED_INLINE:
             doubtful = schema.doubtful(extra_env_infos)
         else:
@@ -89,14 +99,29 @@ class RemoteEnvironment(Environment):
                 return [replace(field, place=places[field.place]) for field in refused]
         return []
 
-    async def _fields_schema(self) -> FieldsSchema:
-        """As the environment describes it, asked again when its replicas have changed: an update may change fields."""
+    async def known_description(self) -> TaskDescription:
+        """Asks again when the replicas have changed: an update may change what they are. One that is known is kept
+        where nobody answers."""
+        return (await self._known_description()).description
+
+    async def _known_description(self) -> KnownDescription:
         replicas = live_replicas_of(self._handle)
-        if self._schema is None or replicas != self._schema_replicas:
+        if self._known is None:
             description = await self.describe()
-            self._schema_replicas = replicas or live_replicas_of(self._handle)
-            self._schema = FieldsSchema.of(description)
-        return self._schema
+        elif replicas == self._known.replicas:
+            return self._known
+        else:
+            try:
+                async with asyncio.timeout(DESCRIBED_AGAIN_WITHIN_S):
+                    description = await self.describe()
+            except (EnvironmentLost, TimeoutError) as error:
+                extra = {"task_name": self._task_name}
+                logger.warning("%s did not describe itself after a change.", self._who, exc_info=error, extra=extra)
+                self._known = self._known._replace(replicas=replicas)
+                return self._known
+        replicas = replicas or live_replicas_of(self._handle)
+        self._known = KnownDescription(description, FieldsSchema.of(description), replicas)
+        return self._known
 
     async def example_samples(self, count: int, seed: int) -> list[dict[str, Any]]:
         samples: list[dict[str, Any]] = await self._result(self._handle.example_samples.remote(count, seed))

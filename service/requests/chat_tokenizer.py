@@ -4,7 +4,7 @@ import inspect
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from functools import cached_property, partial
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,8 @@ MOST_CHARACTERS_WITH_LOCK = 2**12
 MOST_TOKENS_WITH_LOCK = 2**10
 """Tokenizing so much takes a millisecond at most. For less, getting the interpreter's lock back from another thread
 takes longer than the work."""
+PROMPT_FIELDS = ("role", "content", "token_ids", "name", "tool_call_id")
+"""Of a prompt's message, those that its message log has."""
 MOST_OVERLAP = 64
 """More tokens than a chat template puts before the content of a message."""
 RENDERING_ERRORS = (TemplateError, TypeError, ValueError, ArithmeticError, LookupError)
@@ -66,7 +68,7 @@ class TransformersChatTokenizer(ChatTokenizer):
         self._special_ids.update(tokenizer.all_special_ids)
         self._longest_token = max(map(len, tokenizer.get_vocab()))
         self._longest_added = max((len(str(token)) for token in tokenizer.added_tokens_decoder.values()), default=0)
-        self._content_start("user", PLAIN)
+        self._content_start([{"role": "user"}], PLAIN)
 
     @cached_property
     def info(self) -> TokenizerInfo:
@@ -116,8 +118,8 @@ class TransformersChatTokenizer(ChatTokenizer):
         except RENDERING_ERRORS as error:
             raise PromptRejected(f"The model's chat template refuses the messages: {error}") from error
         return [
-            Message.model_construct(role=message.role, content=message.content, token_ids=ids[start:end])
-            for message, start, end in zip(messages, cuts, cuts[1:], strict=False)
+            message_of({**message, "token_ids": ids[start:end]})
+            for message, start, end in zip(chat, cuts, cuts[1:], strict=False)
         ]
 
     def decode(self, token_ids: Sequence[int]) -> str:
@@ -139,36 +141,60 @@ class TransformersChatTokenizer(ChatTokenizer):
             pieces.append("" if piece is None and is_skipped else piece)
         return pieces
 
-    def observation(
-        self, observation: ChatMessage, after: Sequence[int], options: ChatOptions, room: int
-    ) -> TokenizedObservation:
-        """Tokenizes an observation that follows the generated ids `after`, and keeps its first `room` ids.
+    def observations(
+        self, messages: Sequence[ChatMessage], after: Sequence[int], options: ChatOptions, room: int
+    ) -> list[TokenizedObservation]:
+        """Tokenizes the messages of an observation that follow the generated ids `after`.
 
-        `raw` is the text alone. `chat` is what the template puts between the response and the next generation prompt,
-        without the end of turn that the response already has.
+        They are rendered together, and the first `room` ids are kept. Of messages that have none of these, only the
+        first is in the result, without text. `raw` is the text alone. `chat` is what the template puts between the
+        response and the next generation prompt, without the end of turn that the response already has.
 
         Raises:
-            EnvironmentRejected: the template refuses the observation's role.
+            EnvironmentRejected: the template refuses a message's role.
         """
-        framed = observation["content"]
-        if options.observation_format == "chat":
-            try:
-                framed = self._bridge(observation, options)
-            except UnsupportedTokenizer as error:
-                raise EnvironmentRejected(str(error)) from error
+        try:
+            framed, ends = self._framed(messages, options)
+        except UnsupportedTokenizer as error:
+            raise EnvironmentRejected(str(error)) from error
         kept = max(room, 0)
         encoding = self._encode_beginning(framed, kept + MOST_OVERLAP)
         ids, overlap = encoding.ids, 0
         if options.observation_format == "chat":
             overlap = self._end_of_turn_overlap(after, ids)
+        starts, places = partial(start_of, encoding), range(len(ids))
+        cuts = [overlap, *(max(bisect_left(places, end, key=starts), overlap) for end in ends), len(ids)]
         if len(ids) <= overlap + room:
-            return TokenizedObservation(ids[overlap:], observation["content"], was_cut=False)
+            return [
+                TokenizedObservation(ids[first:last], message["content"], was_cut=False)
+                for message, (first, last) in zip(messages, pairwise(cuts), strict=True)
+            ]
         end = 0
         if kept > 0:
             # A character is covered only when all of its bytes are: otherwise the next token begins at the same offset.
             end = min(end_of(encoding, overlap + kept - 1), start_of(encoding, overlap + kept))
-        covered = self._covered(observation, framed, end, options)
-        return TokenizedObservation(ids[overlap : overlap + kept], covered, was_cut=True)
+        whole = sum(cut <= overlap + kept for cut in cuts[1:])
+        observed = [
+            TokenizedObservation(ids[first:last], message["content"], was_cut=True)
+            for message, (first, last) in zip(messages[:whole], pairwise(cuts), strict=False)
+        ]
+        first = cuts[whole]
+        if first < overlap + kept or not observed:
+            covered = self._covered(messages[: whole + 1], framed, end, options)
+            observed.append(TokenizedObservation(ids[first : overlap + kept], covered, was_cut=True))
+        return observed
+
+    def _framed(self, messages: Sequence[ChatMessage], options: ChatOptions) -> tuple[str, list[int]]:
+        """The text of an observation, and the index at which each message but the last one ends.
+
+        Raises `UnsupportedTokenizer` if the template refuses a message.
+        """
+        if options.observation_format == "raw":
+            contents = [message["content"] for message in messages]
+            return "".join(contents), list(accumulate(map(len, contents[:-1])))
+        framed = self._bridge(messages, options)
+        prefixes = (self._bridge(messages[:count], options, False) for count in range(1, len(messages)))
+        return framed, list(accumulate((common_length(prefix, framed) for prefix in prefixes), max))
 
     def _end_of_turn_overlap(self, response: Sequence[int], bridge: list[int]) -> int:
         """How many tokens of the bridge the response already has: those up to its end of turn, if it ends with one."""
@@ -177,33 +203,37 @@ class TransformersChatTokenizer(ChatTokenizer):
             return 0
         return 0 if self.decode(bridge[:ends_turn]).strip() else ends_turn + 1
 
-    def _covered(self, observation: ChatMessage, framed: str, end: int, options: ChatOptions) -> str:
-        """The part of the observation's content that is in the first `end` characters of `framed`."""
-        content, start = observation["content"], 0
-        if options.observation_format == "chat":
-            start = self._content_start(observation["role"], options)
+    def _covered(self, messages: Sequence[ChatMessage], framed: str, end: int, options: ChatOptions) -> str:
+        """The part of the last message's content that is in the first `end` characters of `framed`."""
+        content = messages[-1]["content"]
+        if options.observation_format == "raw":
+            start = sum(len(message["content"]) for message in messages[:-1])
+        else:
+            start = self._content_start(messages, options)
             # A template may strip the content that it frames.
             content = content if framed.startswith(content, start) else content.strip()
         return content[: max(end - start, 0)]
 
-    def _bridge(self, observation: ChatMessage, options: ChatOptions) -> str:
-        """What the template puts after an answer: the end of its turn, the observation, a generation prompt."""
+    def _bridge(self, messages: Chat, options: ChatOptions, add_generation_prompt: bool = True) -> str:
+        """What the template puts after an answer: the end of its turn, the messages, a generation prompt."""
         try:
-            text = self._render([PROBE_QUESTION, PROBE_ANSWER, observation], options)
+            text = self._render([PROBE_QUESTION, PROBE_ANSWER, *messages], options, add_generation_prompt)
         except RENDERING_ERRORS as error:
+            roles = " and ".join(dict.fromkeys(repr(message["role"]) for message in messages))
             raise UnsupportedTokenizer(
-                f"The model's chat template refuses a message of role {observation['role']!r} after an answer: {error}"
+                f"The model's chat template refuses a message of role {roles} after an answer: {error}"
             ) from error
         _, answer, bridge = text.partition(PROBE_ANSWER["content"])
         if not answer:
             raise UnsupportedTokenizer(f"The model's chat template does not keep an answer as it is: {text!r}")
         return bridge
 
-    def _content_start(self, role: Any, options: ChatOptions) -> int:
-        """Index in its bridge at which the content of an observation of this role begins."""
-        bridge = self._bridge({"role": role, "content": PROBE_OBSERVATION}, options)
+    def _content_start(self, messages: Chat, options: ChatOptions) -> int:
+        """Index in its bridge at which the content of the last message begins."""
+        *before, last = messages
+        bridge = self._bridge([*before, {**last, "content": PROBE_OBSERVATION}], options)
         if PROBE_OBSERVATION not in bridge:
-            raise UnsupportedTokenizer(f"The model's chat template drops messages of role {role!r}: {bridge!r}")
+            raise UnsupportedTokenizer(f"The model's chat template drops messages of role {last['role']!r}: {bridge!r}")
         return bridge.index(PROBE_OBSERVATION)
 
     def _refuse_too_long(self, text: str, max_tokens: int) -> None:
@@ -273,6 +303,21 @@ class TransformersChatTokenizer(ChatTokenizer):
             return False
         word, last_word = encoding.token_to_word(tokens), encoding.token_to_word(len(encoding) - 1)
         return word is not None and last_word is not None and word < last_word - 1
+
+
+def message_of(fields: Mapping[str, Any]) -> Message:
+    """The message with those of the fields that a message log has. Absent and null are the same to it."""
+    return Message.model_construct(
+        **{name: fields[name] for name in PROMPT_FIELDS if fields.get(name) is not None},
+    )
+
+
+def common_length(text: str, other: str) -> int:
+    """How many characters at the beginning of both are the same."""
+    if other.startswith(text):
+        return len(text)
+    both = zip(text, other, strict=False)
+    return next((place for place, pair in enumerate(both) if pair[0] != pair[1]), len(other))
 
 
 def start_of(encoding: Encoding, token: int) -> int:

@@ -4,13 +4,16 @@ import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
+from types import MappingProxyType
+from typing import Any
 from uuid import uuid4
 
-from deployments.failures import PromptRejected, failure_of
-from deployments.protocols import GeneratorDescription, RequestShare, SamplingOptions
+from deployments.failures import PromptRejected, RolloutFailure, failure_of
+from deployments.protocols import GeneratorDescription, RequestShare, SamplingOptions, TaskDescription
 from rollout_client.contract import Message, RolloutRequest, SampleInput, Sampling
 from service.admission.priority import weight_of
 from service.requests.chat_tokenizer import TransformersChatTokenizer, refuse_too_many
+from service.requests.task_descriptions import TaskDescriptions
 from service.requests.validation import Capabilities, request_problems
 from service.responses.problems import MOST_PROBLEMS, invalid_request
 from service.rollouts.episode import Episode
@@ -20,6 +23,7 @@ from service.rollouts.staleness import VersionBounds
 from service.rollouts.tokenizer_protocol import ChatOptions
 from service.settings import Limits
 
+NO_DESCRIPTIONS: TaskDescriptions = MappingProxyType({})
 logger = logging.getLogger("rollout_service.requests")
 
 
@@ -48,10 +52,13 @@ class EpisodeFactory:
     tokenizer: TransformersChatTokenizer
     limits: Limits
 
-    def episodes(self, request: RolloutRequest, request_id: str) -> list[Episode]:
+    def episodes(
+        self, request: RolloutRequest, request_id: str, tasks: TaskDescriptions = NO_DESCRIPTIONS
+    ) -> list[Episode]:
         """The episodes of a request in the order of the response: the rollouts of one sample next to each other.
 
-        An episode whose prompt cannot be rendered has failed already; the others can be played.
+        An episode whose prompt cannot be rendered, or whose task is a failure, has failed already; the others can be
+        played.
 
         Raises:
             RequestProblem: 422 with the first problems of the request.
@@ -67,7 +74,7 @@ class EpisodeFactory:
         return [
             episode
             for sample_position, sample in enumerate(request.samples)
-            for episode in self._group(request, name, party, sample_position, sample)
+            for episode in self._group(request, name, party, sample_position, sample, tasks.get(sample.task_name))
         ]
 
     def _group(
@@ -77,17 +84,19 @@ class EpisodeFactory:
         party: RequestParty,
         sample_position: int,
         sample: SampleInput,
+        task: TaskDescription | RolloutFailure | None,
     ) -> Iterator[Episode]:
         """The episodes of one sample. What does not differ between them is made once, and all refer to it."""
         max_seq_len = request.max_seq_len or self.generator.max_model_len
-        chat = chat_options(request, sample)
+        failure = task if isinstance(task, RolloutFailure) else None
+        chat = chat_options(request, sample, task.tools if isinstance(task, TaskDescription) else ())
         message_log: Sequence[Message] = ()
-        failure: PromptRejected | None = None
-        try:
-            message_log = self._message_log(sample, chat, max_seq_len)
-        except PromptRejected as error:
-            failure = error
-            log_rejected_prompt(error, name.request_id, sample_position, sample)
+        if failure is None:
+            try:
+                message_log = self._message_log(sample, chat, max_seq_len)
+            except PromptRejected as error:
+                failure = error
+                log_rejected_prompt(error, name.request_id, sample_position, sample)
         limits = EpisodeLimits(
             max_seq_len=max_seq_len,
             max_new_tokens=request.sampling.max_new_tokens,
@@ -160,14 +169,16 @@ def index_of(sample_position: int, sample: SampleInput) -> int:
     return sample_position if sample.idx is None else sample.idx
 
 
-def chat_options(request: RolloutRequest, sample: SampleInput) -> ChatOptions:
-    """The sample's own options, where it has them; otherwise those of the request, otherwise the defaults."""
+def chat_options(
+    request: RolloutRequest, sample: SampleInput, tools_of_task: Sequence[dict[str, Any]] = ()
+) -> ChatOptions:
+    """The sample's own options, where it has them; otherwise those of request or task, otherwise the defaults."""
     given = (sample.chat_template_kwargs, request.chat_template_kwargs)
     return ChatOptions(
         observation_format=sample.observation_format
         or request.observation_format
         or ("chat" if sample.messages else "raw"),
-        tools=sample.tools,
+        tools=(list(tools_of_task) or None) if sample.tools is None else sample.tools,
         chat_template_kwargs=next((kwargs for kwargs in given if kwargs is not None), None),
     )
 

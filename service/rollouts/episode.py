@@ -10,7 +10,7 @@ episode ends in exactly one status, and nothing changes it afterwards; `add_gene
 if they raise. An episode holds only what was added to its prompt: the prompt is held once for all episodes of a group.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import Any, Literal, get_args
 
@@ -18,6 +18,7 @@ from deployments.protocols import Generation, GenerationRequest, StepRequest, pa
 from rollout_client.contract import Message, SampleError, SampleResult, SampleStatus
 from rollout_env import StepOutcome
 from service.rollouts.episode_records import EpisodeIdentity, EpisodeLimits, EpisodeStart
+from service.rollouts.messages import chat_message, observation_message
 from service.rollouts.responses import continued, response_of, without_open_stop_string
 from service.rollouts.sample_metrics import SampleMetricsAccumulator
 from service.rollouts.seeds import sampling_of_turn
@@ -174,7 +175,7 @@ class Episode:
         """The step of the environment that comes next. In lockstep it belongs with the other steps of its request."""
         identity = self.identity
         return StepRequest(
-            message_log=[{"role": message.role, "content": message.content} for message in self._message_log],
+            message_log=[chat_message(message) for message in self._message_log],
             extra_env_info=self._extra_env_info,
             request_id=identity.request_id,
             rollout_id=self._rollout_id,
@@ -183,33 +184,29 @@ class Episode:
             lockstep_id=(identity.unique_request_id or identity.request_id) if in_lockstep else "",
         )
 
-    def tokenized_observation(self, outcome: StepOutcome) -> TokenizedObservation:
+    def tokenized_observations(self, outcome: StepOutcome) -> Sequence[TokenizedObservation]:
         """The outcome's observation as `add_outcome` appends it. Changes nothing: a thread may do it."""
         room = self._limits.max_seq_len - self._length
         response = self._messages[-1]
-        return self._tokenizer.observation(outcome.observation, response.token_ids, self._start.chat, room)
+        return self._tokenizer.observations(outcome.observations, response.token_ids, self._start.chat, room)
 
-    def add_outcome(self, outcome: StepOutcome, observation: TokenizedObservation | None = None) -> None:
+    def add_outcome(self, outcome: StepOutcome, observed: Sequence[TokenizedObservation] | None = None) -> None:
         """Adds the reward, appends the observation, and decides whether the episode ends. Ignored after the end.
 
         Args:
-            observation: what `tokenized_observation` has made of the outcome; made here if it is `None`.
+            observed: what `tokenized_observations` has made of the outcome; made here if it is `None`.
         """
         if self.done:
             return
         response = self._messages[-1]
-        if observation is None:
-            observation = self.tokenized_observation(outcome)
+        if observed is None:
+            observed = self.tokenized_observations(outcome)
         self._messages[-1] = response.model_copy(update={"reward": self._take_reward(outcome.reward)})
-        self._messages.append(
-            Message.model_construct(
-                role=outcome.observation["role"],
-                content=observation.content,
-                token_ids=packed_ids(observation.token_ids),
-            )
-        )
-        self._token_ids.extend(observation.token_ids)
-        self._metrics.add_observation(len(observation.token_ids))
+        # Messages that had no room left are not among those that were tokenized.
+        for message, tokens in zip(outcome.observations, observed, strict=False):
+            self._messages.append(observation_message(message, tokens))
+            self._token_ids.extend(tokens.token_ids)
+        self._metrics.add_observation(sum(len(tokens.token_ids) for tokens in observed))
         self._steps += 1
         self._answer = outcome.answer
         if outcome.metadata is not None:
@@ -217,7 +214,7 @@ class Episode:
         if outcome.next_stop_strings is not None:
             self._stop_strings = tuple(outcome.next_stop_strings)
         self._terminated = outcome.terminated
-        self._truncated = observation.was_cut or self._length >= self._limits.max_seq_len
+        self._truncated = observed[-1].was_cut or self._length >= self._limits.max_seq_len
         self.status = "stale" if self.versions.is_stale else self._status_after_step() or self.interrupted_by
 
     def interrupt(self, status: CutOff) -> None:

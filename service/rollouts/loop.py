@@ -83,11 +83,12 @@ async def play_step(episode: Episode, context: RolloutContext) -> None:
     request = episode.step_request(context.schedule.in_lockstep)
     step = context.environments[episode.identity.task_name].step
     outcome = await with_retries(lambda: step(request), episode)
-    observation = None
-    if len(outcome.observation["content"]) > MOST_CHARACTERS_INLINE:
-        observation = await asyncio.to_thread(episode.tokenized_observation, outcome)
-    await context.pacer.wait_for_turn(episode, len(outcome.observation["content"]) if observation is None else 0)
-    episode.add_outcome(outcome, observation)
+    observed = None
+    characters = sum(len(message["content"]) for message in outcome.observations)
+    if characters > MOST_CHARACTERS_INLINE:
+        observed = await asyncio.to_thread(episode.tokenized_observations, outcome)
+    await context.pacer.wait_for_turn(episode, characters if observed is None else 0)
+    episode.add_outcome(outcome, observed)
 
 
 async def play_sample(episode: Episode, context: RolloutContext) -> Episode:

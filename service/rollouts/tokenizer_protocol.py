@@ -25,7 +25,7 @@ class ChatOptions:
 
 @dataclass(frozen=True, slots=True)
 class TokenizedObservation:
-    """An observation's token ids, the text that exactly these ids cover, and whether ids were cut off the end."""
+    """A message's token ids, the text that exactly these ids cover, and whether ids were cut off after them."""
 
     token_ids: list[int]
     content: str
@@ -47,12 +47,15 @@ class ChatTokenizer(Protocol):
         """
         ...
 
-    def observation(
-        self, observation: ChatMessage, after: Sequence[int], options: ChatOptions, room: int
-    ) -> TokenizedObservation:
-        """Tokenizes an observation that follows the generated ids `after`, and keeps its first `room` ids.
+    def observations(
+        self, messages: Sequence[ChatMessage], after: Sequence[int], options: ChatOptions, room: int
+    ) -> list[TokenizedObservation]:
+        """Tokenizes the messages of an observation, at least one, that follow the generated ids `after`.
+
+        They are rendered together, and the first `room` ids are kept. Of messages that have none of these, only the
+        first is in the result, without text.
 
         Raises:
-            EnvironmentRejected: the chat template cannot render the observation.
+            EnvironmentRejected: the chat template cannot render the messages.
         """
         ...

@@ -14,7 +14,7 @@ from tests.paths import REPOSITORY, TINY_MODEL
 def test_the_environment_answers_three_tokens_and_never_terminates() -> None:
     outcome = asyncio.run(ThreeTokens().step([{"role": "assistant", "content": "anything"}], Nothing()))
     tokens = TransformersChatTokenizer.load(str(TINY_MODEL))
-    observed = tokens.observation(outcome.observation, [], ChatOptions(observation_format="raw"), room=100)
+    [observed] = tokens.observations(outcome.observations, [], ChatOptions(observation_format="raw"), room=100)
     assert (len(observed.token_ids), observed.content) == (3, THREE_TOKENS)
     assert (outcome.terminated, outcome.reward, outcome.metadata) == (False, 0.0, None)
 

@@ -44,18 +44,24 @@ class CharacterChatTokenizer(ChatTokenizer):
     def pieces(self, token_ids: Sequence[int], before: Sequence[int]) -> list[str | None]:
         return [chr(token_id) for token_id in token_ids]
 
-    def observation(
+    def observations(
         self,
-        observation: ChatMessage,
+        messages: Sequence[ChatMessage],
         after: Sequence[int],
         options: ChatOptions,
         room: int,
-    ) -> TokenizedObservation:
-        content = observation["content"]
-        framed = content if options.observation_format == "raw" else f"<{content}>"
+    ) -> list[TokenizedObservation]:
+        observed: list[TokenizedObservation] = []
         kept = max(room, 0)
-        covered = content if len(framed) <= kept else framed[:kept].removeprefix("<")
-        return TokenizedObservation(ids_of(framed)[:kept], covered, len(framed) > kept)
+        for message in messages:
+            content = message["content"]
+            framed = content if options.observation_format == "raw" else f"<{content}>"
+            covered = content if len(framed) <= kept else framed[:kept].removeprefix("<")
+            observed.append(TokenizedObservation(ids_of(framed)[:kept], covered, len(framed) > kept))
+            if len(framed) > kept:
+                break
+            kept -= len(framed)
+        return observed
 
 
 @dataclass

@@ -33,7 +33,8 @@ from rollout_client.problem_contract import FieldProblem
 from rollout_env import StepOutcome
 from service.admission.admission import Admission
 from service.remote.policy import RemotePolicy
-from service.requests.episodes import EpisodeFactory
+from service.requests.episodes import NO_DESCRIPTIONS, EpisodeFactory
+from service.requests.task_descriptions import TaskDescriptions
 from service.responses.problems import RequestProblem
 from service.rollout_service import (
     MOST_BYTES_PREPARED_INLINE,
@@ -226,11 +227,13 @@ class NotingFactory(EpisodeFactory):
     waits = False
     loop_went_on = threading.Event()
 
-    def episodes(self, request: RolloutRequest, request_id: str) -> list[Episode]:
+    def episodes(
+        self, request: RolloutRequest, request_id: str, tasks: TaskDescriptions = NO_DESCRIPTIONS
+    ) -> list[Episode]:
         self.threads.append(threading.get_ident())
         if self.waits:
             assert self.loop_went_on.wait(THREAD_STUCK_AFTER_S), "the event loop waits for the preparation"
-        return super().episodes(request, request_id)
+        return super().episodes(request, request_id, tasks)
 
 
 @pytest.fixture

@@ -94,7 +94,7 @@ def test_rewards_are_summed_by_name() -> None:
     assert played.total_reward == 3.75
 
 
-def test_an_environment_sees_role_and_content_alone_and_cannot_change_the_log() -> None:
+def test_an_environment_sees_messages_without_tokens_and_cannot_change_the_log() -> None:
     class Vandal(Saying):
         async def step(self, message_log: list[ChatMessage], extra_env_info: Count) -> StepOutcome:
             outcome = await super().step([message.copy() for message in message_log], extra_env_info)
@@ -105,7 +105,9 @@ def test_an_environment_sees_role_and_content_alone_and_cannot_change_the_log() 
     environment = Vandal(says("x"))
     given_log = [{"role": "user", "content": "Go.", "token_ids": [1, 2], "name": "Ada"}]
     played = play(environment, ["a"], {"message_log": given_log, "extra_env_info": {"until": 1}})
-    assert environment.logs == [[{"role": "user", "content": "Go."}, {"role": "assistant", "content": "a"}]]
+    assert environment.logs == [
+        [{"role": "user", "content": "Go.", "name": "Ada"}, {"role": "assistant", "content": "a"}]
+    ]
     assert [message["content"] for message in played.message_log] == ["Go.", "a", "x"]
 
 
@@ -174,6 +176,20 @@ def test_a_reply_is_cut_where_its_first_stop_string_is_complete(reply: str, stop
     prefixes = (reply[:length] for length in range(len(reply) + 1))
     expected = next((prefix for prefix in prefixes if prefix.endswith(tuple(stop_strings))), reply)
     assert cut_at_stop_string(reply, stop_strings) == (expected if stop_strings else reply)
+
+
+def test_an_observation_may_be_several_messages() -> None:
+    messages: list[ChatMessage] = [
+        {"role": "tool", "content": "4", "tool_call_id": "a"},
+        {"role": "tool", "content": "5", "tool_call_id": "b", "name": "add"},
+    ]
+    environment = Saying(StepOutcome(messages, 1.0, terminated=False), says("end", terminated=True))
+    played = play(environment, ["call", "done"], counting_sample(3))
+    assert played.message_log[2:4] == messages
+    assert [message["role"] for message in environment.logs[1]] == ["user", "assistant", "tool", "tool", "assistant"]
+    assert environment.logs[1][2:4] == messages
+    assert played.outcomes[0].observations == messages
+    assert played.outcomes[1].observations == [{"role": "user", "content": "end"}]
 
 
 class PlainCounting(CountingEnvironment):

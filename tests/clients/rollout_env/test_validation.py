@@ -58,6 +58,12 @@ def test_a_valid_outcome_shares_nothing_mutable_with_the_environments_own() -> N
             {"observation": {"role": "user", "content": None}},
             "outcome.observation.content: Input should be a valid string",
         ),
+        ({"observation": []}, "outcome.observation: List should have at least 1 item after validation, not 0"),
+        ({"observation": "Good."}, "outcome.observation: Input should be a valid dictionary"),
+        (
+            {"observation": [{"role": "user", "content": ""}, {"role": "tool", "content": "", "tool_call_id": 1}]},
+            "outcome.observation.1.tool_call_id: Input should be a valid string",
+        ),
         ({"terminated": None}, "outcome.terminated: Input should be a valid boolean"),
         ({"next_stop_strings": [""]}, "outcome.next_stop_strings.0: String should have at least 1 character"),
         ({"answer": 7}, "outcome.answer: Input should be a valid string"),

@@ -121,7 +121,9 @@ def test_a_comparison_without_a_result_is_lost_and_has_no_reward() -> None:
 def test_the_event_loop_runs_on_while_an_answer_is_checked(environment: MathEnvironment) -> None:
     step = environment.step(conversation(HOSTILE), MathInfo(ground_truth=42))
     outcome, longest_block_s = asyncio.run(longest_block(step, timeout_s=60))
-    assert outcome.observation["content"] == "Environment: incorrect. The check took more than 1 s of processor time."
+    assert (
+        outcome.observations[0]["content"] == "Environment: incorrect. The check took more than 1 s of processor time."
+    )
     assert longest_block_s < 0.9
 
 

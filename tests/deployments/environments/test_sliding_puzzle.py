@@ -80,7 +80,7 @@ def test_the_move_that_solves_the_board_ends_the_game_with_reward_one() -> None:
 
 def test_solving_with_the_last_allowed_move_counts() -> None:
     outcome = outcome_of("<action>left</action>", board=ONE_LEFT_TO_GO, max_moves=1)
-    assert (outcome.reward, outcome.observation["content"]) == (1.0, "Solved in 1 move.")
+    assert (outcome.reward, outcome.observations[0]["content"]) == (1.0, "Solved in 1 move.")
 
 
 def test_the_last_complete_action_counts() -> None:
@@ -111,7 +111,7 @@ def test_what_is_no_move_is_counted_and_answered_with_the_board(response: str, s
 
 def test_view_shows_the_board_and_costs_no_move() -> None:
     outcome = outcome_of("<action>view</action>", board=ONE_LEFT_TO_GO, moves=3, illegal_moves=4, max_moves=8)
-    assert outcome.observation["content"] == "1 2\n_ 3"
+    assert outcome.observations[0]["content"] == "1 2\n_ 3"
     assert not outcome.terminated
     assert outcome.metadata == state_of(ONE_LEFT_TO_GO, moves=3, illegal_moves=4, max_moves=8)
 
@@ -119,7 +119,7 @@ def test_view_shows_the_board_and_costs_no_move() -> None:
 @pytest.mark.parametrize("response", ["<action>right</action>", "<action>down</action>", "nothing"])
 def test_legal_and_illegal_moves_together_use_up_the_game(response: str) -> None:
     outcome = outcome_of(response, board=ONE_LEFT_TO_GO, moves=2, illegal_moves=1, max_moves=4)
-    assert (outcome.reward, outcome.terminated, outcome.observation["content"]) == (0.0, True, "No moves left.")
+    assert (outcome.reward, outcome.terminated, outcome.observations[0]["content"]) == (0.0, True, "No moves left.")
 
 
 def test_the_next_state_of_a_shuffled_game_is_its_board() -> None:

@@ -17,6 +17,7 @@ from rollout_env import ChatMessage
 from service.requests.chat_tokenizer import TransformersChatTokenizer, UnsupportedTokenizer
 from service.rollouts.tokenizer_protocol import ChatOptions
 from tests.paths import TINY_MODEL
+from tests.service.requests.observed import observed
 
 TEMPLATES = Path(__file__).parent / "templates"
 SPECIAL_TOKENS = {
@@ -81,7 +82,7 @@ def test_a_conversations_ids_decode_to_the_templates_rendering_of_it(
     ]
     for answer, said in turns:
         response = response_to(family, chat, answer)
-        observation = tokens.observation({"role": "user", "content": said}, response, CHAT, ROOM)
+        observation = observed(tokens, {"role": "user", "content": said}, response, CHAT, ROOM)
         log += response + observation.token_ids
         chat += [{"role": "assistant", "content": answer}, {"role": "user", "content": said}]
     assert TOKENIZERS[family].decode(log) == rendered(family, chat)
@@ -97,9 +98,53 @@ def test_system_prompts_and_tool_answers_are_framed_as_the_template_does(family:
     tokens = CONVERSATIONS[family]
     prompt = tokens.prompt([PromptMessage(**system), PromptMessage(**question)], CHAT, ROOM)
     response = response_to(family, [system, question], answer["content"])
-    observation = tokens.observation(result, response, CHAT, ROOM)
+    observation = observed(tokens, result, response, CHAT, ROOM)
     log = [*(token_id for message in prompt for token_id in message.token_ids), *response, *observation.token_ids]
     assert TOKENIZERS[family].decode(log) == rendered(family, [system, question, answer, result])
+
+
+RESULTS: list[ChatMessage] = [
+    {"role": "tool", "content": " 42 ", "tool_call_id": "a", "name": "add"},
+    {"role": "tool", "content": "", "tool_call_id": "b"},
+    {"role": "tool", "content": "7", "tool_call_id": "c"},
+    {"role": "user", "content": "Go on."},
+]
+
+
+@pytest.mark.parametrize("family", ["llama3", "qwen2_5", "qwen3"])
+def test_several_messages_of_one_observation_are_rendered_together(family: str) -> None:
+    tokens = CONVERSATIONS[family]
+    question: ChatMessage = {"role": "user", "content": "Q"}
+    [prompt] = tokens.prompt([PromptMessage(**question)], CHAT, ROOM)
+    response = response_to(family, [question], "calls")
+    observed_ = tokens.observations(RESULTS, response, CHAT, ROOM)
+    log = [*prompt.token_ids, *response, *(token_id for each in observed_ for token_id in each.token_ids)]
+    whole = rendered(family, [question, {"role": "assistant", "content": "calls"}, *RESULTS])
+    assert TOKENIZERS[family].decode(log) == whole
+    assert log == ids_of(family, whole)
+    assert [(each.content, each.was_cut) for each in observed_] == [(each["content"], False) for each in RESULTS]
+    texts = [TOKENIZERS[family].decode(each.token_ids) for each in observed_]
+    assert all(each["content"].strip() in text for each, text in zip(RESULTS, texts, strict=True))
+    assert "assistant" in texts[-1]
+
+
+@pytest.mark.parametrize("options", [CHAT, ChatOptions("raw")])
+@pytest.mark.parametrize("family", ["llama3", "qwen3"])
+def test_several_messages_that_do_not_fit_are_cut_in_ids_and_text(family: str, options: ChatOptions) -> None:
+    tokens = CONVERSATIONS[family]
+    response = response_to(family, [{"role": "user", "content": "Q"}], "calls")
+    whole = [each.token_ids for each in tokens.observations(RESULTS, response, options, ROOM)]
+    ids = [token_id for each in whole for token_id in each]
+    for room in range(len(ids)):
+        cut = tokens.observations(RESULTS, response, options, room)
+        assert [token_id for each in cut for token_id in each.token_ids] == ids[:room]
+        assert [each.token_ids for each in cut[:-1]] == whole[: len(cut) - 1]
+        assert [each.content for each in cut[:-1]] == [each["content"] for each in RESULTS[: len(cut) - 1]]
+        last = RESULTS[len(cut) - 1]["content"]
+        assert cut[-1].content in (last, last.strip()) or last.strip().startswith(cut[-1].content.strip())
+        assert cut[-1].content.strip() in TOKENIZERS[family].decode(cut[-1].token_ids)
+        assert cut[-1].was_cut
+        assert len(cut) == 1 or cut[-1].token_ids or not whole[len(cut) - 1]
 
 
 def test_template_switches_reach_prompt_and_observations() -> None:
@@ -108,7 +153,7 @@ def test_template_switches_reach_prompt_and_observations() -> None:
     [message] = tokens.prompt([PromptMessage(role="user", content="Q")], off, ROOM)
     assert TOKENIZERS["qwen3"].decode(message.token_ids).endswith("<|im_start|>assistant\n<think>\n\n</think>\n\n")
     response = ids_of("qwen3", "A<|im_end|>")
-    observation = tokens.observation({"role": "user", "content": "O"}, response, off, ROOM)
+    observation = observed(tokens, {"role": "user", "content": "O"}, response, off, ROOM)
     assert TOKENIZERS["qwen3"].decode(observation.token_ids) == (
         "\n<|im_start|>user\nO<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
     )
@@ -117,7 +162,7 @@ def test_template_switches_reach_prompt_and_observations() -> None:
 def test_what_was_generated_is_kept_where_the_template_would_drop_it_from_a_history() -> None:
     tokens = CONVERSATIONS["qwen3"]
     response = ids_of("qwen3", "<think>\nhm\n</think>\n\nA<|im_end|>")
-    observation = tokens.observation({"role": "user", "content": "O"}, response, CHAT, ROOM)
+    observation = observed(tokens, {"role": "user", "content": "O"}, response, CHAT, ROOM)
     assert TOKENIZERS["qwen3"].decode(response + observation.token_ids) == (
         "<think>\nhm\n</think>\n\nA<|im_end|>\n<|im_start|>user\nO<|im_end|>\n<|im_start|>assistant\n"
     )
@@ -158,10 +203,10 @@ def test_a_cut_observation_shows_what_its_tokens_say_also_where_the_template_str
 ) -> None:
     observation: ChatMessage = {"role": "user", "content": content}
     tokens = CONVERSATIONS[family]
-    whole = tokens.observation(observation, [], CHAT, ROOM).token_ids
+    whole = observed(tokens, observation, [], CHAT, ROOM).token_ids
     decoded = [TOKENIZERS[family].decode(whole[:room]) for room in range(len(whole))]
     room = next(place for place, text in enumerate(decoded) if text.endswith(kept))
-    assert tokens.observation(observation, [], CHAT, room).content == kept
+    assert observed(tokens, observation, [], CHAT, room).content == kept
 
 
 def test_an_end_of_turn_that_is_not_the_tokenizers_eos_is_not_doubled() -> None:
@@ -171,9 +216,7 @@ def test_an_end_of_turn_that_is_not_the_tokenizers_eos_is_not_doubled() -> None:
     tokenizer.add_tokens(unnamed, special_tokens=True)
     tokenizer.chat_template = (TEMPLATES / "gemma.jinja").read_text()
     response = tokenizer("A<end_of_turn>", add_special_tokens=False)["input_ids"]
-    observation = TransformersChatTokenizer(tokenizer).observation(
-        {"role": "user", "content": "O"}, response, CHAT, ROOM
-    )
+    observation = observed(TransformersChatTokenizer(tokenizer), {"role": "user", "content": "O"}, response, CHAT, ROOM)
     assert tokenizer.decode(response + observation.token_ids) == (
         "A<end_of_turn>\n<start_of_turn>user\nO<end_of_turn>\n<start_of_turn>model\n"
     )
@@ -181,7 +224,7 @@ def test_an_end_of_turn_that_is_not_the_tokenizers_eos_is_not_doubled() -> None:
 
 def test_a_family_that_knows_no_tool_role_rejects_a_tools_observation() -> None:
     with pytest.raises(EnvironmentRejected, match="'tool' after an answer: only user and assistant may speak"):
-        CONVERSATIONS["mistral"].observation({"role": "tool", "content": "O"}, [], CHAT, ROOM)
+        observed(CONVERSATIONS["mistral"], {"role": "tool", "content": "O"}, [], CHAT, ROOM)
 
 
 def test_a_template_that_drops_what_follows_an_answer_is_refused_at_start() -> None:

@@ -14,6 +14,7 @@ from rollout_env import ChatMessage
 from service.requests.chat_tokenizer import RENDERING_ERRORS, TransformersChatTokenizer, UnsupportedTokenizer
 from service.rollouts.tokenizer_protocol import CONTEXT_TOKENS, ChatOptions, TokenizedObservation
 from tests.paths import TINY_MODEL
+from tests.service.requests.observed import observed
 
 
 def load_tokenizer() -> Any:
@@ -66,7 +67,7 @@ def test_appended_ids_decode_to_the_template_rendering_of_the_whole_conversation
     question = PromptMessage(role="user", content="Q")
     log = [token_id for message in tokens.prompt([question], CHAT, ROOM) for token_id in message.token_ids]
     generated = [*hf_tokenizer(answer, add_special_tokens=False)["input_ids"], END]
-    observation = tokens.observation({"role": "user", "content": content}, generated, CHAT, ROOM)
+    observation = observed(tokens, {"role": "user", "content": content}, generated, CHAT, ROOM)
     whole = [question.model_dump(), {"role": "assistant", "content": answer}, {"role": "user", "content": content}]
     assert text(log + generated + observation.token_ids) == rendered(whole)
     assert (observation.content, observation.was_cut) == (content, False)
@@ -74,12 +75,12 @@ def test_appended_ids_decode_to_the_template_rendering_of_the_whole_conversation
 
 def test_a_response_without_its_end_of_turn_gets_it_from_the_bridge() -> None:
     cut_short = hf_tokenizer("abc", add_special_tokens=False)["input_ids"]
-    bridge = tokens.observation({"role": "user", "content": "O"}, cut_short, CHAT, ROOM)
+    bridge = observed(tokens, {"role": "user", "content": "O"}, cut_short, CHAT, ROOM)
     assert text(bridge.token_ids) == "<|end|>\n<|user|>\nO<|end|>\n<|assistant|>\n"
 
 
 def test_a_raw_observation_is_its_text_alone() -> None:
-    raw = tokens.observation({"role": "user", "content": "O 1"}, [END], RAW, ROOM)
+    raw = observed(tokens, {"role": "user", "content": "O 1"}, [END], RAW, ROOM)
     assert raw == TokenizedObservation(hf_tokenizer("O 1")["input_ids"], "O 1", was_cut=False)
 
 
@@ -95,13 +96,13 @@ def test_a_raw_observation_is_its_text_alone() -> None:
     ],
 )
 def test_an_observation_that_does_not_fit_is_cut_in_ids_and_text(room: int, ids_text: str, content: str) -> None:
-    cut = tokens.observation({"role": "user", "content": "world<"}, [END], CHAT, room)
+    cut = observed(tokens, {"role": "user", "content": "world<"}, [END], CHAT, room)
     assert (text(cut.token_ids), cut.content, cut.was_cut) == (ids_text, content, True)
 
 
 def test_an_observation_that_just_fits_is_not_cut() -> None:
-    whole = tokens.observation({"role": "user", "content": "world"}, [END], CHAT, ROOM)
-    assert tokens.observation({"role": "user", "content": "world"}, [END], CHAT, len(whole.token_ids)) == whole
+    whole = observed(tokens, {"role": "user", "content": "world"}, [END], CHAT, ROOM)
+    assert observed(tokens, {"role": "user", "content": "world"}, [END], CHAT, len(whole.token_ids)) == whole
 
 
 def test_truncation_and_padding_of_the_tokenizer_are_switched_off() -> None:
@@ -120,7 +121,7 @@ def test_a_text_that_no_tokens_could_hold_is_rejected_before_it_is_tokenized() -
 
 def test_a_character_of_which_bytes_are_cut_off_is_not_shown() -> None:
     observation: ChatMessage = {"role": "user", "content": "x漢y"}
-    shown = [tokens.observation(observation, [END], RAW, room).content for room in range(5)]
+    shown = [observed(tokens, observation, [END], RAW, room).content for room in range(5)]
     assert shown == ["", "x", "x", "x", "x漢"]
 
 
@@ -150,7 +151,7 @@ def test_a_template_that_refuses_the_role_of_an_observation_rejects_it() -> None
         EnvironmentRejected,
         match="The model's chat template refuses a message of role 'tool' after an answer: no tools",
     ):
-        TransformersChatTokenizer(refusing).observation({"role": "tool", "content": "O"}, [END], CHAT, ROOM)
+        observed(TransformersChatTokenizer(refusing), {"role": "tool", "content": "O"}, [END], CHAT, ROOM)
 
 
 def test_a_tokenizer_that_cannot_carry_a_conversation_is_refused_at_start() -> None:

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from deployments.protocols import Generation, SamplingOptions
-from rollout_client.contract import RolloutRequest, SampleInput, Sampling
+from deployments.failures import EnvironmentLost
+from deployments.protocols import Generation, SamplingOptions, TaskDescription
+from rollout_client.contract import RolloutRequest, SampleError, SampleInput, Sampling
 from rollout_env import StepOutcome
 from service.requests.chat_tokenizer import TransformersChatTokenizer
 from service.requests.episodes import EpisodeFactory, chat_options, group_seed, sampling_options, stop_strings_of
@@ -16,6 +17,7 @@ from service.rollouts.episode import Episode
 from service.rollouts.seeds import derived_seed
 from service.rollouts.tokenizer_protocol import ChatOptions
 from service.settings import Limits
+from tests.service.requests.observed import observed
 from tests.service.scripted_http import DESCRIPTION, LIMITS, tokenizer
 
 SAMPLE: dict[str, Any] = {"task_name": "math", "messages": [{"role": "user", "content": "Hi"}]}
@@ -246,6 +248,38 @@ def test_the_episodes_of_a_group_refer_to_one_prompt_and_to_one_object_for_each_
         assert getattr(ours, name) is getattr(theirs, name)
 
 
+TOOLS = [{"type": "function", "function": {"name": "add"}}]
+TASK = TaskDescription("math", "Sums.", fields={}, tools=TOOLS)
+
+
+@pytest.mark.parametrize(
+    ("own", "given"), [({}, TOOLS), ({"tools": [{"type": "mine"}]}, [{"type": "mine"}]), ({"tools": []}, [])]
+)
+def test_the_tools_of_a_task_are_those_of_its_samples_without_tools(own: dict[str, Any], given: list[Any]) -> None:
+    request = request_of(sample_input(**own), num_generations=2)
+    first, second = FACTORY.episodes(request, "mine", {"math": TASK})
+    assert first.result().tools == given
+    assert first.result().tools is second.result().tools
+
+
+def test_tools_of_a_task_reach_the_prompt() -> None:
+    [plain] = FACTORY.episodes(request_of(sample_input()), "mine")
+    [own] = FACTORY.episodes(request_of(sample_input(tools=TOOLS)), "mine")
+    [of_task] = FACTORY.episodes(request_of(sample_input()), "mine", {"math": TASK})
+    tools_reach_the_prompt = own.result().message_log != plain.result().message_log
+    assert of_task.result().message_log == own.result().message_log
+    assert of_task.result().tools == TOOLS
+    assert plain.result().tools is None
+    assert tools_reach_the_prompt == ("tools" in tokenizer._tokenizer.chat_template)
+
+
+def test_samples_of_a_task_that_is_not_known_fail_and_the_others_do_not() -> None:
+    lost = EnvironmentLost("The replica of environment 'math' is gone.")
+    [episode] = FACTORY.episodes(request_of(sample_input()), "mine", {"math": lost})
+    assert episode.status == "error"
+    assert episode.error == SampleError(kind="environment", message=str(lost), retryable=True)
+
+
 def test_an_episode_adds_its_own_tokens_to_the_prompt_without_changing_it() -> None:
     first, second = made({"samples": [LOGGED], "num_generations": 2})
     first.add_generation(Generation([66], [-1.0], "stop"))
@@ -254,7 +288,7 @@ def test_an_episode_adds_its_own_tokens_to_the_prompt_without_changing_it() -> N
     assert later is not None
     assert begun is not None
     assert (list(later.prompt_token_ids), list(begun.prompt_token_ids)) == (
-        [64, 65, 66, *tokenizer.observation({"role": "user", "content": "b"}, [66], ChatOptions("raw"), 9).token_ids],
+        [64, 65, 66, *observed(tokenizer, {"role": "user", "content": "b"}, [66], ChatOptions("raw"), 9).token_ids],
         [64, 65],
     )
 

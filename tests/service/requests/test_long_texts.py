@@ -58,7 +58,8 @@ class Lengths:
 def observed(
     tokenizer: TransformersChatTokenizer, content: str, room: int, options: ChatOptions = RAW
 ) -> TokenizedObservation:
-    return tokenizer.observation({"role": "user", "content": content}, [], options, room)
+    [only] = tokenizer.observations([{"role": "user", "content": content}], [], options, room)
+    return only
 
 
 @given(texts, st.integers(0, 40), st.sampled_from([RAW, CHAT]))

@@ -62,12 +62,13 @@ async def reference_rollout(
         outcome = await environment.step(StepRequest(sample.chat(), extra_env_info))
         assert isinstance(outcome.reward, float)
         sample.total_reward += outcome.reward
-        observation = ids_of(outcome.observation["content"])
+        [said] = outcome.observations
+        observation = ids_of(said["content"])
         room = recipe.max_seq_len - len(sample.token_ids)
         if len(observation) >= room:
             observation = observation[: max(room, 0)]
             sample.truncated = True
-        sample.log.append((outcome.observation["role"], observation))
+        sample.log.append((said["role"], observation))
         sample.env_tokens += len(observation)
         sample.terminated = outcome.terminated
         if sample.terminated or sample.truncated:

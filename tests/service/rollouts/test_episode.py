@@ -224,16 +224,56 @@ def test_an_observation_is_tokenized_after_the_response_with_the_room_that_is_le
     given: list[tuple[list[int], ChatOptions, int]] = []
 
     class Noting(CharacterChatTokenizer):
-        def observation(
-            self, observation: ChatMessage, after: Sequence[int], options: ChatOptions, room: int
-        ) -> TokenizedObservation:
+        def observations(
+            self, messages: Sequence[ChatMessage], after: Sequence[int], options: ChatOptions, room: int
+        ) -> list[TokenizedObservation]:
             given.append((list(after), options, room))
-            return super().observation(observation, after, options, room)
+            return super().observations(messages, after, options, room)
 
     episode = EpisodeRecipe(tokenizer=Noting(), max_seq_len=10, observation_format="chat").make()
     episode.add_generation(generation("AB"))
     episode.add_outcome(outcome("O"))
     assert given == [(ids_of("AB"), ChatOptions("chat"), 7)]
+
+
+TOOL_RESULTS: list[ChatMessage] = [
+    {"role": "tool", "content": "42", "tool_call_id": "a", "name": "add"},
+    {"role": "tool", "content": "7", "tool_call_id": "b"},
+    {"role": "user", "content": "Go on."},
+]
+
+
+def test_all_messages_of_an_observation_are_appended_and_reach_the_environment_and_the_result() -> None:
+    episode = EpisodeRecipe(prompt="Q").make()
+    episode.add_generation(generation("A"))
+    episode.add_outcome(StepOutcome(TOOL_RESULTS, 0.0, terminated=False))
+    following = episode.next_generation()
+    assert following is not None
+    assert list(following.prompt_token_ids) == ids_of("QA427Go on.")
+    episode.add_generation(generation("B"))
+    assert episode.step_request().message_log[2:5] == TOOL_RESULTS
+    log = episode.result().message_log
+    assert [(m.role, m.content, m.name, m.tool_call_id) for m in log[2:5]] == [
+        ("tool", "42", "add", "a"),
+        ("tool", "7", None, "b"),
+        ("user", "Go on.", None, None),
+    ]
+    assert [m.model_fields_set & {"name", "tool_call_id"} for m in log[2:5]] == [
+        {"name", "tool_call_id"},
+        {"tool_call_id"},
+        set(),
+    ]
+    assert episode.result().metrics.env_tokens == len("427Go on.")
+
+
+def test_messages_of_an_observation_that_have_no_room_are_left_out() -> None:
+    episode = EpisodeRecipe(prompt="Q", max_seq_len=5).make()
+    episode.add_generation(generation("A"))
+    episode.add_outcome(
+        StepOutcome([*TOOL_RESULTS[:1], {"role": "tool", "content": "789"}, *TOOL_RESULTS[2:]], 0.0, False)
+    )
+    assert episode.status == "truncated"
+    assert [message.content for message in episode.result().message_log] == ["Q", "A", "42", "7"]
 
 
 def test_a_generation_that_ends_by_itself_at_max_seq_len_is_stepped() -> None:
@@ -360,9 +400,9 @@ def test_nothing_changes_an_episode_that_has_ended(end: str) -> None:
 
 def test_an_observation_that_cannot_be_tokenized_changes_nothing() -> None:
     class Refusing(CharacterChatTokenizer):
-        def observation(
-            self, observation: ChatMessage, after: Sequence[int], options: ChatOptions, room: int
-        ) -> TokenizedObservation:
+        def observations(
+            self, messages: Sequence[ChatMessage], after: Sequence[int], options: ChatOptions, room: int
+        ) -> list[TokenizedObservation]:
             raise EnvironmentRejected("no such role")
 
     episode = EpisodeRecipe(tokenizer=Refusing()).make()

@@ -530,11 +530,11 @@ def test_a_long_observation_is_tokenized_in_another_thread_with_the_same_result(
     threads: list[int] = []
 
     class NotingTokenizer(CharacterChatTokenizer):
-        def observation(
-            self, observation: ChatMessage, after: Sequence[int], options: ChatOptions, room: int
-        ) -> TokenizedObservation:
+        def observations(
+            self, messages: Sequence[ChatMessage], after: Sequence[int], options: ChatOptions, room: int
+        ) -> list[TokenizedObservation]:
             threads.append(threading.get_ident())
-            return super().observation(observation, after, options, room)
+            return super().observations(messages, after, options, room)
 
     recipe = EpisodeRecipe(max_rollout_turns=1, max_seq_len=length + 100, tokenizer=NotingTokenizer())
     environment = ScriptedEnvironment([outcome("o" * length, reward=1.0)])

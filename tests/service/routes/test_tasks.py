@@ -11,7 +11,13 @@ def sample(text: str) -> dict[str, object]:
 
 def test_every_environment_is_listed_with_an_example() -> None:
     response = ScriptedHttp().request("GET", "/tasks")
-    task = {"task_name": "task", "description": "A scripted task.", "fields": {}, "example": sample("0-0")}
+    task = {
+        "task_name": "task",
+        "description": "A scripted task.",
+        "fields": {},
+        "tools": [],
+        "example": sample("0-0"),
+    }
     assert (response.status_code, response.json()) == (200, {"tasks": [task, task]})
 
 

@@ -1,0 +1,24 @@
+"""Messages as an episode keeps them, as its environment sees them, and back."""
+
+from typing import Any
+
+from deployments.protocols import packed_ids
+from rollout_client.contract import Message
+from rollout_env import ChatMessage
+from service.rollouts.tokenizer_protocol import TokenizedObservation
+
+
+def chat_message(message: Message) -> ChatMessage:
+    """The message without its numbers."""
+    chat: ChatMessage = {"role": message.role, "content": message.content}
+    if message.name is not None:
+        chat["name"] = message.name
+    if message.tool_call_id is not None:
+        chat["tool_call_id"] = message.tool_call_id
+    return chat
+
+
+def observation_message(message: ChatMessage, tokens: TokenizedObservation) -> Message:
+    """The message with the tokens that it got, and the text that they cover."""
+    fields: dict[str, Any] = {**message, "content": tokens.content, "token_ids": packed_ids(tokens.token_ids)}
+    return Message.model_construct(**fields)
