@@ -136,8 +136,8 @@ class CommandRunner:
                 return CommandCosts(canary_s=canary_s)
             case ComputeChecksum():
                 self._start_checksum()
-            case InitTransfer(init_info):
-                await self._weights.init_transfer(dict(init_info))
+            case InitTransfer(init_info, timeout_s):
+                await self._weights.init_transfer(dict(init_info), timeout_s)
             case StartTransfer(options):
                 self._in_transfer = True
                 self._stop_checksum()

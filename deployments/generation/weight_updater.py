@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 Result = TypeVar("Result")
 INITIAL_VERSION = 0
 STAGING_POLL_S = 0.005
+RENDEZVOUS_POLL_S = 0.05
 CHECKSUM_STEP_S = 0.02
 CHECKSUM_PAUSE_S = 0.1
 """A checksum takes at most CHECKSUM_STEP_S of every CHECKSUM_STEP_S + CHECKSUM_PAUSE_S seconds of the workers' time."""
@@ -37,6 +38,10 @@ class StagedWeights:
 
 class WeightsNotLoaded(Exception):
     """A worker could not read the new weights, or could not put them in place."""
+
+
+class TrainerNotMet(Exception):
+    """A worker could not connect to the trainer of a weight transfer."""
 
 
 class WeightUpdater:
@@ -146,13 +151,25 @@ class WeightUpdater:
     async def _swap_in_workers(self) -> list[float]:
         return results_of_workers(await self._llm.collective_rpc("swap_staged"))
 
-    async def init_transfer(self, init_info: dict[str, Any]) -> None:
-        """Connects to the trainer by the backend of `weight_transfer_config`; returns when both sides are connected."""
-        # Here, because it imports most of vLLM, which only services with a weight transfer backend need.
-        from vllm.distributed.weight_transfer.base import WeightTransferInitRequest
+    async def init_transfer(self, init_info: dict[str, Any], timeout_s: float) -> None:
+        """Connects to the trainer by the backend of `weight_transfer_config`, while generations go on.
 
-        await self._llm.shutdown_weight_transfer_engine()
-        await self._llm.init_weight_transfer_engine(WeightTransferInitRequest(init_info))
+        Raises:
+            TrainerNotMet: a worker could not, or not within `timeout_s` seconds. None is connected then.
+        """
+        deadline = time.monotonic() + timeout_s
+        is_met = False
+        try:
+            results_of_workers(await self._llm.collective_rpc("begin_rendezvous", args=(init_info,)), TrainerNotMet)
+            while not is_met and time.monotonic() < deadline:
+                await asyncio.sleep(RENDEZVOUS_POLL_S)
+                states = await self._llm.collective_rpc("rendezvous_state")
+                is_met = all(results_of_workers(states, TrainerNotMet))
+        finally:
+            waited_for = await self._llm.collective_rpc("end_rendezvous", args=(is_met,))
+        if not is_met:
+            reason = next(filter(None, waited_for), "a worker was slow")
+            raise TrainerNotMet(f"{timeout_s:g} s were not enough: {reason}")
 
     async def start_transfer(self, options: SwapOptions) -> None:
         """Pauses the engine and prepares it for the weights that the trainer sends."""
@@ -242,9 +259,11 @@ async def ended_at(step: Awaitable[None]) -> float:
     return time.perf_counter()
 
 
-def results_of_workers(results: Sequence[tuple[Result, str | None]]) -> list[Result]:
-    """The first part of each worker's result; raises `WeightsNotLoaded` if the second part of one is an error."""
+def results_of_workers(
+    results: Sequence[tuple[Result, str | None]], failure: type[Exception] = WeightsNotLoaded
+) -> list[Result]:
+    """The first part of each worker's result; raises `failure` if the second part of one is an error."""
     for worker, (_, error) in enumerate(results):
         if error is not None:
-            raise WeightsNotLoaded(f"Worker {worker}: {error}")
+            raise failure(f"Worker {worker}: {error}")
     return [result for result, _ in results]

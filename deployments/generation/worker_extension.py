@@ -1,7 +1,7 @@
 """The workers' half of `deployments/generation/weight_updater.py`: vLLM mixes it into its workers.
 
-A worker runs these methods between two steps of the engine, so each returns quickly: files are read in a thread, and a
-checksum is computed in steps.
+A worker runs these methods between two steps of the engine, so each returns quickly: threads read files and connect to
+trainers, and a checksum is computed in steps.
 """
 
 import hashlib
@@ -17,8 +17,11 @@ from typing import Any, NoReturn
 
 import torch
 from safetensors import safe_open
+from vllm.config import set_current_vllm_config
+from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 from vllm.model_executor.model_loader.checkpoint_weight_patch import CheckpointWeightPatch
 
+from deployments.generation.trainer_rendezvous import TrainerRendezvous
 from deployments.generation.weight_patches import apply_patches, read_patches
 
 logger = logging.getLogger("rollout_service.generation")
@@ -28,6 +31,7 @@ READ_BYTES = 16 * 2**20
 PAGE_BYTES = 4096
 CHECKSUM_SLICE_BYTES = 4 * 2**20
 PROBE_ROWS = 128
+NO_BACKEND = "the engine has no weight transfer backend: set engine.weight_transfer_config in the service's config"
 
 
 class WeightsWorkerExtension:
@@ -39,8 +43,13 @@ class WeightsWorkerExtension:
     model_runner: Any
     reload_weights: Any
     execute_model: Any
+    vllm_config: Any
+    device: Any
+    weight_transfer_engine: Any
+    shutdown_weight_transfer_engine: Any
     _staging: "Staging | None" = None
     _checksum: "Checksum | None" = None
+    _rendezvous: TrainerRendezvous | None = None
 
     def begin_staging(self, path: str, delta: str | None = None) -> None:
         """Starts to read the safetensors file at `path`; what was staged before is dropped.
@@ -89,6 +98,49 @@ class WeightsWorkerExtension:
         if self._checksum is None:
             self._checksum = Checksum(self.model_runner.get_model())
         return self._checksum.compute(budget_s)
+
+    def begin_rendezvous(self, init_info: dict[str, Any]) -> tuple[None, str | None]:
+        """Lets go of the trainer that is connected, and starts to connect to the one of `init_info`.
+
+        Returns the error, if any.
+        """
+        try:
+            engine = self._unconnected_engine()
+            typed_info = engine.parse_init_info(init_info)
+            self.shutdown_weight_transfer_engine()
+            self._rendezvous = TrainerRendezvous(engine, typed_info, self._rendezvous)
+        except Exception as failure:  # noqa: BLE001 - returned to the engine
+            return None, describe_error(failure)
+        return None, None
+
+    def rendezvous_state(self) -> tuple[bool, str | None]:
+        """Whether the rendezvous has ended, and the error, if any."""
+        return (False, "no rendezvous was begun") if self._rendezvous is None else self._rendezvous.state()
+
+    def end_rendezvous(self, is_met: bool) -> str | None:
+        """
+        Args:
+            is_met: take the connection; otherwise the rendezvous is given up.
+
+        Returns:
+            What the rendezvous was waiting for, if it is given up.
+        """
+        if self._rendezvous is None:
+            return None
+        if is_met:
+            self.weight_transfer_engine, self._rendezvous = self._rendezvous.connection(), None
+            return None
+        self._rendezvous.give_up()
+        return self._rendezvous.waits_for
+
+    def _unconnected_engine(self) -> Any:
+        """One of its own for each rendezvous: what is given up must not change the one that is used."""
+        if self.weight_transfer_engine is None:
+            raise ValueError(NO_BACKEND)
+        with set_current_vllm_config(self.vllm_config):
+            return WeightTransferEngineFactory.create_engine(
+                self.vllm_config.weight_transfer_config, self.vllm_config, self.device, self.model_runner.get_model()
+            )
 
     def end_transfer(self) -> None:
         """Has to be called when the weights have been changed by a transfer."""

@@ -122,7 +122,13 @@ class PolicyStore(CommandSource):
         self._pushes = Pushes(self._active_pushes, self._uploads, preparation, self._versions, updater, housekeeping)
         trainers = TrustedTrainers(settings.transfer.trainers)
         self._transfer = WeightTransfer(
-            fleet, self._versions, activation, self._update_lock, trainers, settings.transfer_idle_s
+            fleet,
+            self._versions,
+            activation,
+            self._update_lock,
+            trainers,
+            settings.transfer.rendezvous_timeout_s,
+            settings.transfer_idle_s,
         )
         reseeding = Reseeding(self._registry, self._versions, version_store, source_of)
         self._recovery = Recovery(

@@ -34,7 +34,7 @@ from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, i
 
 TRAINER_RANK = 0
 RENDEZVOUS_TIMEOUT = timedelta(seconds=60)
-"""A worker serves nothing while it waits for the others."""
+"""Longer than a replica waits (`policy.transfer.rendezvous_timeout_s`), as in vLLM's own backends."""
 TENSOR_TIMEOUT = timedelta(seconds=300)
 """Per tensor: a trainer may gather one from many processes."""
 POLL_S = 0.001

@@ -1,6 +1,7 @@
 """Weights that a trainer sends straight into the engines of the running service, over gloo."""
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -144,6 +145,21 @@ def test_a_trainer_at_an_address_that_is_not_listed_is_refused(client: RolloutCl
         "urn:rollout:problem:trainer-not-trusted",
     )
     assert client.policy() == before
+
+
+def test_a_trainer_that_never_answers_costs_no_pause_and_no_replica(client: RolloutClient) -> None:
+    before, port = client.policy(), free_port()
+    init_info = {"master_address": "127.0.0.1", "master_port": port, "world_size": 2, "rendezvous_id": "none"}
+    with ThreadPoolExecutor(1) as thread:
+        meeting = thread.submit(RolloutWeightSyncClient(client).init_weight_transfer_engine, init_info)
+        assert versions_of(play(client, 4).samples) == {str(before.current)}
+        assert not meeting.done()
+        with pytest.raises(RequestRejected, match=f"10 s were not enough: nobody listens at 127.0.0.1:{port}"):
+            meeting.result()
+    assert client.policy() == before
+    transfer, state = RolloutWeightSyncClient(client), perturbed(39)
+    connected(transfer, before.transfer_world_size, model_of(state)).send_weights()
+    assert_of_weights(play(client).samples, before.current + 1, state)
 
 
 def test_what_has_not_met_the_service_is_told_to_connect(client: RolloutClient) -> None:

@@ -112,9 +112,11 @@ class ComputeChecksum:
 
 @dataclass(frozen=True, slots=True)
 class InitTransfer:
-    """Connect to the trainer; `init_info` is what vLLM's weight-transfer engine takes."""
+    """Connect to the trainer while generations go on; `init_info` is what vLLM's weight-transfer engine takes."""
 
     init_info: Mapping[str, Any]
+    timeout_s: float
+    """It has failed after so many seconds."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,8 @@ class TransferSettings(StrictSettings):
     """Where trainers may listen that replicas connect to: `host:port` or `host:first-last`, where the host is a name,
     an IP address or a network (`10.1.0.0/16:29500-29600`, `[fd00::1]:29500`). List only machines that you trust as much
     as the service's own: vLLM unpickles what they send."""
+    rendezvous_timeout_s: float = Field(default=30, gt=0)
+    """A trainer that a replica cannot connect to within so many seconds is refused. Generations go on meanwhile."""
 
     @field_validator("trainers")
     @classmethod

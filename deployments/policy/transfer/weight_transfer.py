@@ -48,6 +48,7 @@ REPLICAS_CHANGED = "the replicas have changed since the trainer was connected; c
 class WeightTransfer:
     """
     Args:
+        rendezvous_timeout_s: a trainer that a replica cannot connect to within so many seconds is refused.
         idle_s: a transfer is abandoned when nothing was heard from its trainer for so many seconds.
     """
 
@@ -58,6 +59,7 @@ class WeightTransfer:
         activation: VersionActivation,
         update_lock: UpdateLock,
         trainers: TrustedTrainers,
+        rendezvous_timeout_s: float,
         idle_s: float,
     ) -> None:
         self._fleet = fleet
@@ -65,6 +67,7 @@ class WeightTransfer:
         self._activation = activation
         self._update_lock = update_lock
         self._trainers = trainers
+        self._rendezvous_timeout_s = rendezvous_timeout_s
         self._idle_s = idle_s
         self._participants: list[RegisteredReplica] = []
         """The replicas that are connected to the trainer, in the order of their ranks."""
@@ -78,6 +81,8 @@ class WeightTransfer:
     async def init(self, init_info: dict[str, Any]) -> int:
         """Connects every replica to the trainer; returns how many processes take part, including the trainer's one.
 
+        Generations go on. A trainer that does not answer holds up other updates for `rendezvous_timeout_s` seconds.
+
         Raises:
             TransferNotConfigured: no trainer is listed in the config.
             TrainerNotTrusted: this one is not.
@@ -90,7 +95,10 @@ class WeightTransfer:
             workers = workers_of(replicas)
             refuse_wrong_world_size(init_info, workers)
             self._participants = []
-            commands = [InitTransfer({**init_info, "rank_offset": offset}) for offset in rank_offsets(workers)]
+            timeout_s = self._rendezvous_timeout_s
+            commands = [
+                InitTransfer({**init_info, "rank_offset": offset}, timeout_s) for offset in rank_offsets(workers)
+            ]
             # Waits for all of them even if one has failed: a replica that still waits for this trainer must not meet
             # the next one.
             results = await asyncio.gather(*map(self._fleet.send, replicas, commands))

@@ -88,8 +88,8 @@ class ScriptedWeights:
         self.call("generate_canary")
         await asyncio.sleep(self.canary_s)
 
-    async def init_transfer(self, init_info: dict[str, Any]) -> None:
-        self.call("init_transfer", init_info["rank_offset"])
+    async def init_transfer(self, init_info: dict[str, Any], timeout_s: float) -> None:
+        self.call("init_transfer", f"{init_info['rank_offset']} within {timeout_s:g} s")
 
     async def start_transfer(self, options: SwapOptions) -> None:
         self.call("start_transfer", options.mode)
@@ -387,7 +387,7 @@ def test_a_replica_returns_the_records_of_the_versions_that_it_has_loaded(tmp_pa
 
 
 TRANSFER = (
-    InitTransfer({"rank_offset": 1}),
+    InitTransfer({"rank_offset": 1}, 30.0),
     StartTransfer(SwapOptions()),
     UpdateTransfer("names"),
     ApplyTransfer(),
@@ -401,7 +401,12 @@ def test_a_replica_that_loses_the_store_in_the_middle_of_a_transfer_is_broken(tm
     store, weights = ScriptedStore(*TRANSFER, end=end), ScriptedWeights()
     runner = runner_of(weights, store, tmp_path)
     run(runner.run())
-    assert weights.calls == ["init_transfer 1", "start_transfer keep", "update_transfer names", "apply_transfer"]
+    assert weights.calls == [
+        "init_transfer 1 within 30 s",
+        "start_transfer keep",
+        "update_transfer names",
+        "apply_transfer",
+    ]
     assert errors(store.reports) == [(None, False)] * 4
     assert runner.broken == f"{type(end).__name__} in the middle of a weight transfer: {end}"
     assert store.registrations == [LoadedWeights(0)]

@@ -1,12 +1,13 @@
 """The calls to the engine that change its weights: their order, the pause, and what a failure leaves."""
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from deployments.generation.adapters import Adapters
-from deployments.generation.weight_updater import WeightsNotLoaded, WeightUpdater
+from deployments.generation.weight_updater import TrainerNotMet, WeightsNotLoaded, WeightUpdater
 from deployments.policy.replicas.commands import CommandCosts, LoadedWeights, SwapOptions
 from rollout_client.policy_contract import PauseMode
 from tests.deployments.generation.scripted_llm import ScriptedLLM
@@ -20,6 +21,49 @@ STAGED = [(True, None), (True, None)]
 
 def updater_of(llm: Any) -> WeightUpdater:
     return WeightUpdater(llm, Adapters(llm))
+
+
+MET = [(True, None), (True, None)]
+INIT_INFO = {"rank_offset": 1}
+
+
+def test_a_trainer_is_met_when_every_worker_is_connected_without_a_pause() -> None:
+    llm = ScriptedLLM(
+        begin_rendezvous=[[(None, None)] * 2],
+        rendezvous_state=[[(False, None), (True, None)], MET],
+        end_rendezvous=[[None, None]],
+    )
+    run(updater_of(llm).init_transfer(INIT_INFO, 30.0))
+    begun = "begin_rendezvous {'rank_offset': 1}"
+    assert llm.calls == [begun, "rendezvous_state", "rendezvous_state", "end_rendezvous True"]
+
+
+def test_a_trainer_that_does_not_answer_is_given_up_after_the_limit() -> None:
+    async def play() -> None:
+        llm = ScriptedLLM(
+            begin_rendezvous=[[(None, None)] * 2],
+            rendezvous_state=[[(False, None), (True, None)]] * 100,
+            end_rendezvous=[["nobody listens at 10.0.0.4:29500", None]],
+        )
+        with pytest.raises(TrainerNotMet, match=r"^0\.2 s were not enough: nobody listens at 10\.0\.0\.4:29500$"):
+            await updater_of(llm).init_transfer(INIT_INFO, 0.2)
+        assert llm.calls[-1] == "end_rendezvous False"
+        assert "pause" not in " ".join(llm.calls)
+
+    asyncio.run(play())
+
+
+@pytest.mark.parametrize("step", ["begin_rendezvous", "rendezvous_state"])
+def test_one_worker_that_cannot_connect_makes_all_give_up(step: str) -> None:
+    async def play() -> None:
+        results: dict[str, list[list[Any]]] = {"begin_rendezvous": [[(None, None)] * 2], "rendezvous_state": [MET]}
+        results[step] = [[(True, None), (False, "ValueError: other backend")]]
+        llm = ScriptedLLM(**results, end_rendezvous=[[None, None]])
+        with pytest.raises(TrainerNotMet, match=r"^Worker 1: ValueError: other backend$"):
+            await updater_of(llm).init_transfer(INIT_INFO, 30.0)
+        assert llm.calls[-1] == "end_rendezvous False"
+
+    run(play())
 
 
 def test_staging_returns_when_every_worker_has_read_the_file() -> None:

@@ -117,7 +117,7 @@ def test_a_transfer_is_refused_with_a_reason() -> None:
         running = asyncio.create_task(weights.run())
         await settled()
         [replica] = registry.replicas
-        report = await registry.send(replica, InitTransfer({}), 10.0)
+        report = await registry.send(replica, InitTransfer({}, 30.0), 10.0)
         assert (report.error, report.broken, report.loaded) == (NO_WEIGHTS, False, LoadedWeights(0))
         running.cancel()
 

@@ -100,9 +100,19 @@ async def test_replicas_meet_the_trainer_each_at_ranks_of_its_own(make_store: Ma
     assert (await store.state(0)).transfer_world_size == 8
     assert await meet(store, 8) == 8
     assert [replica.received for replica in replicas] == [
-        [AcceptRequests(), InitTransfer({**TRAINER, "rank_offset": rank_offset, "world_size": 8})]
+        [AcceptRequests(), InitTransfer({**TRAINER, "rank_offset": rank_offset, "world_size": 8}, 30.0)]
         for rank_offset in (1, 3, 4)
     ]
+
+
+@in_virtual_time
+async def test_the_config_says_for_how_long_replicas_wait_for_a_trainer(make_store: MakeStore) -> None:
+    store = make_store(transfer={**TRANSFER, "rendezvous_timeout_s": 4})
+    [replica] = await serving(store, 1)
+    await meet(store, 2)
+    [_, init] = replica.received
+    assert isinstance(init, InitTransfer)
+    assert init.timeout_s == 4.0
 
 
 @in_virtual_time
