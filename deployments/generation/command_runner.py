@@ -2,8 +2,8 @@
 
 Guarantees: commands run one after the other; the replica accepts requests only once it has the version that the store
 calls current; a command that fails while it changes the weights leaves the replica broken, and it generates nothing any
-more; when the store restarts, the replica registers again, except in the middle of a transfer: the new store knows
-nothing of it, so the replica is broken.
+more; a transfer that fails leaves the engine paused until full weights are swapped in; when the store restarts, the
+replica registers again, except in the middle of a transfer: the new store knows nothing of it, and the replica breaks.
 """
 
 import asyncio
@@ -20,6 +20,7 @@ from deployments.failures import GenerationLost, PolicyStoreLost
 from deployments.policy.nodes.node_weights import NodeFile, NodeWeights
 from deployments.policy.replicas.command_source import CommandSource, ReplicaNotRegistered
 from deployments.policy.replicas.commands import (
+    AbandonTransfer,
     AcceptRequests,
     ApplyTransfer,
     Canary,
@@ -44,8 +45,8 @@ if TYPE_CHECKING:
 
 REGISTER_AGAIN_AFTER_S = 0.5
 ADAPTER_FILE = "adapter_model.safetensors"
-CHANGES_WEIGHTS = Swap | StartTransfer | UpdateTransfer | ApplyTransfer | FinishTransfer
-"""Commands that leave the weights in an unknown state when they fail."""
+CHANGES_WEIGHTS = Swap | AbandonTransfer | FinishTransfer
+"""Commands that leave the replica in an unknown state when they fail."""
 logger = logging.getLogger("rollout_service.generation")
 
 
@@ -114,7 +115,8 @@ class CommandRunner:
                 self._break(error, failure)
             else:
                 name = type(numbered.command).__name__
-                logger.warning("The command %s failed; generation goes on.", name, exc_info=failure)
+                follows = "the engine waits for full weights" if self._in_transfer else "generation goes on"
+                logger.warning("The command %s failed; %s.", name, follows, exc_info=failure)
         return CommandReport(numbered.number, self._weights.loaded, error, self.broken is not None, costs)
 
     async def _carry_out(self, command: Command) -> CommandCosts:
@@ -127,7 +129,9 @@ class CommandRunner:
                 return CommandCosts(load_s, fetched_bytes=file.fetched_bytes, read_bytes=file.read_bytes)
             case Swap(options, is_trial):
                 self._stop_checksum()
-                return await self._weights.swap(options, is_trial)
+                costs = await self._weights.swap(options, is_trial)
+                self._in_transfer = False
+                return costs
             case Canary(timeout_s):
                 await with_timeout(self._generate_canary(), timeout_s)
             case AcceptRequests():
@@ -142,8 +146,10 @@ class CommandRunner:
                 self._in_transfer = True
                 self._stop_checksum()
                 await self._weights.start_transfer(options)
-            case UpdateTransfer(update_info):
-                await self._weights.update_transfer(update_info)
+            case UpdateTransfer(update_info, silence_s):
+                await self._weights.update_transfer(update_info, silence_s)
+            case AbandonTransfer():
+                await self._weights.abandon_transfer()
             case ApplyTransfer():
                 await self._weights.apply_transfer()
             case FinishTransfer(version, record):

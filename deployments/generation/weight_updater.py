@@ -40,6 +40,10 @@ class WeightsNotLoaded(Exception):
     """A worker could not read the new weights, or could not put them in place."""
 
 
+class TransferBroken(Exception):
+    """A worker did not receive what the trainer should have sent."""
+
+
 class TrainerNotMet(Exception):
     """A worker could not connect to the trainer of a weight transfer."""
 
@@ -62,6 +66,8 @@ class WeightUpdater:
         self._adapters = adapters
         self._staged: StagedWeights | None = None
         self._paused_at = 0.0
+        self._in_transfer = False
+        """Whether the weights may be of two versions: full ones have to be swapped in, or the transfer finished."""
         self.patches_deltas = patches_deltas
         """Whether `stage` takes deltas."""
         self.is_paused = False
@@ -130,6 +136,8 @@ class WeightUpdater:
         if self._staged is None:
             raise RuntimeError("Nothing is staged.")
         version, adapter = self._staged.version, self._staged.adapter
+        if adapter is not None and self._in_transfer:
+            raise RuntimeError("A transfer broke off: full weights have to be loaded before an adapter.")
         if is_trial:
             self._on_trial_since = time.perf_counter()
             self.may_generate.clear()
@@ -173,14 +181,22 @@ class WeightUpdater:
 
     async def start_transfer(self, options: SwapOptions) -> None:
         """Pauses the engine and prepares it for the weights that the trainer sends."""
+        self._in_transfer = True
         await self._pause(options)
         await self._llm.start_weight_update()
 
-    async def update_transfer(self, update_info: Any) -> None:
-        """Receives the weights that `update_info` announces."""
-        from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
+    async def update_transfer(self, update_info: Any, silence_s: float) -> None:
+        """Receives the weights that `update_info` announces.
 
-        await self._llm.update_weights(WeightTransferUpdateRequest(update_info))
+        Raises:
+            TransferBroken: a worker failed, or nothing arrived for `silence_s` seconds. The engine stays paused.
+        """
+        received = await self._llm.collective_rpc("receive_transfer", args=(update_info, silence_s))
+        results_of_workers(received, TransferBroken)
+
+    async def abandon_transfer(self) -> None:
+        """Lets go of a trainer whose transfer broke off. The engine stays paused until full weights are swapped in."""
+        results_of_workers(await self._llm.collective_rpc("abandon_transfer"), TransferBroken)
 
     async def apply_transfer(self) -> None:
         """Puts the received weights in place; the engine stays paused."""
@@ -247,6 +263,7 @@ class WeightUpdater:
             raise
         finally:
             self.is_paused = False
+        self._in_transfer = False
         self.loaded = LoadedWeights(version)
         self._staged = None
         self._adapters.switch_to(None)

@@ -20,7 +20,13 @@ from safetensors import safe_open
 from vllm.config import set_current_vllm_config
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 from vllm.model_executor.model_loader.checkpoint_weight_patch import CheckpointWeightPatch
+from vllm.model_executor.model_loader.reload.layerwise import (
+    LOADING_LAYERS,
+    _place_kernel_tensors,
+    get_layerwise_info,
+)
 
+from deployments.generation.silence_watch import SilenceWatch
 from deployments.generation.trainer_rendezvous import TrainerRendezvous
 from deployments.generation.weight_patches import apply_patches, read_patches
 
@@ -47,6 +53,8 @@ class WeightsWorkerExtension:
     device: Any
     weight_transfer_engine: Any
     shutdown_weight_transfer_engine: Any
+    update_weights: Any
+    _weight_update_active: bool
     _staging: "Staging | None" = None
     _checksum: "Checksum | None" = None
     _rendezvous: TrainerRendezvous | None = None
@@ -133,6 +141,33 @@ class WeightsWorkerExtension:
         self._rendezvous.give_up()
         return self._rendezvous.waits_for
 
+    def receive_transfer(self, update_info: Any, silence_s: float) -> tuple[None, str | None]:
+        """Receives what the trainer sends. Returns the error, if any, as when nothing arrives for `silence_s` s."""
+        engine = self.weight_transfer_engine
+        error: str | None = None
+        with SilenceWatch(silence_s, engine.shutdown) as watch:
+            try:
+                with watch.noting_weights_of(engine.model):
+                    self.update_weights(update_info)
+            except Exception as failure:  # noqa: BLE001 - returned to the engine
+                error = describe_error(failure)
+        # A connection that was closed meanwhile may make vLLM fail, or go on without it.
+        return None, f"the trainer sent nothing for {silence_s:g} s" if watch.has_hung_up else error
+
+    def abandon_transfer(self) -> tuple[None, str | None]:
+        """Lets go of the trainer; returns the error, if any.
+
+        The weights may be of two versions, and a part of them may be missing, until full weights were swapped in.
+        """
+        try:
+            self._weight_update_active = False
+            self.weight_transfer_engine.reset_weight_update_target()
+            self.shutdown_weight_transfer_engine()
+            end_broken_reload(self.model_runner.get_model())
+        except Exception as failure:  # noqa: BLE001 - returned to the engine
+            return None, describe_error(failure)
+        return None, None
+
     def _unconnected_engine(self) -> Any:
         """One of its own for each rendezvous: what is given up must not change the one that is used."""
         if self.weight_transfer_engine is None:
@@ -169,6 +204,21 @@ def pack_shared_weights_again(model: torch.nn.Module) -> None:
             quant_method: Any = module.quant_method
             quant_method.process_weights_after_loading(module)
         owners.add(weight.data_ptr())
+
+
+def end_broken_reload(model: Any) -> None:
+    """Puts the tensors that the engine computes with back in their places, if vLLM was about to load others.
+
+    vLLM goes on with a reload that did not end: it would take what had arrived of it for a part of the next one.
+    """
+    for layer in model.modules():
+        info = get_layerwise_info(layer)
+        if info.can_load() and info.kernel_tensors is not None:
+            _place_kernel_tensors(layer, info)
+        info.reset()  # type: ignore[no-untyped-call]
+    LOADING_LAYERS.clear()
+    if hasattr(model, "_original_do_torchao_reload"):
+        model._do_torchao_reload = model._original_do_torchao_reload
 
 
 def describe_error(failure: BaseException) -> str:

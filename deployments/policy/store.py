@@ -25,6 +25,7 @@ from deployments.policy.replicas.replica_registry import ReplicaRegistry
 from deployments.policy.settings import PolicySettings
 from deployments.policy.shared_folder import warn_unless_shared
 from deployments.policy.state import policy_state
+from deployments.policy.transfer.going_back import GoingBack
 from deployments.policy.transfer.trusted_trainers import TrustedTrainers
 from deployments.policy.transfer.weight_transfer import WeightTransfer
 from deployments.policy.updates.activation import VersionActivation
@@ -127,6 +128,8 @@ class PolicyStore(CommandSource):
             activation,
             self._update_lock,
             trainers,
+            GoingBack(fleet, self._versions, self._payloads, settings.transfer_idle_s),
+            self._tasks,
             settings.transfer.rendezvous_timeout_s,
             settings.transfer_idle_s,
         )

@@ -64,6 +64,7 @@ def service_config(checkpoint_root: Path) -> ServeDeploySchema:
     application.args["policy"] = {
         "checkpoint_roots": [str(checkpoint_root)],
         "transfer": {"trainers": ["127.0.0.1:1-65535"], "rendezvous_timeout_s": 10},
+        "transfer_idle_s": 5,
     }
     application.args["engine"] |= {"enable_lora": True, "max_loras": 2, "max_lora_rank": 8, "num_cpus": 0.4}
     application.args["engine"] |= {"weight_transfer_config": {"backend": "gloo"}}

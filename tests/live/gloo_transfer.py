@@ -93,14 +93,29 @@ class GlooWeightTransferEngine(WeightTransferEngine[GlooInitInfo, NCCLWeightTran
         declared = zip(update_info.names, update_info.dtype_names, update_info.shapes, strict=True)
         for name, dtype_name, shape in declared:
             tensor = torch.empty(shape, dtype=getattr(torch, dtype_name), device="cpu")
-            broadcast(self._group, tensor).wait()
+            self._receive(tensor)
             yield name, tensor
+
+    def _receive(self, tensor: torch.Tensor) -> None:
+        """Raises `RuntimeError` if the trainer is gone, or `shutdown` is called meanwhile."""
+        receiving = broadcast(self._group, tensor)
+        try:
+            while not receiving.is_completed():
+                if self._group is None:
+                    raise RuntimeError(NOT_CONNECTED)
+                time.sleep(POLL_S)
+            receiving.wait()
+        finally:
+            # Connections close with the last reference; a traceback would keep this one.
+            del receiving
 
     def finish_weight_update(self) -> None:
         finalize_layerwise_reload(self.model, self.model_config)  # type: ignore[no-untyped-call]
 
     def shutdown(self) -> None:
-        self._group = None
+        """May be called from another thread: what is being received fails."""
+        last_reference, self._group = [self._group], None
+        close(last_reference)
 
 
 @dataclass
@@ -190,9 +205,13 @@ class GlooTrainerWeightTransferEngine(TrainerWeightTransferEngine[GlooTrainerIni
 
     def shutdown(self) -> None:
         """Closes the connections: engines that wait for a tensor fail."""
-        group, self._group = [self._group], None
-        # In a thread, because gloo first waits until the current broadcast ends or times out.
-        Thread(target=group.clear, daemon=True).start()
+        last_reference, self._group = [self._group], None
+        close(last_reference)
+
+
+def close(last_reference: list[ProcessGroupGloo | None]) -> None:
+    """Closes the connections. In a thread, because gloo first waits until the current broadcast ends or times out."""
+    Thread(target=last_reference.clear, daemon=True).start()
 
 
 def rendezvous_store(init_info: GlooInitInfo, is_master: bool) -> Store:

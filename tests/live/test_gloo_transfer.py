@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from tests.live.gloo_transfer import (
     GlooTrainerInitInfo,
     GlooTrainerWeightTransferEngine,
     GlooWeightTransferEngine,
+    update_info_of,
 )
 
 
@@ -130,6 +132,18 @@ def test_an_engine_that_cannot_load_a_tensor_ends_the_transfer_for_all() -> None
     assert engines.calls == ["start", "update"]
     with pytest.raises(RuntimeError, match="begin with trainer_init"):
         trainer.send_weights()
+
+
+def test_an_engine_that_is_shut_down_while_it_waits_for_a_tensor_fails() -> None:
+    engines = Engines()
+    trainer = connected(engines, ModuleSource(Model()))
+    info = asdict(update_info_of(ModuleSource(Model()).metadata()))
+    with ThreadPoolExecutor(1) as thread:
+        receiving = thread.submit(engines._engines[0].update_weights, info)
+        engines._engines[0].shutdown()
+        with pytest.raises(RuntimeError, match="not connected"):
+            receiving.result()
+    trainer.shutdown()
 
 
 def test_a_source_whose_tensor_differs_from_its_metadata_ends_the_transfer_for_all() -> None:

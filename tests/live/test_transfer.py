@@ -2,6 +2,8 @@
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from itertools import islice
 from typing import Any
 
 import pytest
@@ -15,7 +17,12 @@ from rollout_client.trainers.vllm_transfer import ConnectAgain, RolloutWeightSyn
 from service.startup.ports import free_port
 from tests.live import gloo_transfer
 from tests.live.forward_pass import logprob_differences, model_of, perturbed, tiny_state
-from tests.live.gloo_transfer import GlooTrainerInitInfo, GlooTrainerWeightTransferEngine
+from tests.live.gloo_transfer import (
+    GlooTrainerInitInfo,
+    GlooTrainerWeightTransferEngine,
+    as_declared,
+    update_info_of,
+)
 from tests.live.played_with_weights import (
     CHECKSUMS_WITHIN_S,
     LOGPROB_TOLERANCE,
@@ -145,6 +152,45 @@ def test_a_trainer_at_an_address_that_is_not_listed_is_refused(client: RolloutCl
         "urn:rollout:problem:trainer-not-trusted",
     )
     assert client.policy() == before
+
+
+@pytest.mark.parametrize("sent", [0, 7])
+def test_replicas_go_back_in_place_when_the_trainer_falls_silent(client: RolloutClient, sent: int) -> None:
+    """Before the first tensor, or in the middle of a layer."""
+    state = perturbed(40)
+    version = client.push_weights(state).version
+    before = client.policy(CHECKSUMS_WITHIN_S)
+    transfer = RolloutWeightSyncClient(client)
+    trainer = connected(transfer, before.transfer_world_size, model_of(perturbed(41)))
+    transfer.start_weight_update()
+    metadata = trainer.source.metadata()
+    with ThreadPoolExecutor(2) as threads:
+        playing = threads.submit(play, client)
+        receiving = threads.submit(transfer.update_weights, asdict(update_info_of(metadata)))
+        for tensor in islice(as_declared(trainer.source, metadata), sent):
+            trainer._send(tensor, receiving)
+        with pytest.raises(ConnectAgain, match=r"go back to the weights before it: .*the trainer sent nothing for 5 s"):
+            receiving.result()
+        assert_of_weights(playing.result().samples, version, state)
+    after = client.policy(CHECKSUMS_WITHIN_S)
+    assert (after.current, after.replicas) == (version, before.replicas)
+    again, sent_state = RolloutWeightSyncClient(client), perturbed(42)
+    connected(again, after.transfer_world_size, model_of(sent_state)).send_weights()
+    assert_of_weights(play(client).samples, version + 1, sent_state)
+    trainer.shutdown()
+
+
+def test_replicas_go_back_in_place_when_the_trainer_takes_no_further_step(client: RolloutClient) -> None:
+    state = perturbed(43)
+    version = client.push_weights(state).version
+    before = client.policy(CHECKSUMS_WITHIN_S)
+    transfer = RolloutWeightSyncClient(client)
+    connected(transfer, before.transfer_world_size, model_of(perturbed(44)))
+    transfer.start_weight_update()
+    assert_of_weights(play(client).samples, version, state)
+    with pytest.raises(ConnectAgain, match="none is under way; start it first, or it was abandoned"):
+        transfer.finish_weight_update()
+    assert client.policy(CHECKSUMS_WITHIN_S).replicas == before.replicas
 
 
 def test_a_trainer_that_never_answers_costs_no_pause_and_no_replica(client: RolloutClient) -> None:

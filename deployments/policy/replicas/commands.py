@@ -131,6 +131,13 @@ class UpdateTransfer:
     """Receive what the trainer sends meanwhile; `update_info` is what vLLM's weight-transfer engine takes."""
 
     update_info: Any
+    silence_s: float
+    """It has failed if nothing arrives for so many seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class AbandonTransfer:
+    """The transfer broke off: let go of the trainer. The engine stays paused until full weights were swapped in."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +163,7 @@ Command = (
     | InitTransfer
     | StartTransfer
     | UpdateTransfer
+    | AbandonTransfer
     | ApplyTransfer
     | FinishTransfer
 )

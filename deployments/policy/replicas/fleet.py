@@ -51,9 +51,16 @@ class Fleet:
         sending = zip(replicas, commands, strict=True)
         return await asyncio.gather(*(self.send(replica, command, size_bytes) for replica, command in sending))
 
-    async def send(self, replica: RegisteredReplica, command: Command, size_bytes: int = 0) -> CommandResult:
-        """Args: `size_bytes` is the size of the weights that the command is about."""
-        timeout_s = self.command_timeout_s + self.command_timeout_s_per_gb * size_bytes / GB
+    async def send(
+        self, replica: RegisteredReplica, command: Command, size_bytes: int = 0, timeout_s: float | None = None
+    ) -> CommandResult:
+        """
+        Args:
+            size_bytes: of the weights that the command is about.
+            timeout_s: in place of the limit that follows from the size.
+        """
+        if timeout_s is None:
+            timeout_s = self.command_timeout_s + self.command_timeout_s_per_gb * size_bytes / GB
         try:
             return await self.registry.send(replica, command, timeout_s)
         except ReplicaLost as lost:
@@ -65,9 +72,12 @@ class Fleet:
         return await self.send(replica, Canary(timeout_s), size_bytes)
 
     async def load(self, replica: RegisteredReplica, payloads: Sequence[VersionPayload]) -> bool:
-        """Loads the payloads one after the other; returns false if the replica failed, which is replaced then."""
+        """Loads the payloads one after the other; returns false if the replica failed, which is replaced then.
+
+        Nothing is generated with full weights whose adapter follows.
+        """
         for payload in payloads:
-            for command in (Stage(payload), Swap(SwapOptions())):
+            for command in (Stage(payload), Swap(SwapOptions(), is_trial=payload is not payloads[-1])):
                 error = error_of(await self.send(replica, command, payload.size_bytes))
                 if error is not None:
                     self.replace_if_registered(replica, error, payload.version)

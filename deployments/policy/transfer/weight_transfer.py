@@ -3,9 +3,9 @@
 The trainer's side expects one engine; here it is connected to all replicas, each of which has ranks of its own.
 
 Guarantees: a transfer reaches every replica that has started, or it is refused and has to begin with `init` again; one
-that fails or is abandoned midway leaves no replica with a part of the weights, since all of them are replaced; the
-update lease is held from `start` until the transfer is finished or abandoned; replicas connect only to trainers that
-the config lists.
+that fails or is abandoned midway leaves no replica with a part of the weights, since all of them go back to the current
+ones (`going_back.py`); the update lease is held from `start` until the transfer is finished, or until they have gone
+back; replicas connect only to trainers that the config lists.
 """
 
 import asyncio
@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any
 
+from deployments.policy.background_tasks import BackgroundTasks
 from deployments.policy.replicas.commands import (
     ApplyTransfer,
     Command,
@@ -26,6 +27,7 @@ from deployments.policy.replicas.commands import (
 )
 from deployments.policy.replicas.fleet import CommandResult, Fleet, error_of
 from deployments.policy.replicas.replica_registry import RegisteredReplica
+from deployments.policy.transfer.going_back import GoingBack
 from deployments.policy.transfer.transfer_ranks import (
     UpdateInfo,
     rank_offsets,
@@ -59,6 +61,8 @@ class WeightTransfer:
         activation: VersionActivation,
         update_lock: UpdateLock,
         trainers: TrustedTrainers,
+        going_back: GoingBack,
+        tasks: BackgroundTasks,
         rendezvous_timeout_s: float,
         idle_s: float,
     ) -> None:
@@ -67,6 +71,8 @@ class WeightTransfer:
         self._activation = activation
         self._update_lock = update_lock
         self._trainers = trainers
+        self._going_back = going_back
+        self._tasks = tasks
         self._rendezvous_timeout_s = rendezvous_timeout_s
         self._idle_s = idle_s
         self._participants: list[RegisteredReplica] = []
@@ -137,9 +143,8 @@ class WeightTransfer:
         self._trainers.refuse_unless_configured()
         async with self._step:
             self._refuse_unless_under_way()
-            await self._send_all(
-                [UpdateTransfer(share) for share in shares(update_info, workers_of(self._participants))]
-            )
+            of_each = shares(update_info, workers_of(self._participants))
+            await self._send_all([UpdateTransfer(share, self._idle_s) for share in of_each])
 
     async def finish(self, version: int | None) -> PolicyUpdate:
         """Makes what was sent the current version, by default the next number.
@@ -162,7 +167,7 @@ class WeightTransfer:
                 replicas = await self._resume(number, applied)
                 await self._activation.activate()
             finally:
-                self._release()
+                self._taken_lease().release()
         return PolicyUpdate(
             version=number, checksum=None, replicas=replicas, keeps_prefix_cache=self._keeps_prefix_cache
         )
@@ -205,26 +210,29 @@ class WeightTransfer:
             yield
         except ReplicaFailed as failure:
             self._abandon(str(failure))
-            raise refused("transfer", f"it broke and every replica is replaced: {failure}") from failure
+            message = f"it broke, and the replicas go back to the weights before it: {failure}"
+            raise refused("transfer", message) from failure
         except BaseException as error:
             self._abandon(f"{type(error).__name__}: {error}")
             raise
 
-    def _abandon(self, reason: str) -> None:
-        logger.warning("A weight transfer is abandoned and its replicas are replaced: %s", reason)
+    def _abandon(self, reason: str) -> "asyncio.Task[None]":
+        logger.warning("A weight transfer is abandoned, and its replicas go back: %s", reason)
         self._stop_watchdog()
         participants, self._participants = self._participants, []
-        try:
-            for replica in participants:
-                self._fleet.replace(replica, reason)
-        finally:
-            self._release()
+        return self._tasks.start(self._go_back(participants, self._taken_lease()))
 
-    def _release(self) -> None:
+    async def _go_back(self, participants: Sequence[RegisteredReplica], lease: UpdateLease) -> None:
+        try:
+            await self._going_back.go_back(participants)
+        finally:
+            lease.release()
+
+    def _taken_lease(self) -> UpdateLease:
         lease, self._lease = self._lease, None
         if lease is None:
             raise RuntimeError("No transfer is under way.")
-        lease.release()
+        return lease
 
     def _stop_watchdog(self) -> None:
         if self._watchdog is not None:

@@ -51,6 +51,21 @@ class Payloads:
             return []
         return [await self.payload(number, loaded.full) for number in lacking(loaded, self._versions.desired)]
 
+    async def complete(self) -> Sequence[VersionPayload]:
+        """What a replica has to load, in this order, that has no version as a whole; empty if the service lacks it.
+
+        Raises:
+            VersionUnknown, WeightsRefused: as `DeltaChains.file` does.
+            OSError: a file cannot be read.
+        """
+        desired = self._versions.desired
+        numbers = [desired.full] if desired.adapter is None else [desired.full, desired.adapter]
+        if not all(map(self._versions.has_weights, numbers)):
+            return []
+        for number in numbers:
+            await asyncio.to_thread(self._versions.file, number)
+        return [await self.payload(number) for number in numbers]
+
     async def make_files(self, loaded: LoadedWeights) -> None:
         """Makes the full weights that a replica which holds `loaded` lacks, where it cannot use the deltas of them.
 

@@ -33,6 +33,9 @@ class ScriptedLLM:
     async def update_weight_version(self, version: str) -> None:
         self.calls.append(f"label {version}")
 
+    async def start_weight_update(self) -> None:
+        self.calls.append("start_weight_update")
+
     async def resume_generation(self) -> None:
         self.calls.append("resume")
 

@@ -13,6 +13,7 @@ from deployments.generation.command_runner import CommandRunner
 from deployments.policy.nodes.node_weights import NodeWeights
 from deployments.policy.replicas.command_source import CommandSource, ReplicaNotRegistered
 from deployments.policy.replicas.commands import (
+    AbandonTransfer,
     AcceptRequests,
     ApplyTransfer,
     Canary,
@@ -94,8 +95,11 @@ class ScriptedWeights:
     async def start_transfer(self, options: SwapOptions) -> None:
         self.call("start_transfer", options.mode)
 
-    async def update_transfer(self, update_info: Any) -> None:
-        self.call("update_transfer", update_info)
+    async def update_transfer(self, update_info: Any, silence_s: float) -> None:
+        self.call("update_transfer", f"{update_info} within {silence_s:g} s")
+
+    async def abandon_transfer(self) -> None:
+        self.call("abandon_transfer")
 
     async def apply_transfer(self) -> None:
         self.call("apply_transfer")
@@ -347,9 +351,7 @@ def test_a_replica_whose_engine_died_while_it_staged_is_broken(tmp_path: Path) -
     ("fails", "command"),
     [
         ("swap", Swap(SwapOptions())),
-        ("start_transfer", StartTransfer(SwapOptions())),
-        ("update_transfer", UpdateTransfer({})),
-        ("apply_transfer", ApplyTransfer()),
+        ("abandon_transfer", AbandonTransfer()),
         ("finish_transfer", FinishTransfer(3)),
     ],
 )
@@ -365,6 +367,24 @@ def test_a_command_that_fails_while_it_changes_the_weights_breaks_the_replica_af
     [record] = caplog.records
     assert (record.name, record.levelname) == ("rollout_service.generation", "ERROR")
     assert record.exc_info is not None
+
+
+@pytest.mark.parametrize("step", ["start_transfer", "update_transfer", "apply_transfer"])
+def test_a_replica_whose_transfer_breaks_off_goes_back_and_registers_again_with_what_it_has(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, step: str
+) -> None:
+    steps = ("start_transfer", "update_transfer", "apply_transfer")
+    transfer = TRANSFER[1 : 2 + steps.index(step)]
+    back = (AbandonTransfer(), stage(tmp_path, 5), Swap(SwapOptions()))
+    store = ScriptedStore(*transfer, *back, end=PolicyStoreLost("The policy store died during the call."))
+    runner = played(ScriptedWeights(fails=step), store, tmp_path, seconds=0.9)
+    assert errors(store.reports) == [(None, False)] * (len(transfer) - 1) + [
+        (f"OSError: {step} failed", False),
+        *[(None, False)] * 3,
+    ]
+    name = type(transfer[-1]).__name__
+    assert caplog.messages[0] == f"The command {name} failed; the engine waits for full weights."
+    assert (runner.broken, store.registrations) == (None, [LoadedWeights(0), LoadedWeights(1)])
 
 
 def test_a_replica_that_loses_the_store_registers_again_with_the_weights_that_it_has(tmp_path: Path) -> None:
@@ -389,7 +409,7 @@ def test_a_replica_returns_the_records_of_the_versions_that_it_has_loaded(tmp_pa
 TRANSFER = (
     InitTransfer({"rank_offset": 1}, 30.0),
     StartTransfer(SwapOptions()),
-    UpdateTransfer("names"),
+    UpdateTransfer("names", 20.0),
     ApplyTransfer(),
 )
 
@@ -404,7 +424,7 @@ def test_a_replica_that_loses_the_store_in_the_middle_of_a_transfer_is_broken(tm
     assert weights.calls == [
         "init_transfer 1 within 30 s",
         "start_transfer keep",
-        "update_transfer names",
+        "update_transfer names within 20 s",
         "apply_transfer",
     ]
     assert errors(store.reports) == [(None, False)] * 4

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from deployments.generation.adapters import Adapters
-from deployments.generation.weight_updater import TrainerNotMet, WeightsNotLoaded, WeightUpdater
+from deployments.generation.weight_updater import TrainerNotMet, TransferBroken, WeightsNotLoaded, WeightUpdater
 from deployments.policy.replicas.commands import CommandCosts, LoadedWeights, SwapOptions
 from rollout_client.policy_contract import PauseMode
 from tests.deployments.generation.scripted_llm import ScriptedLLM
@@ -215,6 +215,37 @@ def test_while_full_weights_replace_an_adapter_no_generation_goes_on_or_begins(
         assert updater.may_generate.is_set()
         assert (updater.loaded, updater.needed_adapters) == (LoadedWeights(5), {4})
         llm.may_unload.set()
+
+    run(play())
+
+
+def test_a_transfer_that_broke_off_ends_when_full_weights_are_swapped_in() -> None:
+    async def play() -> None:
+        silent = "the trainer sent nothing for 20 s"
+        llm = ScriptedLLM(
+            receive_transfer=[[(None, silent), (None, None)]],
+            abandon_transfer=[[(None, None)] * 2],
+            begin_staging=[[None, None]],
+            staged=[STAGED],
+            swap_staged=[[(0.5, None)] * 2],
+        )
+        updater = updater_of(llm)
+        await updater.start_transfer(SwapOptions())
+        with pytest.raises(TransferBroken, match=f"^Worker 0: {silent}$"):
+            await updater.update_transfer({"names": []}, 20.0)
+        await updater.abandon_transfer()
+        assert updater.is_paused
+        await updater.stage_adapter(4, Path("/folder"))
+        with pytest.raises(RuntimeError, match="full weights have to be loaded before an adapter"):
+            await updater.swap(SwapOptions())
+        await updater.stage(3, WEIGHTS)
+        await updater.swap(SwapOptions())
+        assert (updater.is_paused, updater.loaded) == (False, LoadedWeights(3))
+        await updater.stage_adapter(4, Path("/folder"))
+        await updater.swap(SwapOptions())
+        assert updater.loaded == LoadedWeights(3, adapter=4)
+        calls = ["start_weight_update", "receive_transfer {'names': []} 20.0", "abandon_transfer"]
+        assert llm.calls[1:4] == calls
 
     run(play())
 

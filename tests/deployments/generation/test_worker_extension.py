@@ -1,10 +1,16 @@
-"""What a worker does after a swap beside reloading; the swap itself needs an engine: `tests/live/test_engine.py`."""
+"""What a worker does around vLLM's reloading; the swap itself needs an engine: `tests/live/test_engine.py`."""
 
 from typing import Any
 
 import torch
+from vllm.model_executor.model_loader.reload import (
+    finalize_layerwise_reload,
+    initialize_layerwise_reload,
+    record_metadata_for_reloading,
+)
+from vllm.model_executor.model_loader.weight_utils import default_weight_loader
 
-from deployments.generation.worker_extension import pack_shared_weights_again
+from deployments.generation.worker_extension import end_broken_reload, pack_shared_weights_again
 
 
 class Packing:
@@ -49,3 +55,31 @@ def test_layers_that_share_a_weight_compute_with_the_new_one() -> None:
     pack_shared_weights_again(model)
     assert model.lm_head.cpu_linear(torch.ones(2)).tolist() == [3.0, 3.0]
     assert model.inner.cpu_linear is inner
+
+
+class Pair(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = torch.nn.Parameter(torch.zeros(2), requires_grad=False)
+        self.second = torch.nn.Parameter(torch.zeros(2), requires_grad=False)
+
+    def load(self, **weights: float) -> None:
+        for name, value in weights.items():
+            parameter = self.get_parameter(name)
+            load: Any = getattr(parameter, "weight_loader", default_weight_loader)
+            load(parameter, torch.full((2,), value))
+
+
+def test_what_arrived_of_a_reload_that_broke_off_is_no_part_of_the_next() -> None:
+    model, config = Pair(), Any
+    in_use = model.first
+    record_metadata_for_reloading(model)
+    initialize_layerwise_reload(model)
+    model.load(first=1.0)
+    assert model.first is not in_use
+    end_broken_reload(model)
+    assert (model.first is in_use, model.first.tolist()) == (True, [0.0, 0.0])
+    initialize_layerwise_reload(model)
+    model.load(first=2.0, second=2.0)
+    finalize_layerwise_reload(model, config)  # type: ignore[no-untyped-call]
+    assert (model.first is in_use, model.first.tolist(), model.second.tolist()) == (True, [2.0, 2.0], [2.0, 2.0])

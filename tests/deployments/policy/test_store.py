@@ -21,6 +21,9 @@ from tests.deployments.policy.policy_world import (
     INITIAL,
     NORM,
     World,
+    adapter,
+    changed,
+    checksum_of,
     delta,
     digest_of,
     play,
@@ -142,9 +145,9 @@ def test_a_push_goes_on_when_the_transfer_before_it_is_abandoned(tmp_path: Path)
         await transferring(world, "r0")
         began = now()
         pushing = world.pushing(1, weights(2.0))
-        assert (await pushing).replicas == []
+        assert [(replica.replica_id, replica.status) for replica in (await pushing).replicas] == [("r0", "swapped")]
         assert now() - began == 30.0
-        assert world.cluster.killed == ["r0"]
+        assert (world.cluster.done("swap"), world.cluster.killed) == ([("r0", 0), ("r0", 1)], [])
         with pytest.raises(TransferRefused, match="none is under way"):
             await world.store.finish_transfer(None)
 
@@ -161,7 +164,7 @@ def test_a_transfer_whose_version_cannot_be_stored_is_abandoned_at_once(tmp_path
         began = now()
         assert (await world.push(1, weights(2.0))).version == 1
         assert now() == began
-        assert world.cluster.killed == ["r0"]
+        assert (world.cluster.done("swap"), world.cluster.killed) == ([("r0", 0), ("r0", 1)], [])
 
     play(story, tmp_path, transfer_idle_s=30)
 
@@ -192,6 +195,28 @@ def test_a_replica_with_transferred_weights_goes_on_when_the_store_restarts(tmp_
         await until(lambda: replica.accepts_requests)
         assert (replica.loaded, world.cluster.done("stage"), world.cluster.killed) == (LoadedWeights(7), [], [])
         assert await world.store.wait_for(7, 7, 0.0) == 7
+
+    play(story, tmp_path)
+
+
+@pytest.mark.parametrize("has_adapter", [False, True])
+def test_after_a_transfer_that_breaks_off_a_replica_has_the_current_weights_and_adapter(
+    tmp_path: Path, has_adapter: bool
+) -> None:
+    async def story(world: World) -> None:
+        await world.push(1, weights(2.0))
+        await world.push(2, delta(), kind="delta", base=1, checksum=checksum_of(changed(weights(2.0))))
+        if has_adapter:
+            await world.push(3, adapter(), kind="adapter")
+        [replica] = await transferring(world, "r0")
+        replica.files.clear()
+        world.cluster.events.clear()
+        await until(lambda: not world.store._update_lock._lock.locked())
+        assert replica.files[2] == changed(weights(2.0)), "as a whole: what it holds is the base of no delta"
+        swapped = [("r0", 2), ("r0", 3)] if has_adapter else [("r0", 2)]
+        assert (world.cluster.done("swap"), world.cluster.killed) == (swapped, [])
+        assert replica.loaded == LoadedWeights(2, 3 if has_adapter else None)
+        assert not replica.is_on_trial
 
     play(story, tmp_path)
 

@@ -10,6 +10,8 @@ from deployments.policy.replicas.commands import (
     FinishTransfer,
     LoadedWeights,
     ReplicaRegistration,
+    Stage,
+    Swap,
 )
 from deployments.policy.store import PolicyStore
 
@@ -28,6 +30,7 @@ class TransferringReplica:
     """Kinds of commands that it does not answer, until `go_on`."""
     dies: set[type[Command]] = field(default_factory=set)
     received: list[Command] = field(default_factory=list)
+    staged: int = 0
 
     def __post_init__(self) -> None:
         self.accepts_requests = asyncio.Event()
@@ -70,9 +73,13 @@ class TransferringReplica:
             self.is_asked.set()
             await self.go_on.wait()
         if kind in self.fails:
-            return CommandReport(number, self.loaded, self.fails[kind], broken=True)
+            return CommandReport(number, self.loaded, self.fails[kind])
         if isinstance(command, AcceptRequests):
             self.accepts_requests.set()
         if isinstance(command, FinishTransfer):
             self.loaded = LoadedWeights(command.version)
+        if isinstance(command, Stage):
+            self.staged = command.payload.version
+        if isinstance(command, Swap):
+            self.loaded = LoadedWeights(self.staged)
         return CommandReport(number, self.loaded)

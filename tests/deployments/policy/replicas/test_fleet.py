@@ -1,12 +1,16 @@
 """The replicas together: loading weights into one of them, and replacing those that fail."""
 
+import asyncio
+
 import pytest
 
 from deployments.policy.replicas.commands import CommandCosts, CommandReport, LoadedWeights, ReplicaRegistration
 from deployments.policy.replicas.fleet import Fleet, error_of
 from deployments.policy.replicas.replica_registry import ReplicaLost, ReplicaRegistry
 from rollout_client.policy_contract import ReplicaUpdate
+from tests.deployments.policy.policy_world import a_payload
 from tests.deployments.policy.scripted_replicas import RegistryCommandSource, ScriptedCluster, ScriptedReplica
+from tests.virtual_time import run, until
 
 
 def fleet_of(*names: str) -> tuple[Fleet, ScriptedCluster]:
@@ -36,6 +40,21 @@ def test_a_replica_that_has_left_is_neither_ended_nor_logged(caplog: pytest.LogC
     fleet.registry.forget("r0", "it died")
     fleet.replace_if_registered(replica, "out of memory")
     assert (cluster.killed, caplog.records) == ([], [])
+
+
+def test_nothing_is_generated_with_full_weights_before_their_adapter_is_loaded() -> None:
+    async def play() -> None:
+        fleet, cluster = fleet_of("r0")
+        actor = await ScriptedReplica("r0", RegistryCommandSource(fleet.registry), cluster, command_s=1.0).start()
+        [replica] = fleet.registry.replicas
+        loading = asyncio.create_task(fleet.load(replica, [a_payload(1), a_payload(2, "adapter")]))
+        await until(lambda: actor.loaded == LoadedWeights(1))
+        assert actor.is_on_trial
+        assert await loading
+        assert (actor.loaded, actor.is_on_trial) == (LoadedWeights(1, adapter=2), False)
+        actor.end()
+
+    run(play())
 
 
 def test_the_outcome_of_a_success_has_the_times_of_its_commands() -> None:

@@ -1,10 +1,6 @@
-"""The steps of weight transfers, with scripted replicas: who takes part at which rank, and what a break costs."""
+"""The steps of weight transfers, with scripted replicas: who takes part at which rank, and in which order."""
 
 import asyncio
-from collections.abc import Callable, Coroutine
-from functools import wraps
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -26,71 +22,22 @@ from deployments.policy.replicas.commands import (
     SwapOptions,
     UpdateTransfer,
 )
-from deployments.policy.replicas.fleet import Fleet
-from deployments.policy.replicas.replica_registry import RegisteredReplica
-from deployments.policy.settings import PolicySettings
-from deployments.policy.store import PolicyStore
-from rollout_client.policy_contract import PolicyUpdate, SwitchOptions
-from tests.deployments.policy.scripted_replicas import ScriptedCluster
+from rollout_client.policy_contract import SwitchOptions
+from tests.deployments.policy.transfer.transfers import (
+    CHANGED,
+    TRAINER,
+    TRANSFER,
+    WEIGHTS,
+    MakeStore,
+    assert_refused,
+    in_virtual_time,
+    kinds,
+    meet,
+    serving,
+    transfer,
+)
 from tests.deployments.policy.transferring_replicas import TransferringReplica
-from tests.virtual_time import now, run, settled
-
-MakeStore = Callable[..., PolicyStore]
-TRANSFER = {"trainers": ["10.0.0.4:29500"]}
-TRAINER = {"master_address": "10.0.0.4", "master_port": 29500}
-WEIGHTS = {"names": ["a"]}
-CHANGED = "the replicas have changed since the trainer was connected; call /policy/transfer/init again"
-STEPS: list[type[Command]] = [StartTransfer, UpdateTransfer, ApplyTransfer]
-
-
-@pytest.fixture
-def make_store(tmp_path: Path) -> MakeStore:
-    def make(**settings: Any) -> PolicyStore:
-        return PolicyStore(
-            PolicySettings(folder=str(tmp_path), **{"transfer": TRANSFER, **settings}),
-            model="none",
-            cluster=ScriptedCluster(),
-            settle_s=0.0,
-        )
-
-    return make
-
-
-def in_virtual_time(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    @wraps(test)
-    def run_test(*arguments: Any, **named: Any) -> None:
-        run(test(*arguments, **named))
-
-    return run_test
-
-
-async def serving(store: PolicyStore, *workers: int, **script: Any) -> list[TransferringReplica]:
-    """Replicas "a", "b", ... with so many workers each; `script` is that of the first."""
-    scripts = [script] + [{}] * (len(workers) - 1)
-    replicas = [
-        TransferringReplica(store, name, count, **said)
-        for name, count, said in zip("abcdef", workers, scripts, strict=False)
-    ]
-    return [await replica.register_and_serve() for replica in replicas]
-
-
-async def meet(store: PolicyStore, world_size: int) -> int:
-    return await store.init_transfer({**TRAINER, "rank_offset": 1, "world_size": world_size})
-
-
-async def transfer(store: PolicyStore) -> PolicyUpdate:
-    await store.start_transfer(SwitchOptions())
-    await store.update_transfer(WEIGHTS)
-    return await store.finish_transfer(None)
-
-
-def kinds(replica: TransferringReplica) -> list[type[Command]]:
-    return [type(command) for command in replica.received]
-
-
-def assert_refused(refused: pytest.ExceptionInfo[Exception], field: str, message: str) -> None:
-    assert isinstance(refused.value, TransferRefused)
-    assert [(problem.field, problem.message) for problem in refused.value.problems] == [(field, message)]
+from tests.virtual_time import settled
 
 
 @in_virtual_time
@@ -175,8 +122,8 @@ async def test_every_replica_takes_every_step_and_the_version_is_made(make_store
     for replica in replicas:
         assert replica.received[2:] == [
             StartTransfer(SwapOptions("abort", reset_prefix_cache=False)),
-            UpdateTransfer(WEIGHTS),
-            UpdateTransfer({"names": ["b"]}),
+            UpdateTransfer(WEIGHTS, 30.0),
+            UpdateTransfer({"names": ["b"]}, 30.0),
             ApplyTransfer(),
             FinishTransfer(7),
         ]
@@ -199,8 +146,8 @@ async def test_of_a_list_each_replica_is_told_its_own_workers_part(make_store: M
     await store.start_transfer(SwitchOptions())
     await store.update_transfer([{"for": 1}, {"for": 2}, {"for": 3}])
     assert [replica.received[-1] for replica in replicas] == [
-        UpdateTransfer([{"for": 1}, {"for": 2}]),
-        UpdateTransfer([{"for": 3}]),
+        UpdateTransfer([{"for": 1}, {"for": 2}], 30.0),
+        UpdateTransfer([{"for": 3}], 30.0),
     ]
     with pytest.raises(TransferRefused) as refused:
         await store.update_transfer([{"for": 1}])
@@ -290,42 +237,6 @@ async def test_other_replicas_than_those_that_met_the_trainer_are_refused(make_s
     assert kinds(first)[-4:] == [StartTransfer, UpdateTransfer, ApplyTransfer, FinishTransfer]
 
 
-@pytest.mark.parametrize("how", ["fails", "dies"])
-@pytest.mark.parametrize("step", STEPS[:2])
-@in_virtual_time
-async def test_a_replica_that_fails_midway_costs_all_replicas_even_those_that_wait_for_the_trainer(
-    make_store: MakeStore, step: type[Command], how: str
-) -> None:
-    store = make_store()
-    script: dict[str, Any] = {"fails": {step: "out of memory"}} if how == "fails" else {"dies": {step}}
-    replicas = await serving(store, 1, 1, 1, **script)
-    replicas[1].hangs.add(step)
-    await meet(store, 4)
-    with pytest.raises(TransferRefused) as refused:
-        await transfer(store)
-    why = "out of memory" if how == "fails" else "it died"
-    assert_refused(refused, "transfer", f"it broke and every replica is replaced: {why}")
-    assert [replica.is_alive for replica in replicas] == [False, False, False]
-    assert (await store.state(0)).current == 0
-    # Nothing is left held: those in their places serve, meet the trainer, and receive.
-    await serving(store, 1, 1)
-    await meet(store, 3)
-    assert (await transfer(store)).version == 1
-
-
-@in_virtual_time
-async def test_what_no_replica_can_make_its_weights_is_no_version(make_store: MakeStore) -> None:
-    store = make_store()
-    [replica] = await serving(store, 1, fails={ApplyTransfer: "a tensor is missing"})
-    await meet(store, 2)
-    with pytest.raises(TransferRefused) as refused:
-        await transfer(store)
-    assert_refused(refused, "transfer", "it broke and every replica is replaced: a tensor is missing")
-    assert not replica.is_alive
-    assert (await store.state(0)).current == 0
-    await serving(store, 1)
-
-
 @pytest.mark.parametrize("step", [ApplyTransfer, FinishTransfer])
 @in_virtual_time
 async def test_a_replica_that_fails_after_all_is_sent_is_replaced_alone(
@@ -341,111 +252,6 @@ async def test_a_replica_that_fails_after_all_is_sent_is_replaced_alone(
     ]
     assert (first.is_alive, second.is_alive) == (False, True)
     assert await store.wait_for(1, 1, 0.0) == 1
-
-
-@in_virtual_time
-async def test_a_version_that_cannot_be_kept_costs_the_replicas_that_hold_it(
-    make_store: MakeStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store = make_store()
-    [replica] = await serving(store, 1)
-    await meet(store, 2)
-
-    def full(*_arguments: object) -> None:
-        raise OSError("no space left")
-
-    with monkeypatch.context() as patch:
-        patch.setattr("deployments.policy.versions.version_store.write_durably", full)
-        with pytest.raises(OSError, match="no space left"):
-            await transfer(store)
-    assert not replica.is_alive
-    assert (await store.state(0)).current == 0
-    await serving(store, 1)
-    await meet(store, 2)
-    assert (await transfer(store)).version == 1
-
-
-@in_virtual_time
-async def test_a_transfer_is_abandoned_with_all_replicas_when_its_trainer_is_silent_for_too_long(
-    make_store: MakeStore,
-) -> None:
-    store = make_store(transfer_idle_s=30)
-    replicas = await serving(store, 1, 1)
-    await meet(store, 3)
-    await store.start_transfer(SwitchOptions())
-    await asyncio.sleep(29.0)
-    await store.update_transfer(WEIGHTS)
-    began = now()
-    for replica in replicas:
-        await replica.killed.wait()
-    assert now() - began == 30.0
-    with pytest.raises(TransferRefused, match="none is under way"):
-        await store.update_transfer(WEIGHTS)
-    await serving(store, 1)
-    await meet(store, 2)
-    assert (await transfer(store)).version == 1
-
-
-@in_virtual_time
-async def test_an_abandoned_transfer_lets_the_next_one_begin_even_if_a_replica_cannot_be_ended(
-    make_store: MakeStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(_fleet: Fleet, _replica: RegisteredReplica, _reason: str) -> None:
-        raise OSError("the actor cannot be ended")
-
-    store = make_store(transfer_idle_s=30)
-    await serving(store, 1)
-    await meet(store, 2)
-    await store.start_transfer(SwitchOptions())
-    monkeypatch.setattr(Fleet, "replace", refuse)
-    with pytest.raises(OSError, match="cannot be ended"):
-        store._transfer._abandon("the test says so")
-    monkeypatch.undo()
-    assert store._transfer._lease is None
-
-
-@in_virtual_time
-async def test_a_transfer_is_abandoned_when_its_trainer_hangs_up_during_an_update(make_store: MakeStore) -> None:
-    store = make_store(transfer_idle_s=30)
-    [replica] = await serving(store, 1, hangs={UpdateTransfer})
-    await meet(store, 2)
-    await store.start_transfer(SwitchOptions())
-    updating = asyncio.create_task(store.update_transfer(WEIGHTS))
-    await replica.is_asked.wait()
-    updating.cancel()
-    await asyncio.sleep(100.0)
-    assert replica.is_alive
-    replica.go_on.set()
-    began = now()
-    await replica.killed.wait()
-    assert now() - began == 30.0
-    await serving(store, 1)
-
-
-@in_virtual_time
-async def test_a_transfer_that_is_finished_is_not_abandoned_later(make_store: MakeStore) -> None:
-    store = make_store(transfer_idle_s=30)
-    [replica] = await serving(store, 1)
-    await meet(store, 2)
-    await transfer(store)
-    await asyncio.sleep(31.0)
-    assert replica.is_alive
-
-
-@pytest.mark.parametrize("step", [ApplyTransfer, FinishTransfer])
-@in_virtual_time
-async def test_a_transfer_is_not_abandoned_while_it_is_being_finished(
-    make_store: MakeStore, step: type[Command]
-) -> None:
-    store = make_store(transfer_idle_s=30)
-    [replica] = await serving(store, 1, hangs={step})
-    await meet(store, 2)
-    await store.start_transfer(SwitchOptions())
-    finishing = asyncio.create_task(store.finish_transfer(None))
-    await asyncio.sleep(31.0)
-    replica.go_on.set()
-    assert (await finishing).version == 1
-    assert replica.is_alive
 
 
 @in_virtual_time
@@ -542,31 +348,6 @@ async def test_a_number_that_is_taken_can_be_corrected(make_store: MakeStore) ->
     with pytest.raises(VersionRefused, match="1 is taken; the next is 2"):
         await store.finish_transfer(1)
     assert (await store.finish_transfer(2)).version == 2
-
-
-@pytest.mark.parametrize(
-    ("command", "reason"),
-    [(UpdateTransfer, "out of memory"), (None, "nothing was heard from the trainer")],
-)
-def test_a_transfer_that_is_abandoned_is_logged_with_the_reason(
-    make_store: MakeStore, caplog: pytest.LogCaptureFixture, command: type[Command] | None, reason: str
-) -> None:
-    async def story() -> None:
-        store = make_store(transfer_idle_s=30)
-        [replica] = await serving(store, 1, fails={command: reason})
-        await meet(store, 2)
-        await store.start_transfer(SwitchOptions())
-        if command is None:
-            await replica.killed.wait()
-        else:
-            with pytest.raises(TransferRefused):
-                await store.update_transfer(WEIGHTS)
-
-    run(story())
-    abandoned, replaced = caplog.records
-    assert (abandoned.name, abandoned.levelname) == ("rollout_service.policy", "WARNING")
-    assert abandoned.getMessage() == f"A weight transfer is abandoned and its replicas are replaced: {reason}"
-    assert (replaced.getMessage(), vars(replaced)["replica_id"]) == (f"A generator replica is replaced: {reason}", "a")
 
 
 @in_virtual_time
