@@ -7,7 +7,7 @@ and `RemoteEnvironment` (`service/remote`) implement them over Serve handles. A 
 
 from array import array
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
 
 from deployments.failures import RolloutFailure
@@ -250,6 +250,8 @@ class StepRequest:
     """The sample's number as the caller sees it."""
     step_id: str = ""
     """Unique among all steps that run; a retry has the id of the step that it repeats."""
+    is_start: bool = False
+    """Asks for the start of a sample in place of a step: the message log is its prompt, maybe empty."""
     lockstep_id: str = ""
     """The request of the step if it is played in lockstep: the steps of one turn go to one replica. Else empty."""
 
@@ -276,6 +278,8 @@ class TaskDescription:
     """Whether the environment also checks its fields by code of its own, of which `fields` does not tell."""
     tools: list[dict[str, Any]] = field(default_factory=list)
     """JSON schemas of functions, for the chat template."""
+    has_start: bool = False
+    """Whether its samples must be started before they are played."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,6 +307,13 @@ class Environment(Protocol):
             EnvironmentLost: the environment's replica broke during the step.
         """
         ...
+
+    async def start(self, request: StepRequest) -> StepOutcome:
+        """Starts a sample of a task with a start: what it adds to the prompt and to the state, without a reward.
+
+        The `observation` is a list, which may be empty. Raises what `step` raises.
+        """
+        return await self.step(replace(request, is_start=True))
 
     async def describe(self) -> TaskDescription:
         """Raises `EnvironmentLost` if no replica answers."""

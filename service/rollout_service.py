@@ -26,7 +26,8 @@ from service.requests.chat_tokenizer import TransformersChatTokenizer
 from service.requests.episodes import EpisodeFactory
 from service.requests.extra_env_info import refuse_bad_extra_env_info
 from service.requests.rollout_parsing import BodyBounds
-from service.requests.task_descriptions import TaskDescriptions, task_descriptions
+from service.requests.sample_starts import start_samples
+from service.requests.task_descriptions import TaskDescriptions, task_descriptions, tasks_with_start
 from service.requests.validation import refuse_large_echo
 from service.rollouts.early_stopping import EarlyStopping
 from service.rollouts.episode import Episode
@@ -192,11 +193,17 @@ class RolloutService:
         """
         refuse_large_echo(request.num_generations, body_bytes, self.limits)
         tasks = await task_descriptions(request, request_id, self.environments)
-        if body_bytes <= MOST_BYTES_PREPARED_INLINE and request.num_generations <= MOST_GENERATIONS_PREPARED_INLINE:
-            prepared = self._prepare(request, request_id, tasks)
-        else:
-            prepared = await result_of_thread(partial(self._prepare, request, request_id, tasks))
-        await refuse_bad_extra_env_info(request, request_id, self.environments)
+        is_small = body_bytes <= MOST_BYTES_PREPARED_INLINE
+        is_small &= request.num_generations <= MOST_GENERATIONS_PREPARED_INLINE
+        not_started: dict[int, RolloutFailure] = {}
+        if with_start := tasks_with_start(tasks):
+            await done_in_thread_unless(is_small, partial(self._episode_factory.refuse_invalid, request, tasks))
+            await refuse_bad_extra_env_info(request, request_id, self.environments)
+            not_started = await start_samples(request, request_id, with_start, self.environments)
+        prepare = partial(self._prepare, request, request_id, tasks, not_started)
+        prepared = await done_in_thread_unless(is_small, prepare)
+        if not with_start:
+            await refuse_bad_extra_env_info(request, request_id, self.environments)
         # Nothing needs them any longer, and at the end of the request they would be freed at once.
         samples, request.samples = request.samples, []
         if len(samples) > MOST_SAMPLES_FREED_INLINE:
@@ -206,8 +213,14 @@ class RolloutService:
             await self.policy.learn_version()
         return RunningRollout(request, request_id, prepared, self._context(request), lambda: self.policy.version)
 
-    def _prepare(self, request: RolloutRequest, request_id: str, tasks: TaskDescriptions) -> PreparedEpisodes:
-        episodes = self._episode_factory.episodes(request, request_id, tasks)
+    def _prepare(
+        self,
+        request: RolloutRequest,
+        request_id: str,
+        tasks: TaskDescriptions,
+        not_started: Mapping[int, RolloutFailure],
+    ) -> PreparedEpisodes:
+        episodes = self._episode_factory.episodes(request, request_id, tasks, not_started)
         groups = {episode: episode.identity.group for episode in episodes}
         return PreparedEpisodes(episodes, EarlyStopping(request.keep, groups))
 
@@ -274,6 +287,10 @@ async def check_answers(who: str, description: Awaitable[object]) -> None:
         raise
     except Exception as error:
         raise RolloutFailure(f"The {who} cannot describe itself: {type(error).__name__}: {error}") from error
+
+
+async def done_in_thread_unless(is_small: bool, work: Callable[[], Result]) -> Result:
+    return work() if is_small else await result_of_thread(work)
 
 
 async def result_of_thread(work: Callable[[], Result]) -> Result:

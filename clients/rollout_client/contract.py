@@ -144,7 +144,8 @@ class SampleInput(BaseModel):
     task_name: str
     """The environment that plays the sample, one of those that `GET /tasks` lists."""
     messages: list[PromptMessage] | None = Field(default=None, min_length=1, max_length=2048, fail_fast=True)
-    """The prompt as chat messages, which the service renders with the model's chat template."""
+    """The prompt as chat messages, which the service renders with the model's chat template. It may be missing only
+    where the task's environment makes the first messages itself."""
     message_log: list[GivenMessage] | None = Field(default=None, min_length=1, max_length=8192, fail_fast=True)
     """The prompt as messages with their tokens, taken as they are. A log that the service returned goes on from its
     last token."""
@@ -163,11 +164,9 @@ class SampleInput(BaseModel):
     """In place of the seed that is derived from `sampling.seed`; the rollouts of its group still differ."""
 
     @model_validator(mode="after")
-    def has_one_prompt(self) -> Self:
+    def has_no_two_prompts(self) -> Self:
         if self.messages is not None and self.message_log is not None:
             raise ValueError("messages and message_log are both given: send the one that is the prompt")
-        if self.messages is None and self.message_log is None:
-            raise ValueError("messages and message_log are both missing: send one of them as the prompt")
         return self
 
 

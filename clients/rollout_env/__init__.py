@@ -5,7 +5,7 @@ from rollout_env.check_rules import Finding
 from rollout_env.environment import TaskEnvironment
 from rollout_env.errors import OutcomeInvalid, SampleRejected
 from rollout_env.play import PlayResult, Sample, Turn, aplay, play
-from rollout_env.records import ChatMessage, JsonObject, Role, StepOutcome, StopString
+from rollout_env.records import ChatMessage, JsonObject, Role, StartOutcome, StepOutcome, StopString
 
 __all__ = [
     "ChatMessage",
@@ -17,6 +17,7 @@ __all__ = [
     "Role",
     "Sample",
     "SampleRejected",
+    "StartOutcome",
     "StepOutcome",
     "StopString",
     "TaskEnvironment",

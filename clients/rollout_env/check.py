@@ -36,6 +36,7 @@ def check(
       a positive number or None.
     - `example_samples`: as many different samples as asked for, equal ones for an equal seed.
     - `sample`: each is JSON with a prompt, and `ExtraEnvInfo` accepts its `extra_env_info`.
+    - `start`, where there is one: does not raise, ends in time, and gives the same for the same sample.
     - `step`: does not raise, whatever the reply, and ends in time.
     - `outcome`: is a `StepOutcome` with permitted values: text, a known role, finite rewards, metadata that is JSON.
     - `metadata`: is accepted by `ExtraEnvInfo` while the rollout goes on.

@@ -13,12 +13,14 @@ from rollout_env.check_static_rules import (
 )
 from rollout_env.environment import TaskEnvironment
 from rollout_env.errors import OutcomeInvalid
-from rollout_env.play import PlayResult, Sample, ScriptedRollout
+from rollout_env.play import PlayResult, Sample, ScriptedRollout, begin
 from rollout_env.records import StepOutcome
 from rollout_env.step_watch import StepTooSlow, longest_block
 from rollout_env.validation import validated_step
 
-Rule = Literal["attributes", "example_samples", "sample", "step", "outcome", "metadata", "blocking", "state", "close"]
+Rule = Literal[
+    "attributes", "example_samples", "sample", "start", "step", "outcome", "metadata", "blocking", "state", "close"
+]
 Replies = Sequence[str] | Callable[[Sample], Sequence[str]]
 
 AWKWARD_REPLIES = ("", " \n", "\x00", "<|end|>{[(\\", "ab" * 5000)
@@ -109,6 +111,9 @@ class Checker:
 
     async def _play(self, name: str, sample: Sample) -> Played | None:
         """Plays the sample with the awkward replies and with its own; None if its own replies found a problem."""
+        if problem := await self._start_twice(sample):
+            self._add(problem, name)
+            return None
         for reply in AWKWARD_REPLIES:
             await self._play_alone(name, sample, [reply])
         replies = self._replies(sample) if callable(self._replies) else self._replies
@@ -117,6 +122,9 @@ class Checker:
 
     async def _play_alone(self, name: str, sample: Sample, replies: Sequence[str]) -> PlayResult | None:
         rollout = ScriptedRollout(sample)
+        if problem := await self._start(rollout, self._instances[0]):
+            self._add(problem, name)
+            return None
         for turn, reply in enumerate(replies):
             if rollout.terminated:
                 break
@@ -124,6 +132,31 @@ class Checker:
                 self._add(problem, f"{name}, turn {turn + 1}, reply {shortened(reply)}")
                 return None
         return rollout.result()
+
+    async def _start_twice(self, sample: Sample) -> Problem | None:
+        """Starts two rollouts of one sample, where possible on two instances, and returns the first problem."""
+        rollouts = ScriptedRollout(sample), ScriptedRollout(sample)
+        for rollout, environment in zip(rollouts, (self._instances[0], self._instances[-1]), strict=True):
+            if problem := await self._start(rollout, environment):
+                return problem
+        if rollouts[0].result() != rollouts[1].result():
+            text = "start returned something else the second time: seed what is random by a field of extra_env_info"
+            return Problem("start", text)
+        return None
+
+    async def _start(self, rollout: ScriptedRollout, environment: TaskEnvironment) -> Problem | None:
+        """Starts the rollout and returns the first problem with it."""
+        try:
+            outcome, blocked_s = await longest_block(begin(rollout, environment), self._limits.step_s)
+        except StepTooSlow:
+            return Problem("start", f"start took longer than {self._limits.step_s:g} s")
+        except OutcomeInvalid as error:
+            return Problem("outcome", str(error).rstrip("."))
+        except Exception as error:  # noqa: BLE001 - whatever an environment raises is a finding
+            return Problem("start", f"start raised {described(error)}")
+        if blocked_s > self._limits.block_s:
+            return Problem("blocking", blocking_text("start", self._limits.block_s))
+        return None if outcome is None else metadata_problem(environment, outcome)
 
     async def _turn(self, rollout: ScriptedRollout, environment: TaskEnvironment, reply: str) -> Problem | None:
         """Plays one turn and returns the first problem with it."""
@@ -139,13 +172,15 @@ class Checker:
             return Problem("step", f"step raised {described(error)}")
         rollout.add_outcome(outcome)
         if blocked_s > self._limits.block_s:
-            return Problem("blocking", blocking_text(self._limits.block_s))
+            return Problem("blocking", blocking_text("the step", self._limits.block_s))
         return metadata_problem(environment, outcome)
 
     async def _compare(self, first: Played, second: Played) -> None:
         """Plays two samples at once, turn by turn, and compares with what each gave alone."""
         pair = (first, second)
         rollouts = [ScriptedRollout(played.sample) for played in pair]
+        for rollout in rollouts:
+            await self._start(rollout, self._instances[-1])
         turns = max(len(played.result.turns) for played in pair)
         for turn in range(turns):
             for place, (rollout, played) in enumerate(zip(rollouts, pair, strict=True)):
@@ -189,9 +224,9 @@ def state_text(difference: str) -> str:
     )
 
 
-def blocking_text(limit_s: float) -> str:
+def blocking_text(what: str, limit_s: float) -> str:
     return (
-        f"the step blocked the event loop for more than {limit_s:g} s, during which no other step could run. Await "
+        f"{what} blocked the event loop for more than {limit_s:g} s, during which no other step could run. Await "
         "what takes long, or run it by asyncio.to_thread"
     )
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
-from rollout_env.environment import TaskEnvironment, has_a_step
+from rollout_env.environment import TaskEnvironment, has_a_start, has_a_step
 from rollout_env.play import prompt_of
 from rollout_env.records import JsonObject
 from rollout_env.validation import problems_of
@@ -57,7 +57,8 @@ def sample_problems(environment: TaskEnvironment, sample: Any) -> Iterator[str]:
         yield f"it is not JSON: {problem}"
         return
     try:
-        prompt_of(sample)
+        if not (prompt_of(sample) or has_a_start(type(environment))):
+            yield "The sample has no prompt: give it messages, at least one"
     except ValueError as error:
         yield str(error).rstrip(".")
     if problem := extra_env_info_problem(environment, sample.get("extra_env_info") or {}):

@@ -6,14 +6,15 @@ from typing import Any, ClassVar
 
 from pydantic import BaseModel
 
-from rollout_env.records import ChatMessage, JsonObject, StepOutcome
+from rollout_env.records import ChatMessage, JsonObject, StartOutcome, StepOutcome
 
 
 class TaskEnvironment(ABC):
     """A task: how a response is rewarded and what the model is told next.
 
-    A subclass has `step`, for one response, or `step_batch`, for many; with both, `step_batch` is called. These two and
-    `close` may be plain or async. A plain method runs in a thread of its own, so it may block; several run at once.
+    A subclass has `step`, for one response, or `step_batch`, for many; with both, `step_batch` is called. These two,
+    `start` and `close` may be plain or async. A plain method runs in a thread of its own, so it may block; several run
+    at once.
 
     An instance keeps no state of a rollout. The state is in `extra_env_info`, and a step returns the next state as
     `metadata`. The reason: one instance steps many rollouts at once, and each step of a rollout may run on another
@@ -40,6 +41,22 @@ class TaskEnvironment(ABC):
     queue, where requests take turns. The time limit of a step begins when it leaves the queue. Set it, on the class or
     in the constructor, if steps share something scarce, such as worker processes or the connections to a database; a
     plain `step` that is not safe in several threads at once needs 1."""
+
+    def start(self, message_log: list[ChatMessage], extra_env_info: Any) -> StartOutcome | Awaitable[StartOutcome]:
+        """Makes the first observation of a sample and its state, such as the text of a new game. Optional.
+
+        Is called once for each sample of a request, before anything is generated: all rollouts of its group begin with
+        the same start. So it must be the same for the same `extra_env_info`; what is random is seeded by a field of it.
+        A sample with a `message_log` was started before and is not started again.
+
+        Args:
+            message_log: the prompt's messages; empty for a sample without `messages`, which a task with a start allows.
+            extra_env_info: as the sample has it, an instance of `ExtraEnvInfo`.
+
+        Raises:
+            SampleRejected: as in `step`.
+        """
+        raise NotImplementedError
 
     def step(self, message_log: list[ChatMessage], extra_env_info: Any) -> StepOutcome | Awaitable[StepOutcome]:
         """Judges the response, which is the last message of `message_log`.
@@ -88,6 +105,10 @@ class TaskEnvironment(ABC):
 
     def close(self) -> Awaitable[None] | None:  # noqa: B027 - most environments hold nothing
         """Releases what the instance holds. Called once, when its replica ends."""
+
+
+def has_a_start(environment_class: type[TaskEnvironment]) -> bool:
+    return environment_class.start is not TaskEnvironment.start
 
 
 def steps_in_batches(environment_class: type[TaskEnvironment]) -> bool:

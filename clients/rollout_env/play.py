@@ -9,9 +9,9 @@ from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
-from rollout_env.environment import TaskEnvironment
+from rollout_env.environment import TaskEnvironment, has_a_start
 from rollout_env.records import ChatMessage, StepOutcome
-from rollout_env.validation import problems_of, validated_step
+from rollout_env.validation import problems_of, validated_start, validated_step
 
 Sample = Mapping[str, Any]
 """A sample of a rollout request: `messages` or `message_log`, `extra_env_info`, `stop_strings`."""
@@ -95,12 +95,29 @@ async def aplay(
     if isinstance(replies, str):
         raise TypeError(f"replies must be a list of strings, one a turn, got one string: {replies!r}.")
     rollout = ScriptedRollout(chosen_sample(environment, sample, seed))
+    await begin(rollout, environment)
     for number, reply in enumerate(replies):
         if rollout.terminated:
             return rollout.result(unused_replies=replies[number:])
         rollout.add_reply(reply)
         rollout.add_outcome(await validated_step(environment, rollout.messages_so_far(), rollout.extra_env_info))
     return rollout.result()
+
+
+async def begin(rollout: "ScriptedRollout", environment: TaskEnvironment) -> StepOutcome | None:
+    """Starts the rollout if the environment has a `start`, and the sample was not started before.
+
+    Raises:
+        ValueError: there is no prompt then.
+        Exception: what `rollout_env.validation.validated_start` raises.
+    """
+    outcome = None
+    if has_a_start(type(environment)) and not rollout.was_started:
+        outcome = await validated_start(environment, rollout.messages_so_far(), deepcopy(rollout.extra_env_info))
+        rollout.add_start(outcome)
+    if not rollout.messages_so_far():
+        raise ValueError("The sample has no prompt: give it messages, at least one.")
+    return outcome
 
 
 def run(coroutine: Coroutine[Any, Any, Result]) -> Result:
@@ -126,9 +143,11 @@ class ScriptedRollout:
     """The state of one rollout with scripted replies. Runs no step itself."""
 
     def __init__(self, sample: Sample) -> None:
-        """Raises ValueError if the sample has no prompt, or one with a message that is not valid."""
+        """Raises ValueError if a message of the sample's prompt is not valid."""
         self.extra_env_info: dict[str, Any] = deepcopy(dict(sample.get("extra_env_info") or {}))
         self.terminated = False
+        self.was_started = sample.get("messages") is None and sample.get("message_log") is not None
+        """Whether the sample is the log of a rollout."""
         self._message_log = prompt_of(sample)
         self._stop_strings = tuple(sample.get("stop_strings") or ())
         self._turns: list[Turn] = []
@@ -137,6 +156,10 @@ class ScriptedRollout:
     def messages_so_far(self) -> list[ChatMessage]:
         """A copy of the message log, which the environment may change."""
         return [message.copy() for message in self._message_log]
+
+    def add_start(self, outcome: StepOutcome) -> None:
+        self._message_log += outcome.observations
+        self._take_state(outcome)
 
     def add_reply(self, reply: str) -> None:
         self._message_log.append({"role": "assistant", "content": cut_at_stop_string(reply, self._stop_strings)})
@@ -147,11 +170,14 @@ class ScriptedRollout:
         named = outcome.reward if isinstance(outcome.reward, dict) else {UNNAMED_REWARD: outcome.reward}
         for name, value in named.items():
             self._rewards[name] = self._rewards.get(name, 0.0) + value
+        self._take_state(outcome)
+        self.terminated = outcome.terminated
+
+    def _take_state(self, outcome: StepOutcome) -> None:
         if outcome.metadata is not None:
             self.extra_env_info = outcome.metadata
         if outcome.next_stop_strings is not None:
             self._stop_strings = tuple(outcome.next_stop_strings)
-        self.terminated = outcome.terminated
 
     def result(self, unused_replies: Sequence[str] = ()) -> PlayResult:
         return PlayResult(
@@ -167,15 +193,13 @@ class ScriptedRollout:
 
 
 def prompt_of(sample: Sample) -> list[ChatMessage]:
-    """The sample's prompt, as an environment sees it.
+    """The sample's prompt, as an environment sees it; empty if there is none.
 
     Raises:
-        ValueError: there is none, or one of its messages is not valid.
+        ValueError: one of its messages is not valid.
     """
     name = "messages" if sample.get("messages") is not None else "message_log"
-    messages = sample.get(name)
-    if not messages:
-        raise ValueError("The sample has no prompt: give it messages, at least one.")
+    messages = sample.get(name) or []
     try:
         return MESSAGES.validate_python(messages)
     except ValidationError as error:

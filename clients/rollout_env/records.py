@@ -75,6 +75,18 @@ Observation = Annotated[
 
 
 @dataclass(frozen=True, slots=True)
+class StartOutcome:
+    """What an environment adds to a sample before the first response to it."""
+
+    observation: Observation | None = None
+    """The message that follows the prompt, or several; None adds none."""
+    metadata: JsonObject | None = None
+    """The `extra_env_info` of the first step; None leaves it unchanged."""
+    next_stop_strings: list[StopString] | None = None
+    """The stop strings of the generations; None leaves those that the request has."""
+
+
+@dataclass(frozen=True, slots=True)
 class StepOutcome:
     """What an environment answers to one step."""
 

@@ -1,7 +1,7 @@
 """How the service validates the input and the outcome of a step; `play` and `check` do the same."""
 
 from dataclasses import fields
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
@@ -9,10 +9,10 @@ from pydantic_core import ErrorDetails
 from rollout_env.calls import call
 from rollout_env.environment import TaskEnvironment, steps_in_batches
 from rollout_env.errors import OutcomeInvalid, SampleRejected
-from rollout_env.records import ONE_MESSAGE, SEVERAL_MESSAGES, ChatMessage, StepOutcome
+from rollout_env.records import ONE_MESSAGE, SEVERAL_MESSAGES, ChatMessage, StartOutcome, StepOutcome
 
-OUTCOME = TypeAdapter(StepOutcome)
-OUTCOME_FIELDS = tuple(field.name for field in fields(StepOutcome))
+Record = TypeVar("Record", StartOutcome, StepOutcome)
+TYPES: dict[type, TypeAdapter[Any]] = {record: TypeAdapter(record) for record in (StartOutcome, StepOutcome)}
 
 
 async def validated_step(
@@ -31,6 +31,26 @@ async def validated_step(
     else:
         outcome = await call(environment.step, message_log, state)
     return validated_outcome(outcome)
+
+
+async def validated_start(
+    environment: TaskEnvironment, message_log: list[ChatMessage], extra_env_info: dict[str, Any]
+) -> StepOutcome:
+    """Runs `start`, from `extra_env_info` as JSON to a valid outcome, which is that of a step without reward.
+
+    Its `observation` is a list, empty if there is none.
+
+    Raises:
+        SampleRejected: `extra_env_info` is not valid for `ExtraEnvInfo`, or the environment rejects it.
+        OutcomeInvalid: it returned no valid outcome.
+        Exception: what the environment raises.
+    """
+    state = validated_extra_env_info(environment, extra_env_info)
+    outcome: Any = await call(environment.start, message_log, state)
+    checked = checked_record(outcome, StartOutcome, "start")
+    begun = checked.observation
+    messages = begun if isinstance(begun, list) else [] if begun is None else [begun]
+    return StepOutcome(messages, 0.0, False, checked.metadata, checked.next_stop_strings)
 
 
 async def batch_outcomes(
@@ -71,14 +91,22 @@ def validated_outcome(outcome: Any) -> StepOutcome:
     Raises:
         OutcomeInvalid: it is no `StepOutcome`, or one of its fields has no permitted value.
     """
-    if not isinstance(outcome, StepOutcome):
+    return checked_record(outcome, StepOutcome, "step")
+
+
+def checked_record(outcome: Any, record: type[Record], method: str) -> Record:
+    """Validates what the method returned, which must be such a record, and copies it. Raises `OutcomeInvalid`."""
+    if not isinstance(outcome, record):
         raise OutcomeInvalid(
-            f"The environment's outcome is not valid: step must return a StepOutcome, got {type(outcome).__name__}."
+            f"The environment's outcome is not valid: {method} must return a {record.__name__}, got "
+            f"{type(outcome).__name__}."
         )
     try:
-        return OUTCOME.validate_python({name: getattr(outcome, name) for name in OUTCOME_FIELDS})
+        given = {field.name: getattr(outcome, field.name) for field in fields(record)}
+        checked: Record = TYPES[record].validate_python(given)
     except ValidationError as error:
         raise OutcomeInvalid(f"The environment's outcome is not valid: {problems_of(error, 'outcome')}.") from error
+    return checked
 
 
 def problems_of(error: ValidationError, whole: str) -> str:

@@ -19,6 +19,7 @@ from deployments.rpc.batching import results_as_completed
 from deployments.rpc.heartbeats import Heartbeats
 from deployments.rpc.message_size import bytes_of_step_result
 from rollout_env import TaskEnvironment
+from rollout_env.environment import has_a_start
 
 logger = logging.getLogger("rollout_service.environments")
 
@@ -85,6 +86,7 @@ class EnvironmentHost:
             example=(await self.example_samples(1, 0))[0],
             has_validators=has_validators(self._environment.ExtraEnvInfo),
             tools=list(self._environment.tools),
+            has_start=has_a_start(type(self._environment)),
         )
 
     async def refused_fields(self, extra_env_infos: list[dict[str, Any]]) -> list[RefusedField]:

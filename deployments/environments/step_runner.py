@@ -14,7 +14,7 @@ from deployments.protocols import StepRequest
 from rollout_env import ChatMessage, OutcomeInvalid, SampleRejected, StepOutcome, TaskEnvironment
 from rollout_env.calls import is_plain
 from rollout_env.environment import steps_in_batches
-from rollout_env.validation import validated_step
+from rollout_env.validation import validated_start, validated_step
 
 CANCELLED = EnvironmentBroken("The environment cancelled its own step.")
 MOST_THREADS = 64
@@ -45,6 +45,7 @@ class StepRunner:
     def __init__(self, environment: TaskEnvironment, task_name: str, step_timeout_s: float | None) -> None:
         """Args: `step_timeout_s` is None for no limit."""
         self._step = step_function(environment)
+        self._start_sample: StepFunction = partial(validated_start, environment)
         self._task_name = task_name
         self._step_timeout_s = step_timeout_s
         self._slots = StepSlots(environment.max_concurrent_steps or default_concurrency(environment))
@@ -94,8 +95,9 @@ class StepRunner:
         if self._step_timeout_s is not None:
             self._start_clock(step, self._step_timeout_s)
         result: StepResult
+        function = self._start_sample if step.request.is_start else self._step
         try:
-            result = await self._step(step.request.message_log, step.request.extra_env_info)
+            result = await function(step.request.message_log, step.request.extra_env_info)
         except asyncio.CancelledError as error:
             if step.result.done():
                 raise

@@ -1,7 +1,7 @@
 """Makes the episodes of a valid request: renders and tokenizes its prompts, and resolves its options per rollout."""
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from types import MappingProxyType
@@ -13,7 +13,7 @@ from deployments.protocols import GeneratorDescription, RequestShare, SamplingOp
 from rollout_client.contract import Message, RolloutRequest, SampleInput, Sampling
 from service.admission.priority import weight_of
 from service.requests.chat_tokenizer import TransformersChatTokenizer, refuse_too_many
-from service.requests.task_descriptions import TaskDescriptions
+from service.requests.task_descriptions import TaskDescriptions, tasks_with_start
 from service.requests.validation import Capabilities, request_problems
 from service.responses.problems import MOST_PROBLEMS, invalid_request
 from service.rollouts.episode import Episode
@@ -24,6 +24,7 @@ from service.rollouts.tokenizer_protocol import ChatOptions
 from service.settings import Limits
 
 NO_DESCRIPTIONS: TaskDescriptions = MappingProxyType({})
+NO_FAILURES: Mapping[int, RolloutFailure] = MappingProxyType({})
 logger = logging.getLogger("rollout_service.requests")
 
 
@@ -52,20 +53,31 @@ class EpisodeFactory:
     tokenizer: TransformersChatTokenizer
     limits: Limits
 
+    def refuse_invalid(self, request: RolloutRequest, tasks: TaskDescriptions) -> None:
+        """Raises `RequestProblem`, 422 with the first problems of the request, if there are any."""
+        capabilities = Capabilities(self.task_names, self.generator, self.limits, tasks_with_start(tasks))
+        if problems := list(islice(request_problems(request, capabilities), MOST_PROBLEMS)):
+            raise invalid_request(*problems)
+
     def episodes(
-        self, request: RolloutRequest, request_id: str, tasks: TaskDescriptions = NO_DESCRIPTIONS
+        self,
+        request: RolloutRequest,
+        request_id: str,
+        tasks: TaskDescriptions = NO_DESCRIPTIONS,
+        not_started: Mapping[int, RolloutFailure] = NO_FAILURES,
     ) -> list[Episode]:
         """The episodes of a request in the order of the response: the rollouts of one sample next to each other.
 
         An episode whose prompt cannot be rendered, or whose task is a failure, has failed already; the others can be
         played.
 
+        Args:
+            not_started: the samples whose start has failed, by position.
+
         Raises:
             RequestProblem: 422 with the first problems of the request.
         """
-        capabilities = Capabilities(self.task_names, self.generator, self.limits)
-        if problems := list(islice(request_problems(request, capabilities), MOST_PROBLEMS)):
-            raise invalid_request(*problems)
+        self.refuse_invalid(request, tasks)
         name = RequestName(request_id, f"{request_id}-{uuid4().hex[:16]}")
         party = RequestParty(
             RequestShare(name.unique_id, weight_of(request.priority)),
@@ -74,7 +86,14 @@ class EpisodeFactory:
         return [
             episode
             for sample_position, sample in enumerate(request.samples)
-            for episode in self._group(request, name, party, sample_position, sample, tasks.get(sample.task_name))
+            for episode in self._group(
+                request,
+                name,
+                party,
+                sample_position,
+                sample,
+                not_started.get(sample_position) or tasks.get(sample.task_name),
+            )
         ]
 
     def _group(
@@ -132,8 +151,10 @@ class EpisodeFactory:
         """
         if sample.message_log is not None:
             message_log: Sequence[Message] = sample.message_log
+        elif not sample.messages:
+            raise PromptRejected("The sample has no messages, and its environment's start added none.")
         else:
-            message_log = self.tokenizer.prompt(sample.messages or [], chat, max_seq_len)
+            message_log = self.tokenizer.prompt(sample.messages, chat, max_seq_len)
         refuse_too_many(sum(len(message.token_ids) for message in message_log), max_seq_len)
         return message_log
 
@@ -177,7 +198,7 @@ def chat_options(
     return ChatOptions(
         observation_format=sample.observation_format
         or request.observation_format
-        or ("chat" if sample.messages else "raw"),
+        or ("chat" if sample.message_log is None else "raw"),
         tools=(list(tools_of_task) or None) if sample.tools is None else sample.tools,
         chat_template_kwargs=next((kwargs for kwargs in given if kwargs is not None), None),
     )

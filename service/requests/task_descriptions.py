@@ -29,3 +29,10 @@ async def task_descriptions(
             logger.warning("Task %s has not described itself: %s", task_name, error, exc_info=error, extra=context)
             descriptions[task_name] = error
     return descriptions
+
+
+def tasks_with_start(descriptions: TaskDescriptions) -> frozenset[str]:
+    """The tasks whose environments start their samples."""
+    return frozenset(
+        name for name, task in descriptions.items() if isinstance(task, TaskDescription) and task.has_start
+    )

@@ -30,6 +30,8 @@ class Capabilities:
     task_names: Set[str]
     generator: GeneratorDescription
     limits: Limits
+    started_tasks: Set[str] = frozenset()
+    """Whose environments may make the first messages themselves."""
 
 
 def request_problems(request: RolloutRequest, capabilities: Capabilities) -> Iterator[FieldProblem]:
@@ -84,6 +86,9 @@ def sample_problems(field: str, sample: SampleInput, capabilities: Capabilities)
     """Yields the problems of one sample; `field` is its path in the request."""
     if sample.task_name not in capabilities.task_names:
         yield unknown_task(f"{field}.task_name", sample.task_name, capabilities.task_names)
+    if sample.messages is None and sample.message_log is None and sample.task_name not in capabilities.started_tasks:
+        missing = "messages and message_log are both missing: send one of them as the prompt"
+        yield FieldProblem(field=field, message=missing)
     yield from template_problems(f"{field}.chat_template_kwargs", sample.chat_template_kwargs)
     yield from further_field_problems(field, sample)
     if sample.message_log and not any(message.token_ids for message in sample.message_log):

@@ -3,12 +3,12 @@
 from typing import Any
 
 from deployments.protocols import packed_ids
-from rollout_client.contract import Message
+from rollout_client.contract import Message, PromptMessage
 from rollout_env import ChatMessage
 from service.rollouts.tokenizer_protocol import TokenizedObservation
 
 
-def chat_message(message: Message) -> ChatMessage:
+def chat_message(message: Message | PromptMessage) -> ChatMessage:
     """The message without its numbers."""
     chat: ChatMessage = {"role": message.role, "content": message.content}
     if message.name is not None:

@@ -3,7 +3,7 @@
 import asyncio
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
@@ -33,7 +33,7 @@ from rollout_client.problem_contract import FieldProblem
 from rollout_env import StepOutcome
 from service.admission.admission import Admission
 from service.remote.policy import RemotePolicy
-from service.requests.episodes import NO_DESCRIPTIONS, EpisodeFactory
+from service.requests.episodes import NO_DESCRIPTIONS, NO_FAILURES, EpisodeFactory
 from service.requests.task_descriptions import TaskDescriptions
 from service.responses.problems import RequestProblem
 from service.rollout_service import (
@@ -118,6 +118,44 @@ def test_samples_that_their_environment_cannot_take_are_refused_before_anything_
         virtual_time.run(service.play(request_of({**SAMPLE, "task_name": "code"}, SAMPLE)))
     assert [error.field for error in refusal.value.problem.errors] == ["samples[1].extra_env_info.truth"]
     assert not service.has_started_something
+
+
+class Starting(ScriptedEnvironment):
+    """Starts its samples, except those that it refuses because they have a `fault`."""
+
+    async def start(self, request: StepRequest) -> StepOutcome:
+        return StepOutcome([{"role": "user", "content": "Go."}], 0.0, False, metadata={"begun": True})
+
+    async def describe(self) -> TaskDescription:
+        return TaskDescription("math", "Starts.", fields={}, has_start=True)
+
+    async def refused_fields(self, extra_env_infos: Sequence[dict[str, Any]]) -> list[RefusedField]:
+        return [RefusedField(place, ("fault",), "No.") for place, info in enumerate(extra_env_infos) if "fault" in info]
+
+
+@pytest.mark.parametrize("body_bytes", [0, MOST_BYTES_PREPARED_INLINE + 1])
+def test_samples_of_a_task_with_a_start_are_started_before_they_are_played(body_bytes: int) -> None:
+    service = Service(math=Starting([outcome(terminated=True)]))
+    results = virtual_time.run(service.play(request_of({"task_name": "math"}, SAMPLE), body_bytes))
+    assert [message.content for message in results[0].message_log[:1]] == ["Go."]
+    assert [message.content for message in results[1].message_log[:2]] == ["What is 1 + 2?", "Go."]
+    assert [step.extra_env_info for step in service.environments["math"].requests] == [{"begun": True}] * 2
+
+
+@pytest.mark.parametrize("sample", [{**SAMPLE, "extra_env_info": {"fault": 1}}, {**SAMPLE, "task_name": "chess"}])
+def test_nothing_of_a_request_with_a_bad_sample_is_started(sample: dict[str, Any]) -> None:
+    class Counting(Starting):
+        started = 0
+
+        async def start(self, request: StepRequest) -> StepOutcome:
+            self.started += 1
+            return await super().start(request)
+
+    environment = Counting([outcome(terminated=True)])
+    service = Service(math=environment)
+    with pytest.raises(RequestProblem):
+        virtual_time.run(service.play(request_of(SAMPLE, sample)))
+    assert (environment.started, service.has_started_something) == (0, False)
 
 
 def test_every_rollout_of_every_sample_is_yielded_with_its_position() -> None:
@@ -228,12 +266,16 @@ class NotingFactory(EpisodeFactory):
     loop_went_on = threading.Event()
 
     def episodes(
-        self, request: RolloutRequest, request_id: str, tasks: TaskDescriptions = NO_DESCRIPTIONS
+        self,
+        request: RolloutRequest,
+        request_id: str,
+        tasks: TaskDescriptions = NO_DESCRIPTIONS,
+        not_started: Mapping[int, RolloutFailure] = NO_FAILURES,
     ) -> list[Episode]:
         self.threads.append(threading.get_ident())
         if self.waits:
             assert self.loop_went_on.wait(THREAD_STUCK_AFTER_S), "the event loop waits for the preparation"
-        return super().episodes(request, request_id, tasks)
+        return super().episodes(request, request_id, tasks, not_started)
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from rollout_env import ChatMessage, CheckFailed, Finding, StepOutcome, TaskEnvironment, check
+from rollout_env import ChatMessage, CheckFailed, Finding, StartOutcome, StepOutcome, TaskEnvironment, check
 from rollout_env.check_rules import AWKWARD_REPLIES
 from tests.clients.rollout_env.counting_environment import Count, CountingEnvironment, counting_sample
 
@@ -331,6 +331,51 @@ def test_all_instances_are_closed_and_a_close_that_raises_is_found() -> None:
 
     assert findings_of(Closing) == [Finding("close", "close raised OSError: Nothing to close.")]
     assert [vars(environment) for environment in made] == [{"closed": True}, {"closed": True}]
+
+
+class Starting(CountingEnvironment):
+    """Starts with what `began` makes."""
+
+    def began(self) -> StartOutcome:
+        return StartOutcome({"role": "user", "content": "Go."})
+
+    def start(self, message_log: list[ChatMessage], extra_env_info: Count) -> StartOutcome:
+        return self.began()
+
+    def example_samples(self, count: int, seed: int) -> list[dict[str, Any]]:
+        return [{"extra_env_info": {"until": until}} for until in range(seed + 2, seed + 2 + count)]
+
+
+def test_an_environment_with_a_start_passes_also_without_prompts() -> None:
+    check(Starting)
+
+
+def test_a_start_that_is_not_seeded_raises_or_makes_no_state_is_found() -> None:
+    class Unseeded(Starting):
+        def began(self) -> StartOutcome:
+            return StartOutcome({"role": "user", "content": f"{random.random()}"})
+
+    class Raising(Starting):
+        def began(self) -> StartOutcome:
+            raise KeyError("board")
+
+    class Stateless(Starting):
+        def began(self) -> StartOutcome:
+            return StartOutcome(metadata={"count": 1}, observation={"role": "user", "content": "Go."})
+
+    class Silent(Starting):
+        def began(self) -> StartOutcome:
+            return StartOutcome()
+
+    twice = "start returned something else the second time: seed what is random by a field of extra_env_info"
+    assert findings_of(Unseeded) == [Finding("start", f"Sample 0: {twice}.")]
+    assert findings_of(Raising) == [Finding("start", "Sample 0: start raised KeyError: 'board'.")]
+    [finding] = findings_of(Stateless)
+    assert finding.rule == "metadata"
+    [finding] = findings_of(Silent)
+    assert finding.message == (
+        "Sample 0: start raised ValueError: The sample has no prompt: give it messages, at least one."
+    )
 
 
 def test_an_environment_without_a_step_is_found() -> None:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollout_env import ChatMessage, OutcomeInvalid, SampleRejected, StepOutcome, Turn, aplay, play
+from rollout_env import ChatMessage, OutcomeInvalid, SampleRejected, StartOutcome, StepOutcome, Turn, aplay, play
 from rollout_env.play import cut_at_stop_string
 from tests.clients.rollout_env.counting_environment import Count, CountingEnvironment, counting_sample
 
@@ -190,6 +190,39 @@ def test_an_observation_may_be_several_messages() -> None:
     assert environment.logs[1][2:4] == messages
     assert played.outcomes[0].observations == messages
     assert played.outcomes[1].observations == [{"role": "user", "content": "end"}]
+
+
+class Dealing(CountingEnvironment):
+    """Deals a card of its sample's own before the first reply."""
+
+    def start(self, message_log: list[ChatMessage], extra_env_info: Count) -> StartOutcome:
+        said: ChatMessage = {"role": "user", "content": f"Card {extra_env_info.until}, after {len(message_log)}."}
+        state = {"until": extra_env_info.until, "count": 1}
+        return StartOutcome(said, metadata=state, next_stop_strings=["!"])
+
+
+@pytest.mark.parametrize("messages", [{}, {"messages": None}])
+def test_a_start_makes_the_first_observation_and_the_state(messages: dict[str, Any]) -> None:
+    played = play(Dealing(), ["2! 3"], {"extra_env_info": {"until": 2}, **messages})
+    assert [message["content"] for message in played.message_log] == ["Card 2, after 0.", "2!", "That was 2."]
+    assert played.terminated
+    assert play(Dealing(), [], counting_sample(2)).message_log[1]["content"] == "Card 2, after 1."
+
+
+def test_a_log_of_a_rollout_is_not_started_again() -> None:
+    log = [{"role": "user", "content": "Q"}]
+    played = play(Dealing(), ["1"], {"message_log": log, "extra_env_info": {"until": 2}})
+    assert played.message_log[0]["content"] == "Q"
+    assert played.extra_env_info == {"until": 2, "count": 1}
+
+
+def test_what_a_start_returns_is_validated() -> None:
+    class Wrong(CountingEnvironment):
+        async def start(self, message_log: list[ChatMessage], extra_env_info: Count) -> StartOutcome:
+            return says("x")  # type: ignore[return-value]
+
+    with pytest.raises(OutcomeInvalid, match=r"start must return a StartOutcome, got StepOutcome\.$"):
+        play(Wrong(), [], counting_sample(1))
 
 
 class PlainCounting(CountingEnvironment):

@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from pydantic import BaseModel
 from deployments.environments.step_runner import StepRunner
 from deployments.failures import EnvironmentBroken, EnvironmentRejected, RolloutFailure, TurnTimedOut
 from deployments.protocols import StepRequest
-from rollout_env import ChatMessage, SampleRejected, StepOutcome, TaskEnvironment
+from rollout_env import ChatMessage, SampleRejected, StartOutcome, StepOutcome, TaskEnvironment
 from tests import virtual_time
 from tests.service.scripted import outcome
 
@@ -128,6 +129,32 @@ def test_an_aborted_step_leaves_the_others_of_its_batch_alone() -> None:
 
     virtual_time.run(run())
     assert environment.cancelled == []
+
+
+class StartingEnvironment(BatchEnvironment):
+    async def start(self, message_log: list[ChatMessage], extra_env_info: Word) -> StartOutcome:
+        await asyncio.sleep(1)
+        if extra_env_info.word == "bad":
+            raise SampleRejected("The word is bad.")
+        return StartOutcome(metadata={"word": f"{extra_env_info.word} of {len(message_log)}"})
+
+
+def test_samples_are_started_with_the_limits_and_failures_of_steps() -> None:
+    environment = StartingEnvironment()
+    environment.max_concurrent_steps = 1
+
+    async def run() -> list[StepOutcome | RolloutFailure]:
+        runner = StepRunner(environment, "starts", 0.5 if is_slow else None)
+        starts = [runner.start(replace(request, is_start=True), set()) for request in requests("a", "bad", "c")]
+        return await asyncio.gather(*starts)
+
+    is_slow = False
+    first, bad, last = virtual_time.run(run())
+    assert first == StepOutcome([], 0.0, False, metadata={"word": "a of 0"})
+    assert last == StepOutcome([], 0.0, False, metadata={"word": "c of 0"})
+    assert isinstance(bad, EnvironmentRejected)
+    is_slow = True
+    assert {type(result) for result in virtual_time.run(run())} == {TurnTimedOut}
 
 
 class PlainEnvironment(TaskEnvironment):

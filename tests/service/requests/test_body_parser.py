@@ -244,11 +244,12 @@ def test_nan_or_infinity_in_a_large_body_is_a_problem_of_its_field(fields: dict[
 
 
 def test_problems_are_named_at_their_places_in_the_whole_request_and_only_the_first_20() -> None:
-    samples = [SAMPLE] * SAMPLES_AT_ONCE + [{"task_name": "math"}, SAMPLE, *[{**SAMPLE, "idx": "1"}] * 200]
+    without_prompt = {"task_name": "math", "messages": []}
+    samples = [SAMPLE] * SAMPLES_AT_ONCE + [without_prompt, SAMPLE, *[{**SAMPLE, "idx": "1"}] * 200]
     problem = refused(request(samples=samples))
     first = SAMPLES_AT_ONCE
     assert [error.field for error in problem.errors] == [
-        f"samples[{first}]",
+        f"samples[{first}].messages",
         *(f"samples[{place}].idx" for place in range(first + 2, first + 21)),
         "body",
     ]

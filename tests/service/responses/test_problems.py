@@ -101,15 +101,11 @@ def test_a_body_that_is_not_json_is_400() -> None:
 
 
 def test_a_finding_names_its_path_and_its_value() -> None:
-    body = {"samples": [{"task_name": "math"}], "sampling": {"top_p": 2}, "samplings": {}}
+    body = {"samples": [{"task_name": "math", "messages": []}], "sampling": {"top_p": 2}, "samplings": {}}
     problem = problem_of(lambda: RolloutRequest.model_validate(body))
     assert problem.status == 422
     assert [(error.field, error.message, error.value) for error in problem.errors] == [
-        (
-            "samples[0]",
-            "messages and message_log are both missing: send one of them as the prompt",
-            "{'task_name': 'math'}",
-        ),
+        ("samples[0].messages", "List should have at least 1 item after validation, not 0", "[]"),
         ("sampling.top_p", "Input should be less than or equal to 1", 2),
         ("samplings", "this field is not known; remove it or check its spelling against /docs", "{}"),
     ]

@@ -1,0 +1,123 @@
+"""Samples of tasks with a start, from the request to their episodes."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from deployments.failures import EnvironmentBroken, EnvironmentLost, RolloutFailure
+from deployments.protocols import StepRequest, TaskDescription
+from rollout_client.contract import RolloutRequest, SampleError
+from rollout_env import StepOutcome
+from service.requests.episodes import EpisodeFactory
+from service.requests.sample_starts import start_samples
+from service.responses.problems import RequestProblem
+from service.rollouts.episode import Episode
+from tests import virtual_time
+from tests.service.scripted import ScriptedEnvironment
+from tests.service.scripted_http import DESCRIPTION, LIMITS, tokenizer
+
+TASKS = {"deal": TaskDescription("deal", "Deals.", {}, has_start=True), "math": TaskDescription("math", "Sums.", {})}
+FACTORY = EpisodeFactory(frozenset(TASKS), DESCRIPTION, tokenizer, LIMITS)
+QUESTION = {"role": "user", "content": "Q"}
+LOG = [{"role": "user", "content": "Q", "token_ids": [1]}]
+
+
+def start(*texts: str, **fields: Any) -> StepOutcome:
+    return StepOutcome([{"role": "user", "content": text} for text in texts], 0.0, False, **fields)
+
+
+def episodes_of(
+    script: list[StepOutcome | Exception], samples: list[dict[str, Any]], **fields: Any
+) -> tuple[list[Episode], list[StepRequest]]:
+    """The episodes of the request, and the starts that the environment was asked for."""
+    environment = ScriptedEnvironment(script)
+    request = RolloutRequest.model_validate({"samples": samples, **fields})
+
+    async def run() -> dict[int, RolloutFailure]:
+        return await start_samples(request, "mine", {"deal"}, {"deal": environment, "math": environment})
+
+    not_started = virtual_time.run(run())
+    return FACTORY.episodes(request, "mine", TASKS, not_started), environment.requests
+
+
+def contents(episode: Episode) -> list[str]:
+    return [message.content for message in episode.result().message_log]
+
+
+def test_all_rollouts_of_a_sample_begin_with_one_start() -> None:
+    sample = {"task_name": "deal", "messages": [QUESTION], "extra_env_info": {"seed": 3}, "idx": 7}
+    begun = start("Card", metadata={"seed": 3, "card": 5}, next_stop_strings=["!"])
+    episodes, [asked] = episodes_of([begun], [sample], num_generations=2)
+    assert (asked.is_start, asked.sample, asked.request_id) == (True, 7, "mine")
+    assert (asked.message_log, asked.extra_env_info) == ([QUESTION], {"seed": 3})
+    assert [contents(episode) for episode in episodes] == [["Q", "Card"]] * 2
+    first, second = (episode.result() for episode in episodes)
+    assert (first.extra_env_info, first.stop_strings) == ({"seed": 3, "card": 5}, ["!"])
+    assert first.extra_env_info is second.extra_env_info
+
+
+def test_the_prompt_may_be_the_starts_alone() -> None:
+    [episode], [asked] = episodes_of([start("One", "Two")], [{"task_name": "deal"}])
+    assert asked.message_log == []
+    assert contents(episode) == ["One", "Two"]
+    assert episode.result().observation_format == "chat"
+
+
+def test_only_fresh_samples_of_tasks_with_a_start_are_started() -> None:
+    samples = [{"task_name": "math", "messages": [QUESTION]}, {"task_name": "deal", "message_log": LOG}]
+    episodes, asked = episodes_of([start("Card")], samples)
+    assert asked == []
+    assert [contents(episode) for episode in episodes] == [["Q"], ["Q"]]
+
+
+def test_a_start_that_fails_costs_its_sample_alone_and_a_retryable_one_is_retried() -> None:
+    samples = [{"task_name": "deal"}, {"task_name": "deal"}]
+    lost = EnvironmentLost("The replica died.")
+    (failed, played), asked = episodes_of([EnvironmentBroken("A bug."), lost, start("Card")], samples)
+    assert failed.error == SampleError(kind="environment", message="A bug.", retryable=False)
+    assert contents(played) == ["Card"]
+    assert len(asked) == 3
+
+
+def test_a_start_is_retried_as_often_as_the_request_says() -> None:
+    [episode], asked = episodes_of([EnvironmentLost("It died.")], [{"task_name": "deal"}], retries=1)
+    assert episode.error == SampleError(kind="environment", message="It died.", retryable=True)
+    assert len(asked) == 2
+
+
+def test_a_sample_without_any_message_is_an_error() -> None:
+    [episode], _ = episodes_of([start()], [{"task_name": "deal"}])
+    assert episode.error is not None
+    assert episode.error.message == "The sample has no messages, and its environment's start added none."
+
+
+def test_a_sample_without_a_prompt_of_a_task_without_a_start_is_refused() -> None:
+    request = RolloutRequest.model_validate({"samples": [{"task_name": "deal"}, {"task_name": "math"}]})
+    with pytest.raises(RequestProblem) as refusal:
+        FACTORY.refuse_invalid(request, TASKS)
+    assert str(refusal.value) == (
+        "samples[1]: messages and message_log are both missing: send one of them as the prompt."
+    )
+
+
+def test_a_request_that_is_cancelled_cancels_its_starts() -> None:
+    cancelled: list[StepRequest] = []
+
+    class Waiting(ScriptedEnvironment):
+        async def step(self, request: StepRequest) -> StepOutcome:
+            try:
+                await asyncio.Event().wait()
+            finally:
+                cancelled.append(request)
+            raise AssertionError
+
+    async def run() -> None:
+        request = RolloutRequest.model_validate({"samples": [{"task_name": "deal"}] * 2})
+        starting = asyncio.create_task(start_samples(request, "mine", {"deal"}, {"deal": Waiting([])}))
+        await virtual_time.settled()
+        starting.cancel()
+        await asyncio.gather(starting, return_exceptions=True)
+
+    virtual_time.run(run())
+    assert len(cancelled) == 2
