@@ -10,6 +10,8 @@ from safetensors.torch import load_file, save_file
 from deployments.generation.weight_patches import apply_patches, read_patches
 from tests.deployments.policy.delta_files import delta_of
 
+# Importing vLLM takes seconds.
+pytestmark = pytest.mark.slow
 torch.manual_seed(0)
 BASE = {
     "norm.weight": torch.randn(4).bfloat16(),

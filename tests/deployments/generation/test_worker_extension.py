@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import pytest
 import torch
 from vllm.model_executor.model_loader.reload import (
     finalize_layerwise_reload,
@@ -11,6 +12,9 @@ from vllm.model_executor.model_loader.reload import (
 from vllm.model_executor.model_loader.weight_utils import default_weight_loader
 
 from deployments.generation.worker_extension import end_broken_reload, pack_shared_weights_again
+
+# Importing vLLM takes seconds.
+pytestmark = pytest.mark.slow
 
 
 class Packing:
