@@ -309,8 +309,9 @@ class PolicyVersions(Lenient):
 
 RequestMetrics = dict[str, int | float | list[int]]
 """By the names of NeMo-RL's rollout module; each `histogram/...` is a list of lengths, one per generation. Besides,
-`histogram/staleness` has one number per rollout: how many versions its oldest token was behind the current one at its
-end. `stale_rate` is the share that `policy.max_staleness` cut off, of those that ended by themselves or by it."""
+each reward that its environment named has `rewards/NAME/{mean,max,min,median,stddev}`, over the rollouts that have it,
+and `histogram/staleness` has one number per rollout: how many versions its oldest token was behind the current one at
+its end. `stale_rate` is the share that `policy.max_staleness` cut off, of those that ended by themselves or by it."""
 
 
 class RolloutSummary(Lenient):

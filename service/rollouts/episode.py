@@ -20,13 +20,11 @@ from rollout_env import StepOutcome
 from service.rollouts.episode_records import EpisodeIdentity, EpisodeLimits, EpisodeStart
 from service.rollouts.messages import chat_message, observation_message
 from service.rollouts.responses import continued, response_of, without_open_stop_string
-from service.rollouts.sample_metrics import SampleMetricsAccumulator
+from service.rollouts.sample_metrics import UNNAMED_REWARD, SampleMetricsAccumulator
 from service.rollouts.seeds import sampling_of_turn
 from service.rollouts.staleness import RolloutVersions
 from service.rollouts.tokenizer_protocol import CONTEXT_TOKENS, ChatTokenizer, TokenizedObservation
 
-UNNAMED_REWARD = "reward"
-"""The name of a reward that its environment gave as a single number."""
 CutOff = Literal["deadline", "cancelled", "stale"]
 """The statuses of an episode that was ended from outside, in any state."""
 CUT_OFF_STATUSES = get_args(CutOff)

@@ -5,10 +5,11 @@ sample is in `SampleMetrics`, which `sample_metrics.py` fills.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import fmean, median, stdev
 
 from rollout_client.contract import PolicyVersions, RequestMetrics, SampleMetrics, SampleResult
+from service.rollouts.sample_metrics import UNNAMED_REWARD
 
 FREED_IN_ONE_STEP = 64
 STATUSES_WITH_FINAL_REWARD = ("completed", "truncated", "max_turns")
@@ -32,6 +33,8 @@ class RequestMetricsAccumulator:
     def __init__(self) -> None:
         self._samples: list[SampleMetrics] = []
         self._versions: set[str] = set()
+        self._rewards: list[dict[str, float]] = []
+        """Of the samples whose rewards have names."""
         self._staleness: list[int] = []
         self._stale = 0
 
@@ -43,6 +46,8 @@ class RequestMetricsAccumulator:
         """
         if result.status in STATUSES_WITH_FINAL_REWARD:
             self._samples.append(result.metrics)
+            if result.rewards.keys() - {UNNAMED_REWARD}:
+                self._rewards.append(result.rewards)
             if staleness is not None:
                 self._staleness.append(staleness)
         self._stale += result.status == "stale"
@@ -54,15 +59,20 @@ class RequestMetricsAccumulator:
         if not (samples or self._stale):
             return {}
         of_samples = {**averages(samples), **turn_metrics(samples), **spread_by_field(samples)} if samples else {}
-        return of_samples | {
-            "histogram/staleness": self._staleness.copy(),
-            "stale_rate": self._stale / (len(samples) + self._stale),
-        }
+        return (
+            of_samples
+            | spread_by_reward(self._rewards)
+            | {
+                "histogram/staleness": self._staleness.copy(),
+                "stale_rate": self._stale / (len(samples) + self._stale),
+            }
+        )
 
     def free_samples(self) -> None:
         """Forgets all samples, in portions: a thread may do it beside the event loop."""
-        while self._samples:
-            del self._samples[-FREED_IN_ONE_STEP:]
+        for items in (self._samples, self._rewards):
+            while items:
+                del items[-FREED_IN_ONE_STEP:]
 
     def policy(self, current: int | None = None) -> PolicyVersions:
         """The oldest and the newest weight version that sampled a token, and the `current` one, if it is known."""
@@ -132,12 +142,28 @@ def spread_by_field(samples: Sequence[SampleMetrics]) -> RequestMetrics:
     """Mean, extremes, median and sample standard deviation (n - 1) of each field; `stddev` of a single value is 0."""
     spread: RequestMetrics = {}
     for name, field in SPREAD_FIELDS.items():
-        values = [getattr(sample, field) for sample in samples]
-        spread |= {
-            f"{name}/mean": fmean(values),
-            f"{name}/max": max(values),
-            f"{name}/min": min(values),
-            f"{name}/median": median(values),
-            f"{name}/stddev": stdev(values) if len(values) > 1 else 0.0,
-        }
+        spread |= spread_of(name, [getattr(sample, field) for sample in samples])
     return spread
+
+
+def spread_by_reward(rewards: Sequence[Mapping[str, float]]) -> RequestMetrics:
+    """The spread of each reward that has a name, over the samples that have it, in the order of their first samples."""
+    values: dict[str, list[float]] = {}
+    for named in rewards:
+        for name, value in named.items():
+            values.setdefault(name, []).append(value)
+    spread: RequestMetrics = {}
+    for name, of_samples in values.items():
+        spread |= spread_of(f"rewards/{name}", of_samples)
+    return spread
+
+
+def spread_of(name: str, values: Sequence[float]) -> RequestMetrics:
+    """`values` has at least one."""
+    return {
+        f"{name}/mean": fmean(values),
+        f"{name}/max": max(values),
+        f"{name}/min": min(values),
+        f"{name}/median": median(values),
+        f"{name}/stddev": stdev(values) if len(values) > 1 else 0.0,
+    }

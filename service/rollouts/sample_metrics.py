@@ -2,6 +2,9 @@
 
 from rollout_client.contract import SampleMetrics, SampleStatus
 
+UNNAMED_REWARD = "reward"
+"""The name of a reward that its environment gave as a single number."""
+
 
 class SampleMetricsAccumulator:
     """Counts the tokens of one episode while it is played. Lengths are in tokens."""

@@ -20,7 +20,13 @@ from service.rollouts.request_metrics import FREED_IN_ONE_STEP, RequestMetricsAc
 
 
 def result(
-    turn_gen_tokens: list[int], env_tokens: int, total_reward: float, *, status: str = "completed", versions: str = ""
+    turn_gen_tokens: list[int],
+    env_tokens: int,
+    total_reward: float,
+    *,
+    status: str = "completed",
+    versions: str = "",
+    rewards: dict[str, float] | None = None,
 ) -> SampleResult:
     assistant_tokens = sum(turn_gen_tokens)
     flags = {
@@ -31,6 +37,7 @@ def result(
     spans = [WeightVersionSpan(version=version, start=0, end=1) for version in versions.split()]
     return SampleResult.model_construct(
         status=status,
+        rewards={"reward": total_reward} if rewards is None else rewards,
         message_log=[Message(role="assistant", content="", token_ids=[], weight_versions=spans)],
         metrics=SampleMetrics(
             turn_count=len(turn_gen_tokens),
@@ -112,6 +119,28 @@ def test_each_field_has_its_spread(
     metrics = metrics_of(SAMPLES)
     assert [metrics[f"{field}/{name}"] for name in ("mean", "max", "min", "median")] == [mean, highest, lowest, median]
     assert metrics[f"{field}/stddev"] == pytest.approx(stddev, abs=1e-6)
+
+
+def test_each_reward_with_a_name_has_its_spread_over_the_samples_that_have_it() -> None:
+    samples = [
+        result([1], 0, 3.5, rewards={"right": 3.0, "format": 0.5}),
+        result([1], 0, 1.0, rewards={"right": 1.0}),
+        result([1], 0, 7.0),
+        result([1], 0, 9.0, rewards={"right": 9.0}, status="cancelled"),
+    ]
+    metrics = metrics_of(samples)
+    assert {name: value for name, value in metrics.items() if name.startswith("rewards/")} == {
+        "rewards/right/mean": 2.0,
+        "rewards/right/max": 3.0,
+        "rewards/right/min": 1.0,
+        "rewards/right/median": 2.0,
+        "rewards/right/stddev": pytest.approx(2**0.5),
+        "rewards/format/mean": 0.5,
+        "rewards/format/max": 0.5,
+        "rewards/format/min": 0.5,
+        "rewards/format/median": 0.5,
+        "rewards/format/stddev": 0.0,
+    }
 
 
 def test_percentiles_of_the_turns_interpolate() -> None:
