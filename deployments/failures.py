@@ -80,9 +80,9 @@ class PolicyStoreLost(RolloutFailure):
 
 
 class OtherVersionLoaded(RolloutFailure):
-    """The generator replica has other weights than those that must generate every token of the rollout.
+    """The generator replica has other weights than those that must generate, or not the policy that must.
 
-    Another replica may still have them, until an update of the weights has ended.
+    Another replica may have them, until an update of the weights has ended, or this one soon.
     """
 
     kind = "policy"
@@ -92,6 +92,12 @@ class OtherVersionLoaded(RolloutFailure):
 
 class VersionReplaced(RolloutFailure):
     """A newer version took the place of the one that must generate every token of the rollout, before its end."""
+
+    kind = "policy"
+
+
+class PolicyDropped(RolloutFailure):
+    """The named policy that must generate has no version any more: it was dropped, or its base was replaced."""
 
     kind = "policy"
 

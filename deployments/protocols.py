@@ -75,6 +75,9 @@ class GenerationRequest:
     """How many turns of the rollout were played before this one."""
     share: RequestShare = UNNAMED_REQUEST
     """Is the same object in all generations of a request."""
+    policy: str | None = None
+    """The named policy whose adapter generates, and whose versions are meant above; `None` for the one without a
+    name."""
     virtual_time: int = 0
     """An engine that cannot run all its generations begins those with the lowest first. The ingress's scheduler sets it
     (`service/admission/generation_scheduler.py`)."""
@@ -95,7 +98,7 @@ class ScoringRequest(GenerationRequest):
 
 @dataclass(frozen=True, slots=True)
 class WeightSpan:
-    """Tokens `[start, end)` of a generation were sampled with the weights of `version`."""
+    """Tokens `[start, end)` of a generation were sampled with the weights of `version`, a label: `7`, `run-b/7`."""
 
     version: str
     start: int
@@ -176,6 +179,9 @@ class GeneratorDescription:
     """Generations that the engine runs at once; further ones wait in it. `None`: unknown."""
     kv_cache_size_tokens: int | None = None
     """Tokens that its KV cache holds. `None`: unknown, or without bound."""
+    max_loras: int | None = None
+    """Different adapters that one batch of the engine holds; it passes over the generations of others. `None`: no
+    bound, or no adapters."""
 
 
 class Generator(Protocol):

@@ -87,7 +87,7 @@ class RunningRollout:
         self._prepared: PreparedEpisodes | None = prepared
         self._context = context
         self._current_version = current_version
-        self._metrics = RequestMetricsAccumulator()
+        self._metrics = RequestMetricsAccumulator(request.policy.name)
         self._results = self._play()
 
     def __aiter__(self) -> AsyncGenerator[EndedRollout, None]:
@@ -189,6 +189,7 @@ class RolloutService:
             RequestProblem: the request is not valid for this service's tasks, model and limits, or an environment does
                 not accept the fields of a sample.
             PolicyNotCurrent: the weights that it demands are not current, and do not become current in time.
+            PolicyUnknown: it names a policy that does not exist.
             PolicyStoreLost: the policy store does not answer.
         """
         refuse_large_echo(request.num_generations, body_bytes, self.limits)
@@ -209,9 +210,10 @@ class RolloutService:
         if len(samples) > MOST_SAMPLES_FREED_INLINE:
             await asyncio.to_thread(free_items, samples)
         await self.policy.wait_for_version(request.policy)
-        if request.policy.max_staleness is not None:
+        if request.policy.max_staleness is not None and request.policy.name is None:
             await self.policy.learn_version()
-        return RunningRollout(request, request_id, prepared, self._context(request), lambda: self.policy.version)
+        name = request.policy.name
+        return RunningRollout(request, request_id, prepared, self._context(request), lambda: self.policy.current(name))
 
     def _prepare(
         self,

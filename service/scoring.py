@@ -22,11 +22,14 @@ from deployments.protocols import (
     ScoringRequest,
 )
 from rollout_client.contract import PolicyVersions, SampleError
+from rollout_client.policy_names import label_of, read_label
 from rollout_client.problem_contract import FieldProblem
 from service.admission.priority import weight_of
 from service.remote.policy import RemotePolicy
 from service.requests.score_parsing import ParsedScoreRequest, ScoreBounds, SequenceToScore
+from service.rollouts.request_metrics import policy_versions
 from service.rollouts.retries import with_retries
+from service.rollouts.staleness import refuse_dropped
 from service.settings import Limits
 
 MOST_AT_ONCE = 2048
@@ -67,6 +70,8 @@ class ScoringParty:
     request_id: str
     share: RequestShare
     min_weight_version: int
+    policy: str | None
+    """The named policy that scores."""
 
 
 class Scoring:
@@ -104,6 +109,7 @@ class Scoring:
 
         Raises:
             PolicyNotCurrent: the weights that it demands are not current, or were replaced meanwhile.
+            PolicyUnknown: it names a policy that does not exist.
             PolicyStoreLost: the policy store does not answer.
         """
         options = request.options
@@ -113,6 +119,7 @@ class Scoring:
             request_id,
             RequestShare(f"{request_id}-{uuid4().hex[:16]}", weight_of(options.priority)),
             max(demanded.min_version or 0, demanded.version or 0),
+            demanded.name,
         )
         versions: set[int] = set()
         waiting = iter(enumerate(request.sequences))
@@ -121,8 +128,9 @@ class Scoring:
             for position, sequence in sequences:
                 score = await self._score_of(request, party, position, sequence)
                 if isinstance(score, ScoredPrompt):
-                    versions.add(int(score.weight_version))
-                    refuse_other_version(demanded.version, int(score.weight_version))
+                    scored_by = read_label(score.weight_version).number
+                    versions.add(scored_by)
+                    refuse_other_version(demanded.name, demanded.version, scored_by)
                 await on_score(position, score)
 
         try:
@@ -133,12 +141,7 @@ class Scoring:
             if (refused := group.subgroup(PolicyNotCurrent)) is not None:
                 raise refused.exceptions[0] from None
             raise
-        current = self._policy.version
-        return PolicyVersions(
-            oldest=str(min(versions)) if versions else None,
-            newest=str(max(versions)) if versions else None,
-            current=None if current is None else str(current),
-        )
+        return policy_versions(demanded.name, versions, self._policy.current(demanded.name))
 
     async def _score_of(
         self, request: ParsedScoreRequest, party: ScoringParty, position: int, sequence: SequenceToScore
@@ -157,6 +160,7 @@ class Scoring:
             request_id=party.request_id,
             token_timeout_s=self._limits.generation_timeout_s,
             share=party.share,
+            policy=party.policy,
             top_k=request.options.top_k,
             start=sequence.start,
         )
@@ -175,6 +179,7 @@ class Scoring:
     async def _scored(self, asked: ScoringRequest) -> ScoredPrompt:
         """Asks again until no update of the weights interrupts it."""
         while True:
+            refuse_dropped(asked.policy, asked.policy is not None and self._policy.current(asked.policy) is None)
             result = await self._generator.generate(asked)
             if isinstance(result, ScoredPrompt) and result.finish_reason != "abort":
                 return result
@@ -182,8 +187,8 @@ class Scoring:
                 raise result.failure
 
 
-def refuse_other_version(demanded: int | None, scored_by: int) -> None:
+def refuse_other_version(policy: str | None, demanded: int | None, scored_by: int) -> None:
     """Raises `PolicyNotCurrent` unless the sequence was scored by the version that the request demands, if any."""
     if demanded is not None and scored_by != demanded:
-        message = f"a newer one has taken its place; version {scored_by} scored a sequence"
+        message = f"a newer one has taken its place; version {label_of(policy, scored_by)} scored a sequence"
         raise PolicyNotCurrent(FieldProblem(field="policy.version", message=message, value=demanded))

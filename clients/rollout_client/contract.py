@@ -14,6 +14,7 @@ from rollout_client.contract_models import Lenient as Lenient
 from rollout_client.contract_models import Strict as Strict
 from rollout_client.demand_contract import PolicyDemand as PolicyDemand
 from rollout_client.demand_contract import RolloutDemand as RolloutDemand
+from rollout_client.policy_names import LABEL
 from rollout_client.priority_contract import Priority
 
 Role = Literal["system", "user", "assistant", "tool", "environment"]
@@ -49,8 +50,8 @@ class PromptMessage(Strict):
 class WeightVersionSpan(Lenient):
     """Tokens `[start, end)` of the message were sampled by the weights called `version`."""
 
-    version: Annotated[str, Field(pattern=r"^[0-9]+$")]
-    """Number of the version, as text."""
+    version: Annotated[str, Field(pattern=LABEL)]
+    """Number of the version, as text; of a named policy with its name, as in `run-b/7`."""
     start: int = Field(ge=0)
     """Index of the first token of the span within the message."""
     end: int = Field(ge=0)
@@ -297,7 +298,10 @@ class SampleResult(Lenient):
 
 
 class PolicyVersions(Lenient):
-    """The versions of the weights that generated the tokens of a response."""
+    """The versions of the weights that generated the tokens of a response, as `weight_versions` names them.
+
+    They are those of the policy that the request names. A posted message log may hold tokens of others.
+    """
 
     oldest: str | None = None
     """The oldest of them; null if no token was generated."""

@@ -3,11 +3,15 @@
 from pydantic import Field
 
 from rollout_client.contract_models import Strict
+from rollout_client.policy_names import PolicyName
 
 
 class PolicyDemand(Strict):
     """Which weights a request may begin with. Newer weights can replace them while it runs."""
 
+    name: PolicyName | None = None
+    """The policy, one of those that `GET /policy` lists under `named`: adapters, each with versions of its own, which
+    the other fields count. By default the policy without a name."""
     min_version: int | None = Field(default=None, ge=0)
     """The request waits until this version, or a newer one, is current."""
     version: int | None = Field(default=None, ge=0)

@@ -9,6 +9,7 @@ from rollout_client.call_options import CallOptions
 from rollout_client.policy_contract import (
     CheckpointSource,
     IfBusy,
+    NamedPolicyState,
     PauseMode,
     PolicyLayout,
     PolicyState,
@@ -63,9 +64,14 @@ def policy_layout_call() -> Call[PolicyLayout]:
     return Call("GET", path, lambda body: parsed(PolicyLayout, f"The answer of GET {path}", body))
 
 
-def upload_state_call(version: Version) -> Call[UploadState]:
+def upload_state_call(version: Version, name: str | None = None) -> Call[UploadState]:
     path = f"{version_path(version)}/upload"
-    return Call("GET", path, lambda body: parsed(UploadState, f"The answer of GET {path}", body))
+    query = {} if name is None else {"name": name}
+    return Call("GET", path, lambda body: parsed(UploadState, f"The answer of GET {path}", body), query=query)
+
+
+def drop_policy_call(name: str) -> Call[None]:
+    return Call("DELETE", f"/policy/names/{name}", lambda _body: None)
 
 
 def chunk_call(
@@ -122,9 +128,15 @@ def finish_transfer_call(version: Version | None) -> Call[PolicyUpdate]:
     return Call("POST", path, lambda body: parsed(PolicyUpdate, f"The answer of POST {path}", body), query=query)
 
 
-def push_query(kind: WeightsKind, base: Version | None, options: UpdateOptions, checksum: str | None = None) -> Query:
+def push_query(
+    kind: WeightsKind,
+    base: Version | None,
+    options: UpdateOptions,
+    checksum: str | None = None,
+    name: str | None = None,
+) -> Query:
     """The query of a push, with the given options only. Raises `ValueError` for options that the service refuses."""
-    optional = {"base": base, "checksum": checksum}
+    optional = {"base": base, "checksum": checksum, "name": name}
     given: dict[str, Any] = {
         "kind": kind,
         **options,
@@ -138,8 +150,15 @@ def push_query(kind: WeightsKind, base: Version | None, options: UpdateOptions, 
     return PushOptions(**given).model_dump(mode="json", exclude_unset=True)
 
 
-def next_version(state: PolicyState) -> Version:
-    """What the service says, and at least the lowest number above every version that it knows."""
+def next_version(state: PolicyState, name: str | None = None) -> Version:
+    """What the service says, and at least the lowest number above every version that it knows.
+
+    Args:
+        name: the named policy whose version is meant; by default the policy without a name.
+    """
+    if name is not None:
+        policy = named_state(state, name)
+        return 1 if policy is None else policy.next_version
     known = [info.version for info in state.versions]
     return max(
         state.next_version or 0,
@@ -147,13 +166,23 @@ def next_version(state: PolicyState) -> Version:
     )
 
 
-def is_updating_to(state: PolicyState, version: Version) -> bool:
-    """Whether an update to `version` is in progress; its outcome is not known yet."""
+def named_state(state: PolicyState, name: str) -> NamedPolicyState | None:
+    return next((policy for policy in state.named if policy.name == name), None)
+
+
+def is_updating_to(state: PolicyState, version: Version, name: str | None = None) -> bool:
+    """Whether an update to `version` is in progress; its outcome is not known yet. Args: as in `next_version`."""
+    if name is not None:
+        policy = named_state(state, name)
+        return policy is not None and policy.updating_to == version
     return state.updating_to == version
 
 
-def is_known(state: PolicyState, version: Version) -> bool:
-    """Whether all of `version` has arrived at the service."""
+def is_known(state: PolicyState, version: Version, name: str | None = None) -> bool:
+    """Whether all of `version` has arrived at the service. Args: as in `next_version`."""
+    if name is not None:
+        policy = named_state(state, name)
+        return policy is not None and policy.current == version
     return version in {state.current, *(info.version for info in state.versions)}
 
 

@@ -1,7 +1,7 @@
 """The contract of `/policy`: how a trainer sends weights to the service, and what the service reports about them.
 
-The service serves one version of the weights at a time. Versions are numbers that only increase, and a version never
-changes. There are two ways to send one.
+The service serves one version of the full weights at a time. Versions are numbers that only increase, and a version
+never changes. There are two ways to send one.
 
 **Upload.** `PUT /policy/versions/{version}` with one of these bodies, and `PushOptions` in the query:
 
@@ -16,6 +16,9 @@ changes. There are two ways to send one.
   sent, which costs a pass of its own.
 - `Content-Type: application/json`: a `CheckpointSource`, which the service reads itself.
 
+With `kind=adapter&name=run-b` in the query, the version is one of the named policy `run-b`, which is served beside the
+full weights and other named policies, and counts its own versions from 1.
+
 The answer is 202 with an `UploadState` while chunks are missing. After the last chunk the service validates the weights
 and loads them into every replica; the answer is then 200 with a `PolicyUpdate`.
 
@@ -29,11 +32,12 @@ Times are in seconds, sizes in bytes.
 """
 
 from datetime import datetime
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from rollout_client.contract import Lenient, Strict
+from rollout_client.policy_names import PolicyName, label_of
 
 SAFETENSORS = "application/vnd.safetensors"
 WEIGHTS_DIGEST = "weights-digest"
@@ -76,6 +80,15 @@ class PushOptions(SwitchOptions):
     """Sha-256 over all tensors of the full weights or the adapter, as in `VersionInfo`; weights with another one are
     refused. With it a delta of the current version goes to the engines' nodes as it is, and is applied there; without
     it the service has to apply it first, to know the checksum."""
+    name: PolicyName | None = None
+    """The policy that an adapter becomes a version of, beside other policies; by default it becomes the version that
+    requests without a name get. Such a push pauses nothing, so that the other options of an update have no meaning."""
+
+    @model_validator(mode="after")
+    def has_a_name_only_as_an_adapter(self) -> Self:
+        if self.name is not None and self.kind != "adapter":
+            raise ValueError(f"name={self.name} goes with kind=adapter, and the kind is {self.kind}")
+        return self
 
 
 class CheckpointSource(Strict):
@@ -173,6 +186,29 @@ class UploadState(Lenient):
     """When the upload is removed unless something of it arrives before."""
 
 
+class NamedPolicyState(Lenient):
+    """A named policy: an adapter over the full weights, served beside them."""
+
+    name: str
+    """What a request calls it, in `policy.name`."""
+    current: Version | None = None
+    """The version that every replica serves; null if there is none (any more)."""
+    base: Version | None = None
+    """The version of the full weights that `current` is an adapter for; null without one."""
+    checksum: str | None = None
+    """Sha-256 over all tensors of the adapter, as in `VersionInfo`; null without one."""
+    size_bytes: int = 0
+    """Size of the adapter as one file."""
+    created_at: datetime | None = None
+    """When all of the current version had arrived."""
+    next_version: Version
+    """The lowest number that its next version may have: numbers go on where a policy was dropped."""
+    updating_to: Version | None = None
+    """The version that replicas are loading; null without one."""
+    uploads: list[UploadState] = Field(default_factory=list)
+    """The unfinished uploads of its versions, in their order."""
+
+
 class PolicyState(Lenient):
     """`GET /policy`.
 
@@ -194,6 +230,8 @@ class PolicyState(Lenient):
     """The lowest number that the next version may have; null if the service does not say."""
     uploads: list[UploadState] = Field(default_factory=list)
     """The unfinished uploads, in the order of their versions."""
+    named: list[NamedPolicyState] = Field(default_factory=list)
+    """The named policies that are or were served, or are being uploaded, in the order of their names."""
 
 
 class ReplicaUpdate(Lenient):
@@ -251,6 +289,8 @@ class PolicyUpdate(Lenient):
 
     version: Version
     """The number of the version."""
+    name: str | None = None
+    """The policy that it is a version of; null for the one without a name."""
     checksum: str | None
     """Sha-256 over all tensors, as in `VersionInfo`; null if the service has never held the weights."""
     replicas: list[ReplicaUpdate]
@@ -260,6 +300,11 @@ class PolicyUpdate(Lenient):
     keeps_prefix_cache: bool = False
     """Whether the replicas kept what older weights had computed (`reset_prefix_cache=false`), so that tokens of this
     version may continue from it. Always false for an adapter, which shares no cache with other weights."""
+
+    @property
+    def label(self) -> str:
+        """What messages call the version: `7`, or `run-b/7`."""
+        return label_of(self.name, self.version)
 
 
 class PushResult(PolicyUpdate):

@@ -47,7 +47,7 @@ class SequenceScore(Lenient):
     top_logprobs: list[list[float] | None] | None = None
     """With `top_k`: the log-probabilities of `top_token_ids`."""
     weight_version: str | None
-    """Number of the version of the weights, as text; all tokens of one sequence are scored by one version."""
+    """The version of the weights, as `weight_versions` names it; one version scores all tokens of a sequence."""
     error: SampleError | None = None
     """Why the scoring failed."""
 

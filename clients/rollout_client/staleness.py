@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rollout_client.contract import RolloutResponse, SampleResult
+from rollout_client.policy_names import read_label
 
 if TYPE_CHECKING:
     from rollout_client.arrow.response import ArrowResponse
@@ -21,7 +22,7 @@ class Staleness:
     tokens: int
     """Generated tokens whose version is known."""
     unknown_tokens: int
-    """Generated tokens without a version: those of a posted message log that had none."""
+    """Generated tokens without a version of this policy: those of a posted message log that had none, or another's."""
     oldest: int | None = None
     """The lowest version that made a token."""
     newest: int | None = None
@@ -31,10 +32,14 @@ class Staleness:
     """That of the oldest version."""
 
 
-def staleness(rollouts: "SampleResult | RolloutResponse | ArrowResponse", trainer_version: int) -> Staleness:
+def staleness(
+    rollouts: "SampleResult | RolloutResponse | ArrowResponse", trainer_version: int, name: str | None = None
+) -> Staleness:
     """The staleness of one rollout, or of all rollouts of a response together, failed and stale ones included.
 
-    `trainer_version` is the version of the weights that are trained with these rollouts, as the trainer pushed them.
+    Args:
+        trainer_version: the version of the weights that are trained with these rollouts, as the trainer pushed them.
+        name: the policy that it is a version of; by default the one without a name.
     """
     samples = [rollouts] if isinstance(rollouts, SampleResult) else rollouts.samples
     tokens_by_version: Counter[int] = Counter()
@@ -43,7 +48,9 @@ def staleness(rollouts: "SampleResult | RolloutResponse | ArrowResponse", traine
         if message.generation_logprobs is not None:
             generated += len(message.token_ids)
             for span in message.weight_versions or []:
-                tokens_by_version[int(span.version)] += span.end - span.start
+                label = read_label(span.version)
+                if label.name == name:
+                    tokens_by_version[label.number] += span.end - span.start
     tokens_by_version = +tokens_by_version
     tokens = tokens_by_version.total()
     if not tokens:

@@ -1,10 +1,11 @@
-"""The LoRA adapters of one vLLM engine: which one is current, and which ones are still needed."""
+"""The LoRA adapters of one vLLM engine: which one is used for which policy, and which ones are still needed."""
 
 import asyncio
 import json
-from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,67 +15,116 @@ if TYPE_CHECKING:
     from vllm.v1.engine.async_llm import AsyncLLM
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class LoadedAdapter:
+    """An adapter in the engine. No two have the same id there, and none finds in the prefix cache what another made."""
+
+    label: str
+    """What its tokens are labelled with: `7`, or `run-b/7` for version 7 of a named policy."""
+    version: int
+    request: LoRARequest
+    changes_head: bool
+    """Whether it changes the model's output layer."""
+    checksum: str = ""
+    """Of a named policy's adapter: two are the same if they have the same label and checksum."""
+
+
 class Adapters:
-    """An adapter is unloaded once it is neither current nor used by a generation."""
+    """An adapter is unloaded once no policy has it and no generation uses it."""
 
     def __init__(self, llm: "AsyncLLM") -> None:
         self._llm = llm
-        self.current: LoRARequest | None = None
-        """New generations use it; `None` for the model's full weights alone."""
-        self._generations: Counter[int] = Counter()
-        """Ongoing generations by the version of their adapter."""
-        self._unloading: dict[asyncio.Task[bool], int] = {}
-        self._with_head: set[int] = set()
-        """Versions of adapters that change the output layer."""
+        self.current: LoadedAdapter | None = None
+        """Used by new generations that name no policy; `None` for the model's full weights alone."""
+        self._named: dict[str, LoadedAdapter] = {}
+        """By the name of a policy, what new generations of it use."""
+        self._held: set[LoadedAdapter] = set()
+        """Those of `_named`, and those that may become some of them."""
+        self._generations: dict[LoadedAdapter, set[str]] = {}
+        """The ids in the engine of the ongoing generations that use it."""
+        self._unloading: dict[asyncio.Task[bool], LoadedAdapter] = {}
+        self._ids = count(1)
 
     @property
-    def needed(self) -> set[int]:
-        """Versions whose files must be kept: vLLM evicts an adapter when slots are short, and reads its files again."""
-        current = set() if self.current is None else {self.current.lora_int_id}
-        return current | set(self._generations) | set(self._unloading.values())
+    def needed(self) -> set[str]:
+        """Names of the folders that must be kept: vLLM evicts an adapter when slots are short, and reads it again."""
+        current = set() if self.current is None else {self.current}
+        needed = current | self._held | set(self._generations) | set(self._unloading.values())
+        return {Path(each.request.lora_path).name for each in needed}
 
-    async def load(self, version: int, folder: Path) -> LoRARequest:
-        """Loads the adapter that PEFT saved in `folder`; the current one stays current.
+    @property
+    def versions(self) -> dict[str, int]:
+        """By name, the version of each named policy that new generations use."""
+        return {name: adapter.version for name, adapter in self._named.items()}
+
+    @property
+    def named_generations(self) -> list[str]:
+        """The ids in the engine of the ongoing generations of named policies."""
+        return [name for adapter, names in self._generations.items() if "/" in adapter.label for name in names]
+
+    def of(self, policy: str | None) -> LoadedAdapter | None:
+        """What a new generation of this policy uses; of the one without a name if `None`."""
+        return self.current if policy is None else self._named.get(policy)
+
+    async def load(self, label: str, version: int, folder: Path, checksum: str = "") -> LoadedAdapter:
+        """Loads the adapter that PEFT saved in `folder`; no generation uses it yet.
 
         Raises:
             Exception: what vLLM raises for an adapter that it cannot use (rank, modules, `enable_lora` not set).
         """
-        adapter = LoRARequest(f"policy-{version}", version, str(folder))
-        await self._llm.add_lora(adapter)
-        if changes_head(folder / "adapter_config.json"):
-            self._with_head.add(version)
-        return adapter
+        number = next(self._ids)
+        request = LoRARequest(f"{label}#{number}", number, str(folder))
+        await self._llm.add_lora(request)
+        return LoadedAdapter(label, version, request, changes_head(folder / "adapter_config.json"), checksum)
 
-    def changes_head(self, adapter: LoRARequest | None) -> bool:
-        """Whether the adapter changes the model's output layer."""
-        return adapter is not None and adapter.lora_int_id in self._with_head
+    def hold(self, adapter: LoadedAdapter) -> None:
+        """Keeps the adapter of a named policy, until `serve` or `give_up`."""
+        self._held.add(adapter)
 
-    def switch_to(self, adapter: LoRARequest | None) -> None:
+    def held(self, label: str, checksum: str) -> LoadedAdapter | None:
+        same = (each for each in self._held if (each.label, each.checksum) == (label, checksum))
+        return next(same, None)
+
+    def switch_to(self, adapter: LoadedAdapter | None) -> None:
         """Makes `adapter` current; ongoing generations end with the one that they began with."""
         previous, self.current = self.current, adapter
         if previous is not None:
             self._unload_unless_needed(previous)
 
+    def serve(self, named: Mapping[str, LoadedAdapter]) -> None:
+        """From now on new generations of these named policies use these adapters; all others are dropped."""
+        dropped = self._held - set(named.values())
+        self._named, self._held = dict(named), set(named.values())
+        for adapter in dropped:
+            self._unload_unless_needed(adapter)
+
+    def give_up(self, adapter: LoadedAdapter) -> None:
+        """Drops one that is held and that no generation uses."""
+        self._held.discard(adapter)
+        self._unload_unless_needed(adapter)
+
     @contextmanager
-    def used_by_generation(self, adapter: LoRARequest | None) -> Iterator[None]:
+    def used_by_generation(self, adapter: LoadedAdapter | None, engine_id: str) -> Iterator[None]:
         """Keeps `adapter` loaded for the length of the block."""
         if adapter is None:
             yield
             return
-        self._generations[adapter.lora_int_id] += 1
+        using = self._generations.setdefault(adapter, set())
+        using.add(engine_id)
         try:
             yield
         finally:
-            self._generations[adapter.lora_int_id] -= 1
-            self._unload_unless_needed(adapter)
+            using.discard(engine_id)
+            if not using:
+                del self._generations[adapter]
+                self._unload_unless_needed(adapter)
 
-    def _unload_unless_needed(self, adapter: LoRARequest) -> None:
-        if adapter is not self.current and not self._generations[adapter.lora_int_id]:
-            del self._generations[adapter.lora_int_id]
-            self._with_head.discard(adapter.lora_int_id)
-            unloading = asyncio.create_task(self._llm.remove_lora(adapter.lora_int_id))
-            self._unloading[unloading] = adapter.lora_int_id
-            unloading.add_done_callback(self._unloading.pop)
+    def _unload_unless_needed(self, adapter: LoadedAdapter) -> None:
+        if adapter is self.current or adapter in self._held or adapter in self._generations:
+            return
+        unloading = asyncio.create_task(self._llm.remove_lora(adapter.request.lora_int_id))
+        self._unloading[unloading] = adapter
+        unloading.add_done_callback(self._unloading.pop)
 
 
 def changes_head(config: Path) -> bool:

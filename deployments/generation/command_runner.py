@@ -8,15 +8,14 @@ replica registers again, except in the middle of a transfer: the new store knows
 
 import asyncio
 import logging
-import os
-import shutil
 import time
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from deployments.failures import GenerationLost, PolicyStoreLost
+from deployments.failures import PolicyStoreLost
+from deployments.generation.adapter_folders import adapter_folder
+from deployments.generation.canary_timeout import with_timeout
 from deployments.policy.nodes.node_weights import NodeFile, NodeWeights
 from deployments.policy.replicas.command_source import CommandSource, ReplicaNotRegistered
 from deployments.policy.replicas.commands import (
@@ -33,6 +32,7 @@ from deployments.policy.replicas.commands import (
     LoadedWeights,
     NumberedCommand,
     ReplicaRegistration,
+    SetAdapters,
     Stage,
     StartTransfer,
     Swap,
@@ -41,10 +41,10 @@ from deployments.policy.replicas.commands import (
 )
 
 if TYPE_CHECKING:
+    from deployments.generation.named_policies import NamedPolicies
     from deployments.generation.weight_updater import WeightUpdater
 
 REGISTER_AGAIN_AFTER_S = 0.5
-ADAPTER_FILE = "adapter_model.safetensors"
 CHANGES_WEIGHTS = Swap | AbandonTransfer | FinishTransfer
 """Commands that leave the replica in an unknown state when they fail."""
 logger = logging.getLogger("rollout_service.generation")
@@ -61,6 +61,7 @@ class CommandRunner:
         registration_of: Callable[[LoadedWeights], ReplicaRegistration],
         node_weights: NodeWeights,
         generate_canary: Callable[[], Awaitable[None]],
+        named: "NamedPolicies",
     ) -> None:
         self.is_current = asyncio.Event()
         """Set once the replica has the current version."""
@@ -72,6 +73,7 @@ class CommandRunner:
         self._registration_of = registration_of
         self._node_weights = node_weights
         self._generate_canary = generate_canary
+        self._named = named
         self._replica_id = ""
         """As it is registered."""
         self._checksum_task: asyncio.Task[None] | None = None
@@ -94,6 +96,7 @@ class CommandRunner:
             self._registration_of(self._weights.loaded),
             records=self._records_of_loaded(),
             is_on_trial=self._weights.is_on_trial,
+            named=self._named.versions,
         )
         self._replica_id = registration.replica_id
         await self._store.register(registration)
@@ -134,6 +137,10 @@ class CommandRunner:
                 return costs
             case Canary(timeout_s):
                 await with_timeout(self._generate_canary(), timeout_s)
+            case SetAdapters():
+                began = time.perf_counter()
+                fetched_bytes = await self._named.set(command)
+                return CommandCosts(time.perf_counter() - began, fetched_bytes=fetched_bytes)
             case AcceptRequests():
                 canary_s = self._weights.accept()
                 self.is_current.set()
@@ -169,7 +176,7 @@ class CommandRunner:
         file = await self._node_weights.file_of(payload)
         if payload.kind == "adapter":
             needed = self._weights.needed_adapters
-            folder = self._node_weights.own_folder
+            folder = self._node_weights.own_folder / str(payload.version)
             own = await asyncio.to_thread(adapter_folder, folder, payload, file.path, needed)
             await self._weights.stage_adapter(payload.version, own)
         else:
@@ -201,33 +208,3 @@ class CommandRunner:
         except (PolicyStoreLost, ReplicaNotRegistered) as lost:
             # The replica registers again. Whoever waited asks the store again, and it the replica.
             logger.info("A checksum was computed for a store that is gone: %s", lost)
-
-
-async def with_timeout(canary: Awaitable[None], timeout_s: float) -> None:
-    """Raises `GenerationLost` after `timeout_s` seconds; the canary is cancelled then."""
-    try:
-        async with asyncio.timeout(timeout_s):
-            await canary
-    except TimeoutError:
-        raise GenerationLost(f"The canary took longer than {timeout_s:g} s.") from None
-
-
-def adapter_folder(own_folder: Path, payload: VersionPayload, weights: Path, needed: Collection[int]) -> Path:
-    """A folder with the adapter as PEFT saves it; removes those of other versions that are not `needed` any more.
-
-    The file of the node is linked into it: vLLM reads an adapter again that it has evicted. Where that is impossible,
-    because the folders are on different file systems, it is copied.
-    """
-    for other in own_folder.iterdir():
-        if int(other.name) not in needed:
-            shutil.rmtree(other)
-    folder = own_folder / str(payload.version)
-    folder.mkdir(exist_ok=True)
-    (folder / "adapter_config.json").write_text(payload.adapter_config or "{}")
-    linked = folder / ADAPTER_FILE
-    if not linked.exists():
-        try:
-            os.link(weights, linked)
-        except OSError:
-            shutil.copyfile(weights, linked)
-    return folder

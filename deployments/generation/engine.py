@@ -15,7 +15,6 @@ from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.envs import enable_envs_cache
 from vllm.exceptions import GracefulHTTPError, RetryableRequestError, VLLMClientError, VLLMServerError
 from vllm.inputs.engine import tokens_input
-from vllm.lora.request import LoRARequest
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import SamplingParams
 from vllm.v1.engine.async_llm import AsyncLLM
@@ -32,7 +31,7 @@ from deployments.failures import (
     RolloutFailure,
     TurnTimedOut,
 )
-from deployments.generation.adapters import Adapters
+from deployments.generation.adapters import Adapters, LoadedAdapter
 from deployments.generation.canary import CANARY_TOKENS, canary_params, canary_prompts, refuse_bad_canary
 from deployments.generation.engine_progress import EngineProgress, StepCounter
 from deployments.generation.engine_requests import (
@@ -71,8 +70,8 @@ class VLLMEngine(Engine):
     def __init__(self, llm: AsyncLLM, steps: StepCounter, patches_deltas: bool = False) -> None:
         """Args: `steps` is among the stat loggers of `llm`; `patches_deltas` as in `start`."""
         self._llm = llm
-        self._adapters = Adapters(llm)
-        self.weights = WeightUpdater(llm, self._adapters, patches_deltas, lambda: self.load().kv_tokens)
+        self.adapters = Adapters(llm)
+        self.weights = WeightUpdater(llm, self.adapters, patches_deltas, lambda: self.load().kv_tokens)
         self._running = RunningGenerations()
         self._stall_watch = StallWatch()
         self._watching: asyncio.Task[None] | None = None
@@ -159,23 +158,28 @@ class VLLMEngine(Engine):
             if running.interrupted.is_set():
                 return interrupted(running.failure)
             # The weights have changed meanwhile.
-            refuse_other_version(request, self.weights.loaded.version)
-        adapter, aborts, version = self._adapters.current, self.weights.aborts, self.weights.loaded.version
-        adapter_version = None if adapter is None else adapter.lora_int_id
+            refuse_other_version(request, self.version_of(request.policy))
+        adapter, version = self.adapters.of(request.policy), self.version_of(request.policy)
+        label = None if adapter is None else adapter.label
+        aborts, swaps = self.weights.aborts, self.weights.swaps
         if isinstance(request, ScoringRequest):
-            if self._adapters.changes_head(adapter):
+            if adapter is not None and adapter.changes_head:
                 raise GenerationRejected(NOT_WITH_THIS_ADAPTER)
             is_full = len(request.prompt_token_ids) == self._llm.model_config.max_model_len
             prompt = request.prompt_token_ids[:-1] if is_full else request.prompt_token_ids
             output = await self._output_of(running, prompt, scoring_params(request, is_full), adapter)
             if output.outputs[0].finish_reason != "abort":
-                scored = scored_prompt_of(request, output, adapter_version, is_full)
+                scored = scored_prompt_of(request, output, label, is_full)
                 # One that began before an update and ended after it may be a mixture: it is computed again.
-                return scored if scored.weight_version == str(version) else interrupted(None)
+                is_whole = scored.weight_version == (label or str(version)) and swaps == self.weights.swaps
+                return scored if is_whole else interrupted(None)
             generation = interrupted(None)
         else:
             output = await self._output_of(running, request.prompt_token_ids, sampling_params(request), adapter)
-            generation = generation_of(output.outputs[0], adapter_version)
+            generation = generation_of(output.outputs[0], label)
+            if request.policy is not None and swaps != self.weights.swaps:
+                # Other full weights are under the adapter since: which tokens they made is not known.
+                return interrupted(None)
         if generation.finish_reason == "abort":
             asked_for = running.interrupted.is_set() or aborts != self.weights.aborts
             return replace(generation, failure=running.failure if asked_for else GenerationLost(ABORTED_BY_ENGINE))
@@ -186,7 +190,7 @@ class VLLMEngine(Engine):
         running: RunningGeneration,
         prompt_token_ids: Sequence[int],
         params: SamplingParams,
-        adapter: LoRARequest | None,
+        adapter: LoadedAdapter | None,
         cache_salt: str | None = None,
     ) -> RequestOutput:
         """The engine's last output. Raises the failure that stands for what the engine raises.
@@ -195,10 +199,11 @@ class VLLMEngine(Engine):
             cache_salt: the prefix cache is shared only with generations that have the same.
         """
         prompt, priority = tokens_input(list(prompt_token_ids), cache_salt=cache_salt), running.request.virtual_time
+        lora = None if adapter is None else adapter.request
         try:
-            with self._adapters.used_by_generation(adapter):
+            with self.adapters.used_by_generation(adapter, running.engine_id):
                 async for output in self._llm.generate(
-                    prompt, params, request_id=running.engine_id, lora_request=adapter, priority=priority
+                    prompt, params, request_id=running.engine_id, lora_request=lora, priority=priority
                 ):
                     last = output
         except VLLMClientError as error:
@@ -209,15 +214,24 @@ class VLLMEngine(Engine):
             raise GenerationLost(f"The engine failed during the generation: {error or type(error).__name__}") from error
         return last
 
+    def version_of(self, policy: str | None) -> int | None:
+        """The version that new generations of this policy use; `None` if there is none."""
+        if policy is None:
+            return self.weights.loaded.version
+        return self.adapters.versions.get(policy)
+
     async def generate_canary(self) -> None:
-        """Generates some tokens with the current weights, also during a trial of them.
+        """Generates some tokens with the current weights, also during a trial of them; raises as `try_adapter` does."""
+        await self.try_adapter(self.adapters.current)
+
+    async def try_adapter(self, adapter: LoadedAdapter | None) -> None:
+        """Generates some tokens with an adapter, or with the full weights alone.
 
         Raises:
             GenerationNotFinite: a log-probability is NaN or infinite.
             GenerationLost: the engine broke.
         """
         config = self._llm.model_config
-        adapter = self._adapters.current
         prompts = canary_prompts(config.get_vocab_size(), config.max_model_len)
         requests = [GenerationRequest("canary", prompt, CANARY_TOKENS, (), SamplingOptions()) for prompt in prompts]
         with ExitStack() as stack:
@@ -242,6 +256,7 @@ class VLLMEngine(Engine):
             engine=f"vllm {vllm.__version__}",
             max_num_seqs=config.scheduler_config.max_num_seqs,
             kv_cache_size_tokens=config.cache_config.kv_cache_size_tokens,
+            max_loras=None if config.lora_config is None else config.lora_config.max_loras,
         )
 
     def prefix_cache_tokens(self) -> PrefixCacheTokens:

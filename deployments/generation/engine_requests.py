@@ -51,8 +51,8 @@ def sampling_params(request: GenerationRequest) -> SamplingParams:
     )
 
 
-def generation_of(completion: CompletionOutput, adapter_version: int | None) -> Generation:
-    """The generation as the loop takes it; with an adapter, all its tokens are labelled with the adapter's version.
+def generation_of(completion: CompletionOutput, adapter: str | None) -> Generation:
+    """The generation as the loop takes it; with an adapter, all its tokens are labelled with the adapter's label.
 
     vLLM's own spans name only full weights.
 
@@ -74,8 +74,8 @@ def generation_of(completion: CompletionOutput, adapter_version: int | None) -> 
         weight_versions=tuple(
             WeightSpan(span.version, span.start, span.end) for span in completion.weight_versions or ()
         )
-        if adapter_version is None
-        else (WeightSpan(str(adapter_version), 0, len(token_ids)),),
+        if adapter is None
+        else (WeightSpan(adapter, 0, len(token_ids)),),
     )
 
 
@@ -116,9 +116,9 @@ def scoring_params(request: ScoringRequest, has_last_token_apart: bool) -> Sampl
 
 
 def scored_prompt_of(
-    request: ScoringRequest, output: RequestOutput, adapter_version: int | None, has_last_token_apart: bool
+    request: ScoringRequest, output: RequestOutput, adapter: str | None, has_last_token_apart: bool
 ) -> ScoredPrompt:
-    """Args: `has_last_token_apart` is that of `scoring_params`.
+    """Args: `adapter` is the label of the adapter that was used; `has_last_token_apart` is that of `scoring_params`.
 
     Raises:
         GenerationLost: the engine failed in the middle of it, or its log-probabilities are incomplete.
@@ -145,5 +145,5 @@ def scored_prompt_of(
         prompt_logprobs=packed_logprobs(logprobs[::each]),
         top_token_ids=packed_ids(ids[place] for place in top),
         top_logprobs=packed_logprobs(logprobs[place] for place in top),
-        weight_version=spans[-1].version if adapter_version is None else str(adapter_version),
+        weight_version=spans[-1].version if adapter is None else adapter,
     )

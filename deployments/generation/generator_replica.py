@@ -36,12 +36,19 @@ class GeneratorReplica(GeneratorReplicaBase):
         os.environ.update(settings.environment_variables)
         from deployments.generation.command_runner import CommandRunner
         from deployments.generation.engine import VLLMEngine
+        from deployments.generation.named_policies import NamedPolicies
 
         seed = replica_seed(settings.seed, replica_id())
         super().__init__(await VLLMEngine.start(settings.engine_args() | {"seed": seed}, settings.patch_deltas))
         store = PolicyStoreClient(policy_store)
         self._node_weights = node_weights_of_replica(store)
         await asyncio.to_thread(self._node_weights.join)
+        named = NamedPolicies(
+            self._engine.adapters,
+            self._node_weights,
+            self._engine.try_adapter,
+            lambda: self._engine.weights.loaded.full,
+        )
         self._commands = CommandRunner(
             self._engine.weights,
             self._engine.is_alive,
@@ -49,6 +56,7 @@ class GeneratorReplica(GeneratorReplicaBase):
             partial(registration_of, settings.workers),
             self._node_weights,
             self._engine.generate_canary,
+            named,
         )
         self._running_commands = asyncio.create_task(self._commands.run())
         is_current = asyncio.create_task(self._commands.is_current.wait())
@@ -59,7 +67,7 @@ class GeneratorReplica(GeneratorReplicaBase):
     def refuse_other_weights(self, request: GenerationRequest) -> None:
         if self._commands.broken is not None:
             raise GenerationLost("The generator replica broke while its weights were changed; it is being replaced.")
-        refuse_other_version(request, self._engine.weights.loaded.version)
+        refuse_other_version(request, self._engine.version_of(request.policy))
 
     async def prefix_cache_tokens(self) -> PrefixCacheTokens:
         return self._engine.prefix_cache_tokens()

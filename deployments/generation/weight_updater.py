@@ -11,9 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from vllm.lora.request import LoRARequest
-
-from deployments.generation.adapters import Adapters
+from deployments.generation.adapters import Adapters, LoadedAdapter
 from deployments.policy.replicas.commands import CommandCosts, LoadedWeights, SwapOptions
 
 if TYPE_CHECKING:
@@ -33,7 +31,7 @@ class StagedWeights:
     """`adapter` is `None` for full weights."""
 
     version: int
-    adapter: LoRARequest | None = None
+    adapter: LoadedAdapter | None = None
 
 
 class WeightsNotLoaded(Exception):
@@ -77,13 +75,15 @@ class WeightUpdater:
         """Cleared while new generations have to wait for the end of an update."""
         self.may_generate.set()
         self.aborts = 0
-        """How many updates have aborted the ongoing generations."""
+        """How many updates have aborted ongoing generations."""
+        self.swaps = 0
+        """How often other full weights took the place of those that were loaded."""
         self._on_trial_since: float | None = None
         """When the swap of a trial ended; `None` outside of trials."""
 
     @property
-    def needed_adapters(self) -> set[int]:
-        """Versions of adapters whose files must be kept."""
+    def needed_adapters(self) -> set[str]:
+        """Names of the folders of adapters that must be kept."""
         return self._adapters.needed
 
     async def label_initial_weights(self) -> None:
@@ -106,12 +106,12 @@ class WeightUpdater:
         self._staged = StagedWeights(version)
 
     async def stage_adapter(self, version: int, folder: Path) -> None:
-        """Loads the LoRA adapter in `folder`, whose files must be kept as long as `needed_adapters` names the version.
+        """Loads the LoRA adapter in `folder`, which must be kept as long as `needed_adapters` names it.
 
         Raises:
             Exception: what vLLM raises for an adapter that it cannot use.
         """
-        self._staged = StagedWeights(version, await self._adapters.load(version, folder))
+        self._staged = StagedWeights(version, await self._adapters.load(str(version), version, folder))
 
     @property
     def is_on_trial(self) -> bool:
@@ -223,7 +223,14 @@ class WeightUpdater:
             # The adapter belongs to the old weights: no token may be generated with it on top of the new ones.
             self.may_generate.clear()
             mode = "wait" if mode == "keep" else mode
-        self.aborts += is_trial or mode == "abort"
+        if self._adapters.versions:
+            # The same holds for the adapters of named policies. Their generations are interrupted, so that the others
+            # need not end first.
+            self.may_generate.clear()
+        interrupted = self._adapters.named_generations
+        self.aborts += is_trial or mode == "abort" or bool(interrupted)
+        if interrupted:
+            await self._llm.abort(interrupted)
         # Those that are waited for have ended, and the caches of others stay without a reset.
         is_recomputed = options.mode != "wait" and mode != "wait" and options.reset_prefix_cache
         self._recomputed_tokens = self._ongoing_tokens() if is_recomputed else 0
@@ -266,7 +273,9 @@ class WeightUpdater:
         self._in_transfer = False
         self.loaded = LoadedWeights(version)
         self._staged = None
+        self.swaps += 1
         self._adapters.switch_to(None)
+        self._adapters.serve({})
         return results, (labelled_at if is_trial else resumed_at) - self._paused_at
 
 

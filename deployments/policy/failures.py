@@ -61,6 +61,14 @@ class VersionUnknown(PolicyFailure):
     title = "The version is not known"
 
 
+class PolicyUnknown(PolicyFailure):
+    """No policy of this name is served: it was never pushed, or it was dropped."""
+
+    status = 404
+    name = "policy-unknown"
+    title = "No policy of this name is served"
+
+
 class ChunkMisplaced(PolicyFailure):
     """The chunk does not begin where the upload ends, or another sender has begun one."""
 

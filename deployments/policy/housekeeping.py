@@ -30,15 +30,17 @@ class Housekeeping:
         """To be called when something was discarded, or something new may expire."""
         self._wake.set()
 
-    async def run(self, files: ExpiringFiles) -> None:
+    async def run(self, *files: ExpiringFiles) -> None:
         """Never returns."""
         while True:
             self._wake.clear()
             pause_s: float | None = TRY_AGAIN_AFTER_S
             try:
-                files.drop_expired()
+                for each in files:
+                    each.drop_expired()
                 await asyncio.to_thread(self._trash.empty)
-                pause_s = files.next_expiry_s()
+                expiries = [each.next_expiry_s() for each in files]
+                pause_s = min((expiry for expiry in expiries if expiry is not None), default=None)
             except OSError as error:
                 logger.warning("Files of the policy store could not be removed.", exc_info=error)
             with suppress(TimeoutError):

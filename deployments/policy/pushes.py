@@ -13,11 +13,12 @@ from typing import Any
 from deployments.policy.failures import ChunkDamaged, PolicyFailure
 from deployments.policy.housekeeping import Housekeeping
 from deployments.policy.preparation import VersionPreparation
-from deployments.policy.updates.updater import Updater
+from deployments.policy.updates.updates import Updates
 from deployments.policy.uploads.active_pushes import ActivePushes
 from deployments.policy.uploads.uploads import Uploads
 from deployments.policy.versions.version_history import PolicyVersions
 from rollout_client.policy_contract import PolicyUpdate, PushOptions, SwitchOptions
+from rollout_client.policy_names import label_of
 
 logger = logging.getLogger("rollout_service.policy")
 
@@ -29,15 +30,18 @@ class Pushes:
         uploads: Uploads,
         preparation: VersionPreparation,
         versions: PolicyVersions,
-        updater: Updater,
+        updater: Updates,
         housekeeping: Housekeeping,
+        name: str | None = None,
     ) -> None:
+        """Args: `name` is that of the policy; `None` for the one without."""
         self._active = active
         self._uploads = uploads
         self._preparation = preparation
         self._versions = versions
         self._updater = updater
         self._housekeeping = housekeeping
+        self._name = name
         self._numbering = asyncio.Lock()
         self._last_update: PolicyUpdate | None = None
 
@@ -135,21 +139,26 @@ class Pushes:
         if self._last_update is not None and self._last_update.version == version:
             return self._last_update
         return PolicyUpdate(
-            version=version, checksum=stored.checksum, replicas=[], keeps_prefix_cache=stored.keeps_prefix_cache
+            version=version,
+            name=self._name,
+            checksum=stored.checksum,
+            replicas=[],
+            keeps_prefix_cache=stored.keeps_prefix_cache,
         )
 
     async def _run(self, version: int, content: str | None, push: Coroutine[Any, Any, PolicyUpdate]) -> PolicyUpdate:
         return await self._active.run(version, content, self._recorded(version, push))
 
     async def _recorded(self, version: int, push: Coroutine[Any, Any, PolicyUpdate]) -> PolicyUpdate:
-        extra = {"version": version}
+        label = label_of(self._name, version)
+        extra = {"version": version if self._name is None else label}
         try:
             self._last_update = await push
         except PolicyFailure as failure:
-            logger.info("Version %d is refused: %s", version, failure, extra=extra)
+            logger.info("Version %s is refused: %s", label, failure, extra=extra)
             raise
         except Exception as error:
-            logger.warning("The update to version %d failed.", version, exc_info=error, extra=extra)
+            logger.warning("The update to version %s failed.", label, exc_info=error, extra=extra)
             raise
         finally:
             self._housekeeping.wake()

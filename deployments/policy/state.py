@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+from deployments.policy.named.named_policies import NamedPolicies
 from deployments.policy.replicas.replica_registry import ReplicaRegistry
 from deployments.policy.transfer.transfer_ranks import world_size
 from deployments.policy.uploads.uploads import Uploads
@@ -15,6 +16,7 @@ async def policy_state(
     versions: PolicyVersions,
     uploads: Uploads,
     registry: ReplicaRegistry,
+    named: NamedPolicies,
     next_number: Callable[[], int],
     checksums_within_s: float,
 ) -> PolicyState:
@@ -37,4 +39,5 @@ async def policy_state(
         transfer_world_size=world_size([replica.registration.workers for replica in registry.started]),
         next_version=next_number(),
         uploads=uploads.states(),
+        named=named.states(),
     )

@@ -4,6 +4,7 @@ Guarantees: the current version is on disk before any replica serves it; the byt
 updates never mix; a store that dies restarts from its last durable state.
 """
 
+import asyncio
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,10 @@ from deployments import logs
 from deployments.policy.background_tasks import BackgroundTasks
 from deployments.policy.cluster import Cluster, RayCluster, cluster_weights_folder
 from deployments.policy.housekeeping import Housekeeping
+from deployments.policy.named.building import StoreParts, named_policies_of
+from deployments.policy.named_versions import NamedVersions
 from deployments.policy.nodes.serve_sources import generator_source
-from deployments.policy.nodes.weights_source import WeightsSource
+from deployments.policy.nodes.weights_source import WeightsSource, read_range
 from deployments.policy.preparation import VersionPreparation
 from deployments.policy.pushes import Pushes
 from deployments.policy.recovery.recovery import SETTLE_S, Recovery
@@ -95,10 +98,23 @@ class PolicyStore(CommandSource):
         self._current = CurrentVersion(version_store.current(), settings.wait_s)
         self._versions = PolicyVersions(version_store, self._initial, self._current, settings.max_version_step, run)
         self._payloads = Payloads(self._versions, self._registry, cluster.node_id(), settings.copy_to_nodes)
-        self._initializer = ReplicaInitializer(fleet, self._versions, self._payloads, self._update_lock)
-
         self._active_pushes = ActivePushes(self._tasks)
         housekeeping = Housekeeping(version_store.trash)
+        parts = StoreParts(
+            folder,
+            settings,
+            run,
+            cluster.node_id(),
+            fleet,
+            self._versions,
+            self._initial,
+            self._update_lock,
+            self._tasks,
+            housekeeping,
+            lambda: sum(upload_store.bytes_on_disk().values()),
+        )
+        self._named, adapters = named_policies_of(parts)
+        self._initializer = ReplicaInitializer(fleet, self._versions, self._payloads, self._update_lock, adapters)
         self._uploads = Uploads(
             upload_store,
             self._versions,
@@ -107,6 +123,7 @@ class PolicyStore(CommandSource):
             self._tasks,
             housekeeping,
             settings.upload_quota_bytes,
+            lambda: self._named.upload_bytes,
         )
         compaction = ChainCompaction(self._versions, self._tasks, settings.longest_delta_chain)
         activation = VersionActivation(
@@ -117,8 +134,9 @@ class PolicyStore(CommandSource):
             housekeeping,
             compaction,
             settings.keep_versions,
+            self._named.base_changed,
         )
-        updater = Updater(fleet, self._versions, self._payloads, activation, self._update_lock)
+        updater = Updater(fleet, self._versions, self._payloads, activation, self._update_lock, adapters)
         preparation = VersionPreparation(self._versions, self._initial, version_store, settings.checkpoint_roots)
         self._pushes = Pushes(self._active_pushes, self._uploads, preparation, self._versions, updater, housekeeping)
         trainers = TrustedTrainers(settings.transfer.trainers)
@@ -128,7 +146,7 @@ class PolicyStore(CommandSource):
             activation,
             self._update_lock,
             trainers,
-            GoingBack(fleet, self._versions, self._payloads, settings.transfer_idle_s),
+            GoingBack(fleet, self._versions, self._payloads, settings.transfer_idle_s, adapters),
             self._tasks,
             settings.transfer.rendezvous_timeout_s,
             settings.transfer_idle_s,
@@ -137,12 +155,13 @@ class PolicyStore(CommandSource):
         self._recovery = Recovery(
             fleet, self._versions, activation, self._initializer, self._update_lock, reseeding, self._tasks, settle_s
         )
-        self._tasks.start(housekeeping.run(self._uploads))
+        self._tasks.start(housekeeping.run(self._uploads, self._named))
         self._tasks.start(warn_unless_shared(folder, cluster))
 
     # Called by replicas; documented in `CommandSource`.
 
     async def register(self, registration: ReplicaRegistration) -> None:
+        await self._named.note_held(registration.named)
         replica = self._registry.register(registration)
         replica.is_starting = True
         self._tasks.start(self._recovery.admit(replica))
@@ -155,6 +174,8 @@ class PolicyStore(CommandSource):
 
     async def read_weights(self, version: int, checksum: str, offset: int, count: int) -> bytes:
         """Documented in `Payloads.read`; counterpart of `StoreSource` (`nodes/serve_sources.py`)."""
+        if (adapter := self._named.path_of(version, checksum)) is not None:
+            return await asyncio.to_thread(read_range, adapter, offset, count)
         return await self._payloads.read(version, checksum, offset, count)
 
     # Called by the ingress; documented in the classes that do the work.
@@ -167,39 +188,54 @@ class PolicyStore(CommandSource):
     async def wait_for(self, min_version: int, version: int | None, wait_s: float | None) -> int:
         return await self._current.wait_for(min_version, version, wait_s)
 
+    async def watch_named(self, seen: NamedVersions | None) -> NamedVersions:
+        return await self._named.watch(seen)
+
+    async def wait_for_named(
+        self, name: str, min_version: int, version: int | None, wait_s: float | None
+    ) -> NamedVersions:
+        return await self._named.wait_for(name, min_version, version, wait_s)
+
+    async def drop_policy(self, name: str) -> None:
+        await self._tasks.finish(self._named.drop(name))
+
     async def state(self, checksums_within_s: float = 0.0) -> PolicyState:
         next_number = self._pushes.next_number
         return await policy_state(
-            self._current, self._versions, self._uploads, self._registry, next_number, checksums_within_s
+            self._current, self._versions, self._uploads, self._registry, self._named, next_number, checksums_within_s
         )
 
     async def layout(self) -> PolicyLayout:
         return await self._initial.layout()
 
-    async def upload_state(self, version: int) -> UploadState:
-        return self._uploads.state(version)
+    async def upload_state(self, version: int, name: str | None = None) -> UploadState:
+        return self._uploads_of(name).state(version)
 
-    async def begin_chunk(self, version: int, first_byte: int, owner: str | None = None) -> str:
+    async def begin_chunk(
+        self, version: int, first_byte: int, owner: str | None = None, name: str | None = None
+    ) -> str:
         await self._recovery.settled()
-        return await self._uploads.begin_chunk(version, first_byte, owner)
+        return await self._uploads_of(name).begin_chunk(version, first_byte, owner)
 
-    async def write_chunk(self, version: int, sender: str, offset: int, data: bytes) -> None:
-        await self._uploads.write_chunk(version, sender, offset, data)
+    async def write_chunk(self, version: int, sender: str, offset: int, data: bytes, name: str | None = None) -> None:
+        await self._uploads_of(name).write_chunk(version, sender, offset, data)
 
-    async def end_chunk(self, version: int, sender: str, end: int, total_bytes: int | None) -> UploadState:
-        return await self._uploads.end_chunk(version, sender, end, total_bytes)
+    async def end_chunk(
+        self, version: int, sender: str, end: int, total_bytes: int | None, name: str | None = None
+    ) -> UploadState:
+        return await self._uploads_of(name).end_chunk(version, sender, end, total_bytes)
 
-    async def repeated_update(self, version: int, digest: str | None) -> PolicyUpdate | None:
-        return await self._pushes.repeated_update(version, digest)
+    async def repeated_update(self, version: int, digest: str | None, name: str | None = None) -> PolicyUpdate | None:
+        return await self._pushes_of(name).repeated_update(version, digest)
 
     async def complete_upload(
         self, version: int, sender: str, options: PushOptions, is_zstd: bool, digest: str | None
     ) -> PolicyUpdate:
-        return await self._pushes.complete_upload(version, sender, options, is_zstd, digest)
+        return await self._pushes_of(options.name).complete_upload(version, sender, options, is_zstd, digest)
 
     async def load_checkpoint(self, version: int, checkpoint: str, options: PushOptions) -> PolicyUpdate:
         await self._recovery.settled()
-        return await self._pushes.load_checkpoint(version, checkpoint, options)
+        return await self._pushes_of(options.name).load_checkpoint(version, checkpoint, options)
 
     async def roll_back(self, to: int, version: int | None, options: SwitchOptions) -> PolicyUpdate:
         await self._recovery.settled()
@@ -217,3 +253,9 @@ class PolicyStore(CommandSource):
 
     async def finish_transfer(self, version: int | None) -> PolicyUpdate:
         return await self._tasks.finish(self._transfer.finish(version))
+
+    def _uploads_of(self, name: str | None) -> Uploads:
+        return self._uploads if name is None else self._named.policy(name).uploads
+
+    def _pushes_of(self, name: str | None) -> Pushes:
+        return self._pushes if name is None else self._named.policy(name).pushes

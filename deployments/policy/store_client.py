@@ -5,6 +5,7 @@ from typing import Any
 from ray.serve.handle import DeploymentHandle
 
 from deployments.failures import PolicyStoreLost
+from deployments.policy.named_versions import NamedVersions
 from deployments.policy.replicas.command_source import CommandSource
 from deployments.policy.replicas.commands import CommandReport, LoadedWeights, NumberedCommand, ReplicaRegistration
 from deployments.rpc.handle_calls import call_result
@@ -49,6 +50,19 @@ class PolicyStoreClient(CommandSource):
         current: int = await self._call("wait_for", min_version, version, wait_s)
         return current
 
+    async def watch_named(self, seen: NamedVersions | None) -> NamedVersions:
+        named: NamedVersions = await self._call("watch_named", seen)
+        return named
+
+    async def wait_for_named(
+        self, name: str, min_version: int, version: int | None, wait_s: float | None
+    ) -> NamedVersions:
+        named: NamedVersions = await self._call("wait_for_named", name, min_version, version, wait_s)
+        return named
+
+    async def drop_policy(self, name: str) -> None:
+        await self._call("drop_policy", name)
+
     async def state(self, checksums_within_s: float = 0.0) -> PolicyState:
         state: PolicyState = await self._call("state", checksums_within_s)
         return state
@@ -57,23 +71,27 @@ class PolicyStoreClient(CommandSource):
         layout: PolicyLayout = await self._call("layout")
         return layout
 
-    async def upload_state(self, version: int) -> UploadState:
-        state: UploadState = await self._call("upload_state", version)
+    async def upload_state(self, version: int, name: str | None = None) -> UploadState:
+        state: UploadState = await self._call("upload_state", version, name)
         return state
 
-    async def begin_chunk(self, version: int, first_byte: int, owner: str | None = None) -> str:
-        sender: str = await self._call("begin_chunk", version, first_byte, owner)
+    async def begin_chunk(
+        self, version: int, first_byte: int, owner: str | None = None, name: str | None = None
+    ) -> str:
+        sender: str = await self._call("begin_chunk", version, first_byte, owner, name)
         return sender
 
-    async def write_chunk(self, version: int, sender: str, offset: int, data: bytes) -> None:
-        await self._call("write_chunk", version, sender, offset, data)
+    async def write_chunk(self, version: int, sender: str, offset: int, data: bytes, name: str | None = None) -> None:
+        await self._call("write_chunk", version, sender, offset, data, name)
 
-    async def end_chunk(self, version: int, sender: str, end: int, total_bytes: int | None) -> UploadState:
-        state: UploadState = await self._call("end_chunk", version, sender, end, total_bytes)
+    async def end_chunk(
+        self, version: int, sender: str, end: int, total_bytes: int | None, name: str | None = None
+    ) -> UploadState:
+        state: UploadState = await self._call("end_chunk", version, sender, end, total_bytes, name)
         return state
 
-    async def repeated_update(self, version: int, digest: str | None) -> PolicyUpdate | None:
-        update: PolicyUpdate | None = await self._call("repeated_update", version, digest)
+    async def repeated_update(self, version: int, digest: str | None, name: str | None = None) -> PolicyUpdate | None:
+        update: PolicyUpdate | None = await self._call("repeated_update", version, digest, name)
         return update
 
     async def complete_upload(

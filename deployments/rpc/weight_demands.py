@@ -4,13 +4,18 @@ from deployments.failures import GenerationLost, OtherVersionLoaded
 from deployments.protocols import GenerationRequest
 
 
-def refuse_other_version(request: GenerationRequest, loaded: int) -> None:
+def refuse_other_version(request: GenerationRequest, loaded: int | None) -> None:
     """Refuses a generation that the weights of version `loaded` must not make.
+
+    Args:
+        loaded: of the policy that the request names; `None` if the replica does not have that policy.
 
     Raises:
         GenerationLost: they are older than `min_weight_version`.
-        OtherVersionLoaded: they are not `weight_version`.
+        OtherVersionLoaded: they are not `weight_version`, or there are none of this policy.
     """
+    if loaded is None:
+        raise OtherVersionLoaded(f"The generator replica does not have the policy {request.policy}.")
     if loaded < request.min_weight_version:
         raise GenerationLost(f"The generator replica is not at version {request.min_weight_version} yet.")
     if request.weight_version not in (None, loaded):

@@ -25,6 +25,7 @@ from deployments.protocols import (
 )
 from deployments.simulation.timing import TimedGenerations, Timing
 from rollout_client.policy_contract import PauseMode
+from rollout_client.policy_names import label_of
 
 INITIAL_VERSION = 0
 
@@ -49,7 +50,7 @@ class Submitted:
         """Those of its first `length` tokens."""
         ends = [start for _, start in self.versions[1:]] + [length]
         return tuple(
-            WeightSpan(str(version), start, min(end, length))
+            WeightSpan(label_of(self.request.policy, version), start, min(end, length))
             for (version, start), end in zip(self.versions, ends, strict=True)
             if start < length
         )
@@ -71,6 +72,8 @@ class SimulatedEngine(Engine):
         self._submitted: dict[str, Submitted] = {}
         """By `generation_id`."""
         self.version = INITIAL_VERSION
+        self.named: dict[str, int] = {}
+        """By name, the version of each named policy, which labels the tokens of its generations."""
         self._kv_tokens = 0
         """Of the prompts and the whole responses of the generations that run or wait."""
         self._timer: asyncio.TimerHandle | None = None
@@ -102,7 +105,8 @@ class SimulatedEngine(Engine):
         """Returns when the generation's time has passed; cancelling the call lets the next waiting generation start."""
         loop = asyncio.get_running_loop()
         length = self._length(request)
-        generation = Submitted(request, length, loop.create_future(), [(self.version, 0)])
+        version = self._version_of(request)
+        generation = Submitted(request, length, loop.create_future(), [(version, 0)])
         self._submitted[request.generation_id] = generation
         tokens = len(request.prompt_token_ids) + length
         self._wake_finished()
@@ -139,11 +143,16 @@ class SimulatedEngine(Engine):
         self._wake_finished()
         self.version = version
         for generation in self._submitted.values():
+            if generation.request.policy is not None:
+                continue
             has_started = self._generations.end_of(generation) is not None
             if not generation.result.done() and not (mode == "wait" and has_started):
                 generation.note_version(version, self._tokens_at(now, generation))
         if mode == "abort":
             await self.interrupt(list(self._submitted))
+
+    def _version_of(self, request: GenerationRequest) -> int:
+        return self.version if request.policy is None else self.named[request.policy]
 
     def _tokens_at(self, now: float, generation: Submitted) -> int:
         """How many tokens the generation has."""
@@ -188,7 +197,7 @@ class SimulatedEngine(Engine):
         request = generation.request
         first = (sum(request.prompt_token_ids) + (request.sampling.seed or 0)) % self._letters
         if isinstance(request, ScoringRequest) and length:
-            return self._scores(request)
+            return self._scores(request, generation.versions[0][0])
         return Generation(
             token_ids=self._cycle[first : first + length],
             logprobs=self._logprob * length,
@@ -196,7 +205,7 @@ class SimulatedEngine(Engine):
             weight_versions=generation.spans(length),
         )
 
-    def _scores(self, request: ScoringRequest) -> ScoredPrompt:
+    def _scores(self, request: ScoringRequest, version: int) -> ScoredPrompt:
         """The log-probability of each token is that of a letter, whatever it is; the same letters are the likeliest."""
         positions = len(request.prompt_token_ids) - max(request.start, 1)
         letters = self._cycle[: request.top_k]
@@ -207,5 +216,5 @@ class SimulatedEngine(Engine):
             prompt_logprobs=self._logprob * positions,
             top_token_ids=letters * positions,
             top_logprobs=self._logprob * (len(letters) * positions),
-            weight_version=str(self.version),
+            weight_version=label_of(request.policy, version),
         )

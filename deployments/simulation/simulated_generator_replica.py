@@ -34,7 +34,7 @@ class SimulatedGeneratorReplica(GeneratorReplicaBase):
         self._running_commands = asyncio.create_task(self._weights.run())
 
     def refuse_other_weights(self, request: GenerationRequest) -> None:
-        refuse_other_version(request, self._weights.loaded.version)
+        refuse_other_version(request, self._weights.version_of(request.policy))
 
     async def check_health(self) -> None:
         """Raises what ended the task that runs the policy store's commands."""

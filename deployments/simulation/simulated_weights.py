@@ -17,6 +17,7 @@ from deployments.policy.replicas.commands import (
     LoadedWeights,
     NumberedCommand,
     ReplicaRegistration,
+    SetAdapters,
     Stage,
     Swap,
     VersionPayload,
@@ -38,6 +39,10 @@ class SimulatedWeights:
         self._staged: VersionPayload | None = None
         self._records: dict[int, str] = {}
 
+    def version_of(self, policy: str | None) -> int | None:
+        """The version that new generations of this policy use; `None` if there is none."""
+        return self.loaded.version if policy is None else self._engine.named.get(policy)
+
     async def run(self) -> None:
         while True:
             try:
@@ -48,7 +53,8 @@ class SimulatedWeights:
     async def _run_for_one_store(self) -> None:
         held = (self.loaded.full, self.loaded.adapter)
         records = {version: record for version, record in self._records.items() if version in held}
-        await self._store.register(replace(self._registration, loaded=self.loaded, records=records))
+        named = self._engine.named
+        await self._store.register(replace(self._registration, loaded=self.loaded, records=records, named=named))
         report: CommandReport | None = None
         while True:
             numbered = await self._store.next_command(self._registration.replica_id, report)
@@ -72,6 +78,11 @@ class SimulatedWeights:
                 self.loaded = LoadedWeights(self.loaded.full, version) if is_adapter else LoadedWeights(version)
                 # Generations keep the adapter with which they began.
                 await self._engine.change_version(version, "wait" if is_adapter else options.mode)
+                if not is_adapter:
+                    self._engine.named = {}
+            case SetAdapters(payloads, _, is_trial):
+                if not is_trial:
+                    self._engine.named = {str(payload.name): payload.version for payload in payloads}
             case Canary() | AcceptRequests() | ComputeChecksum():
                 # There are no weights to compute a checksum of: it stays unknown.
                 pass

@@ -127,6 +127,7 @@ def scoring_of(request: GenerationRequest, generation: Generation) -> ScoringReq
         group=generation_id,
         request_id=request.request_id,
         token_timeout_s=request.token_timeout_s,
+        policy=request.policy,
         virtual_time=request.virtual_time,
         start=len(request.prompt_token_ids),
     )

@@ -1,13 +1,14 @@
-"""The current weight version as one ingress replica knows it. Server half: `deployments/policy/store.py`."""
+"""The current weight versions as one ingress replica knows them. Server half: `deployments/policy/store.py`."""
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from deployments.failures import PolicyStoreLost
+from deployments.policy.named_versions import NamedVersions
 from deployments.policy.store_client import PolicyStoreClient
 from rollout_client.contract import PolicyDemand
-from service.rollouts.staleness import VersionFeed
+from service.rollouts.staleness import OnVersion, VersionFeed
 
 logger = logging.getLogger("rollout_service.remote")
 
@@ -15,17 +16,18 @@ RETRY_WATCH_AFTER_S = 0.5
 
 
 class RemotePolicy(VersionFeed):
-    """Follows the current version, so that a rollout whose demand is already met makes no call."""
+    """Follows the current versions, so that a rollout whose demand is already met makes no call."""
 
     def __init__(self, store: PolicyStoreClient) -> None:
         self.store = store
         self._version: int | None = None
-        self._subscribers: dict[object, Callable[[int], None]] = {}
-        self._following: asyncio.Task[None] | None = None
+        self._named: NamedVersions | None = None
+        self._subscribers: dict[object, tuple[OnVersion, str | None]] = {}
+        self._following: list[asyncio.Task[None]] = []
 
     @property
     def version(self) -> int | None:
-        """The current version as this replica knows it; `None` until the store has told one."""
+        """The current version of the policy without a name; `None` until the store has told one."""
         return self._version
 
     @version.setter
@@ -33,14 +35,37 @@ class RemotePolicy(VersionFeed):
         if version is None or version == self._version:
             return
         self._version = version
-        for on_version in tuple(self._subscribers.values()):
-            on_version(version)
+        self._tell(None, version)
 
-    def subscribe(self, on_version: Callable[[int], None]) -> Callable[[], None]:
+    def current(self, policy: str | None) -> int | None:
+        """The current version of a policy as this replica knows it; `None` if none is known."""
+        if policy is None:
+            return self._version
+        return None if self._named is None else self._named.versions.get(policy)
+
+    def note_named(self, named: NamedVersions) -> None:
+        """The store has told which version of each named policy is current."""
+        before = self._named
+        if before is not None and named.is_older_than(before):
+            return
+        self._named = named
+        names = named.versions.keys() | (set() if before is None else before.versions.keys())
+        for name in names:
+            version = named.versions.get(name)
+            if before is None or version != before.versions.get(name):
+                self._tell(name, version)
+
+    def _tell(self, policy: str | None, version: int | None) -> None:
+        for on_version, name in tuple(self._subscribers.values()):
+            if name == policy:
+                on_version(version)
+
+    def subscribe(self, on_version: OnVersion, policy: str | None = None) -> Callable[[], None]:
         subscription = object()
-        self._subscribers[subscription] = on_version
-        if self._version is not None:
-            on_version(self._version)
+        self._subscribers[subscription] = on_version, policy
+        is_known = (self._version if policy is None else self._named) is not None
+        if is_known:
+            on_version(self.current(policy))
 
         def unsubscribe() -> None:
             self._subscribers.pop(subscription, None)
@@ -49,33 +74,49 @@ class RemotePolicy(VersionFeed):
 
     def follow(self) -> None:
         """Watches the store for new versions from now on, for the life of this replica."""
-        self._following = asyncio.create_task(self._follow())
+        self._following = [
+            asyncio.create_task(self._follow(watch)) for watch in (self._watch_version, self._watch_named)
+        ]
 
     async def wait_for_version(self, demand: PolicyDemand) -> None:
         """Returns when the weights that `demand` names are current.
 
         Raises:
             PolicyNotCurrent: they are not, and do not become current within `demand.wait_s` seconds.
+            PolicyUnknown: there is no policy of this name.
             PolicyStoreLost: the policy store does not answer.
         """
-        if demand.min_version is None and demand.version is None:
+        if (demand.min_version, demand.version, demand.name) == (None, None, None):
             return
-        min_version = demand.min_version or 0
+        min_version, known = demand.min_version or 0, self.current(demand.name)
         # Versions only increase, so a known version proves a minimum. Which one is current, only the store can tell.
-        is_met = demand.version is None and self.version is not None and self.version >= min_version
-        if not is_met:
+        if demand.version is None and known is not None and known >= min_version:
+            return
+        if demand.name is None:
             self.version = await self.store.wait_for(min_version, demand.version, demand.wait_s)
+        else:
+            self.note_named(await self.store.wait_for_named(demand.name, min_version, demand.version, demand.wait_s))
 
     async def learn_version(self) -> None:
-        """Returns when the current version is known. Raises `PolicyStoreLost` if the policy store does not answer."""
+        """Returns when the current version of the policy without a name is known.
+
+        Raises:
+            PolicyStoreLost: the policy store does not answer.
+        """
         if self.version is None:
             self.version = await self.store.wait_for(0, None, None)
 
-    async def _follow(self) -> None:
+    async def _watch_version(self) -> None:
+        self.version = await self.store.watch(self.version)
+
+    async def _watch_named(self) -> None:
+        self.note_named(await self.store.watch_named(self._named))
+
+    async def _follow(self, watch: Callable[[], Awaitable[None]]) -> None:
         is_lost = False
         while True:
             try:
-                self.version = await self.store.watch(self.version)
+                await watch()
                 is_lost = False
             except PolicyStoreLost as lost:
                 if not is_lost:

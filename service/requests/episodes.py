@@ -81,7 +81,7 @@ class EpisodeFactory:
         name = RequestName(request_id, f"{request_id}-{uuid4().hex[:16]}")
         party = RequestParty(
             RequestShare(name.unique_id, weight_of(request.priority)),
-            VersionBounds(request.policy.version, request.policy.max_staleness),
+            VersionBounds(request.policy.version, request.policy.max_staleness, policy=request.policy.name),
         )
         return [
             episode
@@ -123,7 +123,7 @@ class EpisodeFactory:
             retries=request.retries,
             token_timeout_s=self.limits.generation_timeout_s,
         )
-        prompt, stop_strings = Prompt.of(message_log), tuple(stop_strings_of(request, sample))
+        prompt, stop_strings = Prompt.of(message_log, request.policy.name), tuple(stop_strings_of(request, sample))
         start = EpisodeStart(
             prompt=prompt,
             extra_env_info=sample.extra_env_info,

@@ -108,6 +108,7 @@ class Episode:
 
         Raises:
             VersionReplaced: the version that must generate every token is not current any more.
+            PolicyDropped: the named policy that must generate has no version any more.
         """
         room = self._limits.max_seq_len - self._length
         if (cut_off := self._cut_off_by) is not None:
@@ -139,6 +140,7 @@ class Episode:
             token_timeout_s=self._limits.token_timeout_s,
             turn=turn,
             share=self._start.share,
+            policy=self._start.bounds.policy,
         )
 
     def add_generation(self, generation: Generation) -> None:

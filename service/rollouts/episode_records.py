@@ -64,10 +64,11 @@ class Prompt:
     turns: int
     """How many of `messages` were generated."""
     oldest_version: int | None = None
-    """The oldest one that generated a token of all of these messages; `None` if none is known."""
+    """The oldest one of the request's policy that generated a token of these messages; `None` if none is known."""
 
     @classmethod
-    def of(cls, message_log: Sequence[Message]) -> Self:
+    def of(cls, message_log: Sequence[Message], policy: str | None = None) -> Self:
+        """Args: `policy` is the name of the one that the request is about."""
         ends_with_response = bool(message_log) and message_log[-1].generation_logprobs is not None
         messages = tuple(message_log[:-1] if ends_with_response else message_log)
         return cls(
@@ -75,7 +76,7 @@ class Prompt:
             message_log[-1] if ends_with_response else None,
             packed_ids(token_id for message in message_log for token_id in message.token_ids),
             sum(message.generation_logprobs is not None for message in messages),
-            oldest_version(message_log),
+            oldest_version(message_log, policy),
         )
 
 

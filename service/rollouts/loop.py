@@ -158,7 +158,8 @@ class RunningEpisodes:
         """One object, where all episodes are of one request."""
         for _ in episodes:
             context.schedule.add_sample()
-        self._unsubscribe = context.versions.subscribe(self.note_version) if context.versions else None
+        policy = next((bounds.policy for bounds in self._bounds), None)
+        self._unsubscribe = context.versions.subscribe(self.note_version, policy) if context.versions else None
         self._starting.add(episodes)
 
     def _start(self, episode: Episode) -> None:
@@ -215,8 +216,8 @@ class RunningEpisodes:
     def cut_off_after(self, deadline_s: float) -> None:
         self._deadline = asyncio.get_running_loop().call_later(deadline_s, self.cut_off_all, "deadline")
 
-    def note_version(self, version: int) -> None:
-        """A version of the weights has become current."""
+    def note_version(self, version: int | None) -> None:
+        """A version of the policy has become current, or the policy was dropped."""
         changed = [(bounds, bounds.note_current(version)) for bounds in self._bounds]
         before = min((before for bounds, before in changed if before is not None and not bounds.is_any), default=None)
         if before is not None:

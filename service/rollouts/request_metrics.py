@@ -5,10 +5,11 @@ sample is in `SampleMetrics`, which `sample_metrics.py` fills.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from statistics import fmean, median, stdev
 
 from rollout_client.contract import PolicyVersions, RequestMetrics, SampleMetrics, SampleResult
+from rollout_client.policy_names import label_of, read_label
 from service.rollouts.sample_metrics import UNNAMED_REWARD
 
 FREED_IN_ONE_STEP = 64
@@ -30,7 +31,9 @@ class RequestMetricsAccumulator:
     staleness cut off: `stale_rate` is their share.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, policy: str | None = None) -> None:
+        """Args: `policy` is the name of the policy that the request names, if it does."""
+        self._policy = policy
         self._samples: list[SampleMetrics] = []
         self._versions: set[str] = set()
         self._rewards: list[dict[str, float]] = []
@@ -76,11 +79,17 @@ class RequestMetricsAccumulator:
 
     def policy(self, current: int | None = None) -> PolicyVersions:
         """The oldest and the newest weight version that sampled a token, and the `current` one, if it is known."""
-        current_version = None if current is None else str(current)
-        if not self._versions:
-            return PolicyVersions(oldest=None, newest=None, current=current_version)
-        versions = sorted(self._versions, key=int)
-        return PolicyVersions(oldest=versions[0], newest=versions[-1], current=current_version)
+        of_policy = [label for label in map(read_label, self._versions) if label.name == self._policy]
+        return policy_versions(self._policy, [label.number for label in of_policy], current)
+
+
+def policy_versions(policy: str | None, versions: Collection[int], current: int | None) -> PolicyVersions:
+    """What an answer says of these versions of one policy; `None` is the one without a name."""
+    return PolicyVersions(
+        oldest=label_of(policy, min(versions)) if versions else None,
+        newest=label_of(policy, max(versions)) if versions else None,
+        current=None if current is None else label_of(policy, current),
+    )
 
 
 def averages(samples: Sequence[SampleMetrics]) -> RequestMetrics:

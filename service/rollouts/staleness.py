@@ -1,7 +1,8 @@
 """Which versions of the weights may generate the tokens of a rollout. A state machine: no I/O.
 
 The staleness of a rollout is the number of the current version less that of the oldest version that generated one of
-its tokens. Where the numbers of versions skip, it counts the skipped ones too.
+its tokens. Where the numbers of versions skip, it counts the skipped ones too. The versions are those of the policy
+that the request names; tokens of other policies, in a message log that was posted, have no part in it.
 
 Guarantees: a rollout that has ended by itself has a staleness of at most `max_staleness` at its end; a rollout without
 a generated token is never stale; where `version` is demanded, a rollout takes no token of another one; the current
@@ -12,17 +13,24 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from deployments.failures import GenerationLost, VersionReplaced
+from deployments.failures import GenerationLost, PolicyDropped, VersionReplaced
 from deployments.protocols import Generation, WeightSpan
 from rollout_client.contract import Message
+from rollout_client.policy_names import label_of, read_label
 from service.rollouts.responses import first_tokens
+
+OnVersion = Callable[[int | None], None]
+"""Is called with the version that has become current; with `None` when a named policy has no version any more."""
 
 
 class VersionFeed(Protocol):
     """Tells which version is current. `RemotePolicy` (`service/remote/policy.py`) implements it."""
 
-    def subscribe(self, on_version: Callable[[int], None]) -> Callable[[], None]:
+    def subscribe(self, on_version: OnVersion, policy: str | None = None) -> Callable[[], None]:
         """Calls `on_version` with the current version, at once if that is known, and with each one that follows.
+
+        Args:
+            policy: the named policy whose versions are told; by default the one without a name.
 
         Returns what ends the subscription.
         """
@@ -39,14 +47,24 @@ class VersionBounds:
     """Of each rollout; `None` for any."""
     current: int | None = None
     """`None` while it is not known."""
+    policy: str | None = None
+    """The named policy whose versions are meant; `None` for the one without a name."""
+    is_dropped: bool = False
+    """Whether the named policy has no version any more."""
 
     @property
     def is_any(self) -> bool:
         """Whether every version will do."""
         return self.version is None and self.max_staleness is None
 
-    def note_current(self, version: int) -> int | None:
-        """A version has become current. Returns the one before; `None` if that is not known, or is current still."""
+    def note_current(self, version: int | None) -> int | None:
+        """A version has become current, or the named policy was dropped.
+
+        Returns the version before; `None` if that is not known, or is current still.
+        """
+        self.is_dropped = version is None
+        if version is None:
+            return None
         before = self.current
         if before is not None and version <= before:
             return None
@@ -91,7 +109,9 @@ class RolloutVersions:
 
         Raises:
             VersionReplaced: the version that must generate them is not current any more.
+            PolicyDropped: the policy that must generate them has no version any more.
         """
+        refuse_dropped(self._bounds.policy, self._bounds.is_dropped)
         self._oldest_under_way = None
         demanded, current = self._bounds.version, self._bounds.current
         if demanded is not None and current is not None and current > demanded:
@@ -112,13 +132,14 @@ class RolloutVersions:
             return generation
         if generation.token_ids and not generation.weight_versions:
             raise GenerationLost("The engine did not say which version of the weights has generated its tokens.")
-        kept = tokens_of_version(generation.weight_versions, str(self._bounds.version))
+        demanded = label_of(self._bounds.policy, self._bounds.version)
+        kept = tokens_of_version(generation.weight_versions, demanded)
         return generation if kept >= len(generation.token_ids) else first_tokens(generation, kept)
 
     def add(self, spans: Iterable[WeightSpan]) -> None:
         """Tokens of these versions belong to the rollout now."""
         for span in spans:
-            version = int(span.version)
+            version = read_label(span.version).number
             if self._oldest is None or version < self._oldest:
                 self._oldest = version
 
@@ -158,8 +179,17 @@ def tokens_of_version(spans: Iterable[WeightSpan], version: str) -> int:
     return tokens
 
 
-def oldest_version(messages: Sequence[Message]) -> int | None:
-    """The oldest version that generated a token of these messages; `None` if none is known."""
+def oldest_version(messages: Sequence[Message], policy: str | None = None) -> int | None:
+    """The oldest version of the policy that generated a token of these messages; `None` if none is known."""
     generated = (message for message in messages if message.generation_logprobs is not None)
-    versions = (int(span.version) for message in generated for span in message.weight_versions or ())
-    return min(versions, default=None)
+    labels = (read_label(span.version) for message in generated for span in message.weight_versions or ())
+    return min((label.number for label in labels if label.name == policy), default=None)
+
+
+def refuse_dropped(policy: str | None, is_dropped: bool) -> None:
+    """Raises `PolicyDropped` if the named policy has no version any more."""
+    if is_dropped:
+        raise PolicyDropped(
+            f"The policy {policy} was dropped, or other full weights took the place of those that it is an "
+            "adapter for. Push an adapter for the current ones, and post the sample again."
+        )

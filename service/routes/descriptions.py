@@ -6,6 +6,7 @@ from deployments.policy.failures import (
     ChunkDamaged,
     ChunkMisplaced,
     PolicyNotCurrent,
+    PolicyUnknown,
     SourceRefused,
     TrainerNotTrusted,
     TransferNotConfigured,
@@ -67,7 +68,7 @@ ROLLOUT: Description = {
         },
         429: refusal([OVERLOADED.title]),
         502: refusal(["A sample failed, and the request said on_error: fail"]),
-        **refusals(PolicyNotCurrent, reads_body=True),
+        **refusals(PolicyNotCurrent, PolicyUnknown, reads_body=True),
     },
     "openapi_extra": {
         "requestBody": {
@@ -87,7 +88,7 @@ SCORE: Description = {
     "responses": {
         200: json_response(ScoreResponse, examples.SCORE_RESPONSE),
         429: refusal([OVERLOADED.title]),
-        **refusals(PolicyNotCurrent, reads_body=True),
+        **refusals(PolicyNotCurrent, PolicyUnknown, reads_body=True),
     },
     "openapi_extra": json_request(ScoreRequest, examples.SCORE_REQUEST),
 }
@@ -174,6 +175,11 @@ PUSH_VERSION: Description = {
             header_parameter("Content-Encoding", "`zstd` if the whole upload is one zstd stream.", "zstd"),
         ],
     },
+}
+DROP_POLICY: Description = {
+    "summary": "Drop a named policy",
+    "status_code": 204,
+    "responses": refusals(PolicyUnknown),
 }
 ROLLBACK: Description = {
     "summary": "Go back to the weights of an older version",

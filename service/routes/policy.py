@@ -19,6 +19,7 @@ from rollout_client.policy_contract import (
     TransferWorld,
     UploadState,
 )
+from rollout_client.policy_names import PolicyName
 from service.requests.json_body import read_json_body
 from service.requests.media_types import JSON, weights_media_type
 from service.requests.upload_chunk import checked_parts, chunk_of
@@ -36,6 +37,7 @@ ROLLBACK_ADVICE = 'send {"to": 5}, the number of the version'
 LARGEST_TRANSFER_BYTES = 64 * 2**20
 """The names, dtypes and shapes of a million tensors."""
 TRANSFER_ADVICE = "send the tensors in several updates"
+Name = Annotated[PolicyName | None, Query(description="The named policy; by default the one without a name.")]
 NewVersion = Annotated[int, Path(ge=1, le=LARGEST_VERSION, description="Number of the version, from 1.")]
 router = APIRouter(prefix="/policy", tags=["policy"])
 
@@ -71,9 +73,9 @@ async def policy_layout(store: Store) -> PolicyLayout:
 
 
 @router.get("/versions/{version}/upload", **descriptions.UPLOAD_STATE)
-async def upload_state(store: Store, version: NewVersion) -> UploadState:
+async def upload_state(store: Store, version: NewVersion, name: Name = None) -> UploadState:
     """How much of a version has arrived, so that an upload that broke off can go on."""
-    return await store.upload_state(version)
+    return await store.upload_state(version, name)
 
 
 @router.put("/versions/{version}", response_model=PolicyUpdate, **descriptions.PUSH_VERSION)
@@ -83,18 +85,24 @@ async def push_version(
     if weights_media_type(request.headers) == JSON:
         source = await read_json_body(request, CheckpointSource, LARGEST_SOURCE_BYTES, SOURCE_ADVICE)
         return json_response(await store.load_checkpoint(version, source.checkpoint, options))
-    chunk = chunk_of(request.headers)
-    if (repeated := await store.repeated_update(version, chunk.weights_digest)) is not None:
+    chunk, name = chunk_of(request.headers), options.name
+    if (repeated := await store.repeated_update(version, chunk.weights_digest, name)) is not None:
         return json_response(repeated)
-    sender = await store.begin_chunk(version, chunk.first, sender_of(request))
+    sender = await store.begin_chunk(version, chunk.first, sender_of(request), name)
     end = chunk.first
     async for offset, data in checked_parts(chunk, request.stream()):
-        await store.write_chunk(version, sender, offset, data)
+        await store.write_chunk(version, sender, offset, data, name)
         end = offset + len(data)
-    state = await store.end_chunk(version, sender, end, chunk.total_after(end))
+    state = await store.end_chunk(version, sender, end, chunk.total_after(end), name)
     if not chunk.completes(state.received_bytes):
         return json_response(state, 202)
     return json_response(await store.complete_upload(version, sender, options, chunk.is_zstd, chunk.weights_digest))
+
+
+@router.delete("/names/{name}", **descriptions.DROP_POLICY)
+async def drop_policy(store: Store, name: Annotated[PolicyName, Path(description="The named policy.")]) -> None:
+    """Serves a named policy no longer. Generations under way end; rollouts that need more fail (kind `policy`)."""
+    await store.drop_policy(name)
 
 
 @router.post("/rollback", **descriptions.ROLLBACK)

@@ -16,6 +16,7 @@ import zstandard
 from pydantic import BaseModel
 
 from rollout_client.policy_contract import (
+    NamedPolicyState,
     PolicyLayout,
     PolicyState,
     PolicyUpdate,
@@ -75,6 +76,9 @@ class ScriptedPolicy:
     checksum_of: Callable[[int, bytes], str | None] = lambda _version, _content: None
     polls: deque[int] = field(default_factory=deque)
     """Which version is current at the next `GET /policy`, one each."""
+    named: list[NamedPolicyState] = field(default_factory=list)
+    dropped: list[str] = field(default_factory=list)
+    """The paths of `DELETE`."""
     updating: deque[int] = field(default_factory=deque)
     """Which version is on its way at the next `GET /policy`, one each."""
 
@@ -102,7 +106,7 @@ class ScriptedPolicy:
             for version, content in self.versions.items()
         ]
         updating_to = self.updating.popleft() if self.updating else None
-        return PolicyState(current=current, versions=infos, replicas=[], updating_to=updating_to)
+        return PolicyState(current=current, versions=infos, replicas=[], updating_to=updating_to, named=self.named)
 
     def take(self, put: Put) -> tuple[int, BaseModel | dict[str, Any]]:
         """The status and the answer to a chunk, as the contract defines them."""
@@ -182,6 +186,11 @@ def handler(policy: ScriptedPolicy) -> type[BaseHTTPRequestHandler]:
             version = body.get("version", max(policy.versions, default=0) + 1)
             policy.versions[version] = policy.versions[body["to"]]
             self.answer(200, policy.update(version))
+
+        def do_DELETE(self) -> None:
+            policy.dropped.append(self.path)
+            self.send_response(204)
+            self.end_headers()
 
         def do_PUT(self) -> None:
             body = self.rfile.read(int(self.headers["content-length"]))

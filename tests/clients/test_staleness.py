@@ -6,7 +6,7 @@ from rollout_client import RolloutResponse, SampleResult, Staleness, staleness
 from tests.clients.scripted_service import SUMMARY, Json, result
 
 
-def generated(*spans: tuple[int, int], tokens: int | None = None) -> Json:
+def generated(*spans: tuple[int | str, int], tokens: int | None = None) -> Json:
     """A message of spans (version, tokens)."""
     end, weight_versions = 0, []
     for version, count in spans:
@@ -36,6 +36,14 @@ def sample(*messages: Json) -> SampleResult:
 )
 def test_each_generated_token_weighs_the_same(messages: list[Json], expected: Staleness) -> None:
     assert staleness(sample(*messages), trainer_version=7) == expected
+
+
+def test_only_the_tokens_of_the_named_policy_count() -> None:
+    message = generated((3, 1), ("run-a/4", 2), ("run-b/6", 4))
+    assert staleness(sample(message), 7) == Staleness(1, 6, oldest=3, newest=3, mean_lag=4.0, max_lag=4)
+    of_run_b = Staleness(4, 3, oldest=6, newest=6, mean_lag=1.0, max_lag=1)
+    assert staleness(sample(message), 7, "run-b") == of_run_b
+    assert staleness(sample(message), 7, "run-c") == Staleness(0, 7)
 
 
 def test_a_response_is_all_of_its_samples_together() -> None:

@@ -7,6 +7,7 @@ import os
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import ray
@@ -89,6 +90,7 @@ class MappedGenerator:
         self._node_weights = node_weights_of_replica(store)
         self._node_weights.join()
         weights: Any = MappedWeights()
+        named: Any = SimpleNamespace(versions={})
         self._weights: MappedWeights = weights
         self._reads_served = 0
         commands = CommandRunner(
@@ -98,6 +100,7 @@ class MappedGenerator:
             lambda loaded: registration_of(1, loaded),
             self._node_weights,
             weights.generate_canary,
+            named,
         )
         self._running = asyncio.create_task(commands.run())
         await commands.is_current.wait()

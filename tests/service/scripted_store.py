@@ -3,6 +3,7 @@
 from datetime import UTC, datetime
 from typing import Any
 
+from deployments.policy.named_versions import NamedVersions
 from rollout_client.policy_contract import (
     PolicyLayout,
     PolicyState,
@@ -43,6 +44,15 @@ class ScriptedStore:
         self.note("wait_for", min_version, version, wait_s)
         return self.current
 
+    async def wait_for_named(
+        self, name: str, min_version: int, version: int | None, wait_s: float | None
+    ) -> NamedVersions:
+        self.note("wait_for_named", name, min_version, version, wait_s)
+        return NamedVersions("store", 1, {"run-b": self.current})
+
+    async def drop_policy(self, name: str) -> None:
+        self.note("drop_policy", name)
+
     async def state(self, checksums_within_s: float) -> PolicyState:
         self.note("state", checksums_within_s)
         info = VersionInfo(version=0, kind="initial", created_at=datetime.fromtimestamp(0, UTC))
@@ -51,29 +61,33 @@ class ScriptedStore:
     async def layout(self) -> PolicyLayout:
         return PolicyLayout(tensors={"w": TensorLayout(dtype="BF16", shape=[2, 3])})
 
-    async def upload_state(self, version: int) -> UploadState:
-        self.note("upload_state", version)
+    async def upload_state(self, version: int, name: str | None = None) -> UploadState:
+        self.note("upload_state", version, *given(name))
         return UploadState(version=version, received_bytes=len(self.arrived), total_bytes=9)
 
-    async def begin_chunk(self, version: int, first_byte: int, owner: str | None = None) -> str:
+    async def begin_chunk(
+        self, version: int, first_byte: int, owner: str | None = None, name: str | None = None
+    ) -> str:
         self.owner = owner
-        self.note("begin_chunk", version, first_byte)
+        self.note("begin_chunk", version, first_byte, *given(name))
         del self.arrived[first_byte:]
         return SENDER
 
-    async def write_chunk(self, version: int, sender: str, offset: int, data: bytes) -> None:
+    async def write_chunk(self, version: int, sender: str, offset: int, data: bytes, name: str | None = None) -> None:
         assert sender == SENDER
-        self.note("write_chunk", version, offset, len(data))
+        self.note("write_chunk", version, offset, len(data), *given(name))
         assert len(self.arrived) == offset
         self.arrived += data
 
-    async def end_chunk(self, version: int, sender: str, end: int, total_bytes: int | None) -> UploadState:
+    async def end_chunk(
+        self, version: int, sender: str, end: int, total_bytes: int | None, name: str | None = None
+    ) -> UploadState:
         assert sender == SENDER
-        self.note("end_chunk", version, end, total_bytes)
+        self.note("end_chunk", version, end, total_bytes, *given(name))
         return UploadState(version=version, received_bytes=end, total_bytes=total_bytes)
 
-    async def repeated_update(self, version: int, digest: str | None) -> PolicyUpdate | None:
-        self.note("repeated_update", version, digest)
+    async def repeated_update(self, version: int, digest: str | None, name: str | None = None) -> PolicyUpdate | None:
+        self.note("repeated_update", version, digest, *given(name))
         return self.repeated
 
     async def complete_upload(
@@ -104,3 +118,8 @@ class ScriptedStore:
     async def finish_transfer(self, version: int | None) -> PolicyUpdate:
         self.note("finish_transfer", version)
         return UPDATE
+
+
+def given(name: str | None) -> tuple[str, ...]:
+    """What a call of a named policy notes besides."""
+    return () if name is None else (name,)

@@ -31,21 +31,23 @@ async def send_upload(connection: AsyncConnection, upload: Upload, limits: CallL
 
 async def send_chunk(connection: AsyncConnection, upload: Upload, limits: CallLimits) -> None:
     if upload.is_in_doubt:
-        upload.found(await what_arrived(connection, upload.version, limits))
+        upload.found(await what_arrived(connection, upload.version, upload.name, limits))
     call = await async_call_blocking(upload.next_call)
     upload.answered(await connection.result_of_one_attempt(call, limits))
 
 
-async def what_arrived(connection: AsyncConnection, version: int, limits: CallLimits) -> UploadState | PolicyState:
+async def what_arrived(
+    connection: AsyncConnection, version: int, name: str | None, limits: CallLimits
+) -> UploadState | PolicyState:
     """The state of the upload of `version` or, where there is none, of the whole policy."""
     state = await connection.result_of_one_attempt(policy_call(), limits)
-    while is_updating_to(state, version):
+    while is_updating_to(state, version, name):
         await async_sleep(POLL_S)
         state = await connection.result_of_one_attempt(policy_call(), limits)
-    if is_known(state, version):
+    if is_known(state, version, name):
         return state
     try:
-        return await connection.result_of_one_attempt(upload_state_call(version), limits)
+        return await connection.result_of_one_attempt(upload_state_call(version, name), limits)
     except RequestRejected as error:
         if error.problem.status != HTTPStatus.NOT_FOUND:
             raise

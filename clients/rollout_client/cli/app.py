@@ -146,12 +146,24 @@ def rollback(
     out.print(update_table(update))
 
 
+@policy_app.command()
+def drop(
+    name: Annotated[str, typer.Argument(help="A named policy; `rollout policy` lists them.")],
+    url: Url = DEFAULT_URL,
+    retries: Retries = DEFAULT_RETRIES,
+) -> None:
+    """Serve the policy NAME no longer. Its next version has the next number."""
+    with errors_as_sentences(), RolloutClient(url, retries=retries) as client:
+        client.drop_policy(name)
+
+
 @app.command()
 def push(
     path: Annotated[Path, typer.Argument(help="A .safetensors file, a checkpoint's folder, or an adapter's of PEFT.")],
     version: Annotated[int | None, typer.Option(min=1, help="By default one more than the newest.")] = None,
     kind: Annotated[WeightsKind, typer.Option(help="What the weights are.")] = "full",
     base: Annotated[int | None, typer.Option(min=0, help="The version that a delta changes.")] = None,
+    name: Annotated[str | None, typer.Option(help="The named policy that an adapter becomes a version of.")] = None,
     mode: Annotated[PauseMode, typer.Option(help="What becomes of generations under way.")] = "keep",
     url: Url = DEFAULT_URL,
     timeout_s: Annotated[float | None, typer.Option(min=0, help="Seconds that the push may take.")] = None,
@@ -159,7 +171,7 @@ def push(
 ) -> None:
     """Upload the weights at PATH and have every replica serve them."""
     with errors_as_sentences(), RolloutClient(url, timeout_s=timeout_s, retries=retries) as client:
-        update = client.push_weights(path, version, kind=kind, base=base, mode=mode, progress=True)
+        update = client.push_weights(path, version, kind=kind, base=base, name=name, mode=mode, progress=True)
     out.print(update_table(update))
 
 

@@ -1,18 +1,21 @@
 """Tables of versions, replicas and updates for a terminal, as rich renderables."""
 
+from collections.abc import Sequence
+
 from rich.console import Group
 from rich.filesize import decimal
 from rich.table import Table
 
 from rollout_client.cli.transcript import plain
-from rollout_client.policy_contract import PolicyState, PolicyUpdate, PushResult, VersionInfo
+from rollout_client.policy_contract import NamedPolicyState, PolicyState, PolicyUpdate, PushResult, VersionInfo
 
 SHOWN_DIGITS = 12
 
 
 def policy_tables(state: PolicyState) -> Group:
-    """The versions that the service has, and what its replicas have loaded."""
-    return Group(versions_table(state), replicas_table(state))
+    """The versions that the service has, its named policies if there are any, and what its replicas have loaded."""
+    named = [named_table(state.named)] if state.named else []
+    return Group(versions_table(state), *named, replicas_table(state))
 
 
 def versions_table(state: PolicyState) -> Table:
@@ -29,6 +32,23 @@ def versions_table(state: PolicyState) -> Table:
             "" if info.kind == "initial" else f"{info.created_at:%Y-%m-%d %H:%M:%S}",
             shortened(info.checksum),
             style="bold" if info.version == state.current else "",
+        )
+    return table
+
+
+def named_table(named: Sequence[NamedPolicyState]) -> Table:
+    table = Table(title="Named policies", title_justify="left")
+    for name in ("name", "version", "base", "size", "created", "checksum"):
+        table.add_column(name, justify="right" if name in {"version", "base", "size"} else "left")
+    for policy in named:
+        updating = "" if policy.updating_to is None else f", updating to {policy.updating_to}"
+        table.add_row(
+            plain(policy.name),
+            ("none" if policy.current is None else str(policy.current)) + updating,
+            "" if policy.base is None else str(policy.base),
+            decimal(policy.size_bytes) if policy.size_bytes else "",
+            "" if policy.created_at is None else f"{policy.created_at:%Y-%m-%d %H:%M:%S}",
+            shortened(policy.checksum),
         )
     return table
 
@@ -51,7 +71,7 @@ def replicas_table(state: PolicyState) -> Table:
 def update_table(update: PolicyUpdate) -> Table:
     """The result of an update on each replica, with its times in seconds."""
     took = f", {decimal(update.sent_bytes)} sent, {update.push_s:.2f} s" if isinstance(update, PushResult) else ""
-    table = Table(title=f"Version {update.version} is current{took}", title_justify="left")
+    table = Table(title=f"Version {update.label} is current{took}", title_justify="left")
     table.add_column("replica", overflow="fold")
     table.add_column("status")
     for name in ("load s", "swap s", "pause s", "canary s"):

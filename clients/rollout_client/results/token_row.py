@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from rollout_client.contract import Message, SampleResult
+from rollout_client.policy_names import read_label
 
 UNKNOWN_VERSION = -1
 
@@ -18,7 +19,8 @@ class TokenRow:
     generation_logprobs: list[float]
     """Natural logarithms; 0 for a token that the policy did not generate."""
     weight_versions: list[int]
-    """-1 for a token that the policy did not generate, or whose version the service did not report."""
+    """Numbers, without the name of a named policy; -1 for a token that no policy generated, or whose version the
+    service did not report."""
     prompt_length: int
     """Number of tokens before the first generated token; all tokens where none was generated."""
 
@@ -73,5 +75,5 @@ def versions_of(message: Message) -> list[int]:
         return versions
     for span in message.weight_versions or ():
         end = min(span.end, len(versions))
-        versions[span.start : end] = [int(span.version)] * (end - span.start)
+        versions[span.start : end] = [read_label(span.version).number] * (end - span.start)
     return versions

@@ -13,6 +13,7 @@ from rollout_client.policy_calls import (
     PushCallOptions,
     UpdateOptions,
     checkpoint_call,
+    drop_policy_call,
     next_version,
     policy_call,
     policy_layout_call,
@@ -68,6 +69,7 @@ class PolicyMethods:
         kind: WeightsKind = "full",
         base: int | None = None,
         checksum: str | None = None,
+        name: str | None = None,
         progress: bool = False,
         chunk_bytes: int = CHUNK_BYTES,
         **options: Unpack[PushCallOptions],
@@ -79,14 +81,16 @@ class PolicyMethods:
 
         Args:
             source: a torch module, a state dict, or a path on this machine: a `.safetensors` file or a folder of them
-                for full weights, which are cast to the service's dtypes; a file for a delta; a folder of PEFT for an
-                adapter. `load_checkpoint` is for weights that the service can read itself.
+                for full weights, which are cast to the service's dtypes; a file for a delta; for an adapter a folder
+                of PEFT, or the module that PEFT has wrapped. `load_checkpoint` is for weights that the service can
+                read itself.
             version: its number; without it, one more than the newest that the service knows.
             kind: `partial` sends of a module only what is trained (`requires_grad`), and of any other source only the
                 tensors that it holds; the service has the others.
             base: the version that a delta changes, or from which partial weights take the other tensors (by default
                 the current full weights). `PolicyPusher` makes and sends deltas of a module.
             checksum: the `Checksum` of the full weights. The service refuses others, and passes a delta on as it is.
+            name: the policy that an adapter becomes a version of, served beside others; versions count for each name.
             options: `timeout_s` bounds the whole update; `retries` are those of one chunk.
 
         Raises:
@@ -94,13 +98,13 @@ class PolicyMethods:
                 arguments contradict each other. Nothing was sent.
         """
         began = time.perf_counter()
-        query = push_query(kind, base, cast(UpdateOptions, without_call_options(options)), checksum)
+        query = push_query(kind, base, cast(UpdateOptions, without_call_options(options)), checksum, name)
         limits = self._connection.defaults.limits(call_options(options), advice=UPDATE_ADVICE)
         layout = None
         if needs_layout(source, kind):
             layout = self._connection.result(policy_layout_call(), limits.at_most(SHORT_CALL_TIMEOUT_S))
         weights = call_blocking(weights_to_send, source, kind, layout)
-        upload = Upload(weights, self._number(version, limits), query, chunk_bytes, kind == "delta")
+        upload = Upload(weights, self._number(version, limits, name), query, chunk_bytes, kind == "delta")
         update = send_upload(self._connection, upload, limits, progress)
         return PushResult(**dict(update), sent_bytes=upload.sent_bytes, push_s=time.perf_counter() - began)
 
@@ -111,17 +115,18 @@ class PolicyMethods:
         *,
         kind: WeightsKind = "full",
         base: int | None = None,
+        name: str | None = None,
         **options: Unpack[PushCallOptions],
     ) -> PolicyUpdate:
         """Has the service read weights itself, and returns once every replica serves them.
 
         `checkpoint` is a path or an fsspec URL, as the service sees it, under one of the roots that it allows. The call
         is made again only where the service has not begun with it: after a disconnect the service goes on, and
-        `wait_for_version` tells how it ended.
+        `wait_for_version` tells how it ended. The other arguments are those of `push_weights`.
         """
-        query = push_query(kind, base, cast(UpdateOptions, without_call_options(options)))
+        query = push_query(kind, base, cast(UpdateOptions, without_call_options(options)), name=name)
         limits = self._connection.defaults.limits(call_options(options), advice=UPDATE_ADVICE)
-        call = checkpoint_call(self._number(version, limits), query, fspath(checkpoint))
+        call = checkpoint_call(self._number(version, limits, name), query, fspath(checkpoint))
         return self._connection.result(call, limits, has_not_begun)
 
     def rollback(self, to: int, version: int | None = None, **options: Unpack[PushCallOptions]) -> PolicyUpdate:
@@ -138,8 +143,17 @@ class PolicyMethods:
         call = rollback_call(to, version, cast(UpdateOptions, without_call_options(options)))
         return self._connection.result(call, limits, has_not_begun)
 
-    def _number(self, version: int | None, limits: CallLimits) -> int:
+    def drop_policy(self, name: str, **options: Unpack[CallOptions]) -> None:
+        """The service serves the named policy no longer. Rollouts of it that need further tokens fail.
+
+        Raises:
+            RequestRejected: 404, there is no policy of this name; the message lists those that there are.
+        """
+        limits = self._connection.defaults.limits(call_options(options), advice=UPDATE_ADVICE)
+        self._connection.result(drop_policy_call(name), limits, has_not_begun)
+
+    def _number(self, version: int | None, limits: CallLimits, name: str | None = None) -> int:
         if version is not None:
             return version
         state = self._connection.result(policy_call(), limits.at_most(SHORT_CALL_TIMEOUT_S))
-        return next_version(state)
+        return next_version(state, name)

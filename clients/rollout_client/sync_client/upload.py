@@ -32,21 +32,23 @@ def send_upload(connection: Connection, upload: Upload, limits: CallLimits, prog
 
 def send_chunk(connection: Connection, upload: Upload, limits: CallLimits) -> None:
     if upload.is_in_doubt:
-        upload.found(what_arrived(connection, upload.version, limits))
+        upload.found(what_arrived(connection, upload.version, upload.name, limits))
     call = call_blocking(upload.next_call)
     upload.answered(connection.result_of_one_attempt(call, limits))
 
 
-def what_arrived(connection: Connection, version: int, limits: CallLimits) -> UploadState | PolicyState:
+def what_arrived(
+    connection: Connection, version: int, name: str | None, limits: CallLimits
+) -> UploadState | PolicyState:
     """The state of the upload of `version` or, where there is none, of the whole policy."""
     state = connection.result_of_one_attempt(policy_call(), limits)
-    while is_updating_to(state, version):
+    while is_updating_to(state, version, name):
         sleep(POLL_S)
         state = connection.result_of_one_attempt(policy_call(), limits)
-    if is_known(state, version):
+    if is_known(state, version, name):
         return state
     try:
-        return connection.result_of_one_attempt(upload_state_call(version), limits)
+        return connection.result_of_one_attempt(upload_state_call(version, name), limits)
     except RequestRejected as error:
         if error.problem.status != HTTPStatus.NOT_FOUND:
             raise

@@ -118,6 +118,7 @@ def spans_of(versions: pa.ChunkedArray) -> list[tuple[int, int, int, int]]:
     by_message = pa.chunked_array([chunk.flatten() for chunk in versions.chunks], pa.list_(SPAN)).combine_chunks()
     spans = by_message.flatten()
     message = pa.compute.list_parent_indices(by_message)
-    version = spans.field("version").cast(pa.int64())
+    # Of a named policy the name comes before the number: run-b/7.
+    version = pa.compute.replace_substring_regex(spans.field("version"), "^.*/", "").cast(pa.int64())
     columns = (message, version, spans.field("start"), spans.field("end"))
     return list(zip(*(column.to_pylist() for column in columns), strict=True))

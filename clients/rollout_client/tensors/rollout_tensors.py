@@ -39,8 +39,8 @@ class RolloutTensors:
     """float32 [B, T]: natural logarithms, under the distribution that was sampled from; 0 where the policy did not
     generate the token."""
     weight_versions: Tensor
-    """int64 [B, T]: version of the weights that generated the token; -1 where the policy did not generate it, or the
-    version is not known."""
+    """int64 [B, T]: version of the weights that generated the token, the number alone where the policy has a name; -1
+    where no policy generated it, or the version is not known."""
     prompt_lengths: Tensor
     """int64 [B]: number of tokens before the first generated token."""
     lengths: Tensor

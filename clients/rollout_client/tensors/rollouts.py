@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from rollout_client.contract import SampleResult
+from rollout_client.policy_names import read_label
 from rollout_client.results.final_rewards import final_reward
 from rollout_client.tensors.token_columns import Integers, TokenColumns
 
@@ -66,7 +67,7 @@ class ListedRollouts(Rollouts):
             token_ids=flattened([message.token_ids for message in messages], np.int64),
             generation_logprobs=flattened([given or [] for given in logprobs], np.float32),
             spans=[
-                (place, int(span.version), span.start, span.end)
+                (place, read_label(span.version).number, span.start, span.end)
                 for place, message in enumerate(messages)
                 for span in message.weight_versions or ()
             ],

@@ -12,6 +12,7 @@ from rollout_client.optional_dependencies import needed_for
 from rollout_client.policy_contract import PolicyLayout, WeightsKind
 from rollout_client.weights.file_tensors import adapter_weights, file_tensors, file_weights
 from rollout_client.weights.layout import fitted
+from rollout_client.weights.peft_adapter import module_adapter
 from rollout_client.weights.safetensors_file import header_of
 from rollout_client.weights.tensor import SourceTensor, Weights
 
@@ -49,8 +50,11 @@ def weights_to_send(source: WeightsSource, kind: WeightsKind, layout: PolicyLayo
         return source
     if layout is not None:
         return full_weights(source, layout, is_partial=kind == "partial")
+    if kind == "adapter" and hasattr(source, "peft_config"):
+        return module_adapter(source)
     if not isinstance(source, str | os.PathLike):
-        raise ValueError(f"{kind} weights come from a path, not from {type(source).__name__}; see PolicyPusher.")
+        advice = "save the adapter, or pass PEFT's own module" if kind == "adapter" else "see PolicyPusher"
+        raise ValueError(f"{kind} weights come from a path, not from {type(source).__name__}; {advice}.")
     return adapter_weights(Path(source)) if kind == "adapter" else file_weights(Path(source))
 
 

@@ -60,6 +60,8 @@ class Upload:
         self.sent_bytes = 0
         """What was sent of it, also what was sent twice."""
         self._weights = weights
+        self.name = None if query.get("name") is None else str(query["name"])
+        """Of the policy that gets the version; `None` for the one without a name."""
         self._query = query
         self._chunk_bytes = chunk_bytes
         self._is_compressed = is_compressed
@@ -99,7 +101,7 @@ class Upload:
         self.is_in_doubt = False
         if isinstance(state, UploadState):
             self._continue_at(state.received_bytes)
-        elif not is_known(state, self.version):
+        elif not is_known(state, self.version, self.name):
             self._continue_at(0)
 
     def _continue_at(self, received_bytes: int) -> None:

@@ -17,7 +17,8 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -107,6 +108,22 @@ class NodeWeights:
         if payload.delta is None or payload.delta.base != held:
             return None
         return (await self._file_of(alone(payload, payload.delta))).path
+
+    @asynccontextmanager
+    async def file_to_copy(self, payload: VersionPayload) -> AsyncIterator[NodeFile]:
+        """A file for this replica alone, which makes a copy of it in the block; raises as `file_of` does.
+
+        The node does not keep it: adapters of named policies, which are small.
+        """
+        if can_be_mapped(payload.file, payload.size_bytes, self._node_id):
+            yield NodeFile(Path(payload.file.path), read_bytes=payload.size_bytes)
+            return
+        path = self._versions / f"{payload.checksum}-{os.getpid()}.safetensors"
+        try:
+            await self._fetch(payload, path)
+            yield NodeFile(path, payload.size_bytes, payload.size_bytes)
+        finally:
+            path.unlink(missing_ok=True)
 
     async def read(self, version: int, checksum: str, offset: int, count: int) -> bytes:
         """Counterpart of `WeightsSource.read`, for replicas of other nodes; raises `SourceFailed`."""

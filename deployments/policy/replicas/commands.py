@@ -70,6 +70,10 @@ class VersionPayload:
     """For a replica that holds the base."""
     record: str | None = field(default=None, compare=False)
     """What the store knows of the version, in the store's own form: the replica returns it when it registers."""
+    name: str | None = None
+    """The named policy that the adapter is a version of; `None` for versions of the one without a name."""
+    base: int | None = None
+    """Of a named policy: the full weights that it is an adapter for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +98,21 @@ class Canary:
 
     timeout_s: float
     """It has failed after so many seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class SetAdapters:
+    """Serve exactly these versions of named policies, beside the full weights; generations go on meanwhile.
+
+    What the replica has already is not loaded again. The others are loaded, and each generates some tokens (a canary).
+    If that fails for one, the replica goes on with what it served before.
+    """
+
+    payloads: tuple[VersionPayload, ...]
+    canary_timeout_s: float
+    """A canary has failed after so many seconds."""
+    is_trial: bool = False
+    """Whether they are loaded and tried only, and no generation of a rollout uses them yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +177,7 @@ Command = (
     Stage
     | Swap
     | Canary
+    | SetAdapters
     | AcceptRequests
     | ComputeChecksum
     | InitTransfer
@@ -187,7 +207,7 @@ class CommandCosts:
     """What commands took, in seconds, tokens and bytes; 0 for commands that have no such cost. Costs can be added."""
 
     load_s: float = 0.0
-    """`Stage`: fetching the weights."""
+    """`Stage`: fetching the weights. `SetAdapters`: all of it."""
     swap_s: float = 0.0
     """`Swap`, `FinishTransfer`: replacing the weights."""
     pause_s: float = 0.0
@@ -197,7 +217,7 @@ class CommandCosts:
     canary_s: float = 0.0
     """`AcceptRequests`: how long generations waited, after the swap, for the end of the trial."""
     fetched_bytes: int = 0
-    """`Stage`: what this replica fetched from other nodes."""
+    """`Stage`, `SetAdapters`: what this replica fetched from other nodes."""
     read_bytes: int = 0
     """`Stage`: size of the files that this replica read, of the delta in place of the weights if it had the base."""
 
@@ -242,3 +262,5 @@ class ReplicaRegistration:
     is_on_trial: bool = False
     """Whether `loaded` is on trial: the replica never accepted requests with it, and it may be unusable. No store takes
     such a version over."""
+    named: Mapping[str, int] = field(default_factory=dict)
+    """By name, the version of each named policy that it serves."""

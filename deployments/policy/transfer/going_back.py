@@ -12,6 +12,7 @@ from deployments.policy.failures import PolicyFailure
 from deployments.policy.replicas.commands import AbandonTransfer, VersionPayload
 from deployments.policy.replicas.fleet import Fleet, error_of
 from deployments.policy.replicas.replica_registry import RegisteredReplica
+from deployments.policy.updates.adapters_of_replicas import AdaptersOfReplicas
 from deployments.policy.versions.payloads import Payloads
 from deployments.policy.versions.version_history import PolicyVersions
 
@@ -26,11 +27,19 @@ class GoingBack:
         idle_s: a replica that waits for the trainer gives it up after so many seconds.
     """
 
-    def __init__(self, fleet: Fleet, versions: PolicyVersions, payloads: Payloads, idle_s: float) -> None:
+    def __init__(
+        self,
+        fleet: Fleet,
+        versions: PolicyVersions,
+        payloads: Payloads,
+        idle_s: float,
+        adapters: AdaptersOfReplicas,
+    ) -> None:
         self._fleet = fleet
         self._versions = versions
         self._payloads = payloads
         self._timeout_s = idle_s + ENDS_WITHIN_S
+        self._adapters = adapters
 
     async def go_back(self, replicas: Sequence[RegisteredReplica]) -> None:
         """Returns when each of them has the current weights, or is replaced. The caller holds the update lease."""
@@ -55,6 +64,8 @@ class GoingBack:
             return False
         if not await self._fleet.load(replica, payloads):
             return False
+        if self._adapters.are_needed_by(replica):
+            await self._adapters.give([replica])
         # It holds the same version as before, and what was being computed of its checksum is lost.
         replica.checksum, replica.is_checksum_asked = None, False
         return True

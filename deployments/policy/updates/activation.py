@@ -1,6 +1,7 @@
 """What follows once a version is current on disk and the replicas have loaded it."""
 
 import logging
+from collections.abc import Awaitable, Callable
 
 from deployments.policy.housekeeping import Housekeeping
 from deployments.policy.updates.chain_compaction import ChainCompaction
@@ -16,6 +17,7 @@ class VersionActivation:
     """
     Args:
         keep_versions: how many full versions stay on disk.
+        on_base: is told, after each change, that other full weights may be current.
     """
 
     def __init__(
@@ -27,6 +29,7 @@ class VersionActivation:
         housekeeping: Housekeeping,
         compaction: ChainCompaction,
         keep_versions: int,
+        on_base: Callable[[], Awaitable[None]],
     ) -> None:
         self._versions = versions
         self._uploads = uploads
@@ -35,6 +38,7 @@ class VersionActivation:
         self._housekeeping = housekeeping
         self._compaction = compaction
         self._keep_versions = keep_versions
+        self._on_base = on_base
 
     async def activate(self) -> None:
         """Publishes the version, removes what it makes useless, and lets replicas that waited for it accept requests.
@@ -43,6 +47,7 @@ class VersionActivation:
         """
         current = await self._versions.publish()
         logger.info("Version %d is current.", current, extra={"version": current})
+        await self._on_base()
         self._uploads.drop_up_to(current)
         self._remove_old_versions()
         await self._initializer.start_accepting()

@@ -1,6 +1,7 @@
 """Loads the current version into a replica that has registered, and only then lets it accept requests.
 
-Guarantees: a replica accepts requests only once it holds what every replica should hold; replicas that start load at
+Guarantees: a replica accepts requests only once it holds what every replica should hold, the adapters of named policies
+included; replicas that start load at
 the same time, and updates do not wait for them. One exception: a replica that updates have overtaken
 `LOADS_BESIDE_UPDATES` times makes them wait for one load, so that it is not overtaken for ever.
 """
@@ -10,6 +11,7 @@ import logging
 from deployments.policy.replicas.commands import AcceptRequests
 from deployments.policy.replicas.fleet import Fleet, error_of
 from deployments.policy.replicas.replica_registry import RegisteredReplica
+from deployments.policy.updates.adapters_of_replicas import AdaptersOfReplicas
 from deployments.policy.updates.update_lock import UpdateLock
 from deployments.policy.versions.payloads import Payloads
 from deployments.policy.versions.version_history import PolicyVersions
@@ -19,11 +21,19 @@ logger = logging.getLogger("rollout_service.policy")
 
 
 class ReplicaInitializer:
-    def __init__(self, fleet: Fleet, versions: PolicyVersions, payloads: Payloads, update_lock: UpdateLock) -> None:
+    def __init__(
+        self,
+        fleet: Fleet,
+        versions: PolicyVersions,
+        payloads: Payloads,
+        update_lock: UpdateLock,
+        adapters: AdaptersOfReplicas,
+    ) -> None:
         self._fleet = fleet
         self._versions = versions
         self._payloads = payloads
         self._update_lock = update_lock
+        self._adapters = adapters
 
     async def initialize(self, replica: RegisteredReplica) -> None:
         """Loads what the replica lacks; it is replaced if that fails. The replica's `is_starting` is true until then.
@@ -79,6 +89,7 @@ class ReplicaInitializer:
         ]
         for replica in ready:
             replica.accepts_requests = True
+        await self._adapters.give([replica for replica in ready if self._adapters.are_needed_by(replica)])
         results = await self._fleet.send_all(ready, AcceptRequests())
         for replica, result in zip(ready, results, strict=True):
             if (error := error_of(result)) is not None:

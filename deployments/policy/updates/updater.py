@@ -13,15 +13,17 @@ from deployments.policy.replicas.commands import SwapOptions
 from deployments.policy.replicas.fleet import Fleet
 from deployments.policy.replicas.replica_registry import RegisteredReplica
 from deployments.policy.updates.activation import VersionActivation
+from deployments.policy.updates.adapters_of_replicas import AdaptersOfReplicas
 from deployments.policy.updates.two_phase_update import VersionUpdate, update_replicas
 from deployments.policy.updates.update_lock import UpdateLock
+from deployments.policy.updates.updates import Updates
 from deployments.policy.versions.payloads import Payloads
 from deployments.policy.versions.version_history import PolicyVersions
 from deployments.policy.versions.version_store import StoredVersion
 from rollout_client.policy_contract import PolicyUpdate, PushOptions, ReplicaUpdate
 
 
-class Updater:
+class Updater(Updates):
     def __init__(
         self,
         fleet: Fleet,
@@ -29,15 +31,16 @@ class Updater:
         payloads: Payloads,
         activation: VersionActivation,
         update_lock: UpdateLock,
+        adapters: AdaptersOfReplicas,
     ) -> None:
         self._fleet = fleet
         self._versions = versions
         self._payloads = payloads
         self._activation = activation
         self._update_lock = update_lock
+        self._adapters = adapters
 
     def refuse(self, version: int, options: PushOptions) -> None:
-        """Raises what `update` would raise at once, for callers that have to prepare the version first."""
         self._versions.refuse_taken(version)
         self._update_lock.refuse_if_busy(options)
 
@@ -98,6 +101,9 @@ class Updater:
         """
         if self._payloads.can_complete(replica.loaded):
             await self._fleet.load(replica, await self._payloads.missing(replica.loaded))
+            if self._adapters.are_needed_by(replica):
+                # The trial took them off.
+                await self._adapters.give([replica])
         else:
             self._fleet.replace_if_registered(replica, "the weights before the trial came from a trainer's memory")
 

@@ -46,10 +46,12 @@ class UploadStore:
 
     Args:
         expiry_s: an upload expires so many seconds after it changed last; never if `None`.
+        trash_folder: of the version store whose trash takes what is discarded here; by default this one.
     """
 
     folder: Path
     expiry_s: float | None = None
+    trash_folder: Path | None = None
 
     def state(self, version: int) -> UploadState:
         """Raises `VersionUnknown` if nothing of it has arrived."""
@@ -197,7 +199,7 @@ class UploadStore:
 
     def _discard(self, path: Path) -> None:
         if path.exists():
-            Trash(self.folder).discard(path)
+            Trash(self.trash_folder or self.folder).discard(path)
 
     def _note_path(self, version: int) -> Path:
         return self.folder / "uploads" / f"{version}.json"

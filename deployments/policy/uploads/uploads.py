@@ -7,6 +7,7 @@ stays for another try, until it expires or another upload needs its room.
 """
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
 from uuid import uuid4
 
@@ -29,6 +30,7 @@ class Uploads(ExpiringFiles):
     """
     Args:
         quota_bytes: of all unfinished uploads; `None` for `LARGEST_UPLOADS_IN_QUOTA` of the largest ones.
+        bytes_of_others: the size of those of other policies, which have the same quota.
     """
 
     def __init__(
@@ -40,6 +42,7 @@ class Uploads(ExpiringFiles):
         tasks: BackgroundTasks,
         housekeeping: Housekeeping,
         quota_bytes: int | None,
+        bytes_of_others: Callable[[], int],
     ) -> None:
         self._store = store
         self._versions = versions
@@ -48,6 +51,7 @@ class Uploads(ExpiringFiles):
         self._tasks = tasks
         self._housekeeping = housekeeping
         self._quota_bytes = quota_bytes
+        self._bytes_of_others = bytes_of_others
         self._senders: dict[int, str] = {}
         """By version, who began the last chunk."""
         self._writing = asyncio.Lock()
@@ -103,7 +107,8 @@ class Uploads(ExpiringFiles):
 
     def _make_room(self, version: int, size_bytes: int, quota_bytes: int) -> None:
         """Drops refused uploads, the oldest first, as far as one that grows to `size_bytes` needs their room."""
-        while (used := sum((self._store.bytes_on_disk() | {version: size_bytes}).values())) > quota_bytes:
+        others = self._bytes_of_others()
+        while (used := others + sum((self._store.bytes_on_disk() | {version: size_bytes}).values())) > quota_bytes:
             refused = self._store.oldest_refused(but={version, *self._active_pushes})
             if refused is None:
                 message = (

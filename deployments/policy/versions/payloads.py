@@ -145,11 +145,7 @@ class Payloads:
         return DeltaPayload(held, base_checksum, base_file, self._stored(path), size_bytes, checksum)
 
     def _stored(self, path: Path) -> StoredFile:
-        try:
-            found = path.stat()
-        except FileNotFoundError:
-            return StoredFile(str(path), self._node_id, inode=0, modified_ns=0, is_copied=self._copy_to_nodes)
-        return StoredFile(str(path), self._node_id, found.st_ino, found.st_mtime_ns, self._copy_to_nodes)
+        return stored_file(path, self._node_id, self._copy_to_nodes)
 
     def _holders(self, version: int) -> list[str]:
         """None of the initial version, which every engine loads from the model's own checkpoint."""
@@ -158,6 +154,15 @@ class Payloads:
             for replica in self._registry.replicas
             if version and replica.accepts_requests and version in (replica.loaded.full, replica.loaded.adapter)
         ]
+
+
+def stored_file(path: Path, node_id: str, is_copied: bool) -> StoredFile:
+    """Args: `node_id` and `is_copied` as in `StoredFile`. The file may not exist yet."""
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return StoredFile(str(path), node_id, inode=0, modified_ns=0, is_copied=is_copied)
+    return StoredFile(str(path), node_id, found.st_ino, found.st_mtime_ns, is_copied)
 
 
 def lacking(loaded: LoadedWeights, desired: LoadedWeights) -> list[int]:

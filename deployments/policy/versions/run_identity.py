@@ -60,7 +60,7 @@ class RunIdentity:
         """
         recorded = recorded_in(store.folder)
         problem = None if recorded is None else self._difference_from(recorded)
-        if problem is not None and (store.current() or store.versions()):
+        if problem is not None and store.is_used:
             raise FolderRefused(f"policy.folder: {store.folder} {problem}")
         if recorded is not None and problem is None:
             return recorded.run
@@ -81,7 +81,7 @@ class RunIdentity:
         """Why `claim` would refuse the folder; changes nothing."""
         store = VersionStore(folder)
         recorded = recorded_in(folder)
-        if recorded is None or not (store.current() or store.versions()):
+        if recorded is None or not store.is_used:
             return None
         return self._difference_from(recorded)
 

@@ -57,6 +57,10 @@ class PolicyVersions:
         info = self._store.info(current)
         return LoadedWeights(info.base or 0, current) if info.kind == "adapter" else LoadedWeights(current)
 
+    @property
+    def current_on_disk(self) -> int:
+        return self._store.current()
+
     def list(self) -> list[VersionInfo]:
         """In order of their numbers, version 0 first."""
         public = [

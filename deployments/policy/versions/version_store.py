@@ -10,6 +10,7 @@
     making/8/                  version 8 before it is complete
     making/7.safetensors       the full weights of a delta before they are complete
     removing/                  what is deleted by `Trash.empty`
+    names/run-b/               the versions of a named policy, in a `VersionStore` of their own
 
 Guarantees: a version is stored completely or not at all, and is on disk when `add` returns; a delta is complete with
 its base, which `PolicyVersions` keeps as long as the delta needs it; the current version is on disk when
@@ -57,13 +58,23 @@ class TriedVersions(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class VersionStore:
-    """All paths are under `folder`, which is used by one policy store only."""
+    """All paths are under `folder`, which is used by one policy store only.
+
+    Args:
+        trash_folder: of the store whose `trash` takes what is discarded here; by default this one.
+    """
 
     folder: Path
+    trash_folder: Path | None = None
 
     @property
     def trash(self) -> Trash:
-        return Trash(self.folder)
+        return Trash(self.trash_folder or self.folder)
+
+    @property
+    def is_used(self) -> bool:
+        """Whether it has, or had, any version but the initial one, of whatever policy."""
+        return bool(self.current() or self.versions() or any(self.folder.glob("names/*/current.json")))
 
     def current(self) -> int:
         """0, the weights of the configured model, until another version was made current."""

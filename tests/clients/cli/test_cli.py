@@ -19,6 +19,7 @@ from typer.testing import CliRunner, Result
 from rollout_client.cli.app import app
 from rollout_client.cli.transcript import metrics_table, transcript
 from rollout_client.contract import SampleResult
+from rollout_client.policy_contract import NamedPolicyState
 from tests.clients.scripted_policy import PolicyServer, ScriptedPolicy
 from tests.clients.scripted_service import REJECTED, ScriptedService, ndjson, problem, result, running, sample
 
@@ -192,6 +193,24 @@ def test_push_uploads_a_file_and_says_how_it_went(served_policy: ScriptedPolicy,
     assert f"Version 5 is current, {sent_bytes} bytes sent, " in done.stdout
     assert "version 5: loaded" in done.stderr
     assert load(served_policy.content(5))["a.weight"].tolist() == [[1.0] * 3] * 2
+
+
+def test_an_adapter_is_pushed_to_a_named_policy_shown_and_dropped(
+    served_policy: ScriptedPolicy, tmp_path: Path
+) -> None:
+    save_file({"lora_A": torch.ones(2, 3)}, tmp_path / "adapter_model.safetensors")
+    (tmp_path / "adapter_config.json").write_text("{}")
+    done = on_policy(served_policy, "push", str(tmp_path), "--kind", "adapter", "--name", "run-b", "--version", "5")
+    assert (done.exit_code, served_policy.puts[0].query) == (
+        0,
+        {"kind": "adapter", "name": "run-b", "mode": "keep"},
+    )
+    served_policy.named = [NamedPolicyState(name="run-b", current=5, base=3, next_version=6, checksum="a" * 64)]
+    shown = on_policy(served_policy, "policy").stdout
+    [row] = [[cell.strip() for cell in line.split("│")[1:-1]] for line in shown.splitlines() if "run-b" in line]
+    assert row == ["run-b", "5", "3", "", "", "aaaaaaaaaaaa"]
+    assert on_policy(served_policy, "policy", "drop", "run-b").exit_code == 0
+    assert served_policy.dropped == ["/policy/names/run-b"]
 
 
 @pytest.mark.parametrize(

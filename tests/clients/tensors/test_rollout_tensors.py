@@ -184,3 +184,9 @@ def test_the_loss_mask_counts_the_generated_tokens_and_nothing_else_has_a_logpro
     ]
     assert tensors.loss_mask.sum(dim=1).tolist() == counts
     assert (tensors.generation_logprobs == -0.125).long().tolist() == tensors.loss_mask.tolist()
+
+
+def test_versions_of_named_policies_are_their_numbers() -> None:
+    spans = [{"version": "run-b/7", "start": 0, "end": 1}, {"version": "8", "start": 1, "end": 2}]
+    tensors = to_tensors([rollout(given_message(1), generated(2, 3, weight_versions=spans))], pad_token_id=PAD)
+    assert tensors.weight_versions.tolist() == [[-1, 7, 8]]

@@ -21,7 +21,7 @@ from rollout_client import (
     ServiceUnreachable,
     WeightsDoNotFit,
 )
-from rollout_client.policy_contract import PolicyLayout, PushResult
+from rollout_client.policy_contract import NamedPolicyState, PolicyLayout, PushResult
 from rollout_client.weights.sources import full_weights
 from tests.clients.scripted_policy import (
     CUT,
@@ -191,6 +191,68 @@ def test_an_adapter_is_sent_with_its_config_in_the_metadata(
     assert header["__metadata__"] == {"format": "pt", "adapter_config": '{"r": 2}\n'}
     assert same(load(content), {"lora_A.weight": torch.ones(2, 3)})
     assert policy.puts[0].query == {"kind": "adapter"}
+
+
+def named_state(name: str, current: int | None = 4, updating_to: int | None = None) -> NamedPolicyState:
+    return NamedPolicyState(name=name, current=current, next_version=5, updating_to=updating_to)
+
+
+@pytest.mark.parametrize(("name", "version"), [("run-b", 5), ("run-c", 1)])
+def test_an_adapter_of_a_named_policy_gets_the_next_number_of_that_name(
+    policy: ScriptedPolicy, call: CallClient, tmp_path: Path, name: str, version: int
+) -> None:
+    save_file({"lora_A.weight": torch.ones(2, 3)}, tmp_path / "adapter_model.safetensors", {"format": "pt"})
+    (tmp_path / "adapter_config.json").write_text('{"r": 2}')
+    policy.named = [named_state("run-b")]
+    assert call(policy.url, "push_weights", tmp_path, kind="adapter", name=name).version == version
+    assert policy.puts[0].query == {"kind": "adapter", "name": name}
+
+
+def test_what_has_arrived_is_looked_up_under_the_name(policy: ScriptedPolicy, call: CallClient, tmp_path: Path) -> None:
+    save_file({"lora_A.weight": torch.ones(2, 3)}, tmp_path / "adapter_model.safetensors", {"format": "pt"})
+    (tmp_path / "adapter_config.json").write_text('{"r": 2}')
+    policy.named = [named_state("run-b")]
+    policy.script.append(CUT)
+    call(policy.url, "push_weights", tmp_path, kind="adapter", name="run-b")
+    assert "/policy/versions/5/upload?name=run-b" in policy.asked
+
+
+def test_a_module_of_peft_is_pushed_as_peft_saves_its_active_adapter(policy: ScriptedPolicy, call: CallClient) -> None:
+    call(policy.url, "push_weights", PeftLikeModule("default"), kind="adapter")
+    call(policy.url, "push_weights", PeftLikeModule("other"), kind="adapter")
+    for version, name in ((1, "default"), (2, "other")):
+        content = policy.content(version)
+        header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+        assert json.loads(header["__metadata__"]["adapter_config"]) == {"r": 2, "name": name}
+        assert same(load(content), {"lora_A.weight": torch.ones(2, 3)})
+
+
+class PeftLikeModule:
+    """What PEFT's modules have, and how they save their adapters."""
+
+    def __init__(self, active: str) -> None:
+        self.active_adapter = active
+        self.peft_config: dict[str, object] = {}
+
+    def save_pretrained(self, folder: str, selected_adapters: list[str]) -> None:
+        for name in selected_adapters:
+            place = Path(folder) if name == "default" else Path(folder, name)
+            place.mkdir(exist_ok=True)
+            save_file({"lora_A.weight": torch.ones(2, 3)}, place / "adapter_model.safetensors", {"format": "pt"})
+            (place / "adapter_config.json").write_text(json.dumps({"r": 2, "name": name}))
+
+
+def test_of_several_active_adapters_none_is_sent(policy: ScriptedPolicy) -> None:
+    module: Any = PeftLikeModule("a")
+    module.active_adapter = ["a", "b"]
+    with pytest.raises(ValueError, match=r"The adapters a, b are active: set_adapter\(\) chooses the one to be sent"):
+        call_sync(policy.url, "push_weights", module, kind="adapter")
+    assert policy.puts == []
+
+
+def test_a_named_policy_is_dropped_by_its_name(policy: ScriptedPolicy, call: CallClient) -> None:
+    call(policy.url, "drop_policy", "run-b")
+    assert policy.dropped == ["/policy/names/run-b"]
 
 
 def test_a_delta_is_one_zstd_stream_whose_size_its_last_chunk_says(

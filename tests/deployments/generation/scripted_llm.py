@@ -42,7 +42,10 @@ class ScriptedLLM:
     async def add_lora(self, adapter: LoRARequest) -> None:
         self.calls.append(f"add_lora {adapter.lora_int_id} {adapter.lora_path}")
 
-    async def remove_lora(self, version: int) -> bool:
+    async def abort(self, engine_ids: Sequence[str]) -> None:
+        self.calls.append(f"abort {' '.join(engine_ids)}")
+
+    async def remove_lora(self, adapter_id: int) -> bool:
         await self.may_unload.wait()
-        self.unloaded.append(version)
+        self.unloaded.append(adapter_id)
         return True

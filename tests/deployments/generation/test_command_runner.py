@@ -27,6 +27,7 @@ from deployments.policy.replicas.commands import (
     LoadedWeights,
     NumberedCommand,
     ReplicaRegistration,
+    SetAdapters,
     Stage,
     StartTransfer,
     StoredFile,
@@ -51,7 +52,7 @@ class ScriptedWeights:
 
     fails: str = ""
     engine_is_alive: bool = True
-    needed_adapters: set[int] = field(default_factory=set)
+    needed_adapters: set[str] = field(default_factory=set)
     patches_deltas: bool = False
     loaded: LoadedWeights = field(default_factory=LoadedWeights)
     is_on_trial: bool = False
@@ -129,6 +130,7 @@ class ScriptedStore(CommandSource):
         self.end = end
         self.registrations: list[LoadedWeights] = []
         self.trials: list[tuple[bool, dict[int, str]]] = []
+        self.named: list[Mapping[str, int]] = []
         self.records: list[Mapping[int, str]] = []
         """With each registration."""
         self.reports: list[CommandReport] = []
@@ -137,6 +139,7 @@ class ScriptedStore(CommandSource):
     async def register(self, registration: ReplicaRegistration) -> None:
         self.registrations.append(registration.loaded)
         self.trials.append((registration.is_on_trial, dict(registration.records)))
+        self.named.append(registration.named)
         self.records.append(registration.records)
 
     async def next_command(self, replica_id: str, report: CommandReport | None) -> NumberedCommand | None:
@@ -154,8 +157,25 @@ class ScriptedStore(CommandSource):
         self.checksums.append((loaded, checksum))
 
 
-def runner_of(weights: ScriptedWeights, store: ScriptedStore, folder: Path) -> CommandRunner:
+class ScriptedNamedPolicies:
+    """Fetches 70 bytes for each command."""
+
+    def __init__(self) -> None:
+        self.versions = {"run-b": 7}
+        self.commands: list[SetAdapters] = []
+
+    async def set(self, command: SetAdapters) -> int:
+        self.commands.append(command)
+        if not command.payloads:
+            raise OSError("no room")
+        return 70
+
+
+def runner_of(
+    weights: ScriptedWeights, store: ScriptedStore, folder: Path, policies: ScriptedNamedPolicies | None = None
+) -> CommandRunner:
     updater: Any = weights
+    named: Any = policies or ScriptedNamedPolicies()
     node_weights = NodeWeights(folder, "node", lambda _: ())
     node_weights.join()
     return CommandRunner(
@@ -165,6 +185,7 @@ def runner_of(weights: ScriptedWeights, store: ScriptedStore, folder: Path) -> C
         lambda loaded: ReplicaRegistration("replica", None, 1, loaded),
         node_weights,
         weights.generate_canary,
+        named,
     )
 
 
@@ -248,12 +269,12 @@ def own_folder_with(folder: Path, *versions: int) -> Path:
 
 def test_staging_an_adapter_removes_those_that_are_no_longer_needed(tmp_path: Path) -> None:
     own = own_folder_with(tmp_path, 1, 2, 3, 4)
-    played(ScriptedWeights(needed_adapters={2, 4}), ScriptedStore(stage_adapter(tmp_path, 5)), tmp_path)
+    played(ScriptedWeights(needed_adapters={"2", "4"}), ScriptedStore(stage_adapter(tmp_path, 5)), tmp_path)
     assert {folder.name for folder in own.iterdir()} == {"2", "4", "5"}
 
 
-@pytest.mark.parametrize("needed", [set(), {5}])
-def test_an_adapter_can_be_staged_again(tmp_path: Path, needed: set[int]) -> None:
+@pytest.mark.parametrize("needed", [set(), {"5"}])
+def test_an_adapter_can_be_staged_again(tmp_path: Path, needed: set[str]) -> None:
     store = ScriptedStore(stage_adapter(tmp_path, 5), stage_adapter(tmp_path, 5))
     weights = ScriptedWeights(needed_adapters=needed)
     played(weights, store, tmp_path)
@@ -268,6 +289,26 @@ def test_an_adapter_stays_readable_when_the_store_removes_its_file(tmp_path: Pat
     own = own_folder_with(tmp_path) / "5"
     assert (own / "adapter_model.safetensors").read_bytes() == b"weights"
     assert (own / "adapter_model.safetensors").stat().st_nlink == 1, "it was a link, not a copy"
+
+
+@pytest.mark.parametrize(("count", "error", "fetched"), [(1, None, 70), (0, "OSError: no room", 0)])
+def test_the_adapters_of_named_policies_are_set_and_a_failure_leaves_the_replica_whole(
+    tmp_path: Path, count: int, error: str | None, fetched: int
+) -> None:
+    command = SetAdapters((stage_adapter(tmp_path, 5).payload,) * count, 60.0)
+    store, named = ScriptedStore(command), ScriptedNamedPolicies()
+
+    async def play() -> None:
+        running = asyncio.create_task(runner_of(ScriptedWeights(), store, tmp_path, named).run())
+        await asyncio.sleep(0.4)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+    run(play())
+    assert named.commands == [command]
+    [report] = store.reports
+    assert (report.error, report.broken, report.costs.fetched_bytes) == (error, False, fetched)
+    assert store.named == [{"run-b": 7}]
 
 
 def test_a_swap_reports_its_times_and_the_new_version(tmp_path: Path) -> None:

@@ -52,7 +52,7 @@ def test_each_position_but_the_first_has_a_log_probability() -> None:
     prompt = flat([6, 7], [-1.0, -2.0])
     assert scored_prompt_of(request(), output(prompt), None, False) == scored([-1.0, -2.0])
     assert scored_prompt_of(request(start=2), output(prompt), None, False) == scored([-2.0])
-    assert scored_prompt_of(request(), output(prompt), 9, False) == scored([-1.0, -2.0], version="9")
+    assert scored_prompt_of(request(), output(prompt), "run-b/9", False) == scored([-1.0, -2.0], version="run-b/9")
 
 
 def test_the_most_likely_tokens_follow_the_asked_one_of_each_position() -> None:

@@ -11,7 +11,7 @@ from deployments.generation.weight_updater import TrainerNotMet, TransferBroken,
 from deployments.policy.replicas.commands import CommandCosts, LoadedWeights, SwapOptions
 from rollout_client.policy_contract import PauseMode
 from tests.deployments.generation.scripted_llm import ScriptedLLM
-from tests.virtual_time import run
+from tests.virtual_time import run, settled
 
 # Importing vLLM takes seconds.
 pytestmark = pytest.mark.slow
@@ -190,7 +190,7 @@ def test_a_switch_of_adapter_pauses_nothing() -> None:
         assert updater.aborts == 0
         return times, updater.loaded, llm.calls
 
-    assert run(play()) == (CommandCosts(), LoadedWeights(0, adapter=4), ["add_lora 4 /folder"])
+    assert run(play()) == (CommandCosts(), LoadedWeights(0, adapter=4), ["add_lora 1 /folder"])
 
 
 @pytest.mark.parametrize(
@@ -213,7 +213,7 @@ def test_while_full_weights_replace_an_adapter_no_generation_goes_on_or_begins(
         assert not updater.may_generate.is_set()
         assert updater.accept() == 0.0
         assert updater.may_generate.is_set()
-        assert (updater.loaded, updater.needed_adapters) == (LoadedWeights(5), {4})
+        assert (updater.loaded, updater.needed_adapters) == (LoadedWeights(5), {"folder"})
         llm.may_unload.set()
 
     run(play())
@@ -246,6 +246,33 @@ def test_a_transfer_that_broke_off_ends_when_full_weights_are_swapped_in() -> No
         assert updater.loaded == LoadedWeights(3, adapter=4)
         calls = ["start_weight_update", "receive_transfer {'names': []} 20.0", "abandon_transfer"]
         assert llm.calls[1:4] == calls
+
+    run(play())
+
+
+@pytest.mark.parametrize(("asked", "is_trial", "aborts"), [("keep", False, 1), ("wait", False, 1), ("keep", True, 1)])
+def test_while_full_weights_change_the_generations_of_named_policies_are_interrupted_and_their_adapters_dropped(
+    asked: PauseMode, is_trial: bool, aborts: int
+) -> None:
+    async def play() -> None:
+        llm: Any = ScriptedLLM(begin_staging=[[None]], staged=[[(True, None)]], swap_staged=[[(0.5, None)]])
+        adapters = Adapters(llm)
+        updater = WeightUpdater(llm, adapters)
+        named = await adapters.load("run-b/7", 7, Path("/named"))
+        adapters.hold(named)
+        adapters.serve({"run-b": named})
+        await updater.stage(5, WEIGHTS)
+        llm.calls.clear()
+        with adapters.used_by_generation(named, "g1"), adapters.used_by_generation(None, "g2"):
+            await updater._pause(SwapOptions(asked), is_trial)
+            assert llm.calls == ["abort g1", f"pause mode={asked} clear_cache=True"]
+            assert (updater.may_generate.is_set(), updater.aborts, updater.swaps) == (False, aborts, 0)
+            await updater._resume(5, updater._swap_in_workers())
+            assert (adapters.versions, updater.swaps) == ({}, 1)
+            assert updater.needed_adapters == {"named"}, "a generation still has it"
+        llm.may_unload.set()
+        await settled()
+        assert (updater.needed_adapters, llm.unloaded) == (set(), [1])
 
     run(play())
 

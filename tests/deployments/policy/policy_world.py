@@ -87,7 +87,7 @@ class World:
         self.settings = {"transfer": {"trainers": ["10.0.0.4:29500"]}} | settings
         self.cluster = ScriptedCluster()
         self.replicas: list[ScriptedReplica] = []
-        self.senders: dict[int, str] = {}
+        self.senders: dict[tuple[int, str | None], str] = {}
         self.store = self.another_store()
 
     def another_store(self, model: Path = TINY_MODEL) -> PolicyStore:
@@ -120,21 +120,22 @@ class World:
         self.replicas.append(replica)
         return await replica.start()
 
-    async def upload(self, version: int, content: bytes) -> UploadState:
-        return await self.chunk(version, 0, content, len(content))
+    async def upload(self, version: int, content: bytes, name: str | None = None) -> UploadState:
+        return await self.chunk(version, 0, content, len(content), name)
 
-    async def chunk(self, version: int, first: int, content: bytes, total: int) -> UploadState:
-        sender = self.senders[version] = await self.store.begin_chunk(version, first)
-        await self.store.write_chunk(version, sender, first, content)
-        return await self.store.end_chunk(version, sender, first + len(content), total)
+    async def chunk(self, version: int, first: int, content: bytes, total: int, name: str | None = None) -> UploadState:
+        sender = self.senders[version, name] = await self.store.begin_chunk(version, first, None, name)
+        await self.store.write_chunk(version, sender, first, content, name)
+        return await self.store.end_chunk(version, sender, first + len(content), total, name)
 
     async def complete(
         self, version: int, options: PushOptions, is_zstd: bool = False, digest: str | None = None
     ) -> PolicyUpdate:
-        return await self.store.complete_upload(version, self.senders[version], options, is_zstd, digest)
+        sender = self.senders[version, options.name]
+        return await self.store.complete_upload(version, sender, options, is_zstd, digest)
 
     async def push(self, version: int, content: bytes, is_zstd: bool = False, **options: Any) -> PolicyUpdate:
-        await self.upload(version, content)
+        await self.upload(version, content, options.get("name"))
         return await self.complete(version, PushOptions(**options), is_zstd, digest_of(content))
 
     def pushing(self, version: int, content: bytes, **options: Any) -> asyncio.Task[PolicyUpdate]:

@@ -22,6 +22,7 @@ from deployments.policy.replicas.commands import (
     LoadedWeights,
     NumberedCommand,
     ReplicaRegistration,
+    SetAdapters,
     Stage,
     Swap,
     VersionPayload,
@@ -36,6 +37,7 @@ STEPS: tuple[Step, ...] = ("ok", "error", "die", "die after", "hang", "register 
 COSTS = {
     Stage: CommandCosts(load_s=1.0),
     Swap: CommandCosts(swap_s=2.0, pause_s=3.0, recomputed_tokens=50),
+    SetAdapters: CommandCosts(load_s=1.0, fetched_bytes=70),
     AcceptRequests: CommandCosts(canary_s=4.0),
 }
 """What each command takes."""
@@ -111,6 +113,10 @@ class ScriptedReplica:
     """What its node has of the versions that were staged."""
     taken: list[int] = field(default_factory=list)
     """The numbers of the commands that reached it."""
+    named: dict[str, int] = field(default_factory=dict)
+    """By name, the versions of named policies that it serves."""
+    adapters: dict[str, bytes] = field(default_factory=dict)
+    """The files of these."""
     deltas: list[int] = field(default_factory=list)
     """The versions that its node has made of a delta."""
 
@@ -127,7 +133,7 @@ class ScriptedReplica:
     async def register(self) -> None:
         held = {version: self.records.get(version) for version in (self.loaded.full, self.loaded.adapter) if version}
         records = {version: record for version, record in held.items() if record is not None}
-        registration = ReplicaRegistration(self.name, self, 1, self.loaded, records, is_on_trial=self.is_on_trial)
+        registration = ReplicaRegistration(self.name, self, 1, self.loaded, records, self.is_on_trial, self.named)
         await self.store.register(registration)
 
     def end(self) -> None:
@@ -183,7 +189,16 @@ class ScriptedReplica:
                 version = self.staged.version
                 is_adapter = self.staged.kind == "adapter"
                 self.loaded = LoadedWeights(self.loaded.full, version) if is_adapter else LoadedWeights(version)
+                if not is_adapter:
+                    self.named, self.adapters = {}, {}
                 self._note("swap", version)
+            case SetAdapters(payloads, _, is_trial):
+                assert {payload.base for payload in payloads} <= {self.loaded.full}
+                for payload in payloads:
+                    self._note(f"try {payload.name}" if is_trial else f"serve {payload.name}", payload.version)
+                if not is_trial:
+                    self.named = {str(payload.name): payload.version for payload in payloads}
+                    self.adapters = {str(each.name): Path(each.file.path).read_bytes() for each in payloads}
             case Canary():
                 self._note("canary", self.loaded.version)
             case AcceptRequests():

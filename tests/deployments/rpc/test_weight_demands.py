@@ -1,5 +1,7 @@
 """Which generations a replica refuses for its weights."""
 
+from dataclasses import replace
+
 import pytest
 
 from deployments.failures import GenerationLost, OtherVersionLoaded
@@ -21,6 +23,13 @@ def test_older_weights_than_demanded_are_refused_as_a_failure_of_the_fleet(deman
     with pytest.raises(GenerationLost) as raised:
         refuse_other_version(demanded, loaded=5)
     assert str(raised.value) == "The generator replica is not at version 6 yet."
+
+
+def test_a_replica_without_the_named_policy_refuses_its_generations_without_costing_a_retry() -> None:
+    with pytest.raises(OtherVersionLoaded) as raised:
+        refuse_other_version(replace(request(), policy="run-b"), loaded=None)
+    assert (raised.value.retryable, raised.value.costs_a_retry) == (True, False)
+    assert str(raised.value) == "The generator replica does not have the policy run-b."
 
 
 def test_newer_weights_than_the_exact_version_are_refused_without_costing_a_retry() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from deployments.failures import PolicyStoreLost
+from deployments.policy.named_versions import NamedVersions
 from rollout_client.contract import PolicyDemand
 from service.remote.policy import RETRY_WATCH_AFTER_S, RemotePolicy
 from tests import virtual_time
@@ -22,6 +23,7 @@ class ScriptedStore:
         self._current = current
         self.seen: list[tuple[float, int | None]] = []
         self.waited_for: list[tuple[int, int | None, float | None]] = []
+        self.waited_for_named: list[tuple[str, int, int | None, float | None]] = []
 
     async def watch(self, seen: int | None) -> int:
         self.seen.append((virtual_time.now(), seen))
@@ -30,6 +32,16 @@ class ScriptedStore:
         if isinstance(result, Exception):
             raise result
         return result
+
+    async def watch_named(self, seen: NamedVersions | None) -> NamedVersions:
+        await asyncio.sleep(3600)
+        return NamedVersions("store", 1)
+
+    async def wait_for_named(
+        self, name: str, min_version: int, version: int | None, wait_s: float | None
+    ) -> NamedVersions:
+        self.waited_for_named.append((name, min_version, version, wait_s))
+        return NamedVersions("store", 2, {name: self._current})
 
     async def wait_for(self, min_version: int, version: int | None, wait_s: float | None) -> int:
         self.waited_for.append((min_version, version, wait_s))
@@ -108,7 +120,7 @@ def test_a_lost_store_is_watched_again_after_a_pause_and_logged_once(caplog: pyt
 
 def test_subscribers_hear_the_current_version_at_once_and_each_new_one_until_they_end_it() -> None:
     policy = policy_over(ScriptedStore(), 3)
-    heard = list[int]()
+    heard = list[int | None]()
     unsubscribe = policy.subscribe(heard.append)
     for version in (3, 4, 4, 6):
         policy.version = version
@@ -120,7 +132,7 @@ def test_subscribers_hear_the_current_version_at_once_and_each_new_one_until_the
 
 def test_before_a_version_is_known_subscribers_hear_nothing() -> None:
     policy = policy_over(ScriptedStore())
-    heard = list[int]()
+    heard = list[int | None]()
     policy.subscribe(heard.append)
     assert heard == []
     policy.version = 0
@@ -133,3 +145,45 @@ def test_the_current_version_is_asked_for_only_if_it_is_not_known(known: int | N
     policy = policy_over(store, known)
     virtual_time.run(policy.learn_version())
     assert (store.waited_for, policy.version) == (asked, 9 if known is None else known)
+
+
+@pytest.mark.parametrize(
+    ("known", "demand", "asked"),
+    [
+        ({}, {}, [("b", 0, None, None)]),
+        ({"b": 7}, {}, []),
+        ({"b": 7}, {"min_version": 7}, []),
+        ({"b": 7}, {"min_version": 8, "wait_s": 5.0}, [("b", 8, None, 5.0)]),
+        ({"b": 7}, {"version": 7}, [("b", 0, 7, None)]),
+        ({"a": 7}, {}, [("b", 0, None, None)]),
+    ],
+)
+def test_a_named_policy_that_is_known_to_be_current_enough_costs_no_call(
+    known: dict[str, int], demand: dict[str, Any], asked: list[tuple[Any, ...]]
+) -> None:
+    store = ScriptedStore(current=9)
+    policy = policy_over(store)
+    policy.note_named(NamedVersions("store", 1, known))
+    virtual_time.run(policy.wait_for_version(PolicyDemand(name="b", **demand)))
+    assert store.waited_for_named == asked
+    assert policy.current("b") == (9 if asked else 7)
+
+
+def test_subscribers_of_a_name_hear_its_versions_and_when_it_is_dropped() -> None:
+    policy = policy_over(ScriptedStore(), 3)
+    heard: dict[str | None, list[int | None]] = {None: [], "a": [], "b": []}
+    for name, versions in heard.items():
+        policy.subscribe(versions.append, name)
+    for revision, current in enumerate(({"a": 1}, {"a": 1, "b": 5}, {"a": 2}, {"a": 2, "b": 6})):
+        policy.note_named(NamedVersions("store", revision, current))
+    policy.version = 4
+    assert heard == {None: [3, 4], "a": [1, 2], "b": [5, None, 6]}
+
+
+def test_an_answer_that_another_one_has_overtaken_is_ignored_unless_the_store_has_restarted() -> None:
+    policy = policy_over(ScriptedStore())
+    policy.note_named(NamedVersions("store", 5, {"a": 2}))
+    policy.note_named(NamedVersions("store", 4, {}))
+    assert policy.current("a") == 2
+    policy.note_named(NamedVersions("another store", 1, {}))
+    assert policy.current("a") is None

@@ -20,6 +20,7 @@ from rollout_client.arrow.response import ArrowResponse, read_response
 from rollout_client.arrow.rows import record_batch
 from rollout_client.arrow.schema import ARROW
 from rollout_client.contract import Message, PolicyVersions
+from rollout_client.policy_names import label_of
 from rollout_client.tensors import NotFinal, PaddingSide, RolloutTensors, to_tensors
 from rollout_client.tensors.arrow_rollouts import ArrowRollouts, rows_at
 from rollout_env import StepOutcome
@@ -341,8 +342,8 @@ def assert_same(ours: RolloutTensors, others: RolloutTensors) -> None:
 token_ids = st.lists(st.integers(0, 2**31 - 1), max_size=5)
 versions = st.lists(
     st.builds(
-        lambda version, start, length: {"version": str(version), "start": start, "end": start + length},
-        st.integers(0, 3),
+        lambda version, start, length: {"version": version, "start": start, "end": start + length},
+        st.builds(label_of, st.none() | st.just("run-b"), st.integers(0, 3)),
         st.integers(0, 4),
         st.integers(0, 4),
     ),

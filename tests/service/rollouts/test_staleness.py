@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deployments.failures import GenerationLost, OtherVersionLoaded, VersionReplaced
+from deployments.failures import GenerationLost, OtherVersionLoaded, PolicyDropped, VersionReplaced
 from deployments.protocols import Generation, GenerationRequest, StepRequest, WeightSpan, packed_ids, packed_logprobs
 from deployments.rpc.weight_demands import refuse_other_version
 from rollout_client.contract import FinishReason, Keep, Message, SampleResult, WeightVersionSpan
@@ -52,6 +52,33 @@ def test_a_rollout_is_stale_when_its_oldest_token_is_more_versions_behind_than_a
     made: tuple[int, ...], is_stale: bool
 ) -> None:
     assert versions_at(8, *made).is_stale == is_stale
+
+
+def test_versions_of_a_named_policy_are_those_of_its_label() -> None:
+    versions = RolloutVersions(VersionBounds(max_staleness=1, current=8, policy="run-b"))
+    versions.add([WeightSpan("run-b/8", 0, 1), WeightSpan("run-b/6", 1, 2)])
+    assert versions.is_stale
+    versions = RolloutVersions(VersionBounds(7, None, 7, policy="run-b"))
+    labels = (WeightSpan("run-b/7", 0, 2), WeightSpan("run-b/8", 2, 3))
+    generation = Generation(packed_ids([1, 2, 3]), packed_logprobs([0.0] * 3), "stop", labels)
+    part = versions.demanded_part(generation)
+    assert (len(part.token_ids), part.finish_reason, part.weight_versions) == (2, "abort", labels[:1])
+
+
+def test_tokens_of_other_policies_have_no_part_in_the_staleness_of_a_posted_log() -> None:
+    spans = [WeightVersionSpan(version=label, start=0, end=1) for label in ("1", "run-a/2", "run-b/7", "run-b/9")]
+    log = [Message(role="assistant", content="a", token_ids=[1], generation_logprobs=[0.0], weight_versions=spans)]
+    assert [oldest_version(log, policy) for policy in (None, "run-a", "run-b", "run-c")] == [1, 2, 7, None]
+
+
+def test_a_rollout_of_a_policy_that_was_dropped_asks_for_no_generation_until_there_is_a_version_again() -> None:
+    bounds = VersionBounds(policy="run-b", current=7)
+    versions = RolloutVersions(bounds)
+    assert bounds.note_current(None) is None
+    with pytest.raises(PolicyDropped, match="The policy run-b was dropped, or other full weights took the place"):
+        versions.begin_generation()
+    bounds.note_current(8)
+    versions.begin_generation()
 
 
 def test_without_a_bound_or_a_known_current_version_no_rollout_is_stale() -> None:
@@ -199,7 +226,7 @@ class World(VersionFeed):
         """By the replicas."""
         return self.versions[sum(moment - self.ahead_s <= virtual_time.now() for moment in self.moments)]
 
-    def subscribe(self, on_version: Callable[[int], None]) -> Callable[[], None]:
+    def subscribe(self, on_version: Callable[[int], None], policy: str | None = None) -> Callable[[], None]:
         self.on_version = on_version
         on_version(self.current)
 

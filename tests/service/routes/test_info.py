@@ -25,6 +25,7 @@ def test_info_has_model_tokenizer_limits_versions_and_tasks() -> None:
             "max_seq_len": MAX_MODEL_LEN,
             "max_num_seqs": DESCRIPTION.max_num_seqs,
             "kv_cache_size_tokens": DESCRIPTION.kv_cache_size_tokens,
+            "max_loras": DESCRIPTION.max_loras,
             **limits.model_dump(),
             "admission": admission.model_dump(),
         },

@@ -89,6 +89,7 @@ def test_every_parameter_and_every_header_has_a_description() -> None:
 def test_every_operation_has_an_id_of_its_own_a_tag_and_a_summary() -> None:
     ids = [operation["operationId"] for operation in OPERATIONS.values()]
     assert sorted(ids) == [
+        "drop_policy",
         "example_samples",
         "finish_transfer",
         "healthz",
@@ -169,7 +170,7 @@ def test_a_rollout_is_documented_with_its_media_types_headers_and_statuses() -> 
     assert body.keys() == {JSON, ARROW}
     assert body[JSON]["schema"] == {"$ref": "#/components/schemas/RolloutRequest"}
     assert operation["responses"].keys() == {
-        *("200", "400", "408", "409", "413", "415", "422", "429", "500", "502", "503")
+        *("200", "400", "404", "408", "409", "413", "415", "422", "429", "500", "502", "503")
     }
     content = operation["responses"]["200"]["content"]
     assert {kind: content[kind]["schema"] for kind in content} == {

@@ -14,6 +14,7 @@ from deployments.policy.failures import (
     ChunkMisplaced,
     PolicyFailure,
     PolicyNotCurrent,
+    PolicyUnknown,
     SourceRefused,
     TrainerNotTrusted,
     TransferNotConfigured,
@@ -34,7 +35,14 @@ from tests.service.scripted import ScriptedGenerator
 from tests.service.scripted_http import ScriptedHttp
 from tests.service.scripted_store import UPDATE
 
-UPDATE_JSON = {"version": 7, "checksum": "c" * 64, "replicas": [], "canary_s": 0.0, "keeps_prefix_cache": False}
+UPDATE_JSON: dict[str, Any] = {
+    "version": 7,
+    "name": None,
+    "checksum": "c" * 64,
+    "replicas": [],
+    "canary_s": 0.0,
+    "keeps_prefix_cache": False,
+}
 NEW_UPLOAD = {
     "version": 7,
     "received_bytes": 0,
@@ -623,3 +631,76 @@ def test_an_invalid_demand_is_refused_by_its_field(demand: Any, field: str, mess
     assert answer.status_code == 422
     assert [(error["field"], error["message"]) for error in answer.json()["errors"]] == [(field, message)]
     assert (service.store.calls, service.has_started_something) == ([], False)
+
+
+# Named policies
+
+
+def test_a_version_of_a_named_policy_is_an_adapter_with_its_name() -> None:
+    service = ScriptedHttp()
+    assert service.put_version(b"weights", query="?kind=adapter&name=run-b").status_code == 200
+    assert service.store.calls == [
+        ("repeated_update", 7, None, "run-b"),
+        ("begin_chunk", 7, 0, "run-b"),
+        ("write_chunk", 7, 0, 7, "run-b"),
+        ("end_chunk", 7, 7, 7, "run-b"),
+        ("complete_upload", 7, PushOptions(kind="adapter", name="run-b"), False, None),
+    ]
+
+
+@pytest.mark.parametrize("name", ["7", "-a", "a/b", "a" * 65, ""])
+def test_a_name_that_a_label_could_not_have_is_refused(name: str) -> None:
+    service = ScriptedHttp()
+    answer = service.put_version(b"weights", query=f"?kind=adapter&name={name}")
+    assert (answer.status_code, [error["field"] for error in answer.json()["errors"]]) == (422, ["query.name"])
+    assert service.store.calls == []
+
+
+def test_weights_that_are_no_adapter_have_no_name() -> None:
+    service = ScriptedHttp()
+    answer = service.put_version(b"weights", query="?name=run-b")
+    assert answer.status_code == 422
+    assert "name=run-b goes with kind=adapter, and the kind is full" in answer.text
+    assert service.store.calls == []
+
+
+def test_the_state_of_an_upload_is_that_of_the_name() -> None:
+    service = ScriptedHttp()
+    assert service.request("GET", "/policy/versions/7/upload?name=run-b").status_code == 200
+    assert service.store.named("upload_state") == [(7, "run-b")]
+
+
+def test_a_named_policy_is_dropped() -> None:
+    service = ScriptedHttp()
+    assert service.request("DELETE", "/v1/policy/names/run-b").status_code == 204
+    assert service.store.named("drop_policy") == [("run-b",)]
+
+
+def test_a_name_that_is_not_known_is_not_found() -> None:
+    problem = FieldProblem(field="policy.name", message="there is no policy of this name; there are a/4", value="b")
+    for method, path, body in (
+        ("DELETE", "/policy/names/b", None),
+        ("POST", "/rollout", {"samples": [GOOD], "policy": {"name": "b"}}),
+        ("POST", "/score", {"sequences": [[1, 2]], "policy": {"name": "b"}}),
+    ):
+        service = ScriptedHttp()
+        service.store.failures = {name: PolicyUnknown(problem) for name in ("drop_policy", "wait_for_named")}
+        answer = service.request(method, path, json=body)
+        assert_problem(answer, 404, "policy-unknown", [(problem.field, problem.message, "b")])
+        assert not service.has_started_something
+
+
+def test_a_rollout_of_a_named_policy_says_its_versions() -> None:
+    class OfRunB(ScriptedGenerator):
+        async def generate(self, request: GenerationRequest) -> Generation:
+            return replace(await super().generate(request), weight_versions=(WeightSpan("run-b/3", 0, 1),))
+
+    generator = OfRunB(["A"])
+    service = ScriptedHttp(generator=generator)
+    answer = service.post({"samples": [GOOD], "policy": {"name": "run-b", "min_version": 2, "wait_s": 5}})
+    assert service.store.named("wait_for_named") == [("run-b", 2, None, 5.0)]
+    [request] = generator.requests
+    assert (request.policy, request.min_weight_version) == ("run-b", 2)
+    assert answer.json()["policy"] == {"oldest": "run-b/3", "newest": "run-b/3", "current": "run-b/3"}
+    [message] = [m for m in answer.json()["samples"][0]["message_log"] if m["role"] == "assistant"]
+    assert message["weight_versions"] == [{"version": "run-b/3", "start": 0, "end": 1}]

@@ -35,7 +35,7 @@ def test_two_senders_of_one_version_never_mix(tmp_path: Path) -> None:
         completing = asyncio.create_task(world.complete(1, PushOptions()))
         await asyncio.sleep(0)
         async with refused(ChunkMisplaced, "content-range", OVERTAKEN):
-            await world.store.write_chunk(1, world.senders[1], 0, first)
+            await world.store.write_chunk(1, world.senders[1, None], 0, first)
         await completing
         assert world.version_store.weights(1).read_bytes() == second
 

@@ -1,0 +1,176 @@
+"""The named policies: adapters over the current full weights, several current at a time.
+
+Guarantees: a policy is served only over the full weights that it was pushed for: when others become current, it is
+dropped; the numbers of its versions only go up; everyone who waits learns of each change.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from uuid import uuid4
+
+from deployments.policy.failures import PolicyUnknown
+from deployments.policy.housekeeping import ExpiringFiles
+from deployments.policy.named.named_policy import NamedPolicy
+from deployments.policy.named.replica_adapters import ReplicaAdapters
+from deployments.policy.named_versions import NamedVersions
+from deployments.policy.replicas.fleet import Fleet
+from deployments.policy.updates.update_lock import UpdateLock
+from deployments.policy.versions.current_version import LONG_POLL_S
+from deployments.policy.versions.version_history import PolicyVersions
+from rollout_client.policy_contract import NamedPolicyState
+from rollout_client.policy_names import label_of
+from rollout_client.problem_contract import FieldProblem
+
+
+class NamedPolicies(ExpiringFiles):
+    """
+    Args:
+        folder: with one folder for each policy that was ever pushed.
+        make: makes the policy of a name, as it is on disk.
+        policies: those that were made, by name.
+        base: the versions of the full weights.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        make: Callable[[str, "NamedPolicies"], NamedPolicy],
+        policies: dict[str, NamedPolicy],
+        adapters: ReplicaAdapters,
+        fleet: Fleet,
+        base: PolicyVersions,
+        update_lock: UpdateLock,
+    ) -> None:
+        self._make = make
+        self._policies = policies
+        self._adapters = adapters
+        self._fleet = fleet
+        self._base = base
+        self._update_lock = update_lock
+        self._changed = asyncio.Condition()
+        for path in folder.iterdir() if folder.is_dir() else ():
+            self.policy(path.name)
+        self._drop_of_other_base()
+        self._published = NamedVersions(uuid4().hex, time.time_ns(), self._served_numbers())
+
+    def policy(self, name: str) -> NamedPolicy:
+        """The policy of this name; one that is not known has neither versions nor uploads."""
+        policy = self._policies.get(name)
+        if policy is None:
+            policy = self._policies[name] = self._make(name, self)
+        return policy
+
+    def __iter__(self) -> Iterator[NamedPolicy]:
+        """In the order of their names."""
+        return (policy for _, policy in sorted(self._policies.items()))
+
+    @property
+    def upload_bytes(self) -> int:
+        """Of all their unfinished uploads."""
+        return sum(sum(policy.upload_store.bytes_on_disk().values()) for policy in self)
+
+    def states(self) -> list[NamedPolicyState]:
+        return [policy.state() for policy in self if policy.is_known]
+
+    def path_of(self, version: int, checksum: str) -> Path | None:
+        """The file of a version that is served, if one has this number and checksum."""
+        for policy in self._policies.values():
+            served = policy.served
+            if served is not None and (served.version, served.checksum) == (version, checksum):
+                return policy.weights_of(served)
+        return None
+
+    async def note_held(self, held: Mapping[str, int]) -> None:
+        """A replica serves these versions: where the store lost its folder, their numbers are not given again."""
+        for name, version in held.items():
+            policy = self.policy(name)
+            if version > policy.current.number:
+                policy.version_store.make_current(version)
+                await policy.current.publish(version)
+
+    async def watch(self, seen: NamedVersions | None) -> NamedVersions:
+        """Which version of each is current, as soon as that differs from `seen`, or unchanged after `LONG_POLL_S`."""
+        try:
+            async with asyncio.timeout(LONG_POLL_S), self._changed:
+                await self._changed.wait_for(lambda: self._published != seen)
+        except TimeoutError:
+            return self._published
+        return self._published
+
+    async def wait_for(self, name: str, min_version: int, version: int | None, wait_s: float | None) -> NamedVersions:
+        """Returns what is current once the policy is at least at `min_version` and, if given, exactly at `version`.
+
+        Raises:
+            PolicyUnknown: it is not served, or no longer.
+            PolicyNotCurrent: as `CurrentVersion.wait_for` does.
+        """
+        self.refuse_unknown(name)
+        await self._policies[name].current.wait_for(min_version, version, wait_s)
+        self.refuse_unknown(name)
+        return self._published
+
+    def refuse_unknown(self, name: str) -> None:
+        """Raises `PolicyUnknown` unless a policy of this name is served."""
+        served = self._served_numbers()
+        if name in served:
+            return
+        labels = ", ".join(label_of(each, number) for each, number in sorted(served.items()))
+        known = f"there are {labels}" if served else "there are none"
+        policy = self._policies.get(name)
+        message = f"there is no policy of this name; {known}"
+        if policy is not None and policy.current.number:
+            last = label_of(name, policy.current.number)
+            message = f"the policy was dropped after {last}, or the full weights under it were replaced; {known}"
+        raise PolicyUnknown(FieldProblem(field="policy.name", message=message, value=name))
+
+    async def publish(self, policy: NamedPolicy) -> None:
+        """The version of this policy that is current on disk is served from now on."""
+        await policy.publish()
+        await self._publish()
+
+    async def drop(self, name: str) -> None:
+        """Serves the policy no longer; its generations under way end with its adapter.
+
+        Raises:
+            PolicyUnknown: it is not served.
+        """
+        self.refuse_unknown(name)
+        async with self._update_lock.lease(f"the policy {name} is being dropped"):
+            self.refuse_unknown(name)
+            self._policies[name].drop()
+            await self._publish()
+            await self._adapters.give(self._fleet.registry.started)
+
+    async def base_changed(self) -> None:
+        """Drops those that were pushed for other full weights than the current ones; replicas have done so.
+
+        The caller holds the update lease.
+        """
+        if self._drop_of_other_base():
+            await self._publish()
+
+    def _drop_of_other_base(self) -> bool:
+        base = self._base.desired.full
+        outdated = [policy for policy in self if policy.served is not None and policy.served.base != base]
+        for policy in outdated:
+            policy.drop()
+        return bool(outdated)
+
+    async def _publish(self) -> None:
+        revision = max(time.time_ns(), self._published.revision + 1)
+        self._published = NamedVersions(self._published.store, revision, self._served_numbers())
+        async with self._changed:
+            self._changed.notify_all()
+
+    def _served_numbers(self) -> dict[str, int]:
+        return {policy.name: policy.served.version for policy in self if policy.served is not None}
+
+    def drop_expired(self) -> None:
+        for policy in self:
+            policy.uploads.drop_expired()
+
+    def next_expiry_s(self) -> float | None:
+        expiries = (policy.uploads.next_expiry_s() for policy in self)
+        return min((expiry for expiry in expiries if expiry is not None), default=None)
