@@ -1,7 +1,10 @@
 """The rules that `check` applies, and what it says of an environment that breaks one."""
 
+import traceback
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from textwrap import indent
 from typing import Literal, NamedTuple
 
 from rollout_env.calls import call
@@ -26,11 +29,13 @@ Replies = Sequence[str] | Callable[[Sample], Sequence[str]]
 AWKWARD_REPLIES = ("", " \n", "\x00", "<|end|>{[(\\", "ab" * 5000)
 """A model can generate any of them, so no environment may raise on one."""
 LONGEST_QUOTE = 40
+HERE = Path(__file__).parent
 
 
 class Problem(NamedTuple):
     rule: Rule
     text: str
+    traceback: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +45,11 @@ class Finding:
     rule: Rule
     message: str
     """A sentence: where it was found first, and what is wrong."""
+    traceback: str = field(default="", compare=False)
+    """Of what the environment raised, from its own code on."""
 
     def __str__(self) -> str:
-        return f"{self.rule}: {self.message}"
+        return f"{self.rule}: {self.message}\n{indent(self.traceback, '    ')}".rstrip()
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +76,7 @@ class Checker:
         self._instances = instances
         self._replies = replies
         self._limits = limits
-        self._findings: dict[Problem, Finding] = {}
+        self._findings: dict[tuple[Rule, str], Finding] = {}
 
     async def findings(self, samples: int | Sequence[Sample], seed: int, repeatable: bool) -> list[Finding]:
         self._add_all("attributes", "", attribute_problems(self._instances[0]))
@@ -83,7 +90,7 @@ class Checker:
 
     def _add(self, problem: Problem, place: str = "") -> None:
         sentence = f"{place}: {problem.text}." if place else f"{problem.text}."
-        self._findings.setdefault(problem, Finding(problem.rule, sentence))
+        self._findings.setdefault((problem.rule, problem.text), Finding(problem.rule, sentence, problem.traceback))
 
     def _add_all(self, rule: Rule, place: str, texts: Iterable[str]) -> bool:
         """Whether there were any."""
@@ -100,7 +107,7 @@ class Checker:
                 self._add_all("example_samples", "", example_problems(environment, samples, seed))
                 samples = environment.example_samples(samples, seed)
             except Exception as error:  # noqa: BLE001 - whatever an environment raises is a finding
-                self._add(Problem("example_samples", f"example_samples raised {described(error)}"))
+                self._add(Problem("example_samples", f"example_samples raised {described(error)}", traceback_of(error)))
                 return []
         named = [(f"Sample {number}", sample) for number, sample in enumerate(samples)]
         return [
@@ -153,7 +160,7 @@ class Checker:
         except OutcomeInvalid as error:
             return Problem("outcome", str(error).rstrip("."))
         except Exception as error:  # noqa: BLE001 - whatever an environment raises is a finding
-            return Problem("start", f"start raised {described(error)}")
+            return Problem("start", f"start raised {described(error)}", traceback_of(error))
         if blocked_s > self._limits.block_s:
             return Problem("blocking", blocking_text("start", self._limits.block_s))
         return None if outcome is None else metadata_problem(environment, outcome)
@@ -169,7 +176,7 @@ class Checker:
         except OutcomeInvalid as error:
             return Problem("outcome", str(error).rstrip("."))
         except Exception as error:  # noqa: BLE001 - whatever an environment raises is a finding
-            return Problem("step", f"step raised {described(error)}")
+            return Problem("step", f"step raised {described(error)}", traceback_of(error))
         rollout.add_outcome(outcome)
         if blocked_s > self._limits.block_s:
             return Problem("blocking", blocking_text("the step", self._limits.block_s))
@@ -198,7 +205,7 @@ class Checker:
             try:
                 await call(environment.close)
             except Exception as error:  # noqa: BLE001 - whatever an environment raises is a finding
-                self._add(Problem("close", f"close raised {described(error)}"))
+                self._add(Problem("close", f"close raised {described(error)}", traceback_of(error)))
 
 
 def metadata_problem(environment: TaskEnvironment, outcome: StepOutcome) -> Problem | None:
@@ -235,6 +242,14 @@ def described(error: Exception) -> str:
     """Type and first line of an exception, without a final full stop."""
     first_line = next(iter(str(error).splitlines()), "")
     return f"{type(error).__name__}: {first_line}".rstrip(".: ")
+
+
+def traceback_of(error: Exception) -> str:
+    """Without the frames of this package before the environment's own."""
+    frames = error.__traceback__
+    while frames is not None and Path(frames.tb_frame.f_code.co_filename).parent == HERE:
+        frames = frames.tb_next
+    return "".join(traceback.format_exception(type(error), error, frames))
 
 
 def shortened(reply: str) -> str:

@@ -125,6 +125,10 @@ def run(coroutine: Coroutine[Any, Any, Result]) -> Result:
     try:
         asyncio.get_running_loop()
     except RuntimeError:
+        has_loop = False
+    else:
+        has_loop = True
+    if not has_loop:  # Outside of `except`: what the coroutine raises has nothing to do with that error.
         return asyncio.run(coroutine)
     with ThreadPoolExecutor(max_workers=1) as thread:
         return thread.submit(asyncio.run, coroutine).result()

@@ -11,7 +11,6 @@ from typing import Any
 
 from deployments import logs
 from deployments.environments.field_check import has_validators, refused_fields
-from deployments.environments.loading import load_environment
 from deployments.environments.step_runner import CANCELLED, StepRunner
 from deployments.protocols import RefusedField, StepRequest, StepResults, TaskDescription
 from deployments.rpc.autoscaling import stats_of
@@ -20,6 +19,7 @@ from deployments.rpc.heartbeats import Heartbeats
 from deployments.rpc.message_size import bytes_of_step_result
 from rollout_env import TaskEnvironment
 from rollout_env.environment import has_a_start
+from rollout_env.loading import load_environment
 
 logger = logging.getLogger("rollout_service.environments")
 

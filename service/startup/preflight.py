@@ -7,10 +7,10 @@ from pathlib import Path
 from pydantic import ValidationError
 from ray.serve.schema import ServeApplicationSchema, ServeDeploySchema
 
-from deployments.environments.loading import EnvironmentNotLoadable, checked_arguments, load_environment_class
 from deployments.generation.engine_fields import engine_fields
 from deployments.generation.settings import EngineSettings
 from deployments.policy.versions.run_identity import RunIdentity
+from rollout_env.loading import EnvironmentNotLoadable, checked_arguments, load_environment_class
 from service.settings import SERVICE_DEPLOYMENTS, AnyEngineSettings, ServiceSettings, revision_of
 from service.startup.config import REPOSITORY, problem_line
 from service.startup.failures import ServiceNotStarted

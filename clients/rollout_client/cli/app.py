@@ -71,6 +71,19 @@ def main(
     """Plays rollouts at a rollout service, shows and changes its weights."""
 
 
+@app.command(
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
+    help="Write a new environment (env init NAME), or check one (env check MODULE:CLASS), without the service.",
+)
+def env(context: typer.Context) -> None:
+    with errors_as_sentences():
+        try:
+            from rollout_env.__main__ import main as env_main
+        except ModuleNotFoundError as error:
+            raise ModuleNotFoundError("rollout env needs rollout-env: pip install ./clients/rollout_env") from error
+    env_main(context.args)
+
+
 @app.command()
 def tasks(url: Url = DEFAULT_URL, retries: Retries = DEFAULT_RETRIES) -> None:
     """List the tasks, with a sample of each that can be posted as it is."""

@@ -328,3 +328,16 @@ def test_metrics_are_whole_or_have_three_decimals() -> None:
     text = shown(metrics_table({"total_turns": 12345.0, "mean_total_reward": 1 / 3}))
     assert re.search(r"total_turns\s+│ 12,345 │", text)
     assert re.search(r"mean_total_reward │\s+0\.333 │", text)
+
+
+# Environments
+
+
+def test_a_new_environment_is_written_and_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", sys.path.copy())
+    written = CliRunner().invoke(app, ["env", "init", "cli_game"])
+    assert (written.exit_code, (tmp_path / "cli_game.py").exists()) == (0, True)
+    checked = CliRunner().invoke(app, ["env", "check", "cli_game:CliGameEnvironment", "--samples", "1"])
+    assert checked.output == "cli_game:CliGameEnvironment keeps the rules: 1 samples were played.\n"
+    assert "check" in CliRunner().invoke(app, ["env", "--help"]).output

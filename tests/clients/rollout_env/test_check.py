@@ -64,11 +64,17 @@ def test_the_failure_lists_all_findings() -> None:
 
     with pytest.raises(CheckFailed) as failure:
         check(TwoFaults)
-    assert str(failure.value) == (
-        "The environment breaks rules of the service.\n"
-        f"- step: {FIRST}: step raised KeyError: 'board'.\n"
+    lines = str(failure.value).splitlines()
+    assert lines[:3] == [
+        "The environment breaks rules of the service.",
+        f"- step: {FIRST}: step raised KeyError: 'board'.",
+        "    Traceback (most recent call last):",
+    ]
+    assert [line for line in lines if line.startswith("- ")][1:] == [
         "- close: close raised OSError: The file is closed."
-    )
+    ]
+    assert [line for line in lines if "File" in line and "test_check.py" not in line] == []
+    assert '        raise KeyError("board")' in lines
 
 
 def test_what_makes_no_environment_is_refused() -> None:

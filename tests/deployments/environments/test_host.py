@@ -8,10 +8,10 @@ import pytest
 from pydantic import BaseModel, field_validator
 
 from deployments.environments.host import EnvironmentHost
-from deployments.environments.loading import EnvironmentNotLoadable
 from deployments.failures import EnvironmentBroken, EnvironmentLost, EnvironmentRejected, RolloutFailure
 from deployments.protocols import RefusedField, StepRequest, StepResults
 from rollout_env import ChatMessage, SampleRejected, StepOutcome, TaskEnvironment
+from rollout_env.loading import EnvironmentNotLoadable
 from tests import virtual_time
 from tests.service.scripted import outcome
 

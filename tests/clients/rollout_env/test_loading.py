@@ -1,19 +1,20 @@
 """From an import path and arguments to an environment, and the sentences for what is wrong with them."""
 
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from deployments.environments.loading import (
+from rollout_env.loading import (
     EnvironmentNotLoadable,
     checked_arguments,
     load_environment,
     load_environment_class,
 )
-from tests.deployments.environments.faulty_environments import Judge, Judged, Loadable
+from tests.clients.rollout_env.faulty_environments import Judge, Judged, Loadable
 
-MODULE = "tests.deployments.environments.faulty_environments"
+MODULE = "tests.clients.rollout_env.faulty_environments"
 INSTALL = "Install its package in the Python environment of the service, or name its folder in PYTHONPATH."
 
 
@@ -103,7 +104,8 @@ def test_a_module_that_raises_is_refused_with_what_it_raised(tmp_path: Path, mon
     (tmp_path / "raises_at_import.py").write_text("raise OSError('The board file is missing.')\n")
     monkeypatch.syspath_prepend(tmp_path)
     assert message_of("raises_at_import:Echo") == (
-        "raises_at_import:Echo cannot be imported: OSError: The board file is missing."
+        "raises_at_import:Echo cannot be imported: OSError: The board file is missing "
+        f"({tmp_path}/raises_at_import.py, line 1)."
     )
 
 
@@ -136,9 +138,12 @@ def test_an_environment_is_not_made_with_arguments_that_it_does_not_take() -> No
 def test_a_constructor_that_raises_is_refused_with_what_it_raised() -> None:
     with pytest.raises(EnvironmentNotLoadable) as refusal:
         load_environment(f"{MODULE}:Loadable", {"greeting": "", "repeats": 0})
+    file = sys.modules[MODULE].__file__
+    lines = Path(str(file)).read_text().splitlines()
+    line = next(number for number, text in enumerate(lines, start=1) if "raise ValueError" in text)
     assert str(refusal.value) == (
         f"{MODULE}:Loadable raised ValueError: repeats must be at least 1, got 0 "
-        "when it was made with the arguments {'greeting': '', 'repeats': 0}."
+        f"when it was made with the arguments {{'greeting': '', 'repeats': 0}} ({file}, line {line})."
     )
     assert isinstance(refusal.value.__cause__, ValueError)
 

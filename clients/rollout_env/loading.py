@@ -5,12 +5,13 @@
 
 import importlib
 import inspect
+import traceback
 from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
-from deployments.environments.arguments import ArgumentsInvalid, validated_arguments
 from rollout_env import TaskEnvironment
+from rollout_env.arguments import ArgumentsInvalid, validated_arguments
 from rollout_env.check_static_rules import attribute_problems
 from rollout_env.environment import has_a_step
 
@@ -32,7 +33,8 @@ def load_environment(import_path: str, arguments: Mapping[str, Any]) -> TaskEnvi
         environment = environment_class(**settings)
     except Exception as error:
         raise EnvironmentNotLoadable(
-            f"{import_path} raised {described(error)} when it was made with the arguments {dict(arguments)!r}."
+            f"{import_path} raised {described(error)} when it was made with the arguments {dict(arguments)!r}"
+            f"{place_of(error)}."
         ) from error
     if problems := "; ".join(attribute_problems(environment)):
         raise EnvironmentNotLoadable(f"{import_path}: {problems}.")
@@ -96,7 +98,9 @@ def import_module(module_name: str, import_path: str) -> ModuleType:
             "service, or name its folder in PYTHONPATH."
         ) from error
     except (Exception, SystemExit) as error:
-        raise EnvironmentNotLoadable(f"{import_path} cannot be imported: {described(error)}.") from error
+        raise EnvironmentNotLoadable(
+            f"{import_path} cannot be imported: {described(error)}{place_of(error)}."
+        ) from error
 
 
 def problem_of_class(candidate: Any) -> str | None:
@@ -124,3 +128,11 @@ def environments_in(module: ModuleType) -> str:
 def described(error: BaseException) -> str:
     """Type and message of an exception, without a final full stop."""
     return f"{type(error).__name__}: {error}".rstrip(".")
+
+
+def place_of(error: BaseException) -> str:
+    """The line that raised, in brackets after a space."""
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    if isinstance(error, SyntaxError):
+        return ""  # Its message names the line of the fault.
+    return f" ({last.filename}, line {last.lineno})"

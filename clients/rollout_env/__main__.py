@@ -1,0 +1,65 @@
+"""`python -m rollout_env`, also as `rollout env`: writes a new environment, and checks one, without the service."""
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from rollout_env.check import ORDINARY_REPLIES, CheckFailed, check
+from rollout_env.loading import EnvironmentNotLoadable, load_environment, load_environment_class
+from rollout_env.scaffold import NotWritten, write_environment
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Exits with status 1 if the environment cannot be written, cannot be loaded, or breaks a rule."""
+    options = parser().parse_args(arguments)
+    try:
+        said = options.command(options)
+    except (NotWritten, EnvironmentNotLoadable, CheckFailed) as error:
+        sys.exit(str(error))
+    sys.stdout.write(f"{said}\n")
+
+
+def parser() -> argparse.ArgumentParser:
+    commands = argparse.ArgumentParser(prog="rollout env", description="Writes and checks environments.")
+    of = commands.add_subparsers(required=True, metavar="COMMAND")
+    init = of.add_parser("init", help="write a new environment with its test")
+    init.add_argument("name", help="of the module and of the task, such as number_game")
+    init.add_argument("--folder", type=Path, default=Path(), help="where to write it; by default here")
+    init.set_defaults(command=init_command)
+    checked = of.add_parser("check", help="play an environment against scripted replies and find what is wrong")
+    checked.add_argument("import_path", help="package.module:Class, found from this folder too")
+    checked.add_argument("--arguments", type=json_object, default={}, help="of the constructor, as a JSON object")
+    checked.add_argument("--reply", action="append", help="of the model, one a turn; may be given several times")
+    checked.add_argument("--samples", type=int, default=3, help="how many example samples to play")
+    checked.add_argument("--seed", type=int, default=0, help="of the example samples")
+    checked.add_argument("--random", action="store_true", help="equal replies may give different outcomes")
+    checked.set_defaults(command=check_command)
+    return commands
+
+
+def init_command(options: argparse.Namespace) -> str:
+    return write_environment(options.name, options.folder)
+
+
+def check_command(options: argparse.Namespace) -> str:
+    sys.path.insert(0, str(Path.cwd()))
+    load_environment_class(options.import_path)
+    make = partial(load_environment, options.import_path, options.arguments)
+    replies = options.reply or ORDINARY_REPLIES
+    check(make, replies, options.samples, seed=options.seed, repeatable=not options.random)
+    return f"{options.import_path} keeps the rules: {options.samples} samples were played."
+
+
+def json_object(text: str) -> dict[str, Any]:
+    value = json.loads(text)
+    if not isinstance(value, dict):
+        raise ValueError(text)
+    return value
+
+
+if __name__ == "__main__":
+    main()
