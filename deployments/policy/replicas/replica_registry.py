@@ -20,6 +20,8 @@ from deployments.policy.replicas.commands import (
     LoadedWeights,
     NumberedCommand,
     ReplicaRegistration,
+    StartTransfer,
+    Swap,
 )
 
 logger = logging.getLogger("rollout_service.policy")
@@ -58,6 +60,10 @@ class RegisteredReplica:
     @property
     def replica_id(self) -> str:
         return self.registration.replica_id
+
+    def forget_checksum(self) -> None:
+        """The weights in its engine have changed, or were loaded again."""
+        self.checksum, self.is_checksum_asked = None, False
 
 
 class ReplicaRegistry:
@@ -116,7 +122,8 @@ class ReplicaRegistry:
         replica = self._registered(replica_id)
         if report is not None:
             if report.loaded != replica.loaded:
-                replica.loaded, replica.checksum, replica.is_checksum_asked = report.loaded, None, False
+                replica.loaded = report.loaded
+                replica.forget_checksum()
             awaited = replica.awaited_reports.pop(report.command_number, None)
             if awaited is not None and not awaited.done():
                 awaited.set_result(report)
@@ -174,6 +181,9 @@ class ReplicaRegistry:
         finally:
             watch.cancel()
             replica.awaited_reports.pop(numbered.number, None)
+            if isinstance(command, Swap | StartTransfer):
+                # Also where the replica has the same version again, after a transfer that broke off.
+                replica.forget_checksum()
 
     async def _forget_if_dead(self, replica: RegisteredReplica) -> None:
         while await self._is_alive(replica.registration.actor):

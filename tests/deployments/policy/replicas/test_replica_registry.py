@@ -17,6 +17,7 @@ from deployments.policy.replicas.commands import (
     LoadedWeights,
     NumberedCommand,
     ReplicaRegistration,
+    StartTransfer,
     Swap,
     SwapOptions,
 )
@@ -327,6 +328,33 @@ def test_whoever_asks_for_checksums_waits_until_all_are_known() -> None:
         await asked
         assert now() <= 10.0 + CHECKSUM_POLL_S
         assert not actors.registry.replicas[0].is_checksum_asked, "its checksum was known"
+
+    run(story())
+
+
+@pytest.mark.parametrize("command", [SWAP, StartTransfer(SwapOptions())])
+@pytest.mark.parametrize("is_known", [True, False])
+def test_a_replica_that_loads_the_same_version_again_is_asked_again_for_its_checksum(
+    command: Command, is_known: bool
+) -> None:
+    async def story() -> None:
+        actors = Actors()
+        replica = actors.register("a")
+        await actors.registry.ask_for_checksums(1.0)
+        first = await actors.next_command("a")
+        if is_known:
+            actors.registry.record_checksum("a", LoadedWeights(), "of the first load")
+        swapping = actors.ask(replica, command)
+        second = await actors.next_command("a", CommandReport(first.number, LoadedWeights()))
+        polling = actors.poll("a", CommandReport(second.number, LoadedWeights()))
+        await swapping
+        assert replica.checksum is None
+        asked = asyncio.create_task(actors.registry.ask_for_checksums(100.0))
+        third = await polling
+        assert third is not None
+        assert (second.command, third.command) == (command, ComputeChecksum())
+        actors.registry.record_checksum("a", LoadedWeights(), "of the second load")
+        await asked
 
     run(story())
 
