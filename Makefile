@@ -11,8 +11,8 @@ PUSHES ?= 1000
 UPDATES ?= 50
 PROFILE = fast
 
-.PHONY: help setup demo serve train train-async train-trl lint test-fast test-live test test-all coverage check-streams mutation docs docs-serve load \
-	bench bench-scale bench-payload bench-async bench-swap bench-delta soak-weights soak-weights-kills lock tiny-model
+.PHONY: help setup demo serve train train-async train-trl lint test-fast test-live test-attacks test test-all coverage check-streams mutation docs docs-serve load \
+	bench bench-scale bench-payload bench-async bench-swap bench-delta bench-code soak-weights soak-weights-kills lock tiny-model
 
 help:
 	@echo "make demo           set up, start the service, play a mixed batch, show it, stop"
@@ -24,6 +24,7 @@ help:
 	@echo "make test-fast      the tests that start neither Ray nor the engine (about a minute)"
 	@echo "make test           lint, test-fast, then the tests of the running service"
 	@echo "make test-all       make test, then what takes longer: coverage of the replicas and the docs' code"
+	@echo "make test-attacks   attack the sandbox under each isolation that it knows; skipped is what cannot be walled in on this machine"
 	@echo "make coverage       the tests once more with coverage, in this process and in the replicas; below 90% it fails"
 	@echo "make check-streams  4,096 unseeded rollouts of one prompt on two replicas: no two are equal (two minutes)"
 	@echo "make mutation       mutate the core and the request path, and show those that no test notices (an hour; MUTANTS=\"service.rollouts.seeds*\")"
@@ -35,6 +36,7 @@ help:
 	@echo "make bench-async    set up, measure a step of an asynchronous training on simulated engines, against generating and training alone"
 	@echo "make bench-swap     set up, start the service, measure how long a push of weights stops generation, stop"
 	@echo "make bench-delta    set up, measure a push of a 200 MB model of which 1% has changed against one of all weights"
+	@echo "make bench-code     set up, measure how many small programs the task code judges in a second, under each isolation"
 	@echo "make soak-weights   set up, start the service, push weights while rollouts go on: nothing grows or is lost (PUSHES=1000: half an hour)"
 	@echo "make soak-weights-kills  the same with processes killed at random moments of updates (UPDATES=50: a quarter of an hour)"
 	@echo "make tiny-model     train the embedded model anew (under ten minutes on two cores)"
@@ -95,8 +97,13 @@ test-live: $(READY)
 	@echo "Tests of the running service, and those that take seconds each"
 	@$(PYTHON) -m pytest -m "live or slow" -n 2 --dist loadscope
 
+# `make test` attacks the strongest isolation that the machine permits alone.
+test-attacks: export ATTACKED_ISOLATIONS = bubblewrap namespaces limits
+test-attacks: $(READY)
+	@$(PYTHON) -m pytest -m slow -n 2 -rs tests/deployments/sandbox
+
 # What needs longer than `make test` may take has a target of its own and is called here.
-test-all: test coverage check-streams docs
+test-all: test test-attacks coverage check-streams docs
 
 coverage: $(READY)
 	@echo "Tests with coverage"
@@ -133,6 +140,9 @@ bench-swap: $(READY)
 
 bench-delta: $(READY)
 	@$(PYTHON) -m benchmarks.delta_push $(CONFIG)
+
+bench-code: $(READY)
+	@$(PYTHON) -m benchmarks.code_programs
 
 soak-weights: $(READY)
 	@$(PYTHON) -m benchmarks.soak.weights $(CONFIG) --pushes $(PUSHES)

@@ -1,0 +1,113 @@
+"""What a sandbox is: it runs a Python program that nobody trusts and says how that ended.
+
+`LocalSandbox` (`local.py`) runs it on this machine, `RemoteSandbox` (`remote.py`) on another one. A sandbox of a
+provider (E2B, Modal, Daytona, a pod of Kubernetes) is plugged in by a class with the same method.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import Literal, Protocol
+
+MAIN = "main.py"
+"""The file in the working directory that holds the source of the program."""
+
+MIB = 2**20
+
+EndedBy = Literal["exit", "time", "processor_time", "memory", "output"]
+
+
+class SandboxLost(Exception):
+    """The sandbox itself failed, so nothing is known about the program. Another try may succeed."""
+
+
+class ProgramRefused(ValueError):
+    """A program or its files cannot be run as they are: the message names the field and the problem."""
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A Python program."""
+
+    source: str
+    stdin: str = ""
+    arguments: tuple[str, ...] = ()
+    """`sys.argv[1:]`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one run may use. All are above 0."""
+
+    time_s: float = 30.0
+    """Of wall time, from the start of its process. On a busy machine a program gets less processor time within it."""
+    processor_time_s: float = 5.0
+    """Of all its processes together, in seconds; of each of them in whole seconds, rounded up."""
+    memory_bytes: int = 512 * MIB
+    """Of all its processes together; pages that processes share count for each. Also the address space of each."""
+    processes: int = 32
+    """Processes and threads at once."""
+    file_bytes: int = 16 * MIB
+    """Of one file."""
+    disk_bytes: int = 64 * MIB
+    """Of all files in its private directory."""
+    output_bytes: int = MIB
+    """Of stdout, and of stderr. A program that writes more is ended."""
+    open_files: int = 128
+    """Of one process."""
+
+    def __post_init__(self) -> None:
+        """Raises `ProgramRefused` if a limit is not above 0."""
+        for name in self.__slots__:
+            if not getattr(self, name) > 0:
+                raise ProgramRefused(f"limits.{name} must be above 0, got {getattr(self, name)!r}.")
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a run ended. All its processes have ended too."""
+
+    ended_by: EndedBy
+    """`exit`: by itself. Else the limit that it reached; the run was ended then."""
+    exit_code: int | None
+    """Of a program that ended by itself; 128 + n if signal n ended it. None if a limit did."""
+    stdout: str
+    """At most `output_bytes`, decoded as UTF-8 with replacement characters."""
+    stderr: str
+    wall_s: float
+    """Seconds from the start of the run to its end."""
+
+
+class Sandbox(Protocol):
+    """Runs programs. Runs share nothing and may overlap."""
+
+    async def run(self, program: Program, files: Mapping[str, bytes], limits: Limits) -> Outcome:
+        """Runs the program in an empty private directory with `files`. Cancelling the call ends the run.
+
+        Args:
+            files: by relative path. The directory's own `main.py` is the program.
+
+        Raises:
+            ProgramRefused: a path in `files` leads out of the directory, or the program holds a NUL character.
+            SandboxLost: the sandbox failed.
+        """
+        ...
+
+    def close(self) -> None:
+        """Ends all runs and releases what the sandbox holds."""
+        ...
+
+
+def checked_files(program: Program, files: Mapping[str, bytes]) -> dict[str, bytes]:
+    """All files of the run by normalized path, the program's source among them. Raises `ProgramRefused`."""
+    if any("\0" in text for text in program.arguments):
+        raise ProgramRefused("program.arguments must not contain a NUL character.")
+    checked = {}
+    for name, content in files.items():
+        path = PurePosixPath(name)
+        if path.is_absolute() or ".." in path.parts or not path.parts or "\0" in name:
+            raise ProgramRefused(f"files: {name!r} must be a relative path without '..'.")
+        checked[str(path)] = content
+    if MAIN in checked:
+        raise ProgramRefused(f"files: {MAIN!r} is the program's own name, choose another one.")
+    return {MAIN: program.source.encode("utf-8", "surrogatepass"), **checked}

@@ -1,0 +1,143 @@
+"""What the ways to isolate a program have in common: the process that is started, its environment, its limits."""
+
+import fcntl
+import math
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from deployments.sandbox.interface import MAIN, Limits, Program
+from deployments.sandbox.walls import WallName
+
+WORK = "/tmp/work"
+"""The working directory, as the program sees it where the wall `files` is one of mounts."""
+NICENESS = 5
+"""Programs leave the processors to the service."""
+
+
+@dataclass(frozen=True, slots=True)
+class Interpreter:
+    """The Python that runs programs."""
+
+    executable: str
+    prefix: str
+    """The folder that holds its library."""
+    packages: tuple[str, ...] = ()
+    """Further folders that programs import from."""
+
+    def command(self, program: Program, main: str = MAIN) -> list[str]:
+        """Starts in a third of the usual time: without the module `site`, so without installed packages."""
+        return [self.executable, "-s", "-S", "-B", main, *program.arguments]
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """A process to start."""
+
+    command: list[str]
+    environment: dict[str, str]
+    pass_fds: tuple[int, ...] = ()
+    stop_signal: int = 9
+    """Ends the whole run when it is sent to the process."""
+
+
+class Isolation(Protocol):
+    """A way to isolate programs: `Bubblewrap` or `Jail`."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def by(self) -> Mapping[WallName, str]:
+        """What enforces each wall; one that is missing does not stand."""
+        ...
+
+    def launch(
+        self, program: Program, files: Mapping[str, bytes], limits: Limits, uid: int | None, status_fd: int
+    ) -> AbstractContextManager[Launch]:
+        """Prepares one run; leaving the context removes what was prepared.
+
+        Args:
+            files: as `checked_files` returns them.
+            uid: the run gets this user id, which no other process has; None keeps that of the service.
+            status_fd: the launched process writes lines of JSON there: `child-pid`, the first process of the run,
+                before it runs anything; and at the end, if the program was started, `exit-code`, after
+                `processor-ms` if it knows that.
+        """
+        ...
+
+
+@dataclass(slots=True)
+class HeldFds:
+    """File descriptors with contents in memory, for one child process."""
+
+    fds: list[int] = field(default_factory=list)
+
+    def add(self, content: bytes) -> int:
+        """A descriptor at the start of a file with this content, which nobody can change."""
+        fd = os.memfd_create("sandbox", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        self.fds.append(fd)
+        with open(fd, "wb", closefd=False) as file:
+            file.write(content)
+        os.lseek(fd, 0, os.SEEK_SET)
+        seals = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, seals)
+        return fd
+
+
+@contextmanager
+def held_fds() -> Iterator[HeldFds]:
+    held = HeldFds()
+    try:
+        yield held
+    finally:
+        for fd in held.fds:
+            os.close(fd)
+
+
+def environment(interpreter: Interpreter, home: str) -> dict[str, str]:
+    """All environment variables of a program. None comes from the service."""
+    variables = {
+        "PATH": "/usr/local/bin:/usr/bin:/bin",
+        "HOME": home,
+        "TMPDIR": home,
+        "LANG": "C.UTF-8",
+        # Equal programs have equal outcomes, also if they print sets.
+        "PYTHONHASHSEED": "0",
+        # A thread would otherwise reserve 64 MiB of address space.
+        "MALLOC_ARENA_MAX": "1",
+        "OMP_NUM_THREADS": "1",
+        "OPENBLAS_NUM_THREADS": "1",
+    }
+    return variables | ({"PYTHONPATH": ":".join(interpreter.packages)} if interpreter.packages else {})
+
+
+def resource_limits(limits: Limits, processes: int) -> dict[str, tuple[int, int]]:
+    """Soft and hard limit by the name of `resource.RLIMIT_*`, in lower case."""
+    seconds = math.ceil(limits.processor_time_s)
+    return {
+        "as": (limits.memory_bytes, limits.memory_bytes),
+        # At the soft limit the signal SIGXCPU, which a program may ignore; a second later it is killed.
+        "cpu": (seconds, seconds + 1),
+        "fsize": (limits.file_bytes, limits.file_bytes),
+        "nproc": (processes, processes),
+        "nofile": (limits.open_files, limits.open_files),
+        "core": (0, 0),
+        "msgqueue": (0, 0),
+        "memlock": (65536, 65536),
+    }
+
+
+def default_interpreters(packages: tuple[str, ...]) -> list[Interpreter]:
+    """The Python that runs the service, without its virtual environment; then that of the system."""
+    own = Path(getattr(sys, "_base_executable", sys.executable)).resolve()
+    found = [Interpreter(str(own), str(Path(sys.base_prefix).resolve()), packages)]
+    for path in ("/usr/local/bin/python3", "/usr/bin/python3"):
+        executable = Path(path)
+        if executable.exists() and executable.resolve() != own:
+            found.append(Interpreter(str(executable.resolve()), str(executable.parent.parent), packages))
+    return found

@@ -1,0 +1,127 @@
+"""The filter of system calls, as a program for the kernel (seccomp, in the classic BPF that it takes).
+
+A refused call fails with EPERM in the program and costs it nothing else. What is refused: interfaces to other
+processes and to the kernel itself that ordinary Python programs do not need, and memory that no limit counts
+(`memfd_create`, System V shared memory).
+"""
+
+import errno
+import platform
+import struct
+from dataclasses import dataclass
+
+LOAD_WORD, JUMP_EQUAL, JUMP_GREATER_OR_EQUAL, JUMP_ANY_BIT, RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
+ALLOW, KILL_PROCESS, FAIL = 0x7FFF0000, 0x80000000, 0x00050000
+NUMBER, ARCHITECTURE, FIRST_ARGUMENT = 0, 4, 16
+"""Offsets in the kernel's `struct seccomp_data`. The low half of the argument, on little-endian machines."""
+X32_CALLS = 0x40000000
+"""On x86-64, calls from this number on are those of another interface to the same kernel functions."""
+NEW_NAMESPACE_FLAGS = 0x7E020000
+"""All `CLONE_NEW*` flags of `clone`."""
+UNIX, INET, INET6 = 1, 2, 10
+
+REFUSED = {
+    # name: (x86-64, arm64)
+    "ptrace": (101, 117),
+    "process_vm_readv": (310, 270),
+    "process_vm_writev": (311, 271),
+    "kcmp": (312, 272),
+    "pidfd_getfd": (438, 438),
+    "memfd_create": (319, 279),
+    "memfd_secret": (447, 447),
+    "shmget": (29, 194),
+    "semget": (64, 190),
+    "msgget": (68, 186),
+    "mq_open": (240, 180),
+    "add_key": (248, 217),
+    "request_key": (249, 218),
+    "keyctl": (250, 219),
+    "bpf": (321, 280),
+    "perf_event_open": (298, 241),
+    "userfaultfd": (323, 282),
+    "io_uring_setup": (425, 425),
+    "unshare": (272, 97),
+    "setns": (308, 268),
+    "mount": (165, 40),
+    "umount2": (166, 39),
+    "pivot_root": (155, 41),
+    "chroot": (161, 51),
+    "open_tree": (428, 428),
+    "move_mount": (429, 429),
+    "fsopen": (430, 430),
+    "mount_setattr": (442, 442),
+    "open_by_handle_at": (304, 265),
+    "fanotify_init": (300, 262),
+    "setpriority": (141, 140),
+    "ioprio_set": (251, 30),
+    "sched_setattr": (314, 274),
+}
+SIGNALS = {
+    "tkill": (200, 130),
+    "rt_sigqueueinfo": (129, 138),
+    "rt_tgsigqueueinfo": (297, 240),
+    "pidfd_send_signal": (424, 424),
+}
+KILL, CLONE, CLONE3, SOCKET = (62, 129), (56, 220), (435, 435), (41, 198)
+MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
+"""The column of the tables and the kernel's name of the architecture."""
+
+
+@dataclass(frozen=True, slots=True)
+class FilterOptions:
+    """What is refused beside `REFUSED`, where no namespace makes it harmless."""
+
+    sockets: bool = True
+    """Whether sockets of the families `UNIX`, `INET` and `INET6` may be made. Pairs of sockets always may."""
+    signals: bool = True
+    """Whether signals may be sent to other process groups."""
+
+
+def system_call_filter(options: FilterOptions, machine: str | None = None) -> bytes | None:
+    """The filter as an array of the kernel's `struct sock_filter`; None for a machine that has no table here."""
+    if (known := MACHINES.get(machine or platform.machine())) is None:
+        return None
+    column, architecture = known
+    code = [
+        operation(LOAD_WORD, ARCHITECTURE),
+        *when(JUMP_EQUAL, architecture, [], [operation(RETURN, KILL_PROCESS)]),
+        operation(LOAD_WORD, NUMBER),
+    ]
+    if column == 0:
+        code += when(JUMP_GREATER_OR_EQUAL, X32_CALLS, [fail(errno.ENOSYS)])
+    refused = [*REFUSED.values(), *([] if options.signals else SIGNALS.values())]
+    for numbers in refused:
+        code += when(JUMP_EQUAL, numbers[column], [fail(errno.EPERM)])
+    # Its flags are behind a pointer, where a filter cannot look; the C library then uses `clone`.
+    code += when(JUMP_EQUAL, CLONE3[column], [fail(errno.ENOSYS)])
+    first = operation(LOAD_WORD, FIRST_ARGUMENT)
+    allow = operation(RETURN, ALLOW)
+    code += when(
+        JUMP_EQUAL,
+        CLONE[column],
+        [first, *when(JUMP_ANY_BIT, NEW_NAMESPACE_FLAGS, [fail(errno.EPERM)]), allow],
+    )
+    families = (UNIX, INET, INET6) if options.sockets else ()
+    known_families = [line for family in families for line in when(JUMP_EQUAL, family, [allow])]
+    code += when(JUMP_EQUAL, SOCKET[column], [first, *known_families, fail(errno.EAFNOSUPPORT)])
+    if not options.signals:
+        # 0 is the program's own process group.
+        code += when(JUMP_EQUAL, KILL[column], [first, *when(JUMP_EQUAL, 0, [allow]), fail(errno.EPERM)])
+    return b"".join([*code, allow])
+
+
+def operation(code: int, value: int, if_true: int = 0, if_false: int = 0) -> bytes:
+    return struct.pack("=HBBI", code, if_true, if_false, value)
+
+
+def when(jump: int, value: int, then: list[bytes], otherwise: list[bytes] | None = None) -> list[bytes]:
+    """`then` if the loaded word compares to `value` as `jump` says, else `otherwise`; both go on behind it.
+
+    A branch that does not return must be empty.
+    """
+    otherwise = otherwise or []
+    return [operation(jump, value, 0 if then else len(otherwise), len(then)), *then, *otherwise]
+
+
+def fail(number: int) -> bytes:
+    return operation(RETURN, FAIL | number)

@@ -1,0 +1,109 @@
+"""Each attack is contained: its run is answered, the service is healthy, and a run beside it is unaffected.
+
+`make test-attacks` also runs them under the weaker kinds of isolation. Where a wall does not stand on this machine, the
+attacks on it are skipped, with the sandbox's own report as the reason.
+"""
+
+import asyncio
+import os
+import secrets
+import socket
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from deployments.sandbox import Limits, LocalSandbox, Outcome, Program, SandboxLost
+from deployments.sandbox.trial import is_running
+from tests.deployments.sandbox.attacks.attack import Attack
+from tests.deployments.sandbox.attacks.on_processes import ON_PROCESSES
+from tests.deployments.sandbox.attacks.on_the_service import (
+    ON_FILES,
+    ON_PROCESSES_OF_THE_SERVICE,
+    ON_THE_KERNEL,
+    ON_THE_NETWORK,
+)
+
+pytestmark = pytest.mark.slow
+
+ATTACKS = [*ON_PROCESSES, *ON_FILES, *ON_PROCESSES_OF_THE_SERVICE, *ON_THE_NETWORK, *ON_THE_KERNEL]
+ISOLATIONS = os.environ.get("ATTACKED_ISOLATIONS", "auto").split()
+SECRET = "ROLLOUT_ATTACKED_SECRET"
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What an attack tries to reach."""
+
+    arguments: tuple[str, ...]
+    file: Path
+
+
+@pytest.fixture(scope="module", params=ISOLATIONS)
+def sandbox(request: pytest.FixtureRequest) -> Iterator[LocalSandbox]:
+    os.environ[SECRET] = SECRET
+    try:
+        sandbox = LocalSandbox(max_concurrent_runs=2, isolation=request.param)
+    except SandboxLost as error:
+        pytest.skip(str(error))
+    yield sandbox
+    sandbox.close()
+    del os.environ[SECRET]
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
+    folder = tmp_path_factory.mktemp("service")
+    file = folder / "secret.txt"
+    file.write_text("secret")
+    name = f"rollout-attacked-{secrets.token_hex(4)}"
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        socket.socket(socket.AF_UNIX) as abstract,
+        socket.socket(socket.AF_UNIX) as named,
+    ):
+        abstract.bind(f"\0{name}")
+        abstract.listen()
+        path = str(folder / "socket")
+        named.bind(path)
+        named.listen()
+        port = server.getsockname()[1]
+        yield Target((str(os.getpid()), str(port), name, path, str(file)), file)
+
+
+async def attacked(sandbox: LocalSandbox, program: Program, limits: Limits) -> tuple[Outcome, Outcome, Outcome]:
+    """Outcomes of the attack, of a program beside it, and of one after it."""
+    honest = Program("print(sum(range(10 ** 6)))")
+    attack, beside = await asyncio.gather(sandbox.run(program, {}, limits), sandbox.run(honest))
+    return attack, beside, await sandbox.run(honest)
+
+
+@pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: attack.name)
+def test_an_attack_is_contained(sandbox: LocalSandbox, target: Target, attack: Attack) -> None:
+    if attack.wall is not None and not (wall := sandbox.report[attack.wall]).stands:
+        pytest.skip(f"The wall {wall.name} does not stand under {sandbox.report.isolation}: {wall.by}.")
+    token = secrets.token_hex(8)
+    open_files = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+
+    program = Program(attack.program, arguments=(token, *target.arguments))
+    outcome, beside, after = asyncio.run(attacked(sandbox, program, attack.limits))
+
+    assert outcome.ended_by in attack.ended_by, outcome
+    assert "BREACH" not in outcome.stdout, outcome
+    if attack.stdout is not None:
+        assert outcome.stdout == attack.stdout, outcome
+    if attack.exit_code is not None:
+        assert outcome.exit_code == attack.exit_code, outcome
+    assert len(outcome.stdout.encode()) <= 3 * attack.limits.output_bytes
+    for honest in (beside, after):
+        assert (honest.ended_by, honest.exit_code, honest.stdout) == ("exit", 0, "499999500000\n"), honest
+    assert not is_running(token)
+    assert len(os.listdir("/proc/self/fd")) == open_files  # noqa: PTH208
+    assert target.file.read_text() == "secret"
+    assert sorted(path.name for path in target.file.parent.iterdir()) == ["secret.txt", "socket"]
+
+
+def test_there_are_at_least_forty_attacks_with_different_names() -> None:
+    assert len({attack.name for attack in ATTACKS}) == len(ATTACKS)
+    assert len(ATTACKS) >= 40

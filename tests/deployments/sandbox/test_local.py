@@ -1,0 +1,208 @@
+"""What a run gets, how it ends, and what is left of it: under the strongest isolation that this machine permits."""
+
+import asyncio
+import secrets
+import time
+from pathlib import Path
+
+import pytest
+
+from deployments.sandbox import Limits, LocalSandbox, Outcome, Program, ProgramRefused, SandboxLost, SandboxTooWeak
+from deployments.sandbox.local import DEFAULT_LIMITS
+from deployments.sandbox.trial import is_running
+
+pytestmark = pytest.mark.slow
+
+
+def run(sandbox: LocalSandbox, source: str, limits: Limits = DEFAULT_LIMITS, **files: bytes) -> Outcome:
+    return asyncio.run(sandbox.run(Program(source), files, limits))
+
+
+def test_a_run_gives_back_both_streams_and_the_exit_code(sandbox: LocalSandbox) -> None:
+    outcome = run(sandbox, "import sys\nprint('out')\nprint('err', file=sys.stderr)\nsys.exit(3)")
+
+    assert (outcome.ended_by, outcome.exit_code, outcome.stdout, outcome.stderr) == ("exit", 3, "out\n", "err\n")
+
+
+def test_a_run_gets_its_stdin_and_its_arguments(sandbox: LocalSandbox) -> None:
+    program = Program("import sys\nprint(input(), sys.argv[1:])", stdin="grüße", arguments=("a", "b c"))
+
+    assert asyncio.run(sandbox.run(program)).stdout == "grüße ['a', 'b c']\n"
+
+
+def test_a_run_gets_its_files_and_can_import_them(sandbox: LocalSandbox) -> None:
+    files = {"helper.py": b"WORD = 'hello'", "data/numbers.bin": bytes(range(256)) * 300}
+    source = "import helper\nprint(helper.WORD, len(open('data/numbers.bin', 'rb').read()))"
+
+    assert asyncio.run(sandbox.run(Program(source), files)).stdout == "hello 76800\n"
+
+
+def test_runs_share_no_files(sandbox: LocalSandbox) -> None:
+    source = "import os\nprint(sorted(os.listdir('.')))\nopen('left', 'w').close()\nopen('/tmp/left', 'w').close()"
+
+    assert [run(sandbox, source).stdout for _ in range(2)] == ["['main.py']\n"] * 2
+
+
+def test_a_run_gets_no_environment_variable_of_the_service(sandbox: LocalSandbox) -> None:
+    names = run(sandbox, "import os\nprint(*sorted(set(os.environ) - {'PWD'}))").stdout
+
+    assert names.split() == [
+        *("HOME", "LANG", "MALLOC_ARENA_MAX", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "PATH"),
+        *("PYTHONHASHSEED", "TMPDIR"),
+    ]
+
+
+def test_equal_programs_print_sets_in_the_same_order(sandbox: LocalSandbox) -> None:
+    source = "print({str(number) for number in range(50)})"
+
+    assert run(sandbox, source).stdout == run(sandbox, source).stdout
+
+
+def test_ordinary_programs_may_use_threads_processes_and_locks(sandbox: LocalSandbox) -> None:
+    source = """
+from concurrent.futures import ThreadPoolExecutor
+from multiprocessing import get_context
+import subprocess
+with ThreadPoolExecutor(4) as threads: print(sum(threads.map(abs, range(10))))
+if __name__ == "__main__":
+    with get_context("fork").Pool(2) as pool: print(sum(pool.map(abs, range(10))))
+    print(subprocess.run(["echo", "hello"], capture_output=True, text=True).stdout.strip())
+"""
+    outcome = run(sandbox, source)
+
+    if sandbox.report.isolation == "limits":
+        pytest.skip("Without namespaces there is no shared memory for the locks of multiprocessing.")
+    assert (outcome.stdout, outcome.stderr) == ("45\n45\nhello\n", "")
+
+
+def test_a_program_that_sleeps_is_ended_at_the_limit_of_wall_time(sandbox: LocalSandbox) -> None:
+    outcome = run(sandbox, "print('before', flush=True)\nimport time\ntime.sleep(99)", Limits(time_s=0.5))
+
+    assert (outcome.ended_by, outcome.exit_code, outcome.stdout) == ("time", None, "before\n")
+    assert outcome.wall_s >= 0.5
+
+
+def test_a_program_that_computes_is_ended_at_the_limit_of_processor_time(sandbox: LocalSandbox) -> None:
+    outcome = run(sandbox, "while True: pass", Limits(processor_time_s=0.3, time_s=60))
+
+    assert (outcome.ended_by, outcome.exit_code) == ("processor_time", None)
+
+
+def test_processor_time_of_all_processes_counts_together(sandbox: LocalSandbox) -> None:
+    if not sandbox.report["total_memory"].stands:
+        pytest.skip(f"Processes are not measured together under {sandbox.report.isolation}.")
+    source = "import os\n[os.fork() for _ in range(2)]\nwhile True: pass"
+
+    assert run(sandbox, source, Limits(processor_time_s=0.9, time_s=60)).ended_by == "processor_time"
+
+
+def test_output_is_cut_at_its_limit_to_the_byte(sandbox: LocalSandbox) -> None:
+    outcome = run(sandbox, "while True: print('x' * 999)", Limits(output_bytes=1500))
+
+    assert (outcome.ended_by, outcome.stdout) == ("output", "x" * 999 + "\n" + "x" * 500)
+
+
+def test_output_of_exactly_the_limit_is_no_excess(sandbox: LocalSandbox) -> None:
+    outcome = run(sandbox, "print('x' * 1499)", Limits(output_bytes=1500))
+
+    assert (outcome.ended_by, len(outcome.stdout)) == ("exit", 1500)
+
+
+def test_a_signal_gives_the_exit_code_of_a_shell(sandbox: LocalSandbox) -> None:
+    assert run(sandbox, "import os, signal\nos.kill(os.getpid(), signal.SIGTERM)").exit_code == 128 + 15
+
+
+def test_a_run_that_nobody_waits_for_is_ended(sandbox: LocalSandbox) -> None:
+    token = secrets.token_hex(8)
+
+    async def cancelled() -> None:
+        task = asyncio.create_task(sandbox.run(Program("import time\ntime.sleep(99)", arguments=(token,))))
+        while not is_running(token):
+            await asyncio.sleep(0.01)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        while is_running(token):
+            await asyncio.sleep(0.01)
+
+    asyncio.run(cancelled())
+
+
+def test_further_runs_wait_and_all_are_answered(sandbox: LocalSandbox) -> None:
+    async def many() -> list[str]:
+        return [
+            outcome.stdout for outcome in await asyncio.gather(*(sandbox.run(Program("print(1)")) for _ in range(6)))
+        ]
+
+    assert asyncio.run(many()) == ["1\n"] * 6
+
+
+def test_closing_ends_the_runs_and_they_fail_as_lost() -> None:
+    async def closed() -> None:
+        sandbox = LocalSandbox(max_concurrent_runs=1)
+        token = secrets.token_hex(8)
+        task = asyncio.create_task(sandbox.run(Program("import time\ntime.sleep(99)", arguments=(token,))))
+        while not is_running(token):
+            await asyncio.sleep(0.01)
+        await asyncio.to_thread(sandbox.close)
+        with pytest.raises(SandboxLost, match=r"The sandbox was closed during the run\."):
+            await task
+
+    asyncio.run(closed())
+
+
+def test_programs_import_from_the_packages_that_the_sandbox_is_given(tmp_path: Path) -> None:
+    folder = tmp_path / "packages"
+    folder.mkdir()
+    (folder / "given.py").write_text("WORD = 'given'")
+    for path in (folder, *folder.parents):
+        if path.is_relative_to("/tmp") and path != Path("/tmp"):
+            path.chmod(0o755)
+    sandbox = LocalSandbox(max_concurrent_runs=1, packages=[str(folder)])
+
+    assert run(sandbox, "import given\nprint(given.WORD)").stdout == "given\n"
+    sandbox.close()
+
+
+@pytest.mark.parametrize("name", ["/etc/x", "../x", "a/../../x", "", "."])
+def test_files_outside_of_the_directory_are_refused(sandbox: LocalSandbox, name: str) -> None:
+    with pytest.raises(ProgramRefused, match=r"files: .* must be a relative path without '\.\.'\."):
+        asyncio.run(sandbox.run(Program(""), {name: b""}))
+
+
+def test_a_file_in_place_of_the_program_is_refused(sandbox: LocalSandbox) -> None:
+    with pytest.raises(ProgramRefused, match=r"files: 'main\.py' is the program's own name, choose another one\."):
+        asyncio.run(sandbox.run(Program(""), {"./main.py": b""}))
+
+
+def test_a_limit_that_permits_nothing_is_refused() -> None:
+    with pytest.raises(ProgramRefused, match=r"limits\.time_s must be above 0, got 0\."):
+        Limits(time_s=0)
+
+
+def test_a_wall_that_is_required_and_does_not_stand_keeps_the_sandbox_from_starting() -> None:
+    with pytest.raises(SandboxTooWeak) as refusal:
+        LocalSandbox(max_concurrent_runs=1, isolation="limits", require=["network", "total_memory"])
+
+    assert str(refusal.value).startswith(
+        "The sandbox is not started: required walls do not stand on this machine: total_memory (nothing enforces it "
+    )
+    assert [wall.name for wall in refusal.value.report.missing()] == ["total_memory", "disk"]
+
+
+def test_settings_that_are_not_known_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"require names 'moat'; the walls are network, files, "):
+        LocalSandbox(require=["moat"])  # type: ignore[list-item]
+    with pytest.raises(
+        ValueError, match=r"isolation must be one of auto, bubblewrap, namespaces, limits; got 'none'\."
+    ):
+        LocalSandbox(isolation="none")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"max_concurrent_runs must be at least 1, got 0\."):
+        LocalSandbox(max_concurrent_runs=0)
+
+
+def test_the_wall_time_of_a_run_is_told(sandbox: LocalSandbox) -> None:
+    started = time.monotonic()
+    outcome = run(sandbox, "import time\ntime.sleep(0.2)")
+
+    assert 0.2 <= outcome.wall_s <= time.monotonic() - started

@@ -1,0 +1,90 @@
+"""The report says of a wall that it stands only if something enforces it and the try to get over it failed."""
+
+import json
+from collections.abc import Mapping
+
+import pytest
+
+from deployments.sandbox.interface import Limits, Outcome, Program, SandboxLost
+from deployments.sandbox.trial import tried_out
+from deployments.sandbox.user_ids import UserIdLease
+from deployments.sandbox.walls import WALLS, SandboxTooWeak, Wall, WallName, WallReport
+
+BY = dict.fromkeys(WALLS, "a moat")
+TRIED_BY_ONE = [name for name in WALLS if name not in ("total_memory", "ends_whole")]
+
+
+def fake_run(*broken: str, memory: str = "memory") -> "list[Outcome]":
+    """The outcomes of both probes, where the walls `broken` do not hold."""
+    found = json.dumps({name: name not in broken for name in TRIED_BY_ONE})
+    return [Outcome("exit", 0, found, "", 0.1), Outcome(memory, None, "", "", 0.1)]  # type: ignore[arg-type]
+
+
+def report_of(outcomes: list[Outcome], by: Mapping[WallName, str] = BY) -> WallReport:
+    remaining = iter(outcomes)
+
+    def run(_program: Program, _limits: Limits) -> Outcome:
+        return next(remaining)
+
+    return tried_out("castle", by, run)
+
+
+def test_all_walls_stand_if_every_try_failed() -> None:
+    report = report_of(fake_run())
+
+    assert report.missing() == []
+    assert [wall.name for wall in report.walls] == list(WALLS)
+    assert report["network"] == Wall("network", True, "a moat")
+
+
+def test_a_wall_that_was_got_over_does_not_stand() -> None:
+    report = report_of(fake_run("files", memory="exit"))
+
+    assert report.missing() == [
+        Wall("files", False, "a moat did not hold it"),
+        Wall("total_memory", False, "a moat did not hold it"),
+    ]
+
+
+def test_a_wall_that_nothing_enforces_does_not_stand_even_if_the_try_failed() -> None:
+    by: dict[WallName, str] = {name: means for name, means in BY.items() if name != "disk"}
+
+    assert report_of(fake_run(), by).missing() == [
+        Wall("disk", False, "nothing enforces it here, although this one try was refused")
+    ]
+
+
+def test_a_sandbox_in_which_no_program_runs_is_lost() -> None:
+    with pytest.raises(SandboxLost, match=r"it ended by exit with exit code 126 and wrote 'no interpreter'\."):
+        report_of([Outcome("exit", 126, "", "no interpreter", 0.1)])
+
+
+def test_the_report_is_a_line_a_wall() -> None:
+    lines = str(report_of(fake_run("files"))).splitlines()
+
+    assert lines[:3] == [
+        "isolation: castle",
+        "network: stands (a moat)",
+        "files: DOES NOT STAND (a moat did not hold it)",
+    ]
+    assert len(lines) == 1 + len(WALLS)
+
+
+def test_the_refusal_names_the_walls_and_what_to_do() -> None:
+    report = report_of(fake_run("files"))
+
+    assert str(SandboxTooWeak(report, report.missing())) == (
+        "The sandbox is not started: required walls do not stand on this machine: files (a moat did not hold it). Its "
+        "isolation is castle. Install bubblewrap and permit namespaces to the service, or do not require these walls."
+    )
+
+
+def test_no_user_id_is_leased_twice() -> None:
+    first, second = UserIdLease(), UserIdLease()
+    assert first.uid != second.uid
+
+    first.close()
+    third = UserIdLease()
+    assert third.uid == first.uid
+    second.close()
+    third.close()
