@@ -1,0 +1,125 @@
+"""Programs of the model, run in a sandbox (`deployments/sandbox`)."""
+
+import json
+import random
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from pydantic import BaseModel
+
+from deployments.environments.code.info import CodeInfo
+from deployments.environments.code.judging import ENDED_BY, Verdict, judge
+from deployments.environments.code.replies import last_code_block
+from deployments.environments.math import last_box
+from deployments.environments.sandbox_settings import SandboxSettings
+from deployments.failures import EnvironmentLost
+from deployments.sandbox import Program, ProgramRefused, SandboxLost
+from rollout_env import ChatMessage, StepOutcome, TaskEnvironment
+
+RUN_CELLS = (Path(__file__).parent / "programs" / "run_cells.py").read_text(encoding="utf-8")
+LONGEST_OUTPUT = 4000
+"""Characters of a cell's output that the model gets to see."""
+MOST_CELLS, LARGEST_CELL = 64, 65536
+
+
+class CodeEnvironment(TaskEnvironment):
+    """A sample with `tests` has one turn: the last code block of the reply is run against them.
+
+    A sample with a `ground_truth` has turns: each code block of a reply is run, after those of the replies before it,
+    and the model gets its output. A reply without code ends the rollout; its last box must hold the ground truth.
+    """
+
+    description: ClassVar[str] = "Python programs against given tests, or an interpreter to find an answer with."
+    ExtraEnvInfo: ClassVar[type[BaseModel]] = CodeInfo
+
+    def __init__(self, reward: Literal["all", "share"] = "all", sandbox: SandboxSettings | None = None) -> None:
+        """Starts the sandbox, which takes about a second.
+
+        Args:
+            reward: `all` gives 1.0 if all tests pass, else 0.0; `share` gives the share of the tests that pass.
+            sandbox: which sandbox, and what one run may use: see `SandboxSettings`.
+
+        Raises:
+            SandboxTooWeak: a required wall does not stand on this machine.
+            SandboxLost: no program can be run.
+        """
+        settings = sandbox or SandboxSettings()
+        self.reward = reward
+        self.limits = settings.limits
+        # A step has one run at a time; more would wait in the sandbox, where the clock of their step runs already.
+        self.max_concurrent_steps = settings.concurrent_runs()
+        self.sandbox = settings.start()
+
+    async def step(self, message_log: list[ChatMessage], extra_env_info: CodeInfo) -> StepOutcome:
+        """Runs the code of the reply.
+
+        Raises:
+            EnvironmentLost: the sandbox failed. The step is tried again.
+        """
+        reply = message_log[-1]["content"]
+        code = last_code_block(reply)
+        try:
+            if extra_env_info.tests:
+                return await self._tested(code, extra_env_info)
+            return await self._interpreted(code, reply, extra_env_info)
+        except SandboxLost as error:
+            raise EnvironmentLost(f"The sandbox failed: {error}") from error
+
+    async def _tested(self, code: str | None, info: CodeInfo) -> StepOutcome:
+        if code is None:
+            return final("Environment: the reply has no code block.", 0.0, None)
+        try:
+            verdicts = await judge(
+                self.sandbox, info.setup, code, info.tests, self.limits, all_or_nothing=self.reward == "all"
+            )
+        except ProgramRefused as error:
+            verdicts = [Verdict(False, str(error))]
+        passed = sum(verdict.passed for verdict in verdicts)
+        share = passed / len(info.tests)
+        problem = next((f" {verdict.problem}" for verdict in verdicts if not verdict.passed), "")
+        observation = f"Environment: {passed} of {len(info.tests)} tests passed.{problem}"
+        return final(observation, float(share == 1.0) if self.reward == "all" else share, code)
+
+    async def _interpreted(self, code: str | None, reply: str, info: CodeInfo) -> StepOutcome:
+        if code is None:
+            answer = last_box(reply)
+            right = answer is not None and answer.strip() == str(info.ground_truth).strip()
+            return final(f"Environment: {'correct' if right else 'incorrect'}.", float(right), answer)
+        if len(info.cells) == MOST_CELLS or len(code) > LARGEST_CELL:
+            limits = f"at most {MOST_CELLS} blocks of {LARGEST_CELL} characters can be run in one rollout"
+            return shown(f"The code was not run: {limits}.", None)
+        cells = json.dumps([info.setup, *info.cells, code]).encode("utf-8", "surrogatepass")
+        outcome = await self.sandbox.run(Program(RUN_CELLS), {"cells.json": cells}, self.limits)
+        output = outcome.stdout + outcome.stderr
+        if len(output) > LONGEST_OUTPUT:
+            output = f"{output[: LONGEST_OUTPUT // 2]}\n[...]\n{output[-LONGEST_OUTPUT // 2 :]}"
+        if outcome.ended_by != "exit":
+            # What reached a limit once would do so in each later turn.
+            return shown(f"{output}\nThe code {ENDED_BY[outcome.ended_by]}. It has no effect on later code.", None)
+        return shown(output or "(no output)", info.with_cell(code))
+
+    def close(self) -> None:
+        """Ends the sandbox."""
+        self.sandbox.close()
+
+    def example_samples(self, count: int, seed: int) -> list[dict[str, Any]]:
+        """Functions of one number to write, all different."""
+        draw = random.Random(seed)
+        largest = max(99, count)
+        return [function_sample(*divmod(number, largest)) for number in draw.sample(range(largest**2), count)]
+
+
+def function_sample(factor: int, summand: int) -> dict[str, Any]:
+    """A linear function to write, with three tests."""
+    prompt = f"Write a Python function f(x) that returns {factor} * x + {summand}. Reply with one code block."
+    tests = [{"call": f"f({x})", "expected": factor * x + summand} for x in (0, 1, -7)]
+    return {"messages": [{"role": "user", "content": prompt}], "extra_env_info": {"tests": tests}}
+
+
+def final(observation: str, reward: float, answer: str | None) -> StepOutcome:
+    return StepOutcome({"role": "user", "content": observation}, reward, terminated=True, answer=answer)
+
+
+def shown(output: str, metadata: dict[str, Any] | None) -> StepOutcome:
+    """The output of code; the rollout goes on."""
+    return StepOutcome({"role": "user", "content": output.strip()}, 0.0, terminated=False, metadata=metadata)

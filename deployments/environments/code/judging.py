@@ -1,0 +1,144 @@
+"""Runs tests of a program in a sandbox."""
+
+import json
+import math
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from deployments.environments.code.info import CallTest, CodeTest, InputOutputTest, Test
+from deployments.sandbox import Limits, Outcome, Program, Sandbox
+
+RUN_TESTS = (Path(__file__).parent / "programs" / "run_tests.py").read_text(encoding="utf-8")
+CLOSE = 1e-9
+SHOWN = 300
+"""Characters of what a test gave."""
+ENDED_BY = {
+    "time": "took too long",
+    "processor_time": "used too much processor time",
+    "memory": "used too much memory",
+    "output": "printed too much",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Of one test."""
+
+    passed: bool
+    problem: str = ""
+    """What was wrong, as a sentence."""
+
+
+async def judge(
+    sandbox: Sandbox, setup: str, code: str, tests: Sequence[Test], limits: Limits, all_or_nothing: bool
+) -> list[Verdict]:
+    """Judges the tests in order; `limits` hold for all tests of a kind together, or for each with a `stdin`.
+
+    Args:
+        all_or_nothing: tests after one that failed may be left out.
+
+    Returns:
+        a verdict for each test, but for those at the end that were left out: also those after one that reached a limit.
+
+    Raises:
+        SandboxLost: the sandbox failed.
+    """
+    program = f"{setup}\n{code}" if setup else code
+    verdicts: list[Verdict] = []
+    place = 0
+    while place < len(tests):
+        test = tests[place]
+        if isinstance(test, InputOutputTest):
+            outcome = await sandbox.run(Program(program, stdin=test.stdin), {}, limits)
+            judged = [verdict_of_output(outcome, test)]
+            place += 1
+        else:
+            inside: list[CallTest | CodeTest] = []
+            while place < len(tests) and not isinstance(test := tests[place], InputOutputTest):
+                inside.append(test)
+                place += 1
+            outcome, judged = await judge_inside(sandbox, program, inside, limits)
+        verdicts += judged
+        if outcome.ended_by != "exit" or (all_or_nothing and not all(verdict.passed for verdict in judged)):
+            break
+    return verdicts
+
+
+def verdict_of_output(outcome: Outcome, test: InputOutputTest) -> Verdict:
+    if outcome.ended_by != "exit":
+        return Verdict(False, f"The program {ENDED_BY[outcome.ended_by]}.")
+    if outcome.exit_code != 0:
+        return Verdict(False, f"The program failed: {last_line(outcome.stderr)}")
+    if normalized(outcome.stdout) != normalized(test.stdout):
+        return Verdict(False, f"The program printed {outcome.stdout[:SHOWN]!r}, expected {test.stdout[:SHOWN]!r}.")
+    return Verdict(True)
+
+
+async def judge_inside(
+    sandbox: Sandbox, program: str, tests: Sequence[CallTest | CodeTest], limits: Limits
+) -> tuple[Outcome, list[Verdict]]:
+    """Runs all tests in one run. The verdicts end with the test that reached a limit."""
+    token = secrets.token_hex(16)
+    # What is expected stays here.
+    asked = [{"call": test.call} if isinstance(test, CallTest) else {"code": test.code} for test in tests]
+    spec = json.dumps({"code": program, "tests": asked}).encode()
+    outcome = await sandbox.run(Program(RUN_TESTS, stdin=f"{token}\n"), {"tests.json": spec}, limits)
+    results = reported(outcome.stdout, token)
+    verdicts = [verdict_of_result(results[number], test) for number, test in enumerate(tests) if number in results]
+    if len(verdicts) < len(tests):
+        what = ENDED_BY.get(outcome.ended_by, "ended the tests")
+        verdicts.append(Verdict(False, f"The program {what}."))
+    return outcome, verdicts
+
+
+def reported(stdout: str, token: str) -> dict[int, dict[str, Any]]:
+    """The results by the number of the test. The first one counts: another is not the tests' own."""
+    results: dict[int, dict[str, Any]] = {}
+    for line in stdout.splitlines():
+        parts = line.split(" ", 2)
+        if len(parts) == 3 and parts[0] == token and parts[1].isdigit():
+            try:
+                result = json.loads(parts[2])
+            except ValueError:
+                continue
+            if isinstance(result, dict):
+                results.setdefault(int(parts[1]), result)
+    return results
+
+
+def verdict_of_result(result: dict[str, Any], test: CallTest | CodeTest) -> Verdict:
+    if "value" not in result:
+        return Verdict(False, f"{shown(test)} failed: {str(result.get('error'))[:SHOWN]}.")
+    if isinstance(test, CallTest) and not equal(result["value"], test.expected):
+        return Verdict(False, f"{shown(test)} gave {result['value']!r:.{SHOWN}}, expected {test.expected!r:.{SHOWN}}.")
+    return Verdict(True)
+
+
+def shown(test: CallTest | CodeTest) -> str:
+    return (test.call if isinstance(test, CallTest) else test.code)[:SHOWN]
+
+
+def equal(value: Any, expected: Any) -> bool:
+    """Equality of JSON, where true is not 1 and floats may differ by rounding."""
+    if isinstance(value, bool) or isinstance(expected, bool):
+        return value is expected
+    if isinstance(value, float) or isinstance(expected, float):
+        numbers = isinstance(value, int | float) and isinstance(expected, int | float)
+        return numbers and (value == expected or math.isclose(value, expected, rel_tol=CLOSE, abs_tol=CLOSE))
+    if isinstance(value, list) and isinstance(expected, list):
+        return len(value) == len(expected) and all(map(equal, value, expected))
+    if isinstance(value, dict) and isinstance(expected, dict):
+        return value.keys() == expected.keys() and all(equal(value[key], expected[key]) for key in value)
+    return bool(value == expected)
+
+
+def normalized(text: str) -> list[str]:
+    return [line.rstrip() for line in text.strip().splitlines()]
+
+
+def last_line(stderr: str) -> str:
+    lines = stderr.strip().splitlines()
+    return lines[-1][:SHOWN] if lines else "it wrote no error."
