@@ -152,6 +152,8 @@ class ReplicaLoad:
     """Ingress replicas that have generations here."""
     virtual_time: int = 0
     """The highest `GenerationRequest.virtual_time` of a generation that has ended here."""
+    policies: tuple[str, ...] = ()
+    """The named policies that have generations here."""
 
 
 @dataclass(frozen=True, slots=True)

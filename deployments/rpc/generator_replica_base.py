@@ -6,8 +6,9 @@
 import asyncio
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from collections import Counter
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing, contextmanager
 from dataclasses import replace
 
 from ray.serve import metrics
@@ -46,6 +47,8 @@ class GeneratorReplicaBase(ABC):
         )
         self._waiting: dict[str, int] = {}
         """By caller: generations that wait there for this replica."""
+        self._policies: Counter[str] = Counter()
+        """Generations that run or wait in the engine, by named policy."""
         self._virtual_time = 0
         self._ended_generations = 0
 
@@ -119,7 +122,12 @@ class GeneratorReplicaBase(ABC):
         return stats_of(self._engine.load().ongoing_generations + sum(self._waiting.values()))
 
     def load(self) -> ReplicaLoad:
-        return replace(self._engine.load(), ingresses=self._heartbeats.callers, virtual_time=self._virtual_time)
+        return replace(
+            self._engine.load(),
+            ingresses=self._heartbeats.callers,
+            virtual_time=self._virtual_time,
+            policies=tuple(self._policies),
+        )
 
     async def check_health(self) -> None:
         """Raises what broke the replica, which Serve then replaces. Implementations extend it.
@@ -139,6 +147,20 @@ class GeneratorReplicaBase(ABC):
             OtherVersionLoaded: they are not `weight_version`.
         """
 
+    @contextmanager
+    def _counted(self, policy: str | None) -> Iterator[None]:
+        """Counts a generation of the policy for the length of the block."""
+        if policy is None:
+            yield
+            return
+        self._policies[policy] += 1
+        try:
+            yield
+        finally:
+            self._policies[policy] -= 1
+            if not self._policies[policy]:
+                del self._policies[policy]
+
     async def _generation_or_failure(self, request: GenerationRequest) -> Generation | RolloutFailure:
         task = asyncio.current_task()
         assert task is not None
@@ -149,7 +171,8 @@ class GeneratorReplicaBase(ABC):
             if self._output_health.distrusted is not None:
                 raise GenerationLost("The generator replica was taken out of service; it is being replaced.")
             self.refuse_other_weights(request)
-            generation = await self._engine.generate(request)
+            with self._counted(request.policy):
+                generation = await self._engine.generate(request)
             self._virtual_time = max(self._virtual_time, request.virtual_time)
             self._ended_generations += 1
         except RolloutFailure as failure:

@@ -17,17 +17,19 @@ from itertools import count
 from typing import Generic, TypeVar
 
 Item = TypeVar("Item", bound=Hashable)
+Name = TypeVar("Name", bound=Hashable)
+"""Of a lane."""
 
 
 @dataclass(slots=True, eq=False)
-class Flow(Generic[Item]):
+class Flow(Generic[Item, Name]):
     """Items that share service with other flows as one party."""
 
     name: str
     weight: float
     virtual_time: float
     """Of its next item."""
-    waiting: "dict[str, ItemsInLane[Item]]" = field(default_factory=dict)
+    waiting: "dict[Name, ItemsInLane[Item]]" = field(default_factory=dict)
     """By lane; only lanes in which items of the flow wait."""
 
 
@@ -56,33 +58,33 @@ class ItemsInLane(Generic[Item]):
 
 
 @dataclass(slots=True, eq=False)
-class Lane(Generic[Item]):
+class Lane(Generic[Item, Name]):
     """The items that one server can start."""
 
-    flows: list[tuple[float, int, Flow[Item], ItemsInLane[Item]]] = field(default_factory=list)
+    flows: list[tuple[float, int, Flow[Item, Name], ItemsInLane[Item]]] = field(default_factory=list)
     """A heap by virtual time. An entry that is out of date is mended when it reaches the top."""
     size: int = 0
     """Items that wait."""
     outdated: int = 0
     """Entries of `flows` whose flow has left the lane."""
 
-    def drop_outdated(self, name: str) -> None:
+    def drop_outdated(self, name: Name) -> None:
         """Args: `name` is the lane's own."""
         self.flows = [entry for entry in self.flows if entry[2].waiting.get(name) is entry[3]]
         heapq.heapify(self.flows)
         self.outdated = 0
 
 
-class FairQueue(Generic[Item]):
+class FairQueue(Generic[Item, Name]):
     """Items that wait in the lanes of servers and in the flows of clients."""
 
     def __init__(self) -> None:
         self.virtual_time = 0.0
         """The virtual time at which a flow begins."""
-        self._flows: dict[str, Flow[Item]] = {}
-        self._lanes: dict[str, Lane[Item]] = {}
+        self._flows: dict[str, Flow[Item, Name]] = {}
+        self._lanes: dict[Name, Lane[Item, Name]] = {}
         """Only those with waiting items."""
-        self._places: dict[Item, tuple[str, Flow[Item], int]] = {}
+        self._places: dict[Item, tuple[Name, Flow[Item, Name], int]] = {}
         self._numbers = count()
 
     def __len__(self) -> int:
@@ -91,7 +93,7 @@ class FairQueue(Generic[Item]):
     def __contains__(self, item: Item) -> bool:
         return item in self._places
 
-    def flow(self, name: str, weight: float) -> Flow[Item]:
+    def flow(self, name: str, weight: float) -> Flow[Item, Name]:
         """The flow of this name. The `weight` (> 0) of one that is known changes to the given one."""
         flow = self._flows.get(name)
         if flow is None:
@@ -99,7 +101,7 @@ class FairQueue(Generic[Item]):
         flow.weight = weight
         return flow
 
-    def forget(self, flow: Flow[Item]) -> None:
+    def forget(self, flow: Flow[Item, Name]) -> None:
         """Drops a flow that has no items."""
         self._flows.pop(flow.name, None)
 
@@ -107,7 +109,7 @@ class FairQueue(Generic[Item]):
         """Flows that have nothing to start until now begin no lower than this."""
         self.virtual_time = max(self.virtual_time, virtual_time)
 
-    def charge(self, flow: Flow[Item], cost: float) -> float:
+    def charge(self, flow: Flow[Item, Name], cost: float) -> float:
         """Advances the flow for an item that starts; returns the virtual time of that item."""
         if not flow.waiting and flow.virtual_time < self.virtual_time:
             flow.virtual_time = self.virtual_time
@@ -115,7 +117,7 @@ class FairQueue(Generic[Item]):
         flow.virtual_time += cost / flow.weight
         return virtual_time
 
-    def add(self, item: Item, lane: str, flow: Flow[Item], rank: int) -> None:
+    def add(self, item: Item, lane: Name, flow: Flow[Item, Name], rank: int) -> None:
         """Lets the item wait. `item` does not wait yet."""
         if not flow.waiting and flow.virtual_time < self.virtual_time:
             flow.virtual_time = self.virtual_time
@@ -151,30 +153,35 @@ class FairQueue(Generic[Item]):
         elif lane.outdated > len(lane.flows) // 2:
             lane.drop_outdated(name)
 
-    def size_of(self, lane: str) -> int:
+    def size_of(self, lane: Name) -> int:
         """How many items wait in the lane."""
         in_lane = self._lanes.get(lane)
         return 0 if in_lane is None else in_lane.size
 
-    def longest_lane(self) -> str | None:
+    def longest_lane(self) -> Name | None:
         """The lane in which most items wait; `None` if none waits."""
         return max(self._lanes, key=lambda lane: self._lanes[lane].size, default=None)
 
-    def first_of(self, lane: str) -> Item | None:
+    def first_of(self, lane: Name) -> Item | None:
         """The item that is next in the lane; `None` if none waits there."""
-        flow = self._first_flow(lane)
+        flow = self.first_flow(lane)
         return None if flow is None else flow.waiting[lane].first()
 
-    def last_of(self, lane: str) -> Item | None:
+    def last_of(self, lane: Name) -> Item | None:
         """Of the flow that is next in the lane, the item that is last: of the lowest rank the youngest."""
-        flow = self._first_flow(lane)
+        flow = self.first_flow(lane)
         return None if flow is None else flow.waiting[lane].last()
 
-    def items_of(self, lane: str) -> list[Item]:
+    def items_of(self, lane: Name) -> list[Item]:
         """All items that wait in the lane, the oldest first."""
         return [item for item, (of_item, _, _) in self._places.items() if of_item == lane]
 
-    def _first_flow(self, name: str) -> Flow[Item] | None:
+    def lane_of(self, item: Item) -> Name:
+        """Where it waits. Raises `KeyError` if it does not wait."""
+        return self._places[item][0]
+
+    def first_flow(self, name: Name) -> Flow[Item, Name] | None:
+        """The flow that is next in the lane; `None` if none waits there."""
         lane = self._lanes.get(name)
         if lane is None:
             return None

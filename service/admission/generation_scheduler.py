@@ -14,8 +14,8 @@ import random
 from collections.abc import Collection, Sequence
 
 from deployments.protocols import GenerationRequest, ReplicaLoad, ScoringRequest
-from service.admission.fair_queue import FairQueue
 from service.admission.replica_affinity import Assignment, ReplicaAffinity
+from service.admission.replica_queues import ReplicaQueues
 from service.admission.replica_window import EngineCapacity, ReplicaWindow
 from service.admission.scheduled_generation import UNKNOWN_REPLICA, RequestState, ScheduledGeneration
 
@@ -28,6 +28,10 @@ LEARNING_RATE = 1 / 16
 """Weight of the latest generation in the moving mean of lengths."""
 HIGHEST_RANK = 31
 """Turns from this one on have equal ranks, because the queue searches the ranks of a request one by one."""
+TURN_BATCHES = 2
+"""At the end of a turn the engine's batch runs empty, for as long as its longest generation takes."""
+LARGEST_BATCH = 256
+"""Of an engine that does not say how large its batch is."""
 SUSPECT_LOAD = 1_000_000
 """Of a suspect replica, whose last calls failed: new rollouts go there only if all replicas are suspect."""
 Started = Sequence[ScheduledGeneration]
@@ -45,7 +49,7 @@ class GenerationScheduler:
         """
         self._window_factor = window_factor
         self._capacity = EngineCapacity()
-        self._queue: FairQueue[ScheduledGeneration] = FairQueue()
+        self._queue = ReplicaQueues()
         self._affinity = ReplicaAffinity(choose)
         self._windows = {UNKNOWN_REPLICA: ReplicaWindow(self._capacity, window_factor)}
         self._windows_of_gone: dict[str, ReplicaWindow] = {}
@@ -66,7 +70,7 @@ class GenerationScheduler:
 
     def waiting_for(self, replica: str) -> int:
         """How many of them wait for this replica."""
-        return self._queue.size_of(replica)
+        return self._queue.size_at(replica)
 
     def submit(self, request: GenerationRequest) -> ScheduledGeneration:
         """The generation has started when this returns, or it waits."""
@@ -92,7 +96,7 @@ class GenerationScheduler:
         """
         window, replica = generation.window, generation.replica
         assert window is not None
-        window.remove(generation.kv_tokens, generation.shared_tokens)
+        window.remove(generation.kv_tokens, generation.shared_tokens, generation.request.policy)
         generation.window = None
         if new_tokens is not None:
             self._learn(generation, new_tokens)
@@ -201,7 +205,7 @@ class GenerationScheduler:
         """Moves all that waits for a replica that is gone, or is suspect while another is not."""
         if replica in self._windows and all(window.is_suspect for window in self._windows.values()):
             return ()
-        moved = self._queue.items_of(replica)
+        moved = self._queue.items_at(replica)
         for generation in moved:
             self._queue.remove(generation)
             self._affinity.mark_failed(generation.request.rollout_id)
@@ -219,13 +223,14 @@ class GenerationScheduler:
         """Starts the generation, or lets it wait, on the replica of its rollout or on one that it moves to."""
         replica = generation.assignment.replica
         assert replica is not None
-        window = self._windows[replica]
-        if self._free and not window.has_free_sequence:
-            free = min(self._free, key=lambda name: self._free[name].ongoing)
-            if self._pays(generation, replica, free):
-                self._affinity.move(generation.request.rollout_id, free)
-                replica, window = free, self._windows[free]
-        if self._queue.size_of(replica):
+        window, policy = self._windows[replica], generation.request.policy
+        if self._free and not (window.has_free_sequence and window.turns.may_start(policy)):
+            able = (name for name, free in self._free.items() if free.turns.may_start(policy))
+            other = min(able, key=lambda name: self._free[name].ongoing, default=None)
+            if other is not None and self._pays(generation, replica, other):
+                self._affinity.move(generation.request.rollout_id, other)
+                replica, window = other, self._windows[other]
+        if not self._queue.may_overtake(generation, replica, window.turns, self._turn):
             self._wait(generation, replica)
             return
         self._estimate(generation)
@@ -244,7 +249,8 @@ class GenerationScheduler:
         generation.kv_tokens = new_tokens + prompt_tokens - generation.shared_tokens
 
     def _start(self, generation: ScheduledGeneration, window: ReplicaWindow, virtual_time: float) -> None:
-        window.add(generation.kv_tokens, generation.shared_tokens)
+        cost = generation.cost / generation.of_request.flow.weight
+        window.add(generation.kv_tokens, generation.shared_tokens, generation.request.policy, cost)
         generation.window = window
         if self._window_factor is not None:
             generation.virtual_time = int(virtual_time)
@@ -257,8 +263,12 @@ class GenerationScheduler:
         """Starts generations that wait for this replica, then some that wait for others, while its window has room."""
         started: list[ScheduledGeneration] = []
         while self._queue:
-            generation = self._queue.first_of(replica)
-            if generation is None and (generation := self._worth_moving_to(replica)) is not None:
+            generation = self._queue.next_at(replica, window.turns, self._turn)
+            if (
+                generation is None
+                and not self._queue.size_at(replica)
+                and (generation := self._worth_moving_to(replica)) is not None
+            ):
                 self._move(generation, replica)
             if generation is None or not window.has_room(generation.kv_tokens):
                 break
@@ -275,7 +285,8 @@ class GenerationScheduler:
             return None
         window = self._windows[replica]
         has_room = window.has_room(generation.kv_tokens + generation.assignment.shared_tokens)
-        return generation if has_room and self._pays(generation, longest, replica) else None
+        can_start = has_room and window.turns.may_start(generation.request.policy)
+        return generation if can_start and self._pays(generation, longest[0], replica) else None
 
     def _move(self, generation: ScheduledGeneration, replica: str) -> None:
         """To the queue of another replica."""
@@ -287,20 +298,27 @@ class GenerationScheduler:
         self._estimate(generation)
         generation.replica = replica
         rank = min(generation.request.turn, HIGHEST_RANK)
-        self._queue.add(generation, replica, generation.of_request.flow, rank)
+        self._queue.wait(generation, replica, rank)
         self._free.pop(replica, None)
 
     def _pays(self, generation: ScheduledGeneration, replica: str, other: str) -> bool:
         """Whether the wait that `other` saves is longer than computing there what `replica` has cached."""
-        saved = self._ahead(replica) - self._ahead(other)
+        policy = generation.request.policy
+        saved = self._ahead(replica, policy) - self._ahead(other, policy)
         wait_tokens = saved * self._mean_tokens / self._capacity.sequences
         return wait_tokens > PREFILL_COST * generation.assignment.cached_tokens
 
-    def _ahead(self, replica: str) -> float:
-        """Generations that must end before one that comes last there can run."""
+    def _ahead(self, replica: str, policy: str | None) -> float:
+        """Generations that must end before one of this policy that comes last there can run."""
         window = self._windows[replica]
-        ongoing = window.ongoing + self._queue.size_of(replica)
-        return math.inf if window.is_suspect else max(ongoing + 1 - self._capacity.sequences, 0)
+        ongoing = window.ongoing + self._queue.size_at(replica)
+        is_closed = window.is_suspect or not window.turns.may_start(policy)
+        return math.inf if is_closed else max(ongoing + 1 - self._capacity.sequences, 0)
+
+    @property
+    def _turn(self) -> float:
+        """How long the policies that a replica has may go on while another one waits: about `TURN_BATCHES` batches."""
+        return TURN_BATCHES * min(self._capacity.sequences, LARGEST_BATCH) * self._mean_tokens
 
     def _learn(self, generation: ScheduledGeneration, new_tokens: int) -> None:
         of_request, assignment = generation.of_request, generation.assignment
@@ -314,7 +332,7 @@ class GenerationScheduler:
             assignment.cached_tokens = len(generation.request.prompt_token_ids) + new_tokens
 
     def _note_free(self, replica: str, window: ReplicaWindow) -> None:
-        if window.has_free_sequence and not self._queue.size_of(replica):
+        if window.has_free_sequence and not self._queue.size_at(replica):
             self._free[replica] = window
         else:
             self._free.pop(replica, None)

@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass
 
 from deployments.protocols import GeneratorDescription, ReplicaLoad
+from service.admission.adapter_turns import AdapterTurns
 
 SUSPECT_AFTER = 3
 """Failures of a replica without a success between them."""
@@ -17,10 +18,16 @@ class EngineCapacity:
     """Generations that one batch of the engine holds."""
     kv_tokens: float = math.inf
     """Tokens that its KV cache holds."""
+    adapters: float = math.inf
+    """Different adapters that one batch of the engine holds."""
 
     @classmethod
     def of(cls, description: GeneratorDescription) -> "EngineCapacity":
-        return cls(description.max_num_seqs or math.inf, description.kv_cache_size_tokens or math.inf)
+        return cls(
+            description.max_num_seqs or math.inf,
+            description.kv_cache_size_tokens or math.inf,
+            description.max_loras or math.inf,
+        )
 
 
 class ReplicaWindow:
@@ -36,6 +43,8 @@ class ReplicaWindow:
         """Args: `factor` None lets every generation in."""
         self._capacity = capacity
         self._factor = math.inf if factor is None else factor
+        self.turns = AdapterTurns(capacity.adapters)
+        """Of the named policies whose generations are there."""
         self.generations = 0
         """Of this ingress, running or waiting in the engine."""
         self.of_others = 0
@@ -69,16 +78,20 @@ class ReplicaWindow:
             and self._tokens + self._unexpected_tokens + tokens <= self._max_tokens
         )
 
-    def add(self, tokens: float, shared_tokens: float = 0.0) -> None:
+    def add(self, tokens: float, shared_tokens: float = 0.0, policy: str | None = None, cost: float = 0.0) -> None:
         """Args:
         tokens: what the generation needs of the KV cache at its end.
         shared_tokens: what it needs besides and another generation has there already.
+        policy: the named policy that generates.
+        cost: what its flow is charged, divided by its weight.
         """
+        self.turns.add(policy, cost)
         self.generations += 1
         self._tokens += tokens
         self._shared_tokens += shared_tokens
 
-    def remove(self, tokens: float, shared_tokens: float = 0.0) -> None:
+    def remove(self, tokens: float, shared_tokens: float = 0.0, policy: str | None = None) -> None:
+        self.turns.remove(policy)
         self.generations -= 1
         self._tokens -= tokens
         self._shared_tokens -= shared_tokens
@@ -103,6 +116,7 @@ class ReplicaWindow:
         Args:
             ended: generations that are counted here and not in `load`, because they have ended.
         """
+        self.turns.observe(load.policies)
         ingresses = max(load.ingresses, 1)
         expected_tokens = self._tokens + self._shared_tokens
         self._unexpected_tokens = max(load.kv_tokens - expected_tokens, 0.0) if ingresses == 1 else 0.0
@@ -115,6 +129,7 @@ class ReplicaWindow:
 
     def resize(self, capacity: EngineCapacity) -> None:
         self._capacity = capacity
+        self.turns.most = capacity.adapters
         self._set_share()
 
     def _set_share(self) -> None:

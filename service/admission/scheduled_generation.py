@@ -16,7 +16,7 @@ class RequestState:
     """What the scheduler knows of one request."""
 
     id: str
-    flow: "Flow[ScheduledGeneration]"
+    flow: "Flow[ScheduledGeneration, tuple[str, str | None]]"
     expected_tokens: float
     """Mean length of its generations."""
     rollouts: int = 0

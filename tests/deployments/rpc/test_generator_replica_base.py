@@ -4,6 +4,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Iterable
 from contextlib import aclosing
+from dataclasses import replace
 
 import pytest
 
@@ -253,6 +254,25 @@ def test_a_call_that_is_closed_aborts_all_of_its_generations() -> None:
         assert sorted(replica.engine.cancelled) == ["a", "b"]
 
     virtual_time.run(run())
+
+
+def test_the_load_names_the_policies_that_have_generations_here() -> None:
+    replica = ScriptedReplica()
+    a, b, other, failing = requests("a", "b", "other", "rejected")
+    generations = [replace(a, policy="run-a"), replace(b, policy="run-a"), other, replace(failing, policy="run-b")]
+
+    async def run() -> list[tuple[str, ...]]:
+        seen = []
+        async with aclosing(replica.generate(generations)) as items:
+            await anext(items)
+            seen.append(replica.load().policies)
+            for name in ("a", "b"):
+                replica.engine.finish(name)
+                await anext(items)
+                seen.append(replica.load().policies)
+        return seen
+
+    assert virtual_time.run(run()) == [("run-a",), ("run-a",), ()]
 
 
 def test_a_replica_reports_its_engines_description_and_load() -> None:

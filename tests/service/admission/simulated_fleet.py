@@ -1,6 +1,7 @@
 """A scheduler over simulated engines in virtual time, without an event loop: what it decides takes no time."""
 
 import heapq
+import math
 import random
 from collections import Counter
 from collections.abc import Callable
@@ -29,6 +30,7 @@ class Batch:
     varied: bool = True
     ingress: int = 0
     prompt_tokens: int = 10
+    policy: str | None = None
 
 
 @dataclass(eq=False)
@@ -41,6 +43,11 @@ class Replica:
     ingress_of: dict[ScheduledGeneration, int] = field(default_factory=dict)
     virtual_time: int = 0
     most_ongoing: int = 0
+    most_policies: int = 0
+    """Named ones that had generations there at a time."""
+    max_loras: float = math.inf
+    passed_over: "list[tuple[ScheduledGeneration, int]]" = field(default_factory=list)
+    """Generations, with their lengths, whose adapter has no place in the engine's batch."""
     ended: int = 0
 
     def __post_init__(self) -> None:
@@ -48,17 +55,51 @@ class Replica:
 
     def load(self) -> ReplicaLoad:
         return ReplicaLoad(
-            len(self.engine), ingresses=len(set(self.ingress_of.values())), virtual_time=self.virtual_time
+            len(self.ingress_of),
+            ingresses=len(set(self.ingress_of.values())),
+            virtual_time=self.virtual_time,
+            policies=tuple(self.policies),
         )
+
+    @property
+    def policies(self) -> set[str]:
+        """Those that have generations there."""
+        return {each.request.policy for each in self.ingress_of if each.request.policy is not None}
+
+    def submit(self, scheduled: ScheduledGeneration, ingress: int, length: int, now: float) -> None:
+        self.ingress_of[scheduled] = ingress
+        self.passed_over.append((scheduled, length))
+        self.take(now)
+        self.most_ongoing = max(self.most_ongoing, len(self.ingress_of))
+        self.most_policies = max(self.most_policies, len(self.policies))
+
+    def take(self, now: float) -> None:
+        """As vLLM does: passes over those whose adapter has no place beside those of the ones that it has taken."""
+        left = dict(self.passed_over)
+        held = {each.request.policy for each in self.ingress_of if each not in left} - {None}
+        for scheduled, length in self.passed_over:
+            policy = scheduled.request.policy
+            if policy is None or policy in held or len(held) < self.max_loras:
+                held |= {policy} - {None}
+                del left[scheduled]
+                self.engine.submit(scheduled, length, now, scheduled.virtual_time)
+        self.passed_over = list(left.items())
 
 
 class Fleet:
     """Replicas of one speed behind ingress replicas with a scheduler each."""
 
-    def __init__(self, replicas: int, timing: Timing, window_factor: float | None = 2.0, ingresses: int = 1) -> None:
+    def __init__(
+        self,
+        replicas: int,
+        timing: Timing,
+        window_factor: float | None = 2.0,
+        ingresses: int = 1,
+        max_loras: float = math.inf,
+    ) -> None:
         self.now = 0.0
         self._timing = timing
-        self._capacity = EngineCapacity(timing.max_num_seqs)
+        self._capacity = EngineCapacity(timing.max_num_seqs, adapters=max_loras)
         self.schedulers = [GenerationScheduler(window_factor, random.Random(n)) for n in range(ingresses)]
         self.replicas: dict[str, Replica] = {}
         self._events: list[tuple[float, int, Callable[[], None]]] = []
@@ -79,7 +120,7 @@ class Fleet:
 
     def scale(self, replicas: int) -> None:
         for number in range(len(self.replicas), replicas):
-            self.replicas[f"r{number}"] = Replica(f"r{number}", self._timing)
+            self.replicas[f"r{number}"] = Replica(f"r{number}", self._timing, max_loras=self._capacity.adapters)
         for ingress, scheduler in enumerate(self.schedulers):
             self._send(ingress, scheduler.set_replicas(list(self.replicas)))
 
@@ -124,6 +165,7 @@ class Fleet:
             group=f"{batch.name}-{number}",
             turn=turn,
             share=RequestShare(batch.name, batch.weight),
+            policy=batch.policy,
         )
         scheduled = self.schedulers[batch.ingress].submit(request)
         self._lengths[scheduled] = self._draw.randint(batch.tokens // 2, batch.tokens) if batch.varied else batch.tokens
@@ -133,14 +175,12 @@ class Fleet:
     def _send(self, ingress: int, started: "list[ScheduledGeneration] | tuple[()] | object") -> None:
         assert isinstance(started, list | tuple)
         for scheduled in started:
-            replica = self.replicas[scheduled.replica]
-            replica.ingress_of[scheduled] = ingress
-            replica.engine.submit(scheduled, self._lengths[scheduled], self.now, scheduled.virtual_time)
-            replica.most_ongoing = max(replica.most_ongoing, len(replica.engine))
+            self.replicas[scheduled.replica].submit(scheduled, ingress, self._lengths[scheduled], self.now)
 
     def _end(self, replica: Replica) -> None:
         for scheduled in replica.engine.pop_finished(self.now):
             ingress = replica.ingress_of.pop(scheduled)
+            replica.take(self.now)
             replica.virtual_time = max(replica.virtual_time, scheduled.virtual_time)
             scheduler = self.schedulers[ingress]
             self._send(ingress, scheduler.observe(replica.name, replica.load(), ended=1))

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from service.admission.fair_queue import FairQueue
 
 
-def queue_with(weights: dict[str, float], items: int) -> "FairQueue[str]":
+def queue_with(weights: dict[str, float], items: int) -> "FairQueue[str, str]":
     """Lane `l` with so many items of each flow, named by flow and number."""
-    queue: FairQueue[str] = FairQueue()
+    queue: FairQueue[str, str] = FairQueue()
     for name, weight in weights.items():
         flow = queue.flow(name, weight)
         for number in range(items):
@@ -19,14 +19,14 @@ def queue_with(weights: dict[str, float], items: int) -> "FairQueue[str]":
     return queue
 
 
-def start_next(queue: "FairQueue[str]", cost: float = 1.0, lane: str = "l") -> str:
+def start_next(queue: "FairQueue[str, str]", cost: float = 1.0, lane: str = "l") -> str:
     item = queue.first_of(lane)
     assert item is not None
     queue.start(item, cost)
     return item
 
 
-def started(queue: "FairQueue[str]", count: int) -> Counter[str]:
+def started(queue: "FairQueue[str, str]", count: int) -> Counter[str]:
     """How many of the next `count` items are of each flow."""
     return Counter(start_next(queue)[0] for _ in range(count))
 
@@ -70,7 +70,7 @@ def test_a_flow_that_begins_late_is_next() -> None:
 
 
 def test_within_a_flow_the_highest_rank_is_first_and_among_equal_ranks_the_oldest() -> None:
-    queue: FairQueue[str] = FairQueue()
+    queue: FairQueue[str, str] = FairQueue()
     flow = queue.flow("a", 1)
     for item, rank in (("new 1", 0), ("begun 1", 2), ("new 2", 0), ("begun 2", 2), ("middle", 1)):
         queue.add(item, "l", flow, rank)
@@ -79,7 +79,7 @@ def test_within_a_flow_the_highest_rank_is_first_and_among_equal_ranks_the_oldes
 
 
 def test_each_lane_has_its_own_items_and_flows_share_all_lanes() -> None:
-    queue: FairQueue[str] = FairQueue()
+    queue: FairQueue[str, str] = FairQueue()
     a, b = queue.flow("a", 1), queue.flow("b", 1)
     for number in range(10):
         queue.add(f"a{number}", "one", a, rank=0)
@@ -91,7 +91,7 @@ def test_each_lane_has_its_own_items_and_flows_share_all_lanes() -> None:
 
 
 def test_the_longest_lane_is_that_with_most_items() -> None:
-    queue: FairQueue[str] = FairQueue()
+    queue: FairQueue[str, str] = FairQueue()
     assert queue.longest_lane() is None
     flow = queue.flow("a", 1)
     for item, lane in (("a", "one"), ("b", "two"), ("c", "two")):
@@ -127,7 +127,7 @@ def test_every_item_is_started_or_removed_exactly_once_in_its_flows_order(
     moves: list[tuple[str, int, int, int]],
 ) -> None:
     """Against lists: an item is (number, rank), one list for each flow and lane."""
-    queue: FairQueue[tuple[int, int]] = FairQueue()
+    queue: FairQueue[tuple[int, int], str] = FairQueue()
     flows = [queue.flow(f"{number}", weight=1 + number) for number in range(5)]
     expected: dict[tuple[str, int], list[tuple[int, int]]] = {}
     flow_of: dict[tuple[int, int], int] = {}
