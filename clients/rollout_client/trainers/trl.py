@@ -45,9 +45,10 @@ class ServiceRolloutFunc:
     """Plays one rollout per prompt of the trainer, with the trainer's current weights.
 
     If the trainer has made a step since the last call, its weights are pushed first, because TRL without `use_vllm`
-    sends its weights nowhere: as a delta of the last push, of which it keeps a copy in host memory. The rollouts then
-    require the pushed version. Temperature, top-p, top-k, min-p and
-    `max_completion_length` are the trainer's; the last one limits each generation, not the whole completion.
+    sends its weights nowhere: as a delta of the last push, of which it keeps a copy in host memory. Of a model of PEFT
+    the adapter is pushed, for the full weights that the service has: they have to be those that the adapter is trained
+    on, and the service needs `enable_lora`. The rollouts then require the pushed version. Temperature, top-p, top-k,
+    min-p and `max_completion_length` are the trainer's; the last one limits each generation, not the whole completion.
 
     Args:
         client: the caller owns it and closes it.
@@ -55,6 +56,7 @@ class ServiceRolloutFunc:
         fields_of: returns all fields of a sample except its prompt (`task_name`, `extra_env_info`, ...). It is needed
             where the prompt does not identify the row: for streamed datasets, and for equal prompts of different rows.
         push: push the weights; without it the caller does.
+        policy_name: the named policy that the adapter of a PEFT model becomes, beside those of other trainers.
         check_tokenizer: at the first call, check that the trainer's tokenizer makes the service's tokens.
         options: fields of the request that the trainer's arguments do not set.
     """
@@ -67,6 +69,7 @@ class ServiceRolloutFunc:
         env_columns: Sequence[str] = (),
         fields_of: FieldsOf | None = None,
         push: bool = True,
+        policy_name: str | None = None,
         check_tokenizer: bool = True,
         **options: Unpack[TrainerOptions],
     ) -> None:
@@ -77,6 +80,7 @@ class ServiceRolloutFunc:
         self._reader = RowReader(task_name, env_columns)
         self._fields_of = fields_of
         self._push = push
+        self._policy_name = policy_name
         self._options = options
         self._found: dict[bool, dict[str, JsonObject]] = {}
         self._pushed: tuple[int, int] | None = None
@@ -103,8 +107,11 @@ class ServiceRolloutFunc:
             for place, prompt in enumerate(prompts)
         ]
         options = rollout_options(trainer.args, self._options)
+        policy = {} if self._policy_name is None else {"name": self._policy_name}
         if self._push:
-            options["policy"] = {"min_version": self._version(trainer)}
+            options["policy"] = {**policy, "min_version": self._version(trainer)}
+        elif policy:
+            options["policy"] = policy
         response = self._client.rollout(samples, **options)
         return completion_columns(response.samples, tokenizer.pad_token_id)
 
@@ -112,7 +119,7 @@ class ServiceRolloutFunc:
         """The service's version of the trainer's weights; pushes them if the trainer has made a step since."""
         step = trainer.state.global_step
         if self._pushed is None or self._pushed[0] != step:
-            self._pushed = (step, push_from_trainer(self.pusher, trainer))
+            self._pushed = (step, push_from_trainer(self.pusher, trainer, self._policy_name))
         return self._pushed[1]
 
     def _fields(self, prompt: Prompt, trainer: Any) -> Mapping[str, Any]:

@@ -40,7 +40,8 @@ class AsyncPolicyPusher:
     """
 
     def __init__(self, client: "AsyncRolloutClient", *, is_verified: bool = True, is_partial: bool = False) -> None:
-        self._client = client
+        self.client = client
+        """Of the service that gets the weights."""
         self._is_partial = is_partial
         self._pushed = new_pushed_weights(is_verified, is_partial)
         self.update: PushResult | None = None
@@ -73,8 +74,8 @@ class AsyncPolicyPusher:
         Raises:
             WeightsDoNotFit: the tensors are not those of the service's model.
         """
-        self._pushed.check(await self._client.policy(**options))
-        layout = await self._client.policy_layout(**options)
+        self._pushed.check(await self.client.policy(**options))
+        layout = await self.client.policy_layout(**options)
         weights = await async_call_blocking(full_weights, source, layout, self._is_partial)
         return await async_call_blocking(self._pushed.capture, weights)
 
@@ -88,7 +89,7 @@ class AsyncPolicyPusher:
     ) -> PushResult:
         """Sends captured weights. The next training step may run at the same time."""
         try:
-            update = await self._client.push_weights(
+            update = await self.client.push_weights(
                 captured.weights,
                 version,
                 kind=captured.kind,

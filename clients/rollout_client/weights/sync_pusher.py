@@ -41,7 +41,8 @@ class PolicyPusher:
     """
 
     def __init__(self, client: "RolloutClient", *, is_verified: bool = True, is_partial: bool = False) -> None:
-        self._client = client
+        self.client = client
+        """Of the service that gets the weights."""
         self._is_partial = is_partial
         self._pushed = new_pushed_weights(is_verified, is_partial)
         self.update: PushResult | None = None
@@ -74,8 +75,8 @@ class PolicyPusher:
         Raises:
             WeightsDoNotFit: the tensors are not those of the service's model.
         """
-        self._pushed.check(self._client.policy(**options))
-        layout = self._client.policy_layout(**options)
+        self._pushed.check(self.client.policy(**options))
+        layout = self.client.policy_layout(**options)
         weights = call_blocking(full_weights, source, layout, self._is_partial)
         return call_blocking(self._pushed.capture, weights)
 
@@ -89,7 +90,7 @@ class PolicyPusher:
     ) -> PushResult:
         """Sends captured weights. The next training step may run at the same time."""
         try:
-            update = self._client.push_weights(
+            update = self.client.push_weights(
                 captured.weights,
                 version,
                 kind=captured.kind,

@@ -36,6 +36,8 @@ class PushingClient(RolloutClient):
         super().__init__(base_url, **options)
         self.pushed: list[dict[str, torch.Tensor]] = []
         self.kinds: list[str] = []
+        self.adapters: list[tuple[Any, str | None]] = []
+        """The modules that were pushed as adapters, each with the name of its policy."""
         self.failure: Exception | None = None
         self.layout = layout_of(torch.nn.Linear(1, 1).state_dict())
 
@@ -50,6 +52,9 @@ class PushingClient(RolloutClient):
     def push_weights(self, source: Any, version: int | None = None, **options: Any) -> PushResult:
         if self.failure is not None:
             raise self.failure
+        if options["kind"] == "adapter":
+            self.adapters.append((source, options["name"]))
+            return PushResult(version=FIRST_VERSION, checksum=None, replicas=[], sent_bytes=1, push_s=1.0)
         sent = load(b"".join(bytes(block) for block in source.blocks()))
         self.kinds.append(options["kind"])
         self.pushed.append(sent if options["base"] is None else applied(sent, self.pushed[-1]))

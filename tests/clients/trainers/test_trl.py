@@ -6,11 +6,14 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from accelerate.utils import DistributedType  # type: ignore[import-untyped]
+from safetensors.torch import load, load_file
 
 from rollout_client import Sampling
 from rollout_client.errors import ServiceUnreachable, TokenizerDiffers
+from rollout_client.policy_contract import PushResult
 from rollout_client.trainers.trl import ServiceRolloutFunc, service_reward
+from rollout_client.weights.sources import weights_to_send
 from tests.clients.scripted_service import Json, ScriptedService
 from tests.clients.trainers.scripted_trainer import (
     END,
@@ -204,11 +207,56 @@ def test_a_push_that_fails_ends_the_rollout_before_it_begins(service: ScriptedSe
     assert service.bodies == []
 
 
-def test_a_peft_model_is_refused(client: PushingClient) -> None:
+@pytest.mark.parametrize("name", [None, "run-b"])
+def test_the_adapter_of_a_peft_model_is_pushed_under_the_name_of_its_policy(
+    service: ScriptedService, client: PushingClient, name: str | None
+) -> None:
     training = trainer()
     training.model.peft_config = {}
-    with pytest.raises(ValueError, match="trains a PEFT adapter"):
+    rollout_func = ServiceRolloutFunc(client, task_name="math", policy_name=name)
+    rollout_func(PROMPTS, training)
+    rollout_func(PROMPTS, training)
+    assert client.adapters == [(training.model, name)]
+    demands = [body["policy"] for body in service.bodies]
+    assert demands == [{"min_version": 101} | ({} if name is None else {"name": name})] * 2
+
+
+def test_without_a_push_the_named_policy_plays_as_it_is(service: ScriptedService, client: PushingClient) -> None:
+    ServiceRolloutFunc(client, task_name="math", push=False, policy_name="run-b")(PROMPTS, trainer())
+    assert [body["policy"] for body in service.bodies] == [{"name": "run-b"}]
+
+
+def test_full_weights_have_no_name(client: PushingClient) -> None:
+    with pytest.raises(
+        ValueError, match="policy_name=run-b: a named policy is an adapter, and the trainer trains none"
+    ):
+        ServiceRolloutFunc(client, task_name="math", policy_name="run-b")(PROMPTS, trainer())
+
+
+def test_a_sharded_adapter_is_refused(client: PushingClient) -> None:
+    training = trainer()
+    training.model.peft_config = {}
+    training.accelerator.distributed_type = DistributedType.FSDP
+    with pytest.raises(ValueError, match="trains a PEFT adapter whose weights are sharded over processes"):
         ServiceRolloutFunc(client, task_name="math")(PROMPTS, training)
+
+
+def grpo_arguments(folder: Path) -> dict[str, Any]:
+    """Two steps of four rollouts."""
+    return {
+        "output_dir": str(folder),
+        "max_steps": 2,
+        "per_device_train_batch_size": 4,
+        "num_generations": 2,
+        "max_completion_length": 8,
+        "learning_rate": 1e-2,
+        "use_cpu": True,
+        "bf16": False,
+        "report_to": "none",
+        "logging_steps": 1,
+        "save_strategy": "no",
+        "disable_tqdm": True,
+    }
 
 
 @pytest.mark.slow
@@ -222,23 +270,9 @@ def test_grpo_trains_on_what_the_service_played(
     monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
     service.rollouts.extend([answering(), answering({}, LOST)])
     client.layout = layout_of(load_file(TINY_MODEL / "model.safetensors"))
-    args = GRPOConfig(
-        output_dir=str(tmp_path),
-        max_steps=2,
-        per_device_train_batch_size=4,
-        num_generations=2,
-        max_completion_length=8,
-        learning_rate=1e-2,
-        use_cpu=True,
-        bf16=False,
-        report_to="none",
-        logging_steps=1,
-        save_strategy="no",
-        disable_tqdm=True,
-    )
     grpo = GRPOTrainer(
         str(TINY_MODEL),
-        args=args,
+        args=GRPOConfig(**grpo_arguments(tmp_path)),
         train_dataset=Dataset.from_list(ROWS),
         reward_funcs=service_reward,
         rollout_func=ServiceRolloutFunc(client, task_name="math"),
@@ -254,3 +288,50 @@ def test_grpo_trains_on_what_the_service_played(
     assert first["grad_norm"] > 0
     name = "model.layers.0.mlp.up_proj.weight"
     assert not torch.equal(client.pushed[0][name], client.pushed[1][name])
+
+
+class AdapterClient(PushingClient):
+    """Keeps the adapters that it would send."""
+
+    def __init__(self, base_url: str) -> None:
+        super().__init__(base_url)
+        self.sent: list[dict[str, torch.Tensor]] = []
+
+    def push_weights(self, source: Any, version: int | None = None, **options: Any) -> PushResult:
+        assert options == {"kind": "adapter", "name": "run-b"}
+        self.sent.append(load(b"".join(bytes(block) for block in weights_to_send(source, "adapter", None).blocks())))
+        return PushResult(version=len(self.sent), checksum=None, replicas=[], sent_bytes=1, push_s=1.0)
+
+
+@pytest.mark.slow
+def test_grpo_with_peft_pushes_the_adapter_after_each_step(
+    service: ScriptedService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    peft = pytest.importorskip("peft")
+    from datasets import Dataset
+    from trl.trainer.grpo_config import GRPOConfig
+    from trl.trainer.grpo_trainer import GRPOTrainer
+
+    monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
+    service.rollouts.extend([answering(), answering()])
+    with AdapterClient(service.url) as client:
+        grpo = GRPOTrainer(
+            str(TINY_MODEL),
+            args=GRPOConfig(**grpo_arguments(tmp_path)),
+            train_dataset=Dataset.from_list(ROWS),
+            reward_funcs=service_reward,
+            rollout_func=ServiceRolloutFunc(client, task_name="math", policy_name="run-b"),
+            peft_config=peft.LoraConfig(r=4, target_modules=["o_proj"], task_type="CAUSAL_LM"),
+        )
+        grpo.train()
+        first, second = client.sent
+    demands = [body["policy"] for body in service.bodies]
+    assert demands == [{"name": "run-b", "min_version": 1}, {"name": "run-b", "min_version": 2}]
+    names = [
+        f"base_model.model.model.layers.{layer}.self_attn.o_proj.lora_{half}.weight"
+        for layer in range(4)
+        for half in "AB"
+    ]
+    assert sorted(first) == sorted(second) == sorted(names)
+    assert first[names[1]].abs().max() == 0
+    assert second[names[1]].abs().max() > 0
