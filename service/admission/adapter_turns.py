@@ -17,7 +17,8 @@ from collections.abc import Collection
 
 
 class AdapterTurns:
-    """Those of one replica. Generations that name no policy need no adapter."""
+    """Those of one replica. Generations that name no policy need no adapter, unless one without a name is current:
+    that one is not counted."""
 
     def __init__(self, most: float = math.inf) -> None:
         self.most = most

@@ -141,7 +141,8 @@ class NamedPolicies(ExpiringFiles):
             self.refuse_unknown(name)
             self._policies[name].drop()
             await self._publish()
-            await self._adapters.give(self._fleet.registry.started)
+            base = self._base.desired.full
+            await self._adapters.give([each for each in self._fleet.registry.started if each.loaded.full == base])
 
     async def base_changed(self) -> None:
         """Drops those that were pushed for other full weights than the current ones; replicas have done so.
