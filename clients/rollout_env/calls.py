@@ -12,6 +12,15 @@ from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 Result = TypeVar("Result")
+_abandoned: set[threading.Thread] = set()
+"""Threads for whose calls nobody waits any longer. Some have ended since."""
+
+
+def abandoned_threads() -> int:
+    """How many threads still run a call for which nobody waits any longer, such as one that has timed out."""
+    ended = {thread for thread in _abandoned if not thread.is_alive()}
+    _abandoned.difference_update(ended)
+    return len(_abandoned)
 
 
 def is_plain(function: Callable[..., Any]) -> bool:
@@ -46,8 +55,14 @@ async def in_thread(function: Callable[..., Result], *args: Any) -> Result:
         except RuntimeError:
             return  # The loop has ended: nobody waits.
 
-    threading.Thread(target=work, name=f"call of {getattr(function, '__qualname__', function)}", daemon=True).start()
-    return await future
+    name = f"call of {getattr(function, '__qualname__', function)}"
+    thread = threading.Thread(target=work, name=name, daemon=True)
+    thread.start()
+    try:
+        return await future
+    except asyncio.CancelledError:
+        _abandoned.add(thread)
+        raise
 
 
 def settle(future: "asyncio.Future[Any]", result: Any, error: BaseException | None) -> None:

@@ -18,10 +18,16 @@ from deployments.rpc.batching import results_as_completed
 from deployments.rpc.heartbeats import Heartbeats
 from deployments.rpc.message_size import bytes_of_step_result
 from rollout_env import TaskEnvironment
+from rollout_env.calls import abandoned_threads
 from rollout_env.environment import has_a_start
 from rollout_env.loading import load_environment
 
+MOST_ABANDONED_THREADS = 256
 logger = logging.getLogger("rollout_service.environments")
+
+
+class TooManyThreads(Exception):
+    """The message says how many hang, and of which task."""
 
 
 class EnvironmentHost:
@@ -60,6 +66,15 @@ class EnvironmentHost:
     async def abort(self, step_ids: list[str]) -> None:
         """Aborts steps that nobody waits for, while others of their call go on. Unknown ids are ignored."""
         self._steps.abort(step_ids)
+
+    async def check_health(self) -> None:
+        """Serve calls this, and replaces the replica when it raises.
+
+        Raises:
+            TooManyThreads: so many plain steps hang in their threads, which nothing can end but the end of the process.
+        """
+        if (count := abandoned_threads()) >= MOST_ABANDONED_THREADS:
+            raise TooManyThreads(f"{count} steps of task {self._task_name} hang in their threads.")
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
         return stats_of(self._steps.in_progress)

@@ -2,15 +2,18 @@
 
 import asyncio
 import gc
+import threading
 from typing import Any, ClassVar
 
 import pytest
 from pydantic import BaseModel, field_validator
 
-from deployments.environments.host import EnvironmentHost
-from deployments.failures import EnvironmentBroken, EnvironmentLost, EnvironmentRejected, RolloutFailure
+from deployments.environments import host as host_module
+from deployments.environments.host import EnvironmentHost, TooManyThreads
+from deployments.failures import EnvironmentBroken, EnvironmentLost, EnvironmentRejected, RolloutFailure, TurnTimedOut
 from deployments.protocols import RefusedField, StepRequest, StepResults
 from rollout_env import ChatMessage, SampleRejected, StepOutcome, TaskEnvironment
+from rollout_env.calls import abandoned_threads
 from rollout_env.loading import EnvironmentNotLoadable
 from tests import virtual_time
 from tests.service.scripted import outcome
@@ -217,6 +220,36 @@ def test_a_host_closes_its_environment_and_logs_a_close_that_raises(caplog: pyte
     assert record.getMessage() == "The environment of task obedient was not closed."
     assert record.exc_info is not None
     assert str(record.exc_info[1]) == "The file is closed."
+
+
+class Hanging(ObedientEnvironment):
+    goes_on: ClassVar[threading.Event] = threading.Event()
+
+    def step(self, message_log: list[ChatMessage], extra_env_info: Mode) -> StepOutcome:  # type: ignore[override]
+        self.goes_on.wait(20)
+        return outcome("late")
+
+
+def test_a_replica_in_which_too_many_plain_steps_hang_is_not_healthy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_module, "MOST_ABANDONED_THREADS", 3)
+
+    async def run() -> None:
+        host = EnvironmentHost("obedient", f"{__name__}:Hanging", {}, step_timeout_s=0.05)
+        requests = [StepRequest(LOG, {"mode": "a"}, step_id=f"{number}") for number in range(3)]
+        await host.check_health()
+        async for item in host.step(requests[:2]):
+            assert {type(result) for _, result in item.results} <= {TurnTimedOut}
+        await host.check_health()
+        async for _ in host.step(requests[2:]):
+            pass
+        with pytest.raises(TooManyThreads, match=r"^3 steps of task obedient hang in their threads\.$"):
+            await host.check_health()
+        Hanging.goes_on.set()
+        while abandoned_threads():
+            await asyncio.sleep(0.01)
+        await host.check_health()
+
+    asyncio.run(run())
 
 
 class ClosingAsync(ObedientEnvironment):
