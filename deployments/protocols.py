@@ -154,6 +154,8 @@ class ReplicaLoad:
     """The highest `GenerationRequest.virtual_time` of a generation that has ended here."""
     policies: tuple[str, ...] = ()
     """The named policies that have generations here."""
+    unnamed_has_adapter: bool = False
+    """Whether generations that name no policy need an adapter too."""
 
 
 @dataclass(frozen=True, slots=True)

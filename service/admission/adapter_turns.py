@@ -15,10 +15,12 @@ import math
 from collections import Counter
 from collections.abc import Collection
 
+UNNAMED = ""
+"""Stands for the policy without a name."""
+
 
 class AdapterTurns:
-    """Those of one replica. Generations that name no policy need no adapter, unless one without a name is current:
-    that one is not counted."""
+    """Those of one replica. Generations that name no policy need no adapter, unless one without a name is current."""
 
     def __init__(self, most: float = math.inf) -> None:
         self.most = most
@@ -27,6 +29,7 @@ class AdapterTurns:
         self._ending: set[str] = set()
         self._elsewhere: frozenset[str] = frozenset()
         """Policies that have generations there from other ingress replicas only."""
+        self._unnamed_has_adapter = False
         self._served: Counter[str] = Counter()
         """By policy, what its flows were charged in this turn while others were there."""
 
@@ -35,20 +38,37 @@ class AdapterTurns:
         """How many policies have had their turn and still have generations there."""
         return len(self._ending)
 
-    def may_start_without_end_of(self, policy: str) -> bool:
+    @property
+    def _adapters(self) -> int:
+        """How many the generations of this ingress need."""
+        return len(self._running) - (UNNAMED in self._running and not self._unnamed_has_adapter)
+
+    def needs_turn(self, policy: str | None) -> bool:
+        """Whether its generations need an adapter."""
+        return policy is not None or self._unnamed_has_adapter
+
+    def may_start_without_end_of(self, policy: str | None) -> bool:
         """Whether another policy could start although this one goes on."""
-        return policy not in self._running or len(self._running) < self.most
+        return (policy or UNNAMED) not in self._running or self._adapters < self.most
 
     def may_start(self, policy: str | None) -> bool:
         """Whether a generation of this policy may start."""
-        if policy is None:
+        name = policy or UNNAMED
+        if not self.needs_turn(policy):
             return True
-        if policy in self._running:
-            return policy not in self._ending
-        return len(self._running) < self.most
+        if name in self._running:
+            return name not in self._ending
+        return self._adapters < self.most
 
-    def observe(self, policies: Collection[str]) -> None:
-        """The replica has reported which policies have generations there, from all ingress replicas."""
+    def observe(self, policies: Collection[str], unnamed_has_adapter: bool) -> None:
+        """The replica has reported which policies have generations there, from all ingress replicas.
+
+        Args:
+            unnamed_has_adapter: whether an adapter without a name is current there.
+        """
+        self._unnamed_has_adapter = unnamed_has_adapter
+        if not unnamed_has_adapter:
+            self._ending.discard(UNNAMED)
         self._elsewhere = frozenset(policies) - self._running.keys()
         if not self._is_crowded:
             self._served.clear()
@@ -56,29 +76,29 @@ class AdapterTurns:
     @property
     def _is_crowded(self) -> bool:
         """Whether the engine passes over some, because other ingress replicas have further policies there."""
-        return bool(self._elsewhere) and len(self._running) + len(self._elsewhere) > self.most
+        return bool(self._elsewhere) and self._adapters + len(self._elsewhere) > self.most
 
-    def passes_over_others(self, policy: str, turn: float) -> bool:
+    def passes_over_others(self, policy: str | None, turn: float) -> bool:
         """Whether the policy has had more than a turn while the engine passes over those of other ingress replicas."""
-        return self._is_crowded and self._served[policy] > turn
+        return self._is_crowded and self._served[policy or UNNAMED] > turn
 
     def add(self, policy: str | None, cost: float = 0.0) -> None:
         """Args: `cost` is what the generation's flow is charged for it, divided by its weight."""
-        if policy is not None:
-            self._running[policy] += 1
-            if self._elsewhere:
-                self._served[policy] += int(cost)
+        name = policy or UNNAMED
+        self._running[name] += 1
+        if self._elsewhere:
+            self._served[name] += int(cost)
 
     def remove(self, policy: str | None) -> None:
-        if policy is None:
-            return
-        self._running[policy] -= 1
-        if not self._running[policy]:
-            del self._running[policy]
-            del self._served[policy]
-            self._ending.discard(policy)
+        name = policy or UNNAMED
+        self._running[name] -= 1
+        if not self._running[name]:
+            del self._running[name]
+            del self._served[name]
+            self._ending.discard(name)
 
     def end_turn(self, policy: str | None) -> None:
         """No further generation of it starts until those that run have ended."""
-        if policy is not None and policy in self._running:
-            self._ending.add(policy)
+        name = policy or UNNAMED
+        if self.needs_turn(policy) and name in self._running:
+            self._ending.add(name)

@@ -57,7 +57,7 @@ class ReplicaQueues(FairQueue[ScheduledGeneration, Lane]):
         policies = self._policies.get(replica)
         if policies is None:
             return None
-        if policies.keys() == {None}:
+        if policies.keys() == {None} and not turns.needs_turn(None):
             return self.first_of((replica, None))
         may_start = [policy for policy in policies if turns.may_start(policy)]
         for policy in sorted(may_start, key=lambda policy: self._head((replica, policy)).virtual_time):
@@ -76,7 +76,7 @@ class ReplicaQueues(FairQueue[ScheduledGeneration, Lane]):
         policies = self._policies.get(replica)
         if not turns.may_start(policy):
             return False
-        if policy is None and policies is None:
+        if policies is None and not turns.needs_turn(policy):
             return True
         if any(turns.may_start(waiting) for waiting in policies or ()):
             return False
@@ -89,7 +89,7 @@ class ReplicaQueues(FairQueue[ScheduledGeneration, Lane]):
         self, replica: str, policy: str | None, virtual_time: float, turns: AdapterTurns, turn: float
     ) -> bool:
         """Whether another policy, which may not start, has waited for more than a turn, here or in another ingress."""
-        if policy is None:
+        if not turns.needs_turn(policy):
             return False
         if turns.passes_over_others(policy, turn):
             return True

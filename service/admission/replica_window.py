@@ -116,7 +116,7 @@ class ReplicaWindow:
         Args:
             ended: generations that are counted here and not in `load`, because they have ended.
         """
-        self.turns.observe(load.policies)
+        self.turns.observe(load.policies, load.unnamed_has_adapter)
         ingresses = max(load.ingresses, 1)
         expected_tokens = self._tokens + self._shared_tokens
         self._unexpected_tokens = max(load.kv_tokens - expected_tokens, 0.0) if ingresses == 1 else 0.0

@@ -84,6 +84,15 @@ def test_policies_of_several_ingress_replicas_take_turns_too() -> None:
     assert min(shares) >= 0.2
 
 
+def test_an_adapter_without_a_name_takes_turns_with_the_named_ones() -> None:
+    fleet = Fleet(1, TIMING, max_loras=1)
+    fleet.replicas["r0"].unnamed_has_adapter = True
+    for name, policy in (("a", "a"), ("unnamed", None)):
+        fleet.post(Batch(name, rollouts=1000, turns=4, policy=policy))
+    fleet.run(lambda: fleet.now > 200.0)
+    assert fleet.turns_ended["a"] / fleet.turns_ended["unnamed"] == pytest.approx(1.0, rel=0.2)
+
+
 def test_shares_are_in_proportion_to_the_weights_of_the_requests() -> None:
     fleet = fleet_of("ab", 1, a=3.0)
     fleet.run(lambda: fleet.now > 300.0)
