@@ -84,8 +84,8 @@ async def judge_inside(
     token = secrets.token_hex(16)
     # What is expected stays here.
     asked = [{"call": test.call} if isinstance(test, CallTest) else {"code": test.code} for test in tests]
-    spec = json.dumps({"code": program, "tests": asked}).encode()
-    outcome = await sandbox.run(Program(RUN_TESTS, stdin=f"{token}\n"), {"tests.json": spec}, limits)
+    spec = ascii({"code": program, "tests": asked}).encode()
+    outcome = await sandbox.run(Program(RUN_TESTS, stdin=f"{token}\n"), {"tests.literal": spec}, limits)
     results = reported(outcome.stdout, token)
     verdicts = [verdict_of_result(results[number], test) for number, test in enumerate(tests) if number in results]
     if len(verdicts) < len(tests):

@@ -2,20 +2,51 @@
 
 import asyncio
 import secrets
+import shutil
+import subprocess
 import time
 from pathlib import Path
 
 import pytest
 
 from deployments.sandbox import Limits, LocalSandbox, Outcome, Program, ProgramRefused, SandboxLost, SandboxTooWeak
-from deployments.sandbox.local import DEFAULT_LIMITS
+from deployments.sandbox.jail import LANDLOCK_WITH_SIGNALS, landlock_version
+from deployments.sandbox.local import DEFAULT_LIMITS, IsolationName
 from deployments.sandbox.trial import is_running
 
 pytestmark = pytest.mark.slow
 
+PROBED = subprocess.run(
+    ["unshare", "--user", "--map-root-user", "--pid", "--net", "--fork", "true"], check=False, capture_output=True
+)
+NAMESPACES = PROBED.returncode == 0
+
 
 def run(sandbox: LocalSandbox, source: str, limits: Limits = DEFAULT_LIMITS, **files: bytes) -> Outcome:
     return asyncio.run(sandbox.run(Program(source), files, limits))
+
+
+def walls_that_do_not_stand(isolation: IsolationName) -> list[str]:
+    sandbox = LocalSandbox(max_concurrent_runs=1, isolation=isolation)
+    sandbox.close()
+    return [wall.name for wall in sandbox.report.missing()]
+
+
+@pytest.mark.skipif(not NAMESPACES, reason="This machine permits no namespaces.")
+def test_every_wall_stands_under_namespaces() -> None:
+    assert walls_that_do_not_stand("namespaces") == []
+
+
+@pytest.mark.skipif(not NAMESPACES or not shutil.which("bwrap"), reason="This machine does not run bubblewrap.")
+def test_every_wall_stands_under_bubblewrap() -> None:
+    assert walls_that_do_not_stand("bubblewrap") == []
+
+
+def test_without_namespaces_the_walls_stand_that_the_kernel_has_means_for() -> None:
+    by_landlock = {"files": 1, "service_processes": LANDLOCK_WITH_SIGNALS}
+    without = [name for name, version in by_landlock.items() if landlock_version() < version]
+
+    assert walls_that_do_not_stand("limits") == [*without, "total_memory", "disk"]
 
 
 def test_a_run_gives_back_both_streams_and_the_exit_code(sandbox: LocalSandbox) -> None:

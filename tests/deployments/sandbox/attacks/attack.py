@@ -7,7 +7,7 @@ from deployments.sandbox import Limits, WallName
 from deployments.sandbox.interface import MIB, EndedBy
 
 LIMITS = Limits(
-    time_s=30.0,
+    time_s=20.0,
     processor_time_s=0.5,
     memory_bytes=128 * MIB,
     processes=16,

@@ -33,7 +33,7 @@ ON_FILES = [
         "writing_outside",
         "files",
         """
-        paths = ["/etc/passwd", "/usr/bin/x", "/usr/lib/x", "/bin/x", "/x", "/root/x", "/home/x", "/var/x", "/opt/x"]
+        paths = ["/etc/passwd", "/usr/bin/x", "/usr/lib/x", "/bin/x", "/x", "/root/x", "/home/x", "/var/x", "/dev/x"]
         print({attempt(lambda: open(path, "wb").write(b"x")) for path in paths})
         """,
         stdout="{'refused'}\n",
@@ -117,7 +117,7 @@ ON_FILES = [
         "a_deep_tree_of_directories",
         None,
         """
-        for _ in range(3000):
+        for _ in range(1500):
             os.mkdir("d")
             os.chdir("d")
         print("made")
