@@ -1,11 +1,15 @@
-"""A real engine without the service around it: what cannot be brought about in the running service."""
+"""A real engine without the service around it: what cannot be brought about in the running service.
+
+One engine for all tests; the last of them leaves it dead.
+"""
 
 import asyncio
 import os
 import random
-from collections.abc import AsyncGenerator, Iterable
-from contextlib import asynccontextmanager
+from collections.abc import Coroutine, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeVar
 from unittest.mock import patch
 
 import psutil
@@ -30,6 +34,7 @@ from tests.paths import REPOSITORY, TINY_MODEL
 from tests.service.rollouts.playing import async_context
 from tests.service.scripted import EpisodeRecipe, ScriptedEnvironment, outcome
 
+Result = TypeVar("Result")
 LONG = SamplingOptions(ignore_eos=True)
 ENGINE_DIED = "The engine died; Serve replaces the replica."
 
@@ -68,14 +73,33 @@ class EngineGenerator(Generator):
         return self._engine.describe()
 
 
-@asynccontextmanager
-async def started(settings: EngineSettings) -> AsyncGenerator[VLLMEngine]:
-    engine = await VLLMEngine.start(settings.engine_args() | {"max_num_seqs": 8})
-    try:
-        yield engine
-    finally:
-        engine.shutdown()
-        disable_envs_cache()
+@dataclass
+class Running:
+    """The engine, and the event loop that it was started in."""
+
+    engine: VLLMEngine
+    loop: asyncio.Runner
+    model: Path
+
+    def run(self, steps: Coroutine[Any, Any, Result]) -> Result:
+        return self.loop.run(steps)
+
+
+@pytest.fixture(scope="module")
+def settings() -> EngineSettings:
+    return engine_in(yaml.safe_load((REPOSITORY / "serve_config.cpu.yaml").read_text()))
+
+
+@pytest.fixture(scope="module")
+def running(settings: EngineSettings) -> Iterator[Running]:
+    # vLLM sets variables of its own, which end with the patch.
+    with patch.dict(os.environ, settings.environment_variables), asyncio.Runner() as loop:
+        engine = loop.run(VLLMEngine.start(settings.engine_args() | {"max_num_seqs": 8}))
+        try:
+            yield Running(engine, loop, Path(settings.model))
+        finally:
+            engine.shutdown()
+            disable_envs_cache()
 
 
 def recipe(prompt: str, *stop_strings: str, max_new_tokens: int = 150) -> EpisodeRecipe:
@@ -106,23 +130,19 @@ RECIPES = [
 ]
 
 
-def test_greedy_generations_that_are_interrupted_anywhere_go_on_as_if_they_had_not_been(
-    settings: EngineSettings,
-) -> None:
+def test_greedy_generations_that_are_interrupted_anywhere_go_on_as_if_they_had_not_been(running: Running) -> None:
     draw = random.Random(0)
 
     async def play() -> list[tuple[SampleResult, SampleResult, int]]:
         results = []
-        async with started(settings) as engine:
-            for each in RECIPES:
-                whole = await played(each, EngineGenerator(engine))
-                for _ in range(3):
-                    cut = EngineGenerator(engine, [draw.uniform(0.001, 0.08) for _ in range(12)])
-                    results.append((whole, await played(each, cut), cut.parts))
+        for each in RECIPES:
+            whole = await played(each, EngineGenerator(running.engine))
+            for _ in range(3):
+                cut = EngineGenerator(running.engine, [draw.uniform(0.001, 0.08) for _ in range(12)])
+                results.append((whole, await played(each, cut), cut.parts))
         return results
 
-    with patch.dict(os.environ, settings.environment_variables):
-        results = asyncio.run(play())
+    results = running.run(play())
     assert sum(parts for *_, parts in results) > 5 * len(results), "generations were interrupted"
     for whole, cut, _ in results:
         assert (cut.status, cut.metrics) == (whole.status, whole.metrics)
@@ -133,50 +153,50 @@ def test_greedy_generations_that_are_interrupted_anywhere_go_on_as_if_they_had_n
             assert message.generation_logprobs == pytest.approx(expected.generation_logprobs, abs=0.05)
 
 
-def test_a_generation_that_new_weights_cut_goes_on_with_them_in_the_same_message(settings: EngineSettings) -> None:
-    async def play() -> SampleResult:
-        async with started(settings) as engine:
-            await engine.weights.stage(1, Path(settings.model) / "model.safetensors")
-            playing = asyncio.create_task(played(recipe("Hi", max_new_tokens=400), EngineGenerator(engine)))
-            async with asyncio.timeout(60):
-                while engine.load().kv_tokens < 100:
-                    await asyncio.sleep(0.01)
-            await engine.weights.swap(SwapOptions(mode="abort"))
-            return await playing
+def test_a_generation_that_new_weights_cut_goes_on_with_them_in_the_same_message(running: Running) -> None:
+    engine = running.engine
+    before = engine.weights.loaded.version
 
-    with patch.dict(os.environ, settings.environment_variables):
-        result = asyncio.run(play())
+    async def play() -> SampleResult:
+        await engine.weights.stage(before + 1, running.model / "model.safetensors")
+        playing = asyncio.create_task(played(recipe("Hi", max_new_tokens=400), EngineGenerator(engine)))
+        async with asyncio.timeout(60):
+            while engine.load().kv_tokens < 100:
+                await asyncio.sleep(0.01)
+        await engine.weights.swap(SwapOptions(mode="abort"))
+        return await playing
+
+    result = running.run(play())
     assert (result.status, result.metrics.turn_gen_tokens) == ("max_turns", [400, 400])
     spans = result.message_log[1].weight_versions or []
     assert [(span.version, span.start, span.end) for span in spans] == [
-        ("0", 0, spans[0].end),
-        ("1", spans[0].end, 400),
+        (str(before), 0, spans[0].end),
+        (str(before + 1), spans[0].end, 400),
     ]
     assert 0 < spans[0].end < 400
 
 
 def test_a_generation_of_a_hung_engine_is_given_up_with_its_tokens(
-    settings: EngineSettings, caplog: pytest.LogCaptureFixture
+    running: Running, caplog: pytest.LogCaptureFixture
 ) -> None:
+    engine = running.engine
     request = GenerationRequest("stalls", [5, 6], 2000, (), LONG, token_timeout_s=2.0)
 
     async def play() -> Generation:
-        async with started(settings) as engine:
-            generating = asyncio.create_task(engine.generate(request))
-            async with asyncio.timeout(60):
-                while engine.load().kv_tokens < 20:
-                    await asyncio.sleep(0.01)
-            processes = psutil.Process().children(recursive=True)
+        generating = asyncio.create_task(engine.generate(request))
+        async with asyncio.timeout(60):
+            while engine.load().kv_tokens < 20:
+                await asyncio.sleep(0.01)
+        processes = psutil.Process().children(recursive=True)
+        for process in processes:
+            process.suspend()
+        try:
+            return await asyncio.wait_for(generating, 30)
+        finally:
             for process in processes:
-                process.suspend()
-            try:
-                return await asyncio.wait_for(generating, 30)
-            finally:
-                for process in processes:
-                    process.resume()
+                process.resume()
 
-    with patch.dict(os.environ, settings.environment_variables):
-        generation = asyncio.run(play())
+    generation = running.run(play())
     assert generation.finish_reason == "abort"
     assert len(generation.token_ids) == len(generation.logprobs) == generation.weight_versions[0].end > 0
     assert isinstance(generation.failure, TurnTimedOut)
@@ -185,48 +205,39 @@ def test_a_generation_of_a_hung_engine_is_given_up_with_its_tokens(
     assert (record.levelname, vars(record)["generation_id"]) == ("WARNING", "stalls")
 
 
-@pytest.fixture
-def settings() -> EngineSettings:
-    return engine_in(yaml.safe_load((REPOSITORY / "serve_config.cpu.yaml").read_text()))
-
-
-def test_after_a_swap_that_failed_halfway_the_engine_says_why_and_generates_no_token(
-    settings: EngineSettings, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    tensors, broken = load_file(Path(settings.model) / "model.safetensors"), tmp_path / "model.safetensors"
-    save_file(tensors | {max(tensors): torch.zeros(3)}, broken)
-
-    async def play() -> list[Generation | BaseException]:
-        engine = await VLLMEngine.start(settings.engine_args() | {"max_num_seqs": 8})
-        try:
-            await engine.weights.stage(1, broken)
-            generations = [
-                asyncio.create_task(engine.generate(GenerationRequest(f"{number}", [5, 6], 2000, (), LONG)))
-                for number in range(4)
-            ]
-            async with asyncio.timeout(60):
-                while engine.load().ongoing_generations < len(generations):
-                    await asyncio.sleep(0.01)
-            with pytest.raises(WeightsNotLoaded, match="Attempted to load weight"):
-                await engine.weights.swap(SwapOptions())
-            assert engine.weights.loaded.version == 0
-            ends = await asyncio.gather(*generations, return_exceptions=True)
-            assert not await engine.is_alive()
-            return ends
-        finally:
-            engine.shutdown()
-            disable_envs_cache()
-
-    # vLLM sets variables of its own, which end with the patch.
-    with patch.dict(os.environ, settings.environment_variables):
-        ends = asyncio.run(play())
-    assert [type(end) for end in ends] == [GenerationLost] * 4
-    ours = [record for record in caplog.records if record.name == "rollout_service.generation"]
-    assert [record.getMessage() for record in ours if record.levelname == "ERROR"] == [ENGINE_DIED]
-    assert sorted(vars(record)["generation_id"] for record in ours if record.levelname == "WARNING") == list("0123")
-
-
 def test_an_unknown_weight_transfer_backend_is_refused_with_the_backends_that_exist(settings: EngineSettings) -> None:
     arguments = settings.engine_args() | {"weight_transfer_config": {"backend": "ncl"}}
     with pytest.raises(ValueError, match=r"backend: 'ncl' does not exist; vLLM has .*\bipc\b.*\bnccl\b"):
         asyncio.run(VLLMEngine.start(arguments))
+
+
+def test_after_a_swap_that_failed_halfway_the_engine_says_why_and_generates_no_token(
+    running: Running, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The last test: the engine has died afterwards."""
+    engine = running.engine
+    before = engine.weights.loaded.version
+    tensors, broken = load_file(running.model / "model.safetensors"), tmp_path / "model.safetensors"
+    save_file(tensors | {max(tensors): torch.zeros(3)}, broken)
+
+    async def play() -> list[Generation | BaseException]:
+        await engine.weights.stage(before + 1, broken)
+        generations = [
+            asyncio.create_task(engine.generate(GenerationRequest(f"{number}", [5, 6], 2000, (), LONG)))
+            for number in range(4)
+        ]
+        async with asyncio.timeout(60):
+            while engine.load().ongoing_generations < len(generations):
+                await asyncio.sleep(0.01)
+        with pytest.raises(WeightsNotLoaded, match="Attempted to load weight"):
+            await engine.weights.swap(SwapOptions())
+        assert engine.weights.loaded.version == before
+        ends = await asyncio.gather(*generations, return_exceptions=True)
+        assert not await engine.is_alive()
+        return ends
+
+    ends = running.run(play())
+    assert [type(end) for end in ends] == [GenerationLost] * 4
+    ours = [record for record in caplog.records if record.name == "rollout_service.generation"]
+    assert [record.getMessage() for record in ours if record.levelname == "ERROR"] == [ENGINE_DIED]
+    assert sorted(vars(record)["generation_id"] for record in ours if record.levelname == "WARNING") == list("0123")
