@@ -1,4 +1,4 @@
-"""Which tests one test process runs: two processes then never start the same service, and neither runs two at once."""
+"""Which tests one test process runs: each file's service is started in one of them, and neither runs two at once."""
 
 from pathlib import PurePosixPath
 
@@ -10,13 +10,18 @@ OWN_SERVICES = {
     "test_engine.py",
     "test_environment_replicas.py",
     "test_families.py",
+    "test_gloo_transfer.py",
     "test_local.py",
+    "test_nodes.py",
 }
-"""Files whose tests start services or engines of their own. All others share one service."""
+"""Files whose tests start services or engines of their own. All others share a service."""
+REPLICAS_COME_AND_GO = {"test_several_generators.py", "test_survival.py"}
+"""Files whose tests wait for engines that start. They share the service of the process that runs OWN_SERVICES, which
+starts it for them when those have ended: so both processes have about as much to do."""
 
 
 class ServiceScheduling(LoadScopeScheduling):  # type: ignore[misc]
-    """One process runs the tests that share a service, one those with their own; all other tests go to either.
+    """One process runs most tests that share a service, one all others below `tests/live`; the rest goes to either.
 
     The marker `xdist_group` does not do this: pytest-xdist 3.8 ignores it under pytest 9.2, where a plugin cannot
     change the id of a test.
@@ -26,4 +31,4 @@ class ServiceScheduling(LoadScopeScheduling):  # type: ignore[misc]
         path = PurePosixPath(nodeid.partition("::")[0])
         if not path.is_relative_to(LIVE):
             return nodeid
-        return "own services" if path.name in OWN_SERVICES else "shared service"
+        return "own services" if path.name in OWN_SERVICES | REPLICAS_COME_AND_GO else "shared service"

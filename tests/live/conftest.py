@@ -47,6 +47,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items[:] = [item for item in items if not item.path.is_relative_to(HERE)] + live
 
 
+@pytest.fixture(scope="session", autouse=True)
+def quick_controller() -> Iterator[None]:
+    """Ray Serve's controller looks for work five times a second, not once: a start takes several of its steps."""
+    with patch.dict(os.environ, RAY_SERVE_CONTROL_LOOP_INTERVAL_S="0.2"):
+        yield
+
+
 @pytest.fixture(scope="session")
 def checkpoint_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where the service may read checkpoints from."""

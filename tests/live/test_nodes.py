@@ -26,7 +26,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def findings(folder: Path) -> dict[str, Any]:
-    environment = os.environ | {name: value or "" for name, value in dotenv_values(REPOSITORY / "serve.env").items()}
+    environment = {name: value or "" for name, value in dotenv_values(REPOSITORY / "serve.env").items()} | os.environ
     assert environment["RAY_allow_out_of_band_object_ref_serialization"] == "0"
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(REPOSITORY), os.environ.get("PYTHONPATH", ""))))
     command = [sys.executable, "-m", "tests.live.weights_on_nodes", str(folder)]
