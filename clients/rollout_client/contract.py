@@ -8,7 +8,18 @@ The docstrings under the fields are the descriptions in the service's OpenAPI do
 
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    JsonValue,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+    field_validator,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
 
 from rollout_client.contract_models import Lenient as Lenient
 from rollout_client.contract_models import Strict as Strict
@@ -32,19 +43,43 @@ JsonObject = dict[str, JsonValue]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 
 
+class TextPart(Strict):
+    """A part of a message."""
+
+    type: Literal["text"]
+    """Other types, such as images, are not known."""
+    text: str
+    """The text of the part."""
+
+
+def text_or_parts(content: object, validate: ValidatorFunctionWrapHandler) -> object:
+    """Says in one sentence what is wrong, where pydantic would say it for each kind of content."""
+    try:
+        return validate(content)
+    except ValidationError as error:
+        message = "Input should be a text, or a list of parts that have the type 'text' and a text"
+        raise PydanticCustomError("content", message) from error
+
+
 class PromptMessage(Strict):
     """A message as the chat template takes it."""
 
     role: Role
     """Who speaks."""
-    content: str
-    """The text of the message."""
+    content: Annotated[str | list[TextPart] | None, WrapValidator(text_or_parts)] = None
+    """The text of the message, or its parts where the template takes parts; null only beside `tool_calls`."""
     name: str | None = None
     """Name of the speaker, for templates that use it."""
     tool_calls: list[JsonObject] | None = Field(default=None, max_length=MOST_TOOLS, fail_fast=True)
     """Calls that an assistant message makes, in the form that the chat template expects."""
     tool_call_id: str | None = None
     """The call that a tool message answers."""
+
+    @model_validator(mode="after")
+    def has_content(self) -> Self:
+        if self.content is None and not self.tool_calls:
+            raise ValueError("content is missing: only a message with tool_calls may have none")
+        return self
 
 
 class WeightVersionSpan(Lenient):

@@ -18,6 +18,7 @@ from rollout_client.contract import Message, PromptMessage
 from rollout_client.info_contract import TokenizerInfo
 from rollout_client.tokenizer_check import tokenizer_info, tokens_by_id
 from rollout_env import ChatMessage
+from service.rollouts.messages import prompt_message
 from service.rollouts.tokenizer_protocol import ChatOptions, ChatTokenizer, TokenizedObservation
 
 Chat = Sequence[Mapping[str, Any]]
@@ -36,8 +37,6 @@ MOST_CHARACTERS_WITH_LOCK = 2**12
 MOST_TOKENS_WITH_LOCK = 2**10
 """Tokenizing so much takes a millisecond at most. For less, getting the interpreter's lock back from another thread
 takes longer than the work."""
-PROMPT_FIELDS = ("role", "content", "token_ids", "name", "tool_call_id")
-"""Of a prompt's message, those that its message log has."""
 MOST_OVERLAP = 64
 """More tokens than a chat template puts before the content of a message."""
 RENDERING_ERRORS = (TemplateError, TypeError, ValueError, ArithmeticError, LookupError)
@@ -118,8 +117,8 @@ class TransformersChatTokenizer(ChatTokenizer):
         except RENDERING_ERRORS as error:
             raise PromptRejected(f"The model's chat template refuses the messages: {error}") from error
         return [
-            message_of({**message, "token_ids": ids[start:end]})
-            for message, start, end in zip(chat, cuts, cuts[1:], strict=False)
+            prompt_message(message, ids[start:end])
+            for message, start, end in zip(messages, cuts, cuts[1:], strict=False)
         ]
 
     def decode(self, token_ids: Sequence[int]) -> str:
@@ -303,13 +302,6 @@ class TransformersChatTokenizer(ChatTokenizer):
             return False
         word, last_word = encoding.token_to_word(tokens), encoding.token_to_word(len(encoding) - 1)
         return word is not None and last_word is not None and word < last_word - 1
-
-
-def message_of(fields: Mapping[str, Any]) -> Message:
-    """The message with those of the fields that a message log has. Absent and null are the same to it."""
-    return Message.model_construct(
-        **{name: fields[name] for name in PROMPT_FIELDS if fields.get(name) is not None},
-    )
 
 
 def common_length(text: str, other: str) -> int:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 from transformers import AddedToken, AutoTokenizer
 
 from deployments.failures import EnvironmentRejected, PromptRejected
@@ -145,6 +146,51 @@ def test_several_messages_that_do_not_fit_are_cut_in_ids_and_text(family: str, o
         assert cut[-1].content.strip() in TOKENIZERS[family].decode(cut[-1].token_ids)
         assert cut[-1].was_cut
         assert len(cut) == 1 or cut[-1].token_ids or not whole[len(cut) - 1]
+
+
+def test_content_may_be_parts_or_null_as_far_as_the_template_takes_it() -> None:
+    tokenizer = tokenizer_of("qwen2_5")
+    tokenizer.chat_template = (
+        "{% for m in messages %}<|im_start|>{{ m.role }}:"
+        "{% if m.content is string %}{{ m.content }}{% elif m.content %}"
+        "{% for part in m.content %}({{ part.text }}){% endfor %}{% endif %}"
+        "{% for call in m.tool_calls or [] %}[{{ call.name }}]{% endfor %}<|im_end|>{% endfor %}"
+    )
+    messages = [
+        PromptMessage.model_validate({"role": "user", "content": [{"type": "text", "text": t} for t in "ab"]}),
+        PromptMessage.model_validate({"role": "assistant", "content": None, "tool_calls": [{"name": "add"}]}),
+        PromptMessage.model_validate({"role": "assistant", "tool_calls": [{"name": "sub"}]}),
+        PromptMessage(role="tool", content="3", tool_call_id="x", name="add"),
+    ]
+    prompt = TransformersChatTokenizer(tokenizer).prompt(messages, CHAT, ROOM)
+    assert [tokenizer.decode(message.token_ids) for message in prompt] == [
+        "<|im_start|>user:(a)(b)<|im_end|>",
+        "<|im_start|>assistant:[add]<|im_end|>",
+        "<|im_start|>assistant:[sub]<|im_end|>",
+        "<|im_start|>tool:3<|im_end|>",
+    ]
+    assert [(message.content, message.name, message.tool_call_id) for message in prompt] == [
+        ("ab", None, None),
+        ("", None, None),
+        ("", None, None),
+        ("3", "add", "x"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("message", "problem"),
+    [
+        ({"role": "user", "content": None}, "content is missing: only a message with tool_calls may have none"),
+        ({"role": "user"}, "content is missing: only a message with tool_calls may have none"),
+        (
+            {"role": "user", "content": [{"type": "image", "text": ""}]},
+            "Input should be a text, or a list of parts that have the type",
+        ),
+    ],
+)
+def test_a_message_without_text_is_refused(message: dict[str, Any], problem: str) -> None:
+    with pytest.raises(ValidationError, match=problem):
+        PromptMessage.model_validate(message)
 
 
 def test_template_switches_reach_prompt_and_observations() -> None:

@@ -35,7 +35,7 @@ conversations = st.lists(
 )
 
 
-def rendered(chat: list[dict[str, str]]) -> str:
+def rendered(chat: list[dict[str, Any]]) -> str:
     return str(hf_tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True))
 
 
