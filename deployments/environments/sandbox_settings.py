@@ -1,12 +1,14 @@
 """The settings of a sandbox among the arguments of an environment."""
 
-from typing import Annotated, Literal
+import os
+from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from deployments.environments.assigned_cores import assigned_cores
 from deployments.sandbox import Limits, LocalSandbox, Sandbox, WallName
 from deployments.sandbox.interface import MIB
+from deployments.sandbox.remote import TOKEN_VARIABLE, RemoteSandbox
 
 RUNS_PER_CORE = 2
 """One is started and ended by the kernel while the other one computes."""
@@ -17,6 +19,9 @@ class SandboxSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
+    url: str | None = None
+    """Of a server that runs the programs (`deployments/sandbox/server.py`), in place of the machine of the replica. The
+    server decides about its isolation. Its token is in the environment variable `ROLLOUT_SANDBOX_TOKEN`."""
     isolation: Literal["auto", "bubblewrap", "namespaces", "limits"] = "auto"
     """`auto` takes the strongest one that works on the machine of the replica."""
     require: Literal["all"] | tuple[WallName, ...] = ()
@@ -33,6 +38,12 @@ class SandboxSettings(BaseModel):
     """Of all processes of one run together, and of the address space of each."""
     max_processes: Annotated[int, Field(ge=1)] = 32
     """Processes and threads of one run."""
+
+    @model_validator(mode="after")
+    def _one_place(self) -> Self:
+        if self.url is not None and (self.require or self.packages or self.isolation != "auto"):
+            raise ValueError("isolation, require and packages are settings of the server when there is a url")
+        return self
 
     @property
     def limits(self) -> Limits:
@@ -54,4 +65,6 @@ class SandboxSettings(BaseModel):
             SandboxTooWeak: a required wall does not stand on this machine.
             SandboxLost: no program can be run.
         """
+        if self.url is not None:
+            return RemoteSandbox(self.url, os.environ.get(TOKEN_VARIABLE, ""))
         return LocalSandbox(self.concurrent_runs(), self.isolation, self.require, self.packages)

@@ -1,4 +1,7 @@
-"""Runs programs that nobody trusts. Knows neither Ray nor vLLM nor environments; needs the standard library alone."""
+"""Runs programs that nobody trusts. Knows neither Ray nor vLLM nor environments.
+
+All but `remote` and `server` needs the standard library alone.
+"""
 
 from deployments.sandbox.interface import Limits, Outcome, Program, ProgramRefused, Sandbox, SandboxLost
 from deployments.sandbox.local import LocalSandbox
