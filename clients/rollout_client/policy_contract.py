@@ -25,8 +25,9 @@ and loads them into every replica; the answer is then 200 with a `PolicyUpdate`.
 **Transfer.** A trainer on the same network sends the weights straight into the engines, with one of vLLM's
 weight-transfer backends, if the service's config lists its address (`policy.transfer.trainers`). Its steps are
 `POST /policy/transfer/init`, `start`, `update` and `finish`. `init` connects the trainer with every replica, and is
-repeated when the set of replicas has changed; `start` to `finish` are one transfer. The service keeps no copy of
-transferred weights: a replica that starts later waits for the next full version or the next transfer.
+repeated when the set of replicas has changed; `start` to `finish` are one transfer. One replica saves what arrives, and
+the policy store gets it afterwards: then the version has a checksum. Where that is off or fails, a replica that starts
+later waits for the next full version or the next transfer.
 
 Times are in seconds, sizes in bytes.
 """
@@ -163,6 +164,9 @@ class ReplicaPolicy(Lenient):
     """Sha-256 over the full weights in the engine's memory, without an adapter on top; equal on all replicas that have
     loaded the same weights. Null unless `checksums_within_s` in the query of `GET /policy` has asked for it since the
     replica loaded them, and it is computed."""
+    accepts_requests: bool = True
+    """False of a replica that starts, until it has the current weights. If only other engines have them, because a
+    trainer sent them there and they were not saved, it waits for the next version."""
 
 
 class UploadState(Lenient):
@@ -292,7 +296,7 @@ class PolicyUpdate(Lenient):
     name: str | None = None
     """The policy that it is a version of; null for the one without a name."""
     checksum: str | None
-    """Sha-256 over all tensors, as in `VersionInfo`; null if the service has never held the weights."""
+    """Sha-256 over all tensors, as in `VersionInfo`; null after a transfer, whose weights are saved afterwards."""
     replicas: list[ReplicaUpdate]
     """The outcome on each replica."""
     canary_s: float = 0.0

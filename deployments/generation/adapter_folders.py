@@ -20,7 +20,7 @@ def adapter_folder(folder: Path, payload: VersionPayload, weights: Path, needed:
         needed: names of folders.
     """
     for other in folder.parent.iterdir():
-        if other.name not in needed:
+        if other.name not in needed and other.is_dir():
             shutil.rmtree(other)
     folder.mkdir(exist_ok=True)
     (folder / "adapter_config.json").write_text(payload.adapter_config or "{}")

@@ -32,6 +32,8 @@ from deployments.policy.replicas.commands import (
     LoadedWeights,
     NumberedCommand,
     ReplicaRegistration,
+    SavedWeights,
+    SaveTransfer,
     SetAdapters,
     Stage,
     StartTransfer,
@@ -45,6 +47,8 @@ if TYPE_CHECKING:
     from deployments.generation.weight_updater import WeightUpdater
 
 REGISTER_AGAIN_AFTER_S = 0.5
+TRANSFER_FILE = "transfer.safetensors"
+"""In the replica's own folder, beside those of its adapters: what a trainer sends, until it is saved as a version."""
 CHANGES_WEIGHTS = Swap | AbandonTransfer | FinishTransfer
 """Commands that leave the replica in an unknown state when they fail."""
 logger = logging.getLogger("rollout_service.generation")
@@ -78,6 +82,8 @@ class CommandRunner:
         """As it is registered."""
         self._checksum_task: asyncio.Task[None] | None = None
         self._in_transfer = False
+        self._saved: SavedWeights | None = None
+        """What the command that runs has saved."""
         self._records: dict[int, str | None] = {}
         """What the store said of the versions that were staged or transferred."""
 
@@ -120,7 +126,8 @@ class CommandRunner:
                 name = type(numbered.command).__name__
                 follows = "the engine waits for full weights" if self._in_transfer else "generation goes on"
                 logger.warning("The command %s failed; %s.", name, follows, exc_info=failure)
-        return CommandReport(numbered.number, self._weights.loaded, error, self.broken is not None, costs)
+        saved, self._saved = self._saved, None
+        return CommandReport(numbered.number, self._weights.loaded, error, self.broken is not None, costs, saved)
 
     async def _carry_out(self, command: Command) -> CommandCosts:
         match command:
@@ -149,10 +156,11 @@ class CommandRunner:
                 self._start_checksum()
             case InitTransfer(init_info, timeout_s):
                 await self._weights.init_transfer(dict(init_info), timeout_s)
-            case StartTransfer(options):
+            case StartTransfer(options, layout):
                 self._in_transfer = True
                 self._stop_checksum()
-                await self._weights.start_transfer(options)
+                path = None if layout is None else self._node_weights.own_folder / TRANSFER_FILE
+                await self._weights.start_transfer(options, path, layout)
             case UpdateTransfer(update_info, silence_s):
                 await self._weights.update_transfer(update_info, silence_s)
             case AbandonTransfer():
@@ -164,6 +172,11 @@ class CommandRunner:
                 costs = await self._weights.finish_transfer(version)
                 self._in_transfer = False
                 return costs
+            case SaveTransfer(version):
+                checksum, size_bytes = await self._weights.saved_transfer()
+                written = self._node_weights.own_folder / TRANSFER_FILE
+                stored = await asyncio.to_thread(self._node_weights.adopt, version, checksum, written)
+                self._saved = SavedWeights(checksum, size_bytes, stored)
         return CommandCosts()
 
     def _records_of_loaded(self) -> dict[int, str]:

@@ -36,12 +36,12 @@ class SilenceWatch:
         self._last = time.monotonic()
 
     @contextmanager
-    def noting_weights_of(self, model: Any) -> Iterator[None]:
-        """Notes each tensor that `model.load_weights` takes, and each of its ends."""
+    def noting_weights_of(self, model: Any, arrived: Callable[[Any], None]) -> Iterator[None]:
+        """Notes each tensor that `model.load_weights` takes, which `arrived` is called with before, and its end."""
         load_weights = model.load_weights
 
         def load_and_note(weights: Iterable[Any], *arguments: Any, **named: Any) -> Any:
-            loaded = load_weights(self._noted(weights), *arguments, **named)
+            loaded = load_weights(self._noted(weights, arrived), *arguments, **named)
             self.note()
             return loaded
 
@@ -51,8 +51,10 @@ class SilenceWatch:
         finally:
             del model.load_weights
 
-    def _noted(self, items: Iterable[Item]) -> Iterator[Item]:
+    def _noted(self, items: Iterable[Item], arrived: Callable[[Item], None]) -> Iterator[Item]:
         for item in items:
+            self.note()
+            arrived(item)
             self.note()
             yield item
 

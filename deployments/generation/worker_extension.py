@@ -26,6 +26,7 @@ from vllm.model_executor.model_loader.reload.layerwise import (
     get_layerwise_info,
 )
 
+from deployments.generation.arriving_weights import ArrivingWeights, Layout, Written
 from deployments.generation.silence_watch import SilenceWatch
 from deployments.generation.trainer_rendezvous import TrainerRendezvous
 from deployments.generation.weight_patches import apply_patches, read_patches
@@ -54,10 +55,12 @@ class WeightsWorkerExtension:
     weight_transfer_engine: Any
     shutdown_weight_transfer_engine: Any
     update_weights: Any
+    rank: int
     _weight_update_active: bool
     _staging: "Staging | None" = None
     _checksum: "Checksum | None" = None
     _rendezvous: TrainerRendezvous | None = None
+    _arriving: ArrivingWeights | None = None
 
     def begin_staging(self, path: str, delta: str | None = None) -> None:
         """Starts to read the safetensors file at `path`; what was staged before is dropped.
@@ -141,18 +144,40 @@ class WeightsWorkerExtension:
         self._rendezvous.give_up()
         return self._rendezvous.waits_for
 
+    def begin_saving(self, path: str | None, layout: Layout) -> None:
+        """Writes what the next transfer brings to a file; with `None` nothing is written. Only one worker does it."""
+        self._discard_arriving()
+        if path is not None and self.rank == 0:
+            self._arriving = ArrivingWeights(Path(path), layout, self.model_runner.model_config.dtype)
+
+    def saved_weights(self) -> tuple[Written | None, str | None] | None:
+        """What was written, once all is, and the error, if any; `None` from the workers that do not write."""
+        if self._arriving is None:
+            return None
+        self._arriving.end()
+        return self._arriving.state()
+
     def receive_transfer(self, update_info: Any, silence_s: float) -> tuple[None, str | None]:
         """Receives what the trainer sends. Returns the error, if any, as when nothing arrives for `silence_s` s."""
         engine = self.weight_transfer_engine
         error: str | None = None
         with SilenceWatch(silence_s, engine.shutdown) as watch:
             try:
-                with watch.noting_weights_of(engine.model):
+                with watch.noting_weights_of(engine.model, self._save):
                     self.update_weights(update_info)
             except Exception as failure:  # noqa: BLE001 - returned to the engine
                 error = describe_error(failure)
         # A connection that was closed meanwhile may make vLLM fail, or go on without it.
         return None, f"the trainer sent nothing for {silence_s:g} s" if watch.has_hung_up else error
+
+    def _discard_arriving(self) -> None:
+        if self._arriving is not None:
+            self._arriving.discard()
+            self._arriving = None
+
+    def _save(self, arrived: tuple[str, torch.Tensor]) -> None:
+        if self._arriving is not None:
+            self._arriving.add(*arrived)
 
     def abandon_transfer(self) -> tuple[None, str | None]:
         """Lets go of the trainer; returns the error, if any.
@@ -160,6 +185,7 @@ class WeightsWorkerExtension:
         The weights may be of two versions, and a part of them may be missing, until full weights were swapped in.
         """
         try:
+            self._discard_arriving()
             self._weight_update_active = False
             self.weight_transfer_engine.reset_weight_update_target()
             self.shutdown_weight_transfer_engine()

@@ -33,7 +33,12 @@ async def policy_state(
         updating_to=versions.updating_to,
         versions=versions.list(),
         replicas=[
-            ReplicaPolicy(replica_id=replica.replica_id, version=replica.loaded.version, checksum=replica.checksum)
+            ReplicaPolicy(
+                replica_id=replica.replica_id,
+                version=replica.loaded.version,
+                checksum=replica.checksum,
+                accepts_requests=replica.accepts_requests,
+            )
             for replica in replicas
         ],
         transfer_world_size=world_size([replica.registration.workers for replica in registry.started]),

@@ -29,6 +29,7 @@ from deployments.policy.settings import PolicySettings
 from deployments.policy.shared_folder import warn_unless_shared
 from deployments.policy.state import policy_state
 from deployments.policy.transfer.going_back import GoingBack
+from deployments.policy.transfer.saving import TransferSaving
 from deployments.policy.transfer.trusted_trainers import TrustedTrainers
 from deployments.policy.transfer.weight_transfer import WeightTransfer
 from deployments.policy.updates.activation import VersionActivation
@@ -139,6 +140,13 @@ class PolicyStore(CommandSource):
         updater = Updater(fleet, self._versions, self._payloads, activation, self._update_lock, adapters)
         preparation = VersionPreparation(self._versions, self._initial, version_store, settings.checkpoint_roots)
         self._pushes = Pushes(self._active_pushes, self._uploads, preparation, self._versions, updater, housekeeping)
+        reseeding = Reseeding(self._registry, self._versions, version_store, source_of, cluster.node_id())
+        self._recovery = Recovery(
+            fleet, self._versions, activation, self._initializer, self._update_lock, reseeding, self._tasks, settle_s
+        )
+        saving = TransferSaving(
+            fleet, self._initial, reseeding, activation, self._recovery, self._tasks, settings.transfer.save_weights
+        )
         trainers = TrustedTrainers(settings.transfer.trainers)
         self._transfer = WeightTransfer(
             fleet,
@@ -147,13 +155,10 @@ class PolicyStore(CommandSource):
             self._update_lock,
             trainers,
             GoingBack(fleet, self._versions, self._payloads, settings.transfer_idle_s, adapters),
+            saving,
             self._tasks,
             settings.transfer.rendezvous_timeout_s,
             settings.transfer_idle_s,
-        )
-        reseeding = Reseeding(self._registry, self._versions, version_store, source_of)
-        self._recovery = Recovery(
-            fleet, self._versions, activation, self._initializer, self._update_lock, reseeding, self._tasks, settle_s
         )
         self._tasks.start(housekeeping.run(self._uploads, self._named))
         self._tasks.start(warn_unless_shared(folder, cluster))

@@ -1,5 +1,6 @@
 """Weights that a trainer sends straight into the engines of the running service, over gloo."""
 
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
@@ -34,9 +35,19 @@ from tests.live.played_with_weights import (
 
 @pytest.fixture(scope="module", autouse=True)
 def leaves_the_original_weights(client: RolloutClient) -> Iterator[None]:
-    """A replica that starts after a transfer would not get its weights: the last version has to be a full one."""
     yield
     client.push_weights(tiny_state())
+
+
+def saved(client: RolloutClient, version: int) -> str:
+    """Returns the checksum of a transferred version once the policy store has its weights."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        [info] = [info for info in client.policy().versions if info.version == version]
+        if info.checksum is not None:
+            return info.checksum
+        time.sleep(0.1)
+    raise TimeoutError(f"version {version} was not saved")
 
 
 def connected(transfer: RolloutWeightSyncClient, world_size: int | None, model: Any) -> GlooTrainerWeightTransferEngine:
@@ -61,17 +72,23 @@ def test_after_a_transfer_every_token_is_of_the_trainers_weights(client: Rollout
     assert_of_weights(play(client).samples, transfer.update.version, state)
 
 
-def test_a_transfer_and_a_push_of_equal_weights_make_equal_engines(client: RolloutClient) -> None:
+def test_a_transfer_what_was_saved_of_it_and_a_push_of_equal_weights_make_equal_engines(client: RolloutClient) -> None:
     before = client.policy(CHECKSUMS_WITHIN_S)
     state = perturbed(32)
     transfer = RolloutWeightSyncClient(client)
     connected(transfer, before.transfer_world_size, model_of(state)).send_weights()
+    version = before.current + 1
+    checksum = saved(client, version)
     transferred = client.policy(CHECKSUMS_WITHIN_S)
-    assert (transferred.versions[-1].kind, transferred.versions[-1].checksum) == ("transfer", None)
-    assert transferred.versions[-1].version == transferred.current == before.current + 1
-    client.push_weights(state)
+    assert (transferred.versions[-1].version, transferred.versions[-1].kind) == (version, "transfer")
+    assert transferred.current == version
+    client.push_weights(perturbed(45))
+    assert client.rollback(version).checksum == checksum
+    back = client.policy(CHECKSUMS_WITHIN_S)
+    assert client.push_weights(state).checksum == checksum
     pushed = client.policy(CHECKSUMS_WITHIN_S)
-    assert [replica.checksum for replica in transferred.replicas] == [replica.checksum for replica in pushed.replicas]
+    engines = [[replica.checksum for replica in policy.replicas] for policy in (transferred, back, pushed)]
+    assert engines == [engines[0]] * 3
     assert transferred.replicas[0].checksum not in (None, before.replicas[0].checksum)
 
 
@@ -181,11 +198,12 @@ def test_replicas_go_back_in_place_when_the_trainer_falls_silent(client: Rollout
 
 
 def test_replicas_go_back_in_place_when_the_trainer_takes_no_further_step(client: RolloutClient) -> None:
+    """To weights that a trainer sent, too."""
     state = perturbed(43)
-    version = client.push_weights(state).version
-    before = client.policy(CHECKSUMS_WITHIN_S)
     transfer = RolloutWeightSyncClient(client)
-    connected(transfer, before.transfer_world_size, model_of(perturbed(44)))
+    connected(transfer, client.policy().transfer_world_size, model_of(state)).send_weights()
+    before = client.policy(CHECKSUMS_WITHIN_S)
+    version = before.current
     transfer.start_weight_update()
     assert_of_weights(play(client).samples, version, state)
     with pytest.raises(ConnectAgain, match="none is under way; start it first, or it was abandoned"):

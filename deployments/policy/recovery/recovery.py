@@ -113,6 +113,12 @@ class Recovery:
     def _lacks_weights_of(self, replica: RegisteredReplica) -> bool:
         return replica.loaded == self._versions.desired and not self._versions.has_desired
 
+    async def give_saved(self) -> None:
+        """Gives weights that the store has got meanwhile to the replicas that lack them."""
+        async with self._update_lock.lease():
+            if self._versions.has_desired:
+                await self._reseed()
+
     async def _reseed(self) -> None:
         """Reads lost weights back, and gives them to the replicas that lack them; where that fails, replicas that serve
         an older version are replaced, and their successors wait for the next one."""

@@ -8,8 +8,8 @@
 | a version above the current one | `AHEAD` | the store takes the version over |
 | other weights under a number that the store knows, or those of another run | `DIFFERENT` | it is replaced |
 
-Two contents of a version are the same if they have the same checksum, or, where the store never held the weights, were
-made at the same time. Of what is not known nothing is said: it counts as the same.
+Two contents of a version are the same if they have the same checksum, or, where one is not known, as after a transfer,
+were made at the same time. Of what is not known nothing is said: it counts as the same.
 """
 
 from dataclasses import dataclass
@@ -84,6 +84,6 @@ def difference(held: StoredVersion, known: KnownVersions) -> str | None:
 
 
 def are_same(one: StoredVersion, other: StoredVersion) -> bool:
-    if one.checksum is None and other.checksum is None:
+    if one.checksum is None or other.checksum is None:
         return one.created_at == other.created_at
     return one.checksum == other.checksum

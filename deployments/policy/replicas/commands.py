@@ -1,6 +1,6 @@
 """The commands that the policy store gives to generator replicas, and what the replicas tell it."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass, field
 from typing import Any, Literal
 
@@ -143,6 +143,8 @@ class StartTransfer:
     """Pause generation and prepare to receive weights from the trainer."""
 
     options: SwapOptions
+    layout: Mapping[str, tuple[str, Sequence[int]]] | None = None
+    """Write what arrives to a file too, with these tensors: dtype and shape by name. `None`: not on this replica."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +175,23 @@ class FinishTransfer:
     """As in `VersionPayload`."""
 
 
+@dataclass(frozen=True, slots=True)
+class SaveTransfer:
+    """Finish the file that `StartTransfer.layout` asked for, as the weights of `version`; generations go on."""
+
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class SavedWeights:
+    """What a replica has saved of a transfer."""
+
+    checksum: str
+    size_bytes: int
+    file: StoredFile
+    """On the replica's node, whose id is in it."""
+
+
 Command = (
     Stage
     | Swap
@@ -186,6 +205,7 @@ Command = (
     | AbandonTransfer
     | ApplyTransfer
     | FinishTransfer
+    | SaveTransfer
 )
 
 
@@ -237,6 +257,8 @@ class CommandReport:
     broken: bool = False
     """Whether the replica cannot be used any more."""
     costs: CommandCosts = field(default_factory=CommandCosts)
+    saved: SavedWeights | None = None
+    """By `SaveTransfer`."""
 
 
 @dataclass(frozen=True, slots=True)

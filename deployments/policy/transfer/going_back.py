@@ -66,6 +66,4 @@ class GoingBack:
             return False
         if self._adapters.are_needed_by(replica):
             await self._adapters.give([replica])
-        # It holds the same version as before, and what was being computed of its checksum is lost.
-        replica.checksum, replica.is_checksum_asked = None, False
         return True

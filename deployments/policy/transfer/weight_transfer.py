@@ -28,6 +28,7 @@ from deployments.policy.replicas.commands import (
 from deployments.policy.replicas.fleet import CommandResult, Fleet, error_of
 from deployments.policy.replicas.replica_registry import RegisteredReplica
 from deployments.policy.transfer.going_back import GoingBack
+from deployments.policy.transfer.saving import TransferSaving
 from deployments.policy.transfer.transfer_ranks import (
     UpdateInfo,
     rank_offsets,
@@ -62,6 +63,7 @@ class WeightTransfer:
         update_lock: UpdateLock,
         trainers: TrustedTrainers,
         going_back: GoingBack,
+        saving: TransferSaving,
         tasks: BackgroundTasks,
         rendezvous_timeout_s: float,
         idle_s: float,
@@ -72,6 +74,7 @@ class WeightTransfer:
         self._update_lock = update_lock
         self._trainers = trainers
         self._going_back = going_back
+        self._saving = saving
         self._tasks = tasks
         self._rendezvous_timeout_s = rendezvous_timeout_s
         self._idle_s = idle_s
@@ -128,10 +131,12 @@ class WeightTransfer:
             await self._fleet.registry.forget_the_dead()
             if not self._participants or self._participants != self._fleet.registry.started:
                 raise refused("transfer", REPLICAS_CHANGED)
+            await self._saving.ended()
+            layouts = await self._saving.layouts(len(self._participants))
             self._lease = lease.hand_over()
             self._keeps_prefix_cache = not options.reset_prefix_cache
             swap_options = SwapOptions(options.mode, options.reset_prefix_cache)
-            await self._send_all([StartTransfer(swap_options)] * len(self._participants))
+            await self._send_all([StartTransfer(swap_options, layout) for layout in layouts])
 
     async def update(self, update_info: UpdateInfo) -> None:
         """Lets every replica receive what the trainer sends meanwhile.
@@ -166,6 +171,7 @@ class WeightTransfer:
             try:
                 replicas = await self._resume(number, applied)
                 await self._activation.activate()
+                self._saving.begin(number, self._participants[0])
             finally:
                 self._taken_lease().release()
         return PolicyUpdate(

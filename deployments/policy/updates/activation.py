@@ -49,10 +49,11 @@ class VersionActivation:
         logger.info("Version %d is current.", current, extra={"version": current})
         await self._on_base()
         self._uploads.drop_up_to(current)
-        self._remove_old_versions()
+        self.remove_old_versions()
         await self._initializer.start_accepting()
-        self._compaction.start_if_due(then=self._remove_old_versions)
+        self._compaction.start_if_due(then=self.remove_old_versions)
 
-    def _remove_old_versions(self) -> None:
+    def remove_old_versions(self) -> None:
+        """All but the newest with weights, and those that are needed."""
         self._versions.keep_newest(self._keep_versions, self._payloads.needed)
         self._housekeeping.wake()

@@ -38,8 +38,8 @@ class ReplicaInitializer:
     async def initialize(self, replica: RegisteredReplica) -> None:
         """Loads what the replica lacks; it is replaced if that fails. The replica's `is_starting` is true until then.
 
-        If a trainer sent the current weights straight to the replicas, the service does not have them, and the replica
-        waits for the next version.
+        If a trainer sent the current weights straight to the replicas, and they were not saved, the service does not
+        have them, and the replica waits for the next version.
         """
         try:
             await self._load_and_join(replica)
@@ -74,6 +74,10 @@ class ReplicaInitializer:
     async def _join(self, replica: RegisteredReplica) -> None:
         """From now on the replica takes part in updates. The caller holds the update lease."""
         replica.is_starting = False
+        if replica.loaded != self._versions.desired:
+            version = self._versions.desired.version
+            extra = {"replica_id": replica.replica_id, "version": version}
+            logger.warning("A replica waits: only engines have the weights of version %d.", version, extra=extra)
         await self.start_accepting()
 
     async def start_accepting(self) -> None:

@@ -98,7 +98,8 @@ class PolicyVersions:
         return next((info for info in self._store.versions() if info.version == version), None)
 
     def has_weights(self, version: int) -> bool:
-        """False after a transfer, and of a version that was taken over from a replica until its weights are back."""
+        """False after a transfer until a replica has saved its weights, and of a version that was taken over from a
+        replica until its weights are back."""
         return bool(self.chains.links(version))
 
     @property
@@ -198,7 +199,12 @@ class PolicyVersions:
         """Removes all versions except the newest `full_versions` with full weights, those that are `needed`, and those
         that one of them is stored as a delta of.
         """
-        full = [stored.version for stored in self._store.versions() if stored.kind in ("full", "partial", "delta")]
+        full = [
+            stored.version
+            for stored in self._store.versions()
+            if stored.kind in ("full", "partial", "delta")
+            or (stored.kind == "transfer" and self.has_weights(stored.version))
+        ]
         kept = {*needed, *full[-full_versions:]}
         self._store.keep_only(kept.union(*map(self.chains.links, kept)))
 

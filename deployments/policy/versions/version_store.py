@@ -132,16 +132,19 @@ class VersionStore:
         making.rename(folder)
         flush(folder.parent)
 
-    def add_weights(self, version: int, weights: Path) -> None:
+    def add_weights(self, version: int, weights: Path, info: StoredVersion | None = None) -> None:
         """Stores the full weights of a version that was added without; ignored if it was removed meanwhile.
 
         Args:
             weights: as `file` in `add`.
+            info: what is known of the version now, if that is more than when it was added.
         """
         flush(weights)
         try:
+            if info is not None and info != self.info(version):
+                write_durably(self._version_folder(version) / "info.json", info.model_dump_json())
             os.link(weights, self.weights(version))
-        except (FileNotFoundError, FileExistsError):
+        except (FileNotFoundError, FileExistsError, VersionUnknown):
             return
         flush(self._version_folder(version))
 

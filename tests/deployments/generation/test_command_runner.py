@@ -27,6 +27,8 @@ from deployments.policy.replicas.commands import (
     LoadedWeights,
     NumberedCommand,
     ReplicaRegistration,
+    SavedWeights,
+    SaveTransfer,
     SetAdapters,
     Stage,
     StartTransfer,
@@ -93,8 +95,14 @@ class ScriptedWeights:
     async def init_transfer(self, init_info: dict[str, Any], timeout_s: float) -> None:
         self.call("init_transfer", f"{init_info['rank_offset']} within {timeout_s:g} s")
 
-    async def start_transfer(self, options: SwapOptions) -> None:
-        self.call("start_transfer", options.mode)
+    async def start_transfer(self, options: SwapOptions, file: Path | None, layout: object) -> None:
+        self.call("start_transfer", options.mode if file is None else f"{options.mode} to {file.name}: {layout}")
+        if file is not None:
+            await asyncio.to_thread(file.write_bytes, b"sent")
+
+    async def saved_transfer(self) -> tuple[str, int]:
+        self.call("saved_transfer")
+        return "5f3a", 4
 
     async def update_transfer(self, update_info: Any, silence_s: float) -> None:
         self.call("update_transfer", f"{update_info} within {silence_s:g} s")
@@ -208,7 +216,7 @@ def stage(
 ) -> Stage:
     """Of a version whose file, `b"weights"`, is on the replica's own node."""
     path = folder / "policy" / f"{version}.safetensors"
-    path.parent.mkdir(exist_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(b"weights")
     file = StoredFile(str(path), "node", inode=1, modified_ns=1)
     return Stage(VersionPayload(version, kind, 7, "checksum", file, adapter_config=adapter_config, record=record))
@@ -471,6 +479,36 @@ def test_a_replica_that_loses_the_store_in_the_middle_of_a_transfer_is_broken(tm
     assert errors(store.reports) == [(None, False)] * 4
     assert runner.broken == f"{type(end).__name__} in the middle of a weight transfer: {end}"
     assert store.registrations == [LoadedWeights(0)]
+
+
+def test_what_a_trainer_sent_is_saved_as_a_version_that_others_can_read(tmp_path: Path) -> None:
+    layout = {"a": ("BF16", [2])}
+    start = StartTransfer(SwapOptions(), layout)
+    adapter = stage(tmp_path / "store", 2, "adapter", "{}")
+    store = ScriptedStore(start, adapter, FinishTransfer(3), SaveTransfer(3))
+    weights = ScriptedWeights()
+    runner = runner_of(weights, store, tmp_path / "node")
+
+    async def play() -> bytes:
+        running = asyncio.create_task(runner.run())
+        await asyncio.sleep(0.4)
+        running.cancel()
+        return await runner._node_weights.read(3, "5f3a", 0, 10)
+
+    assert run(play()) == b"sent"
+    assert errors(store.reports) == [(None, False)] * 4
+    assert weights.calls[0] == f"start_transfer keep to transfer.safetensors: {layout}"
+    path = tmp_path / "node" / "versions" / "3-5f3a.safetensors"
+    found = path.stat()
+    file = StoredFile(str(path), "node", found.st_ino, found.st_mtime_ns)
+    assert [report.saved for report in store.reports] == [None, None, None, SavedWeights("5f3a", 4, file)]
+
+
+def test_weights_that_could_not_be_saved_break_nothing(tmp_path: Path) -> None:
+    store = ScriptedStore(FinishTransfer(3), SaveTransfer(3))
+    runner = played(ScriptedWeights(fails="saved_transfer"), store, tmp_path)
+    assert errors(store.reports) == [(None, False), ("OSError: saved_transfer failed", False)]
+    assert runner.broken is None
 
 
 def test_a_replica_that_loses_the_store_after_a_transfer_registers_again(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ LONG_ENOUGH_S = 10.0
 class Model:
     def __init__(self) -> None:
         self.loaded: list[Any] = []
+        self.seen: list[Any] = []
 
     def load_weights(self, weights: Iterable[Any]) -> int:
         self.loaded.extend(weights)
@@ -52,9 +53,9 @@ def test_each_tensor_counts_as_a_sign_of_life() -> None:
             yield number
 
     model = Model()
-    with SilenceWatch(0.5, pytest.fail) as watch, watch.noting_weights_of(model):
+    with SilenceWatch(0.5, pytest.fail) as watch, watch.noting_weights_of(model, model.seen.append):
         assert model.load_weights(arriving()) == 8
-    assert (model.loaded, watch.has_hung_up) == (list(range(8)), False)
+    assert (model.seen, model.loaded, watch.has_hung_up) == (list(range(8)), list(range(8)), False)
     assert "load_weights" not in vars(model), "the model is as it was"
 
 
@@ -64,6 +65,6 @@ def test_an_error_goes_through_and_leaves_the_model_as_it_was() -> None:
         raise KeyError("missing")
 
     model, watch = Model(), SilenceWatch(LONG_ENOUGH_S, pytest.fail)
-    with pytest.raises(KeyError), watch, watch.noting_weights_of(model):
+    with pytest.raises(KeyError), watch, watch.noting_weights_of(model, model.seen.append):
         model.load_weights(arriving())
-    assert "load_weights" not in vars(model)
+    assert (model.seen, "load_weights" in vars(model)) == ([1], False)

@@ -7,7 +7,13 @@ from typing import Any
 import pytest
 
 from deployments.generation.adapters import Adapters
-from deployments.generation.weight_updater import TrainerNotMet, TransferBroken, WeightsNotLoaded, WeightUpdater
+from deployments.generation.weight_updater import (
+    TrainerNotMet,
+    TransferBroken,
+    WeightsNotLoaded,
+    WeightsNotSaved,
+    WeightUpdater,
+)
 from deployments.policy.replicas.commands import CommandCosts, LoadedWeights, SwapOptions
 from rollout_client.policy_contract import PauseMode
 from tests.deployments.generation.scripted_llm import ScriptedLLM
@@ -223,6 +229,7 @@ def test_a_transfer_that_broke_off_ends_when_full_weights_are_swapped_in() -> No
     async def play() -> None:
         silent = "the trainer sent nothing for 20 s"
         llm = ScriptedLLM(
+            begin_saving=[[None, None]],
             receive_transfer=[[(None, silent), (None, None)]],
             abandon_transfer=[[(None, None)] * 2],
             begin_staging=[[None, None]],
@@ -245,7 +252,37 @@ def test_a_transfer_that_broke_off_ends_when_full_weights_are_swapped_in() -> No
         await updater.swap(SwapOptions())
         assert updater.loaded == LoadedWeights(3, adapter=4)
         calls = ["start_weight_update", "receive_transfer {'names': []} 20.0", "abandon_transfer"]
-        assert llm.calls[1:4] == calls
+        assert llm.calls[2:5] == calls
+
+    run(play())
+
+
+def test_what_one_worker_has_saved_is_told_once_it_is_written() -> None:
+    async def play() -> None:
+        llm = ScriptedLLM(
+            begin_saving=[[None, None]],
+            saved_weights=[[None, (None, None)], [None, (("5f3a", 10), None)]],
+        )
+        updater = updater_of(llm)
+        await updater.start_transfer(SwapOptions(), Path("/node/transfer.safetensors"), {"a": ("BF16", [2])})
+        assert await updater.saved_transfer() == ("5f3a", 10)
+        begun = "begin_saving /node/transfer.safetensors {'a': ('BF16', [2])}"
+        assert llm.calls[:2] == [begun, "pause mode=keep clear_cache=True"]
+
+    run(play())
+
+
+@pytest.mark.parametrize(
+    ("answers", "error"),
+    [
+        ([None, (None, "OSError: no space left")], "OSError: no space left"),
+        ([None, None], "the transfer was begun without a file"),
+    ],
+)
+def test_weights_that_no_worker_could_save_say_why(answers: list[Any], error: str) -> None:
+    async def play() -> None:
+        with pytest.raises(WeightsNotSaved, match=f"^{error}$"):
+            await updater_of(ScriptedLLM(saved_weights=[answers])).saved_transfer()
 
     run(play())
 

@@ -22,8 +22,11 @@ from deployments.policy.replicas.commands import (
     LoadedWeights,
     NumberedCommand,
     ReplicaRegistration,
+    SavedWeights,
+    SaveTransfer,
     SetAdapters,
     Stage,
+    StoredFile,
     Swap,
     VersionPayload,
 )
@@ -110,7 +113,13 @@ class ScriptedReplica:
     records: dict[int, str | None] = field(default_factory=dict)
     """What the store said of the versions that were staged or transferred."""
     files: dict[int, bytes] = field(default_factory=dict)
-    """What its node has of the versions that were staged."""
+    """What its node has of the versions that were staged or saved."""
+    saves: bytes | None = None
+    """What it has saved of each transfer."""
+    saved_checksum: str = ""
+    """What it says of that."""
+    saved_file: Path | None = None
+    """Where it is, if the policy store is on the same node."""
     taken: list[int] = field(default_factory=list)
     """The numbers of the commands that reached it."""
     named: dict[str, int] = field(default_factory=dict)
@@ -173,7 +182,20 @@ class ScriptedReplica:
         if step == "register again":
             await self.register()
             return None
+        if isinstance(numbered.command, SaveTransfer):
+            return self._saved(report, numbered.command.version)
         return replace(report, loaded=self.loaded, costs=COSTS.get(type(numbered.command), CommandCosts()))
+
+    def _saved(self, report: CommandReport, version: int) -> CommandReport:
+        if self.saves is None:
+            return replace(report, error="WeightsNotSaved: no space left")
+        self._note("save", version)
+        self.files[version] = self.saves
+        file = StoredFile("/node/versions/file", "another node", inode=1, modified_ns=1)
+        if self.saved_file is not None:
+            self.saved_file.write_bytes(self.saves)
+            file = StoredFile(str(self.saved_file), "node", inode=1, modified_ns=1)
+        return replace(report, saved=SavedWeights(self.saved_checksum, len(self.saves), file))
 
     def _carry_out(self, numbered: NumberedCommand) -> None:
         match numbered.command:

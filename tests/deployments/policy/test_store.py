@@ -97,10 +97,14 @@ def test_a_version_that_was_not_current_when_the_store_died_is_removed(tmp_path:
 async def transferring(world: World, *names: str) -> Sequence[ScriptedReplica]:
     replicas = [await world.replica(name) for name in names]
     await until(lambda: all(replica.accepts_requests for replica in replicas))
-    init_info = {"master_address": "10.0.0.4", "master_port": 29500, "world_size": 1 + len(names)}
-    assert await world.store.init_transfer(init_info) == 1 + len(names)
-    await world.store.start_transfer(SwitchOptions())
+    await start_transfer(world, 1 + len(names))
     return replicas
+
+
+async def start_transfer(world: World, world_size: int) -> None:
+    init_info = {"master_address": "10.0.0.4", "master_port": 29500, "world_size": world_size}
+    assert await world.store.init_transfer(init_info) == world_size
+    await world.store.start_transfer(SwitchOptions())
 
 
 def test_a_transfer_that_is_finished_is_current_and_has_no_weights_here(tmp_path: Path) -> None:
@@ -204,11 +208,13 @@ def test_after_a_transfer_that_breaks_off_a_replica_has_the_current_weights_and_
     tmp_path: Path, has_adapter: bool
 ) -> None:
     async def story(world: World) -> None:
+        [replica] = await transferring(world, "r0")
+        await until(lambda: not world.store._update_lock._lock.locked())
         await world.push(1, weights(2.0))
         await world.push(2, delta(), kind="delta", base=1, checksum=checksum_of(changed(weights(2.0))))
         if has_adapter:
             await world.push(3, adapter(), kind="adapter")
-        [replica] = await transferring(world, "r0")
+        await start_transfer(world, 2)
         replica.files.clear()
         world.cluster.events.clear()
         await until(lambda: not world.store._update_lock._lock.locked())
