@@ -11,12 +11,13 @@ PUSHES ?= 1000
 UPDATES ?= 50
 PROFILE = fast
 
-.PHONY: help setup demo serve train train-async train-trl lint test-fast test-live test-attacks test test-all coverage check-streams mutation docs docs-serve load \
+.PHONY: help setup demo serve reload train train-async train-trl lint test-fast test-live test-attacks test test-all coverage check-streams mutation docs docs-serve load \
 	bench bench-scale bench-payload bench-async bench-swap bench-delta bench-code soak-weights soak-weights-kills lock tiny-model
 
 help:
 	@echo "make demo           set up, start the service, play a mixed batch, show it, stop"
 	@echo "make serve          set up and leave the service running on loopback until Ctrl-C"
+	@echo "make reload TASK=NAME  start one environment of the running service anew, with its code as it is now"
 	@echo "make train          train the embedded model with GRPO: rollouts from the service, weights back every step, train.png"
 	@echo "make train-async    the same one step off-policy: the next rollouts are played while the trainer trains, train_async.png"
 	@echo "make train-trl      the same by TRL's GRPOTrainer, train_trl.png"
@@ -64,6 +65,9 @@ demo: $(READY)
 
 serve: $(READY)
 	@$(PYTHON) -m service $(CONFIG)
+
+reload: $(READY)
+	@$(PYTHON) -m service.reload $(TASK)
 
 train: $(READY)
 	@$(PYTHON) -m examples.train_grpo $(CONFIG)
