@@ -1,6 +1,6 @@
 """Pushes versions to replicas on several nodes of one machine, and prints what they got and what stayed behind.
 
-`python -m tests.live.weights_on_nodes FOLDER`; the last line is JSON, the fields of `Findings`. It is a
+`python -m tests.live.weights_on_nodes FOLDER SECONDS`; the last line is JSON, the fields of `Findings`. It is a
 program, because Ray and Serve read their environment when they are imported.
 """
 
@@ -28,9 +28,6 @@ from tests.live.mapped_generators import REPLICAS_PER_NODE, STORE, build, handle
 VALUES = 10 * 2**20
 """Of one tensor in float16: 20 MiB, which are fetched in three ranges."""
 PUSHES_BEFORE = 3
-PUSHES_BETWEEN = 8
-"""After them every replica has fetched, and its heap grows no more."""
-PUSHES_AFTER = 16
 READY_WITHIN_S = 60.0
 NODE: dict[str, Any] = {"num_cpus": 4, "object_store_memory": 200 * 2**20}
 
@@ -65,13 +62,12 @@ class Findings:
     before: Usage | None = None
     """After the first pushes."""
     between: Usage | None = None
-    """After `pushes_between` of them."""
     after: Usage | None = None
     held_late: list[dict[str, Any]] = field(default_factory=list)
     """By each replica after a node was added."""
 
 
-def main(folder: Path) -> Findings:
+def main(folder: Path, seconds: float) -> Findings:
     findings = Findings()
     model, roots = folder / "model", folder / "pushed"
     write_weights(model / "model.safetensors", 0)
@@ -99,10 +95,10 @@ def main(folder: Path) -> Findings:
         push(roots, version)
         held_by_all(2, version)
         findings.before = usage(folder)
-        version = findings.pushes_between = push_many(PUSHES_BETWEEN, roots, version)
+        version = findings.pushes_between = push_for(seconds / 2, roots, version)
         held_by_all(2, version)
         findings.between = usage(folder)
-        version = findings.pushes = push_many(PUSHES_AFTER, roots, version)
+        version = findings.pushes = push_for(seconds / 2, roots, version)
         held_by_all(2, version)
         findings.after = usage(folder)
         cluster.add_node(**NODE)
@@ -144,9 +140,10 @@ def push_delta(roots: Path, version: int) -> Any:
     return handle_of("Policy").load_checkpoint.remote(version, checkpoint, options).result()
 
 
-def push_many(count: int, roots: Path, version: int) -> int:
+def push_for(seconds: float, roots: Path, version: int) -> int:
     """Pushes versions that follow `version` one after the other; returns the last."""
-    for _ in range(count):
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
         version += 1
         push(roots, version)
     return version
@@ -190,4 +187,4 @@ def status_bytes(process: psutil.Process, name: str) -> int:
 
 if __name__ == "__main__":
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    sys.stdout.write(json.dumps(asdict(main(Path(sys.argv[1])))) + "\n")
+    sys.stdout.write(json.dumps(asdict(main(Path(sys.argv[1]), float(sys.argv[2])))) + "\n")
