@@ -20,8 +20,10 @@ def versions_of(results: list[SampleResult]) -> set[str]:
     return {span.version for result in results for m in result.message_log for span in m.weight_versions or ()}
 
 
-def assert_of_weights(results: list[SampleResult], version: int | str, state: State) -> None:
+def assert_of_weights(
+    results: list[SampleResult], version: int | str, state: State, tolerance: float = LOGPROB_TOLERANCE
+) -> None:
     """Every token was made by `state`, under the name `version`."""
     assert versions_of(results) == {str(version)}
     differences = logprob_differences(results, {str(version): model_of(state)})[str(version)]
-    assert differences.mean().item() <= LOGPROB_TOLERANCE
+    assert differences.mean().item() <= tolerance

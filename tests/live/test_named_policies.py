@@ -17,6 +17,8 @@ from tests.live.test_policy import adapter_folder
 
 NAMES = ("run-a", "run-b", "run-c")
 """One more than the engine takes in one batch."""
+MERGED_TOLERANCE = 0.03
+"""The engine adds what an adapter computes; here it is merged into the weights, which bfloat16 rounds once more."""
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +65,7 @@ def test_rollouts_of_several_policies_at_once_have_the_tokens_of_their_own(
     assert_of_weights(unnamed.result().samples, version, base)
     for name, response in responses.items():
         label = current(client, name)
-        assert_of_weights(response.samples, label, merged(base, folders[name][1]))
+        assert_of_weights(response.samples, label, merged(base, folders[name][1]), MERGED_TOLERANCE)
         assert (response.policy.oldest, response.policy.newest, response.policy.current) == (label, label, label)
 
 
