@@ -8,6 +8,7 @@ engine's node read and the seconds of a push, of the delta over those of `push_w
 
 import json
 import shutil
+import time
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -35,11 +36,12 @@ State = dict[str, torch.Tensor]
 SIZES = {
     "hidden_size": 1024,
     "intermediate_size": 3328,
-    "num_hidden_layers": 7,
     "num_attention_heads": 32,
     "num_key_value_heads": 32,
 }
-"""101 million values: 202 MB in bfloat16."""
+"""14.4 million values a layer: 29 MB in bfloat16."""
+LAYERS = 7
+"""202 MB."""
 STANDARD_DEVIATION = 0.02
 CHANGED = 0.01
 MB = 10**6
@@ -50,11 +52,12 @@ def main(
     config: Annotated[Path, typer.Argument()] = Path("serve_config.cpu.yaml"),
     model: Annotated[Path, typer.Option(help="The model that is enlarged.")] = Path("models/tiny"),
     rounds: Annotated[int, typer.Option(min=1)] = 5,
+    layers: Annotated[int, typer.Option(min=1, help="Of the enlarged model; 29 MB each.")] = LAYERS,
 ) -> None:
     measured: dict[str, list[PushResult]] = defaultdict(list)
     settings = read_config(config, port=free_port())
     with (
-        enlarged(model) as (folder, weights),
+        enlarged(model, layers) as (folder, weights),
         sentences_for_the_user(console),
         no_process_left(),
         local_service(serving(settings, folder), console) as url,
@@ -63,6 +66,7 @@ def main(
         client.push_weights(weights)  # What is done once: the initial weights as one file, the first reload.
         for _ in track(range(rounds), "Pushing", console=console):
             measured["all weights"].append(checked(client.push_weights(weights)))
+            measured["a checkpoint on a path"].append(checked(loaded(client, folder)))
             pusher = PolicyPusher(client)
             measured["all weights, by a pusher"].append(checked(pusher.push(weights)))
             change(weights)
@@ -71,12 +75,13 @@ def main(
 
 
 @contextmanager
-def enlarged(model: Path) -> Iterator[tuple[Path, State]]:
-    """A folder with the model at `SIZES` and random weights, and these weights."""
+def enlarged(model: Path, layers: int) -> Iterator[tuple[Path, State]]:
+    """A folder with the model at `SIZES`, with so many layers and random weights, and these weights."""
     with TemporaryDirectory() as name:
         folder = Path(name) / "enlarged"
         shutil.copytree(model, folder, ignore=shutil.ignore_patterns("*.safetensors", "*.py"))
         described: dict[str, Any] = json.loads((model / "config.json").read_text()) | SIZES
+        described["num_hidden_layers"] = layers
         (folder / "config.json").write_text(json.dumps(described))
         weights = random_weights(described)
         save_file(weights, folder / "model.safetensors", {"format": "pt"})
@@ -107,8 +112,16 @@ def change(weights: State) -> None:
 
 
 def serving(settings: ServeDeploySchema, folder: Path) -> ServeDeploySchema:
-    settings.applications[0].args["engine"] |= {"model": str(folder), "tokenizer": str(folder)}
+    [application] = settings.applications
+    application.args["engine"] |= {"model": str(folder), "tokenizer": str(folder)}
+    application.args["policy"] = {"checkpoint_roots": [str(folder)]}
     return settings
+
+
+def loaded(client: RolloutClient, folder: Path) -> PushResult:
+    began = time.perf_counter()
+    update = client.load_checkpoint(folder)
+    return PushResult(**dict(update), sent_bytes=0, push_s=time.perf_counter() - began)
 
 
 def checked(update: PushResult) -> PushResult:
