@@ -49,10 +49,7 @@ class Bubblewrap:
     def __init__(self, interpreter: Interpreter) -> None:
         self._interpreter = interpreter
         self._filter = system_call_filter(FilterOptions())
-        self._mounts = [
-            *system_mounts(),
-            *folder_mounts([interpreter.prefix, *interpreter.packages]),
-        ]
+        self._mounts = [*system_mounts(), *folder_mounts(interpreter.folders)]
 
     @contextmanager
     def launch(
@@ -117,9 +114,8 @@ def system_mounts() -> list[str]:
 
 
 def folder_mounts(folders: list[str]) -> list[str]:
-    """Those of the folders that are not below the system's, to read."""
-    outside = [folder for folder in folders if not Path(folder).is_relative_to("/usr")]
+    """Folders that are not below the system's, to read."""
     # bubblewrap would make parents that only root may enter.
-    parents = sorted({str(parent) for folder in outside for parent in Path(folder).parents} - {"/"})
+    parents = sorted({str(parent) for folder in folders for parent in Path(folder).parents} - {"/"})
     mounts = [part for parent in parents for part in ("--perms", "0755", "--dir", parent)]
-    return mounts + [part for folder in outside for part in ("--ro-bind", folder, folder)]
+    return mounts + [part for folder in folders for part in ("--ro-bind", folder, folder)]

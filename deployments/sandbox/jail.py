@@ -55,10 +55,8 @@ class Jail:
         self._filter = (system_call_filter(options) or b"").hex()
         system = [Path(folder) for folder in SYSTEM_FOLDERS]
         self._links = {str(path): str(path.readlink()) for path in system if path.is_symlink()}
-        outside = [
-            folder for folder in (interpreter.prefix, *interpreter.packages) if not Path(folder).is_relative_to("/usr")
-        ]
-        self._folders = [str(path) for path in system if path.exists() and not path.is_symlink()] + outside
+        of_system = [str(path) for path in system if path.exists() and not path.is_symlink()]
+        self._folders = of_system + interpreter.folders
 
     @contextmanager
     def launch(

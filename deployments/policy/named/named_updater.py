@@ -10,11 +10,12 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
-from deployments.policy.failures import VersionUntried, WeightsRefused
+from deployments.policy.failures import WeightsRefused
 from deployments.policy.named.replica_adapters import ReplicaAdapters
 from deployments.policy.replicas.commands import CommandReport, SetAdapters
 from deployments.policy.replicas.fleet import CommandResult, Fleet, error_of
-from deployments.policy.replicas.replica_registry import RegisteredReplica, ReplicaLost, ReplicaTimedOut
+from deployments.policy.replicas.replica_registry import RegisteredReplica
+from deployments.policy.updates.trial_results import all_were_lost, must_be_replaced, was_lost
 from deployments.policy.updates.update_lock import UpdateLock
 from deployments.policy.updates.updates import Updates
 from deployments.policy.versions.version_history import PolicyVersions
@@ -119,17 +120,14 @@ class NamedUpdater(Updates):
             error = error_of(result)
             if error is None:
                 return replica
-            if isinstance(result, ReplicaLost) and not isinstance(result, ReplicaTimedOut):
+            if was_lost(result):
                 continue
-            if isinstance(result, ReplicaLost) or result.broken:
+            if must_be_replaced(result):
                 self._fleet.replace_if_registered(replica, error)
             message = f"a replica could not load them or generate with them: {error}"
             raise WeightsRefused(FieldProblem(field="weights", message=message))
         if replicas:
-            reasons = "; ".join(sorted({str(error_of(result)) for result in results.values()}))
-            raise VersionUntried(
-                FieldProblem(field="weights", message=f"all replicas were lost before that: {reasons}")
-            )
+            raise all_were_lost(results.values())
         return None
 
 

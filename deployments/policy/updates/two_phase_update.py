@@ -12,10 +12,11 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 
-from deployments.policy.failures import VersionUntried, WeightsRefused
+from deployments.policy.failures import WeightsRefused
 from deployments.policy.replicas.commands import AcceptRequests, CommandReport, Stage, Swap, SwapOptions, VersionPayload
 from deployments.policy.replicas.fleet import CommandResult, Fleet, error_of
-from deployments.policy.replicas.replica_registry import RegisteredReplica, ReplicaLost, ReplicaTimedOut
+from deployments.policy.replicas.replica_registry import RegisteredReplica
+from deployments.policy.updates.trial_results import all_were_lost, must_be_replaced, was_lost
 from rollout_client.policy_contract import ReplicaUpdate
 from rollout_client.problem_contract import FieldProblem
 
@@ -66,8 +67,7 @@ async def update_replicas(update: VersionUpdate, replicas: Sequence[RegisteredRe
     if trial.replica is None and replicas:
         for replica, result in results.items():
             fleet.replace_if_registered(replica, str(error_of(result)), version)
-        reasons = "; ".join(sorted({str(error_of(result)) for result in results.values()}))
-        raise VersionUntried(FieldProblem(field="weights", message=f"all replicas were lost before that: {reasons}"))
+        raise all_were_lost(results.values())
     await make_current(update, trial)
     others = [replica for replica in staged if replica is not trial.replica and replica not in trial.lost]
     first = [replica for replica in (trial.replica,) if replica is not None]
@@ -89,11 +89,11 @@ async def try_version(update: VersionUpdate, staged: Sequence[RegisteredReplica]
     for replica in staged:
         swap = await fleet.send(replica, Swap(update.options, is_trial=True), update.payload.size_bytes)
         result = swap if error_of(swap) is not None else await fleet.send_canary(replica, update.payload.size_bytes)
-        if isinstance(result, ReplicaLost) and not isinstance(result, ReplicaTimedOut):
+        if was_lost(result):
             lost[replica] = result
             continue
         if (error := error_of(result)) is not None:
-            if isinstance(result, ReplicaLost) or result.broken:
+            if must_be_replaced(result):
                 fleet.replace_if_registered(replica, error, update.payload.version)
             else:
                 await update.load_current(replica)
