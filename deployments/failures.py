@@ -23,6 +23,8 @@ class RolloutFailure(Exception):
     retryable: ClassVar[bool] = False
     costs_a_retry: ClassVar[bool] = True
     """Whether a retry counts against the sample's `retries`."""
+    same_call_can_succeed: ClassVar[bool] = True
+    """Of a retryable failure: whether the call alone is made again, or only the whole rollout can be."""
 
 
 class PromptRejected(RolloutFailure):
@@ -71,6 +73,18 @@ class EnvironmentLost(RolloutFailure):
 
     kind = "environment"
     retryable = True
+
+
+class SessionLost(RolloutFailure):
+    """What the rollout held at a replica of its environment is gone, and the environment lets no rollout begin anew."""
+
+    kind = "environment"
+    retryable = True
+    same_call_can_succeed = False
+
+
+class RestartableSessionLost(SessionLost):
+    """The rollout is played anew from its prompt."""
 
 
 class PolicyStoreLost(RolloutFailure):

@@ -264,6 +264,11 @@ class StepRequest:
     """Asks for the start of a sample in place of a step: the message log is its prompt, maybe empty."""
     lockstep_id: str = ""
     """The request of the step if it is played in lockstep: the steps of one turn go to one replica. Else empty."""
+    session_id: str = ""
+    """The playing of the rollout, which has one session if its environment has any. A rollout that is played anew has
+    another one."""
+    turn: int = 0
+    """How many steps the rollout had before this one, those of a message log that was posted included."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,6 +295,8 @@ class TaskDescription:
     """JSON schemas of functions, for the chat template."""
     has_start: bool = False
     """Whether its samples must be started before they are played."""
+    has_sessions: bool = False
+    """Whether all steps of a rollout must go to one replica."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,8 +322,12 @@ class Environment(Protocol):
             EnvironmentRejected: the environment cannot take this sample.
             EnvironmentBroken: the environment's own code raised, or returned an invalid outcome.
             EnvironmentLost: the environment's replica broke during the step.
+            SessionLost: the rollout had a session at a replica, and it is gone.
         """
         ...
+
+    def release(self, session_id: str) -> None:
+        """Closes the session of a rollout that has ended, or is played anew. Unknown ids are ignored."""
 
     async def start(self, request: StepRequest) -> StepOutcome:
         """Starts a sample of a task with a start: what it adds to the prompt and to the state, without a reward.

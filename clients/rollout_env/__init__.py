@@ -2,25 +2,29 @@
 
 from rollout_env.check import CheckFailed, check
 from rollout_env.check_rules import Finding
-from rollout_env.environment import TaskEnvironment
-from rollout_env.errors import OutcomeInvalid, SampleRejected
+from rollout_env.environment import LostSession, TaskEnvironment
+from rollout_env.errors import OutcomeInvalid, SampleRejected, TemporaryFailure
 from rollout_env.play import PlayResult, Sample, Turn, aplay, play
 from rollout_env.records import ChatMessage, JsonObject, Role, StartOutcome, StepOutcome, StopString
+from rollout_env.session import Session
 
 __all__ = [
     "ChatMessage",
     "CheckFailed",
     "Finding",
     "JsonObject",
+    "LostSession",
     "OutcomeInvalid",
     "PlayResult",
     "Role",
     "Sample",
     "SampleRejected",
+    "Session",
     "StartOutcome",
     "StepOutcome",
     "StopString",
     "TaskEnvironment",
+    "TemporaryFailure",
     "Turn",
     "aplay",
     "check",

@@ -18,8 +18,8 @@ from rollout_env.environment import TaskEnvironment
 from rollout_env.errors import OutcomeInvalid
 from rollout_env.play import PlayResult, Sample, ScriptedRollout, begin
 from rollout_env.records import StepOutcome
+from rollout_env.rollout_steps import RolloutSteps
 from rollout_env.step_watch import StepTooSlow, longest_block
-from rollout_env.validation import validated_step
 
 Rule = Literal[
     "attributes", "example_samples", "sample", "start", "step", "outcome", "metadata", "blocking", "state", "close"
@@ -132,12 +132,15 @@ class Checker:
         if problem := await self._start(rollout, self._instances[0]):
             self._add(problem, name)
             return None
+        steps = RolloutSteps(self._instances[:1])
         for turn, reply in enumerate(replies):
             if rollout.terminated:
                 break
-            if problem := await self._turn(rollout, self._instances[0], reply):
+            if problem := await self._turn(rollout, steps, reply):
                 self._add(problem, f"{name}, turn {turn + 1}, reply {shortened(reply)}")
+                await self._close_session(steps)
                 return None
+        await self._close_session(steps)
         return rollout.result()
 
     async def _start_twice(self, sample: Sample) -> Problem | None:
@@ -165,10 +168,10 @@ class Checker:
             return Problem("blocking", blocking_text("start", self._limits.block_s))
         return None if outcome is None else metadata_problem(environment, outcome)
 
-    async def _turn(self, rollout: ScriptedRollout, environment: TaskEnvironment, reply: str) -> Problem | None:
+    async def _turn(self, rollout: ScriptedRollout, steps: RolloutSteps, reply: str) -> Problem | None:
         """Plays one turn and returns the first problem with it."""
         rollout.add_reply(reply)
-        step = validated_step(environment, rollout.messages_so_far(), rollout.extra_env_info)
+        step = steps.step(rollout.messages_so_far(), rollout.extra_env_info)
         try:
             outcome, blocked_s = await longest_block(step, self._limits.step_s)
         except StepTooSlow:
@@ -180,7 +183,7 @@ class Checker:
         rollout.add_outcome(outcome)
         if blocked_s > self._limits.block_s:
             return Problem("blocking", blocking_text("the step", self._limits.block_s))
-        return metadata_problem(environment, outcome)
+        return metadata_problem(self._instances[0], outcome)
 
     async def _compare(self, first: Played, second: Played) -> None:
         """Plays two samples at once, turn by turn, and compares with what each gave alone."""
@@ -188,17 +191,30 @@ class Checker:
         rollouts = [ScriptedRollout(played.sample) for played in pair]
         for rollout in rollouts:
             await self._start(rollout, self._instances[-1])
+        steps = [RolloutSteps(self._instances, first=place) for place, _ in enumerate(pair)]
+        await self._compare_turns(pair, rollouts, steps)
+        for of_rollout in steps:
+            await self._close_session(of_rollout)
+
+    async def _compare_turns(
+        self, pair: Sequence[Played], rollouts: Sequence[ScriptedRollout], steps: Sequence[RolloutSteps]
+    ) -> None:
         turns = max(len(played.result.turns) for played in pair)
         for turn in range(turns):
-            for place, (rollout, played) in enumerate(zip(rollouts, pair, strict=True)):
+            for of_rollout, rollout, played in zip(steps, rollouts, pair, strict=True):
                 if turn >= len(played.result.turns):
                     continue
-                environment = self._instances[(turn + place) % len(self._instances)]
-                problem = await self._turn(rollout, environment, played.replies[turn])
+                problem = await self._turn(rollout, of_rollout, played.replies[turn])
                 difference = problem.text if problem else difference_in(played.result, rollout.result(), turn)
                 if difference:
                     self._add(Problem("state", state_text(difference)), f"{played.name}, turn {turn + 1}")
                     return
+
+    async def _close_session(self, steps: RolloutSteps) -> None:
+        try:
+            await steps.close()
+        except Exception as error:  # noqa: BLE001 - whatever an environment raises is a finding
+            self._add(Problem("close", f"close of a session raised {described(error)}", traceback_of(error)))
 
     async def _close(self) -> None:
         for environment in self._instances:

@@ -2,11 +2,11 @@
 
 import json
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, get_args
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
-from rollout_env.environment import TaskEnvironment, has_a_start, has_a_step
+from rollout_env.environment import LostSession, TaskEnvironment, has_a_start, has_a_step
 from rollout_env.play import prompt_of
 from rollout_env.records import JsonObject
 from rollout_env.validation import problems_of
@@ -18,7 +18,7 @@ TOOLS = TypeAdapter(list[JsonObject] | tuple[JsonObject, ...])
 def attribute_problems(environment: TaskEnvironment) -> Iterator[str]:
     """What is wrong with its class attributes, and whether it has a step."""
     if not has_a_step(type(environment)):
-        yield "it implements neither step nor step_batch"
+        yield "it implements neither step nor step_batch nor open_session"
     description = getattr(environment, "description", None)
     if not (isinstance(description, str) and description.strip()):
         yield "description must be a sentence about the task"
@@ -26,9 +26,14 @@ def attribute_problems(environment: TaskEnvironment) -> Iterator[str]:
         TOOLS.validate_python(environment.tools)
     except ValidationError as error:
         yield f"tools must be a list of JSON schemas: {problems_of(error, 'tools')}"
-    limit = environment.max_concurrent_steps
-    if limit is not None and not (isinstance(limit, int) and limit >= 1):
-        yield "max_concurrent_steps must be an integer of at least 1, or None"
+    for name in ("max_concurrent_steps", "max_sessions"):
+        limit = getattr(environment, name)
+        if limit is not None and not (isinstance(limit, int) and limit >= 1):
+            yield f"{name} must be an integer of at least 1, or None"
+    if environment.lost_session not in get_args(LostSession):
+        yield f"lost_session must be one of {', '.join(get_args(LostSession))}, got {environment.lost_session!r}"
+    if not environment.session_idle_s > 0:
+        yield f"session_idle_s must be above 0, got {environment.session_idle_s}"
     fields = getattr(environment, "ExtraEnvInfo", None)
     if not (isinstance(fields, type) and issubclass(fields, BaseModel)):
         yield "ExtraEnvInfo must be a pydantic model, the fields of extra_env_info"

@@ -2,11 +2,20 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel
 
 from rollout_env.records import ChatMessage, JsonObject, StartOutcome, StepOutcome
+from rollout_env.session import Session
+
+LostSession = Literal["restart", "reopen", "fail"]
+"""What becomes of a rollout whose session is lost, because its replica has ended or a step has timed out.
+
+- `restart`: it is played anew from its prompt, which costs one of the request's `retries`.
+- `reopen`: `open_session` is given the messages so far and makes a session that stands where the lost one stood.
+- `fail`: it fails. The failure is retryable: the sample may be posted again.
+"""
 
 
 class TaskEnvironment(ABC):
@@ -18,7 +27,8 @@ class TaskEnvironment(ABC):
 
     An instance keeps no state of a rollout. The state is in `extra_env_info`, and a step returns the next state as
     `metadata`. The reason: one instance steps many rollouts at once, and each step of a rollout may run on another
-    replica.
+    replica. A subclass whose rollouts hold what cannot be in `extra_env_info`, such as a socket or a game in memory,
+    has `open_session` in place of a step.
 
     The parameters of the subclass's constructor are the environment's settings: the `arguments` of its entry in the
     service's config, validated by their annotations, as pydantic validates the fields of a model.
@@ -95,6 +105,35 @@ class TaskEnvironment(ABC):
         """
         raise NotImplementedError
 
+    def open_session(self, message_log: list[ChatMessage], extra_env_info: Any) -> Session | Awaitable[Session]:
+        """Opens what one rollout holds, before its first step. All its steps run in this session, on one replica.
+
+        The session is closed when its rollout has ended, in whatever way, after `session_idle_s` without a step, and
+        when the replica ends.
+
+        Args:
+            message_log: the messages before the response that is stepped first. They have earlier responses only where
+                `lost_session` is "reopen".
+            extra_env_info: as in `step`.
+
+        Raises:
+            TemporaryFailure: it cannot be opened just now. It is tried again.
+            SampleRejected: as in `step`.
+        """
+        raise NotImplementedError
+
+    lost_session: LostSession = "restart"
+    """What becomes of a rollout whose session is lost. This and the next two mean nothing without `open_session`."""
+
+    max_sessions: int | None = None
+    """How many sessions one replica holds at once; None for any number. The first steps of further rollouts wait until
+    one is closed. All rollouts of a request with `schedule: lockstep` hold theirs at once: such a request fails if
+    there are fewer."""
+
+    session_idle_s: float = 1800.0
+    """Seconds without a step after which a session is closed. Generations between two steps may take long, and wait for
+    those of other rollouts: this is for callers that are gone."""
+
     @abstractmethod
     def example_samples(self, count: int, seed: int) -> list[dict[str, Any]]:
         """Makes `count` different samples, equal ones for an equal `seed`.
@@ -115,5 +154,11 @@ def steps_in_batches(environment_class: type[TaskEnvironment]) -> bool:
     return environment_class.step_batch is not TaskEnvironment.step_batch
 
 
+def has_sessions(environment_class: type[TaskEnvironment]) -> bool:
+    return environment_class.open_session is not TaskEnvironment.open_session
+
+
 def has_a_step(environment_class: type[TaskEnvironment]) -> bool:
-    return steps_in_batches(environment_class) or environment_class.step is not TaskEnvironment.step
+    if steps_in_batches(environment_class) or has_sessions(environment_class):
+        return True
+    return environment_class.step is not TaskEnvironment.step

@@ -9,5 +9,13 @@ class SampleRejected(Exception):
     """
 
 
+class TemporaryFailure(Exception):
+    """Nothing is wrong with the sample: something that the step needs cannot be had just now.
+
+    An environment raises it for a server that does not answer or a connection that broke. The service makes the step
+    again, as often as the request's `retries` allow, and reports the sample as failed, but retryable, after that.
+    """
+
+
 class OutcomeInvalid(Exception):
     """A step returned something that is no valid `StepOutcome`. The message names the field and the problem."""

@@ -109,7 +109,7 @@ def problem_of_class(candidate: Any) -> str | None:
         return "is not a TaskEnvironment: derive the class from rollout_env.TaskEnvironment."
     if missing := [
         *sorted(candidate.__abstractmethods__),
-        *([] if has_a_step(candidate) else ["step (or step_batch)"]),
+        *([] if has_a_step(candidate) else ["step (or step_batch, or open_session)"]),
     ]:
         return f"does not implement {' and '.join(missing)}, which every TaskEnvironment must."
     return None

@@ -11,7 +11,8 @@ from pydantic import TypeAdapter, ValidationError
 
 from rollout_env.environment import TaskEnvironment, has_a_start
 from rollout_env.records import ChatMessage, StepOutcome
-from rollout_env.validation import problems_of, validated_start, validated_step
+from rollout_env.rollout_steps import RolloutSteps
+from rollout_env.validation import problems_of, validated_start
 
 Sample = Mapping[str, Any]
 """A sample of a rollout request: `messages` or `message_log`, `extra_env_info`, `stop_strings`."""
@@ -96,11 +97,15 @@ async def aplay(
         raise TypeError(f"replies must be a list of strings, one a turn, got one string: {replies!r}.")
     rollout = ScriptedRollout(chosen_sample(environment, sample, seed))
     await begin(rollout, environment)
-    for number, reply in enumerate(replies):
-        if rollout.terminated:
-            return rollout.result(unused_replies=replies[number:])
-        rollout.add_reply(reply)
-        rollout.add_outcome(await validated_step(environment, rollout.messages_so_far(), rollout.extra_env_info))
+    steps = RolloutSteps([environment])
+    try:
+        for number, reply in enumerate(replies):
+            if rollout.terminated:
+                return rollout.result(unused_replies=replies[number:])
+            rollout.add_reply(reply)
+            rollout.add_outcome(await steps.step(rollout.messages_so_far(), rollout.extra_env_info))
+    finally:
+        await steps.close()
     return rollout.result()
 
 

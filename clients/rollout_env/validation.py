@@ -10,6 +10,7 @@ from rollout_env.calls import call
 from rollout_env.environment import TaskEnvironment, steps_in_batches
 from rollout_env.errors import OutcomeInvalid, SampleRejected
 from rollout_env.records import ONE_MESSAGE, SEVERAL_MESSAGES, ChatMessage, StartOutcome, StepOutcome
+from rollout_env.session import Session
 
 Record = TypeVar("Record", StartOutcome, StepOutcome)
 TYPES: dict[type, TypeAdapter[Any]] = {record: TypeAdapter(record) for record in (StartOutcome, StepOutcome)}
@@ -51,6 +52,23 @@ async def validated_start(
     begun = checked.observation
     messages = begun if isinstance(begun, list) else [] if begun is None else [begun]
     return StepOutcome(messages, 0.0, False, checked.metadata, checked.next_stop_strings)
+
+
+async def opened_session(
+    environment: TaskEnvironment, message_log: list[ChatMessage], extra_env_info: BaseModel
+) -> Session:
+    """Opens a session for the rollout whose next step judges the last of these messages.
+
+    Raises:
+        OutcomeInvalid: `open_session` returned no session.
+        Exception: what the environment raises.
+    """
+    session: Any = await call(environment.open_session, message_log[:-1], extra_env_info)
+    if not isinstance(session, Session):
+        raise OutcomeInvalid(
+            f"The environment's outcome is not valid: open_session must return a Session, got {type(session).__name__}."
+        )
+    return session
 
 
 async def batch_outcomes(

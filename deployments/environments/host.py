@@ -19,7 +19,7 @@ from deployments.rpc.heartbeats import Heartbeats
 from deployments.rpc.message_size import bytes_of_step_result
 from rollout_env import TaskEnvironment
 from rollout_env.calls import abandoned_threads
-from rollout_env.environment import has_a_start
+from rollout_env.environment import has_a_start, has_sessions
 from rollout_env.loading import load_environment
 
 MOST_ABANDONED_THREADS = 256
@@ -31,7 +31,7 @@ class TooManyThreads(Exception):
 
 
 class EnvironmentHost:
-    """One replica of one task's environment. Keeps no state of a rollout between its steps."""
+    """One replica of one task's environment. Keeps no state of a rollout between its steps, except its session."""
 
     def __init__(
         self, task_name: str, import_path: str, arguments: dict[str, Any], step_timeout_s: float | None
@@ -61,11 +61,15 @@ class EnvironmentHost:
                 async for results in finished:
                     if results:
                         self._heartbeats.note_results(caller)
-                    yield StepResults(results, self._steps.in_progress)
+                    yield StepResults(results, self._steps.load)
 
     async def abort(self, step_ids: list[str]) -> None:
         """Aborts steps that nobody waits for, while others of their call go on. Unknown ids are ignored."""
         self._steps.abort(step_ids)
+
+    async def release(self, session_ids: list[str]) -> None:
+        """Closes the sessions of rollouts that have ended. Unknown ids are ignored."""
+        self._steps.release(session_ids)
 
     async def check_health(self) -> None:
         """Serve calls this, and replaces the replica when it raises.
@@ -77,7 +81,7 @@ class EnvironmentHost:
             raise TooManyThreads(f"{count} steps of task {self._task_name} hang in their threads.")
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
-        return stats_of(self._steps.in_progress)
+        return stats_of(self._steps.load)
 
     async def example_samples(self, count: int, seed: int) -> list[dict[str, Any]]:
         """The environment's example samples, with their `task_name`. Raises what the environment raises."""
@@ -102,6 +106,7 @@ class EnvironmentHost:
             has_validators=has_validators(self._environment.ExtraEnvInfo),
             tools=list(self._environment.tools),
             has_start=has_a_start(type(self._environment)),
+            has_sessions=has_sessions(type(self._environment)),
         )
 
     async def refused_fields(self, extra_env_infos: list[dict[str, Any]]) -> list[RefusedField]:
@@ -113,6 +118,16 @@ class EnvironmentHost:
         environment: TaskEnvironment | None = self.__dict__.pop("_environment", None)
         if environment is None:
             return None
+        if has_sessions(type(environment)):
+            return self._close_with_sessions(environment)
+        return self._close(environment)
+
+    async def _close_with_sessions(self, environment: TaskEnvironment) -> None:
+        await self._steps.close()
+        if (closing := self._close(environment)) is not None:
+            await closing
+
+    def _close(self, environment: TaskEnvironment) -> Awaitable[None] | None:
         try:
             closing = environment.close()
         except Exception as error:  # noqa: BLE001 - it is logged

@@ -3,24 +3,26 @@
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from deployments.environments.sessions import Sessions
 from deployments.environments.step_batches import StepBatches
 from deployments.environments.step_slots import StepSlots
-from deployments.failures import EnvironmentBroken, EnvironmentRejected, RolloutFailure, TurnTimedOut
+from deployments.failures import EnvironmentBroken, EnvironmentLost, EnvironmentRejected, RolloutFailure, TurnTimedOut
 from deployments.protocols import StepRequest
-from rollout_env import ChatMessage, OutcomeInvalid, SampleRejected, StepOutcome, TaskEnvironment
+from rollout_env import ChatMessage, OutcomeInvalid, SampleRejected, StepOutcome, TaskEnvironment, TemporaryFailure
 from rollout_env.calls import is_plain
-from rollout_env.environment import steps_in_batches
+from rollout_env.environment import has_sessions, steps_in_batches
 from rollout_env.validation import validated_start, validated_step
 
 CANCELLED = EnvironmentBroken("The environment cancelled its own step.")
 MOST_THREADS = 64
 """Steps of a plain `step` that run at once, each in a thread, unless the environment says how many."""
 StepResult = StepOutcome | RolloutFailure
-StepFunction = Callable[[list[ChatMessage], dict[str, Any]], Awaitable[StepOutcome]]
+StepFunction = Callable[[StepRequest], Awaitable[StepOutcome]]
 logger = logging.getLogger("rollout_service.environments")
 
 
@@ -44,8 +46,9 @@ class StepRunner:
 
     def __init__(self, environment: TaskEnvironment, task_name: str, step_timeout_s: float | None) -> None:
         """Args: `step_timeout_s` is None for no limit."""
-        self._step = step_function(environment)
-        self._start_sample: StepFunction = partial(validated_start, environment)
+        self._sessions = Sessions(environment, task_name) if has_sessions(type(environment)) else None
+        self._step = step_function(environment) if self._sessions is None else self._sessions.step
+        self._start_sample = of_request(partial(validated_start, environment))
         self._task_name = task_name
         self._step_timeout_s = step_timeout_s
         self._slots = StepSlots(environment.max_concurrent_steps or default_concurrency(environment))
@@ -76,6 +79,21 @@ class StepRunner:
             if (step := self._steps.get(step_id)) is not None:
                 step.result.cancel()
 
+    @property
+    def load(self) -> int:
+        """Steps that run or wait; or the sessions that are held, if there are more of them."""
+        return self.in_progress if self._sessions is None else max(self.in_progress, self._sessions.count)
+
+    def release(self, session_ids: list[str]) -> None:
+        """Closes the sessions of rollouts that have ended. Unknown ids are ignored."""
+        if self._sessions is not None:
+            self._sessions.release(session_ids)
+
+    async def close(self) -> None:
+        """Closes all sessions."""
+        if self._sessions is not None:
+            await self._sessions.close()
+
     def _end(self, step: Step, task: "asyncio.Task[None]", _result: "asyncio.Future[StepResult]") -> None:
         self.in_progress -= 1
         # A retry of the same step has the same id and may have replaced this one.
@@ -88,16 +106,11 @@ class StepRunner:
         task.cancel()
 
     async def _run(self, step: Step) -> None:
-        await self._slots.acquire(step.request.request_id)
-        step.has_slot = True
-        if step.result.done():
-            return
-        if self._step_timeout_s is not None:
-            self._start_clock(step, self._step_timeout_s)
         result: StepResult
-        function = self._start_sample if step.request.is_start else self._step
         try:
-            result = await function(step.request.message_log, step.request.extra_env_info)
+            # Not while it holds a slot: those that have a session need slots to come to its end.
+            async with nullcontext() if self._sessions is None else self._sessions.room(step.request):
+                result = await self._outcome(step)
         except asyncio.CancelledError as error:
             if step.result.done():
                 raise
@@ -110,6 +123,16 @@ class StepRunner:
             result = CANCELLED if step.result.done() else self._logged(failure_of_step(error), error, step)
         if not step.result.done():
             step.result.set_result(result)
+
+    async def _outcome(self, step: Step) -> StepResult:
+        await self._slots.acquire(step.request.request_id)
+        step.has_slot = True
+        if step.result.done():
+            return CANCELLED
+        if self._step_timeout_s is not None:
+            self._start_clock(step, self._step_timeout_s)
+        function = self._start_sample if step.request.is_start else self._step
+        return await function(step.request)
 
     def _start_clock(self, step: Step, limit_s: float) -> None:
         loop = asyncio.get_running_loop()
@@ -146,11 +169,17 @@ class StepRunner:
 def step_function(environment: TaskEnvironment) -> StepFunction:
     """Runs one step, validated on both sides: alone, or together with those that are ready at the same moment."""
     if steps_in_batches(type(environment)):
-        return StepBatches(environment).step
-    return partial(validated_step, environment)
+        return of_request(StepBatches(environment).step)
+    return of_request(partial(validated_step, environment))
+
+
+def of_request(step: Callable[[list[ChatMessage], dict[str, Any]], Awaitable[StepOutcome]]) -> StepFunction:
+    return lambda request: step(request.message_log, request.extra_env_info)
 
 
 def default_concurrency(environment: TaskEnvironment) -> int | None:
+    if has_sessions(type(environment)):
+        return MOST_THREADS if is_plain(environment.open_session) else None
     in_threads = not steps_in_batches(type(environment)) and is_plain(environment.step)
     return MOST_THREADS if in_threads else None
 
@@ -162,6 +191,8 @@ def failure_of_step(error: BaseException) -> RolloutFailure:
             return EnvironmentRejected(str(error))
         case OutcomeInvalid():
             return EnvironmentBroken(str(error))
+        case TemporaryFailure():
+            return EnvironmentLost(str(error))
         # A class of the environment's own may not be importable where the failure is unpickled.
         case RolloutFailure() if type(error).__module__ == RolloutFailure.__module__:
             return error

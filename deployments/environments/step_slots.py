@@ -18,6 +18,11 @@ class StepSlots:
         self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
         """By request, the one whose turn comes next first."""
 
+    @property
+    def is_full(self) -> bool:
+        """Whether a step would have to wait for its slot."""
+        return self._free == 0
+
     async def acquire(self, request_id: str) -> None:
         """Returns when a step of the request has a slot, which the caller must release."""
         if self._free is None:

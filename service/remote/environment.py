@@ -52,7 +52,8 @@ class RemoteEnvironment(Environment):
     """Sends each step of one task to a replica with the least load, batched with others for it.
 
     The steps of one turn of a request in lockstep go to one replica: in one call, unless they are larger than a message
-    may be; then in as few as possible.
+    may be; then in as few as possible. Where rollouts have sessions, all steps of a rollout go to the replica that has
+    its session.
     """
 
     def __init__(self, task_name: str, handle: DeploymentHandle[Any]) -> None:
@@ -63,12 +64,16 @@ class RemoteEnvironment(Environment):
         self._spreading = StepSpreading()
         self._learning: asyncio.Task[TaskDescription] | None = None
         self._known: KnownDescription | None = None
+        self._releases: dict[str, ControlCalls[str]] = {}
+        """By replica."""
         self._batchers: dict[Destination, RequestBatcher[StepRequest, StepOutcome]] = {}
 
     async def step(self, request: StepRequest) -> StepOutcome:
         lockstep_id = request.lockstep_id
         if not live_replicas_of(self._handle):
             await self._learn_replicas()
+        if self._has_sessions and not request.is_start:
+            return await self._step_in_session(request)
         replica = self._spreading.begin(live_replicas_of(self._handle), lockstep_id)
         batcher = self._batcher_of(Destination(replica, bool(lockstep_id)))
         if replica is None:
@@ -80,6 +85,39 @@ class RemoteEnvironment(Environment):
             raise
         finally:
             self._spreading.end(replica, lockstep_id)
+
+    @property
+    def _has_sessions(self) -> bool:
+        # Its samples were checked before they are played, and for that it was asked for its description.
+        return self._known is not None and self._known.description.has_sessions
+
+    async def _step_in_session(self, request: StepRequest) -> StepOutcome:
+        replica = self._spreading.begin_in_session(live_replicas_of(self._handle), request.session_id)
+        batcher = self._batcher_of(Destination(replica, in_lockstep=False))
+        try:
+            return await batcher.call(request)
+        except EnvironmentLost:
+            if replica is not None:
+                self._spreading.mark_failed(replica)
+            # A replica that lives has closed it with the step. A retry may go anywhere.
+            self.release(request.session_id)
+            raise
+
+    def release(self, session_id: str) -> None:
+        replica = self._spreading.release(session_id)
+        if replica is not None and replica in live_replicas_of(self._handle):
+            self._releases_of(replica).add(session_id)
+
+    def _releases_of(self, replica: str) -> ControlCalls[str]:
+        releases = self._releases.get(replica)
+        if releases is None:
+            live = live_replicas_of(self._handle)
+            self._releases = {name: calls for name, calls in self._releases.items() if name in live}
+            named = self._handle.options(session_id=replica)
+            log_fields = {"task_name": self._task_name, "replica_id": replica}
+            releases = ControlCalls(named.release.remote, "released", EnvironmentLost, self._who, log_fields)
+            self._releases[replica] = releases
+        return releases
 
     async def describe(self) -> TaskDescription:
         description: TaskDescription = await self._result(self._handle.describe.remote())

@@ -34,7 +34,8 @@ class StepSpreading:
     Guarantees: of the steps that are given at one time no replica gets more than would make it busier than another, so
     the loads of replicas that were equally busy differ by at most one; a replica that lost a step gets none for
     `AVOIDED_S` while there is another, unless it answers before; the steps of one turn of a request in lockstep are
-    given to one replica while it lives.
+    given to one replica while it lives; the steps of one session are given to one replica until the session is released
+    or that replica is gone. A session counts as one step until it is released, whether a step of it runs or not.
     """
 
     def __init__(self, choose: random.Random | None = None, clock: Callable[[], float] = time.monotonic) -> None:
@@ -46,6 +47,8 @@ class StepSpreading:
         self._others: dict[str, OtherSteps] = {}
         self._avoided_until: dict[str, float] = {}
         self._lockstep: dict[str, LockstepSteps] = {}
+        self._sessions: dict[str, str] = {}
+        """The replica of each session."""
 
     def load_of(self, replica: str) -> int:
         """Steps that the replica has to do, as far as is known here."""
@@ -82,6 +85,26 @@ class StepSpreading:
             together = self._lockstep.pop(lockstep_id)
             if together.steps > 1:
                 self._lockstep[lockstep_id] = LockstepSteps(together.replica, together.steps - 1)
+
+    def begin_in_session(self, replicas: Sequence[str], session_id: str) -> str | None:
+        """Gives a step of a session to the replica that has the session; to one of `replicas` with the least load, if
+        none of them has it, which has it from then on. Returns which; `None` if there are no replicas."""
+        replica = self._sessions.get(session_id)
+        if replica is not None and replica in replicas:
+            return replica
+        self.release(session_id)
+        replica = self._least_loaded(replicas)
+        if replica is not None:
+            self._sessions[session_id] = replica
+            self._own[replica] += 1
+        return replica
+
+    def release(self, session_id: str) -> str | None:
+        """The session has no further step there. Returns the replica that had it, if any."""
+        replica = self._sessions.pop(session_id, None)
+        if replica is not None:
+            self.end(replica)
+        return replica
 
     def report(self, replica: str, in_progress: int) -> None:
         """The replica said how many steps it has to do, for all ingress replicas."""

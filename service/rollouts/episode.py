@@ -5,9 +5,10 @@
 A generation that was interrupted leaves a partial response at the end of the log, one without finish reason, and the
 next generation goes on with it.
 
-Guarantees: token ids are only appended; the input of a generation is the concatenation of all token ids so far; an
-episode ends in exactly one status, and nothing changes it afterwards; `add_generation` and `add_outcome` change nothing
-if they raise. An episode holds only what was added to its prompt: the prompt is held once for all episodes of a group.
+Guarantees: token ids are only appended, unless the rollout is played anew from its prompt; the input of a generation is
+the concatenation of all token ids so far; an episode ends in exactly one status, and nothing changes it afterwards;
+`add_generation` and `add_outcome` change nothing if they raise. An episode holds only what was added to its prompt: the
+prompt is held once for all episodes of a group.
 """
 
 from collections.abc import Iterator, Sequence
@@ -45,6 +46,15 @@ class Episode:
         self._tokenizer = tokenizer
         self._start = start
         self._prompt = start.prompt
+        self._retries_left = limits.retries
+        self._restarts = 0
+        self.interrupted_by: CutOff | None = None
+        """The status in which the episode ends with the generation that is under way."""
+        self._begin()
+
+    def _begin(self) -> None:
+        """Sets the state in which the posted message log leaves the episode."""
+        start = self._start
         self._messages: list[Message] = [] if start.prompt.response is None else [start.prompt.response]
         """The messages after those of the prompt. A response at the end of the prompt is one, because it changes."""
         self._token_ids = packed_ids(())
@@ -54,12 +64,9 @@ class Episode:
         self._rewards: dict[str, float] = {}
         self._answer: str | None = None
         self._metrics = SampleMetricsAccumulator()
-        self._retries_left = limits.retries
         self._terminated = False
         self._truncated = False
         self.versions = RolloutVersions(start.bounds, start.prompt.oldest_version)
-        self.interrupted_by: CutOff | None = None
-        """The status in which the episode ends with the generation that is under way."""
         self._partial_is_counted = False
         """Whether the metrics have a generation for the partial response; not for one that was posted."""
         self._end_full_partial()
@@ -95,6 +102,21 @@ class Episode:
     @property
     def was_cut_off(self) -> bool:
         return self.status in CUT_OFF_STATUSES
+
+    @property
+    def session_id(self) -> str:
+        """Of this playing of the rollout."""
+        return f"{self._rollout_id}-{self._restarts}"
+
+    def take_restart(self) -> bool:
+        """Whether the rollout may be played anew, which counts as a retry. Then it stands at its prompt again, and what
+        was generated and rewarded is dropped. A log that was posted with steps in it cannot: they were made elsewhere.
+        """
+        if self._prompt.turns or not self.take_retry():
+            return False
+        self._restarts += 1
+        self._begin()
+        return True
 
     def take_retry(self) -> bool:
         """Whether the budget allows another retry. Takes the retry out of the budget."""
@@ -182,6 +204,8 @@ class Episode:
             sample=identity.idx,
             step_id=f"{self._rollout_id}-{self._steps}",
             lockstep_id=(identity.unique_request_id or identity.request_id) if in_lockstep else "",
+            session_id=self.session_id,
+            turn=self._steps,
         )
 
     def tokenized_observations(self, outcome: StepOutcome) -> Sequence[TokenizedObservation]:

@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequenc
 from dataclasses import dataclass, field
 from functools import partial
 
-from deployments.failures import RolloutFailure, failure_of
+from deployments.failures import RestartableSessionLost, RolloutFailure, failure_of
 from deployments.protocols import Environment, Generator
 from rollout_client.contract import SampleError
 from service.rollouts.early_stopping import EarlyStopping
@@ -80,9 +80,17 @@ async def generate_part(episode: Episode, context: RolloutContext) -> None:
 
 
 async def play_step(episode: Episode, context: RolloutContext) -> None:
+    """Steps the environment. An episode whose session is lost stands at its prompt after that, where that may be."""
     request = episode.step_request(context.schedule.in_lockstep)
-    step = context.environments[episode.identity.task_name].step
-    outcome = await with_retries(lambda: step(request), episode)
+    environment = context.environments[episode.identity.task_name]
+    try:
+        outcome = await with_retries(lambda: environment.step(request), episode)
+    except RestartableSessionLost as lost:
+        environment.release(request.session_id)
+        if not episode.take_restart():
+            raise
+        logger.info("A rollout is played anew: %s", lost, extra=episode.identity.log_fields())
+        return
     observed = None
     characters = sum(len(message["content"]) for message in outcome.observations)
     if characters > MOST_CHARACTERS_INLINE:
@@ -179,6 +187,7 @@ class RunningEpisodes:
         self._tasks.pop(episode, None)
         self._context.schedule.remove_sample()
         self._context.generator.release(episode.identity.rollout_id)
+        self._context.environments[episode.identity.task_name].release(episode.session_id)
 
     async def _play(self, episode: Episode) -> None:
         try:

@@ -64,7 +64,8 @@ async def with_retries(call: Callable[[], Awaitable[Result]], budget: RetryBudge
         try:
             return await call()
         except RolloutFailure as failure:
-            may_retry = failure.retryable and (not failure.costs_a_retry or budget.take_retry())
+            can_succeed = failure.retryable and failure.same_call_can_succeed
+            may_retry = can_succeed and (not failure.costs_a_retry or budget.take_retry())
             if not may_retry:
                 raise
             logger.info("A call is retried: %s", failure, extra=budget.identity.log_fields())

@@ -24,6 +24,8 @@ def test_each_failure_has_the_kind_of_the_boundary_that_broke_and_says_whether_a
         "EnvironmentRejected": ("environment", False),
         "EnvironmentBroken": ("environment", False),
         "EnvironmentLost": ("environment", True),
+        "SessionLost": ("environment", True),
+        "RestartableSessionLost": ("environment", True),
         "PolicyStoreLost": ("internal", True),
         "OtherVersionLoaded": ("policy", True),
         "VersionReplaced": ("policy", False),

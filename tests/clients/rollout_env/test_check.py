@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from rollout_env import ChatMessage, CheckFailed, Finding, StartOutcome, StepOutcome, TaskEnvironment, check
+from rollout_env import ChatMessage, CheckFailed, Finding, Session, StartOutcome, StepOutcome, TaskEnvironment, check
 from rollout_env.check_rules import AWKWARD_REPLIES
 from tests.clients.rollout_env.counting_environment import Count, CountingEnvironment, counting_sample
 
@@ -392,7 +392,9 @@ def test_an_environment_without_a_step_is_found() -> None:
         def example_samples(self, count: int, seed: int) -> list[dict[str, Any]]:
             raise NotImplementedError
 
-    assert findings_of(Stepless) == [Finding("attributes", "it implements neither step nor step_batch.")]
+    assert findings_of(Stepless) == [
+        Finding("attributes", "it implements neither step nor step_batch nor open_session.")
+    ]
 
 
 def test_an_async_close_is_awaited() -> None:
@@ -402,3 +404,62 @@ def test_an_async_close_is_awaited() -> None:
             raise OSError("Nothing to close.")
 
     assert findings_of(Closing) == [Finding("close", "close raised OSError: Nothing to close.")]
+
+
+class CountInMemory(Session):
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def step(self, message_log: list[ChatMessage], extra_env_info: Count) -> StepOutcome:
+        self.count += 1
+        done = self.count == extra_env_info.until
+        return StepOutcome({"role": "user", "content": f"{self.count}"}, 1.0, done)
+
+
+class InSessions(CountingEnvironment):
+    def open_session(self, message_log: list[ChatMessage], extra_env_info: Count) -> Session:
+        return CountInMemory(0)
+
+
+def test_state_in_a_session_is_no_fault() -> None:
+    check(InSessions)
+
+
+def test_a_session_that_is_not_opened_again_where_it_stood_is_found() -> None:
+    class Forgetful(InSessions):
+        lost_session = "reopen"
+
+    class Replaying(Forgetful):
+        def open_session(self, message_log: list[ChatMessage], extra_env_info: Count) -> Session:
+            return CountInMemory(sum(message["role"] == "assistant" for message in message_log))
+
+    check(Replaying)
+    [finding] = findings_of(Forgetful)
+    assert finding.rule == "state"
+    assert finding.message == f"Sample 0, turn 2: its observation, terminated differed {STATE}"
+
+
+def test_a_session_that_does_not_close_is_found() -> None:
+    class Stuck(CountInMemory):
+        def close(self) -> None:
+            raise OSError("It is stuck.")
+
+    class Sticking(InSessions):
+        def open_session(self, message_log: list[ChatMessage], extra_env_info: Count) -> Session:
+            return Stuck(0)
+
+    assert findings_of(Sticking) == [Finding("close", "close of a session raised OSError: It is stuck.")]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "problem"),
+    [
+        ("lost_session", "retry", "lost_session must be one of restart, reopen, fail, got 'retry'"),
+        ("max_sessions", 0, "max_sessions must be an integer of at least 1, or None"),
+        ("session_idle_s", 0, "session_idle_s must be above 0, got 0"),
+    ],
+)
+def test_wrong_settings_of_sessions_are_found(name: str, value: Any, problem: str) -> None:
+    environment = InSessions()
+    setattr(environment, name, value)
+    assert findings_of(environment) == [Finding("attributes", f"{problem}.")]

@@ -41,7 +41,8 @@ def test_an_environment_is_made_with_its_arguments() -> None:
         ("Word", "is not a TaskEnvironment: derive the class from rollout_env.TaskEnvironment."),
         (
             "WithoutMethods",
-            "does not implement example_samples and step (or step_batch), which every TaskEnvironment must.",
+            "does not implement example_samples and step (or step_batch, or open_session), which every "
+            "TaskEnvironment must.",
         ),
     ],
 )

@@ -7,7 +7,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollout_env import ChatMessage, OutcomeInvalid, SampleRejected, StartOutcome, StepOutcome, Turn, aplay, play
+from rollout_env import (
+    ChatMessage,
+    OutcomeInvalid,
+    SampleRejected,
+    Session,
+    StartOutcome,
+    StepOutcome,
+    TemporaryFailure,
+    Turn,
+    aplay,
+    play,
+)
 from rollout_env.play import cut_at_stop_string
 from tests.clients.rollout_env.counting_environment import Count, CountingEnvironment, counting_sample
 
@@ -245,3 +256,55 @@ class BatchCounting(CountingEnvironment):
 def test_a_plain_step_and_one_for_many_play_like_an_async_one(environment: CountingEnvironment) -> None:
     expected = play(CountingEnvironment(), ["1", "2"], counting_sample(2))
     assert play(environment, ["1", "2"], counting_sample(2)) == expected
+
+
+class Shelf(Session):
+    """Counts in memory, and says when it is closed."""
+
+    def __init__(self, environment: "ShelfEnvironment") -> None:
+        self.environment = environment
+        self.count = 0
+
+    def step(self, message_log: list[ChatMessage], extra_env_info: Count) -> StepOutcome:
+        if message_log[-1]["content"] == "raise":
+            raise TemporaryFailure("The shelf fell.")
+        self.count += 1
+        return says(str(self.count), terminated=self.count == extra_env_info.until)
+
+    def close(self) -> None:
+        self.environment.closed += 1
+
+
+class ShelfEnvironment(CountingEnvironment):
+    def __init__(self) -> None:
+        self.opened = self.closed = 0
+        self.logs: list[list[ChatMessage]] = []
+
+    def open_session(self, message_log: list[ChatMessage], extra_env_info: Count) -> Session:
+        self.opened += 1
+        self.logs.append(message_log)
+        return Shelf(self)
+
+
+def test_a_rollout_is_played_in_one_session_which_is_closed() -> None:
+    environment = ShelfEnvironment()
+    played = play(environment, ["a", "b", "c"], counting_sample(2))
+    assert [message["content"] for message in played.message_log[2::2]] == ["1", "2"]
+    assert environment.logs == [[{"role": "user", "content": "Count to 2."}]]
+    assert (environment.opened, environment.closed) == (1, 1)
+
+
+def test_a_session_whose_step_raises_is_closed() -> None:
+    environment = ShelfEnvironment()
+    with pytest.raises(TemporaryFailure, match=r"The shelf fell\."):
+        play(environment, ["a", "raise"], counting_sample(3))
+    assert (environment.opened, environment.closed) == (1, 1)
+
+
+def test_what_is_no_session_is_refused() -> None:
+    class Sessionless(ShelfEnvironment):
+        def open_session(self, message_log: list[ChatMessage], extra_env_info: Count) -> Any:
+            return "a session"
+
+    with pytest.raises(OutcomeInvalid, match="open_session must return a Session, got str"):
+        play(Sessionless(), ["a"], counting_sample(3))

@@ -73,6 +73,8 @@ class ScriptedEnvironmentHandle:
         self.stepped: list[tuple[str, list[str]]] = []
         """The replica that each call names, and the ids of its steps."""
         self.aborted: list[tuple[str, list[str]]] = []
+        self.released: list[tuple[str, list[str]]] = []
+        """The replica that each call names, and the sessions that it releases."""
         self.loads: dict[str, int] = {}
         """The steps in progress that a replica reports with its results."""
         self.deployment_id = object()
@@ -107,6 +109,10 @@ class ScriptedEnvironmentHandle:
         self.aborted.append((replica, step_ids))
         return ScriptedResponse(None)
 
+    def release(self, replica: str, session_ids: list[str]) -> ScriptedResponse:
+        self.released.append((replica, session_ids))
+        return ScriptedResponse(None)
+
     def _refused_fields(self, extra_env_infos: list[dict[str, Any]]) -> ScriptedResponse:
         self.checked.append(extra_env_infos)
         places = [place for place, info in enumerate(extra_env_infos) if self.refuses(info)]
@@ -123,6 +129,7 @@ class NamedEnvironmentHandle:
     def __init__(self, handle: ScriptedEnvironmentHandle, replica: str) -> None:
         self.step = SimpleNamespace(remote=lambda requests, _caller: handle.start_steps(replica, requests))
         self.abort = SimpleNamespace(remote=lambda step_ids: handle.abort(replica, step_ids))
+        self.release = SimpleNamespace(remote=lambda session_ids: handle.release(replica, session_ids))
 
     def options(self, *, stream: bool) -> "NamedEnvironmentHandle":
         assert stream

@@ -1,0 +1,275 @@
+"""The sessions of one replica in virtual time: whose they are, when they are closed, and how many there are."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from deployments.environments.step_runner import StepRunner
+from deployments.failures import (
+    EnvironmentLost,
+    EnvironmentRejected,
+    Overloaded,
+    RestartableSessionLost,
+    RolloutFailure,
+    SessionLost,
+    TurnTimedOut,
+)
+from deployments.protocols import StepRequest
+from rollout_env import StepOutcome
+from tests import virtual_time
+from tests.deployments.environments.counting_sessions import (
+    BlockingSessions,
+    CountingSessions,
+    RejectingSessions,
+    step_of,
+)
+
+
+def with_runner(
+    environment: CountingSessions, story: Callable[[StepRunner], Awaitable[Any]], timeout_s: float | None = None
+) -> StepRunner:
+    runner = StepRunner(environment, "counting", timeout_s)
+
+    async def run() -> None:
+        await story(runner)
+
+    virtual_time.run(run())
+    return runner
+
+
+async def said(runner: StepRunner, request: StepRequest) -> str:
+    """The observation of a step that succeeds."""
+    result = await runner.start(request, set())
+    assert isinstance(result, StepOutcome), result
+    return result.observations[0]["content"]
+
+
+async def failed(runner: StepRunner, request: StepRequest) -> RolloutFailure:
+    result = await runner.start(request, set())
+    assert isinstance(result, RolloutFailure), result
+    return result
+
+
+def test_all_steps_of_a_rollout_run_in_the_session_that_its_first_step_opened() -> None:
+    async def story(runner: StepRunner) -> None:
+        for turn in range(3):
+            texts = await asyncio.gather(*(said(runner, step_of(name, turn)) for name in "ab"))
+            assert texts == [f"1:{turn + 1}", f"2:{turn + 1}"]
+
+    with_runner(CountingSessions(), story)
+
+
+def test_a_session_that_is_released_is_closed_once() -> None:
+    environment = CountingSessions()
+
+    async def story(runner: StepRunner) -> None:
+        await said(runner, step_of("a"))
+        assert runner.load == 1
+        runner.release(["a", "unknown"])
+        runner.release(["a"])
+        await virtual_time.settled()
+        assert runner.load == 0
+
+    with_runner(environment, story)
+    assert environment.closed == [1]
+
+
+def test_the_last_step_closes_the_session() -> None:
+    environment = CountingSessions()
+
+    async def story(runner: StepRunner) -> None:
+        await said(runner, step_of("a", ends=True))
+        await virtual_time.settled()
+        assert environment.closed == [1]
+        runner.release(["a"])
+        await virtual_time.settled()
+
+    with_runner(environment, story)
+    assert environment.closed == [1]
+
+
+def test_a_session_without_a_step_for_too_long_is_closed_and_each_step_prolongs_it() -> None:
+    environment = CountingSessions(session_idle_s=10.0)
+
+    async def story(runner: StepRunner) -> None:
+        await said(runner, step_of("a"))
+        await asyncio.sleep(6)
+        await said(runner, step_of("b"))
+        await said(runner, step_of("a", 1))
+        await asyncio.sleep(9.9)
+        assert environment.closed == []
+        await said(runner, step_of("a", 2, step_s=60))
+        assert environment.closed == [2]
+        await asyncio.sleep(10.1)
+        assert environment.closed == [2, 1]
+        assert type(await failed(runner, step_of("a", 3))) is RestartableSessionLost
+
+    with_runner(environment, story)
+
+
+@pytest.mark.parametrize(
+    ("lost_session", "kind", "message"),
+    [
+        (
+            "restart",
+            RestartableSessionLost,
+            "The session of the rollout is gone: it must be played anew from its prompt.",
+        ),
+        ("fail", SessionLost, "The session of the rollout is gone, and with it the state of the rollout."),
+    ],
+)
+def test_a_later_step_without_a_session_opens_none(lost_session: Any, kind: type[RolloutFailure], message: str) -> None:
+    environment = CountingSessions(lost_session)
+
+    async def story(runner: StepRunner) -> None:
+        failure = await failed(runner, step_of("a", 2))
+        assert (type(failure), str(failure), failure.retryable) == (kind, message, True)
+
+    with_runner(environment, story)
+    assert environment.opened == 0
+
+
+def test_a_session_that_can_be_opened_again_is_given_the_turns_so_far() -> None:
+    async def story(runner: StepRunner) -> None:
+        assert await said(runner, step_of("a", 2)) == "1:3"
+
+    with_runner(CountingSessions("reopen"), story)
+
+
+def test_a_step_that_fails_closes_its_session_and_leaves_others_open() -> None:
+    environment = CountingSessions()
+
+    async def story(runner: StepRunner) -> None:
+        for name in "ab":
+            await said(runner, step_of(name))
+        failure = await failed(runner, step_of("a", 1, fails=True))
+        assert (type(failure), str(failure)) == (EnvironmentLost, "The socket was closed.")
+        assert type(await failed(runner, step_of("a", 1))) is RestartableSessionLost
+        assert await said(runner, step_of("b", 1)) == "2:2"
+
+    with_runner(environment, story)
+    assert environment.closed == [1]
+
+
+def test_a_step_that_times_out_or_is_aborted_closes_its_session() -> None:
+    environment = CountingSessions()
+
+    async def story(runner: StepRunner) -> None:
+        assert type(await failed(runner, step_of("a", step_s=60))) is TurnTimedOut
+        await virtual_time.settled()
+        assert environment.closed == [1]
+        aborted = runner.start(step_of("b", step_s=60), set())
+        await asyncio.sleep(1)
+        runner.abort(["b-0"])
+        await virtual_time.settled()
+        assert aborted.cancelled()
+        assert environment.closed == [1, 2]
+
+    with_runner(environment, story, timeout_s=5.0)
+
+
+def test_the_retry_of_a_first_step_opens_another_session() -> None:
+    environment = CountingSessions()
+
+    async def story(runner: StepRunner) -> None:
+        assert str(await failed(runner, step_of("a", open_fails=True))) == "The server does not answer."
+        assert type(await failed(runner, step_of("a", fails=True))) is EnvironmentLost
+        assert await said(runner, step_of("a")) == "2:1"
+
+    with_runner(environment, story)
+    assert environment.open_sessions == 1
+
+
+def test_a_sample_that_is_rejected_when_its_session_is_opened_keeps_no_room() -> None:
+    async def story(runner: StepRunner) -> None:
+        for name in "ab":
+            assert type(await failed(runner, step_of(name))) is EnvironmentRejected
+
+    assert with_runner(RejectingSessions(max_sessions=1), story).load == 0
+
+
+@pytest.mark.parametrize("make", [CountingSessions, BlockingSessions])
+def test_a_session_whose_step_is_aborted_while_it_is_opened_does_not_stay_open(
+    make: type[CountingSessions],
+) -> None:
+    environment = make(max_sessions=1)
+
+    async def story(runner: StepRunner) -> None:
+        runner.start(step_of("a", open_s=0.2), set())
+        await asyncio.sleep(0.1)
+        runner.abort(["a-0"])
+        assert await said(runner, step_of("b")) in ("1:1", "2:1")
+        await asyncio.sleep(0.2)
+        assert environment.open_sessions == 1
+        assert runner.load == 1
+
+    runner = StepRunner(environment, "counting", None)
+    asyncio.run(asyncio.wait_for(story(runner), 10))
+
+
+def test_no_more_sessions_are_open_than_a_replica_may_hold_those_that_are_being_closed_included() -> None:
+    environment = CountingSessions(max_sessions=2)
+    most_open = 0
+
+    async def rollout(runner: StepRunner, name: str) -> None:
+        nonlocal most_open
+        for turn in range(3):
+            await said(runner, step_of(name, turn, step_s=1, close_s=2, ends=turn == 2))
+            most_open = max(most_open, environment.open_sessions)
+
+    async def story(runner: StepRunner) -> None:
+        await asyncio.gather(*(rollout(runner, name) for name in "abcdef"))
+        assert virtual_time.now() == 3 * 3 + 2 * 2
+
+    with_runner(environment, story)
+    assert (environment.opened, most_open) == (6, 2)
+
+
+def test_rollouts_that_wait_for_a_session_do_not_keep_those_with_one_from_their_steps() -> None:
+    async def story(runner: StepRunner) -> None:
+        await said(runner, step_of("a"))
+        waiting = [runner.start(step_of(name), set()) for name in "bcd"]
+        await virtual_time.settled()
+        assert await said(runner, step_of("a", 1, ends=True)) == "1:2"
+        await waiting[0]
+
+    with_runner(CountingSessions(max_sessions=1, max_concurrent_steps=1), story)
+
+
+def test_a_request_in_lockstep_that_would_wait_for_its_own_sessions_is_refused() -> None:
+    async def story(runner: StepRunner) -> None:
+        await said(runner, step_of("a", lockstep_id="request"))
+        failure = await failed(runner, step_of("b", lockstep_id="request"))
+        assert type(failure) is Overloaded
+        assert str(failure) == (
+            "A replica of task counting holds at most 1 sessions at once, and all rollouts of a request in lockstep "
+            "need theirs at the same time. Send fewer rollouts, or choose the schedule async."
+        )
+        assert await said(runner, step_of("a", 1, lockstep_id="request")) == "1:2"
+
+    with_runner(CountingSessions(max_sessions=1), story)
+
+
+def test_the_end_of_the_replica_closes_all_sessions() -> None:
+    environment = CountingSessions()
+
+    async def story(runner: StepRunner) -> None:
+        for name in "abc":
+            await said(runner, step_of(name, close_s=3))
+        await runner.close()
+        assert sorted(environment.closed) == [1, 2, 3]
+        assert virtual_time.now() == 3
+
+    with_runner(environment, story)
+
+
+def test_a_session_that_does_not_close_gives_its_room_up_and_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    async def story(runner: StepRunner) -> None:
+        await said(runner, step_of("a", close_s=900, ends=True))
+        assert await said(runner, step_of("b")) == "2:1"
+        assert virtual_time.now() == 30
+
+    with_runner(CountingSessions(max_sessions=1), story)
+    assert caplog.messages == ["A session of task counting was not closed."]
