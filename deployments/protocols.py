@@ -326,8 +326,9 @@ class Environment(Protocol):
         """
         ...
 
-    def release(self, session_id: str) -> None:
+    def release(self, session_id: str) -> None:  # noqa: ARG002 - most environments hold nothing for a rollout
         """Closes the session of a rollout that has ended, or is played anew. Unknown ids are ignored."""
+        return
 
     async def start(self, request: StepRequest) -> StepOutcome:
         """Starts a sample of a task with a start: what it adds to the prompt and to the state, without a reward.

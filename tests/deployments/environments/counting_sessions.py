@@ -95,7 +95,9 @@ class CountingSessions(TaskEnvironment):
 class BlockingSessions(CountingSessions):
     """Opens sessions in a thread."""
 
-    def open_session(self, message_log: list[ChatMessage], extra_env_info: Wish) -> Session:
+    def open_session(  # type: ignore[override]  # plain instead of async, as each may be
+        self, message_log: list[ChatMessage], extra_env_info: Wish
+    ) -> Session:
         time.sleep(extra_env_info.open_s)
         return self.made(message_log, extra_env_info)
 
