@@ -12,10 +12,11 @@ UPDATES ?= 50
 PROFILE = fast
 
 .PHONY: help setup demo serve reload train train-async train-trl lint test-fast test-live test-attacks test test-all coverage check-streams mutation docs docs-serve load \
-	bench bench-scale bench-payload bench-async bench-swap bench-delta bench-code soak-weights soak-weights-kills lock tiny-model
+	bench bench-scale bench-payload bench-async bench-swap bench-delta bench-code soak-weights soak-weights-kills lock tiny-model \
+	small-model measure-small-model
 
 help:
-	@echo "make demo           set up, start the service, play a mixed batch, show it, stop"
+	@echo "make demo           set up, start the service, play a mixed batch, show it, stop (MODEL=models/small)"
 	@echo "make serve          set up and leave the service running on loopback until Ctrl-C"
 	@echo "make reload TASK=NAME  start one environment of the running service anew, with its code as it is now"
 	@echo "make train          train the embedded model with GRPO: rollouts from the service, weights back every step, train.png"
@@ -41,6 +42,8 @@ help:
 	@echo "make soak-weights   set up, start the service, push weights while rollouts go on: nothing grows or is lost (PUSHES=1000: half an hour)"
 	@echo "make soak-weights-kills  the same with processes killed at random moments of updates (UPDATES=50: a quarter of an hour)"
 	@echo "make tiny-model     train the embedded model anew (under ten minutes on two cores)"
+	@echo "make small-model    train the embedded model with tools and thoughts anew (under half an hour on two cores)"
+	@echo "make measure-small-model  how many held-out questions of each skill that model answers right"
 	@echo "make setup          only set up $(VENV); make lint: only lint and types"
 	@echo "make lock           write requirements/cpu.lock from what $(VENV) holds"
 
@@ -61,7 +64,7 @@ $(READY): requirements/cpu.lock pyproject.toml clients/pyproject.toml clients/ro
 	@touch $@
 
 demo: $(READY)
-	@$(PYTHON) -m examples.demo $(CONFIG)
+	@$(PYTHON) -m examples.demo $(CONFIG) $(if $(MODEL),--model $(MODEL))
 
 serve: $(READY)
 	@$(PYTHON) -m service $(CONFIG)
@@ -169,7 +172,13 @@ bench-payload: $(READY)
 	@$(PYTHON) -m benchmarks.payload
 
 tiny-model: $(READY)
-	@$(PYTHON) models/tiny/train.py --output models/tiny
+	@$(PYTHON) -m models.tiny.train --output models/tiny
+
+small-model: $(READY)
+	@$(PYTHON) -m models.small.recipe.train --output models/small
+
+measure-small-model: $(READY)
+	@$(PYTHON) -m models.small.recipe.measure
 
 lock: $(READY)
 	@$(PYTHON) -m pip freeze --exclude-editable --exclude pip --exclude setuptools --exclude wheel | sed 's/+cpu$$//' > requirements/cpu.lock

@@ -1,12 +1,14 @@
-"""Starts the service, plays samples of two tasks in one request, shows some rollouts and the metrics, stops everything.
+"""Starts the service, plays samples of several tasks in one request, shows some rollouts and metrics, stops everything.
 
 Learn from it how one request mixes tasks, what a rollout looks like, and which metrics a request has.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from ray.serve.schema import DeploymentSchema, RayActorOptionsSchema, ServeDeploySchema
 from rich.console import Console
 
 from rollout_client import RolloutClient, Sampling
@@ -16,26 +18,49 @@ from service.local import local_service, sentences_for_the_user
 from service.startup.config import read_config
 from service.startup.ports import free_port
 
+ENVIRONMENTS = {"code": "deployments.environments.code:CodeEnvironment"}
+"""Of tasks that a config may lack: their environments are started beside its own."""
+TASKS = {"small": ("math", "code")}
+"""What an embedded model was trained for, by the name of its folder."""
+TASKS_OF_OTHERS = ("math", "sliding_puzzle")
 SAMPLES_PER_TASK = 16
 NUM_GENERATIONS = 4
 MAX_ROLLOUT_TURNS = 8
+MAX_NEW_TOKENS = 128
 
 
-def main(config: Annotated[Path, typer.Argument()] = Path("serve_config.cpu.yaml")) -> None:
+def main(
+    config: Annotated[Path, typer.Argument()] = Path("serve_config.cpu.yaml"),
+    model: Annotated[Path | None, typer.Option(help="Folder of a model, in place of the config's.")] = None,
+) -> None:
     console = Console()
-    with sentences_for_the_user(console), local_service(read_config(config, port=free_port()), console) as url:
-        response = roll_out(url, console)
-    show(response, console)
+    tasks = TASKS_OF_OTHERS if model is None else TASKS.get(model.resolve().name, TASKS_OF_OTHERS)
+    with sentences_for_the_user(console):
+        served = config_for(config, model, tasks)
+        with local_service(served, console) as url:
+            response = roll_out(url, tasks, console)
+    show(response, tasks, console)
 
 
-def roll_out(url: str, console: Console) -> RolloutResponse:
+def config_for(path: Path, model: Path | None, tasks: Sequence[str]) -> ServeDeploySchema:
+    """The config on a free port, with the model and the environments that the tasks need."""
+    config = read_config(path, port=free_port())
+    [application] = config.applications
+    if model is not None:
+        application.args["engine"]["model"] = str(model.resolve())
+    for task in tasks:
+        if task not in application.args["environments"]:
+            application.args["environments"][task] = {"import_path": ENVIRONMENTS[task]}
+            cores = RayActorOptionsSchema(num_cpus=0.1)
+            application.deployments.append(DeploymentSchema(name=task, num_replicas=1, ray_actor_options=cores))
+    return config
+
+
+def roll_out(url: str, tasks: Sequence[str], console: Console) -> RolloutResponse:
     with RolloutClient(url) as client:
-        samples = [
-            *client.example_samples("math", SAMPLES_PER_TASK),
-            *client.example_samples("sliding_puzzle", SAMPLES_PER_TASK),
-        ]
-        console.print(f"Playing {len(samples)} samples of two tasks, {NUM_GENERATIONS} rollouts each")
-        sampling = Sampling(temperature=1.0, max_new_tokens=64, seed=0)
+        samples = [sample for task in tasks for sample in client.example_samples(task, SAMPLES_PER_TASK)]
+        console.print(f"Playing {len(samples)} samples of {' and '.join(tasks)}, {NUM_GENERATIONS} rollouts each")
+        sampling = Sampling(temperature=1.0, max_new_tokens=MAX_NEW_TOKENS, seed=0)
         return client.rollout(
             samples,
             num_generations=NUM_GENERATIONS,
@@ -45,9 +70,9 @@ def roll_out(url: str, console: Console) -> RolloutResponse:
         )
 
 
-def show(response: RolloutResponse, console: Console) -> None:
+def show(response: RolloutResponse, tasks: Sequence[str], console: Console) -> None:
     """Prints the best and the worst rollout of each task, how many were rewarded, and the metrics of the request."""
-    for task_name in ("math", "sliding_puzzle"):
+    for task_name in tasks:
         rollouts = [sample for sample in response.samples if sample.task_name == task_name]
         for sample in best_and_worst(rollouts):
             console.print(transcript(sample))

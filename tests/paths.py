@@ -4,3 +4,4 @@ from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 TINY_MODEL = REPOSITORY / "models" / "tiny"
+SMALL_MODEL = REPOSITORY / "models" / "small"

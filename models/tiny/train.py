@@ -1,4 +1,4 @@
-"""Makes the embedded model from nothing: `python models/tiny/train.py --output models/tiny`.
+"""Makes the embedded model from nothing: `python -m models.tiny.train --output models/tiny`.
 
 A Llama small enough to commit, trained for a few minutes on what the environments themselves ask and answer:
 additions for `math` and 2x2 games for `sliding_puzzle`. It is stopped while it still makes mistakes, so that
@@ -21,7 +21,6 @@ import transformers
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from deployments.environments.math import addition_prompt
@@ -35,6 +34,7 @@ from deployments.environments.sliding_puzzle import (
     slide,
     solved_board,
 )
+from models.byte_tokenizer import byte_tokenizer
 from rollout_env import ChatMessage
 
 SPECIAL_TOKENS = ["<|endoftext|>", "<|system|>", "<|user|>", "<|assistant|>", "<|tool|>", "<|end|>"]
@@ -103,22 +103,10 @@ class Scores:
 # --- Tokenizer and model ----------------------------------------------------------------------------------------------
 
 
-def byte_symbols() -> list[str]:
-    """The printable character that stands for each byte in a byte-level vocabulary, by byte."""
-    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
-    rest = iter(range(256, 512))
-    return [chr(byte) if byte in printable else chr(next(rest)) for byte in range(256)]
-
-
 def make_tokenizer() -> PreTrainedTokenizerFast:
     """A token a byte, its id the byte's value, then the special tokens: any text comes back as it was."""
-    vocabulary = {symbol: byte for byte, symbol in enumerate(byte_symbols())}
-    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL_TOKENS])
     return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
+        tokenizer_object=byte_tokenizer(SPECIAL_TOKENS),
         pad_token="<|endoftext|>",
         eos_token="<|end|>",
         clean_up_tokenization_spaces=False,
@@ -475,7 +463,7 @@ gradient norm at most {gradient_norm:g} |
 
 Made by
 
-    python models/tiny/train.py --output models/tiny
+    python -m models.tiny.train --output models/tiny
 
 The same seed gives the same data everywhere and the same weights on the same machine and software. Elsewhere rounding
 differs, and with it the accuracy: it rises steeply at the point where training stops.
