@@ -93,6 +93,12 @@ class PolicyStoreLost(RolloutFailure):
     retryable = True
 
 
+class DataLost(RolloutFailure):
+    """The deployment that holds the data of the tasks broke during the call."""
+
+    retryable = True
+
+
 class OtherVersionLoaded(RolloutFailure):
     """The generator replica has other weights than those that must generate, or not the policy that must.
 

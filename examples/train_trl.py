@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import torch
 import typer
-from datasets import Dataset  # type: ignore[import-untyped]
+from datasets import Dataset
 from rich.console import Console
 from rich.progress import Progress
 from transformers import AutoTokenizer, LlamaForCausalLM, PrinterCallback, TrainerCallback

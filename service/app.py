@@ -5,6 +5,7 @@ from pathlib import Path
 from ray import serve
 from ray.serve import Application
 
+from deployments.data.store import DataStore
 from deployments.environments.host import EnvironmentHost
 from deployments.generation.generator_replica import GeneratorReplica
 from deployments.policy.store import PolicyStore
@@ -23,7 +24,8 @@ HEALTH_CHECK_PERIOD_S = 5.0
 def build(settings: ServiceSettings) -> Application:
     """Wires the deployments: `Ingress` calls `Generator` and one environment deployment named after each task.
 
-    `Ingress` and `Generator` ask `Policy`, which has one replica, for the current version of the weights.
+    `Ingress` and `Generator` ask `Policy`, which has one replica, for the current version of the weights. `Data` exists
+    if a task has data.
     """
     engine = with_absolute_paths(settings.engine)
     options = settings.ray_actor_options()
@@ -37,8 +39,9 @@ def build(settings: ServiceSettings) -> Application:
         .bind(task_name, environment.import_path, environment.arguments, settings.limits.step_timeout_s)
         for task_name, environment in settings.environments.items()
     }
+    data = deployment(DataStore, "Data", options).bind(settings.data_by_task) if settings.data_by_task else None
     ingress = deployment(Ingress, "Ingress", options)
-    return ingress.bind(settings.model_copy(update={"engine": engine}), generator, environments, policy_store)
+    return ingress.bind(settings.model_copy(update={"engine": engine}), generator, environments, policy_store, data)
 
 
 def deployment(replica: type, name: str, ray_actor_options: dict[str, dict[str, float]]) -> serve.Deployment:

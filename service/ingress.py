@@ -10,6 +10,7 @@ from deployments import logs
 from deployments.policy.store_client import PolicyStoreClient
 from service.canary.background_canary import BackgroundCanary
 from service.garbage import collect_small_portions
+from service.remote.data import RemoteData
 from service.remote.environment import RemoteEnvironment
 from service.remote.generator import RemoteGenerator
 from service.remote.policy import RemotePolicy
@@ -28,6 +29,7 @@ class Ingress:
         generator: DeploymentHandle[Any],
         environments: dict[str, DeploymentHandle[Any]],
         policy_store: DeploymentHandle[Any],
+        data: DeploymentHandle[Any] | None = None,
     ) -> None:
         logs.configure()
         policy = RemotePolicy(PolicyStoreClient(policy_store))
@@ -41,6 +43,7 @@ class Ingress:
             {task_name: RemoteEnvironment(task_name, handle) for task_name, handle in environments.items()},
             policy,
             ingress_replicas,
+            None if data is None else RemoteData(data),
         )
         collect_small_portions()
 

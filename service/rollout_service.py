@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
+from deployments.data.reader import DataReader
 from deployments.failures import RolloutFailure
 from deployments.protocols import Environment, Generator
 from rollout_client.contract import (
+    NextSampleRange,
     RolloutRequest,
     RolloutSummary,
     SampleError,
@@ -17,6 +19,7 @@ from rollout_client.contract import (
     SampleResult,
 )
 from rollout_client.info_contract import ServiceInfo
+from rollout_client.sample_range_contract import SampleRange
 from rollout_client.task_contract import TaskInfo
 from service.admission.admission import Admission
 from service.garbage import PacedCollections, free_items
@@ -28,6 +31,7 @@ from service.requests.extra_env_info import refuse_bad_extra_env_info
 from service.requests.rollout_parsing import BodyBounds
 from service.requests.sample_starts import start_samples
 from service.requests.task_descriptions import TaskDescriptions, task_descriptions, tasks_with_start
+from service.requests.task_samples import TaskSampler
 from service.requests.validation import refuse_large_echo
 from service.rollouts.early_stopping import EarlyStopping
 from service.rollouts.episode import Episode
@@ -101,10 +105,12 @@ class RunningRollout:
     @property
     def summary(self) -> RolloutSummary:
         """The metrics and weight versions of the samples that have been yielded so far."""
+        fields = {"next_samples_from": list(map(next_range, drawn))} if (drawn := self._request.samples_from) else {}
         return RolloutSummary(
             request_id=self.request_id,
             metrics=self._metrics.metrics(),
             policy=self._metrics.policy(self._current_version()),
+            **fields,
         )
 
     def final_summary(self) -> RolloutSummary:
@@ -140,6 +146,7 @@ class RolloutService:
         episode_factory: EpisodeFactory,
         limits: Limits,
         admission: Admission,
+        task_sampler: TaskSampler | None = None,
     ) -> None:
         self.policy = policy
         self.admission = admission
@@ -148,6 +155,7 @@ class RolloutService:
         self.body_parser = BodyParser(BodyBounds(limits.max_rollouts_per_request, limits.max_sample_bytes))
         self.scoring = Scoring(generator, policy, limits, lambda: episode_factory.generator)
         self._generator = generator
+        self._task_sampler = task_sampler or TaskSampler(environments)
         self._episode_factory = episode_factory
         self._pacer = LoopPacer()
         self.collections = PacedCollections(lambda: admission.in_flight.rollouts)
@@ -160,20 +168,29 @@ class RolloutService:
         environments: Mapping[str, Environment],
         policy: RemotePolicy,
         ingress_replicas: Callable[[], int],
+        data: DataReader | None = None,
     ) -> "RolloutService":
         """Waits until a generator replica answers, because its model bounds what a request may ask for.
 
         Args:
             ingress_replicas: how many replicas share the bounds of the service.
+            data: of the tasks that have some.
         """
         tokens = TransformersChatTokenizer.load(settings.engine.tokenizer or settings.engine.model)
         tokens.prepare_info()
         described = await generator.describe()
         episode_factory = EpisodeFactory(frozenset(environments), described, tokens, settings.limits)
         admission = Admission(settings.admission, described.max_model_len, ingress_replicas)
-        service = cls(generator, environments, policy, episode_factory, settings.limits, admission)
+        sampler = TaskSampler(environments, data, settings.data_by_task.keys())
+        service = cls(generator, environments, policy, episode_factory, settings.limits, admission, sampler)
         service.body_parser.start()
         return service
+
+    async def take_samples(self, request: RolloutRequest, hold: Callable[[int], None]) -> int:
+        """Puts the samples of `samples_from`, if there are any, into the request; see `TaskSampler.fill`."""
+        if not request.samples_from:
+            return 0
+        return await self._task_sampler.fill(request, self.body_parser, self.limits, hold)
 
     async def rollout(self, request: RolloutRequest, request_id: str, body_bytes: int) -> RunningRollout:
         """Validates the request and waits for the weights that it demands. Iterating the result plays it.
@@ -252,7 +269,8 @@ class RolloutService:
         return self._episode_factory.tokenizer.vocabulary
 
     async def tasks(self) -> list[TaskInfo]:
-        """Raises `EnvironmentLost` if an environment does not answer."""
+        """Raises `EnvironmentLost` or `DataLost` if an environment or the data do not answer."""
+        sizes = await self._task_sampler.sizes()
         descriptions = await asyncio.gather(*(environment.describe() for environment in self.environments.values()))
         return [
             TaskInfo(
@@ -261,24 +279,31 @@ class RolloutService:
                 fields=description.fields,
                 tools=description.tools,
                 example=SampleInput.model_validate(description.example),
+                **({"splits": sizes[task_name]} if task_name in sizes else {}),
             )
-            for description in descriptions
+            for task_name, description in zip(self.environments, descriptions, strict=True)
         ]
 
-    async def example_samples(self, task_name: str, count: int, seed: int) -> list[SampleInput]:
-        """Samples of one of `environments`, ready to be posted. Raises `EnvironmentLost`."""
-        samples = await self.environments[task_name].example_samples(count, seed)
-        return [SampleInput.model_validate(sample) for sample in samples]
+    async def task_samples(self, wanted: SampleRange) -> bytearray:
+        """The JSON of a page of samples of one of `environments`; see `TaskSampler.page`."""
+        return await self._task_sampler.page(wanted, self.limits.max_body_bytes)
 
     async def check_ready(self) -> None:
-        """Asks the generator and every environment for an answer.
+        """Asks the generator, the data and every environment for an answer.
 
         Raises:
             RolloutFailure: one of them does not answer within `READY_WITHIN_S`; the message names it.
         """
         asked: dict[str, Callable[[], Awaitable[object]]] = {"generator": self._generator.describe}
+        asked["deployment Data"] = self._task_sampler.sizes
         asked |= {f"environment {name!r}": environment.describe for name, environment in self.environments.items()}
         await asyncio.gather(*(check_answers(who, describe()) for who, describe in asked.items()))
+
+
+def next_range(drawn: SampleRange) -> NextSampleRange:
+    """As many samples, from where these ended."""
+    given = drawn.model_dump(exclude_unset=True)
+    return NextSampleRange.model_validate({**given, "start": drawn.start + drawn.count})
 
 
 async def check_answers(who: str, description: Awaitable[object]) -> None:

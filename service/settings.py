@@ -4,14 +4,15 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
+from deployments.data.settings import DataSettings
 from deployments.generation.settings import EngineSettings
 from deployments.policy.settings import PolicySettings
 from deployments.simulation.settings import SimulatedEngineSettings
 from deployments.strict_settings import StrictSettings
 
 MIB = 2**20
-SERVICE_DEPLOYMENTS = ("Ingress", "Generator", "Policy")
-"""The deployments that every service has; each task has one more, named after it."""
+SERVICE_DEPLOYMENTS = ("Ingress", "Generator", "Policy", "Data")
+"""The deployments that a service has, `Data` if a task has data; each task has one more, named after it."""
 
 
 def kind_of_engine(settings: Any) -> Literal["engine", "simulated"]:
@@ -40,6 +41,8 @@ class EnvironmentSettings(StrictSettings):
     """`package.module:Class` of a `TaskEnvironment`."""
     arguments: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments of the class."""
+    data: DataSettings | None = None
+    """Where the task's samples come from; without it the environment makes them."""
 
 
 class Limits(StrictSettings):
@@ -150,9 +153,16 @@ class ServiceSettings(StrictSettings):
         Without it Ray would reserve a whole core for each. A reservation only decides how many replicas fit on a
         machine: a replica may use more.
         """
-        environments = {task_name: {"num_cpus": 0.1} for task_name in self.environments}
+        others = {task_name: {"num_cpus": 0.1} for task_name in self.environments}
+        if self.data_by_task:
+            others["Data"] = {"num_cpus": 0.1}
         return {
             "Ingress": {"num_cpus": 0.2},
             "Generator": self.engine.ray_actor_options(),
             "Policy": {"num_cpus": 0.1},
-        } | environments
+        } | others
+
+    @property
+    def data_by_task(self) -> dict[str, DataSettings]:
+        """The data of the tasks that have some."""
+        return {task_name: task.data for task_name, task in self.environments.items() if task.data is not None}

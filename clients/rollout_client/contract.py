@@ -27,6 +27,8 @@ from rollout_client.demand_contract import PolicyDemand as PolicyDemand
 from rollout_client.demand_contract import RolloutDemand as RolloutDemand
 from rollout_client.policy_names import LABEL
 from rollout_client.priority_contract import Priority
+from rollout_client.sample_range_contract import NextSampleRange as NextSampleRange
+from rollout_client.sample_range_contract import SampleRange as SampleRange
 
 Role = Literal["system", "user", "assistant", "tool", "environment"]
 SampleStatus = Literal["completed", "truncated", "max_turns", "deadline", "cancelled", "stale", "error"]
@@ -38,6 +40,7 @@ StopString = Annotated[str, Field(min_length=1, max_length=1024)]
 MOST_STOP_STRINGS = 128
 """The engine looks for each of them after every token."""
 MOST_TOOLS = 128
+MOST_RANGES = 64
 LOWEST_TEMPERATURE = 0.01
 JsonObject = dict[str, JsonValue]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
@@ -218,8 +221,11 @@ class Keep(Strict):
 class RolloutRequest(Strict):
     """The body of `POST /rollout`: samples, and how all of them are played."""
 
-    samples: list[SampleInput] = Field(min_length=1)
+    samples: list[SampleInput] = []  # noqa: RUF012 - pydantic copies it
     """The prompts with their tasks."""
+    samples_from: list[SampleRange] = Field(default=[], max_length=MOST_RANGES, fail_fast=True)
+    """In place of `samples`: samples that the service has, one range after the other. The answer's `next_samples_from`
+    is where the next ones begin."""
     num_generations: int = Field(default=1, ge=1, le=1024)
     """Rollouts of each sample: the size of a group."""
     sampling: Sampling = Sampling()
@@ -249,6 +255,19 @@ class RolloutRequest(Strict):
     priority: Priority = "train"
     """The share of the engines that the request gets while others wait too. A number is in proportion to a `train`
     request: one of 2 gets twice its tokens. `train` is 1, `interactive` 16, `batch` 1/16."""
+
+    @model_validator(mode="after")
+    def has_samples_of_one_kind(self) -> Self:
+        if not (self.samples or self.samples_from):
+            raise ValueError("samples and samples_from are both missing: send one of them, with at least one sample")
+        if self.samples and self.samples_from:
+            raise ValueError("samples and samples_from are both given: send one of them")
+        return self
+
+    @property
+    def sample_count(self) -> int:
+        """How many samples it asks for, also before those of `samples_from` are there."""
+        return len(self.samples) or sum(given.count for given in self.samples_from)
 
 
 class SampleError(Lenient):
@@ -362,6 +381,8 @@ class RolloutSummary(Lenient):
     """Aggregates over the rollouts that were played to their end, by NeMo-RL's names."""
     policy: PolicyVersions
     """Which weights generated the tokens."""
+    next_samples_from: list[NextSampleRange] = []  # noqa: RUF012 - pydantic copies it
+    """The `samples_from` of the request, moved on to the samples that follow."""
 
 
 class RolloutResponse(RolloutSummary):

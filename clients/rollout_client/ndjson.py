@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from rollout_client.contract import RolloutResponse, RolloutSummary, SampleResult
 from rollout_client.errors import ResponseNotUnderstood, StreamBroken, error_of_problem, not_understood
 from rollout_client.problem_contract import Problem
+from rollout_client.set_fields import set_fields
 
 PositionedSample = tuple[int, SampleResult]
 """A sample with its position in `RolloutResponse.samples`."""
@@ -96,4 +97,4 @@ def parsed_line(line: bytes) -> StreamLine:
 
 
 def in_input_order(summary: RolloutSummary, by_position: dict[int, SampleResult]) -> RolloutResponse:
-    return RolloutResponse(**dict(summary), samples=[by_position[position] for position in sorted(by_position)])
+    return RolloutResponse(**set_fields(summary), samples=[by_position[position] for position in sorted(by_position)])

@@ -21,7 +21,8 @@ from rollout_client.errors import not_understood
 from rollout_client.info_contract import ServiceInfo, Vocabulary
 from rollout_client.optional_dependencies import needed_for
 from rollout_client.priority_contract import Priority
-from rollout_client.task_contract import ExampleSamples, TaskInfo, TaskList
+from rollout_client.sample_range_contract import SampleRange
+from rollout_client.task_contract import TaskInfo, TaskList, TaskSamples
 
 if TYPE_CHECKING:
     from rollout_client.arrow.response import ArrowResponse
@@ -37,6 +38,8 @@ Samples = Sequence[SampleInput | Mapping[str, Any]]
 class RolloutOptions(CallOptions, total=False):
     """What a rollout takes beside its samples. The service has a default for what is missing or `None`."""
 
+    samples_from: Sequence[SampleRange | Mapping[str, Any]] | None
+    """In place of samples: ranges of those that tasks of the service have. The answer has the ranges that follow."""
     num_generations: int | None
     """Rollouts of each sample: one group."""
     sampling: Sampling | Mapping[str, Any] | None
@@ -84,13 +87,14 @@ def tasks_call() -> Call[list[TaskInfo]]:
     return Call("GET", "/tasks", lambda body: parsed(TaskList, "The response of GET /tasks", body).tasks)
 
 
-def example_samples_call(task_name: str, count: int, seed: int) -> Call[list[SampleInput]]:
+def task_samples_call(task_name: str, count: int, start: int, seed: int | None, split: str | None) -> Call[TaskSamples]:
     path = f"/tasks/{quote(task_name, safe='')}/samples"
 
-    def read(body: bytes) -> list[SampleInput]:
-        return parsed(ExampleSamples, f"The response of GET {path}", body).samples
+    def read(body: bytes) -> TaskSamples:
+        return parsed(TaskSamples, f"The response of GET {path}", body)
 
-    return Call("GET", path, read, query={"count": count, "seed": seed})
+    query = {"count": count, "start": start, "seed": seed, "split": split}
+    return Call("GET", path, read, query={name: value for name, value in query.items() if value is not None})
 
 
 def info_call() -> Call[ServiceInfo]:
@@ -125,8 +129,9 @@ def arrow_rollout_call(samples: Samples, options: RolloutOptions) -> "Call[Arrow
         from rollout_client.arrow.response import joined_body, read_response
         from rollout_client.arrow.schema import ARROW
 
-    body = arrow_body(samples, given_options(options))
-    headers = {"content-type": ARROW}
+    # Without samples there is nothing to make columns of.
+    body = arrow_body(samples, given_options(options)) if samples else rollout_body(samples, options)
+    headers = {"content-type": ARROW if samples else JSON}
     return Call("POST", "/rollout", read_response, accept=ARROW, body=body, content_headers=headers, join=joined_body)
 
 
@@ -137,7 +142,11 @@ def streamed_rollout_call(samples: Samples, options: RolloutOptions) -> Call[byt
 
 def rollout_body(samples: Samples, options: RolloutOptions) -> bytes:
     """Holds only what was given, so that the service alone has defaults and checks."""
-    return to_json({"samples": [as_given(sample) for sample in samples], **given_options(options)})
+    given = given_options(options)
+    # The service refuses a request without samples, unless it says where they come from.
+    if samples or "samples_from" not in given:
+        given = {"samples": [as_given(sample) for sample in samples], **given}
+    return to_json(given)
 
 
 def given_options(options: RolloutOptions) -> dict[str, object]:
@@ -148,12 +157,16 @@ def given_options(options: RolloutOptions) -> dict[str, object]:
     return given
 
 
-def as_given(value: object) -> object:
+def as_given(value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return [as_given(item) for item in value]
     return value.model_dump(mode="json", exclude_unset=True) if isinstance(value, BaseModel) else value
 
 
 def rollout_count(samples: Samples, options: RolloutOptions) -> int:
-    return len(samples) * (options.get("num_generations") or 1)
+    ranges = as_given(list(options.get("samples_from") or ()))
+    count = len(samples) + sum(int(drawn["count"]) for drawn in ranges)
+    return count * (options.get("num_generations") or 1)
 
 
 def parsed(model: type[Model], what: str, body: bytes) -> Model:

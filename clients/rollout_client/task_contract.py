@@ -18,6 +18,8 @@ class TaskInfo(Lenient):
     """JSON schemas of the functions that a model may call; the chat template gets them."""
     example: SampleInput
     """A sample that can be posted as it is."""
+    splits: dict[str, int] = {}  # noqa: RUF012 - pydantic copies it
+    """Rows of each split of the task's data; empty for a task without data, whose environment makes its samples."""
 
 
 class TaskList(Lenient):
@@ -27,8 +29,10 @@ class TaskList(Lenient):
     """Every task that the service can play."""
 
 
-class ExampleSamples(Lenient):
-    """The answer of `GET /tasks/{task_name}/samples`."""
+class TaskSamples(Lenient):
+    """The answer of `GET /tasks/{task_name}/samples`: a page of samples."""
 
     samples: list[SampleInput]
-    """Samples that can be posted as they are."""
+    """Samples that can be posted as they are; fewer than were asked for if they are large."""
+    next_start: int
+    """Where the next page begins."""

@@ -18,7 +18,7 @@ from deployments.rpc.batching import results_as_completed
 from deployments.rpc.heartbeats import Heartbeats
 from deployments.rpc.message_size import bytes_of_step_result
 from rollout_env import TaskEnvironment
-from rollout_env.calls import abandoned_threads
+from rollout_env.calls import abandoned_threads, call
 from rollout_env.environment import has_a_start, has_sessions
 from rollout_env.loading import load_environment
 
@@ -86,7 +86,7 @@ class EnvironmentHost:
     async def example_samples(self, count: int, seed: int) -> list[dict[str, Any]]:
         """The environment's example samples, with their `task_name`. Raises what the environment raises."""
         try:
-            samples = self._environment.example_samples(count, seed)
+            samples = await call(self._environment.example_samples, count, seed)
             return [{**sample, "task_name": self._task_name} for sample in samples]
         except Exception as error:
             logger.warning(

@@ -78,7 +78,7 @@ class Admission:
                 self._capacity.close(reservation, time.monotonic())
 
     def amounts_of(self, request: RolloutRequest) -> Amounts:
-        rollouts = len(request.samples) * request.num_generations
+        rollouts = request.sample_count * request.num_generations
         most_tokens = request.max_seq_len or self._max_model_len
         if request.sampling.max_new_tokens is not None:
             most_tokens = min(most_tokens, request.max_rollout_turns * request.sampling.max_new_tokens)

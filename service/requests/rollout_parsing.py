@@ -199,7 +199,7 @@ def split_fields(fields: dict[str, Any], slice_bytes: int) -> Iterator[bytes]:
     """`fields` as pickles: first those other than the samples, then slices of samples of about `slice_bytes`."""
     yield pickle.dumps({name: value for name, value in fields.items() if name != "samples"}, pickle.HIGHEST_PROTOCOL)
     pickled, size = list[bytes](), 0
-    for sample in fields["samples"]:
+    for sample in fields.get("samples", ()):
         pickled.append(pickle.dumps(sample, pickle.HIGHEST_PROTOCOL))
         size += len(pickled[-1])
         if size >= slice_bytes:
@@ -215,6 +215,7 @@ def joined_request(options: Mapping[str, Any], slices: Iterable[bytes]) -> Rollo
         for pickled in slices
         for sample in pickle.loads(pickled)
     ]
-    request = RolloutRequest.model_validate({**options, "samples": samples[:1]}, strict=True)
+    first = {"samples": samples[:1]} if samples else {}
+    request = RolloutRequest.model_validate({**options, **first}, strict=True)
     request.samples = samples
     return request

@@ -36,7 +36,7 @@ from rollout_client.policy_contract import (
     UploadState,
 )
 from rollout_client.score_contract import ScoreRequest, ScoreResponse
-from rollout_client.task_contract import ExampleSamples, TaskList
+from rollout_client.task_contract import TaskList, TaskSamples
 from service.requests.media_types import JSON
 from service.responses.ndjson import NDJSON
 from service.responses.problems import OVERLOADED
@@ -96,10 +96,10 @@ TASKS: Description = {
     "summary": "List the tasks",
     "responses": {200: json_response(TaskList, examples.TASKS), **refusals()},
 }
-EXAMPLE_SAMPLES: Description = {
-    "summary": "Make samples of a task",
+TASK_SAMPLES: Description = {
+    "summary": "Get samples of a task",
     "responses": {
-        200: json_response(ExampleSamples, examples.EXAMPLE_SAMPLES),
+        200: json_response(TaskSamples, examples.TASK_SAMPLES),
         404: refusal(["The task is not known"]),
         **refusals(),
     },

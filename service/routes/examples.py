@@ -41,7 +41,7 @@ from rollout_client.policy_contract import (
 )
 from rollout_client.problem_contract import FieldProblem, Problem
 from rollout_client.score_contract import ScoreRequest, ScoreResponse, SequenceScore
-from rollout_client.task_contract import ExampleSamples, TaskInfo, TaskList
+from rollout_client.task_contract import TaskInfo, TaskList, TaskSamples
 from rollout_client.version import CONTRACT_VERSION
 
 CHECKSUM = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"
@@ -136,7 +136,7 @@ TASKS = example(
         ]
     )
 )
-EXAMPLE_SAMPLES = example(ExampleSamples(samples=[SAMPLE]))
+TASK_SAMPLES = example(TaskSamples(samples=[SAMPLE], next_start=1))
 INFO = example(
     ServiceInfo(
         model=ModelInfo(name="org/model", revision="4e20de362430cd3b72f3", vocab_size=151_936, max_model_len=32_768),

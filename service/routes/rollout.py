@@ -43,8 +43,9 @@ async def rollout(request: Request, rollouts: Rollouts, admitted: Admitted, requ
     """
     limits, parser = rollouts.limits, rollouts.body_parser
     received = await read_rollout_request(request, limits.max_body_bytes, parser, admitted)
-    echoed_bytes = received.body_bytes // len(received.request.samples)
-    running = await rollouts.rollout(received.request, request_id, received.body_bytes)
+    body_bytes = received.body_bytes + await rollouts.take_samples(received.request, admitted.hold_body)
+    echoed_bytes = body_bytes // len(received.request.samples)
+    running = await rollouts.rollout(received.request, request_id, body_bytes)
     accepted = request.headers.get("accept", "")
     if NDJSON in accepted:
         return StreamingResponse(ndjson_lines(running, echoed_bytes), media_type=NDJSON)

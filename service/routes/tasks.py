@@ -3,12 +3,16 @@
 from typing import Annotated
 
 from fastapi import APIRouter, Path, Query
+from fastapi.responses import Response, StreamingResponse
 
-from rollout_client.task_contract import ExampleSamples, TaskList
+from rollout_client.sample_range_contract import SampleRange
+from rollout_client.task_contract import TaskList, TaskSamples
+from service.responses.json_encoder import JSON, PART_BYTES, pieces
 from service.responses.problems import task_not_found
 from service.routes import descriptions
 from service.routes.dependencies import Rollouts
 
+SEED = "Shuffles the data, or seeds what the environment makes. Equal seeds give equal samples."
 router = APIRouter(prefix="/tasks", tags=["tasks"])
 
 
@@ -18,14 +22,23 @@ async def tasks(rollouts: Rollouts) -> TaskList:
     return TaskList(tasks=await rollouts.tasks())
 
 
-@router.get("/{task_name}/samples", response_model_exclude_unset=True, **descriptions.EXAMPLE_SAMPLES)
-async def example_samples(
+@router.get("/{task_name}/samples", response_model=TaskSamples, **descriptions.TASK_SAMPLES)
+async def task_samples(
     rollouts: Rollouts,
     task_name: Annotated[str, Path(description="One of the tasks that `GET /tasks` lists.")],
     count: Annotated[int, Query(ge=1, le=10_000, description="How many samples.")] = 8,
-    seed: Annotated[int, Query(ge=0, description="Equal seeds give equal samples.")] = 0,
-) -> ExampleSamples:
-    """The samples can be posted as they are."""
+    seed: Annotated[int | None, Query(ge=0, lt=2**63, description=SEED)] = None,
+    start: Annotated[int, Query(ge=0, lt=2**53, description="The place of the first one; see `SampleRange`.")] = 0,
+    split: Annotated[str | None, Query(description="A part of the task's data, by default the first.")] = None,
+) -> Response:
+    """A page of the task's data, or of what its environment makes. The samples can be posted as they are.
+
+    To play them without sending them, name their range in `samples_from` of `POST /rollout`.
+    """
     if task_name not in rollouts.environments:
         raise task_not_found(task_name, rollouts.environments)
-    return ExampleSamples(samples=await rollouts.example_samples(task_name, count, seed))
+    wanted = SampleRange(task_name=task_name, split=split, start=start, count=count, seed=seed)
+    page = await rollouts.task_samples(wanted)
+    if len(page) <= PART_BYTES:
+        return Response(bytes(page), media_type=JSON)
+    return StreamingResponse(pieces(page), media_type=JSON)

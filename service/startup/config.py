@@ -52,6 +52,8 @@ def read_config(path: Path, host: str | None = None, port: int | None = None) ->
 def resolve_models(config: ServeDeploySchema, folder: Path) -> None:
     """Makes a model's path absolute that is relative to the config or to the working directory.
 
+    Those of data are relative to the config alone.
+
     The app builder does the same for paths that are relative to the repository.
     """
     for application in config.applications:
@@ -61,6 +63,19 @@ def resolve_models(config: ServeDeploySchema, folder: Path) -> None:
             folders = (base / name for base in (folder, Path.cwd())) if isinstance(name, str) else ()
             if found := next((path for path in folders if path.is_dir()), None):
                 engine[field] = str(found)
+        for environment in (application.args.get("environments") or {}).values():
+            data = environment.get("data") if isinstance(environment, dict) else None
+            if isinstance(data, dict) and "files" in data:
+                data["files"] = resolved_files(data["files"], folder)
+
+
+def resolved_files(names: Any, folder: Path) -> Any:
+    """Paths and patterns of files, relative to `folder`; what has another type is left for validation to refuse."""
+    if isinstance(names, dict):
+        return {split: resolved_files(of_split, folder) for split, of_split in names.items()}
+    if isinstance(names, list):
+        return [resolved_files(name, folder) for name in names]
+    return str(folder / Path(names).expanduser()) if isinstance(names, str) else names
 
 
 def set_environment(config_path: Path) -> None:

@@ -7,11 +7,14 @@ from pathlib import Path
 from pydantic import ValidationError
 from ray.serve.schema import ServeApplicationSchema, ServeDeploySchema
 
+from deployments.data.failures import DataNotLoadable
+from deployments.data.loading import load_task_data
 from deployments.generation.engine_fields import engine_fields
 from deployments.generation.settings import EngineSettings
 from deployments.policy.versions.run_identity import RunIdentity
+from rollout_env.environment import has_a_start
 from rollout_env.loading import EnvironmentNotLoadable, checked_arguments, load_environment_class
-from service.settings import SERVICE_DEPLOYMENTS, AnyEngineSettings, ServiceSettings, revision_of
+from service.settings import AnyEngineSettings, ServiceSettings, revision_of
 from service.startup.config import REPOSITORY, problem_line
 from service.startup.failures import ServiceNotStarted
 from service.startup.resources import Demand, demand_of, missing_resources, resources_of_this_machine
@@ -58,7 +61,7 @@ def settings_problems(error: ValidationError) -> Iterator[str]:
 
 def problems_of(application: ServeApplicationSchema, settings: ServiceSettings) -> Iterator[str]:
     """One text for each thing that would not start."""
-    known = [*SERVICE_DEPLOYMENTS, *settings.environments]
+    known = [*settings.ray_actor_options()]
     for name in (entry.name for entry in application.deployments if entry.name not in known):
         yield f"deployments: {name} is no deployment of {application.name}; there are {', '.join(known)}."
     yield from engine_problems(settings.engine)
@@ -69,8 +72,13 @@ def problems_of(application: ServeApplicationSchema, settings: ServiceSettings) 
         try:
             environment_class = load_environment_class(environment.import_path)
             checked_arguments(environment_class, environment.arguments, environment.import_path)
+            if environment.data is not None:
+                info, starts = environment_class.ExtraEnvInfo, has_a_start(environment_class)
+                load_task_data(task_name, environment.data, info, starts)
         except EnvironmentNotLoadable as error:
             yield f"args.environments.{task_name}: {error}"
+        except DataNotLoadable as error:
+            yield f"args.environments.{task_name}.data: {error}"
 
 
 def engine_problems(engine: AnyEngineSettings) -> Iterator[str]:

@@ -201,10 +201,11 @@ class ScriptedService:
             return {"tasks": [{"task_name": "math", "description": "Sums.", "fields": schema, "example": example}]}
 
         @self.app.get("/tasks/{task_name:path}/samples")
-        async def samples(task_name: str, count: int, seed: int) -> Response:
+        async def samples(task_name: str, count: int, start: int, seed: int) -> Response:
             if task_name == "maths":
                 return problem(REJECTED)
-            return JSONResponse({"samples": [sample(task_name, seed=seed) for _ in range(count)]})
+            made = [sample(task_name, seed=seed) for _ in range(count)]
+            return JSONResponse({"samples": made, "next_start": start + count})
 
     def _add_info(self) -> None:
         @self.app.get("/info")

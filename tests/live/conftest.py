@@ -1,5 +1,6 @@
 """One running service for all tests of this folder: the embedded model on processors, on a free port of loopback."""
 
+import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -61,12 +62,22 @@ def checkpoint_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def service_config(checkpoint_root: Path) -> ServeDeploySchema:
+def data_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Ten samples of the task `following`, whose messages are their numbers."""
+    path = tmp_path_factory.mktemp("data") / "rows.jsonl"
+    rows = [{"prompt": f"{number}", "extra_env_info": {"turns": [{"reward": number}]}} for number in range(10)]
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    return path
+
+
+@pytest.fixture(scope="session")
+def service_config(checkpoint_root: Path, data_file: Path) -> ServeDeploySchema:
     """The example config with an environment of the tests', adapters, transfers, and room for a second generator."""
     config = read_config(REPOSITORY / "serve_config.cpu.yaml", port=free_port())
     [application] = config.applications
     application.args["environments"]["following"] = {
-        "import_path": "tests.live.following_environment:FollowingEnvironment"
+        "import_path": "tests.live.following_environment:FollowingEnvironment",
+        "data": {"files": str(data_file), "held_out": {"validation": 0.2}},
     }
     application.args["policy"] = {
         "checkpoint_roots": [str(checkpoint_root)],

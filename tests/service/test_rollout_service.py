@@ -516,11 +516,6 @@ def test_every_task_is_described() -> None:
     assert tasks[0].example.messages[0].content == "What is 1 + 2?"
 
 
-def test_example_samples_are_those_of_the_named_task() -> None:
-    samples = virtual_time.run(Service().service.example_samples("math", 2, 7))
-    assert [sample.messages and sample.messages[0].content for sample in samples] == ["7-0", "7-1"]
-
-
 class AnsweringLate(ScriptedEnvironment):
     async def describe(self) -> TaskDescription:
         await asyncio.sleep(READY_WITHIN_S + 1)

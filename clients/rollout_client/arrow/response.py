@@ -15,6 +15,7 @@ from rollout_client.arrow.rows import rows_of
 from rollout_client.arrow.schema import ROLLOUTS, SUMMARY, TOKENS
 from rollout_client.contract import RolloutResponse, RolloutSummary, SampleResult
 from rollout_client.errors import ResponseNotUnderstood, StreamBroken, not_understood
+from rollout_client.set_fields import set_fields
 
 WHAT = "The Arrow answer of POST /rollout"
 
@@ -30,7 +31,7 @@ class ArrowResponse(RolloutSummary):
 
     @classmethod
     def of(cls, summary: RolloutSummary, rollouts: pa.Table, tokens: pa.Table) -> Self:
-        response = cls(**dict(summary))
+        response = cls(**set_fields(summary))
         response._rollouts, response._tokens = rollouts, tokens
         return response
 

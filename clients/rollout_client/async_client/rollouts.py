@@ -13,13 +13,13 @@ from rollout_client.rollout_calls import (
     RolloutOptions,
     Samples,
     arrow_rollout_call,
-    example_samples_call,
     rollout_call,
     rollout_count,
     streamed_rollout_call,
+    task_samples_call,
     tasks_call,
 )
-from rollout_client.task_contract import TaskInfo
+from rollout_client.task_contract import TaskInfo, TaskSamples
 
 if TYPE_CHECKING:
     from rollout_client.arrow.response import ArrowResponse
@@ -29,9 +29,11 @@ class AsyncRolloutMethods:
     _connection: AsyncConnection
 
     async def rollout(
-        self, samples: Samples, *, progress: bool = False, **options: Unpack[RolloutOptions]
+        self, samples: Samples = (), *, progress: bool = False, **options: Unpack[RolloutOptions]
     ) -> RolloutResponse:
         """Plays `samples` and returns their rollouts in input order, those of one sample next to each other.
+
+        Without `samples`, `samples_from` says which samples of the service are played.
 
         With `progress`, a bar on stderr counts them as they finish (needs the `cli` extra).
         """
@@ -46,7 +48,7 @@ class AsyncRolloutMethods:
                     count(sample)
                 return in_input_order(rollouts.summary, by_position)
 
-    async def rollout_arrow(self, samples: Samples, **options: Unpack[RolloutOptions]) -> "ArrowResponse":
+    async def rollout_arrow(self, samples: Samples = (), **options: Unpack[RolloutOptions]) -> "ArrowResponse":
         """`rollout` with request and response as Arrow: a third of the bytes, and `to_tensors` makes no Python objects.
 
         Raises `ModuleNotFoundError` without the `arrow` extra.
@@ -54,7 +56,7 @@ class AsyncRolloutMethods:
         limits = self._connection.defaults.limits(call_options(options))
         return await self._connection.result(arrow_rollout_call(samples, options), limits)
 
-    def stream(self, samples: Samples, **options: Unpack[RolloutOptions]) -> AsyncRolloutStream:
+    def stream(self, samples: Samples = (), **options: Unpack[RolloutOptions]) -> AsyncRolloutStream:
         """Plays `samples` and yields each rollout when it ends. Use it as a context manager.
 
         Leaving the block early ends the request, and the service cancels what is still running.
@@ -71,6 +73,22 @@ class AsyncRolloutMethods:
     async def example_samples(
         self, task_name: str, count: int = 8, seed: int = 0, **options: Unpack[CallOptions]
     ) -> list[SampleInput]:
-        """Samples of a task that can be posted as they are; equal seeds give equal samples."""
+        """The first samples of `task_samples`, without where the next ones begin."""
+        return (await self.task_samples(task_name, count, seed=seed, **options)).samples
+
+    async def task_samples(
+        self,
+        task_name: str,
+        count: int = 8,
+        start: int = 0,
+        *,
+        seed: int | None = None,
+        split: str | None = None,
+        **options: Unpack[CallOptions],
+    ) -> TaskSamples:
+        """A page of the task's data, or of what its environment makes: samples that can be posted as they are.
+
+        Equal arguments give equal samples. They are those that `samples_from` plays for a `SampleRange` like them.
+        """
         limits = self._connection.defaults.limits(options, SHORT_CALL_TIMEOUT_S, SHORT_CALL_ADVICE)
-        return await self._connection.result(example_samples_call(task_name, count, seed), limits)
+        return await self._connection.result(task_samples_call(task_name, count, start, seed, split), limits)

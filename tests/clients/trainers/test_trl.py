@@ -263,7 +263,7 @@ def grpo_arguments(folder: Path) -> dict[str, Any]:
 def test_grpo_trains_on_what_the_service_played(
     service: ScriptedService, client: PushingClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from datasets import Dataset  # type: ignore[import-untyped]
+    from datasets import Dataset
     from trl.trainer.grpo_config import GRPOConfig
     from trl.trainer.grpo_trainer import GRPOTrainer
 

@@ -55,7 +55,7 @@ def test_another_type_is_415_and_names_those_that_are_read(content_type: str) ->
     [
         (b"{", 400, "body"),
         (b"[]", 422, "body"),
-        (b"{}", 422, "samples"),
+        (b"{}", 422, "body"),
         (BODY.replace(b'"Hi"', b"7"), 422, "samples[0].messages[0].content"),
         (BODY[:-1] + b', "num_generations": "2"}', 422, "num_generations"),
     ],

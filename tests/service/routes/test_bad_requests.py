@@ -10,14 +10,27 @@ from service.settings import Limits
 from tests.service.scripted_http import VOCAB_SIZE, ScriptedHttp
 
 GOOD = {"task_name": "math", "messages": [{"role": "user", "content": "What is 1 + 1?"}]}
+RANGE = {"task_name": "math", "count": 4}
 LOG = [{"role": "user", "content": "a", "token_ids": [64]}]
 
 
 @pytest.mark.parametrize(
     ("body", "field", "says"),
     [
-        ({"samples": []}, "samples", "at least 1 item"),
-        ({}, "samples", "Field required"),
+        ({"samples": []}, "body", "samples and samples_from are both missing"),
+        ({}, "body", "samples and samples_from are both missing"),
+        ({"samples": [GOOD], "samples_from": [RANGE]}, "body", "samples and samples_from are both given"),
+        ({"samples_from": []}, "body", "samples and samples_from are both missing"),
+        ({"samples_from": [{**RANGE, "count": 0}]}, "samples_from[0].count", "greater than or equal to 1"),
+        ({"samples_from": [{**RANGE, "start": -1}]}, "samples_from[0].start", "greater than or equal to 0"),
+        ({"samples_from": [{**RANGE, "begin": 1}]}, "samples_from[0].begin", "not known"),
+        (
+            {"samples_from": [RANGE, {**RANGE, "task_name": "chess"}]},
+            "samples_from[1].task_name",
+            "known ones are math, sliding_puzzle",
+        ),
+        ({"samples_from": [RANGE] * 26}, "samples_from", "104 samples x 1 generations is more than 100 rollouts"),
+        ({"samples_from": [{**RANGE, "split": "eval"}]}, "samples_from[0].split", "task 'math' has no data"),
         ({"samples": [{**GOOD, "task_name": "chess"}]}, "samples[0].task_name", "known ones are math, sliding_puzzle"),
         ({"samples": [GOOD, {**GOOD, "message_log": LOG}]}, "samples[1]", "messages and message_log are both given"),
         ({"samples": [{"task_name": "math"}]}, "samples[0]", "messages and message_log are both missing"),

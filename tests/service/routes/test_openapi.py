@@ -90,7 +90,6 @@ def test_every_operation_has_an_id_of_its_own_a_tag_and_a_summary() -> None:
     ids = [operation["operationId"] for operation in OPERATIONS.values()]
     assert sorted(ids) == [
         "drop_policy",
-        "example_samples",
         "finish_transfer",
         "healthz",
         "info",
@@ -103,6 +102,7 @@ def test_every_operation_has_an_id_of_its_own_a_tag_and_a_summary() -> None:
         "rollout",
         "score",
         "start_transfer",
+        "task_samples",
         "tasks",
         "update_transfer",
         "upload_state",
@@ -247,5 +247,5 @@ def test_a_generated_client_makes_a_request_and_reads_its_response(generated_cli
 def test_a_generated_client_reads_a_problem(generated_client: Any) -> None:
     document = ScriptedHttp().post({"samples": []}).json()
     problem = generated_client.Problem.from_dict(document)
-    assert (problem.status, problem.errors[0].field) == (422, "samples")
+    assert (problem.status, problem.errors[0].field) == (422, "body")
     assert Problem.model_validate(problem.to_dict()) == Problem.model_validate(document)

@@ -95,6 +95,24 @@ def test_a_missing_environment_file_is_said(
     ]
 
 
+def test_the_files_of_data_are_relative_to_the_config(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(
+        "applications:\n- import_path: service.app:build\n  args:\n    environments:\n"
+        "      one: {data: {files: rows/*.jsonl}}\n"
+        "      two: {data: {files: {train: [a.jsonl, /b.jsonl], test: 3}}}\n"
+        "      three: {data: {hub: {name: a/b}}}\n"
+        "      four: 4\n"
+    )
+    [application] = read_config(path).applications
+    assert application.args["environments"] == {
+        "one": {"data": {"files": f"{tmp_path}/rows/*.jsonl"}},
+        "two": {"data": {"files": {"train": [f"{tmp_path}/a.jsonl", "/b.jsonl"], "test": 3}}},
+        "three": {"data": {"hub": {"name": "a/b"}}},
+        "four": 4,
+    }
+
+
 def test_the_paths_of_models_are_relative_to_the_config_or_to_the_working_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -191,3 +191,41 @@ def test_a_policy_folder_of_another_run_is_refused(tmp_path: Path) -> None:
         f"args.policy.folder: {tmp_path} holds the versions of the run run-a, and policy.run is run-b: name another "
         "folder, or set policy.run to run-a to go on with its weights."
     ]
+
+
+def test_data_whose_rows_the_environment_does_not_accept_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"prompt": "1 + 1?", "extra_env_info": {"ground_truth": "2"}}\n{"prompt": "2?"}\n')
+    assert refusal(config(environments={"math": {"import_path": MATH, "data": {"files": str(path)}}})) == [
+        f"args.environments.math.data: {path} line 2: extra_env_info.ground_truth: Field required."
+    ]
+
+
+def test_data_without_messages_suit_only_an_environment_that_makes_them(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"extra_env_info": {"ground_truth": "2"}}\n')
+    [problem] = refusal(config(environments={"math": {"import_path": MATH, "data": {"files": str(path)}}}))
+    assert problem.endswith("it has no messages: name their column under columns.messages.")
+
+
+def test_wrong_settings_of_data_are_named() -> None:
+    assert refusal(config(environments={"math": {"import_path": MATH, "data": {"columns": {"reward": "x"}}}})) == [
+        "The settings of rollout are wrong:",
+        "  args.environments.math.data: give either files or hub",
+    ]
+    data = {"files": "a.jsonl", "columns": {"status": "x", "idx.y": "z"}}
+    [_, problem] = refusal(config(environments={"math": {"import_path": MATH, "data": data}}))
+    assert problem == (
+        "  args.environments.math.data: columns.status: a sample cannot have this field; give it another name; "
+        "columns.idx.y: only extra_env_info has fields of its own; name a field of a sample"
+    )
+
+
+def test_the_deployment_of_data_has_an_entry_only_if_a_task_has_data(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"prompt": "1 + 1?", "extra_env_info": {"ground_truth": "2"}}\n')
+    entry = [{"name": "Data", "ray_actor_options": {"num_cpus": 0.2}}]
+    check_config(config(entry, environments={"math": {"import_path": MATH, "data": {"files": str(path)}}}))
+    assert refusal(config(entry)) == [
+        "deployments: Data is no deployment of rollout; there are Ingress, Generator, Policy, math."
+    ]

@@ -265,7 +265,7 @@ class TorchFlashAttention:
 def test_async_grpo_trains_on_what_the_worker_brings_and_sends_its_weights(
     service: ScriptedService, client: PushingClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from datasets import Dataset  # type: ignore[import-untyped]
+    from datasets import Dataset
     from trl.experimental.async_grpo import async_grpo_trainer, packing
     from trl.experimental.async_grpo.async_grpo_config import AsyncGRPOConfig
     from trl.experimental.async_grpo.async_grpo_trainer import AsyncGRPOTrainer

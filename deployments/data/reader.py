@@ -1,0 +1,23 @@
+"""The port to the data of the tasks: `DataReader`. `RemoteData` (`service/remote/data.py`) implements it."""
+
+from collections.abc import AsyncGenerator
+from typing import Protocol
+
+from rollout_client.sample_range_contract import SampleRange
+
+
+class DataReader(Protocol):
+    async def sizes(self) -> dict[str, dict[str, int]]:
+        """Rows by split, by task that has data; the first split is meant where none is named. Raises `DataLost`."""
+        ...
+
+    def samples(self, wanted: SampleRange, most_bytes: int) -> AsyncGenerator[bytes, None]:
+        """Yields parts of JSON lines, each a sample of a task that has data.
+
+        They are fewer than wanted if they would take more than `most_bytes`.
+
+        Raises:
+            DataRefused: there is no such split, or a row is no sample.
+            DataLost: the data cannot be reached.
+        """
+        ...

@@ -1,0 +1,36 @@
+"""The `DataReader` port over a Serve handle. Server half: `deployments/data/store.py`."""
+
+from collections.abc import AsyncGenerator
+from typing import Any
+
+from ray.serve.handle import DeploymentHandle
+
+from deployments.data.reader import DataReader
+from deployments.failures import DataLost
+from deployments.rpc.handle_calls import call_result
+from rollout_client.sample_range_contract import SampleRange
+
+WHO = "The deployment that holds the data of the tasks"
+
+
+class RemoteData(DataReader):
+    """Asks any replica: all hold the same."""
+
+    def __init__(self, handle: DeploymentHandle[Any]) -> None:
+        self._handle = handle
+
+    async def sizes(self) -> dict[str, dict[str, int]]:
+        response = self._handle.sizes.remote()
+        sizes: dict[str, dict[str, int]] = await call_result(response, response, DataLost, WHO)
+        return sizes
+
+    async def samples(self, wanted: SampleRange, most_bytes: int) -> AsyncGenerator[bytes, None]:
+        stream: Any = self._handle.options(stream=True).samples.remote(
+            wanted.task_name, wanted.split, wanted.start, wanted.count, wanted.seed, most_bytes
+        )
+        parts = aiter(stream)
+        try:
+            while part := await call_result(anext(parts, b""), stream, DataLost, WHO):
+                yield part
+        finally:
+            stream.cancel()

@@ -1,0 +1,143 @@
+"""Samples that a caller need not send: those of a task's data, or else those that its environment makes."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Mapping, Set
+from contextlib import aclosing
+from dataclasses import dataclass
+
+from pydantic_core import to_json
+
+from deployments.data.failures import DataRefused
+from deployments.data.reader import DataReader
+from deployments.protocols import Environment
+from rollout_client.contract import RolloutRequest
+from rollout_client.problem_contract import FieldProblem
+from rollout_client.sample_range_contract import SampleRange
+from service.requests.body_parser import BodyParser
+from service.requests.media_types import JSON
+from service.requests.rollout_parsing import rollouts_problem
+from service.responses.problems import invalid_request, unknown_task
+from service.rollouts.seeds import derived_seed
+from service.settings import Limits
+
+
+@dataclass(frozen=True, slots=True)
+class TaskSampler:
+    """Where the samples of each task come from."""
+
+    environments: Mapping[str, Environment]
+    data: DataReader | None = None
+    tasks_with_data: Set[str] = frozenset()
+    """Those that `data` answers for."""
+
+    async def sizes(self) -> dict[str, dict[str, int]]:
+        """Rows by split, by task that has data. Raises `DataLost`."""
+        return {} if self.data is None else await self.data.sizes()
+
+    async def page(self, wanted: SampleRange, most_bytes: int) -> bytearray:
+        """The JSON of a page of a task that exists: `samples`, and `next_start`.
+
+        Raises:
+            RequestProblem: 422, there is no such split, or a row of the data is no sample.
+            RolloutFailure: the data or the environment do not answer.
+        """
+        page = SamplesJson()
+        await self._add(page, wanted, "query", most_bytes)
+        return page.document({"next_start": wanted.start + page.count})
+
+    async def fill(
+        self, request: RolloutRequest, parser: BodyParser, limits: Limits, hold: Callable[[int], None]
+    ) -> int:
+        """Puts the samples of `samples_from` into the request. Returns how many bytes of JSON they took.
+
+        Args:
+            hold: is called with the bytes so far, before more are read.
+
+        Raises:
+            RequestProblem: 422, a range is not valid, or its samples are not; what `hold` raises.
+            RolloutFailure: the data or an environment do not answer.
+        """
+        self._refuse_invalid(request, limits)
+        body = SamplesJson()
+        for place, wanted in enumerate(request.samples_from):
+            field = f"samples_from[{place}]"
+            count_before = body.count
+            await self._add(body, wanted, field, limits.max_body_bytes, hold)
+            if body.count < count_before + wanted.count:
+                message = f"the samples take more than {limits.max_body_bytes} bytes; ask for fewer"
+                raise invalid_request(FieldProblem(field=f"{field}.count", message=message, value=wanted.count))
+        size = body.size
+        request.samples = (await parser.parse(body.document({}), JSON)).samples
+        return size
+
+    def _refuse_invalid(self, request: RolloutRequest, limits: Limits) -> None:
+        problems = [
+            unknown_task(f"samples_from[{place}].task_name", wanted.task_name, self.environments)
+            for place, wanted in enumerate(request.samples_from)
+            if wanted.task_name not in self.environments
+        ]
+        most = limits.max_rollouts_per_request
+        if too_many := rollouts_problem(request.sample_count, request.num_generations, most):
+            problems.append(too_many.model_copy(update={"field": "samples_from"}))
+        if problems:
+            raise invalid_request(*problems)
+
+    async def _add(
+        self,
+        samples: "SamplesJson",
+        wanted: SampleRange,
+        field: str,
+        most_bytes: int,
+        hold: Callable[[int], None] = lambda _size: None,
+    ) -> None:
+        try:
+            async with aclosing(self._lines(wanted, most_bytes - samples.size)) as parts:
+                async for part in parts:
+                    hold(samples.size + len(part))
+                    samples.add(part)
+        except DataRefused as error:
+            path = f"{field}.{error.field}".removesuffix(".")
+            raise invalid_request(FieldProblem(field=path, message=str(error), value=error.value)) from error
+
+    def _lines(self, wanted: SampleRange, most_bytes: int) -> AsyncGenerator[bytes, None]:
+        if self.data is not None and wanted.task_name in self.tasks_with_data:
+            return self.data.samples(wanted, most_bytes)
+        return self._lines_of_environment(wanted)
+
+    async def _lines_of_environment(self, wanted: SampleRange) -> AsyncGenerator[bytes, None]:
+        """What the environment makes for this start: another one has other samples, whatever the count before."""
+        if wanted.split is not None:
+            raise DataRefused(f"task {wanted.task_name!r} has no data, so it has no splits", "split", wanted.split)
+        seed = wanted.seed or 0
+        seed = derived_seed(seed, wanted.start) if wanted.start else seed
+        made = await self.environments[wanted.task_name].example_samples(wanted.count, seed)
+        yield await asyncio.to_thread(lambda: b"".join(to_json(sample) + b"\n" for sample in made))
+
+
+class SamplesJson:
+    """Makes one JSON document of JSON lines, without a look into them."""
+
+    def __init__(self) -> None:
+        self._json = bytearray(b'{"samples":[')
+        self.count = 0
+        """Samples so far."""
+
+    @property
+    def size(self) -> int:
+        return len(self._json)
+
+    def add(self, part: bytes) -> None:
+        """`part` may end within a line."""
+        self.count += part.count(b"\n")
+        # A newline is nowhere else in JSON: texts escape it.
+        self._json += part.replace(b"\n", b",")
+
+    def document(self, further_fields: Mapping[str, int]) -> bytearray:
+        """The samples and these fields. Nothing can be added after it."""
+        if self._json.endswith(b","):
+            del self._json[-1:]
+        self._json += b"]"
+        for name, value in further_fields.items():
+            self._json += f',"{name}":{value}'.encode()
+        self._json += b"}"
+        return self._json

@@ -1,0 +1,202 @@
+"""The samples of a data set: splits, epochs, and what becomes of a row."""
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import BaseModel, ConfigDict
+
+from deployments.data.failures import DataNotLoadable, DataRefused
+from deployments.data.loading import load_task_data
+from deployments.data.settings import DataSettings
+from deployments.data.task_data import TaskData, within_bytes
+
+
+class GroundTruth(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    ground_truth: int
+
+
+@pytest.fixture
+def data_of(tmp_path: Path) -> Callable[..., TaskData]:
+    """Loads rows, or lines of text, from a file, with further settings."""
+
+    def load(rows: Sequence[Any], **settings: Any) -> TaskData:
+        lines = [row if isinstance(row, str) else json.dumps(row) for row in rows]
+        (tmp_path / "rows.jsonl").write_text("\n".join(lines))
+        given = {"files": str(tmp_path / "*.jsonl"), **settings}
+        return load_task_data("sums", DataSettings.model_validate(given), GroundTruth, has_start=False)
+
+    return load
+
+
+def sums(count: int) -> list[dict[str, Any]]:
+    return [{"prompt": f"{number} + 1?", "extra_env_info": {"ground_truth": number + 1}} for number in range(count)]
+
+
+def samples(
+    data: TaskData, start: int, count: int, split: str | None = None, shuffle_seed: int | None = None
+) -> list[dict[str, Any]]:
+    return [json.loads(sample) for sample in data.samples(split, start, count, shuffle_seed)]
+
+
+def ids(data: TaskData, start: int, count: int, split: str | None = None, shuffle_seed: int | None = None) -> list[int]:
+    return [int(sample["id"].rpartition("/")[2]) for sample in samples(data, start, count, split, shuffle_seed)]
+
+
+def test_a_row_becomes_a_sample_of_the_task_that_is_named_after_its_row(data_of: Callable[..., TaskData]) -> None:
+    assert samples(data_of(sums(3)), 1, 1) == [
+        {
+            "id": "train/1",
+            "task_name": "sums",
+            "messages": [{"role": "user", "content": "1 + 1?"}],
+            "extra_env_info": {"ground_truth": 2},
+        }
+    ]
+
+
+def test_columns_become_the_fields_that_the_config_names(data_of: Callable[..., TaskData]) -> None:
+    row = {
+        "question": "17 + 25?",
+        "solution": "Seventeen and 25 make 42.\n#### 42",
+        "reward_model": {"style": "rule"},
+        "uuid": "q7",
+        "tools": '[{"type": "function"}]',
+        "ignored": 1,
+    }
+    columns = {
+        "messages": "question",
+        "id": "uuid",
+        "extra_env_info.ground_truth": {"column": "solution", "pattern": "#### (.*)", "parse_json": True},
+        "style": "reward_model.style",
+        "tools": {"column": "tools", "parse_json": True},
+    }
+    data = data_of([row], columns=columns, system_prompt="Add.", prompt_template="Sum: {prompt} Use \\boxed{}.")
+    assert samples(data, 0, 1) == [
+        {
+            "id": "q7",
+            "task_name": "sums",
+            "messages": [
+                {"role": "system", "content": "Add."},
+                {"role": "user", "content": "Sum: 17 + 25? Use \\boxed{}."},
+            ],
+            "extra_env_info": {"ground_truth": 42},
+            "style": "rule",
+            "tools": [{"type": "function"}],
+        }
+    ]
+
+
+def test_places_count_on_through_epochs_which_have_each_row_once(data_of: Callable[..., TaskData]) -> None:
+    data = data_of(sums(10))
+    assert ids(data, 8, 4) == [8, 9, 0, 1]
+    epochs = [ids(data, start, 10, shuffle_seed=3) for start in (0, 10, 20)]
+    assert [sorted(epoch) for epoch in epochs] == [list(range(10))] * 3
+    assert epochs[0] != epochs[1] != epochs[2]
+    assert ids(data, 5, 20, shuffle_seed=3) == [*epochs[0][5:], *epochs[1], *epochs[2][:5]]
+
+
+def test_the_shuffle_of_a_request_takes_the_place_of_that_of_the_config(data_of: Callable[..., TaskData]) -> None:
+    data = data_of(sums(100), shuffle_seed=3)
+    assert ids(data, 0, 100) == ids(data, 0, 100, shuffle_seed=3) != ids(data, 0, 100, shuffle_seed=4)
+
+
+def test_held_out_rows_are_in_no_other_split_and_do_not_change_with_the_shuffle(
+    data_of: Callable[..., TaskData],
+) -> None:
+    data = data_of(sums(100), held_out={"validation": 0.1, "test": 5})
+    assert data.sizes == {"train": 85, "validation": 10, "test": 5}
+    parts = [ids(data, 0, size, split, shuffle_seed=9) for split, size in data.sizes.items()]
+    assert sorted(number for part in parts for number in part) == list(range(100))
+    assert sorted(parts[1]) == sorted(ids(data, 0, 10, "validation"))
+    others = data_of(sums(100), held_out={"validation": 0.1, "test": 5}, held_out_seed=1)
+    assert sorted(parts[1]) != sorted(ids(others, 0, 10, "validation"))
+
+
+def test_a_page_ends_before_the_bytes_that_it_may_take_but_has_one_sample() -> None:
+    assert list(within_bytes([b"aaa", b"bbb", b"ccc"], 8)) == [b"aaa", b"bbb"]
+    assert list(within_bytes([b"aaaaaaaaa", b"b"], 8)) == [b"aaaaaaaaa"]
+
+
+def test_a_row_that_is_wrong_is_named_when_it_is_asked_for(data_of: Callable[..., TaskData]) -> None:
+    data = data_of(["", *map(json.dumps, sums(3)), "{", json.dumps(sums(1)[0])], checked_rows=1)
+    assert len(samples(data, 0, 3)) == 3
+    with pytest.raises(DataRefused, match=r"rows\.jsonl line 5 is no JSON: EOF while parsing"):
+        samples(data, 3, 1)
+
+
+def test_an_unknown_split_is_refused_with_the_known_ones(data_of: Callable[..., TaskData]) -> None:
+    with pytest.raises(DataRefused, match="task 'sums' has no split 'eval'; it has train, test") as refused:
+        samples(data_of(sums(3), held_out={"test": 1}), 0, 1, "eval")
+    assert (refused.value.field, refused.value.value) == ("split", "eval")
+
+
+@pytest.mark.parametrize(
+    ("row", "says"),
+    [
+        ({"extra_env_info": {"ground_truth": 3}}, "it has no messages: name their column under columns.messages"),
+        ({"prompt": "2?"}, "extra_env_info.ground_truth: Field required"),
+        (
+            {"prompt": "2?", "extra_env_info": {"ground_truth": "x"}},
+            "unable to parse string as an integer (given: 'x')",
+        ),
+        ({"prompt": 2}, "messages: Input should be a valid list (given: 2)"),
+        ("[1]", "rows.jsonl line 2 is no JSON object."),
+        ("{", "rows.jsonl line 2 is no JSON"),
+    ],
+)
+def test_a_row_that_is_no_sample_of_the_task_is_found_at_the_start(
+    data_of: Callable[..., TaskData], row: Any, says: str
+) -> None:
+    with pytest.raises(DataNotLoadable) as refused:
+        data_of([*sums(1), row])
+    assert "rows.jsonl line 2" in str(refused.value)
+    assert says in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"files": "/no/where.jsonl"}, "files: there is no /no/where.jsonl on this machine."),
+        ({"files": __file__}, f"files: {__file__} ends neither in .jsonl nor in .parquet; convert it."),
+        (
+            {"columns": {"messages": "question"}},
+            "columns.messages: there is no column 'question'; the rows have prompt, extra_env_info.",
+        ),
+        (
+            {"columns": {"messages": {"column": "prompt", "pattern": "#"}}},
+            "line 1: the pattern '#' is not found in column 'prompt'.",
+        ),
+        ({"held_out": {"test": 3}}, "held_out: 3 of the 3 rows of split train leave none to train on."),
+        ({"held_out": {"train": 1}}, "held_out.train: the data have a split of this name; choose another one."),
+    ],
+)
+def test_settings_that_do_not_fit_the_data_are_refused_with_a_sentence(
+    data_of: Callable[..., TaskData], settings: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(DataNotLoadable) as refused:
+        data_of(sums(3), **settings)
+    assert says in str(refused.value)
+
+
+def test_a_file_without_rows_is_refused(data_of: Callable[..., TaskData]) -> None:
+    with pytest.raises(DataNotLoadable, match=r"^files: split train has no rows\.$"):
+        data_of(["", ""])
+
+
+def test_lines_may_end_as_on_windows_and_files_of_a_split_follow_each_other(tmp_path: Path) -> None:
+    (tmp_path / "1.jsonl").write_bytes(b'{"prompt": "a"}\r\n\r\n{"prompt": "b"}\r\n')
+    (tmp_path / "2.jsonl").write_bytes(b"")
+    (tmp_path / "3.jsonl").write_bytes(b'\n{"prompt": "c"}')
+    data = load_task_data("t", DataSettings(files={"all": str(tmp_path / "*.jsonl")}))
+    assert data.sizes == {"all": 3}
+    assert [sample["messages"][0]["content"] for sample in samples(data, 0, 3)] == ["a", "b", "c"]
+    [rows] = [split.rows for split in data.splits.values()]
+    assert [rows.place_of(number).rpartition("/")[2] for number in range(3)] == [
+        "1.jsonl line 1",
+        "1.jsonl line 3",
+        "3.jsonl line 2",
+    ]

@@ -1,0 +1,172 @@
+"""Samples that the service takes from a task: pages of them, and requests that ask for them."""
+
+import json
+from collections.abc import AsyncGenerator
+from typing import Any
+
+from deployments.data.failures import DataRefused
+from deployments.data.reader import DataReader
+from deployments.failures import DataLost
+from rollout_client import AsyncRolloutClient
+from rollout_client.contract import RolloutResponse
+from rollout_client.sample_range_contract import SampleRange
+from service.requests.task_samples import TaskSampler
+from service.settings import AdmissionSettings
+from tests.service.scripted import ScriptedEnvironment, outcome
+from tests.service.scripted_http import LIMITS, ScriptedHttp
+
+ROWS = 10
+
+
+def row(place: int) -> dict[str, Any]:
+    return {"id": str(place % ROWS), "task_name": "math", "messages": [{"role": "user", "content": "\u2028\n" * place}]}
+
+
+class ScriptedData(DataReader):
+    """Ten rows of the task math. Its parts end within lines."""
+
+    async def sizes(self) -> dict[str, dict[str, int]]:
+        return {"math": {"train": ROWS}}
+
+    async def samples(self, wanted: SampleRange, most_bytes: int) -> AsyncGenerator[bytes, None]:
+        if wanted.split == "lost":
+            raise DataLost("The data are lost.")
+        if wanted.split is not None:
+            raise DataRefused("task 'math' has no such split", "split", wanted.split)
+        rows = [row(place) for place in range(wanted.start, wanted.start + wanted.count)]
+        lines = "".join(json.dumps(row) + "\n" for row in rows).encode()
+        if len(lines) > most_bytes:
+            lines = lines[: lines.index(b"\n") + 1]
+        for begin in range(0, len(lines), 7):
+            yield lines[begin : begin + 7]
+
+
+class Games(ScriptedEnvironment):
+    async def example_samples(self, count: int, seed: int) -> list[dict[str, Any]]:
+        return [{**sample, "task_name": "sliding_puzzle"} for sample in await super().example_samples(count, seed)]
+
+
+def service(**options: Any) -> ScriptedHttp:
+    """Its task math has data, sliding_puzzle has none."""
+    http = ScriptedHttp(**options)
+    http.environments["sliding_puzzle"] = Games([outcome(terminated=True)])
+    rollouts = http.app.state.rollouts
+    rollouts._task_sampler = TaskSampler(rollouts.environments, ScriptedData(), {"math"})
+    return http
+
+
+def ids(response: RolloutResponse) -> list[str | None]:
+    return [sample.id for sample in response.samples]
+
+
+def test_a_page_has_the_samples_of_the_data_and_where_the_next_one_begins() -> None:
+    page = service().call(lambda client: client.task_samples("math", 3, 8))
+    assert [sample.id for sample in page.samples] == ["8", "9", "0"]
+    assert page.samples[2].messages is not None
+    assert page.samples[2].messages[0].content == "\u2028\n" * 10
+    assert page.next_start == 11
+
+
+def test_the_tasks_say_which_splits_their_data_have() -> None:
+    tasks = service().call(lambda client: client.tasks())
+    assert [task.splits for task in tasks] == [{"train": ROWS}, {}]
+
+
+def test_a_page_ends_where_the_bytes_end_that_a_response_may_take() -> None:
+    page = service().call(lambda client: client.task_samples("math", 100))
+    assert (len(page.samples), page.next_start) == (1, 1)
+
+
+def test_a_request_plays_ranges_in_order_and_its_answer_says_where_the_next_ones_begin() -> None:
+    async def play(client: AsyncRolloutClient) -> RolloutResponse:
+        games = {"task_name": "sliding_puzzle", "count": 1, "seed": 3}
+        return await client.rollout(
+            samples_from=[SampleRange(task_name="math", start=8, count=3), games], num_generations=2
+        )
+
+    response = service().call(play)
+    assert ids(response) == ["8", "8", "9", "9", "0", "0", None, None]
+    assert [sample.task_name for sample in response.samples] == ["math"] * 6 + ["sliding_puzzle"] * 2
+    assert [drawn.model_dump(exclude_unset=True) for drawn in response.next_samples_from] == [
+        {"task_name": "math", "start": 11, "count": 3},
+        {"task_name": "sliding_puzzle", "start": 1, "count": 1, "seed": 3},
+    ]
+
+
+def test_the_next_ranges_of_an_answer_can_be_asked_for_as_they_are() -> None:
+    async def play(client: AsyncRolloutClient) -> list[str | None]:
+        first = await client.rollout(samples_from=[{"task_name": "math", "count": 2}])
+        return ids(await client.rollout(samples_from=first.next_samples_from))
+
+    assert service().call(play) == ["2", "3"]
+
+
+def test_a_request_with_samples_has_no_next_ranges() -> None:
+    posted = service().post({"samples": [row(0)]})
+    assert "next_samples_from" not in posted.json()
+
+
+def test_ranges_can_be_streamed_and_asked_for_in_arrow() -> None:
+    wanted = [SampleRange(task_name="math", count=2)]
+
+    async def stream(client: AsyncRolloutClient) -> tuple[list[str | None], int]:
+        async with client.stream(samples_from=wanted, num_generations=2) as rollouts:
+            names = sorted([str(sample.id) async for sample in rollouts])
+        return [*names], rollouts.summary.next_samples_from[0].start
+
+    async def in_arrow(client: AsyncRolloutClient) -> RolloutResponse:
+        return (await client.rollout_arrow(samples_from=wanted)).to_response()
+
+    assert service().call(stream) == (["0", "0", "1", "1"], 2)
+    response = service().call(in_arrow)
+    assert ids(response) == ["0", "1"]
+    assert response.next_samples_from[0].start == 2
+
+
+def test_what_the_environment_makes_for_a_start_is_the_same_each_time_and_differs_between_starts() -> None:
+    def texts(start: int) -> list[Any]:
+        page = service().call(lambda client: client.task_samples("sliding_puzzle", 2, start))
+        return [sample.messages and sample.messages[0].content for sample in page.samples]
+
+    assert texts(0) == ["0-0", "0-1"]
+    assert texts(2) == texts(2)
+    assert len({*texts(0), *texts(2), *texts(4)}) == 6
+
+
+def refusal(**options: Any) -> tuple[int, str, str]:
+    http = service()
+    response = http.post({"samples_from": [{"task_name": "math", "count": 1, **options}]})
+    assert not http.has_started_something
+    document = response.json()
+    return response.status_code, document["errors"][0]["field"], document["detail"]
+
+
+def test_data_that_cannot_give_the_samples_refuse_the_request() -> None:
+    assert refusal(split="eval") == (
+        422,
+        "samples_from[0].split",
+        "samples_from[0].split: task 'math' has no such split.",
+    )
+    assert refusal(split="lost") == (503, "", "The data are lost.")
+
+
+def test_more_samples_than_a_body_may_have_bytes_are_refused() -> None:
+    assert refusal(count=100) == (
+        422,
+        "samples_from[0].count",
+        f"samples_from[0].count: the samples take more than {LIMITS.max_body_bytes} bytes; ask for fewer.",
+    )
+
+
+def test_the_samples_count_for_admission_like_those_of_a_body() -> None:
+    bounds = {"replica": {"max_rollouts": 3}}
+    http = service(admission=AdmissionSettings.model_validate(bounds))
+    response = http.post({"samples_from": [{"task_name": "math", "count": 4}]})
+    assert (response.status_code, response.json()["detail"]) == (
+        422,
+        "samples: 4 rollouts are more than admission.replica.max_rollouts allows, which is 3; split the request.",
+    )
+    bounds = {"replica": {"max_body_bytes": 100}}
+    http = service(admission=AdmissionSettings.model_validate(bounds))
+    response = http.post({"samples_from": [{"task_name": "math", "count": 4}]})
+    assert response.status_code == 413
