@@ -10,6 +10,7 @@ from typing import TypeVar
 from deployments.data.reader import DataReader
 from deployments.failures import RolloutFailure
 from deployments.protocols import Environment, Generator
+from deployments.response_parsing import ResponseParser
 from rollout_client.contract import (
     NextSampleRange,
     RolloutRequest,
@@ -24,6 +25,7 @@ from rollout_client.task_contract import TaskInfo
 from service.admission.admission import Admission
 from service.garbage import PacedCollections, free_items
 from service.remote.policy import RemotePolicy
+from service.remote.response_parser import ProcessResponseParser
 from service.requests.body_parser import BodyParser
 from service.requests.chat_tokenizer import TransformersChatTokenizer
 from service.requests.episodes import EpisodeFactory
@@ -147,6 +149,7 @@ class RolloutService:
         limits: Limits,
         admission: Admission,
         task_sampler: TaskSampler | None = None,
+        response_parser: ResponseParser | None = None,
     ) -> None:
         self.policy = policy
         self.admission = admission
@@ -158,6 +161,7 @@ class RolloutService:
         self._task_sampler = task_sampler or TaskSampler(environments)
         self._episode_factory = episode_factory
         self._pacer = LoopPacer()
+        self._response_parser = response_parser
         self.collections = PacedCollections(lambda: admission.in_flight.rollouts)
 
     @classmethod
@@ -175,14 +179,20 @@ class RolloutService:
         Args:
             ingress_replicas: how many replicas share the bounds of the service.
             data: of the tasks that have some.
+
+        Raises:
+            ParserUnusable: a parser of `responses` does not work with the model's tokenizer.
+            RolloutFailure: the generator, or the processes of the parsers, do not answer.
         """
-        tokens = TransformersChatTokenizer.load(settings.engine.tokenizer or settings.engine.model)
+        name, responses = settings.engine.tokenizer or settings.engine.model, settings.responses
+        tokens = TransformersChatTokenizer.load(name, settings.engine.model, responses.skip_special_tokens)
         tokens.prepare_info()
+        parser = await ProcessResponseParser.start(responses, name, tokens.ends_of_turn)
         described = await generator.describe()
         episode_factory = EpisodeFactory(frozenset(environments), described, tokens, settings.limits)
         admission = Admission(settings.admission, described.max_model_len, ingress_replicas)
         sampler = TaskSampler(environments, data, settings.data_by_task.keys())
-        service = cls(generator, environments, policy, episode_factory, settings.limits, admission, sampler)
+        service = cls(generator, environments, policy, episode_factory, settings.limits, admission, sampler, parser)
         service.body_parser.start()
         return service
 
@@ -250,6 +260,7 @@ class RolloutService:
             LockstepSchedule() if request.schedule == "lockstep" else AsyncSchedule(),
             pacer=self._pacer,
             versions=self.policy,
+            response_parser=self._response_parser,
         )
 
     def info(self) -> ServiceInfo:

@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Discriminator, Field, Tag, model_validator
 
 from deployments.data.settings import DataSettings
+from deployments.generation.response_settings import ResponseSettings
 from deployments.generation.settings import EngineSettings
 from deployments.policy.settings import PolicySettings
 from deployments.simulation.settings import SimulatedEngineSettings
@@ -124,6 +125,8 @@ class ServiceSettings(StrictSettings):
     """Which model generates, and on which hardware."""
     environments: dict[str, EnvironmentSettings] = Field(min_length=1)
     """By `task_name`."""
+    responses: ResponseSettings = ResponseSettings()
+    """What environments and answers show of responses beside their text: tool calls and reasoning."""
     limits: Limits = Limits()
     """Of one request."""
     admission: AdmissionSettings = AdmissionSettings()

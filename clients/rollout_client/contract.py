@@ -77,6 +77,8 @@ class PromptMessage(Strict):
     """Calls that an assistant message makes, in the form that the chat template expects."""
     tool_call_id: str | None = None
     """The call that a tool message answers."""
+    reasoning_content: str | None = None
+    """The reasoning before an assistant message's content, for templates that use it."""
 
     @model_validator(mode="after")
     def has_content(self) -> Self:
@@ -102,7 +104,8 @@ class Message(Lenient):
     role: Role
     """Who speaks."""
     content: str
-    """The text of the message; for a generated message, its decoded tokens without special tokens."""
+    """The text of the message; for a generated message, all of its decoded tokens, without special tokens unless
+    `responses.skip_special_tokens` of the service's config is false."""
     token_ids: list[TokenId] = Field(fail_fast=True)
     """The tokens of the message, in order."""
     generation_logprobs: list[float] | None = Field(default=None, fail_fast=True)
@@ -121,6 +124,16 @@ class Message(Lenient):
     """Name of the speaker, or of the tool that speaks."""
     tool_call_id: str | None = None
     """The call that a tool message answers."""
+    tool_calls: list[JsonObject] | None = Field(default=None, fail_fast=True)
+    """The calls that were read out of a generated message, as `{"id": ..., "type": "function", "function": {"name":
+    ..., "arguments": JSON text}}`; those of a prompt's message as they were sent. `content` still has their text."""
+    reasoning_content: str | None = None
+    """The reasoning that was read out of a generated message, or that came with a prompt's. `content` of a generated
+    message still has it."""
+    parsed_content: str | None = None
+    """`content` without calls and reasoning, if there are any."""
+    parse_error: str | None = None
+    """Why a generated message, or the calls in it, could not be read; `content` is what the model wrote."""
 
 
 class GivenMessage(Message):
@@ -304,6 +317,8 @@ class SampleMetrics(Lenient):
     """Length of each generation."""
     turn_input_tokens: list[int] = []  # noqa: RUF012 - pydantic copies it
     """Length of the input of each generation, the prompt included."""
+    parse_errors: int = 0
+    """Number of generations with a `parse_error`."""
 
 
 class SampleResult(Lenient):

@@ -4,7 +4,7 @@ from rollout_env.check import CheckFailed, check
 from rollout_env.check_rules import Finding
 from rollout_env.environment import LostSession, TaskEnvironment
 from rollout_env.errors import OutcomeInvalid, SampleRejected, TemporaryFailure
-from rollout_env.play import PlayResult, Sample, Turn, aplay, play
+from rollout_env.play import PlayResult, Reply, Sample, Turn, aplay, play
 from rollout_env.records import ChatMessage, JsonObject, Role, StartOutcome, StepOutcome, StopString
 from rollout_env.session import Session
 
@@ -16,6 +16,7 @@ __all__ = [
     "LostSession",
     "OutcomeInvalid",
     "PlayResult",
+    "Reply",
     "Role",
     "Sample",
     "SampleRejected",

@@ -16,7 +16,7 @@ from rollout_env.check_static_rules import (
 )
 from rollout_env.environment import TaskEnvironment
 from rollout_env.errors import OutcomeInvalid
-from rollout_env.play import PlayResult, Sample, ScriptedRollout, begin
+from rollout_env.play import PlayResult, Reply, Sample, ScriptedRollout, begin
 from rollout_env.records import StepOutcome
 from rollout_env.rollout_steps import RolloutSteps
 from rollout_env.step_watch import StepTooSlow, longest_block
@@ -24,7 +24,7 @@ from rollout_env.step_watch import StepTooSlow, longest_block
 Rule = Literal[
     "attributes", "example_samples", "sample", "start", "step", "outcome", "metadata", "blocking", "state", "close"
 ]
-Replies = Sequence[str] | Callable[[Sample], Sequence[str]]
+Replies = Sequence[Reply] | Callable[[Sample], Sequence[Reply]]
 
 AWKWARD_REPLIES = ("", " \n", "\x00", "<|end|>{[(\\", "ab" * 5000)
 """A model can generate any of them, so no environment may raise on one."""
@@ -65,7 +65,7 @@ class Played(NamedTuple):
 
     name: str
     sample: Sample
-    replies: Sequence[str]
+    replies: Sequence[Reply]
     result: PlayResult
 
 
@@ -127,7 +127,7 @@ class Checker:
         result = await self._play_alone(name, sample, replies)
         return Played(name, sample, replies, result) if result else None
 
-    async def _play_alone(self, name: str, sample: Sample, replies: Sequence[str]) -> PlayResult | None:
+    async def _play_alone(self, name: str, sample: Sample, replies: Sequence[Reply]) -> PlayResult | None:
         rollout = ScriptedRollout(sample)
         if problem := await self._start(rollout, self._instances[0]):
             self._add(problem, name)
@@ -168,7 +168,7 @@ class Checker:
             return Problem("blocking", blocking_text("start", self._limits.block_s))
         return None if outcome is None else metadata_problem(environment, outcome)
 
-    async def _turn(self, rollout: ScriptedRollout, steps: RolloutSteps, reply: str) -> Problem | None:
+    async def _turn(self, rollout: ScriptedRollout, steps: RolloutSteps, reply: Reply) -> Problem | None:
         """Plays one turn and returns the first problem with it."""
         rollout.add_reply(reply)
         step = steps.step(rollout.messages_so_far(), rollout.extra_env_info)
@@ -268,5 +268,6 @@ def traceback_of(error: Exception) -> str:
     return "".join(traceback.format_exception(type(error), error, frames))
 
 
-def shortened(reply: str) -> str:
-    return repr(reply) if len(reply) <= LONGEST_QUOTE else f"{reply[:LONGEST_QUOTE]!r}..."
+def shortened(reply: Reply) -> str:
+    text = reply if isinstance(reply, str) else reply["content"]
+    return repr(text) if len(text) <= LONGEST_QUOTE else f"{text[:LONGEST_QUOTE]!r}..."

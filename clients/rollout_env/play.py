@@ -17,6 +17,9 @@ from rollout_env.validation import problems_of, validated_start
 Sample = Mapping[str, Any]
 """A sample of a rollout request: `messages` or `message_log`, `extra_env_info`, `stop_strings`."""
 
+Reply = str | ChatMessage
+"""A reply: its text, or a message that has `tool_calls` or `reasoning_content` beside it."""
+
 UNNAMED_REWARD = "reward"
 MESSAGES = TypeAdapter(list[ChatMessage])
 Result = TypeVar("Result")
@@ -49,7 +52,7 @@ class PlayResult:
     """As the last step left it."""
     stop_strings: tuple[str, ...]
     """Those that the next reply would have."""
-    unused_replies: list[str]
+    unused_replies: list[Reply]
     """Replies that were left when the environment terminated the rollout."""
 
     @property
@@ -63,7 +66,7 @@ class PlayResult:
 
 
 def play(
-    environment: TaskEnvironment, replies: Sequence[str], sample: Sample | int | None = None, seed: int = 0
+    environment: TaskEnvironment, replies: Sequence[Reply], sample: Sample | int | None = None, seed: int = 0
 ) -> PlayResult:
     """Steps the environment once for each reply, until it terminates the rollout or no reply is left.
 
@@ -75,7 +78,8 @@ def play(
 
     Args:
         environment: stays open.
-        replies: the model's responses, one a turn.
+        replies: the model's responses, one a turn: texts, or messages with `tool_calls` or `reasoning_content` as a
+            service with parsers for them has them.
         sample: a sample, or the index of one of the environment's example samples; by default the first of them.
         seed: of the example samples.
 
@@ -90,7 +94,7 @@ def play(
 
 
 async def aplay(
-    environment: TaskEnvironment, replies: Sequence[str], sample: Sample | int | None = None, seed: int = 0
+    environment: TaskEnvironment, replies: Sequence[Reply], sample: Sample | int | None = None, seed: int = 0
 ) -> PlayResult:
     """`play` for a running event loop: `await aplay(...)`."""
     if isinstance(replies, str):
@@ -170,8 +174,10 @@ class ScriptedRollout:
         self._message_log += outcome.observations
         self._take_state(outcome)
 
-    def add_reply(self, reply: str) -> None:
-        self._message_log.append({"role": "assistant", "content": cut_at_stop_string(reply, self._stop_strings)})
+    def add_reply(self, reply: Reply) -> None:
+        message: ChatMessage = {"role": "assistant", "content": reply} if isinstance(reply, str) else reply
+        content = cut_at_stop_string(message["content"], self._stop_strings)
+        self._message_log.append({**message, "role": "assistant", "content": content})
 
     def add_outcome(self, outcome: StepOutcome) -> None:
         self._turns.append(Turn(self._message_log[-1]["content"], self._stop_strings, outcome))
@@ -188,7 +194,7 @@ class ScriptedRollout:
         if outcome.next_stop_strings is not None:
             self._stop_strings = tuple(outcome.next_stop_strings)
 
-    def result(self, unused_replies: Sequence[str] = ()) -> PlayResult:
+    def result(self, unused_replies: Sequence[Reply] = ()) -> PlayResult:
         return PlayResult(
             message_log=self.messages_so_far(),
             turns=self._turns.copy(),
@@ -210,9 +216,20 @@ def prompt_of(sample: Sample) -> list[ChatMessage]:
     name = "messages" if sample.get("messages") is not None else "message_log"
     messages = sample.get(name) or []
     try:
-        return MESSAGES.validate_python(messages)
+        return MESSAGES.validate_python([with_text(message) for message in messages])
     except ValidationError as error:
         raise ValueError(f"The sample's prompt is not valid: {problems_of(error, name)}.") from error
+
+
+def with_text(message: Any) -> Any:
+    """The message with a text in place of null or of text parts, as the service gives it to environments."""
+    match message:
+        case {"content": None}:
+            return {**message, "content": ""}
+        case {"content": [*parts]} if all(isinstance(part, Mapping) and "text" in part for part in parts):
+            return {**message, "content": "".join(part["text"] for part in parts)}
+        case _:
+            return message
 
 
 def cut_at_stop_string(reply: str, stop_strings: Sequence[str]) -> str:

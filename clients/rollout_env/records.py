@@ -54,10 +54,20 @@ class ChatMessage(TypedDict):
 
     role: Role
     content: str
+    """All of the text, with the markup of calls and reasoning."""
     name: NotRequired[str]
     """Of the speaker, or of the tool that a message of role `tool` comes from."""
     tool_call_id: NotRequired[str]
     """The call that a message of role `tool` answers."""
+    tool_calls: NotRequired[list[JsonObject]]
+    """The calls of an assistant message, if the service has a parser for them: `{"id": ..., "type": "function",
+    "function": {"name": ..., "arguments": JSON text}}`. Those of a prompt's message are as its sample has them."""
+    reasoning_content: NotRequired[str]
+    """The reasoning of an assistant message, if the service has a parser for it."""
+    parsed_content: NotRequired[str]
+    """`content` without calls and reasoning; missing where nothing was read out of it."""
+    parse_error: NotRequired[str]
+    """Why a response, or the calls in it, could not be read, such as JSON that is none."""
 
 
 ONE_MESSAGE, SEVERAL_MESSAGES = "one message", "several messages"

@@ -2,7 +2,7 @@
 
 import inspect
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property, partial
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -50,8 +50,19 @@ class UnsupportedTokenizer(Exception):
 class TransformersChatTokenizer(ChatTokenizer):
     """The model's own tokenizer and chat template. Holds no state of a rollout; threads may share it."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
-        """Raises `UnsupportedTokenizer` unless the tokenizer is fast and its template frames an observation."""
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerFast,
+        skip_special_tokens: bool = True,
+        further_ends_of_turn: Iterable[int] = (),
+    ) -> None:
+        """Args:
+            skip_special_tokens: whether the text of a response is without them.
+            further_ends_of_turn: tokens that end a response, beside those that tokenizer and template name.
+
+        Raises:
+            UnsupportedTokenizer: the tokenizer is not fast, or its template does not frame an observation.
+        """
         if not tokenizer.is_fast:
             raise UnsupportedTokenizer(
                 "The tokenizer has no fast version (tokenizer.json), which gives character offsets."
@@ -68,6 +79,9 @@ class TransformersChatTokenizer(ChatTokenizer):
         self._longest_token = max(map(len, tokenizer.get_vocab()))
         self._longest_added = max((len(str(token)) for token in tokenizer.added_tokens_decoder.values()), default=0)
         self._content_start([{"role": "user"}], PLAIN)
+        self._skip_special_tokens = skip_special_tokens
+        self.ends_of_turn = self._ends_of_turn(further_ends_of_turn)
+        """Tokens that end a response and are no part of its text."""
 
     @cached_property
     def info(self) -> TokenizerInfo:
@@ -83,13 +97,15 @@ class TransformersChatTokenizer(ChatTokenizer):
         _ = self.info, self.vocabulary
 
     @classmethod
-    def load(cls, name_or_path: str) -> "TransformersChatTokenizer":
+    def load(
+        cls, name_or_path: str, model: str | None = None, skip_special_tokens: bool = True
+    ) -> "TransformersChatTokenizer":
+        """Args: `model` has further end tokens in its generation config, if it has one; by default `name_or_path`."""
         # Imported here because it imports torch, which takes seconds and hundreds of megabytes.
         from transformers import AutoTokenizer
 
-        local = Path(name_or_path)
-        tokenizer: Any = AutoTokenizer.from_pretrained(local.resolve() if local.is_dir() else name_or_path)
-        return cls(tokenizer)
+        tokenizer: Any = AutoTokenizer.from_pretrained(resolved(name_or_path))
+        return cls(tokenizer, skip_special_tokens, end_tokens_of(resolved(model or name_or_path)))
 
     def prompt(self, messages: Sequence[PromptMessage], options: ChatOptions, max_tokens: int) -> list[Message]:
         """Renders chat messages up to the generation prompt and tokenizes them.
@@ -122,12 +138,18 @@ class TransformersChatTokenizer(ChatTokenizer):
         ]
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """The text of `token_ids`, without special tokens."""
+        """The text of a response: without special tokens, or at least without the one that ends its turn."""
+        if self._skip_special_tokens:
+            return self._text(token_ids)
+        ends = len(token_ids) > 0 and token_ids[-1] in self.ends_of_turn
+        return self._text(token_ids[:-1] if ends else token_ids, skip_special_tokens=False)
+
+    def _text(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         if len(token_ids) <= MOST_TOKENS_WITH_LOCK:
-            short: str = self._encoder.decode(list(token_ids), skip_special_tokens=True)
+            short: str = self._encoder.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
             return short
         # Unlike `decode`, this releases the interpreter's lock while it works.
-        [text] = self._encoder.decode_batch([list(token_ids)], skip_special_tokens=True)
+        [text] = self._encoder.decode_batch([list(token_ids)], skip_special_tokens=skip_special_tokens)
         return text
 
     def pieces(self, token_ids: Sequence[int], before: Sequence[int]) -> list[str | None]:
@@ -200,7 +222,13 @@ class TransformersChatTokenizer(ChatTokenizer):
         ends_turn = next((place for place, token_id in enumerate(bridge) if token_id in self._special_ids), None)
         if ends_turn is None or not response or response[-1] != bridge[ends_turn]:
             return 0
-        return 0 if self.decode(bridge[:ends_turn]).strip() else ends_turn + 1
+        return 0 if self._text(bridge[:ends_turn]).strip() else ends_turn + 1
+
+    def _ends_of_turn(self, further: Iterable[int]) -> frozenset[int]:
+        bridge = self._encode(self._bridge([PROBE_QUESTION], PLAIN)).ids
+        of_template = next((token_id for token_id in bridge if token_id in self._special_ids), None)
+        ends = {self._tokenizer.eos_token_id, of_template, *further}
+        return frozenset(token_id for token_id in ends if token_id is not None)
 
     def _covered(self, messages: Sequence[ChatMessage], framed: str, end: int, options: ChatOptions) -> str:
         """The part of the last message's content that is in the first `end` characters of `framed`."""
@@ -302,6 +330,23 @@ class TransformersChatTokenizer(ChatTokenizer):
             return False
         word, last_word = encoding.token_to_word(tokens), encoding.token_to_word(len(encoding) - 1)
         return word is not None and last_word is not None and word < last_word - 1
+
+
+def resolved(name_or_path: str) -> str:
+    """The absolute path of a local folder, or the name of a model of the hub as it is."""
+    local = Path(name_or_path)
+    return str(local.resolve()) if local.is_dir() else name_or_path
+
+
+def end_tokens_of(model: str) -> list[int]:
+    """The tokens that end a generation by the model's generation config; none if it has no such file."""
+    from transformers import GenerationConfig
+
+    try:
+        ends = GenerationConfig.from_pretrained(model).eos_token_id
+    except OSError:
+        return []
+    return ends if isinstance(ends, list) else [] if ends is None else [ends]
 
 
 def common_length(text: str, other: str) -> int:

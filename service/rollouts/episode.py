@@ -16,10 +16,11 @@ from itertools import chain
 from typing import Any, Literal, get_args
 
 from deployments.protocols import Generation, GenerationRequest, StepRequest, packed_ids
+from deployments.response_parsing import ParsedResponse, ResponseToParse
 from rollout_client.contract import Message, SampleError, SampleResult, SampleStatus
 from rollout_env import StepOutcome
 from service.rollouts.episode_records import EpisodeIdentity, EpisodeLimits, EpisodeStart
-from service.rollouts.messages import chat_message, observation_message
+from service.rollouts.messages import chat_message, observation_message, was_parsed, with_parsed
 from service.rollouts.responses import continued, response_of, without_open_stop_string
 from service.rollouts.sample_metrics import UNNAMED_REWARD, SampleMetricsAccumulator
 from service.rollouts.seeds import sampling_of_turn
@@ -192,6 +193,28 @@ class Episode:
         self.versions.add(generation.weight_versions)
         self._end_full_partial()
         self.status = self._cut_off_by
+
+    def response_to_parse(self) -> ResponseToParse | None:
+        """The response whose step is due; `None` if there is none, or it was parsed before it was posted."""
+        if self.done or not self.step_is_due or was_parsed(self._messages[-1]):
+            return None
+        response = self._messages[-1]
+        before = self._length - len(response.token_ids)
+        return ResponseToParse(
+            token_ids=response.token_ids,
+            prompt_token_ids=(self._prompt.token_ids + self._token_ids)[:before],
+            tools=self._start.chat.tools,
+            chat_template_kwargs=self._start.chat.chat_template_kwargs,
+            turn=self._turns_in_log() - 1,
+        )
+
+    def add_parsed(self, parsed: ParsedResponse) -> None:
+        """Adds what was read out of the response whose step is due. Ignored after the end."""
+        if self.done:
+            return
+        self._messages[-1] = with_parsed(self._messages[-1], parsed)
+        if parsed.parse_error is not None:
+            self._metrics.add_parse_error()
 
     def step_request(self, in_lockstep: bool = False) -> StepRequest:
         """The step of the environment that comes next. In lockstep it belongs with the other steps of its request."""

@@ -14,6 +14,7 @@ from functools import partial
 
 from deployments.failures import RestartableSessionLost, RolloutFailure, failure_of
 from deployments.protocols import Environment, Generator
+from deployments.response_parsing import ResponseParser
 from rollout_client.contract import SampleError
 from service.rollouts.early_stopping import EarlyStopping
 from service.rollouts.episode import CutOff, Episode
@@ -41,6 +42,8 @@ class RolloutContext:
     """Shared by all requests of the event loop."""
     versions: VersionFeed | None = None
     """`None` where no version ever changes."""
+    response_parser: ResponseParser | None = None
+    """`None` where responses are text alone."""
 
 
 async def play_turn(episode: Episode, context: RolloutContext) -> None:
@@ -52,6 +55,7 @@ async def play_turn(episode: Episode, context: RolloutContext) -> None:
     await context.schedule.wait_for_phase()
     if not begins_with_the_step:
         await play_generation(episode, context)
+    await parse_response(episode, context)
     if not episode.done:
         await context.schedule.wait_for_phase()
         await play_step(episode, context)
@@ -77,6 +81,17 @@ async def generate_part(episode: Episode, context: RolloutContext) -> None:
     episode.add_generation(generation)
     if generation.failure is not None and not (episode.done or episode.step_is_due):
         raise generation.failure
+
+
+async def parse_response(episode: Episode, context: RolloutContext) -> None:
+    """Reads calls and reasoning out of the response that is stepped next. What cannot be read fails no sample."""
+    if context.response_parser is None or (response := episode.response_to_parse()) is None:
+        return
+    parsed = await context.response_parser.parse(response)
+    await context.pacer.wait_for_turn(episode)
+    episode.add_parsed(parsed)
+    if parsed.parse_error is not None:
+        logger.info("A response was not parsed: %s", parsed.parse_error, extra=episode.identity.log_fields())
 
 
 async def play_step(episode: Episode, context: RolloutContext) -> None:

@@ -4,18 +4,22 @@ from collections.abc import Sequence
 from typing import Any
 
 from deployments.protocols import packed_ids
+from deployments.response_parsing import ParsedResponse
 from rollout_client.contract import Message, PromptMessage, TextPart
 from rollout_env import ChatMessage
 from service.rollouts.tokenizer_protocol import TokenizedObservation
+
+OPTIONAL_FIELDS = ("name", "tool_call_id", "tool_calls", "reasoning_content", "parsed_content", "parse_error")
+"""What a message has beside its role and its content."""
 
 
 def chat_message(message: Message | PromptMessage) -> ChatMessage:
     """The message without its numbers."""
     chat: ChatMessage = {"role": message.role, "content": text_of(message.content)}
-    if message.name is not None:
-        chat["name"] = message.name
-    if message.tool_call_id is not None:
-        chat["tool_call_id"] = message.tool_call_id
+    fields = message.__dict__
+    for name in OPTIONAL_FIELDS:
+        if (value := fields.get(name)) is not None:
+            chat[name] = value  # type: ignore[literal-required]  # one of ChatMessage's keys
     return chat
 
 
@@ -24,6 +28,22 @@ def text_of(content: str | Sequence[TextPart] | None) -> str:
     if content is None or isinstance(content, str):
         return content or ""
     return "".join(part.text for part in content)
+
+
+def with_parsed(response: Message, parsed: ParsedResponse) -> Message:
+    """The response with what was read out of it. Text and tokens stay as they are."""
+    found = {
+        "tool_calls": parsed.tool_calls or None,
+        "reasoning_content": parsed.reasoning_content,
+        "parsed_content": parsed.parsed_content,
+        "parse_error": parsed.parse_error,
+    }
+    return response.model_copy(update={name: value for name, value in found.items() if value is not None})
+
+
+def was_parsed(response: Message) -> bool:
+    """Whether something was read out of the response, or could not be."""
+    return not (response.tool_calls is None and response.reasoning_content is None and response.parse_error is None)
 
 
 def observation_message(message: ChatMessage, tokens: TokenizedObservation) -> Message:

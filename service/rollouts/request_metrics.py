@@ -109,6 +109,7 @@ def averages(samples: Sequence[SampleMetrics]) -> RequestMetrics:
         "mean_total_reward": fmean(rewards),
         "max_total_reward": max(rewards),
         "min_total_reward": min(rewards),
+        "total_parse_errors": sum(sample.parse_errors for sample in samples),
     }
 
 

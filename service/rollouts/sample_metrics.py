@@ -13,6 +13,7 @@ class SampleMetricsAccumulator:
         self._turn_input_tokens: list[int] = []
         self._turn_gen_tokens: list[int] = []
         self._env_tokens = 0
+        self._parse_errors = 0
 
     def add_generation(self, input_tokens: int, generated_tokens: int) -> None:
         self._turn_input_tokens.append(input_tokens)
@@ -22,6 +23,9 @@ class SampleMetricsAccumulator:
         """The last generation went on after it was interrupted."""
         self._turn_gen_tokens[-1] += generated_tokens
 
+    def add_parse_error(self) -> None:
+        self._parse_errors += 1
+
     def add_observation(self, tokens: int) -> None:
         self._env_tokens += tokens
 
@@ -30,7 +34,7 @@ class SampleMetricsAccumulator:
     ) -> SampleMetrics:
         """Counts only what was played here, not the turns of a message log that was posted."""
         assistant_tokens = sum(self._turn_gen_tokens)
-        return SampleMetrics.model_construct(
+        metrics = SampleMetrics.model_construct(
             turn_count=len(self._turn_gen_tokens),
             total_tokens=assistant_tokens + self._env_tokens,
             assistant_tokens=assistant_tokens,
@@ -42,3 +46,6 @@ class SampleMetricsAccumulator:
             turn_gen_tokens=self._turn_gen_tokens.copy(),
             turn_input_tokens=self._turn_input_tokens.copy(),
         )
+        if self._parse_errors:
+            metrics.parse_errors = self._parse_errors
+        return metrics

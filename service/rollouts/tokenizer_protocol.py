@@ -36,7 +36,7 @@ class ChatTokenizer(Protocol):
     """What an episode calls on the tokenizer."""
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """The text of `token_ids`, without special tokens."""
+        """The text of a response: without special tokens, or at least without the one that ends its turn."""
         ...
 
     def pieces(self, token_ids: Sequence[int], before: Sequence[int]) -> list[str | None]:

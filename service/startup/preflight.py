@@ -10,6 +10,7 @@ from ray.serve.schema import ServeApplicationSchema, ServeDeploySchema
 from deployments.data.failures import DataNotLoadable
 from deployments.data.loading import load_task_data
 from deployments.generation.engine_fields import engine_fields
+from deployments.generation.response_settings import ParserKind, ResponseSettings, parser_names
 from deployments.generation.settings import EngineSettings
 from deployments.policy.versions.run_identity import RunIdentity
 from rollout_env.environment import has_a_start
@@ -65,6 +66,7 @@ def problems_of(application: ServeApplicationSchema, settings: ServiceSettings) 
     for name in (entry.name for entry in application.deployments if entry.name not in known):
         yield f"deployments: {name} is no deployment of {application.name}; there are {', '.join(known)}."
     yield from engine_problems(settings.engine)
+    yield from parser_problems(settings.responses)
     yield from policy_problems(settings)
     if application.runtime_env:
         return  # Packages of its own are there only where a replica runs.
@@ -97,6 +99,17 @@ def engine_problems(engine: AnyEngineSettings) -> Iterator[str]:
             f"args.engine.{name}: unknown; permitted are {', '.join(EngineSettings.model_fields)} and the fields of "
             f"vLLM's AsyncEngineArgs{similar}."
         )
+
+
+def parser_problems(responses: ResponseSettings) -> Iterator[str]:
+    named: dict[ParserKind, tuple[str, str | None]] = {
+        "tool": ("tool_call_parser", responses.tool_call_parser),
+        "reasoning": ("reasoning_parser", responses.reasoning_parser),
+    }
+    for kind, (field, name) in named.items():
+        known = parser_names(kind) if name is not None else None
+        if known is not None and name not in known:
+            yield f"args.responses.{field}: vLLM has no parser {name!r}; it has {', '.join(sorted(known))}."
 
 
 def policy_problems(settings: ServiceSettings) -> Iterator[str]:

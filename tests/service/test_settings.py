@@ -40,7 +40,8 @@ def test_the_gpu_config_autoscales_every_deployment() -> None:
         ({"engine": ENGINE, "environments": {"Generator": MATH}}, "name of another deployment"),
         (
             {"engine": ENGINE, "environments": {"math": MATH}, "enviroments": {}},
-            "enviroments\n  unknown; permitted are engine, environments, limits, admission, scheduling, canary, policy",
+            "enviroments\n  unknown; permitted are engine, environments, responses, limits, admission, scheduling, "
+            "canary, policy",
         ),
         (
             {"engine": ENGINE, "environments": {"math": {**MATH, "args": {}}}},

@@ -20,6 +20,7 @@ from rollout_client.cli.app import app
 from rollout_client.cli.transcript import metrics_table, transcript
 from rollout_client.contract import SampleResult
 from rollout_client.policy_contract import NamedPolicyState
+from rollout_client.version import CONTRACT_VERSION
 from tests.clients.scripted_policy import PolicyServer, ScriptedPolicy
 from tests.clients.scripted_service import REJECTED, ScriptedService, ndjson, problem, result, running, sample
 
@@ -87,7 +88,7 @@ def test_info_shows_model_tokenizer_limits_and_versions(service: ScriptedService
         ["engine", "vllm 0.32"],
         ["ray", "2.60"],
         ["transformers", "5.19"],
-        ["contract", f"1.7 (this client {version('rollout-client')}: 1.0)"],
+        ["contract", f"1.7 (this client {version('rollout-client')}: {CONTRACT_VERSION})"],
     ]
 
 

@@ -203,6 +203,31 @@ def test_an_observation_may_be_several_messages() -> None:
     assert played.outcomes[1].observations == [{"role": "user", "content": "end"}]
 
 
+def test_a_reply_may_be_a_message_with_calls_and_reasoning_beside_its_text() -> None:
+    call = {"id": "call00000", "type": "function", "function": {"name": "add", "arguments": "{}"}}
+    reply: ChatMessage = {"role": "user", "content": "I add.x!", "tool_calls": [call], "reasoning_content": "Hm."}
+    environment = Saying(says("end", terminated=True))
+    played = play(environment, [reply], {**counting_sample(3), "stop_strings": ["x"]})
+    seen = {"role": "assistant", "content": "I add.x", "tool_calls": [call], "reasoning_content": "Hm."}
+    assert environment.logs[0][-1] == seen
+    assert played.message_log[1] == seen
+    assert played.turns[0].reply == "I add.x"
+
+
+def test_a_prompt_without_content_or_with_text_parts_is_text_for_the_environment() -> None:
+    call = {"function": {"name": "add", "arguments": {"numbers": [1]}}}
+    messages = [
+        {"role": "user", "content": [{"type": "text", "text": "Add "}, {"type": "text", "text": "1."}]},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+    ]
+    environment = Saying(says("end", terminated=True))
+    play(environment, ["1"], {**counting_sample(3), "messages": messages})
+    assert environment.logs[0][:2] == [
+        {"role": "user", "content": "Add 1."},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+    ]
+
+
 class Dealing(CountingEnvironment):
     """Deals a card of its sample's own before the first reply."""
 

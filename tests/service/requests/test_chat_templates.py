@@ -97,7 +97,7 @@ def test_system_prompts_and_tool_answers_are_framed_as_the_template_does(family:
     answer: ChatMessage = {"role": "assistant", "content": "call()"}
     result: ChatMessage = {"role": "tool", "content": "42"}
     tokens = CONVERSATIONS[family]
-    prompt = tokens.prompt([PromptMessage(**system), PromptMessage(**question)], CHAT, ROOM)
+    prompt = tokens.prompt([PromptMessage.model_validate(system), PromptMessage.model_validate(question)], CHAT, ROOM)
     response = response_to(family, [system, question], answer["content"])
     observation = observed(tokens, result, response, CHAT, ROOM)
     log = [*(token_id for message in prompt for token_id in message.token_ids), *response, *observation.token_ids]
@@ -116,7 +116,7 @@ RESULTS: list[ChatMessage] = [
 def test_several_messages_of_one_observation_are_rendered_together(family: str) -> None:
     tokens = CONVERSATIONS[family]
     question: ChatMessage = {"role": "user", "content": "Q"}
-    [prompt] = tokens.prompt([PromptMessage(**question)], CHAT, ROOM)
+    [prompt] = tokens.prompt([PromptMessage.model_validate(question)], CHAT, ROOM)
     response = response_to(family, [question], "calls")
     observed_ = tokens.observations(RESULTS, response, CHAT, ROOM)
     log = [*prompt.token_ids, *response, *(token_id for each in observed_ for token_id in each.token_ids)]

@@ -230,3 +230,51 @@ def test_pieces_together_are_the_decoded_text_wherever_they_begin(before: str, r
     first = whole[cut % len(whole)] + 1 if whole else 0
     rest = tokens.pieces(ids[first:], [*context, *ids[:first]][-CONTEXT_TOKENS:])
     assert tokens.decode(ids[:first]) + "".join(piece or "" for piece in rest) == response
+
+
+def with_markers(special: bool) -> Any:
+    marked = load_tokenizer()
+    marked.add_tokens(["<call>", "</call>"], special_tokens=special)
+    return marked
+
+
+@pytest.mark.parametrize(("skips", "text_of_response"), [(True, "So: 1"), (False, "So: <call>1</call>")])
+def test_call_markers_that_are_special_tokens_are_in_the_text_of_a_response_if_the_config_says_so(
+    skips: bool, text_of_response: str
+) -> None:
+    marked = with_markers(special=True)
+    response = [*marked.encode("So: <call>1</call>", add_special_tokens=False), END]
+    assert TransformersChatTokenizer(marked, skip_special_tokens=skips).decode(response) == text_of_response
+
+
+def test_only_the_token_that_ends_the_turn_is_left_out_where_special_tokens_are_shown() -> None:
+    marked = with_markers(special=True)
+    ids = marked.encode("<call>1</call>", add_special_tokens=False)
+    [other_end] = marked.encode("</call>", add_special_tokens=False)
+    shown = TransformersChatTokenizer(marked, skip_special_tokens=False)
+    assert shown.decode([]) == ""
+    assert shown.decode([*ids, END, END]) == "<call>1</call><|end|>"
+    assert shown.decode(ids) == "<call>1</call>"
+    assert TransformersChatTokenizer(marked, False, [other_end]).decode(ids) == "<call>1"
+
+
+def test_the_ends_of_a_turn_are_those_of_tokenizer_template_and_generation_config() -> None:
+    assert TransformersChatTokenizer.load(str(TINY_MODEL)).ends_of_turn == {END}
+    assert TransformersChatTokenizer(hf_tokenizer, further_ends_of_turn=[7]).ends_of_turn == {7, END}
+    assert tokens.ends_of_turn == {END}
+
+
+def test_reasoning_and_calls_of_a_prompts_messages_reach_the_template_and_stay_with_the_message() -> None:
+    reading = load_tokenizer()
+    reading.chat_template = hf_tokenizer.chat_template.replace(
+        "message['content']", "(message['content'] or '') + (message.reasoning_content or '')"
+    )
+    assert reading.chat_template != hf_tokenizer.chat_template
+    call: dict[str, Any] = {"function": {"name": "add", "arguments": {}}}
+    messages = [
+        PromptMessage(role="user", content="Q"),
+        PromptMessage(role="assistant", tool_calls=[call], reasoning_content="Hm."),
+    ]
+    log = TransformersChatTokenizer(reading).prompt(messages, CHAT, ROOM)
+    assert "Hm." in text(log[1].token_ids)
+    assert (log[1].content, log[1].tool_calls, log[1].reasoning_content) == ("", [call], "Hm.")

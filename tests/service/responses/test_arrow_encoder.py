@@ -63,6 +63,12 @@ messages = fields(
         "finish_reason": st.sampled_from([None, "stop", "length"]),
         "weight_versions": st.none() | st.lists(spans, max_size=2),
         "reward": st.none() | numbers,
+        "name": st.none() | texts,
+        "tool_call_id": st.none() | texts,
+        "tool_calls": st.none() | st.lists(objects, max_size=2),
+        "reasoning_content": st.none() | texts,
+        "parsed_content": st.none() | texts,
+        "parse_error": st.none() | texts,
     },
 )
 metrics = fields(
@@ -77,7 +83,7 @@ metrics = fields(
         "total_reward": st.none() | numbers,
         "turn_gen_tokens": st.lists(counts, max_size=2),
     },
-    {"turn_input_tokens": st.lists(counts, max_size=2)},
+    {"turn_input_tokens": st.lists(counts, max_size=2), "parse_errors": counts},
 )
 errors = fields({"kind": st.just("timeout"), "message": texts, "retryable": st.booleans()}, {})
 results = fields(

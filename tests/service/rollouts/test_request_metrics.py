@@ -27,6 +27,7 @@ def result(
     status: str = "completed",
     versions: str = "",
     rewards: dict[str, float] | None = None,
+    parse_errors: int = 0,
 ) -> SampleResult:
     assistant_tokens = sum(turn_gen_tokens)
     flags = {
@@ -47,6 +48,7 @@ def result(
             total_reward=total_reward,
             turn_gen_tokens=turn_gen_tokens,
             turn_input_tokens=[100 + turn for turn in range(len(turn_gen_tokens))],
+            parse_errors=parse_errors,
             **flags,
         ),
     )
@@ -65,8 +67,8 @@ def metrics_of(results: Iterable[SampleResult]) -> RequestMetrics:
 
 SAMPLES = [
     result([3, 5], env_tokens=4, total_reward=1.0),
-    result([10], env_tokens=0, total_reward=-0.5, status="truncated"),
-    result([1, 1, 1], env_tokens=6, total_reward=0.0, status="max_turns"),
+    result([10], env_tokens=0, total_reward=-0.5, status="truncated", parse_errors=1),
+    result([1, 1, 1], env_tokens=6, total_reward=0.0, status="max_turns", parse_errors=2),
     result([2, 2], env_tokens=2, total_reward=2.5),
 ]
 
@@ -89,6 +91,7 @@ def test_metrics_carry_the_fields_names_and_exact_values() -> None:
         "mean_total_reward": 0.75,
         "max_total_reward": 2.5,
         "min_total_reward": -0.5,
+        "total_parse_errors": 3,
         "mean_generation_length": 3.125,
         "total_generated_tokens": 25,
         "max_gen_tokens_per_sample": 10,

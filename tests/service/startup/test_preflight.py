@@ -63,7 +63,7 @@ def test_every_wrong_setting_is_named_with_its_value_and_the_permitted_names() -
         "  args.limits.max_body_bytes: Input should be a valid integer, unable to parse string as an integer "
         "(given: 'much')",
         f"  args.policy.fodler: unknown; permitted are {', '.join(PolicySettings.model_fields)} (given: '/weights')",
-        "  args.enviroments: unknown; permitted are engine, environments, limits, admission, scheduling, "
+        "  args.enviroments: unknown; permitted are engine, environments, responses, limits, admission, scheduling, "
         "canary, policy",
     ]
 
@@ -74,6 +74,16 @@ def test_an_engine_field_that_vllm_does_not_know_is_refused_with_the_nearest_tha
         "pipeline_parallel_size, max_model_len, seed, num_cpus, patch_deltas, environment_variables and the fields of "
         "vLLM's AsyncEngineArgs, such as max_num_seqs."
     ]
+
+
+def test_a_parser_that_vllm_does_not_have_is_refused_with_those_that_it_has() -> None:
+    check_config(config(responses={"tool_call_parser": "hermes", "reasoning_parser": "qwen3"}))
+    [tool, reasoning] = refusal(config(responses={"tool_call_parser": "hermse", "reasoning_parser": "hermes"}))
+    assert tool.startswith("args.responses.tool_call_parser: vLLM has no parser 'hermse'; it has apertus, ")
+    assert ", hermes, " in tool
+    assert reasoning.startswith(
+        "args.responses.reasoning_parser: vLLM has no parser 'hermes'; it has cohere_command3, "
+    )
 
 
 def test_an_engine_without_vllm_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

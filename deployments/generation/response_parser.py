@@ -1,0 +1,179 @@
+"""vLLM's parsers of tool calls and reasoning, as its servers use them, for one response at a time.
+
+Runs in worker processes of the ingress: `service/remote/response_parser.py` is the other half. Imports vLLM only when a
+parser is made.
+"""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import orjson
+
+from deployments.response_parsing import ParsedResponse, ResponseToParse
+
+PRELOADED = ("vllm.parser.parser_manager", "vllm.tool_parsers", "vllm.reasoning", "vllm.tokenizers", __name__)
+"""What a worker process has imported before its first call."""
+WHOLE_PROMPT = "hf"
+"""The one parser of vLLM that looks at the tokens before the response."""
+RANDOM_ID = "chatcmpl-tool-"
+"""How ids begin that vLLM draws because the response names none."""
+PROBE_TOOL = {"type": "function", "function": {"name": "probe", "parameters": {"type": "object", "properties": {}}}}
+LONGEST_ERROR = 500
+"""Characters of the reason why a response was not parsed."""
+
+
+class ParserUnusable(Exception):
+    """vLLM has no such parser, or it does not work with the model's tokenizer. The message says which."""
+
+
+@dataclass(frozen=True, slots=True)
+class ParserChoice:
+    """Which parsers read the responses of which model."""
+
+    tokenizer: str
+    tool_call_parser: str | None
+    reasoning_parser: str | None
+    ends_of_turn: frozenset[int] = frozenset()
+    """Tokens that end a response and are no part of its text."""
+
+
+class LoggedErrors(logging.Handler):
+    """vLLM's parsers log what they cannot read, and go on as if it were text: keeps what was logged."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self.records: list[logging.LogRecord] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.records.append(record)
+
+
+class VLLMResponseParser:
+    """Holds the tokenizer and the parsers' classes; the parser of each response is a new one, as in vLLM's servers."""
+
+    def __init__(self, choice: ParserChoice) -> None:
+        """Raises `ParserUnusable`."""
+        from vllm.parser.parser_manager import ParserManager
+        from vllm.tokenizers import get_tokenizer
+
+        try:
+            self._tokenizer: Any = get_tokenizer(choice.tokenizer)
+            parser_class = ParserManager.get_parser(
+                choice.tool_call_parser,
+                choice.reasoning_parser,
+                enable_auto_tools=choice.tool_call_parser is not None,
+                model_name=choice.tokenizer,
+                tokenizer=self._tokenizer,
+            )
+        except Exception as error:
+            raise ParserUnusable(f"{type(error).__name__}: {error}".rstrip(".")) from error
+        if parser_class is None:
+            raise ParserUnusable("neither tool_call_parser nor reasoning_parser is set")
+        self._parser_class = parser_class
+        self._logged = LoggedErrors()
+        logging.getLogger("vllm").addHandler(self._logged)
+        # A parser whose markers are special tokens asks its server not to leave them out.
+        probe = self._parser_class(self._tokenizer, None).adjust_request(request_of(orjson.dumps([PROBE_TOOL])))
+        self._skip_special_tokens = bool(getattr(probe, "skip_special_tokens", True))
+        self._ends_of_turn = choice.ends_of_turn
+
+    def parse(self, response: ResponseToParse) -> ParsedResponse:
+        """Raises what the parser raises."""
+        request = request_of(orjson.dumps(response.tools) if response.tools else b"")
+        parser = self._parser_class(
+            self._tokenizer, request.tools, chat_template_kwargs=response.chat_template_kwargs or {}
+        )
+        if response.prompt_token_ids:
+            parser.set_prompt_token_ids(response.prompt_token_ids)
+        token_ids = list(response.token_ids)
+        if token_ids and token_ids[-1] in self._ends_of_turn:
+            token_ids.pop()
+        text = self._tokenizer.decode(token_ids, skip_special_tokens=self._skip_special_tokens)
+        self._logged.records.clear()
+        reasoning, content, calls = parser.parse(
+            text, request, enable_auto_tools=True, model_output_token_ids=token_ids
+        )
+        error = error_of(self._logged.records[0]) if self._logged.records else None
+        if not calls and not reasoning:
+            return ParsedResponse(parse_error=error)
+        return ParsedResponse(named_calls(calls or (), response.turn), reasoning or None, content or "", error)
+
+
+@lru_cache(maxsize=64)
+def request_of(tools: bytes) -> Any:
+    """The request that a parser asks about tools, given as JSON or as nothing. No parser changes it.
+
+    Tools that are not in OpenAI's form, which a chat template may accept, are left out: then a parser takes any call.
+    """
+    from pydantic import ValidationError
+    from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+
+    # Null in place of "auto", which vLLM permits beside tools alone: calls are read whether or not tools are named.
+    without: dict[str, Any] = {"messages": [{"role": "user", "content": ""}], "tool_choice": None}
+    if not tools:
+        return ChatCompletionRequest.model_validate(without)
+    try:
+        return ChatCompletionRequest.model_validate({**without, "tools": orjson.loads(tools), "tool_choice": "auto"})
+    except (ValidationError, ValueError):
+        return ChatCompletionRequest.model_validate(without)
+
+
+def named_calls(calls: Sequence[Any], turn: int) -> list[dict[str, Any]]:
+    """The calls in OpenAI's form. One without an id of its own gets one that its turn and place determine.
+
+    It has nine letters and digits, because the templates of one family of models refuse others.
+    """
+    return [
+        {
+            "id": call.id if call.id and not call.id.startswith(RANDOM_ID) else f"call{turn:03}{place:02}",
+            "type": "function",
+            "function": {"name": call.name, "arguments": call.arguments},
+        }
+        for place, call in enumerate(calls)
+    ]
+
+
+def error_of(record: logging.LogRecord) -> str:
+    """What a parser logged, with what it had raised."""
+    raised = record.exc_info[1] if record.exc_info else None
+    said = record.getMessage() if raised is None else f"{type(raised).__name__}: {raised}"
+    return said[:LONGEST_ERROR]
+
+
+_parser: VLLMResponseParser | ParserUnusable | None = None
+"""Of this worker process."""
+
+
+def prepare(choice: ParserChoice) -> None:
+    """Makes the parser of this worker process, or remembers why there is none."""
+    global _parser
+    try:
+        import vllm.logger  # noqa: F401 - it sets the handlers that are removed next
+
+        # They would print a traceback for each call that is not well-formed.
+        logging.getLogger("vllm").handlers.clear()
+        _parser = VLLMResponseParser(choice)
+    except ParserUnusable as error:
+        _parser = error
+
+
+def parse_all(responses: Sequence[ResponseToParse]) -> list[ParsedResponse]:
+    """Parses in this worker process, which `prepare` has prepared.
+
+    Raises:
+        ParserUnusable: there is no parser.
+    """
+    if isinstance(_parser, ParserUnusable):
+        raise _parser
+    assert _parser is not None
+    return [parsed(_parser, response) for response in responses]
+
+
+def parsed(parser: VLLMResponseParser, response: ResponseToParse) -> ParsedResponse:
+    try:
+        return parser.parse(response)
+    except Exception as error:  # noqa: BLE001 - a parser raises anything on what a model writes
+        return ParsedResponse(parse_error=f"{type(error).__name__}: {error}"[:LONGEST_ERROR])

@@ -1,0 +1,141 @@
+"""vLLM's own parsers, over texts that models write and texts that they should not."""
+
+import json
+import shutil
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import AutoTokenizer
+
+from deployments.generation import response_parser
+from deployments.generation.response_parser import (
+    ParserChoice,
+    ParserUnusable,
+    VLLMResponseParser,
+    parse_all,
+    prepare,
+)
+from deployments.response_parsing import ParsedResponse, ResponseToParse
+from tests.paths import TINY_MODEL
+
+pytestmark = pytest.mark.slow
+MARKERS = ["<think>", "</think>", "<tool_call>", "</tool_call>", "<|python_tag|>"]
+ADD = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
+CALL = '<tool_call>\n{"name": "add", "arguments": {"numbers": [41, 1]}}\n</tool_call>'
+
+
+@pytest.fixture(scope="module")
+def tokenizers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The tiny model's tokenizer with the markers as tokens: special ones, or plain ones."""
+    made: dict[str, Any] = {}
+    for kind in ("special", "plain"):
+        folder = tmp_path_factory.mktemp(kind)
+        tokenizer = AutoTokenizer.from_pretrained(TINY_MODEL)
+        tokenizer.add_tokens(MARKERS, special_tokens=kind == "special")
+        tokenizer.save_pretrained(folder)
+        shutil.copy(TINY_MODEL / "config.json", folder)
+        made[kind] = tokenizer
+        made[f"{kind} folder"] = str(folder)
+    return made
+
+
+@pytest.fixture(scope="module")
+def parsers(tokenizers: dict[str, Any]) -> dict[str, VLLMResponseParser]:
+    ends = frozenset({tokenizers["plain"].eos_token_id})
+    return {
+        kind: VLLMResponseParser(ParserChoice(tokenizers[f"{kind} folder"], "hermes", "qwen3", ends))
+        for kind in ("special", "plain")
+    }
+
+
+def ids(tokenizer: Any, text: str, ended: bool = True) -> list[int]:
+    return [*tokenizer.encode(text, add_special_tokens=False), *([tokenizer.eos_token_id] if ended else [])]
+
+
+@pytest.mark.parametrize("kind", ["special", "plain"])
+def test_calls_and_reasoning_are_read_whether_their_markers_are_special_tokens_or_not(
+    tokenizers: dict[str, Any], parsers: dict[str, VLLMResponseParser], kind: str
+) -> None:
+    text = f"<think>Two numbers.</think>I add them. {CALL}{CALL}"
+    parsed = parsers[kind].parse(ResponseToParse(ids(tokenizers[kind], text), tools=[ADD], turn=2))
+    call = {"type": "function", "function": {"name": "add", "arguments": '{"numbers": [41, 1]}'}}
+    assert parsed.tool_calls == [{"id": "call00200", **call}, {"id": "call00201", **call}]
+    assert (parsed.reasoning_content, parsed.parsed_content) == ("Two numbers.", "I add them. ")
+    assert parsed.parse_error is None
+
+
+def test_calls_are_read_also_where_the_sample_names_no_tools(
+    tokenizers: dict[str, Any], parsers: dict[str, VLLMResponseParser]
+) -> None:
+    response = ids(tokenizers["plain"], f"</think>{CALL}")
+    odd_tools: list[dict[str, Any]] = [{"name": "add"}]
+    for tools in (None, [], odd_tools):
+        [call] = parsers["plain"].parse(ResponseToParse(response, tools=tools)).tool_calls
+        assert call["function"]["name"] == "add"
+
+
+def test_a_text_without_calls_and_reasoning_gives_nothing(tokenizers: dict[str, Any]) -> None:
+    parser = VLLMResponseParser(ParserChoice(tokenizers["plain folder"], "hermes", None))
+    assert parser.parse(ResponseToParse(ids(tokenizers["plain"], "Just 42."))) == ParsedResponse()
+
+
+def test_a_call_that_is_not_json_is_an_error_that_says_why(
+    tokenizers: dict[str, Any], parsers: dict[str, VLLMResponseParser]
+) -> None:
+    text = '</think><tool_call>{"name": "add", "arguments": {</tool_call>'
+    parsed = parsers["plain"].parse(ResponseToParse(ids(tokenizers["plain"], text), tools=[ADD]))
+    assert (parsed.tool_calls, parsed.parsed_content) == ([], None)
+    assert parsed.parse_error is not None
+    assert parsed.parse_error.startswith("JSONDecodeError: ")
+    following = parsers["plain"].parse(ResponseToParse(ids(tokenizers["plain"], f"</think>{CALL}"), tools=[ADD]))
+    assert following.parse_error is None
+    assert len(following.tool_calls) == 1
+
+
+@pytest.mark.parametrize(
+    ("parser", "text"),
+    [
+        ("llama3_json", '{"name": "add", "parameters": {"numbers": [41, 1]}}'),
+        ("pythonic", "[add(numbers=[41, 1])]"),
+        ("qwen3_json", CALL),
+    ],
+)
+def test_other_formats_give_the_same_call(tokenizers: dict[str, Any], parser: str, text: str) -> None:
+    parsers = VLLMResponseParser(ParserChoice(tokenizers["plain folder"], parser, None))
+    [call] = parsers.parse(ResponseToParse(ids(tokenizers["plain"], text, ended=False), tools=[ADD])).tool_calls
+    assert (call["id"], call["function"]["name"]) == ("call00000", "add")
+    assert json.loads(call["function"]["arguments"]) == {"numbers": [41, 1]}
+
+
+pieces = st.sampled_from(
+    [*MARKERS, '{"name": "add", ', '"arguments": ', "{}", "}", '"', "[1", "add", "\\u12", "\n", "é"]
+)
+
+
+@given(st.lists(pieces, max_size=12).map("".join))
+def test_whatever_a_model_writes_is_parsed_or_an_error(
+    tokenizers: dict[str, Any], parsers: dict[str, VLLMResponseParser], text: str
+) -> None:
+    response_parser._parser = parsers["plain"]
+    [parsed] = parse_all([ResponseToParse(ids(tokenizers["plain"], text), tools=[ADD])])
+    for call in parsed.tool_calls:
+        assert call["function"]["name"] is not None
+        json.loads(call["function"]["arguments"])
+    has_found = bool(parsed.tool_calls) or parsed.reasoning_content is not None
+    assert (parsed.parsed_content is not None) == has_found
+
+
+@pytest.mark.parametrize(
+    ("choice", "says"),
+    [
+        (("no such", None), "no such"),
+        ((None, "deepseek_r1"), "could not locate think start/end tokens"),
+        ((None, None), "neither tool_call_parser nor reasoning_parser is set"),
+    ],
+)
+def test_a_parser_that_cannot_work_is_refused(choice: tuple[str | None, str | None], says: str) -> None:
+    prepare(ParserChoice(str(TINY_MODEL), *choice))
+    with pytest.raises(ParserUnusable, match=says):
+        parse_all([])

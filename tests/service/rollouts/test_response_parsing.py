@@ -1,0 +1,138 @@
+"""What is read out of responses: who sees it, and that it changes neither text nor tokens."""
+
+import asyncio
+from dataclasses import dataclass, field
+
+from deployments.response_parsing import ParsedResponse, ResponseParser, ResponseToParse
+from rollout_client.contract import GivenMessage, SampleResult
+from rollout_env import StepOutcome
+from service.rollouts.loop import RolloutContext, play_sample
+from service.rollouts.schedule import AsyncSchedule, LockstepSchedule
+from tests import virtual_time
+from tests.service.rollouts.playing import collect
+from tests.service.scripted import EpisodeRecipe, ScriptedEnvironment, ScriptedGenerator, ids_of, outcome, text_of
+
+CALL = {"id": "call00000", "type": "function", "function": {"name": "add", "arguments": "{}"}}
+FOUND = ParsedResponse([CALL], "Hm.", "So:", None)
+BROKEN = ParsedResponse(parse_error="JSONDecodeError: no")
+NOTHING = ParsedResponse()
+
+
+@dataclass
+class ScriptedParser(ResponseParser):
+    """Finds the next entry of its script in each response."""
+
+    script: list[ParsedResponse]
+    delay_s: float = 0.0
+    asked: list[ResponseToParse] = field(default_factory=list)
+
+    async def parse(self, response: ResponseToParse) -> ParsedResponse:
+        found = self.script[len(self.asked) % len(self.script)]
+        self.asked.append(response)
+        await asyncio.sleep(self.delay_s)
+        return found
+
+
+def played(
+    parser: ScriptedParser, environment: ScriptedEnvironment, recipe: EpisodeRecipe | None = None
+) -> SampleResult:
+    generator = ScriptedGenerator(["<think>Hm.</think>So:<call>", "B"])
+    context = RolloutContext(generator, {"task": environment}, AsyncSchedule(), response_parser=parser)
+    return virtual_time.run(play_sample((recipe or EpisodeRecipe()).make(), context)).result()
+
+
+def two_turns() -> ScriptedEnvironment:
+    return ScriptedEnvironment([outcome("O"), outcome("P", terminated=True)])
+
+
+def test_what_is_read_out_of_a_response_reaches_the_environment_and_the_answer_beside_the_whole_text() -> None:
+    environment = two_turns()
+    result = played(ScriptedParser([FOUND, NOTHING]), environment)
+    seen = {
+        "role": "assistant",
+        "content": "<think>Hm.</think>So:<call>",
+        "tool_calls": [CALL],
+        "reasoning_content": "Hm.",
+        "parsed_content": "So:",
+    }
+    assert environment.requests[0].message_log[-1] == seen
+    assert environment.requests[1].message_log[1] == seen
+    assert environment.requests[1].message_log[-1] == {"role": "assistant", "content": "B"}
+    response = result.message_log[1]
+    assert {name: getattr(response, name) for name in seen} == seen
+    assert text_of(response.token_ids) == response.content
+    assert not result.message_log[3].model_fields_set & {"tool_calls", "reasoning_content", "parsed_content"}
+    assert result.metrics.parse_errors == 0
+
+
+def test_what_cannot_be_read_is_shown_and_counted_and_stepped_like_any_other_response() -> None:
+    environment = two_turns()
+    result = played(ScriptedParser([BROKEN, FOUND]), environment)
+    assert environment.requests[0].message_log[-1].get("parse_error") == "JSONDecodeError: no"
+    assert result.status == "completed"
+    assert result.message_log[1].parse_error == "JSONDecodeError: no"
+    assert result.metrics.parse_errors == 1
+
+
+def test_the_parser_is_told_the_turn_and_what_came_before_the_response() -> None:
+    parser = ScriptedParser([NOTHING])
+    played(parser, two_turns(), EpisodeRecipe(prompt="Q"))
+    first, second = parser.asked
+    assert (text_of(first.prompt_token_ids), text_of(first.token_ids), first.turn) == (
+        "Q",
+        "<think>Hm.</think>So:<call>",
+        0,
+    )
+    assert (text_of(second.prompt_token_ids), second.turn) == ("Q<think>Hm.</think>So:<call>O", 1)
+
+
+def test_tokens_and_rewards_are_the_same_with_and_without_a_parser() -> None:
+    without = RolloutContext(
+        ScriptedGenerator(["<think>Hm.</think>So:<call>", "B"]), {"task": two_turns()}, AsyncSchedule()
+    )
+    plain = virtual_time.run(play_sample(EpisodeRecipe().make(), without)).result()
+    parsed = played(ScriptedParser([FOUND]), two_turns())
+    assert [list(m.token_ids) for m in parsed.message_log] == [list(m.token_ids) for m in plain.message_log]
+    assert [m.content for m in parsed.message_log] == [m.content for m in plain.message_log]
+    assert parsed.rewards == plain.rewards
+
+
+def test_a_log_that_was_parsed_before_it_was_posted_is_not_parsed_again() -> None:
+    result = played(ScriptedParser([FOUND]), ScriptedEnvironment([outcome("O", terminated=True)]))
+    posted = [GivenMessage.model_validate(message.model_dump(exclude_unset=True)) for message in result.message_log[:2]]
+    assert (posted[1].tool_calls, posted[1].reasoning_content) == ([CALL], "Hm.")
+    parser, environment = ScriptedParser([NOTHING]), ScriptedEnvironment([outcome("O", terminated=True)])
+    played(parser, environment, EpisodeRecipe(message_log=lambda _: list(posted)))
+    assert parser.asked == []
+    assert environment.requests[0].message_log[-1]["tool_calls"] == [CALL]
+
+
+def test_in_lockstep_all_are_parsed_before_any_is_stepped() -> None:
+    order: list[str] = []
+
+    class Noting(ScriptedParser):
+        async def parse(self, response: ResponseToParse) -> ParsedResponse:
+            found = await super().parse(response)
+            order.append("parsed")
+            return found
+
+    class NotingEnvironment(ScriptedEnvironment):
+        async def step(self, request: object) -> StepOutcome:
+            order.append("stepped")
+            return outcome("O", terminated=True)
+
+    parser = Noting([NOTHING], delay_s=1.0)
+    context = RolloutContext(
+        ScriptedGenerator(["A"]), {"task": NotingEnvironment([])}, LockstepSchedule(), response_parser=parser
+    )
+    collect([EpisodeRecipe(position=position).make() for position in range(3)], context)
+    assert order == ["parsed"] * 3 + ["stepped"] * 3
+
+
+def test_a_deadline_that_passes_while_a_response_is_parsed_leaves_it_unparsed_and_to_be_stepped() -> None:
+    parser, environment = ScriptedParser([FOUND], delay_s=10.0), two_turns()
+    context = RolloutContext(ScriptedGenerator(["A"]), {"task": environment}, AsyncSchedule(), response_parser=parser)
+    result = collect([EpisodeRecipe().make()], context, deadline_s=1.0)[0]
+    assert (result.status, environment.requests) == ("deadline", [])
+    assert list(result.message_log[1].token_ids) == ids_of("A")
+    assert result.message_log[1].tool_calls is None
