@@ -4,6 +4,7 @@ VENV := .venv
 PYTHON := $(VENV)/bin/python
 PIP := $(PYTHON) -m pip -qq --disable-pip-version-check
 READY := $(VENV)/.ready
+BRIDGES := .bridges
 CONFIG ?= serve_config.cpu.yaml
 USERS ?= 16
 SECONDS_OF_LOAD ?= 30
@@ -11,7 +12,7 @@ PUSHES ?= 1000
 UPDATES ?= 50
 PROFILE = fast
 
-.PHONY: help setup demo serve reload train train-async train-trl lint test-fast test-live test-attacks test test-all coverage check-streams mutation docs docs-serve load \
+.PHONY: help setup demo serve reload train train-async train-trl lint test-fast test-live test-attacks test-bridges test test-all coverage check-streams mutation docs docs-serve load \
 	bench bench-scale bench-payload bench-async bench-swap bench-delta bench-code soak-weights soak-weights-kills lock tiny-model \
 	small-model measure-small-model
 
@@ -27,6 +28,7 @@ help:
 	@echo "make test           lint, test-fast, then the tests of the running service"
 	@echo "make test-all       make test, then what takes longer: coverage of the replicas and the docs' code"
 	@echo "make test-attacks   attack the sandbox under each isolation that it knows; skipped is what cannot be walled in on this machine"
+	@echo "make test-bridges   test the bridges to collections of environments against the real packages, in environments of their own"
 	@echo "make coverage       the tests once more with coverage, in this process and in the replicas; below 90% it fails"
 	@echo "make check-streams  4,096 unseeded rollouts of one prompt on two replicas: no two are equal (two minutes)"
 	@echo "make mutation       mutate the core and the request path, and show those that no test notices (an hour; MUTANTS=\"service.rollouts.seeds*\")"
@@ -110,8 +112,21 @@ test-attacks: export ATTACKED_ISOLATIONS = bubblewrap namespaces limits
 test-attacks: $(READY)
 	@$(PYTHON) -m pytest -m slow -n 2 -rs tests/deployments/sandbox
 
+# The packages of the bridges beside those of the service, whose own environment stays as it is.
+$(BRIDGES)/beside/.ready: requirements/bridges.lock $(READY)
+	@echo "Setting up the bridges (once)"
+	@python3 -m venv $(BRIDGES)/beside
+	@$(PYTHON) -c 'import site; print("import site; site.addsitedir(%r)" % site.getsitepackages()[0])' \
+		> $(BRIDGES)/beside/lib/python3.11/site-packages/service.pth
+	@$(BRIDGES)/beside/bin/python -m pip -qq --disable-pip-version-check install --no-deps -r requirements/bridges.lock
+	@touch $@
+
+test-bridges: export ROLLOUT_BRIDGES = $(CURDIR)/$(BRIDGES)
+test-bridges: $(BRIDGES)/beside/.ready
+	@$(BRIDGES)/beside/bin/python -m pytest -n logical tests/deployments/environments/bridges
+
 # What needs longer than `make test` may take has a target of its own and is called here.
-test-all: test test-attacks coverage check-streams docs
+test-all: test test-attacks test-bridges coverage check-streams docs
 
 coverage: $(READY)
 	@echo "Tests with coverage"

@@ -1,0 +1,25 @@
+"""Imports the packages of the bridges, which the service does not need."""
+
+import importlib
+from typing import Any
+
+
+class PackageMissing(Exception):
+    """The message says how the package is installed."""
+
+
+def imported(module_name: str, package: str) -> Any:
+    """Imports a module of an optional package.
+
+    Raises:
+        PackageMissing: the package is not installed.
+    """
+    try:
+        return importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not module_name.startswith(error.name):
+            raise
+        raise PackageMissing(
+            f"the package {package} is missing: install the extra `bridges` of the service on each node "
+            "(pip install --no-deps -r requirements/bridges.lock)"
+        ) from error
