@@ -319,6 +319,8 @@ class SampleMetrics(Lenient):
     """Length of the input of each generation, the prompt included."""
     parse_errors: int = 0
     """Number of generations with a `parse_error`."""
+    environment: dict[str, float] = {}  # noqa: RUF012 - pydantic copies it
+    """Metrics of the environment's own, by name: sums over its steps in this request."""
 
 
 class SampleResult(Lenient):
@@ -383,8 +385,9 @@ class PolicyVersions(Lenient):
 RequestMetrics = dict[str, int | float | list[int]]
 """By the names of NeMo-RL's rollout module; each `histogram/...` is a list of lengths, one per generation. Besides,
 each reward that its environment named has `rewards/NAME/{mean,max,min,median,stddev}`, over the rollouts that have it,
-and `histogram/staleness` has one number per rollout: how many versions its oldest token was behind the current one at
-its end. `stale_rate` is the share that `policy.max_staleness` cut off, of those that ended by themselves or by it."""
+and each metric of the environment's own `environment/NAME/...` likewise. `histogram/staleness` has one number per
+rollout: how many versions its oldest token was behind the current one at its end. `stale_rate` is the share that
+`policy.max_staleness` cut off, of those that ended by themselves or by it."""
 
 
 class RolloutSummary(Lenient):

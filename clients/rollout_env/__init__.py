@@ -7,13 +7,16 @@ from rollout_env.errors import OutcomeInvalid, SampleRejected, TemporaryFailure
 from rollout_env.play import PlayResult, Reply, Sample, Turn, aplay, play
 from rollout_env.records import ChatMessage, JsonObject, Role, StartOutcome, StepOutcome, StopString
 from rollout_env.session import Session
+from rollout_env.tool_calls import AnyCall, MalformedCall, ToolCall, reply_text, tool_calls_of
 
 __all__ = [
+    "AnyCall",
     "ChatMessage",
     "CheckFailed",
     "Finding",
     "JsonObject",
     "LostSession",
+    "MalformedCall",
     "OutcomeInvalid",
     "PlayResult",
     "Reply",
@@ -26,8 +29,11 @@ __all__ = [
     "StopString",
     "TaskEnvironment",
     "TemporaryFailure",
+    "ToolCall",
     "Turn",
     "aplay",
     "check",
     "play",
+    "reply_text",
+    "tool_calls_of",
 ]

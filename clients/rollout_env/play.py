@@ -50,6 +50,8 @@ class PlayResult:
     terminated: bool
     extra_env_info: dict[str, Any]
     """As the last step left it."""
+    metrics: dict[str, float]
+    """Sums over all turns by name."""
     stop_strings: tuple[str, ...]
     """Those that the next reply would have."""
     unused_replies: list[Reply]
@@ -165,6 +167,7 @@ class ScriptedRollout:
         self._stop_strings = tuple(sample.get("stop_strings") or ())
         self._turns: list[Turn] = []
         self._rewards: dict[str, float] = {}
+        self._metrics: dict[str, float] = {}
 
     def messages_so_far(self) -> list[ChatMessage]:
         """A copy of the message log, which the environment may change."""
@@ -185,6 +188,8 @@ class ScriptedRollout:
         named = outcome.reward if isinstance(outcome.reward, dict) else {UNNAMED_REWARD: outcome.reward}
         for name, value in named.items():
             self._rewards[name] = self._rewards.get(name, 0.0) + value
+        for name, value in (outcome.metrics or {}).items():
+            self._metrics[name] = self._metrics.get(name, 0.0) + value
         self._take_state(outcome)
         self.terminated = outcome.terminated
 
@@ -200,6 +205,7 @@ class ScriptedRollout:
             turns=self._turns.copy(),
             rewards=self._rewards.copy(),
             total_reward=sum(self._rewards.values()),
+            metrics=self._metrics.copy(),
             terminated=self.terminated,
             extra_env_info=deepcopy(self.extra_env_info),
             stop_strings=self._stop_strings,

@@ -113,6 +113,9 @@ class StepOutcome:
     """The stop strings of all later generations; None leaves them unchanged, an empty list means no stop strings."""
     answer: str | None = None
     """What the environment read out of the response, such as the number in a box; None if it found nothing."""
+    metrics: dict[str, FiniteFloat] | None = None
+    """Counts and times that are no reward, such as calls that were malformed. The service sums those of all steps by
+    name, and shows their spread over the rollouts of a request."""
 
     @property
     def observations(self) -> list[ChatMessage]:

@@ -254,6 +254,8 @@ class Episode:
             self._messages.append(observation_message(message, tokens))
             self._token_ids.extend(tokens.token_ids)
         self._metrics.add_observation(sum(len(tokens.token_ids) for tokens in observed))
+        if outcome.metrics:
+            self._metrics.add_environment_metrics(outcome.metrics)
         self._steps += 1
         self._answer = outcome.answer
         if outcome.metadata is not None:

@@ -64,7 +64,8 @@ class RequestMetricsAccumulator:
         of_samples = {**averages(samples), **turn_metrics(samples), **spread_by_field(samples)} if samples else {}
         return (
             of_samples
-            | spread_by_reward(self._rewards)
+            | spread_by_name("rewards", self._rewards)
+            | spread_by_name("environment", [sample.environment for sample in samples])
             | {
                 "histogram/staleness": self._staleness.copy(),
                 "stale_rate": self._stale / (len(samples) + self._stale),
@@ -156,15 +157,15 @@ def spread_by_field(samples: Sequence[SampleMetrics]) -> RequestMetrics:
     return spread
 
 
-def spread_by_reward(rewards: Sequence[Mapping[str, float]]) -> RequestMetrics:
-    """The spread of each reward that has a name, over the samples that have it, in the order of their first samples."""
+def spread_by_name(kind: str, of_each: Sequence[Mapping[str, float]]) -> RequestMetrics:
+    """The spread of each named value, over the samples that have it, in the order of their first samples."""
     values: dict[str, list[float]] = {}
-    for named in rewards:
+    for named in of_each:
         for name, value in named.items():
             values.setdefault(name, []).append(value)
     spread: RequestMetrics = {}
     for name, of_samples in values.items():
-        spread |= spread_of(f"rewards/{name}", of_samples)
+        spread |= spread_of(f"{kind}/{name}", of_samples)
     return spread
 
 

@@ -1,5 +1,7 @@
 """The metrics of one sample. A new metric per sample is a field of the contract's `SampleMetrics`, filled here."""
 
+from collections.abc import Mapping
+
 from rollout_client.contract import SampleMetrics, SampleStatus
 
 UNNAMED_REWARD = "reward"
@@ -14,6 +16,7 @@ class SampleMetricsAccumulator:
         self._turn_gen_tokens: list[int] = []
         self._env_tokens = 0
         self._parse_errors = 0
+        self._environment: dict[str, float] = {}
 
     def add_generation(self, input_tokens: int, generated_tokens: int) -> None:
         self._turn_input_tokens.append(input_tokens)
@@ -25,6 +28,10 @@ class SampleMetricsAccumulator:
 
     def add_parse_error(self) -> None:
         self._parse_errors += 1
+
+    def add_environment_metrics(self, metrics: Mapping[str, float]) -> None:
+        for name, value in metrics.items():
+            self._environment[name] = self._environment.get(name, 0.0) + value
 
     def add_observation(self, tokens: int) -> None:
         self._env_tokens += tokens
@@ -48,4 +55,6 @@ class SampleMetricsAccumulator:
         )
         if self._parse_errors:
             metrics.parse_errors = self._parse_errors
+        if self._environment:
+            metrics.environment = self._environment.copy()
         return metrics

@@ -58,6 +58,7 @@ outcomes = st.builds(
     metadata=st.none() | states,
     next_stop_strings=st.none() | st.lists(st.sampled_from(["x", "y"]), max_size=2),
     answer=st.none() | letters,
+    metrics=st.none() | st.dictionaries(st.sampled_from(["calls", "seconds"]), st.integers(0, 9)),
 )
 turns = st.lists(st.tuples(letters.filter(bool), outcomes), min_size=1, max_size=5)
 
@@ -79,6 +80,7 @@ def test_a_play_gives_what_the_rollout_loop_gives(
     }
     played = play(environment, replies, sample)
     assert played.message_log == [{"role": message.role, "content": message.content} for message in rollout.message_log]
+    assert played.metrics == rollout.metrics.environment
     assert (played.rewards, played.total_reward) == (rollout.rewards, rollout.total_reward)
     assert (played.terminated, played.extra_env_info) == (rollout.terminated, rollout.extra_env_info)
     assert (list(played.stop_strings), played.answers[-1]) == (rollout.stop_strings, rollout.answer)

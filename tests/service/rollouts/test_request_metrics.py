@@ -28,6 +28,7 @@ def result(
     versions: str = "",
     rewards: dict[str, float] | None = None,
     parse_errors: int = 0,
+    environment: dict[str, float] | None = None,
 ) -> SampleResult:
     assistant_tokens = sum(turn_gen_tokens)
     flags = {
@@ -49,6 +50,7 @@ def result(
             turn_gen_tokens=turn_gen_tokens,
             turn_input_tokens=[100 + turn for turn in range(len(turn_gen_tokens))],
             parse_errors=parse_errors,
+            environment=environment or {},
             **flags,
         ),
     )
@@ -71,6 +73,14 @@ SAMPLES = [
     result([1, 1, 1], env_tokens=6, total_reward=0.0, status="max_turns", parse_errors=2),
     result([2, 2], env_tokens=2, total_reward=2.5),
 ]
+
+
+def test_metrics_of_the_environments_own_have_their_spread_over_the_rollouts_that_have_them() -> None:
+    of_rollouts: list[dict[str, float]] = [{"calls": 2}, {"calls": 5, "seconds": 0.5}, {}]
+    results = [result([1], env_tokens=0, total_reward=0.0, environment=named) for named in of_rollouts]
+    metrics = metrics_of(results)
+    assert (metrics["environment/calls/mean"], metrics["environment/calls/max"]) == (3.5, 5)
+    assert metrics["environment/seconds/min"] == 0.5
 
 
 def test_metrics_carry_the_fields_names_and_exact_values() -> None:

@@ -1,0 +1,151 @@
+"""Calls out of the texts that models write, and out of those that they should not."""
+
+import json
+from keyword import iskeyword
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rollout_env import ChatMessage, MalformedCall, ToolCall, reply_text, tool_calls_of
+
+ADD = {"a": 1, "b": [2.5, None, {"c": "é"}]}
+ADD_JSON = json.dumps(ADD)
+names = st.from_regex(r"[a-z][a-z0-9_]{0,8}", fullmatch=True).filter(lambda name: not iskeyword(name))
+values = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text(alphabet="ab é\"\\{}[]<>;'\n", max_size=8),
+    lambda children: st.lists(children, max_size=2) | st.dictionaries(names, children, max_size=2),
+    max_leaves=4,
+)
+arguments = st.dictionaries(names, values, max_size=3)
+calls = st.lists(st.tuples(names, arguments), min_size=1, max_size=3)
+
+
+def said(content: str, **fields: Any) -> ChatMessage:
+    message: Any = {"role": "assistant", "content": content, **fields}
+    return message  # type: ignore[no-any-return]
+
+
+def call_of(name: str, of: dict[str, Any], key: str = "arguments") -> str:
+    return json.dumps({"name": name, key: of})
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f'<tool_call>\n{{"name": "add", "arguments": {ADD_JSON}}}\n</tool_call>',
+        f'I add. <tool_call>{{"name": "add", "arguments": {ADD_JSON}}}',
+        f'<think>Should I <tool_call>?</think><tool_call>{{"name": "add", "arguments": {ADD_JSON}}}</tool_call>',
+        f"<tool_call><function=add><parameter=a>\n1\n</parameter><parameter=b>{ADD_JSON[14:-1]}</parameter></function>"
+        "</tool_call>",
+        f'[TOOL_CALLS][{{"name": "add", "arguments": {ADD_JSON}}}]',
+        f"[TOOL_CALLS]add[ARGS]{ADD_JSON}",
+        f"[TOOL_CALLS] add {ADD_JSON}",
+        f'{{"name": "add", "parameters": {ADD_JSON}}}',
+        f'<|python_tag|>{{"name": "add", "parameters": {ADD_JSON}}}',
+        "[add(a=1, b=[2.5, None, {'c': 'é'}])]",
+        json.dumps({"name": "add", "arguments": ADD_JSON}),
+    ],
+)
+def test_one_call_is_read_out_of_every_format(text: str) -> None:
+    assert tool_calls_of(said(text)) == [ToolCall("add", ADD)]
+
+
+@given(calls)
+def test_any_calls_survive_their_formats(given_calls: list[tuple[str, dict[str, Any]]]) -> None:
+    expected = [ToolCall(name, of) for name, of in given_calls]
+    objects = [call_of(name, of) for name, of in given_calls]
+    # JSON may write the markers of Hermes inside a text, where no model's parser finds them either.
+    if not any("<" in text for text in objects):
+        assert tool_calls_of(said("".join(f"<tool_call>{text}</tool_call>" for text in objects))) == expected
+    assert tool_calls_of(said(f"[TOOL_CALLS][{', '.join(objects)}]")) == expected
+    assert tool_calls_of(said("; ".join(call_of(*call, key="parameters") for call in given_calls))) == expected
+    python = [f"{name}({', '.join(f'{key}={value!r}' for key, value in of.items())})" for name, of in given_calls]
+    assert tool_calls_of(said(f"[{', '.join(python)}]")) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("<tool_call>{</tool_call>", "not valid JSON"),
+        ("<tool_call>", "not valid JSON"),
+        ('<tool_call>{"arguments": {}}</tool_call>', "must be a JSON object with a name"),
+        ("<tool_call>[1]</tool_call>", "must be a JSON object with a name"),
+        ('<tool_call>{"name": "add", "arguments": [1]}</tool_call>', "arguments of add must be a JSON object"),
+        ('<tool_call>{"name": "add", "arguments": "{"}</tool_call>', "arguments of add are not valid JSON"),
+        ("<tool_call><function=></function></tool_call>", "names no function"),
+        ("[TOOL_CALLS][{]", "not a valid JSON list"),
+        ("[TOOL_CALLS]{}", "no name with arguments"),
+        ("[TOOL_CALLS]add{", "arguments of add are not valid JSON"),
+        ("<|python_tag|>import os", "not valid JSON"),
+        ("[add(1)]", "arguments of add must have names"),
+        ("[add(a=open('x'))]", "arguments of add must be literals"),
+        ("[add(a=)]", "not a valid Python list"),
+    ],
+)
+def test_what_should_be_a_call_and_is_none_says_why(text: str, problem: str) -> None:
+    [call] = tool_calls_of(said(text))
+    assert isinstance(call, MalformedCall)
+    assert problem in call.problem
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "42", "The tool_call is over.", '{"answer": 42}', '{"name": "Ann", "age": 4}', "{x}", "[1, 2]", "f(x) [a]"],
+)
+def test_an_answer_is_no_call(text: str) -> None:
+    assert tool_calls_of(said(text)) == []
+
+
+def test_a_thought_that_never_ends_makes_no_calls_and_says_nothing() -> None:
+    message = said('<think>I could <tool_call>{"name": "add"}</tool_call>')
+    assert tool_calls_of(message) == []
+    assert reply_text(message) == ""
+
+
+def test_what_the_service_has_parsed_goes_before_the_text_and_keeps_its_ids() -> None:
+    records = [
+        {"id": "call00000", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}},
+        {"id": "call00001", "type": "function", "function": {"name": "add", "arguments": "[]"}},
+        {"name": "flat", "arguments": {}},
+        "no call",
+    ]
+    parsed = tool_calls_of(said("<tool_call>{</tool_call>", tool_calls=records))
+    assert parsed[0] == ToolCall("add", {"a": 1}, "call00000")
+    assert parsed[1] == MalformedCall("The arguments of add must be a JSON object.", "add", "call00001")
+    assert parsed[2] == ToolCall("flat", {})
+    assert isinstance(parsed[3], MalformedCall)
+
+
+def test_an_error_of_the_services_parser_is_a_malformed_call_unless_the_text_has_calls() -> None:
+    [call] = tool_calls_of(said("(call add)", parse_error="ValueError: (call"))
+    assert call == MalformedCall("The call could not be read: ValueError: (call")
+    assert tool_calls_of(said('{"name": "add", "parameters": {}}', parse_error="no")) == [ToolCall("add", {})]
+
+
+def test_the_text_of_a_reply_is_without_what_the_service_has_parsed_out_of_it() -> None:
+    assert reply_text(said("<a>Hm.</a>42", parsed_content="42", reasoning_content="Hm.")) == "42"
+    assert reply_text(said("Hm.</think> 42")) == " 42"
+    assert reply_text(said("42", parsed_content="", reasoning_content="42")) == "42"
+
+
+markers = ["<tool_call>", "</tool_call>", "[TOOL_CALLS]", "<function=", "<parameter=a>", ">", "</think>", "<think>"]
+others = ['"name": "f", ', '"arguments": ', "{", "}", "[", "]", "f(a=", ")", "1", "<|python_tag|>", '"', ";", "\x00"]
+pieces = st.sampled_from([*markers, *others])
+
+
+@given(st.lists(pieces, max_size=14).map("".join))
+def test_nothing_that_a_model_writes_raises(text: str) -> None:
+    for call in tool_calls_of(said(text)):
+        assert isinstance(call, ToolCall | MalformedCall)
+
+
+def test_deep_nesting_is_a_malformed_call() -> None:
+    for text in (
+        "<tool_call>" + "[" * 100_000,
+        "[f(a=" + "[" * 15_000 + "]" * 15_000 + ")]",
+        "[TOOL_CALLS]" + "[" * 10**5,
+    ):
+        [call] = tool_calls_of(said(text))
+        assert isinstance(call, MalformedCall)
