@@ -1,0 +1,263 @@
+"""An MCP server's tools, over standard input and output or HTTP, by the official client. One connection a rollout."""
+
+import asyncio
+import random
+import re
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, HttpUrl, model_validator
+
+from deployments.environments.bridges.packages import imported
+from rollout_env import ChatMessage, LostSession, Session, StepOutcome, TaskEnvironment, TemporaryFailure
+from rollout_env.play import run
+from rollout_env.tool_calls import AnyCall, MalformedCall, tool_calls_of
+
+CONNECTION_CLOSED = -32000
+"""MCP's code for a connection that ended while a call was under way."""
+BOXED = re.compile(r"\\boxed\{([^{}]*)\}")
+MOST_CALLS_AT_ONCE = 16
+"""In one response. Further ones are refused."""
+
+
+class McpServer(BaseModel):
+    """Where the server is: a `url`, or a `command` that starts one for each rollout."""
+
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+
+    url: HttpUrl | None = None
+    """Of a server over streamable HTTP."""
+    command: str | None = None
+    """Of a server that speaks over its standard input and output."""
+    args: list[str] = Field(default_factory=list)
+    """Of the command."""
+    env: dict[str, str] = Field(default_factory=dict)
+    """Environment variables of the command, beside a few that are safe."""
+    cwd: str | None = None
+    """The working directory of the command."""
+
+    @model_validator(mode="after")
+    def is_one_of_both(self) -> "McpServer":
+        if (self.url is None) == (self.command is None):
+            raise ValueError("give either a url or a command")
+        return self
+
+    def of_client(self) -> Any:
+        """What the official client connects to."""
+        if self.url is not None:
+            return str(self.url)
+        parameters = imported("mcp", "mcp").StdioServerParameters
+        return parameters(command=self.command, args=self.args, env=self.env, cwd=self.cwd)
+
+
+class McpInfo(BaseModel):
+    """The `extra_env_info` of a sample; further fields are ignored."""
+
+    model_config = ConfigDict(extra="ignore", use_attribute_docstrings=True)
+
+    ground_truth: str | None = None
+    """The right answer. Without one every answer is worth 0."""
+
+
+class McpEnvironment(TaskEnvironment):
+    """Each tool call of a response is answered by the server. A response without a call is the answer.
+
+    A class that is derived from this one may judge answers otherwise: see `reward_of`.
+    """
+
+    description: ClassVar[str] = "Questions to be answered with the tools of an MCP server."
+    ExtraEnvInfo: ClassVar[type[BaseModel]] = McpInfo
+
+    def __init__(
+        self,
+        server: McpServer,
+        tools: list[str] | None = None,
+        result_role: Literal["tool", "user"] = "tool",
+        call_timeout_s: Annotated[float, Field(gt=0)] = 60.0,
+        lost_session: LostSession = "restart",
+        max_sessions: Annotated[int, Field(ge=1)] | None = None,
+    ) -> None:
+        """Asks the server for its tools.
+
+        Args:
+            server: where it is.
+            tools: those that the model may call; by default all.
+            result_role: of the messages with results; `user` for a chat template that does not know `tool`.
+            call_timeout_s: seconds after which a call has failed, which the model is told.
+            lost_session: `reopen` goes on over a new connection, for servers that hold nothing for a connection.
+            max_sessions: how many connections one replica holds at once.
+
+        Raises:
+            PackageMissing: the package `mcp` is not installed.
+            ValueError: the server has no such tool.
+            TemporaryFailure: it does not answer.
+        """
+        self.server = server
+        self.result_role = result_role
+        self.call_timeout_s = call_timeout_s
+        self.lost_session = lost_session
+        self.max_sessions = max_sessions
+        known = {tool.name: tool for tool in run(self._known_tools())}
+        names = list(known) if tools is None else tools
+        if unknown := [name for name in names if name not in known]:
+            raise ValueError(f"the server has no tools {', '.join(unknown)}; it has {', '.join(known)}")
+        self.tools = [schema_of(known[name]) for name in names]
+        self.names = frozenset(names)
+
+    async def _known_tools(self) -> list[Any]:
+        connection = await Connection.open(self.server, self.call_timeout_s)
+        try:
+            found: list[Any] = []
+            cursor: str | None = None
+            while True:
+                page = await connection.client.list_tools(cursor=cursor)
+                found += page.tools
+                cursor = page.next_cursor
+                if cursor is None:
+                    return found
+        finally:
+            await connection.close()
+
+    async def open_session(self, message_log: list[ChatMessage], extra_env_info: McpInfo) -> Session:  # noqa: ARG002
+        return McpSession(self, await Connection.open(self.server, self.call_timeout_s))
+
+    def reward_of(self, answer: str, extra_env_info: McpInfo) -> float | dict[str, float]:
+        """Judges an answer: what is in the last box of the response, or else the whole of it."""
+        return float(extra_env_info.ground_truth is not None and answer == extra_env_info.ground_truth.strip())
+
+    def example_samples(self, count: int, seed: int) -> list[dict[str, Any]]:
+        """Prompts that name a tool. A data set of the task has better ones."""
+        names = sorted(self.names) or ["none"]
+        first = random.Random(seed).randrange(2**30)
+        prompts = (f"What does {names[number % len(names)]} give for {first + number}?" for number in range(count))
+        return [{"messages": [{"role": "user", "content": prompt}], "extra_env_info": {}} for prompt in prompts]
+
+
+class McpSession(Session):
+    """The connection of one rollout."""
+
+    def __init__(self, task: McpEnvironment, connection: "Connection") -> None:
+        self._task = task
+        self._connection = connection
+
+    async def step(self, message_log: list[ChatMessage], extra_env_info: McpInfo) -> StepOutcome:
+        """Makes the calls of the response at once.
+
+        Raises:
+            TemporaryFailure: the connection broke.
+        """
+        response = message_log[-1]
+        calls = tool_calls_of(response)
+        if not calls:
+            answer = answer_in(response["content"])
+            reward = self._task.reward_of(answer, extra_env_info)
+            return StepOutcome({"role": "user", "content": ""}, reward, terminated=True, answer=answer)
+        results = await asyncio.gather(*(self._result(place, call) for place, call in enumerate(calls)))
+        messages = [self._message(call, text) for call, text in zip(calls, results, strict=True)]
+        return StepOutcome(messages, 0.0, terminated=False)
+
+    async def _result(self, place: int, call: AnyCall) -> str:
+        if isinstance(call, MalformedCall):
+            return f"Error: {call.problem}"
+        if call.name not in self._task.names:
+            return f"Error: there is no tool {call.name}. There is {', '.join(sorted(self._task.names))}."
+        if place >= MOST_CALLS_AT_ONCE:
+            return f"Error: one response may make {MOST_CALLS_AT_ONCE} calls."
+        return await self._connection.called(call.name, call.arguments)
+
+    def _message(self, call: AnyCall, text: str) -> ChatMessage:
+        message: ChatMessage = {"role": self._task.result_role, "content": text}
+        if self._task.result_role == "tool":
+            if call.name is not None:
+                message["name"] = call.name
+            if call.id is not None:
+                message["tool_call_id"] = call.id
+        return message
+
+    async def close(self) -> None:
+        await self._connection.close()
+
+
+class Connection:
+    """A connection to a server. It lives in a task of its own, because the client must be left where it was entered."""
+
+    def __init__(self, server: McpServer, call_timeout_s: float) -> None:
+        loop = asyncio.get_running_loop()
+        self.client: Any = None
+        self._call_timeout_s = call_timeout_s
+        self._opened: asyncio.Future[None] = loop.create_future()
+        self._closing = asyncio.Event()
+        self._task = loop.create_task(self._live(server))
+
+    @classmethod
+    async def open(cls, server: McpServer, call_timeout_s: float) -> "Connection":
+        """Raises `TemporaryFailure` if the server cannot be reached."""
+        connection = cls(server, call_timeout_s)
+        try:
+            async with asyncio.timeout(call_timeout_s):
+                await asyncio.shield(connection._opened)
+        except TimeoutError as error:
+            await connection.close()
+            raise TemporaryFailure(f"The MCP server did not answer within {call_timeout_s:g} s.") from error
+        except BaseException:
+            await connection.close()
+            raise
+        return connection
+
+    async def called(self, name: str, arguments: dict[str, Any]) -> str:
+        """The result of a call as text, also of one that failed.
+
+        Raises:
+            TemporaryFailure: the connection broke.
+        """
+        mcp_error = imported("mcp", "mcp").MCPError
+        try:
+            result = await self.client.call_tool(name, arguments, read_timeout_seconds=self._call_timeout_s)
+        except mcp_error as error:
+            if error.error.code == CONNECTION_CLOSED or self._task.done():
+                raise TemporaryFailure(f"The connection to the MCP server broke: {error.error.message}") from error
+            return f"Error: {error.error.message}"
+        text = "\n".join(map(text_of, result.content))
+        return f"Error: {text}" if result.is_error else text
+
+    async def close(self) -> None:
+        """Ends the connection, and a server that was started for it. What that raises is of no use any more."""
+        self._closing.set()
+        await asyncio.wait([self._task])
+        if not self._task.cancelled():
+            self._task.exception()
+
+    async def _live(self, server: McpServer) -> None:
+        try:
+            async with imported("mcp", "mcp").Client(server.of_client()) as client:
+                self.client = client
+                self._opened.set_result(None)
+                await self._closing.wait()
+        except Exception as error:
+            if self._opened.done():
+                raise
+            failure = TemporaryFailure(f"The MCP server cannot be reached: {innermost(error)}")
+            failure.__cause__ = error
+            self._opened.set_exception(failure)
+
+
+def innermost(error: BaseException) -> BaseException:
+    """The first exception of a group of groups: the client raises all of its own in groups."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+def schema_of(tool: Any) -> dict[str, Any]:
+    """The tool as chat templates expect it."""
+    described = {"name": tool.name, "description": tool.description or "", "parameters": tool.input_schema}
+    return {"type": "function", "function": described}
+
+
+def text_of(block: Any) -> str:
+    """A part of a result; one that is no text is named."""
+    return block.text if block.type == "text" else f"({block.type})"
+
+
+def answer_in(response: str) -> str:
+    boxes = BOXED.findall(response)
+    return boxes[-1].strip() if boxes else response.strip()

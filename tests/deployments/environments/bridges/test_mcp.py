@@ -1,0 +1,145 @@
+"""The bridge to MCP servers, over a real server of the official package: on its standard input and output, and HTTP."""
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from deployments.environments.bridges.mcp import McpEnvironment, McpInfo, McpServer
+from rollout_env import PlayResult, TemporaryFailure, check, play
+from service.startup.ports import free_port
+
+SERVER = str(Path(__file__).with_name("mcp_server.py"))
+STDIO = McpServer(command=sys.executable, args=[SERVER])
+PROMPT = [{"role": "user", "content": "What is 40 + 2?"}]
+
+
+@pytest.fixture(scope="module")
+def http() -> Iterator[McpServer]:
+    port = free_port()
+    with subprocess.Popen([sys.executable, SERVER, str(port)]) as process:
+        server = McpServer.model_validate({"url": f"http://127.0.0.1:{port}/mcp"})
+        try:
+            wait_until_it_answers(server)
+            yield server
+        finally:
+            process.terminate()
+
+
+def wait_until_it_answers(server: McpServer) -> None:
+    while True:
+        try:
+            McpEnvironment(server)
+        except TemporaryFailure:
+            time.sleep(0.05)
+        else:
+            return
+
+
+@pytest.fixture(scope="module", params=["stdio", "http"])
+def environment(request: pytest.FixtureRequest) -> McpEnvironment:
+    server = STDIO if request.param == "stdio" else request.getfixturevalue("http")
+    return McpEnvironment(server, call_timeout_s=20)
+
+
+def call(name: str, **arguments: Any) -> str:
+    return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
+
+
+def played(environment: McpEnvironment, *replies: str, ground_truth: str = "42") -> PlayResult:
+    return play(environment, replies, {"messages": PROMPT, "extra_env_info": {"ground_truth": ground_truth}})
+
+
+def results(result: PlayResult) -> list[str]:
+    return [message["content"] for message in result.message_log if message["role"] == "tool"]
+
+
+def test_the_tools_of_the_server_are_those_of_the_chat_template(environment: McpEnvironment) -> None:
+    functions = {tool["function"]["name"]: tool["function"] for tool in environment.tools}
+    assert set(functions) == {"add", "count", "fail", "wait", "die"}
+    assert functions["add"]["description"] == "Adds numbers."
+    assert functions["add"]["parameters"]["properties"]["numbers"]["items"] == {"type": "number"}
+
+
+def test_calls_are_answered_and_the_answer_is_judged(environment: McpEnvironment) -> None:
+    result = played(environment, call("add", numbers=[40, 2]) + call("add", numbers=[1]), r"It is \boxed{42}.")
+    assert result.message_log[2:4] == [
+        {"role": "tool", "content": "42.0", "name": "add"},
+        {"role": "tool", "content": "1.0", "name": "add"},
+    ]
+    assert (result.total_reward, result.terminated, result.answers[-1]) == (1.0, True, "42")
+    assert played(environment, "41").total_reward == 0.0
+
+
+def test_what_is_wrong_with_a_call_is_told(environment: McpEnvironment) -> None:
+    replies = [call("subtract"), "<tool_call>{</tool_call>", call("fail", reason="no luck"), call("add", numbers="x")]
+    told = results(played(environment, *replies))
+    assert told[0] == "Error: there is no tool subtract. There is add, count, die, fail, wait."
+    assert told[1].startswith("Error: The call is not valid JSON")
+    assert told[2] == "Error: Error executing tool fail"
+    assert told[3].startswith("Error: ")
+
+
+def test_a_call_that_takes_too_long_is_told_and_the_session_goes_on(environment: McpEnvironment) -> None:
+    impatient = McpEnvironment(environment.server, call_timeout_s=2)
+    told = results(played(impatient, call("wait"), call("add", numbers=[1, 1])))
+    assert told[0].startswith("Error: ")
+    assert told[1] == "2.0"
+
+
+def test_each_rollout_has_a_server_of_its_own_which_ends_with_it() -> None:
+    environment = McpEnvironment(STDIO)
+    for _ in range(2):
+        assert results(played(environment, call("count"), call("count", step=5))) == ["1", "6"]
+    assert [child for child in psutil.Process().children() if child.cmdline()[-1:] == [SERVER]] == []
+
+
+def test_a_server_that_dies_is_a_temporary_failure() -> None:
+    with pytest.raises(TemporaryFailure, match="The connection to the MCP server broke"):
+        played(McpEnvironment(STDIO), call("die"))
+
+
+@pytest.mark.parametrize(
+    ("server", "message"),
+    [
+        ({"url": "http://127.0.0.1:9/mcp"}, "The MCP server cannot be reached"),
+        ({"command": "/no/such/program"}, "The MCP server cannot be reached"),
+        ({"command": "false"}, "The MCP server cannot be reached"),
+    ],
+)
+def test_a_server_that_is_not_there_is_named(server: dict[str, Any], message: str) -> None:
+    with pytest.raises(TemporaryFailure, match=message):
+        McpEnvironment(McpServer.model_validate(server), call_timeout_s=20)
+
+
+def test_only_the_tools_of_the_config_can_be_called() -> None:
+    environment = McpEnvironment(STDIO, tools=["add"], result_role="user")
+    assert [tool["function"]["name"] for tool in environment.tools] == ["add"]
+    result = played(environment, call("count"))
+    assert result.message_log[2] == {"role": "user", "content": "Error: there is no tool count. There is add."}
+    with pytest.raises(ValueError, match="the server has no tools subtract; it has add, count, fail, wait, die"):
+        McpEnvironment(STDIO, tools=["subtract"])
+
+
+def test_answers_may_be_judged_by_a_class_of_ones_own() -> None:
+    class Lenient(McpEnvironment):
+        def reward_of(self, answer: str, extra_env_info: McpInfo) -> dict[str, float]:
+            return {"close": float(abs(float(answer) - 42) < 2)}
+
+    assert played(Lenient(STDIO), "41").rewards == {"close": 1.0}
+
+
+def test_a_server_is_a_url_or_a_command() -> None:
+    for wrong in ({}, {"url": "http://127.0.0.1:1/mcp", "command": "true"}):
+        with pytest.raises(ValueError, match="give either a url or a command"):
+            McpServer.model_validate(wrong)
+
+
+def test_it_keeps_the_rules_for_environments() -> None:
+    check(McpEnvironment(STDIO), replies=[call("add", numbers=[1]), "42"], samples=2)
