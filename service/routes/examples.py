@@ -69,7 +69,7 @@ RESULT = SampleResult(
         Message(role="environment", content="", token_ids=[]),
     ],
     total_reward=1.0,
-    rewards={"reward": 1.0},
+    rewards={"correctness": 1.0},
     status="completed",
     terminated=True,
     truncated=False,

@@ -1,19 +1,25 @@
 """The math environment: what counts as right, and that no answer can hang it."""
 
 import asyncio
+import json
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import ray
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deployments.environments import math
-from deployments.environments.math import MathEnvironment, MathInfo, ground_truth_text, last_box
+from deployments.environments.math import MathEnvironment, MathInfo, last_box
+from deployments.environments.math import environment as environment_module
+from deployments.environments.math.answers import AnswerForm, answer_in, letter_of
+from deployments.environments.math.comparison import ground_truth_text
 from deployments.failures import EnvironmentLost
 from rollout_env import ChatMessage, SampleRejected, StepOutcome, check
 from rollout_env.step_watch import longest_block
 
+RIGHT, WRONG = {"correctness": 1.0}, {"correctness": 0.0}
+CASES = Path(__file__).parent / "math_verify_cases.jsonl"
 HOSTILE = "\\boxed{10^{10^{10^{10}}}}"
 
 
@@ -28,20 +34,23 @@ def environment() -> Iterator[MathEnvironment]:
     environment.close()
 
 
-def judge(environment: MathEnvironment, response: str, ground_truth: str | int | float = "42") -> StepOutcome:
-    return asyncio.run(environment.step(conversation(response), MathInfo(ground_truth=ground_truth)))
+def judge(
+    environment: MathEnvironment, response: str, ground_truth: str | int | float = "42", form: AnswerForm | None = None
+) -> StepOutcome:
+    info = MathInfo(ground_truth=ground_truth, answer_form=form)
+    return asyncio.run(environment.step(conversation(response), info))
 
 
 def test_a_right_answer_has_reward_one_and_ends_the_rollout(environment: MathEnvironment) -> None:
     assert judge(environment, "So it is \\boxed{42}.") == StepOutcome(
-        observation={"role": "user", "content": "Environment: correct"}, reward=1.0, terminated=True, answer="42"
+        observation={"role": "user", "content": "Environment: correct"}, reward=RIGHT, terminated=True, answer="42"
     )
 
 
 def test_a_wrong_answer_has_reward_zero_and_the_right_one_is_told(environment: MathEnvironment) -> None:
     assert judge(environment, "\\boxed{41}") == StepOutcome(
         observation={"role": "user", "content": "Environment: incorrect. Expected 42."},
-        reward=0.0,
+        reward=WRONG,
         terminated=True,
         answer="41",
     )
@@ -56,7 +65,8 @@ def test_a_wrong_answer_has_reward_zero_and_the_right_one_is_told(environment: M
         ("\\boxed{0.5}", "\\frac{2}{4}", "0.5"),
         ("\\boxed{1,000}", 1000, "1,000"),
         ("\\boxed{0.0000001}", 1e-07, "0.0000001"),
-        ("\\boxed{7}, no, \\boxed{42}", "42", "42"),
+        ("\\boxed{7}. Let me check that again, which is needed because I was not sure. So \\boxed{42}.", "42", "42"),
+        ("\\boxed{1} and \\boxed{2}", "\\{1, 2\\}", "2"),
         ("\\boxed{\\{1, 2\\}}", "\\{2, 1\\}", "\\{1, 2\\}"),
     ],
 )
@@ -64,7 +74,7 @@ def test_an_equal_answer_is_right(
     environment: MathEnvironment, response: str, ground_truth: str | float, answer: str
 ) -> None:
     outcome = judge(environment, response, ground_truth)
-    assert (outcome.reward, outcome.answer) == (1.0, answer)
+    assert (outcome.reward, outcome.answer) == (RIGHT, answer)
 
 
 @pytest.mark.parametrize(
@@ -81,7 +91,7 @@ def test_a_response_that_ends_in_no_right_answer_is_wrong(
     environment: MathEnvironment, response: str, answer: str | None
 ) -> None:
     outcome = judge(environment, response)
-    assert (outcome.reward, outcome.answer) == (0.0, answer)
+    assert (outcome.reward, outcome.answer) == (WRONG, answer)
 
 
 @pytest.mark.parametrize("ground_truth", ["", "  ", "}{", "\\frac{"])
@@ -101,12 +111,12 @@ def test_an_answer_that_needs_too_much_processor_time_is_wrong_and_logged_and_th
             "role": "user",
             "content": "Environment: incorrect. The check took more than 1 s of processor time.",
         },
-        reward=0.0,
+        reward=WRONG,
         terminated=True,
         answer="10^{10^{10^{10}}}",
     )
     assert caplog.messages == ["An answer was judged wrong because comparing it took more than 1 s of processor time."]
-    assert judge(environment, "\\boxed{42}").reward == 1.0
+    assert judge(environment, "\\boxed{42}").reward == RIGHT
 
 
 def test_a_comparison_without_a_result_is_lost_and_has_no_reward() -> None:
@@ -131,7 +141,7 @@ def test_the_event_loop_runs_on_while_an_answer_is_checked(environment: MathEnvi
 def started(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many workers each pool was asked for, in place of starting them."""
     asked_for: list[int] = []
-    monkeypatch.setattr(math, "WorkerPool", lambda workers, *_: asked_for.append(workers))
+    monkeypatch.setattr(environment_module, "WorkerPool", lambda workers, *_: asked_for.append(workers))
     return asked_for
 
 
@@ -205,3 +215,85 @@ def test_the_examples_are_different_additions(environment: MathEnvironment) -> N
         assert 0 <= int(left) <= 99
         assert 0 <= int(right) <= 99
         assert sample["extra_env_info"] == {"ground_truth": str(int(left) + int(right))}
+
+
+def test_the_scores_of_math_verifys_own_test_cases_are_those_that_its_tests_expect(
+    environment: MathEnvironment,
+) -> None:
+    """From the folder `tests` of Math-Verify 0.9 (MIT and Apache 2.0): all cases that mean the same without options.
+
+    Left out are those with options of precision and of relations, two that forbid plain numbers, 1,22 for 1.22, and
+    ground truths of more than 1000 characters.
+    """
+    cases = [json.loads(line) for line in CASES.read_text().splitlines()]
+
+    async def judged() -> list[bool]:
+        steps = (environment.step(conversation(case["answer"]), MathInfo(ground_truth=case["gold"])) for case in cases)
+        return [outcome.reward == RIGHT for outcome in await asyncio.gather(*steps)]
+
+    wrong = [case for case, is_right in zip(cases, asyncio.run(judged()), strict=True) if is_right != case["is_right"]]
+    assert wrong == []
+
+
+@pytest.mark.parametrize(
+    ("form", "response", "reward"),
+    [
+        ("boxed", "\\boxed{42}", RIGHT),
+        ("boxed", "The answer is 42.", WRONG),
+        ("boxed", "\\boxed{7}, no, \\boxed{42}", RIGHT),
+        ("boxed", "\\boxed{42}, no, \\boxed{7}", WRONG),
+        ("any", "\\boxed{7}, no, \\boxed{42}", WRONG),
+        ("any", "The answer is 42.", RIGHT),
+        ("answer_line", "So it is 42.\n\nAnswer: 42", RIGHT),
+        ("answer_line", "Answer: 41\nNo.\n**Answer:** $42$", RIGHT),
+        ("answer_line", "Answer: \\boxed{42}", RIGHT),
+        ("answer_line", "The answer is \\boxed{42}", WRONG),
+        ("answer_line", "Answer:\n42", WRONG),
+    ],
+)
+def test_an_answer_counts_only_where_its_form_has_it(
+    environment: MathEnvironment, form: AnswerForm, response: str, reward: dict[str, float]
+) -> None:
+    assert judge(environment, response, form=form).reward == reward
+
+
+@pytest.mark.parametrize(
+    ("response", "is_right"),
+    [
+        ("\\boxed{B}", True),
+        ("\\boxed{\\text{(b)}}", True),
+        ("I think:\nAnswer: (B) a cat", True),
+        ("Answer: B. Because it is.", True),
+        ("**Answer: B**", True),
+        ("\\boxed{A}\nAnswer: B", False),
+        ("Answer: A and B", False),
+        ("Because B is right.", False),
+        ("Answer: Both", False),
+    ],
+)
+def test_a_choice_is_one_letter(environment: MathEnvironment, response: str, is_right: bool) -> None:
+    assert judge(environment, response, "B", "choice").reward == (RIGHT if is_right else WRONG)
+
+
+def test_a_ground_truth_that_is_no_choice_rejects_the_sample(environment: MathEnvironment) -> None:
+    with pytest.raises(SampleRejected, match="is not the letter of a choice: 'cat'"):
+        judge(environment, "\\boxed{B}", "cat", "choice")
+
+
+def test_the_format_has_a_reward_of_its_own_and_a_wrong_answer_what_the_config_says() -> None:
+    environment = MathEnvironment(answer_form="answer_line", wrong_reward=-1.0, format_reward=0.25)
+    try:
+        assert judge(environment, "Answer: 42").reward == {"correctness": 1.0, "format": 0.25}
+        assert judge(environment, "Answer: 41").reward == {"correctness": -1.0, "format": 0.25}
+        assert judge(environment, "Answer: 42\nI hope so.").reward == {"correctness": 1.0, "format": 0.0}
+        assert judge(environment, "42").reward == {"correctness": -1.0, "format": 0.0}
+    finally:
+        environment.close()
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("text", ["answer:" * 100_000, "answer:\n" * 100_000, "A" + " " * 300_000 + "x"])
+def test_finding_an_answer_takes_linear_time(text: str) -> None:
+    # In quadratic time this would take longer than the test may.
+    answer_in(text, "answer_line")
+    assert letter_of(text) is None

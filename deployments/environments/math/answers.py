@@ -1,0 +1,83 @@
+"""Where in a response its answer is. Pure functions, which take linear time.
+
+- `any`: wherever math-verify finds it: in boxes, of which several may belong together, else in formulas or numbers.
+- `boxed`: in the last box, and nowhere else.
+- `answer_line`: behind the last `Answer:`, as the prompts of DAPO ask for it.
+- `choice`: the letter of a choice, in the last box or behind the last `Answer:`.
+"""
+
+import re
+from typing import Literal, NamedTuple
+
+AnswerForm = Literal["any", "boxed", "answer_line", "choice"]
+BOX_PARTS = re.compile(r"\\boxed\s*\{|\\.|[{}]", re.DOTALL)
+ANSWER_LINE = re.compile(r"answer[ \t]*:[ \t]*([^\n]*)", re.IGNORECASE)
+LAST_LINE_IS_ANSWER = re.compile(r"(?:^|\n)[ \t*]*answer[ \t*]*:[^\n]*\S[^\n]*\s*\Z", re.IGNORECASE)
+EMPHASIS = "* \t"
+LETTER = re.compile(r"(?:\\(?:text|textbf|mathrm|mathbf)\{)?[\s(*]*([A-Za-z])(?:[\s)*}]*|[\s*}]*[).:].*)", re.DOTALL)
+"""One letter, such as `B`, `(B)`, `\\text{B}` or `B. Because ...`."""
+
+
+class Answer(NamedTuple):
+    """What a response answers."""
+
+    text: str | None
+    """The answer itself; None if there is none in the right place."""
+    latex: str
+    """What math-verify is given to read the answer out of."""
+    is_formatted: bool
+    """Whether the response has the form that was asked for."""
+
+
+def answer_in(response: str, form: AnswerForm) -> Answer:
+    if form == "choice":
+        return choice_in(response)
+    if form == "answer_line":
+        return answer_of_line(response)
+    boxed = last_box(response)
+    latex = response if form == "any" else "" if boxed is None else f"\\boxed{{{boxed}}}"
+    return Answer(boxed, latex, is_formatted=boxed is not None)
+
+
+def answer_of_line(response: str) -> Answer:
+    line = last_answer_line(response)
+    if line is None:
+        return Answer(None, "", is_formatted=False)
+    boxed = last_box(line)
+    inner = line.strip("$") if boxed is None else boxed
+    # With further dollar signs inside, the line is a text with formulas.
+    latex = line if "$" in inner else f"\\boxed{{{inner}}}"
+    return Answer(inner, latex, is_formatted=LAST_LINE_IS_ANSWER.search(response[-2000:]) is not None)
+
+
+def choice_in(response: str) -> Answer:
+    for given in (last_box(response), last_answer_line(response)):
+        if given is not None and (letter := letter_of(given)) is not None:
+            return Answer(letter, letter, is_formatted=True)
+    return Answer(None, "", is_formatted=False)
+
+
+def last_answer_line(response: str) -> str | None:
+    """What stands behind the last `Answer:`, to the end of its line; None if that is nothing."""
+    lines = ANSWER_LINE.findall(response)
+    return lines[-1].strip(EMPHASIS) or None if lines else None
+
+
+def letter_of(text: str) -> str | None:
+    """The letter of a choice, in upper case."""
+    found = LETTER.fullmatch(text.strip().strip("$"))
+    return found[1].upper() if found else None
+
+
+def last_box(text: str) -> str | None:
+    """The content of the last `\\boxed{...}` with balanced braces, `None` without one. Takes linear time."""
+    opened: list[tuple[int, bool]] = []
+    last_start, content = -1, None
+    for part in BOX_PARTS.finditer(text):
+        if part[0].endswith("{") and part[0] != "\\{":
+            opened.append((part.end(), len(part[0]) > 1))
+        elif part[0] == "}" and opened:
+            start, is_box = opened.pop()
+            if is_box and start > last_start:
+                last_start, content = start, text[start : part.start()]
+    return content

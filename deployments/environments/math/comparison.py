@@ -1,0 +1,71 @@
+"""Compares an answer with a ground truth by math-verify. This runs in worker processes, which import little else."""
+
+import logging
+import resource
+from decimal import Decimal
+from pathlib import Path
+from typing import Any, NamedTuple
+
+COMPARISON_MEMORY_BYTES = 2**30
+"""What a comparison may allocate beyond the loaded libraries. Ordinary ones need a few MiB."""
+DELIMITERS = ("$", "\\(", "\\[", "\\boxed")
+
+
+class Comparison(NamedTuple):
+    """The result of a worker."""
+
+    correct: bool | None
+    """None if the ground truth is no mathematical expression."""
+    extracted: str | None
+    """The answer that math-verify read out of the response."""
+
+
+def ground_truth_text(ground_truth: str | int | float) -> str:
+    """The ground truth as LaTeX. Floats have no exponent, which LaTeX would read as a product with e."""
+    if isinstance(ground_truth, float):
+        finite = Decimal(repr(ground_truth))
+        return f"{finite:f}" if finite.is_finite() else ""
+    return str(ground_truth).strip()
+
+
+def prepare_worker() -> None:
+    """Bounds this worker's memory, and loads what the first comparison needs."""
+    # It warns in each process that its own time limits are off.
+    logging.getLogger("math_verify").setLevel(logging.ERROR)
+    compare("42", "\\boxed{42}")
+    mapped_pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
+    limit = mapped_pages * resource.getpagesize() + COMPARISON_MEMORY_BYTES
+    resource.setrlimit(resource.RLIMIT_AS, (limit, resource.getrlimit(resource.RLIMIT_AS)[1]))
+
+
+def compare(ground_truth: str, response: str) -> Comparison:
+    """Compares the answer in `response` with `ground_truth`, without a time limit."""
+    from math_verify import parse, verify  # type: ignore[import-untyped]
+
+    def read(text: str) -> list[Any]:
+        return list(parse(text, parsing_timeout=None))
+
+    expected = next(filter(has_expression, map(read, readings(ground_truth))), [])
+    if not expected and has_delimiters(ground_truth):
+        # A text between delimiters that is no expression is compared as a text.
+        expected = read(ground_truth)
+    if not expected:
+        return Comparison(correct=None, extracted=None)
+    given = read(response)
+    extracted = next((item for item in reversed(given) if isinstance(item, str)), None)
+    return Comparison(correct=bool(given) and verify(expected, given, timeout_seconds=None), extracted=extracted)
+
+
+def readings(ground_truth: str) -> tuple[str, str]:
+    """The texts as which a ground truth is tried to be read: one that has delimiters of LaTeX first as it is."""
+    boxed = f"\\boxed{{{ground_truth}}}"
+    return (ground_truth, boxed) if has_delimiters(ground_truth) else (boxed, ground_truth)
+
+
+def has_delimiters(text: str) -> bool:
+    return any(delimiter in text for delimiter in DELIMITERS)
+
+
+def has_expression(parsed: list[Any]) -> bool:
+    """Whether math-verify found more than texts."""
+    return any(not isinstance(item, str) for item in parsed)

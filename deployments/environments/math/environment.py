@@ -1,0 +1,152 @@
+"""Math problems with one right answer, compared by math-verify in worker processes (`worker_pool`).
+
+math-verify cannot be trusted to end in time:
+
+- Its own time limit uses `signal.alarm`, which works only in a main thread; a replica runs an environment in another.
+- `\\boxed{10^{10^{10^{10}}}}` keeps sympy in one call, which holds the interpreter lock, for an unbounded time.
+- A process in such a call does not notice that its parent has died.
+
+So comparisons run in worker processes that the kernel ends, without any Python code of the worker: at a limit of
+processor time, and when they allocate too much memory. Such an answer is wrong, as it is for math-verify itself. A
+comparison that is late for any other reason says nothing about the answer: the step is lost and tried again.
+"""
+
+import logging
+import random
+from typing import Annotated, Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict, Field, StrictFloat, StrictInt, StrictStr
+
+from deployments.environments.assigned_cores import assigned_cores
+from deployments.environments.math import comparison
+from deployments.environments.math.additions import LARGEST_OPERAND, addition_sample
+from deployments.environments.math.answers import Answer, AnswerForm, answer_in, letter_of
+from deployments.environments.math.comparison import compare, ground_truth_text, prepare_worker
+from deployments.environments.worker_pool import ProcessorTimeExceeded, WorkerPool
+from rollout_env import ChatMessage, SampleRejected, StepOutcome, TaskEnvironment
+
+LONGEST_GROUND_TRUTH = 1000
+
+STEPS_PER_WORKER = 2
+"""One is compared while the next one waits at the worker, because a comparison takes about as long, a millisecond, as
+sending the next one. More would wait where their clock has begun already."""
+
+logger = logging.getLogger("rollout_service.environments")
+
+
+class MathInfo(BaseModel):
+    """The `extra_env_info` of a math problem; further fields are ignored."""
+
+    model_config = ConfigDict(extra="ignore", allow_inf_nan=False, use_attribute_docstrings=True)
+
+    ground_truth: Annotated[StrictStr, Field(max_length=LONGEST_GROUND_TRUTH)] | StrictInt | StrictFloat
+    """The right answer: a number or LaTeX, with or without `$` around it; the letter of the right choice."""
+    answer_form: AnswerForm | None = None
+    """Where the answer of a response is, in place of the environment's `answer_form`."""
+
+
+class Verdict(BaseModel):
+    """What a check found."""
+
+    correct: bool
+    reason: str
+    """As the observation says it."""
+    answer: str | None
+
+
+class MathEnvironment(TaskEnvironment):
+    """One turn: the reward `correctness` is 1.0 for a right answer, else 0.0."""
+
+    description: ClassVar[str] = "Math problems with one right answer, boxed or plain; reward 1 when it is right."
+    ExtraEnvInfo: ClassVar[type[BaseModel]] = MathInfo
+
+    def __init__(
+        self,
+        workers: int | None = None,
+        processor_time_limit_s: float = 5.0,
+        lost_after_s: float = 60.0,
+        answer_form: AnswerForm = "any",
+        wrong_reward: float = 0.0,
+        format_reward: float | None = None,
+    ) -> None:
+        """Starts the worker processes in the background.
+
+        Args:
+            workers: how many; by default the `num_cpus` that Ray reserves for the replica, rounded up.
+            processor_time_limit_s: of one comparison, in seconds. An answer that needs more is wrong.
+            lost_after_s: seconds of wall time after which a comparison is given up and tried again.
+            answer_form: where the answer is. `any`: wherever math-verify finds it; `boxed`: in the last box only;
+                `answer_line`: behind the last `Answer:`; `choice`: the letter of a choice, in the last box or behind
+                the last `Answer:`.
+            wrong_reward: the reward `correctness` of a wrong answer, such as -1.
+            format_reward: a second reward, `format`, for a response that has the form, whether its answer is right or
+                not; none by default.
+        """
+        self.processor_time_limit_s = processor_time_limit_s
+        self.answer_form: AnswerForm = answer_form
+        self.wrong_reward = wrong_reward
+        self.format_reward = format_reward
+        workers = assigned_cores() if workers is None else workers
+        self.max_concurrent_steps = STEPS_PER_WORKER * workers
+        self.pool = WorkerPool(workers, prepare_worker, ["math_verify", comparison.__name__], lost_after_s)
+
+    async def step(self, message_log: list[ChatMessage], extra_env_info: MathInfo) -> StepOutcome:
+        """Judges the response.
+
+        Raises:
+            SampleRejected: math-verify cannot read the ground truth.
+            EnvironmentLost: the comparison has no result, for a reason other than its limits.
+        """
+        form = extra_env_info.answer_form or self.answer_form
+        answer = answer_in(message_log[-1]["content"], form)
+        if form == "choice":
+            verdict = choice_verdict(answer, extra_env_info.ground_truth)
+        else:
+            verdict = await self._verdict(answer, extra_env_info.ground_truth)
+        rewards = {"correctness": 1.0 if verdict.correct else self.wrong_reward}
+        if self.format_reward is not None:
+            rewards["format"] = self.format_reward if answer.is_formatted else 0.0
+        return StepOutcome(
+            observation={"role": "user", "content": f"Environment: {verdict.reason}"},
+            reward=rewards,
+            terminated=True,
+            answer=verdict.answer,
+        )
+
+    async def _verdict(self, answer: Answer, ground_truth: str | int | float) -> Verdict:
+        expected = ground_truth_text(ground_truth)
+        try:
+            found = await self.pool.run(self.processor_time_limit_s, compare, expected, answer.latex)
+        except ProcessorTimeExceeded as error:
+            logger.info("An answer was judged wrong because comparing it took %s.", error)
+            reason = f"incorrect. The check took {error}."
+            return Verdict(correct=False, reason=reason, answer=answer.text)
+        if found.correct is None:
+            raise SampleRejected(f"extra_env_info.ground_truth is no mathematical expression: {ground_truth!r}")
+        text = found.extracted if answer.text is None else answer.text
+        return Verdict(correct=found.correct, reason=reason_of(found.correct, expected), answer=text)
+
+    def close(self) -> None:
+        """Ends the worker processes."""
+        self.pool.close()
+
+    def example_samples(self, count: int, seed: int) -> list[dict[str, Any]]:
+        """Additions of two numbers from 0 to 99, all different if `count` is at most 10,000."""
+        draw = random.Random(seed)
+        per_operand = LARGEST_OPERAND + 1
+        repeats = -(-count // per_operand**2)
+        pairs = draw.sample(range(per_operand**2), k=count, counts=[repeats] * per_operand**2)
+        return [addition_sample(*divmod(pair, per_operand)) for pair in pairs]
+
+
+def choice_verdict(answer: Answer, ground_truth: str | int | float) -> Verdict:
+    """Raises `SampleRejected` if the ground truth is no letter."""
+    expected = letter_of(str(ground_truth))
+    if expected is None:
+        raise SampleRejected(f"extra_env_info.ground_truth is not the letter of a choice: {ground_truth!r}")
+    correct = answer.text == expected
+    return Verdict(correct=correct, reason=reason_of(correct, expected), answer=answer.text)
+
+
+def reason_of(correct: bool, expected: str) -> str:
+    return "correct" if correct else f"incorrect. Expected {expected}."

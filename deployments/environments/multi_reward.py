@@ -1,0 +1,121 @@
+"""Judges each reply by several environments, and weights what they give."""
+
+import asyncio
+from typing import Annotated, Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
+
+from rollout_env import ChatMessage, StepOutcome, TaskEnvironment
+from rollout_env.environment import has_a_start, has_sessions
+from rollout_env.loading import EnvironmentNotLoadable, checked_arguments, load_environment, load_environment_class
+from rollout_env.validation import validated_step
+
+
+class PartSettings(BaseModel):
+    """One environment among several."""
+
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+
+    import_path: str
+    """`package.module:Class` of its `TaskEnvironment`, which must have neither a start nor sessions."""
+    arguments: dict[str, Any] = {}
+    """Keyword arguments of the class."""
+    weight: Annotated[float, Field(allow_inf_nan=False)] = 1.0
+    """What its rewards are multiplied by."""
+
+    @model_validator(mode="after")
+    def can_be_made(self) -> "PartSettings":
+        try:
+            environment_class = load_environment_class(self.import_path)
+            checked_arguments(environment_class, self.arguments, self.import_path)
+        except EnvironmentNotLoadable as error:
+            raise ValueError(str(error)) from error
+        if has_a_start(environment_class) or has_sessions(environment_class):
+            raise ValueError(f"{self.import_path} has a start or sessions, which a part cannot have")
+        return self
+
+
+class MultiRewardEnvironment(TaskEnvironment):
+    """The first part leads: its observation is the answer, and the rollout ends with it. The others only judge.
+
+    `extra_env_info` has one object for each part, by its name. Rewards are named after their parts: `math`, or
+    `math/correctness` where a part names its own. A part that has ended judges no further reply.
+    """
+
+    description: ClassVar[str] = "Replies that several environments judge."
+    ExtraEnvInfo: ClassVar[type[BaseModel]] = BaseModel
+
+    def __init__(self, parts: Annotated[dict[str, PartSettings], Field(min_length=1)]) -> None:
+        """Args: `parts` is by name; the first one leads."""
+        self._weights = {name: part.weight for name, part in parts.items()}
+        self._environments = {name: load_environment(part.import_path, part.arguments) for name, part in parts.items()}
+        self._leader = next(iter(parts))
+        self.tools = self._environments[self._leader].tools
+        limits = [part.max_concurrent_steps for part in self._environments.values() if part.max_concurrent_steps]
+        self.max_concurrent_steps = min(limits, default=None)
+        self.description = self._described()  # type: ignore[misc]
+        self.ExtraEnvInfo = fields_of(self._environments)  # type: ignore[misc]
+
+    async def step(self, message_log: list[ChatMessage], extra_env_info: Any) -> StepOutcome:
+        """Raises what a part raises."""
+        state: dict[str, Any] = extra_env_info.model_dump(exclude_unset=True)
+        ended = state.pop("ended", [])
+        judging = [name for name in self._environments if name not in ended]
+        steps = (
+            validated_step(self._environments[name], [message.copy() for message in message_log], state[name])
+            for name in judging
+        )
+        outcomes = dict(zip(judging, await asyncio.gather(*steps), strict=True))
+        leading = outcomes[self._leader]
+        for name, outcome in outcomes.items():
+            state[name] = state[name] if outcome.metadata is None else outcome.metadata
+        return StepOutcome(
+            observation=leading.observation,
+            reward=self._weighted(outcomes),
+            terminated=leading.terminated,
+            metadata={**state, "ended": [*ended, *(name for name in judging if outcomes[name].terminated)]},
+            next_stop_strings=leading.next_stop_strings,
+            answer=leading.answer,
+        )
+
+    async def close(self) -> None:
+        for environment in self._environments.values():
+            closing = environment.close()
+            if closing is not None:
+                await closing
+
+    def example_samples(self, count: int, seed: int) -> list[dict[str, Any]]:
+        """The prompts of the first part, with the `extra_env_info` of each part's own examples."""
+        by_part = {name: part.example_samples(count, seed) for name, part in self._environments.items()}
+        return [
+            {
+                **by_part[self._leader][place],
+                "extra_env_info": {name: samples[place]["extra_env_info"] for name, samples in by_part.items()},
+            }
+            for place in range(count)
+        ]
+
+    def _weighted(self, outcomes: dict[str, StepOutcome]) -> dict[str, float]:
+        rewards: dict[str, float] = {}
+        for name, outcome in outcomes.items():
+            given = outcome.reward if isinstance(outcome.reward, dict) else {"": outcome.reward}
+            for part, value in given.items():
+                rewards[f"{name}/{part}".rstrip("/")] = self._weights[name] * value
+        return rewards
+
+    def _described(self) -> str:
+        parts = "; ".join(
+            f"{name} (weight {self._weights[name]:g}): {part.description}" for name, part in self._environments.items()
+        )
+        return f"Several judges of one reply. {parts}"
+
+
+def fields_of(environments: dict[str, TaskEnvironment]) -> type[BaseModel]:
+    """A model with a field for the `extra_env_info` of each part."""
+    fields: dict[str, Any] = {name: (part.ExtraEnvInfo, ...) for name, part in environments.items()}
+    return create_model(
+        "MultiRewardInfo",
+        __config__=ConfigDict(extra="forbid"),
+        ended=(list[str], Field(default=[], description="Parts that judge no further reply; the service sets it.")),
+        **fields,
+    )
