@@ -13,7 +13,7 @@ UPDATES ?= 50
 PROFILE = fast
 
 .PHONY: help setup demo serve reload train train-async train-trl lint test-fast test-live test-attacks test-bridges test test-all coverage check-streams mutation docs docs-serve load \
-	bench bench-scale bench-payload bench-async bench-swap bench-delta bench-code soak-weights soak-weights-kills lock tiny-model \
+	bench bench-scale bench-payload bench-async bench-swap bench-delta bench-code bench-retrieval soak-weights soak-weights-kills lock tiny-model \
 	small-model measure-small-model
 
 help:
@@ -41,6 +41,7 @@ help:
 	@echo "make bench-swap     set up, start the service, measure how long a push of weights stops generation, stop"
 	@echo "make bench-delta    set up, measure a push of a 200 MB model of which 1% has changed against one of all weights"
 	@echo "make bench-code     set up, measure how many small programs the task code judges in a second, under each isolation"
+	@echo "make bench-retrieval  set up, measure how many searches over 10,000 documents the task retrieval answers in a second"
 	@echo "make soak-weights   set up, start the service, push weights while rollouts go on: nothing grows or is lost (PUSHES=1000: half an hour)"
 	@echo "make soak-weights-kills  the same with processes killed at random moments of updates (UPDATES=50: a quarter of an hour)"
 	@echo "make tiny-model     train the embedded model anew (under ten minutes on two cores)"
@@ -166,6 +167,9 @@ bench-delta: $(READY)
 
 bench-code: $(READY)
 	@$(PYTHON) -m benchmarks.code_programs
+
+bench-retrieval: $(READY)
+	@$(PYTHON) -m benchmarks.retrieval
 
 soak-weights: $(READY)
 	@$(PYTHON) -m benchmarks.soak.weights $(CONFIG) --pushes $(PUSHES)
