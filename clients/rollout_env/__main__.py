@@ -1,4 +1,4 @@
-"""`python -m rollout_env`, also as `rollout env`: writes a new environment, and checks one, without the service."""
+"""`python -m rollout_env`, also as `rollout env`: writes, checks and serves environments, without the service."""
 
 import argparse
 import json
@@ -38,6 +38,14 @@ def parser() -> argparse.ArgumentParser:
     checked.add_argument("--seed", type=int, default=0, help="of the example samples")
     checked.add_argument("--random", action="store_true", help="equal replies may give different outcomes")
     checked.set_defaults(command=check_command)
+    served = of.add_parser("serve", help="serve an environment over HTTP from a Python environment of its own")
+    served.add_argument("import_path", help="package.module:Class, found from this folder too")
+    served.add_argument("--arguments", type=json_object, default={}, help="of the constructor, as a JSON object")
+    served.add_argument("--socket", help="path of a Unix socket, in place of host and port")
+    served.add_argument("--host", default="127.0.0.1", help="only who is trusted may reach it: it asks for no token")
+    served.add_argument("--port", type=int, default=8100)
+    served.add_argument("--until-input-ends", action="store_true", help="end with the process that started this one")
+    served.set_defaults(command=serve_command)
     return commands
 
 
@@ -52,6 +60,16 @@ def check_command(options: argparse.Namespace) -> str:
     replies = options.reply or ORDINARY_REPLIES
     check(make, replies, options.samples, seed=options.seed, repeatable=not options.random)
     return f"{options.import_path} keeps the rules: {options.samples} samples were played."
+
+
+def serve_command(options: argparse.Namespace) -> str:
+    # It needs what the other commands do not.
+    from rollout_env.serve import serve
+
+    sys.path.insert(0, str(Path.cwd()))
+    environment = load_environment(options.import_path, options.arguments)
+    serve(environment, options.socket, options.host, options.port, options.until_input_ends)
+    return "The server has ended."
 
 
 def json_object(text: str) -> dict[str, Any]:

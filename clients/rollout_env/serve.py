@@ -1,0 +1,179 @@
+"""Serves an environment over HTTP, from a Python environment of its own: `python -m rollout_env serve MODULE:CLASS`.
+
+It needs the extra `serve` (starlette and uvicorn) and what the environment needs, but nothing of the service. The
+caller is `HostedEnvironment` (`deployments/environments/bridges/hosted.py`).
+
+- `GET /description`: what the caller must know of the environment.
+- `POST /examples`, `/start`, `/step`: its methods. `POST /sessions` gives the id under which a rollout is stepped.
+- `DELETE /sessions/{id}`: closes it.
+
+What the environment raises is an answer with status 409 and a `kind`.
+"""
+
+import asyncio
+import sys
+import threading
+import traceback
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import asdict
+from typing import Any
+from uuid import uuid4
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from rollout_env.calls import call
+from rollout_env.environment import TaskEnvironment, has_a_start, has_sessions
+from rollout_env.errors import OutcomeInvalid, SampleRejected, TemporaryFailure
+from rollout_env.rollout_steps import RolloutSteps
+from rollout_env.validation import validated_start
+
+GRACE_S = 3
+"""How long steps may go on when the server ends."""
+Handler = Callable[[Any], Awaitable[Any]]
+
+
+class SessionUnknown(Exception):
+    """There is no session of this id: it was closed, or was another process's."""
+
+
+class EnvironmentServer:
+    """One environment with its sessions."""
+
+    def __init__(self, environment: TaskEnvironment) -> None:
+        self._environment = environment
+        self._sessions: dict[str, RolloutSteps] = {}
+
+    def app(self) -> Starlette:
+        handlers: dict[str, Handler] = {
+            "/examples": self._examples,
+            "/start": self._start,
+            "/sessions": self._open,
+            "/step": self._step,
+        }
+        routes = [Route(path, answering(handler), methods=["POST"]) for path, handler in handlers.items()]
+        return Starlette(
+            routes=[
+                Route("/description", self._description),
+                Route("/sessions/{session_id}", self._close, methods=["DELETE"]),
+                *routes,
+            ],
+            lifespan=self._lifespan,
+        )
+
+    @asynccontextmanager
+    async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:
+        yield
+        for steps in self._sessions.values():
+            await steps.close()
+        await call(self._environment.close)
+
+    async def _description(self, _: Request) -> Response:
+        environment = self._environment
+        return JSONResponse(
+            {
+                "description": environment.description,
+                "fields": environment.ExtraEnvInfo.model_json_schema(),
+                "tools": list(environment.tools),
+                "has_start": has_a_start(type(environment)),
+                "lost_session": environment.lost_session if has_sessions(type(environment)) else "reopen",
+                "max_sessions": environment.max_sessions,
+                "session_idle_s": environment.session_idle_s,
+                "max_concurrent_steps": environment.max_concurrent_steps,
+            }
+        )
+
+    async def _examples(self, asked: Any) -> Any:
+        return await call(self._environment.example_samples, asked["count"], asked["seed"])
+
+    async def _start(self, asked: Any) -> Any:
+        if not has_a_start(type(self._environment)):
+            return None
+        return asdict(await validated_start(self._environment, asked["message_log"], asked["extra_env_info"]))
+
+    async def _open(self, _: Any) -> Any:
+        session_id = uuid4().hex
+        self._sessions[session_id] = RolloutSteps([self._environment])
+        return {"session_id": session_id}
+
+    async def _step(self, asked: Any) -> Any:
+        steps = self._sessions.get(asked["session_id"])
+        if steps is None:
+            raise SessionUnknown
+        return asdict(await steps.step(asked["message_log"], asked["extra_env_info"]))
+
+    async def _close(self, request: Request) -> Response:
+        steps = self._sessions.pop(request.path_params["session_id"], None)
+        if steps is not None:
+            await steps.close()
+        return Response(status_code=204)
+
+
+def answering(handler: Handler) -> Callable[[Request], Awaitable[Response]]:
+    """A route that gives the handler the JSON of the body."""
+
+    async def answer(request: Request) -> Response:
+        asked = await request.json()
+        try:
+            return JSONResponse(await while_connected(request, handler(asked)))
+        except Disconnected:
+            return Response(status_code=499)
+        except SampleRejected as error:
+            problem = {"kind": "rejected", "message": str(error)}
+        except TemporaryFailure as error:
+            problem = {"kind": "temporary", "message": str(error)}
+        except OutcomeInvalid as error:
+            problem = {"kind": "invalid", "message": str(error)}
+        except SessionUnknown:
+            problem = {"kind": "lost", "message": "The session is not known any more."}
+        except Exception as error:  # noqa: BLE001 - whatever an environment raises is an answer
+            message = f"{type(error).__name__}: {error}"
+            problem = {"kind": "raised", "message": message, "traceback": traceback.format_exc()}
+        return JSONResponse(problem, status_code=409)
+
+    return answer
+
+
+class Disconnected(Exception):
+    """Nobody waits for the answer any longer."""
+
+
+async def while_connected(request: Request, work: Awaitable[Any]) -> Any:
+    """Awaits the work, and cancels it when the caller goes. Raises `Disconnected` then."""
+    running = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(request.receive())
+    try:
+        await asyncio.wait({running, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not running.done():
+            raise Disconnected
+        return running.result()
+    finally:
+        running.cancel()
+        gone.cancel()
+
+
+def serve(environment: TaskEnvironment, socket: str | None, host: str, port: int, until_input_ends: bool) -> None:
+    """Serves until the process is ended.
+
+    Args:
+        socket: a path for a Unix socket, in place of host and port.
+        until_input_ends: also ends when standard input does, which is when the process that started this one is gone.
+    """
+    app = EnvironmentServer(environment).app()
+    config = uvicorn.Config(
+        app, uds=socket, host=host, port=port, log_level="warning", timeout_graceful_shutdown=GRACE_S
+    )
+    server = uvicorn.Server(config)
+    if until_input_ends:
+        threading.Thread(target=end_with_input, args=(server,), daemon=True).start()
+    server.run()
+
+
+def end_with_input(server: uvicorn.Server) -> None:
+    while sys.stdin.buffer.read(4096):
+        continue
+    server.should_exit = True

@@ -1,0 +1,261 @@
+"""An environment in a Python environment of its own, reached over HTTP. The other half is `rollout_env/serve.py`."""
+
+import asyncio
+import json
+import os
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+from typing import Any, Literal
+
+import httpx
+import jsonschema_rs
+from pydantic import BaseModel, ConfigDict, model_validator
+
+import rollout_env
+from rollout_env import (
+    ChatMessage,
+    OutcomeInvalid,
+    SampleRejected,
+    Session,
+    StartOutcome,
+    StepOutcome,
+    TaskEnvironment,
+    TemporaryFailure,
+)
+
+REPOSITORY = Path(__file__).resolve().parents[3]
+STOP_S = 10.0
+"""How long a host may take to end before it is killed."""
+UNIX_URL = "http://host"
+
+
+class HostedEnvironmentError(Exception):
+    """What the environment raised in its own process. A note has its traceback."""
+
+
+class HostNotStarted(Exception):
+    """The message says what the process of the environment did instead of answering."""
+
+
+class HostSettings(BaseModel):
+    """A host to start: an interpreter that has the packages of the environment, starlette and uvicorn."""
+
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+
+    python: str
+    """Path of the interpreter."""
+    import_path: str
+    """`package.module:Class` of a `TaskEnvironment`, for that interpreter."""
+    arguments: dict[str, Any] = {}
+    """Keyword arguments of the class."""
+    folders: list[str] = []
+    """Where the interpreter looks for modules first; the repository of the service is always among them."""
+    variables: dict[str, str] = {}
+    """Environment variables of the process, beside those of the service."""
+
+
+class HostedEnvironment(TaskEnvironment):
+    """Every rollout has a session at the host. Fields, tools and limits are those of the hosted environment."""
+
+    description = "An environment in a Python environment of its own."
+
+    def __init__(
+        self, host: HostSettings | None = None, url: str | None = None, start_timeout_s: float = 120.0
+    ) -> None:
+        """Starts the host, if it is not reached by a URL.
+
+        Args:
+            host: what is started, and ended with this replica.
+            url: of a host that runs already.
+            start_timeout_s: how long it may take to answer for the first time.
+
+        Raises:
+            ValueError: neither or both of `host` and `url` are given.
+            HostNotStarted: the host ended, or does not answer.
+        """
+        if (host is None) == (url is None):
+            raise ValueError("give either host or url")
+        self._process = None if host is None else HostProcess(host, start_timeout_s)
+        self._base_url = UNIX_URL if url is None else url
+        self._client: httpx.AsyncClient | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        with httpx.Client(base_url=self._base_url, transport=self._transport(), timeout=start_timeout_s) as client:
+            described = client.get("/description").raise_for_status().json()
+        self.description = described["description"]  # type: ignore[misc]
+        self.ExtraEnvInfo = fields_model(described["fields"])  # type: ignore[misc]
+        self.tools = described["tools"]
+        self.lost_session = described["lost_session"]
+        self.max_sessions = described["max_sessions"]
+        self.session_idle_s = described["session_idle_s"]
+        self.max_concurrent_steps = described["max_concurrent_steps"]
+
+    async def start(self, message_log: list[ChatMessage], extra_env_info: BaseModel) -> StartOutcome:
+        """That of the hosted environment; adds nothing if it has none."""
+        begun = await self.asked("/start", message_log=message_log, extra_env_info=extra_env_info.model_dump())
+        if begun is None:
+            return StartOutcome()
+        return StartOutcome(begun["observation"] or None, begun["metadata"], begun["next_stop_strings"])
+
+    async def open_session(self, message_log: list[ChatMessage], extra_env_info: Any) -> Session:  # noqa: ARG002
+        if self._process is not None:
+            await asyncio.to_thread(self._process.ensure)
+        return HostedSession(self, (await self.asked("/sessions"))["session_id"])
+
+    def example_samples(self, count: int, seed: int) -> list[dict[str, Any]]:
+        with httpx.Client(base_url=self._base_url, transport=self._transport(), timeout=None) as client:
+            samples: list[dict[str, Any]] = result_of(client.post("/examples", json={"count": count, "seed": seed}))
+        return samples
+
+    async def asked(self, path: str, method: Literal["POST", "DELETE"] = "POST", **body: Any) -> Any:
+        """Raises what the hosted environment raised; `TemporaryFailure` if the host does not answer."""
+        try:
+            response = await self._client_of_this_loop().request(method, path, json=body)
+        except httpx.TransportError as error:
+            raise TemporaryFailure(f"The host of the environment does not answer: {error!r}") from error
+        return result_of(response)
+
+    async def close(self) -> None:
+        """Ends the host that was started."""
+        if self._client is not None and self._loop is asyncio.get_running_loop():
+            await self._client.aclose()
+        if self._process is not None:
+            await asyncio.to_thread(self._process.stop)
+
+    def _client_of_this_loop(self) -> httpx.AsyncClient:
+        loop = asyncio.get_running_loop()
+        if self._client is None or self._loop is not loop:
+            transport = None if self._process is None else httpx.AsyncHTTPTransport(uds=self._process.socket)
+            limits = httpx.Limits(max_connections=None)
+            self._client = httpx.AsyncClient(base_url=self._base_url, transport=transport, timeout=None, limits=limits)
+            self._loop = loop
+        return self._client
+
+    def _transport(self) -> httpx.HTTPTransport | None:
+        return None if self._process is None else httpx.HTTPTransport(uds=self._process.socket)
+
+
+class HostedSession(Session):
+    def __init__(self, environment: HostedEnvironment, session_id: str) -> None:
+        self._environment = environment
+        self._session_id = session_id
+
+    async def step(self, message_log: list[ChatMessage], extra_env_info: BaseModel) -> StepOutcome:
+        """Raises what the hosted environment raised; `TemporaryFailure` if the host or the session is gone."""
+        state = extra_env_info.model_dump()
+        outcome = await self._environment.asked(
+            "/step", session_id=self._session_id, message_log=message_log, extra_env_info=state
+        )
+        return StepOutcome(**outcome)
+
+    async def close(self) -> None:
+        await self._environment.asked(f"/sessions/{self._session_id}", "DELETE")
+
+
+class HostProcess:
+    """The process of a host, which is started anew when it has ended. It ends with this process, however that ends."""
+
+    def __init__(self, settings: HostSettings, start_timeout_s: float) -> None:
+        """Returns when it answers. Raises `HostNotStarted`."""
+        self._settings = settings
+        self._start_timeout_s = start_timeout_s
+        self._folder = tempfile.TemporaryDirectory(prefix="host-")
+        self.socket = str(Path(self._folder.name) / "socket")
+        self._process: subprocess.Popen[bytes] | None = None
+        self.ensure()
+
+    def ensure(self) -> None:
+        """Starts it if it does not run. Raises `HostNotStarted`."""
+        if self._process is not None and self._process.poll() is None:
+            return
+        Path(self.socket).unlink(missing_ok=True)
+        settings = self._settings
+        folders = [*settings.folders, str(REPOSITORY), str(Path(rollout_env.__file__).parents[1])]
+        command = [settings.python, "-m", "rollout_env", "serve", settings.import_path]
+        options = ["--arguments", json.dumps(settings.arguments), "--socket", self.socket, "--until-input-ends"]
+        variables = {**os.environ, **settings.variables, "PYTHONPATH": os.pathsep.join(folders)}
+        try:
+            self._process = subprocess.Popen([*command, *options], stdin=subprocess.PIPE, env=variables)
+        except OSError as error:
+            raise HostNotStarted(f"{settings.python} cannot be started: {error}") from error
+        self._wait_until_it_answers(self._process)
+
+    def _wait_until_it_answers(self, process: subprocess.Popen[bytes]) -> None:
+        gives_up_at = time.monotonic() + self._start_timeout_s
+        with httpx.Client(base_url=UNIX_URL, transport=httpx.HTTPTransport(uds=self.socket)) as client:
+            while time.monotonic() < gives_up_at:
+                if process.poll() is not None:
+                    raise HostNotStarted(
+                        f"The host of {self._settings.import_path} ended with exit code {process.returncode}; what it "
+                        "wrote is above."
+                    )
+                try:
+                    client.get("/description")
+                except httpx.TransportError:
+                    time.sleep(0.05)
+                else:
+                    return
+        self.stop()
+        raise HostNotStarted(
+            f"The host of {self._settings.import_path} did not answer within {self._start_timeout_s:g} s."
+        )
+
+    def stop(self) -> None:
+        if self._process is None:
+            return
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        try:
+            self._process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._folder.cleanup()
+
+
+def result_of(response: httpx.Response) -> Any:
+    """The answer as JSON. Raises what the hosted environment raised."""
+    if response.status_code == 409:
+        problem = response.json()
+        match problem["kind"]:
+            case "rejected":
+                raise SampleRejected(problem["message"])
+            case "temporary" | "lost":
+                raise TemporaryFailure(problem["message"])
+            case "invalid":
+                raise OutcomeInvalid(problem["message"])
+            case _:
+                raised = HostedEnvironmentError(problem["message"])
+                raised.add_note(problem.get("traceback", ""))
+                raise raised
+    response.raise_for_status()
+    return response.json() if response.content else None
+
+
+class AnyFields(BaseModel):
+    """Keeps all fields as they are."""
+
+    model_config = ConfigDict(extra="allow")
+
+
+def fields_model(schema: dict[str, Any]) -> type[BaseModel]:
+    """A model that accepts what the JSON schema does, keeps it as it is, and has this schema."""
+    validator = jsonschema_rs.validator_for(schema)
+
+    class HostedFields(AnyFields):
+        @model_validator(mode="before")
+        @classmethod
+        def check(cls, fields: Any) -> Any:
+            errors = [
+                (".".join(map(str, error.instance_path)), error.message) for error in validator.iter_errors(fields)
+            ]
+            if errors:
+                raise ValueError("; ".join(f"{path}: {message}" if path else message for path, message in errors))
+            return fields
+
+        @classmethod
+        def model_json_schema(cls, *_args: Any, **_options: Any) -> dict[str, Any]:
+            return schema
+
+    return HostedFields

@@ -1,0 +1,133 @@
+"""An environment in a process of its own, over HTTP."""
+
+import asyncio
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import psutil
+import pytest
+
+from deployments.environments.bridges.hosted import (
+    HostedEnvironment,
+    HostedEnvironmentError,
+    HostNotStarted,
+    HostSettings,
+)
+from deployments.environments.step_runner import StepRunner
+from deployments.failures import EnvironmentLost, RolloutFailure
+from deployments.protocols import StepRequest
+from rollout_env import OutcomeInvalid, SampleRejected, TemporaryFailure, check, play
+from rollout_env.validation import validated_extra_env_info
+
+MODULE = "tests.deployments.environments.bridges.hosted_environments"
+PROMPT = [{"role": "user", "content": "Q"}]
+
+pytestmark = pytest.mark.slow
+
+
+def hosted(class_name: str = "TallyEnvironment", **arguments: Any) -> HostedEnvironment:
+    return HostedEnvironment(
+        HostSettings(python=sys.executable, import_path=f"{MODULE}:{class_name}", arguments=arguments)
+    )
+
+
+@pytest.fixture(scope="module")
+def tally() -> Iterator[HostedEnvironment]:
+    environment = hosted(greeting="Begin.")
+    yield environment
+    asyncio.run(environment.close())
+
+
+def sample(until: int = 2) -> dict[str, Any]:
+    return {"extra_env_info": {"until": until}}
+
+
+def test_a_rollout_is_played_in_the_other_process(tally: HostedEnvironment) -> None:
+    played = play(tally, ["who?", "b", "c"], sample())
+    begun, asked, process, *rest = [message["content"] for message in played.message_log]
+    assert (begun, asked, rest) == ("Begin.", "who?", ["b", "2"])
+    assert psutil.Process(int(process)).ppid() == psutil.Process().pid
+    assert (played.rewards, played.terminated, played.extra_env_info) == (
+        {"tally": 2.0},
+        True,
+        {"until": 2, "count": 2},
+    )
+
+
+def test_what_it_is_comes_from_the_hosted_environment(tally: HostedEnvironment) -> None:
+    assert tally.description == "Tallies."
+    assert tally.tools == [{"type": "function", "function": {"name": "tally"}}]
+    assert tally.ExtraEnvInfo.model_json_schema()["properties"]["until"]["minimum"] == 1
+    assert tally.lost_session == "reopen"
+    assert tally.example_samples(2, seed=5) == [sample(6), sample(7)]
+
+
+@pytest.mark.parametrize("wrong", [{}, {"until": 0}, {"until": "two"}])
+def test_fields_are_checked_without_the_host(tally: HostedEnvironment, wrong: dict[str, Any]) -> None:
+    with pytest.raises(SampleRejected, match=r"The environment cannot take this sample: .*until"):
+        validated_extra_env_info(tally, wrong)
+
+
+@pytest.mark.parametrize(
+    ("reply", "error", "message"),
+    [
+        ("reject", SampleRejected, "There is no such tally."),
+        ("lose", TemporaryFailure, "The ink is out."),
+        ("nan", OutcomeInvalid, "Input should be a finite number"),
+        ("raise", HostedEnvironmentError, "KeyError: 'tally'"),
+    ],
+)
+def test_what_it_raises_is_raised_here(
+    tally: HostedEnvironment, reply: str, error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message) as raised:
+        play(tally, [reply], sample())
+    if error is HostedEnvironmentError:
+        assert 'raise KeyError("tally")' in raised.value.__notes__[0]
+
+
+def test_sessions_are_held_by_the_host() -> None:
+    environment = hosted("MemoryEnvironment")
+    assert (environment.max_sessions, environment.lost_session) == (7, "fail")
+    for _ in range(2):
+        played = play(environment, ["a", "b", "c"], sample(3))
+        assert [message["content"] for message in played.message_log[2::2]] == ["1", "2", "3"]
+    check(environment, samples=2)
+
+
+def test_a_host_that_dies_loses_the_step_and_is_started_again() -> None:
+    before = psutil.Process().children()
+    environment = hosted()
+
+    async def story() -> None:
+        runner = StepRunner(environment, "tally", None)
+
+        def step(reply: str, rollout: str) -> StepRequest:
+            log: Any = [*PROMPT, {"role": "assistant", "content": reply}]
+            return StepRequest(log, {"until": 2}, step_id=rollout, session_id=rollout)
+
+        lost, beside = await asyncio.gather(*(runner.start(step(reply, reply), set()) for reply in ("die", "wait")))
+        assert isinstance(lost, EnvironmentLost)
+        assert isinstance(beside, EnvironmentLost)
+        again = await runner.start(step("a", "again"), set())
+        assert not isinstance(again, RolloutFailure)
+        await runner.close()
+        await environment.close()
+
+    asyncio.run(asyncio.wait_for(story(), 60))
+    assert psutil.Process().children() == before
+
+
+def test_a_host_that_does_not_start_is_named() -> None:
+    with pytest.raises(HostNotStarted, match=r"cannot be started: .*No such file"):
+        HostedEnvironment(HostSettings(python="/no/python", import_path="a:B"))
+    with pytest.raises(HostNotStarted, match="The host of no_module:Nothing ended with exit code 1"):
+        HostedEnvironment(HostSettings(python=sys.executable, import_path="no_module:Nothing"))
+    with pytest.raises(ValueError, match="give either host or url"):
+        HostedEnvironment()
+
+
+def test_it_keeps_the_rules_for_environments(tally: HostedEnvironment) -> None:
+    del tally
+    check(hosted, samples=2)
