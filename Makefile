@@ -122,8 +122,15 @@ $(BRIDGES)/beside/.ready: requirements/bridges.lock $(READY)
 	@$(BRIDGES)/beside/bin/python -m pip -qq --disable-pip-version-check install --no-deps -r requirements/bridges.lock
 	@touch $@
 
+# Packages that do not fit beside those of the service, each in an environment of its own.
+$(BRIDGES)/%/.ready: requirements/%.lock
+	@echo "Setting up $* (once)"
+	@python3 -m venv $(BRIDGES)/$*
+	@$(BRIDGES)/$*/bin/python -m pip -qq --disable-pip-version-check install --no-deps -r requirements/$*.lock
+	@touch $@
+
 test-bridges: export ROLLOUT_BRIDGES = $(CURDIR)/$(BRIDGES)
-test-bridges: $(BRIDGES)/beside/.ready
+test-bridges: $(BRIDGES)/beside/.ready $(BRIDGES)/verifiers/.ready
 	@$(BRIDGES)/beside/bin/python -m pytest -n logical tests/deployments/environments/bridges
 
 # What needs longer than `make test` may take has a target of its own and is called here.
