@@ -12,12 +12,13 @@ PUSHES ?= 1000
 UPDATES ?= 50
 PROFILE = fast
 
-.PHONY: help setup demo serve reload train train-async train-trl lint test-fast test-live test-attacks test-bridges test test-all coverage check-streams mutation docs docs-serve load \
-	bench bench-scale bench-payload bench-async bench-swap bench-delta bench-code bench-retrieval soak-weights soak-weights-kills lock tiny-model \
+.PHONY: help setup demo task-page serve reload train train-async train-trl lint test-fast test-live test-attacks test-bridges test test-all coverage check-streams mutation docs docs-serve load \
+	bench bench-scale bench-payload bench-async bench-swap bench-delta bench-code bench-tasks bench-retrieval soak-weights soak-weights-kills lock tiny-model \
 	small-model measure-small-model
 
 help:
-	@echo "make demo           set up, start the service, play a mixed batch, show it, stop (MODEL=models/small)"
+	@echo "make demo           set up, start the service, play a mixed batch, show it, stop (MODEL=models/small, TASK=code)"
+	@echo "make task-page      serve every task, play each, write docs/reference/tasks.md with a transcript of each (MODEL=models/small)"
 	@echo "make serve          set up and leave the service running on loopback until Ctrl-C"
 	@echo "make reload TASK=NAME  start one environment of the running service anew, with its code as it is now"
 	@echo "make train          train the embedded model with GRPO: rollouts from the service, weights back every step, train.png"
@@ -42,6 +43,7 @@ help:
 	@echo "make bench-delta    set up, measure a push of a 200 MB model of which 1% has changed against one of all weights"
 	@echo "make bench-code     set up, measure how many small programs the task code judges in a second, under each isolation"
 	@echo "make bench-retrieval  set up, measure how many searches over 10,000 documents the task retrieval answers in a second"
+	@echo "make bench-tasks    set up, measure the steps of the tasks math and sliding_puzzle in their environments alone"
 	@echo "make soak-weights   set up, start the service, push weights while rollouts go on: nothing grows or is lost (PUSHES=1000: half an hour)"
 	@echo "make soak-weights-kills  the same with processes killed at random moments of updates (UPDATES=50: a quarter of an hour)"
 	@echo "make tiny-model     train the embedded model anew (under ten minutes on two cores)"
@@ -67,7 +69,10 @@ $(READY): requirements/cpu.lock pyproject.toml clients/pyproject.toml clients/ro
 	@touch $@
 
 demo: $(READY)
-	@$(PYTHON) -m examples.demo $(CONFIG) $(if $(MODEL),--model $(MODEL))
+	@$(PYTHON) -m examples.demo $(CONFIG) $(if $(MODEL),--model $(MODEL)) $(addprefix --task ,$(TASK))
+
+task-page: $(READY)
+	@$(PYTHON) -m examples.task_page $(CONFIG) $(if $(MODEL),--model $(MODEL))
 
 serve: $(READY)
 	@$(PYTHON) -m service $(CONFIG)
@@ -174,6 +179,9 @@ bench-delta: $(READY)
 
 bench-code: $(READY)
 	@$(PYTHON) -m benchmarks.code_programs
+
+bench-tasks: $(READY)
+	@$(PYTHON) -m benchmarks.task_steps
 
 bench-retrieval: $(READY)
 	@$(PYTHON) -m benchmarks.retrieval

@@ -8,18 +8,14 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from ray.serve.schema import DeploymentSchema, RayActorOptionsSchema, ServeDeploySchema
 from rich.console import Console
 
+from examples.task_configs import config_for
 from rollout_client import RolloutClient, Sampling
 from rollout_client.cli.transcript import metrics_table, transcript
 from rollout_client.contract import RolloutResponse, SampleResult
 from service.local import local_service, sentences_for_the_user
-from service.startup.config import read_config
-from service.startup.ports import free_port
 
-ENVIRONMENTS = {"code": "deployments.environments.code:CodeEnvironment"}
-"""Of tasks that a config may lack: their environments are started beside its own."""
 TASKS = {"small": ("math", "code")}
 """What an embedded model was trained for, by the name of its folder."""
 TASKS_OF_OTHERS = ("math", "sliding_puzzle")
@@ -32,28 +28,15 @@ MAX_NEW_TOKENS = 128
 def main(
     config: Annotated[Path, typer.Argument()] = Path("serve_config.cpu.yaml"),
     model: Annotated[Path | None, typer.Option(help="Folder of a model, in place of the config's.")] = None,
+    task: Annotated[list[str] | None, typer.Option(help="Of the config or of examples/tasks.yaml.")] = None,
 ) -> None:
     console = Console()
-    tasks = TASKS_OF_OTHERS if model is None else TASKS.get(model.resolve().name, TASKS_OF_OTHERS)
+    tasks = task or (TASKS_OF_OTHERS if model is None else TASKS.get(model.resolve().name, TASKS_OF_OTHERS))
     with sentences_for_the_user(console):
         served = config_for(config, model, tasks)
         with local_service(served, console) as url:
             response = roll_out(url, tasks, console)
     show(response, tasks, console)
-
-
-def config_for(path: Path, model: Path | None, tasks: Sequence[str]) -> ServeDeploySchema:
-    """The config on a free port, with the model and the environments that the tasks need."""
-    config = read_config(path, port=free_port())
-    [application] = config.applications
-    if model is not None:
-        application.args["engine"]["model"] = str(model.resolve())
-    for task in tasks:
-        if task not in application.args["environments"]:
-            application.args["environments"][task] = {"import_path": ENVIRONMENTS[task]}
-            cores = RayActorOptionsSchema(num_cpus=0.1)
-            application.deployments.append(DeploymentSchema(name=task, num_replicas=1, ray_actor_options=cores))
-    return config
 
 
 def roll_out(url: str, tasks: Sequence[str], console: Console) -> RolloutResponse:

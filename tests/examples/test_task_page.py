@@ -1,0 +1,92 @@
+"""The tasks of demos, and the page of all tasks."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from examples.task_configs import config_for, known_tasks
+from examples.task_page import LONGEST_TEXT, fields_table, task_section, transcript
+from rollout_client.contract import SampleInput, SampleResult
+from rollout_client.task_contract import TaskInfo
+from rollout_env.loading import checked_arguments, load_environment_class
+from service.settings import EnvironmentSettings
+from service.startup.failures import ServiceNotStarted
+from tests.clients.message_logs import generated, given_message, rollout
+from tests.paths import REPOSITORY
+
+CONFIG = REPOSITORY / "serve_config.cpu.yaml"
+
+
+@pytest.mark.parametrize("task", known_tasks())
+def test_every_task_of_the_demos_can_be_named_in_a_config(task: str) -> None:
+    entry = {name: value for name, value in known_tasks()[task].items() if name != "needs"}
+    settings = EnvironmentSettings.model_validate(entry)
+    checked_arguments(load_environment_class(settings.import_path), settings.arguments, settings.import_path)
+
+
+def test_a_demo_serves_its_tasks_alone() -> None:
+    [application] = config_for(CONFIG, Path("models/tiny"), ["code", "math"]).applications
+    assert list(application.args["environments"]) == ["code", "math"]
+    assert application.args["environments"]["code"] == known_tasks()["code"]
+    assert [entry.name for entry in application.deployments] == ["Ingress", "Generator", "code", "math"]
+    assert application.args["engine"]["model"] == str(Path("models/tiny").resolve())
+
+
+def test_an_unknown_task_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(ServiceNotStarted, match="There is no task 'chess'; there are math, sliding_puzzle, code,"):
+        config_for(CONFIG, None, ["chess"])
+
+
+def test_a_task_whose_package_is_missing_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("examples.task_configs.find_spec", lambda _name: None)
+    with pytest.raises(
+        ServiceNotStarted, match=r"The task gymnasium needs gymnasium, which is not installed: see docs"
+    ):
+        config_for(CONFIG, None, ["gymnasium"])
+
+
+def section(sample: SampleResult, **fields: Any) -> str:
+    task = TaskInfo(
+        task_name="sums",
+        description="Add.",
+        fields=dict(fields),
+        tools=[{"type": "function", "function": {"name": "add"}}],
+        example=SampleInput(task_name="sums"),
+    )
+    return "".join(task_section(task, sample))
+
+
+def test_a_section_has_the_task_its_tools_and_a_transcript() -> None:
+    sample = rollout(
+        given_message(1) | {"content": "1 + 1?"},
+        generated(2, content="2", finish_reason="stop", reward=1.0),
+        rewards={"right": 1.0},
+    )
+    text = section(sample)
+    assert text.startswith("\n## sums\n\nAdd.\n\nTools: `add`.\n\n```text\n[user]\n1 + 1?\n[assistant] ")
+    assert text.endswith("\n2\n```\n\n`completed` after 1 turn, rewards: `right` 1.\n")
+
+
+def test_the_fields_are_a_table() -> None:
+    properties: dict[str, Any] = {
+        "left": {"type": "integer", "description": "The first\nnumber | digit."},
+        "rest": {"type": "array", "items": {"type": "integer"}},
+    }
+    task = TaskInfo(
+        task_name="sums",
+        description="Add.",
+        fields={"properties": properties, "required": ["left"]},
+        example=SampleInput(task_name="sums"),
+    )
+    assert "".join(fields_table(task)).splitlines()[2:4] == [
+        "| `left` | integer (required) | The first number \\| digit. |",
+        "| `rest` | array of integer |  |",
+    ]
+
+
+def test_a_transcript_is_fenced_shortened_and_shows_control_characters() -> None:
+    sample = rollout(given_message() | {"content": "````\x1b[2J"}, generated(content="x" * (LONGEST_TEXT + 1)))
+    lines = "".join(transcript(sample)).splitlines()
+    assert (lines[0], lines[2]) == ("`````text", "````\u241b[2J")
+    assert lines[4] == f"{'x' * LONGEST_TEXT} ... ({LONGEST_TEXT + 1} characters)"
