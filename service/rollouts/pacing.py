@@ -5,6 +5,7 @@ nothing else would run for a second.
 """
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Callable, Collection, Hashable, Iterable
 from typing import Generic, TypeVar
@@ -13,6 +14,10 @@ Item = TypeVar("Item")
 EPISODES_PER_ITERATION = 64
 """Half a turn of an episode takes about 0.1 ms: an iteration with this many takes about 6 ms. Fewer would make the
 batches of calls, which are made once per iteration, smaller than an engine can use."""
+FEWEST_EPISODES_PER_ITERATION = 16
+LONGEST_ITERATION_S = 0.015
+"""Of the thread's processor time. An iteration that took longer, on a busy machine or because each turn renders a long
+conversation, is followed by ones with half as many episodes."""
 TOKENS_PER_EPISODE = 1024
 """Tokens that take as long to decode and to copy as the rest of half a turn."""
 
@@ -20,12 +25,19 @@ TOKENS_PER_EPISODE = 1024
 class LoopPacer:
     """Lets at most `per_iteration` episodes go on in one iteration of the event loop; the others wait in order.
 
-    An episode with many new tokens counts for several. One pacer serves all requests of an event loop. It adds no delay
-    while fewer go on.
+    After a long iteration it lets half as many go on, down to `FEWEST_EPISODES_PER_ITERATION`, and one more again after
+    each short one. An episode with many new tokens counts for several. One pacer serves all requests of an event loop.
+    It adds no delay while fewer go on.
     """
 
-    def __init__(self, per_iteration: int = EPISODES_PER_ITERATION) -> None:
-        self._per_iteration = per_iteration
+    def __init__(
+        self, per_iteration: int = EPISODES_PER_ITERATION, processor_time: Callable[[], float] = time.thread_time
+    ) -> None:
+        self._most = self._per_iteration = per_iteration
+        self._fewest = min(per_iteration, FEWEST_EPISODES_PER_ITERATION)
+        self._processor_time = processor_time
+        self._began_at = 0.0
+        """When the iteration began, in seconds of processor time."""
         self._used = 0
         """How many have gone on since the last call of `_begin_iteration`."""
         self._waiting: deque[tuple[asyncio.Future[None], int]] = deque()
@@ -41,6 +53,7 @@ class LoopPacer:
         share = 1 + new_tokens // TOKENS_PER_EPISODE
         loop = asyncio.get_running_loop()
         if self._used == 0:
+            self._began_at = self._processor_time()
             loop.call_soon(self._begin_iteration)
         if self._used < self._per_iteration:
             self._used += share
@@ -54,6 +67,7 @@ class LoopPacer:
             self._episodes.discard(episode)
 
     def _begin_iteration(self) -> None:
+        self._adapt()
         self._used = 0
         while self._waiting and self._used < self._per_iteration:
             turn, share = self._waiting.popleft()
@@ -63,6 +77,14 @@ class LoopPacer:
                 self._used += share
         if self._used:
             asyncio.get_running_loop().call_soon(self._begin_iteration)
+
+    def _adapt(self) -> None:
+        now = self._processor_time()
+        if now - self._began_at > LONGEST_ITERATION_S:
+            self._per_iteration = max(self._fewest, self._per_iteration // 2)
+        else:
+            self._per_iteration = min(self._most, self._per_iteration + 1)
+        self._began_at = now
 
 
 class PacedWork(Generic[Item]):

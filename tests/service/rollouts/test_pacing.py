@@ -11,11 +11,27 @@ from deployments.protocols import Generation, GenerationRequest
 from rollout_client.contract import SampleStatus
 from service.rollouts.early_stopping import EarlyStopping
 from service.rollouts.loop import RolloutContext, play_request
-from service.rollouts.pacing import EPISODES_PER_ITERATION, TOKENS_PER_EPISODE, LoopPacer, PacedWork
+from service.rollouts.pacing import (
+    EPISODES_PER_ITERATION,
+    LONGEST_ITERATION_S,
+    TOKENS_PER_EPISODE,
+    LoopPacer,
+    PacedWork,
+)
 from service.rollouts.schedule import AsyncSchedule
 from tests import virtual_time
 from tests.service.rollouts.playing import KEEP_ALL
 from tests.service.scripted import EpisodeRecipe, ScriptedEnvironment, ScriptedGenerator, outcome
+
+
+class ProcessorTime:
+    """A clock that only the test moves."""
+
+    seconds = 0.0
+    seconds_per_episode = 0.0
+
+    def __call__(self) -> float:
+        return self.seconds
 
 
 def test_a_pacer_lets_a_bounded_number_go_on_in_each_iteration_and_all_in_order() -> None:
@@ -108,6 +124,46 @@ def test_an_episode_with_many_new_tokens_counts_for_several() -> None:
         return by_iteration
 
     assert list(virtual_time.run(go_on()).values()) == [1] * 5
+
+
+def test_after_long_iterations_fewer_episodes_go_on_and_more_again_after_short_ones() -> None:
+    clock = ProcessorTime()
+
+    async def go_on(count: int) -> list[int]:
+        by_iteration = Counter[int]()
+
+        async def one(number: int) -> None:
+            await pacer.wait_for_turn(number)
+            by_iteration[virtual_time.iteration()] += 1
+            clock.seconds += clock.seconds_per_episode
+
+        await asyncio.gather(*map(one, range(count)))
+        return list(by_iteration.values())
+
+    pacer = LoopPacer(processor_time=clock)
+    clock.seconds_per_episode = 1.9 * LONGEST_ITERATION_S / EPISODES_PER_ITERATION
+    assert virtual_time.run(go_on(64 + 32 + 33 + 34 + 17)) == [64, 32, 33, 34, 17]
+    clock.seconds_per_episode = 0.0
+    assert virtual_time.run(go_on(18 + 19 + 20)) == [18, 19, 20]
+
+
+def test_at_least_a_few_episodes_go_on_however_long_iterations_take() -> None:
+    clock = ProcessorTime()
+    clock.seconds_per_episode = LONGEST_ITERATION_S
+
+    async def go_on() -> list[int]:
+        pacer = LoopPacer(processor_time=clock)
+        by_iteration = Counter[int]()
+
+        async def one(number: int) -> None:
+            await pacer.wait_for_turn(number)
+            by_iteration[virtual_time.iteration()] += 1
+            clock.seconds += clock.seconds_per_episode
+
+        await asyncio.gather(*map(one, range(64 + 32 + 16 * 3)))
+        return list(by_iteration.values())
+
+    assert virtual_time.run(go_on()) == [64, 32, 16, 16, 16]
 
 
 def test_paced_work_is_begun_at_once_and_done_in_order_over_several_iterations() -> None:
