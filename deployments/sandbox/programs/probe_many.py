@@ -4,6 +4,8 @@ import os
 import sys
 import time
 
+PROCESSES = 6
+
 
 def leave_behind() -> None:
     """Starts a process that has no parent, no session and no files in common with this one."""
@@ -17,8 +19,14 @@ def leave_behind() -> None:
 
 leave_behind()
 share = int(sys.argv[1])
-for _ in range(6):
+filled, filled_by_child = os.pipe()
+for _ in range(PROCESSES):
     if os.fork() == 0:
         held = bytearray(b"x") * share
+        os.write(filled_by_child, b".")
         time.sleep(60)
+os.close(filled_by_child)
+# On a busy machine it takes seconds until all of it is used.
+for _ in range(PROCESSES):
+    os.read(filled, 1)
 time.sleep(2)
