@@ -135,7 +135,7 @@ $(BRIDGES)/%/.ready: requirements/%.lock
 	@touch $@
 
 test-bridges: export ROLLOUT_BRIDGES = $(CURDIR)/$(BRIDGES)
-test-bridges: $(BRIDGES)/beside/.ready $(BRIDGES)/verifiers/.ready
+test-bridges: $(BRIDGES)/beside/.ready $(BRIDGES)/verifiers/.ready $(BRIDGES)/openenv/.ready
 	@$(BRIDGES)/beside/bin/python -m pytest -n logical tests/deployments/environments/bridges
 
 # What needs longer than `make test` may take has a target of its own and is called here.

@@ -26,14 +26,14 @@ def http() -> Iterator[McpServer]:
     with subprocess.Popen([sys.executable, SERVER, str(port)]) as process:
         server = McpServer.model_validate({"url": f"http://127.0.0.1:{port}/mcp"})
         try:
-            wait_until_it_answers(server)
+            wait_until_it_answers(server, process)
             yield server
         finally:
             process.terminate()
 
 
-def wait_until_it_answers(server: McpServer) -> None:
-    while True:
+def wait_until_it_answers(server: McpServer, process: subprocess.Popen[bytes]) -> None:
+    while process.poll() is None:
         try:
             McpEnvironment(server)
         except TemporaryFailure:
