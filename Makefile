@@ -13,7 +13,7 @@ UPDATES ?= 50
 PROFILE = fast
 
 .PHONY: help setup demo task-page serve reload train train-async train-trl lint test-fast test-live test-attacks test-bridges test test-all coverage check-streams mutation docs docs-serve load \
-	bench bench-scale bench-payload bench-async bench-swap bench-delta bench-code bench-tasks bench-retrieval soak-weights soak-weights-kills lock tiny-model \
+	bench bench-scale bench-payload bench-async bench-swap bench-delta bench-code bench-tasks bench-retrieval bench-reward-model soak-weights soak-weights-kills lock tiny-model \
 	small-model measure-small-model
 
 help:
@@ -44,6 +44,7 @@ help:
 	@echo "make bench-code     set up, measure how many small programs the task code judges in a second, under each isolation"
 	@echo "make bench-retrieval  set up, measure how many searches over 10,000 documents the task retrieval answers in a second"
 	@echo "make bench-tasks    set up, measure the steps of the tasks math and sliding_puzzle in their environments alone"
+	@echo "make bench-reward-model  set up, measure what batching gains for a reward model in a deployment of its own"
 	@echo "make soak-weights   set up, start the service, push weights while rollouts go on: nothing grows or is lost (PUSHES=1000: half an hour)"
 	@echo "make soak-weights-kills  the same with processes killed at random moments of updates (UPDATES=50: a quarter of an hour)"
 	@echo "make tiny-model     train the embedded model anew (under ten minutes on two cores)"
@@ -185,6 +186,9 @@ bench-tasks: $(READY)
 
 bench-retrieval: $(READY)
 	@$(PYTHON) -m benchmarks.retrieval
+
+bench-reward-model: $(READY)
+	@$(PYTHON) -m benchmarks.reward_model
 
 soak-weights: $(READY)
 	@$(PYTHON) -m benchmarks.soak.weights $(CONFIG) --pushes $(PUSHES)

@@ -8,6 +8,8 @@ from ray.serve import Application
 from deployments.data.store import DataStore
 from deployments.environments.host import EnvironmentHost
 from deployments.generation.generator_replica import GeneratorReplica
+from deployments.models.reward_replica import RewardModelReplica
+from deployments.models.settings import RewardModelSettings
 from deployments.policy.store import PolicyStore
 from deployments.rpc.named_replica_router import NAMED_REPLICA_ROUTING
 from deployments.simulation.settings import SimulatedEngineSettings
@@ -25,7 +27,7 @@ def build(settings: ServiceSettings) -> Application:
     """Wires the deployments: `Ingress` calls `Generator` and one environment deployment named after each task.
 
     `Ingress` and `Generator` ask `Policy`, which has one replica, for the current version of the weights. `Data` exists
-    if a task has data.
+    if a task has data. Each reward model has a deployment that environments call.
     """
     engine = with_absolute_paths(settings.engine)
     options = settings.ray_actor_options()
@@ -33,10 +35,21 @@ def build(settings: ServiceSettings) -> Application:
     replica = SimulatedGeneratorReplica if isinstance(engine, SimulatedEngineSettings) else GeneratorReplica
     replicas = deployment(replica, "Generator", options).options(request_router_config=NAMED_REPLICA_ROUTING)
     generator = replicas.bind(engine, policy_store)
+    reward_models = {
+        name: deployment(RewardModelReplica, name, options).bind(with_absolute_path(model))
+        for name, model in settings.reward_models.items()
+    }
     environments = {
         task_name: deployment(EnvironmentHost, task_name, options)
         .options(request_router_config=NAMED_REPLICA_ROUTING)
-        .bind(task_name, environment.import_path, environment.arguments, settings.limits.step_timeout_s)
+        .bind(
+            task_name,
+            environment.import_path,
+            environment.arguments,
+            settings.limits.step_timeout_s,
+            environment.models,
+            {name: reward_models[name] for name in environment.reward_models},
+        )
         for task_name, environment in settings.environments.items()
     }
     data = deployment(DataStore, "Data", options).bind(settings.data_by_task) if settings.data_by_task else None
@@ -60,3 +73,8 @@ def with_absolute_paths(engine: AnyEngineSettings) -> AnyEngineSettings:
     named = {"model": engine.model, "tokenizer": engine.tokenizer}
     folders = {field: REPOSITORY / name for field, name in named.items() if name and (REPOSITORY / name).is_dir()}
     return engine.model_copy(update={field: str(folder) for field, folder in folders.items()})
+
+
+def with_absolute_path(model: RewardModelSettings) -> RewardModelSettings:
+    folder = REPOSITORY / model.model
+    return model.model_copy(update={"model": str(folder)}) if folder.is_dir() else model

@@ -7,6 +7,7 @@ from pydantic import Discriminator, Field, Tag, model_validator
 from deployments.data.settings import DataSettings
 from deployments.generation.response_settings import ResponseSettings
 from deployments.generation.settings import EngineSettings
+from deployments.models.settings import ChatModelSettings, RewardModelSettings
 from deployments.policy.settings import PolicySettings
 from deployments.simulation.settings import SimulatedEngineSettings
 from deployments.strict_settings import StrictSettings
@@ -44,6 +45,10 @@ class EnvironmentSettings(StrictSettings):
     """Keyword arguments of the class."""
     data: DataSettings | None = None
     """Where the task's samples come from; without it the environment makes them."""
+    models: dict[str, ChatModelSettings] = Field(default_factory=dict)
+    """Models behind OpenAI-compatible servers that the environment may ask, by the names that it uses for them."""
+    reward_models: list[str] = Field(default_factory=list)
+    """Those of the service's `reward_models` that the environment may ask."""
 
 
 class Limits(StrictSettings):
@@ -125,6 +130,8 @@ class ServiceSettings(StrictSettings):
     """Which model generates, and on which hardware."""
     environments: dict[str, EnvironmentSettings] = Field(min_length=1)
     """By `task_name`."""
+    reward_models: dict[str, RewardModelSettings] = Field(default_factory=dict)
+    """Sequence-classification models, each in a deployment of its own, by its name."""
     responses: ResponseSettings = ResponseSettings()
     """What environments and answers show of responses beside their text: tool calls and reasoning."""
     limits: Limits = Limits()
@@ -145,6 +152,17 @@ class ServiceSettings(StrictSettings):
         return self
 
     @model_validator(mode="after")
+    def refuse_names_of_reward_models_that_are_taken_or_unknown(self) -> Self:
+        if taken := [name for name in self.reward_models if name in {*SERVICE_DEPLOYMENTS, *self.environments}]:
+            raise ValueError(f"reward_models: {', '.join(taken)} is the name of another deployment; choose another one")
+        for task_name, environment in self.environments.items():
+            if unknown := [name for name in environment.reward_models if name not in self.reward_models]:
+                raise ValueError(
+                    f"environments.{task_name}.reward_models: there is no {', '.join(unknown)} under reward_models"
+                )
+        return self
+
+    @model_validator(mode="after")
     def refuse_a_policy_folder_without_weights(self) -> Self:
         if isinstance(self.engine, SimulatedEngineSettings) and self.policy.folder is not None:
             raise ValueError("policy.folder has no meaning beside engine.simulated, which has no weights: leave it out")
@@ -157,6 +175,7 @@ class ServiceSettings(StrictSettings):
         machine: a replica may use more.
         """
         others = {task_name: {"num_cpus": 0.1} for task_name in self.environments}
+        others |= {name: model.ray_actor_options() for name, model in self.reward_models.items()}
         if self.data_by_task:
             others["Data"] = {"num_cpus": 0.1}
         return {

@@ -4,6 +4,15 @@ from rollout_env.check import CheckFailed, check
 from rollout_env.check_rules import Finding
 from rollout_env.environment import LostSession, TaskEnvironment
 from rollout_env.errors import OutcomeInvalid, SampleRejected, TemporaryFailure
+from rollout_env.models import (
+    ChatModel,
+    ModelRefused,
+    ModelReply,
+    ModelUnavailable,
+    RewardModel,
+    ScriptedChatModel,
+    ScriptedRewardModel,
+)
 from rollout_env.play import PlayResult, Reply, Sample, Turn, aplay, play
 from rollout_env.records import ChatMessage, JsonObject, Role, StartOutcome, StepOutcome, StopString
 from rollout_env.session import Session
@@ -12,17 +21,24 @@ from rollout_env.tool_calls import AnyCall, MalformedCall, ToolCall, reply_text,
 __all__ = [
     "AnyCall",
     "ChatMessage",
+    "ChatModel",
     "CheckFailed",
     "Finding",
     "JsonObject",
     "LostSession",
     "MalformedCall",
+    "ModelRefused",
+    "ModelReply",
+    "ModelUnavailable",
     "OutcomeInvalid",
     "PlayResult",
     "Reply",
+    "RewardModel",
     "Role",
     "Sample",
     "SampleRejected",
+    "ScriptedChatModel",
+    "ScriptedRewardModel",
     "Session",
     "StartOutcome",
     "StepOutcome",

@@ -234,9 +234,10 @@ def metadata_problem(environment: TaskEnvironment, outcome: StepOutcome) -> Prob
 
 
 def difference_in(alone: PlayResult, at_once: PlayResult, turn: int) -> str | None:
-    """Which fields of the outcome of one turn differ, if any."""
+    """Which fields of the outcome of one turn differ, if any. Metrics may: they may hold times."""
     expected, found = alone.turns[turn].outcome, at_once.turns[turn].outcome
-    names = [field.name for field in fields(expected) if getattr(expected, field.name) != getattr(found, field.name)]
+    compared = [field.name for field in fields(expected) if field.name != "metrics"]
+    names = [name for name in compared if getattr(expected, name) != getattr(found, name)]
     return f"its {', '.join(names)} differed" if names else None
 
 

@@ -1,11 +1,13 @@
 """The base class of all environments."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel
 
+from rollout_env.models import ChatModel, RewardModel
 from rollout_env.records import ChatMessage, JsonObject, StartOutcome, StepOutcome
 from rollout_env.session import Session
 
@@ -46,11 +48,26 @@ class TaskEnvironment(ABC):
     "function": {"name": ..., "parameters": ...}}`. The template gets them for each sample without `tools` of its own.
     Set them on the class or in the constructor."""
 
+    chat_models: Mapping[str, ChatModel] = MappingProxyType({})
+    """The models that the environment may ask, by their names under `models` of its entry in the config. The service
+    sets them after the constructor; a test sets scripted ones. Ask them in async steps."""
+
+    reward_models: Mapping[str, RewardModel] = MappingProxyType({})
+    """The service's reward models that the entry names under `reward_models`."""
+
     max_concurrent_steps: int | None = None
     """How many steps one replica runs at once; None for all, or 64 if `step` is plain. The others wait in the replica's
     queue, where requests take turns. The time limit of a step begins when it leaves the queue. Set it, on the class or
     in the constructor, if steps share something scarce, such as worker processes or the connections to a database; a
     plain `step` that is not safe in several threads at once needs 1."""
+
+    def use_models(self, chat_models: Mapping[str, ChatModel], reward_models: Mapping[str, RewardModel]) -> None:
+        """Hands the models to the environment. One that is made of other environments hands them on.
+
+        Called once, after the constructor. A subclass may check here that the models are there that it needs: what it
+        raises keeps the environment from starting.
+        """
+        self.chat_models, self.reward_models = chat_models, reward_models
 
     def start(self, message_log: list[ChatMessage], extra_env_info: Any) -> StartOutcome | Awaitable[StartOutcome]:
         """Makes the first observation of a sample and its state, such as the text of a new game. Optional.

@@ -5,13 +5,17 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Awaitable
+from collections.abc import AsyncGenerator, Awaitable, Mapping
 from contextlib import aclosing
+from types import MappingProxyType
 from typing import Any
 
 from deployments import logs
 from deployments.environments.field_check import has_validators, refused_fields
 from deployments.environments.step_runner import CANCELLED, StepRunner
+from deployments.models.chat_client import HttpChatModel
+from deployments.models.reward_client import RemoteRewardModel
+from deployments.models.settings import ChatModelSettings
 from deployments.protocols import RefusedField, StepRequest, StepResults, TaskDescription
 from deployments.rpc.autoscaling import stats_of
 from deployments.rpc.batching import results_as_completed
@@ -23,6 +27,7 @@ from rollout_env.environment import has_a_start, has_sessions
 from rollout_env.loading import load_environment
 
 MOST_ABANDONED_THREADS = 256
+NO_MODELS: Mapping[str, Any] = MappingProxyType({})
 logger = logging.getLogger("rollout_service.environments")
 
 
@@ -34,12 +39,28 @@ class EnvironmentHost:
     """One replica of one task's environment. Keeps no state of a rollout between its steps, except its session."""
 
     def __init__(
-        self, task_name: str, import_path: str, arguments: dict[str, Any], step_timeout_s: float | None
+        self,
+        task_name: str,
+        import_path: str,
+        arguments: dict[str, Any],
+        step_timeout_s: float | None,
+        chat_models: Mapping[str, ChatModelSettings] = NO_MODELS,
+        reward_models: Mapping[str, Any] = NO_MODELS,
     ) -> None:
-        """Raises `EnvironmentNotLoadable` if the environment cannot be made."""
+        """Args:
+            reward_models: the handles of their deployments, by name.
+
+        Raises:
+            EnvironmentNotLoadable: the environment cannot be made.
+            KeyMissing: an environment variable with the key of a model is not set.
+        """
         logs.configure()
         self._task_name = task_name
         self._environment = load_environment(import_path, arguments)
+        self._environment.use_models(
+            {name: HttpChatModel(settings, name) for name, settings in chat_models.items()},
+            {name: RemoteRewardModel(name, handle) for name, handle in reward_models.items()},
+        )
         self._steps = StepRunner(self._environment, task_name, step_timeout_s)
         self._heartbeats = Heartbeats()
 

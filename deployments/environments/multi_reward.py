@@ -1,11 +1,12 @@
 """Judges each reply by several environments, and weights what they give."""
 
 import asyncio
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
 
-from rollout_env import ChatMessage, StepOutcome, TaskEnvironment
+from rollout_env import ChatMessage, ChatModel, RewardModel, StepOutcome, TaskEnvironment
 from rollout_env.environment import has_a_start, has_sessions
 from rollout_env.loading import EnvironmentNotLoadable, checked_arguments, load_environment, load_environment_class
 from rollout_env.validation import validated_step
@@ -56,6 +57,12 @@ class MultiRewardEnvironment(TaskEnvironment):
         self.description = self._described()  # type: ignore[misc]
         self.ExtraEnvInfo = fields_of(self._environments)  # type: ignore[misc]
 
+    def use_models(self, chat_models: Mapping[str, ChatModel], reward_models: Mapping[str, RewardModel]) -> None:
+        """Every part may ask all of them."""
+        super().use_models(chat_models, reward_models)
+        for environment in self._environments.values():
+            environment.use_models(chat_models, reward_models)
+
     async def step(self, message_log: list[ChatMessage], extra_env_info: Any) -> StepOutcome:
         """Raises what a part raises."""
         state: dict[str, Any] = extra_env_info.model_dump(exclude_unset=True)
@@ -76,6 +83,11 @@ class MultiRewardEnvironment(TaskEnvironment):
             metadata={**state, "ended": [*ended, *(name for name in judging if outcomes[name].terminated)]},
             next_stop_strings=leading.next_stop_strings,
             answer=leading.answer,
+            metrics={
+                f"{name}/{metric}": value
+                for name, outcome in outcomes.items()
+                for metric, value in (outcome.metrics or {}).items()
+            },
         )
 
     async def close(self) -> None:

@@ -12,6 +12,7 @@ from deployments.data.loading import load_task_data
 from deployments.generation.engine_fields import engine_fields
 from deployments.generation.response_settings import ParserKind, ResponseSettings, parser_names
 from deployments.generation.settings import EngineSettings
+from deployments.models.chat_client import KeyMissing, headers_of
 from deployments.policy.versions.run_identity import RunIdentity
 from rollout_env.environment import has_a_start
 from rollout_env.loading import EnvironmentNotLoadable, checked_arguments, load_environment_class
@@ -70,6 +71,7 @@ def problems_of(application: ServeApplicationSchema, settings: ServiceSettings) 
     yield from policy_problems(settings)
     if application.runtime_env:
         return  # Packages of its own are there only where a replica runs.
+    yield from key_problems(settings)
     for task_name, environment in settings.environments.items():
         try:
             environment_class = load_environment_class(environment.import_path)
@@ -112,6 +114,15 @@ def parser_problems(responses: ResponseSettings) -> Iterator[str]:
             yield f"args.responses.{field}: vLLM has no parser {name!r}; it has {', '.join(sorted(known))}."
 
 
+def key_problems(settings: ServiceSettings) -> Iterator[str]:
+    for task_name, environment in settings.environments.items():
+        for name, model in environment.models.items():
+            try:
+                headers_of(model)
+            except KeyMissing as error:
+                yield f"args.environments.{task_name}.models.{name}.api_key_variable: {error}."
+
+
 def policy_problems(settings: ServiceSettings) -> Iterator[str]:
     """What the policy store would find in its folder, as far as the folder is on this machine."""
     model = settings.engine.model
@@ -130,7 +141,7 @@ def folder_problem(name: str) -> str | None:
         return f"there is no {name} on this machine."
     parent = (REPOSITORY / name).parent
     if parent != REPOSITORY and parent.is_dir():
-        there = sorted(folder.name for folder in parent.iterdir() if folder.is_dir())
+        there = sorted(path.parent.name for path in parent.glob("*/config.json"))
         return f"there is no {name}; {parent} holds {', '.join(there)}."
     return None
 

@@ -40,12 +40,20 @@ def test_the_gpu_config_autoscales_every_deployment() -> None:
         ({"engine": ENGINE, "environments": {"Generator": MATH}}, "name of another deployment"),
         (
             {"engine": ENGINE, "environments": {"math": MATH}, "enviroments": {}},
-            "enviroments\n  unknown; permitted are engine, environments, responses, limits, admission, scheduling, "
-            "canary, policy",
+            "enviroments\n  unknown; permitted are engine, environments, reward_models, responses, limits, "
+            "admission, scheduling, canary, policy",
         ),
         (
             {"engine": ENGINE, "environments": {"math": {**MATH, "args": {}}}},
             "environments.math.args\n  unknown; permitted are import_path, arguments",
+        ),
+        (
+            {"engine": ENGINE, "environments": {"math": {**MATH, "reward_models": ["helpful"]}}},
+            "environments.math.reward_models: there is no helpful under reward_models",
+        ),
+        (
+            {"engine": ENGINE, "environments": {"math": MATH}, "reward_models": {"math": {"model": "m"}}},
+            "reward_models: math is the name of another deployment",
         ),
         ({"engine": {**ENGINE, "logprobs_mode": "raw_logprobs"}, "environments": {"math": MATH}}, "cannot be set"),
         (

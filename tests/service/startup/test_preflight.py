@@ -16,6 +16,7 @@ from service.startup.preflight import check_config, folder_problem
 from tests.paths import REPOSITORY
 
 MATH = "deployments.environments.math:MathEnvironment"
+MODELS = ", ".join(sorted(path.parent.name for path in (REPOSITORY / "models").glob("*/config.json")))
 
 
 @pytest.fixture(autouse=True)
@@ -63,8 +64,8 @@ def test_every_wrong_setting_is_named_with_its_value_and_the_permitted_names() -
         "  args.limits.max_body_bytes: Input should be a valid integer, unable to parse string as an integer "
         "(given: 'much')",
         f"  args.policy.fodler: unknown; permitted are {', '.join(PolicySettings.model_fields)} (given: '/weights')",
-        "  args.enviroments: unknown; permitted are engine, environments, responses, limits, admission, scheduling, "
-        "canary, policy",
+        "  args.enviroments: unknown; permitted are engine, environments, reward_models, responses, limits, admission, "
+        "scheduling, canary, policy",
     ]
 
 
@@ -86,6 +87,19 @@ def test_a_parser_that_vllm_does_not_have_is_refused_with_those_that_it_has() ->
     )
 
 
+def test_a_model_whose_key_is_missing_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    judge = {"base_url": "http://judge/v1", "model": "m", "api_key_variable": "JUDGE_KEY"}
+    path = "deployments.environments.llm_judge:LlmJudgeEnvironment"
+    judged = {"judged": {"import_path": path, "models": {"judge": judge}}}
+    monkeypatch.delenv("JUDGE_KEY", raising=False)
+    assert refusal(config(environments=judged)) == [
+        "args.environments.judged.models.judge.api_key_variable: the environment variable JUDGE_KEY holds no key: "
+        "set it where the service starts."
+    ]
+    monkeypatch.setenv("JUDGE_KEY", "x")
+    check_config(config(environments=judged))
+
+
 def test_an_engine_without_vllm_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(preflight, "engine_fields", lambda: None)
     assert refusal(config()) == [
@@ -96,7 +110,7 @@ def test_an_engine_without_vllm_is_refused(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_a_model_folder_that_is_not_there_is_refused() -> None:
     assert refusal(config(engine={"device": "cpu", "model": "models/tinny", "tokenizer": "/no/where"})) == [
-        f"args.engine.model: there is no models/tinny; {REPOSITORY / 'models'} holds tiny.",
+        f"args.engine.model: there is no models/tinny; {REPOSITORY / 'models'} holds {MODELS}.",
         "args.engine.tokenizer: there is no /no/where on this machine.",
     ]
 

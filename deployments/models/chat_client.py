@@ -1,0 +1,180 @@
+"""Asks a model behind an OpenAI-compatible server: bounded, retried and timed.
+
+Guarantees: at most `max_concurrent_calls` requests are under way; a call makes at most 1 + `retries` attempts, none of
+which starts later than `give_up_after_s` after the first; the key is in no message and no log.
+"""
+
+import asyncio
+import os
+import random
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
+
+import httpx
+from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, stop_after_attempt, stop_before_delay
+from tenacity.wait import wait_base
+
+from deployments.models.settings import ChatModelSettings
+from rollout_env import ChatMessage, ChatModel, ModelRefused, ModelReply, ModelUnavailable
+
+MAY_PASS = frozenset({408, 409, 425, 429})
+"""Statuses below 500 that a later attempt may not get."""
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.25, 20.0
+LONGEST_QUOTE = 300
+"""Characters of a server's refusal that are shown."""
+SENT_FIELDS = ("role", "content", "name", "tool_call_id", "tool_calls")
+"""Of a message: what OpenAI's format knows."""
+
+
+class KeyMissing(Exception):
+    """The environment variable that should hold a key is not set. The message names it."""
+
+
+class AttemptFailed(Exception):
+    """One attempt failed in a way that may pass."""
+
+    def __init__(self, reason: str, wait_s: float = 0.0) -> None:
+        """Args: `wait_s` is how long the server asks to wait, in seconds."""
+        super().__init__(reason)
+        self.wait_s = wait_s
+
+
+class PauseBetweenAttempts(wait_base):
+    """Twice as long each time, half of it random, so that many calls do not come back at once; and what was asked."""
+
+    def __call__(self, retry_state: RetryCallState) -> float:
+        pause_s: float = min(FIRST_PAUSE_S * 2 ** (retry_state.attempt_number - 1), LONGEST_PAUSE_S)
+        failure = retry_state.outcome.exception() if retry_state.outcome else None
+        asked_s = failure.wait_s if isinstance(failure, AttemptFailed) else 0.0
+        return min(asked_s, LONGEST_PAUSE_S) + pause_s * random.uniform(0.5, 1.0)
+
+
+class HttpChatModel(ChatModel):
+    """One model for one environment replica. Its calls belong to one event loop at a time."""
+
+    def __init__(self, settings: ChatModelSettings, name: str) -> None:
+        """Args:
+            name: of the model in the config, for messages.
+
+        Raises:
+            KeyMissing: the variable of the key is not set.
+        """
+        self._settings = settings
+        self._name = name
+        self._headers = headers_of(settings)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._http: httpx.AsyncClient
+        self._slots: asyncio.Semaphore
+
+    async def chat(self, messages: Sequence[ChatMessage], **parameters: Any) -> ModelReply:
+        started = time.monotonic()
+        self._bind_to_loop()
+        body = {
+            "model": self._settings.model,
+            **self._settings.parameters,
+            **parameters,
+            "messages": [sent(message) for message in messages],
+        }
+        attempts = 0
+        async with self._slots:
+            retrying = AsyncRetrying(
+                stop=stop_after_attempt(1 + self._settings.retries) | stop_before_delay(self._settings.give_up_after_s),
+                wait=PauseBetweenAttempts(),
+                retry=retry_if_exception_type(AttemptFailed),
+                retry_error_callback=self._give_up,
+            )
+            async for attempt in retrying:
+                with attempt:
+                    attempts += 1
+                    answer = await self._attempt(body)
+        return self._reply(answer, time.monotonic() - started, attempts)
+
+    def _bind_to_loop(self) -> None:
+        """Connections and the bound belong to an event loop. A replica has one; tests have one each."""
+        loop = asyncio.get_running_loop()
+        if self._loop is loop:
+            return
+        self._loop = loop
+        limits = httpx.Limits(max_connections=self._settings.max_concurrent_calls, max_keepalive_connections=None)
+        self._http = httpx.AsyncClient(timeout=self._settings.timeout_s, headers=self._headers, limits=limits)
+        self._slots = asyncio.Semaphore(self._settings.max_concurrent_calls)
+
+    async def _attempt(self, body: Mapping[str, Any]) -> Any:
+        """Raises `AttemptFailed` or `ModelRefused`."""
+        url = f"{str(self._settings.base_url).rstrip('/')}/chat/completions"
+        try:
+            # The timeouts of httpx are those of single reads: a server that sends a byte a second never reaches them.
+            async with asyncio.timeout(self._settings.timeout_s):
+                response = await self._http.post(url, json=body)
+        except TimeoutError as error:
+            raise AttemptFailed(f"no answer within {self._settings.timeout_s:g} s") from error
+        except httpx.TransportError as error:
+            raise AttemptFailed(f"{type(error).__name__}: {error}".rstrip(": ")) from error
+        if response.status_code in MAY_PASS or response.status_code >= 500:
+            raise AttemptFailed(f"status {response.status_code}", retry_after_s(response))
+        if response.status_code != 200:
+            quoted = response.text[:LONGEST_QUOTE]
+            raise ModelRefused(f"The server of the model {self._name} answers {response.status_code}: {quoted}")
+        try:
+            return response.json()
+        except ValueError as error:
+            raise AttemptFailed("an answer that is not JSON") from error
+
+    def _give_up(self, state: RetryCallState) -> NoReturn:
+        failure = state.outcome.exception() if state.outcome else None
+        attempts = "attempt" if state.attempt_number == 1 else "attempts"
+        raise ModelUnavailable(
+            f"The model {self._name} did not answer in {state.attempt_number} {attempts}: {failure}."
+        ) from failure
+
+    def _reply(self, answer: Any, seconds: float, attempts: int) -> ModelReply:
+        """Raises `ModelRefused` if the answer is not one of OpenAI's format."""
+        try:
+            choice = answer["choices"][0]
+            message = choice["message"]
+            usage = answer.get("usage") or {}
+            return ModelReply(
+                content=message.get("content") or "",
+                tool_calls=list(message.get("tool_calls") or []),
+                reasoning_content=message.get("reasoning_content") or message.get("reasoning"),
+                finish_reason=choice.get("finish_reason") or "stop",
+                prompt_tokens=usage.get("prompt_tokens"),
+                completion_tokens=usage.get("completion_tokens"),
+                seconds=seconds,
+                attempts=attempts,
+            )
+        except (LookupError, TypeError, AttributeError) as error:
+            raise ModelRefused(
+                f"The server of the model {self._name} sent no chat completion: {str(answer)[:LONGEST_QUOTE]}"
+            ) from error
+
+    async def close(self) -> None:
+        """Closes the connections."""
+        if self._loop is asyncio.get_running_loop():
+            self._loop = None
+            await self._http.aclose()
+
+
+def headers_of(settings: ChatModelSettings) -> dict[str, str]:
+    """Raises `KeyMissing`."""
+    variable = settings.api_key_variable
+    if variable is None:
+        return {}
+    if not (key := os.environ.get(variable)):
+        raise KeyMissing(f"the environment variable {variable} holds no key: set it where the service starts")
+    return {"Authorization": f"Bearer {key}"}
+
+
+def sent(message: ChatMessage) -> dict[str, Any]:
+    """The message in OpenAI's format, whose only role for what an environment says is `user`."""
+    fields = {name: value for name, value in message.items() if name in SENT_FIELDS}
+    return {**fields, "role": "user"} if message["role"] == "environment" else fields
+
+
+def retry_after_s(response: httpx.Response) -> float:
+    """The seconds that the server asks to wait; 0 if it names none, or a date."""
+    try:
+        return max(float(response.headers.get("retry-after", 0)), 0.0)
+    except ValueError:
+        return 0.0

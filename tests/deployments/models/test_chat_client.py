@@ -1,0 +1,198 @@
+"""The client of OpenAI-compatible servers, over real sockets: what it sends, when it asks again, what it hides."""
+
+import asyncio
+import random
+import threading
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from deployments.models import chat_client
+from deployments.models.chat_client import LONGEST_PAUSE_S, AttemptFailed, HttpChatModel, KeyMissing
+from deployments.models.settings import ChatModelSettings
+from rollout_env import ChatMessage, ModelRefused, ModelReply, ModelUnavailable
+from tests.deployments.models.chat_server import Answer, ChatServer, chat_server, said
+
+QUESTION: list[ChatMessage] = [{"role": "user", "content": "Q"}]
+BUSY = Answer(status=503, body={"error": "busy"})
+
+
+@pytest.fixture(autouse=True)
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chat_client, "FIRST_PAUSE_S", 0.0)
+
+
+def settings(server: ChatServer, **fields: Any) -> ChatModelSettings:
+    return ChatModelSettings.model_validate({"base_url": server.url, "model": "judge-1", **fields})
+
+
+def chat(server: ChatServer, asked: dict[str, Any] | None = None, **fields: Any) -> ModelReply:
+    async def scenario() -> ModelReply:
+        model = HttpChatModel(settings(server, **fields), "judge")
+        try:
+            return await model.chat(QUESTION, **(asked or {}))
+        finally:
+            await model.close()
+
+    return asyncio.run(scenario())
+
+
+def test_a_request_has_model_messages_and_parameters_of_config_and_call() -> None:
+    with chat_server(lambda *_: said("A")) as server:
+        reply = chat(server, {"temperature": 0.5}, parameters={"temperature": 0, "max_tokens": 9})
+    assert server.requests == [
+        {
+            "path": "/v1/chat/completions",
+            "model": "judge-1",
+            "temperature": 0.5,
+            "max_tokens": 9,
+            "messages": [{"role": "user", "content": "Q"}],
+        }
+    ]
+    assert (reply.content, reply.prompt_tokens, reply.completion_tokens, reply.attempts) == ("A", 7, 3, 1)
+    assert reply.seconds > 0
+
+
+def test_calls_and_reasoning_of_the_model_are_in_its_reply() -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    with chat_server(lambda *_: said(None, tool_calls=[call], reasoning_content="Hm.")) as server:
+        reply = chat(server)
+    assert (reply.content, reply.tool_calls, reply.reasoning_content) == ("", [call], "Hm.")
+
+
+def test_only_what_openai_knows_of_a_message_is_sent() -> None:
+    messages: list[ChatMessage] = [
+        {"role": "environment", "content": "E"},
+        {"role": "assistant", "content": "A", "reasoning_content": "Hm.", "parse_error": "no"},
+    ]
+
+    async def scenario(server: ChatServer) -> None:
+        await HttpChatModel(settings(server), "judge").chat(messages)
+
+    with chat_server(lambda *_: said("A")) as server:
+        asyncio.run(scenario(server))
+    assert server.requests[0]["messages"] == [
+        {"role": "user", "content": "E"},
+        {"role": "assistant", "content": "A"},
+    ]
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [
+        BUSY,
+        Answer(status=429, headers={"retry-after": "0"}),
+        Answer(status=500),
+        Answer(body=b"no"),
+        Answer(closes=True),
+    ],
+)
+def test_what_may_pass_is_asked_again(failure: Answer) -> None:
+    with chat_server(lambda number, _: failure if number < 2 else said("A")) as server:
+        reply = chat(server)
+    assert (reply.content, reply.attempts, len(server.requests)) == ("A", 3, 3)
+
+
+def test_a_server_that_stays_busy_is_given_up_after_the_retries_and_the_step_is_made_again() -> None:
+    with chat_server(lambda *_: BUSY) as server, pytest.raises(ModelUnavailable) as raised:
+        chat(server, retries=2)
+    assert str(raised.value) == "The model judge did not answer in 3 attempts: status 503."
+    assert len(server.requests) == 3
+
+
+def test_no_attempt_starts_after_the_time_at_which_it_is_given_up() -> None:
+    with chat_server(lambda *_: BUSY) as server, pytest.raises(ModelUnavailable, match="in 1 attempt:"):
+        chat(server, retries=5, give_up_after_s=1e-9)
+    assert len(server.requests) == 1
+
+
+def test_a_server_that_does_not_answer_in_time_is_asked_again() -> None:
+    never = threading.Event()
+    with chat_server(lambda number, _: Answer(waits_for=never) if number == 0 else said("A")) as server:
+        reply = chat(server, timeout_s=0.3)
+        never.set()
+    assert reply.attempts == 2
+
+
+def test_a_server_that_is_not_there_is_unavailable() -> None:
+    with chat_server(lambda *_: said("A")) as server:
+        pass
+    with pytest.raises(ModelUnavailable, match="ConnectError"):
+        chat(server, retries=1)
+
+
+@pytest.mark.parametrize(
+    ("answer", "says"),
+    [
+        (Answer(status=400, body={"error": "bad model"}), 'answers 400: {"error": "bad model"}'),
+        (Answer(status=401, body={}), "answers 401"),
+        (Answer(body={"choices": []}), "no chat completion"),
+        (Answer(body=[]), "no chat completion"),
+    ],
+)
+def test_a_request_that_is_refused_is_not_made_again(answer: Answer, says: str) -> None:
+    with chat_server(lambda *_: answer) as server, pytest.raises(ModelRefused) as raised:
+        chat(server)
+    assert says in str(raised.value)
+    assert len(server.requests) == 1
+
+
+def test_no_more_calls_are_under_way_than_the_config_permits() -> None:
+    go_on, all_there = threading.Event(), threading.Event()
+
+    def answer(number: int, _: Any) -> Answer:
+        if number == 2:
+            all_there.set()
+        return Answer(body=said("A").body, waits_for=go_on)
+
+    async def scenario(server: ChatServer) -> list[ModelReply]:
+        model = HttpChatModel(settings(server, max_concurrent_calls=3), "judge")
+        calls = [asyncio.create_task(model.chat(QUESTION)) for _ in range(8)]
+        await asyncio.to_thread(all_there.wait, 20)
+        go_on.set()
+        replies = await asyncio.gather(*calls)
+        await model.close()
+        return replies
+
+    with chat_server(answer) as server:
+        replies = asyncio.run(scenario(server))
+    assert [reply.content for reply in replies] == ["A"] * 8
+    assert server.most_under_way == 3
+
+
+def test_the_key_comes_from_the_environment_and_is_in_no_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JUDGE_KEY", "s3cret")
+    with chat_server(lambda *_: Answer(status=400, body={})) as server, pytest.raises(ModelRefused) as raised:
+        chat(server, api_key_variable="JUDGE_KEY")
+    assert server.headers[0]["authorization"] == "Bearer s3cret"
+    assert "s3cret" not in str(raised.value)
+    monkeypatch.delenv("JUDGE_KEY")
+    with pytest.raises(KeyMissing, match="JUDGE_KEY holds no key"):
+        HttpChatModel(settings(server, api_key_variable="JUDGE_KEY"), "judge")
+
+
+@pytest.mark.parametrize("url", ["http://a:b@host/v1", "http://host/v1?key=1", "host/v1", "ftp://host"])
+def test_an_address_with_a_key_or_without_a_scheme_is_refused(url: str) -> None:
+    with pytest.raises(ValidationError):
+        ChatModelSettings.model_validate({"base_url": url, "model": "m"})
+
+
+def test_the_pause_is_twice_as_long_each_time_and_at_least_what_the_server_asks_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(chat_client, "FIRST_PAUSE_S", 1.0)
+    monkeypatch.setattr(random, "uniform", max)
+
+    class State:
+        def __init__(self, attempt_number: int, wait_s: float) -> None:
+            self.attempt_number = attempt_number
+            self.outcome = self
+            self._failure = AttemptFailed("busy", wait_s)
+
+        def exception(self) -> AttemptFailed:
+            return self._failure
+
+    pauses = chat_client.PauseBetweenAttempts()
+    states: list[Any] = [State(1, 0), State(3, 0), State(9, 0), State(1, 5), State(1, 10**6)]
+    assert [pauses(state) for state in states] == [1, 4, LONGEST_PAUSE_S, 6, LONGEST_PAUSE_S + 1]

@@ -1,0 +1,52 @@
+"""A small model for sequence classification with random weights: a score does not depend on the rest of its batch."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoTokenizer
+
+from benchmarks.reward_model import write_reward_model
+from deployments.models.reward_model import ClassificationModel
+from deployments.models.settings import RewardModelSettings
+from rollout_env import ChatMessage
+from tests.paths import TINY_MODEL
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("reward_model")
+    write_reward_model(path, hidden_size=32, layers=2)
+    return path
+
+
+def settings(folder: Path, **fields: Any) -> RewardModelSettings:
+    return RewardModelSettings(model=str(folder), **fields)
+
+
+def said(text: str) -> list[ChatMessage]:
+    return [{"role": "user", "content": "Q"}, {"role": "assistant", "content": text}]
+
+
+def test_a_score_is_the_same_alone_and_in_any_batch(folder: Path) -> None:
+    model = ClassificationModel(settings(folder, max_batch_size=4, max_batch_tokens=200))
+    conversations = [model.tokens(said("word " * length)) for length in (9, 1, 30, 4, 2, 60, 3)]
+    together = model.scores(conversations)
+    alone = [model.scores([conversation])[0] for conversation in conversations]
+    assert together == pytest.approx(alone, abs=1e-5)
+    assert len({round(score, 4) for score in together}) == len(together)
+
+
+def test_a_conversation_is_read_by_the_chat_template_and_loses_its_beginning_if_it_is_too_long(folder: Path) -> None:
+    whole = ClassificationModel(settings(folder)).tokens(said("A"))
+    tokenizer: Any = AutoTokenizer.from_pretrained(TINY_MODEL)
+    rendered = tokenizer.apply_chat_template(said("A"), tokenize=False)
+    assert whole == tokenizer.encode(rendered, add_special_tokens=False)
+    assert ClassificationModel(settings(folder, max_length=5)).tokens(said("A")) == whole[-5:]
+
+
+def test_a_label_that_the_model_does_not_have_is_refused(folder: Path) -> None:
+    with pytest.raises(ValueError, match="label 1 is not below 1"):
+        ClassificationModel(settings(folder, label=1))

@@ -1,0 +1,140 @@
+"""Conversations that come while others are scored are scored together; one that cannot be scored fails alone."""
+
+import asyncio
+import math
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from deployments.failures import EnvironmentLost, Overloaded
+from deployments.models import reward_client
+from deployments.models.reward_client import RemoteRewardModel
+from deployments.models.reward_replica import RewardModelReplica
+from deployments.models.settings import RewardModelSettings
+from rollout_env import ChatMessage, ModelRefused, ModelUnavailable
+
+
+class LengthScorer:
+    """Scores by length. Waits where a test says so; raises for a conversation with `bad` in it."""
+
+    def __init__(self) -> None:
+        self.batches: list[list[list[int]]] = []
+        self.go_on = threading.Event()
+        self.go_on.set()
+
+    def tokens(self, messages: Sequence[ChatMessage]) -> list[int]:
+        text = messages[-1]["content"]
+        if text == "bad":
+            raise LookupError("no template")
+        return [0] * len(text)
+
+    def scores(self, conversations: Sequence[Sequence[int]]) -> list[float]:
+        self.batches.append([list(ids) for ids in conversations])
+        assert self.go_on.wait(20)
+        return [math.nan if len(ids) == 13 else float(len(ids)) for ids in conversations]
+
+
+def said(text: str) -> list[ChatMessage]:
+    return [{"role": "assistant", "content": text}]
+
+
+def replica(scorer: LengthScorer, **fields: Any) -> RewardModelReplica:
+    return RewardModelReplica(RewardModelSettings(model="m", **fields), scorer)
+
+
+class Handle:
+    """Calls a replica of the same process, as a handle of its deployment would."""
+
+    def __init__(self, called: Any) -> None:
+        self.calls: list[int] = []
+        self._called = called
+        self.score = self
+
+    def remote(self, conversations: list[Any]) -> Any:
+        self.calls.append(len(conversations))
+        return asyncio.ensure_future(self._called(conversations))
+
+
+def test_what_comes_while_the_model_works_is_scored_together() -> None:
+    scorer = LengthScorer()
+
+    async def scenario() -> None:
+        scorer.go_on.clear()
+        scored = replica(scorer)
+        first = asyncio.create_task(scored.score([said("a")]))
+        while not scorer.batches:
+            await asyncio.sleep(0)
+        others = [asyncio.create_task(scored.score([said("b" * length)])) for length in (2, 3, 4)]
+        await asyncio.sleep(0)
+        scorer.go_on.set()
+        assert await asyncio.gather(first, *others) == [[1.0], [2.0], [3.0], [4.0]]
+
+    asyncio.run(scenario())
+    assert [len(batch) for batch in scorer.batches] == [1, 3]
+
+
+def test_a_conversation_that_cannot_be_scored_fails_alone() -> None:
+    async def scenario() -> None:
+        model = RemoteRewardModel("helpful", Handle(replica(LengthScorer()).score))
+        results = await asyncio.gather(
+            *(model.score(said(text)) for text in ("aa", "bad", "x" * 13, "cccc")), return_exceptions=True
+        )
+        assert (results[0], results[3]) == (2.0, 4.0)
+        assert isinstance(results[1], ModelRefused)
+        assert str(results[1]) == "The reward model helpful cannot score this: LookupError: no template."
+        assert isinstance(results[2], ModelRefused)
+        assert "the score is nan" in str(results[2])
+
+    asyncio.run(scenario())
+
+
+def test_conversations_of_one_iteration_travel_in_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reward_client, "MOST_PER_CALL", 4)
+
+    async def scenario() -> None:
+        handle = Handle(replica(LengthScorer()).score)
+        model = RemoteRewardModel("helpful", handle)
+        scores = await asyncio.gather(*(model.score(said("a" * length)) for length in range(1, 7)))
+        assert scores == [1, 2, 3, 4, 5, 6]
+        assert handle.calls == [4, 2]
+
+    asyncio.run(scenario())
+
+
+def test_too_many_that_wait_are_refused_and_may_come_again() -> None:
+    async def scenario() -> None:
+        full = replica(LengthScorer(), max_waiting=1)
+        with pytest.raises(Overloaded):
+            await full.score([said("a"), said("b")])
+        with pytest.raises(ModelUnavailable, match="0 conversations wait"):
+            await asyncio.gather(*map(RemoteRewardModel("helpful", Handle(full.score)).score, [said("a"), said("b")]))
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("error", [EnvironmentLost("The reward model died during the call."), RuntimeError("CUDA")])
+def test_a_call_that_breaks_is_a_failure_that_may_pass(error: Exception) -> None:
+    async def fail(_: list[Any]) -> list[Any]:
+        raise error
+
+    async def scenario() -> None:
+        with pytest.raises(ModelUnavailable, match=str(error)):
+            await RemoteRewardModel("helpful", Handle(fail)).score(said("a"))
+
+    asyncio.run(scenario())
+
+
+def test_a_score_that_nobody_waits_for_any_longer_is_dropped() -> None:
+    scorer = LengthScorer()
+
+    async def scenario() -> None:
+        model = RemoteRewardModel("helpful", Handle(replica(scorer).score))
+        kept, dropped = (asyncio.create_task(model.score(said(text))) for text in ("a", "bb"))
+        await asyncio.sleep(0)
+        dropped.cancel()
+        assert await kept == 1.0
+
+    asyncio.run(scenario())
+    assert scorer.batches == [[[0]]]
