@@ -133,5 +133,5 @@ def test_colours_are_told_in_words() -> None:
 
 
 def test_it_keeps_the_rules_for_environments() -> None:
-    check(lake, replies=moves(PATH), samples=2)
-    check(lambda: GymnasiumEnvironment("Taxi-v4"), replies=moves(["0", "1", "4"]), samples=2)
+    check(lake, replies=moves(PATH), samples=2, max_block_s=30)
+    check(lambda: GymnasiumEnvironment("Taxi-v4"), replies=moves(["0", "1", "4"]), samples=2, max_block_s=30)

@@ -93,7 +93,7 @@ def test_sessions_are_held_by_the_host() -> None:
     for _ in range(2):
         played = play(environment, ["a", "b", "c"], sample(3))
         assert [message["content"] for message in played.message_log[2::2]] == ["1", "2", "3"]
-    check(environment, samples=2)
+    check(environment, samples=2, max_block_s=30)
 
 
 def test_a_host_that_dies_loses_the_step_and_is_started_again() -> None:
@@ -130,4 +130,4 @@ def test_a_host_that_does_not_start_is_named() -> None:
 
 def test_it_keeps_the_rules_for_environments(tally: HostedEnvironment) -> None:
     del tally
-    check(hosted, samples=2)
+    check(hosted, samples=2, max_block_s=30)

@@ -142,4 +142,4 @@ def test_a_server_is_a_url_or_a_command() -> None:
 
 
 def test_it_keeps_the_rules_for_environments() -> None:
-    check(McpEnvironment(STDIO), replies=[call("add", numbers=[1]), "42"], samples=2)
+    check(McpEnvironment(STDIO), replies=[call("add", numbers=[1]), "42"], samples=2, max_block_s=30)

@@ -160,4 +160,4 @@ def test_a_server_that_is_not_there_and_a_field_that_is_not_there_are_named(url:
 
 
 def test_it_keeps_the_rules_for_environments(url: str) -> None:
-    check(made(url), replies=[action(word="a"), action(word="b")], samples=2)
+    check(made(url), replies=[action(word="a"), action(word="b")], samples=2, max_block_s=30)

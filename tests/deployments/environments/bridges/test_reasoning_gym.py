@@ -225,4 +225,4 @@ def test_another_puzzle_from_the_same_seed_is_not_scored(gym: ReasoningGymEnviro
 
 
 def test_it_keeps_the_rules_for_environments() -> None:
-    check(lambda: ReasoningGymEnvironment(tasks=["chain_sum", "maze"], workers=1), samples=2)
+    check(lambda: ReasoningGymEnvironment(tasks=["chain_sum", "maze"], workers=1), samples=2, max_block_s=30)

@@ -126,5 +126,10 @@ def test_games_that_cannot_be_played_are_refused() -> None:
 
 
 def test_it_keeps_the_rules_for_environments() -> None:
-    check(lambda: TextArenaEnvironment("GuessTheNumber-v0"), replies=["[3]", "[10]"], samples=2)
-    check(lambda: TextArenaEnvironment("TicTacToe-v0", players=2), replies=["[3]", "[0]", "[1]"], samples=3)
+    check(lambda: TextArenaEnvironment("GuessTheNumber-v0"), replies=["[3]", "[10]"], samples=2, max_block_s=30)
+    check(
+        lambda: TextArenaEnvironment("TicTacToe-v0", players=2),
+        replies=["[3]", "[0]", "[1]"],
+        samples=3,
+        max_block_s=30,
+    )
