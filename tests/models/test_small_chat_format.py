@@ -173,24 +173,23 @@ def test_learnt_are_the_replies_and_their_ends_alone(thinks: bool) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize(("reasoning", "content"), [("add", ""), (" add\n", "So: "), (None, "")])
-def test_what_vllms_parsers_read_in_a_reply_is_rendered_as_the_same_ids(reasoning: str | None, content: str) -> None:
+@pytest.mark.parametrize(("reasoning", "content"), [("add", ""), (" add\n", "So: "), ("", "")])
+def test_what_vllms_parsers_read_in_a_reply_is_rendered_as_the_same_ids(reasoning: str, content: str) -> None:
     from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
     from vllm.reasoning import ReasoningParserManager
     from vllm.tool_parsers import ToolParserManager
 
-    thought = "" if reasoning is None else f"<think>{reasoning}</think>"
-    response = saved(f"{thought}{content}{SUM_TEXT}\n{SUM_TEXT}", add_special_tokens=False)["input_ids"]
+    response = saved(f"<think>{reasoning}</think>{content}{SUM_TEXT}\n{SUM_TEXT}", add_special_tokens=False)[
+        "input_ids"
+    ]
     asked = {"messages": [{"role": "user", "content": "Q"}], "tools": [CALCULATOR]}
     request: Any = ChatCompletionRequest.model_validate(asked)
-    said: str | None = tokens.decode([*response, END])
-    read: dict[str, Any] = {"role": "assistant"}
-    if reasoning is not None:
-        thoughts = ReasoningParserManager.get_reasoning_parser("deepseek_r1")(saved)
-        read["reasoning_content"], said = thoughts.extract_reasoning(said or "", request)
+    thoughts = ReasoningParserManager.get_reasoning_parser("deepseek_r1")(saved)
+    thought, said = thoughts.extract_reasoning(tokens.decode([*response, END]), request)
     called = ToolParserManager.get_tool_parser("hermes")(saved, request.tools).extract_tool_calls(said or "", request)
-    read |= {"content": called.content, "tool_calls": [one.model_dump() for one in called.tool_calls]}
-    assert (read.get("reasoning_content"), read["content"] or "") == (reasoning, content)
+    calls = [one.model_dump() for one in called.tool_calls]
+    read = {"role": "assistant", "content": called.content, "reasoning_content": thought, "tool_calls": calls}
+    assert (thought, called.content or "") == (reasoning, content)
     assert (
         rendered_ids(tokenizer, [read], [], True)
         == saved(f"<|im_start|>assistant\n{tokens.decode(response)}<|im_end|>\n", add_special_tokens=False)["input_ids"]

@@ -13,7 +13,6 @@ from models.small.recipe import playing
 from models.small.recipe.chat_format import NO_LOSS, Conversation, make_tokenizer
 from models.small.recipe.curriculum import LONG, SHORT, SKILLS, batched, conversation, steps_of_batches
 from models.small.recipe.exercises import Exercise, Skill, call, draw_exercise, is_held_out, reply, result
-from models.small.recipe.playing import play
 from models.small.recipe.text_skills import addition, addition_thought, copying, json_answer, python
 from models.small.recipe.tool_skills import any_tool, calculate, calculator, search
 
@@ -124,21 +123,19 @@ EXERCISE = Exercise(
 CALL = spoken(EXERCISE.solution[0])
 
 
-def played(monkeypatch: pytest.MonkeyPatch, *said: str, thinks: bool = True) -> playing.Play:
+def played(*said: str) -> playing.Play:
     """The exercise, with a model that says these texts one after another."""
     texts = iter(said)
 
-    def scripted(_model: Any, prompts: Sequence[list[int]]) -> list[list[int]]:
+    def scripted(prompts: Sequence[list[int]]) -> list[list[int]]:
         return [[*tokenizer(next(texts), add_special_tokens=False)["input_ids"], END] for _ in prompts]
 
-    monkeypatch.setattr(playing, "sampled", scripted)
-    model: Any = None
-    [one] = play(model, tokenizer, [EXERCISE], thinks)
+    [one] = playing.play(scripted, tokenizer, [EXERCISE])
     return one
 
 
-def test_a_played_exercise_has_the_ids_of_its_rendered_conversation(monkeypatch: pytest.MonkeyPatch) -> None:
-    one = played(monkeypatch, CALL, "<think>so</think>8")
+def test_a_played_exercise_has_the_ids_of_its_rendered_conversation() -> None:
+    one = played(CALL, "<think>so</think>8")
     final = reply("8", "so")
     messages = [{"role": "user", "content": "Q"}, *EXERCISE.solution[:-1], final]
     assert (one.right, one.calls) == (True, 1)
@@ -155,10 +152,8 @@ def test_a_played_exercise_has_the_ids_of_its_rendered_conversation(monkeypatch:
         (["<tool_call>\n{\n</tool_call>", "8"], False),
     ],
 )
-def test_a_reply_is_right_after_calls_only_and_within_the_turns(
-    monkeypatch: pytest.MonkeyPatch, said: list[str], right: bool
-) -> None:
-    assert played(monkeypatch, *said).right == right
+def test_a_reply_is_right_after_calls_only_and_within_the_turns(said: list[str], right: bool) -> None:
+    assert played(*said).right == right
 
 
 @pytest.mark.parametrize("asked", ["{", "[]", '{"name": "other", "arguments": {}}', '{"name": "double"}', '"double"'])

@@ -22,8 +22,8 @@ SKILLS: Mapping[str, Skill] = {
 
 SHORT: Mapping[Skill, float] = {copying: 1, addition: 2, json_answer: 1.5, python: 2}
 LONG: Mapping[Skill, float] = {calculator: 1.5, search: 1.5, any_tool: 1}
-COPYING_SHARE = 0.2
-"""Of all steps, the share at the beginning in which most short conversations are of copying."""
+COPYING_STEPS = 120
+"""At the beginning, in which most conversations without tools are of copying."""
 COPYING_WEIGHT = 12.0
 TOKENS_PER_BATCH = 4096
 BATCHES_AT_ONCE = 16
@@ -77,4 +77,4 @@ def steps_of_batches(tokenizer: PreTrainedTokenizerFast, steps: int, seed: int) 
     copying_first = endless_batches(tokenizer, {**SHORT, copying: COPYING_WEIGHT}, draw)
     short, long = endless_batches(tokenizer, SHORT, draw), endless_batches(tokenizer, LONG, draw)
     for step in range(steps):
-        yield [next(copying_first if step < COPYING_SHARE * steps else short), next(long)]
+        yield [next(copying_first if step < COPYING_STEPS else short), next(long)]

@@ -43,11 +43,12 @@ def draw_exercise(skill: Skill, draw: random.Random, held_out: bool = False) -> 
     return exercise
 
 
-def reply(content: str, thought: str | None = None) -> Message:
+def reply(content: str, thought: str = "") -> Message:
+    """Each reply begins with a thought, which may be empty."""
     return {"role": "assistant", "content": content, "reasoning_content": thought}
 
 
-def call(tool: str, arguments: Mapping[str, Any], thought: str | None = None) -> Message:
+def call(tool: str, arguments: Mapping[str, Any], thought: str = "") -> Message:
     function = {"name": tool, "arguments": json.dumps(arguments, ensure_ascii=False)}
     calls = [{"id": "call", "type": "function", "function": function}]
     return {"role": "assistant", "content": "", "reasoning_content": thought, "tool_calls": calls}
@@ -67,9 +68,9 @@ def tool_schema(name: str, description: str, parameters: Mapping[str, str]) -> T
 SYLLABLES = [consonant + vowel for consonant in "bdfgklmnprstvz" for vowel in "aeiou"]
 
 
-def invented_name(draw: random.Random, syllables: int = 2) -> str:
+def invented_name(draw: random.Random) -> str:
     """Such as `Mirato`: drawn from so many that a model must copy it."""
-    return ("".join(draw.choices(SYLLABLES, k=syllables)) + draw.choice(["", "n", "s", "r", "l"])).capitalize()
+    return "".join(draw.choices(SYLLABLES, k=draw.choice([2, 3, 3]))).capitalize()
 
 
 def number(draw: random.Random, digits: int) -> int:

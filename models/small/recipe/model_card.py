@@ -9,7 +9,7 @@ import transformers
 from transformers import Qwen3ForCausalLM
 
 from models.small.recipe.chat_format import MARKERS, SPECIAL_TOKENS
-from models.small.recipe.curriculum import COPYING_SHARE, MOST_QUESTIONS, THINKING_SHARE, TOKENS_PER_BATCH
+from models.small.recipe.curriculum import COPYING_STEPS, MOST_QUESTIONS, THINKING_SHARE, TOKENS_PER_BATCH
 from models.small.recipe.exercises import HELD_OUT_SHARE
 from models.small.recipe.training import (
     DECAY_SHARE,
@@ -64,7 +64,7 @@ def write_model_card(
         steps=steps,
         seed=seed,
         tokens=TOKENS_PER_BATCH,
-        copying_share=COPYING_SHARE,
+        copying_steps=COPYING_STEPS,
         most_questions=MOST_QUESTIONS,
         thinking_share=THINKING_SHARE,
         gap_share=GAP_SHARE,

@@ -1,29 +1,24 @@
 """Plays exercises with a model: it replies, its calls are answered, until a reply has no call."""
 
-# mypy: disable-error-code="no-untyped-call"
-
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
 
 from transformers import PreTrainedTokenizerFast
 
-from models.small.recipe.chat_format import END, PAD, rendered_ids
+from models.small.recipe.chat_format import rendered_ids
 from models.small.recipe.exercises import Exercise
 from rollout_env import ChatMessage
 from service.requests.chat_tokenizer import TransformersChatTokenizer
 from service.rollouts.tokenizer_protocol import ChatOptions
 
-if TYPE_CHECKING:
-    from transformers import Qwen3ForCausalLM
+Generate = Callable[[Sequence[list[int]]], list[list[int]]]
+"""What a model says to each prompt, all in token ids, up to and with the end of its turn."""
 
 CALL = re.compile(r"<tool_call>\n(.*?)\n</tool_call>", re.DOTALL)
 THOUGHT = re.compile(r"^<think>.*?</think>", re.DOTALL)
 MOST_TURNS = 4
-MOST_NEW_TOKENS = 192
-PLAYED_AT_ONCE = 100
 ROOM = 4096
 
 
@@ -62,24 +57,8 @@ def take_reply(play: Play, said: str) -> list[ChatMessage]:
     return []
 
 
-def sampled(model: "Qwen3ForCausalLM", prompts: Sequence[list[int]]) -> list[list[int]]:
-    """What the model says at temperature 1, from prompts of any lengths."""
-    import torch
-    from transformers import GenerationConfig
-
-    longest = max(map(len, prompts))
-    token_ids = torch.tensor([[PAD] * (longest - len(prompt)) + prompt for prompt in prompts])
-    mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts])
-    settings = GenerationConfig(do_sample=True, temperature=1.0, top_k=0, top_p=1.0, eos_token_id=END, pad_token_id=PAD)
-    settings.max_new_tokens = MOST_NEW_TOKENS
-    untyped: Any = model
-    with torch.inference_mode():
-        said = untyped.generate(token_ids, attention_mask=mask, generation_config=settings)
-    return [[token for token in row if token != PAD] for row in said[:, longest:].tolist()]
-
-
 def play(
-    model: "Qwen3ForCausalLM", tokenizer: PreTrainedTokenizerFast, exercises: Sequence[Exercise], thinks: bool = True
+    generate: Generate, tokenizer: PreTrainedTokenizerFast, exercises: Sequence[Exercise], thinks: bool = True
 ) -> list[Play]:
     """Plays each exercise once; tokens are only appended, as in a rollout of the service."""
     chat = TransformersChatTokenizer(tokenizer)
@@ -89,13 +68,12 @@ def play(
         for one in exercises
     ]
     for _ in range(MOST_TURNS):
-        under_way = [one for one in plays if not one.over]
-        for first in range(0, len(under_way), PLAYED_AT_ONCE):
-            part = under_way[first : first + PLAYED_AT_ONCE]
-            for one, said in zip(part, sampled(model, [one.token_ids for one in part]), strict=True):
-                one.token_ids += said
-                results = take_reply(one, chat.decode(said))
-                if results:
-                    appended = chat.observations(results, said, options, ROOM)
-                    one.token_ids += [token_id for observed in appended for token_id in observed.token_ids]
+        if not (under_way := [one for one in plays if not one.over]):
+            break
+        for one, said in zip(under_way, generate([one.token_ids for one in under_way]), strict=True):
+            one.token_ids += said
+            results = take_reply(one, chat.decode(said))
+            if results:
+                appended = chat.observations(results, said, options, ROOM)
+                one.token_ids += [token_id for observed in appended for token_id in observed.token_ids]
     return plays

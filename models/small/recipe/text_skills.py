@@ -132,7 +132,7 @@ def python(draw: random.Random) -> Exercise:
 
 def json_answer(draw: random.Random) -> Exercise:
     """Facts of a sentence as a JSON object with the asked keys, in their order."""
-    name, city = f"{invented_name(draw)} {invented_name(draw)}", invented_name(draw, 3)
+    name, city = f"{invented_name(draw)} {invented_name(draw)}", invented_name(draw)
     facts = {"name": name, "age": draw.randint(2, 99), "city": city, "score": number(draw, 3)}
     asked = draw.sample(list(facts), draw.randint(2, 4))
     sentence = f"{name} is {facts['age']} years old, lives in {city} and has {facts['score']} points."

@@ -54,7 +54,7 @@ def calculator(draw: random.Random) -> Exercise:
     """A calculation, or a problem in words, of which the thought is the expression."""
     numbers: dict[str, Any] = {letter: number(draw, 4) for letter in "abc"} | {"name": invented_name(draw)}
     if draw.random() < 0.5:
-        expression, thought = draw.choice(EXPRESSIONS).format(**numbers), None
+        expression, thought = draw.choice(EXPRESSIONS).format(**numbers), ""
         question = draw.choice(DIRECT_QUESTIONS).format(expression)
     else:
         words, form = draw.choice(WORD_PROBLEMS)
@@ -75,22 +75,28 @@ JOBS = ("baker", "pilot", "singer", "farmer", "doctor", "painter", "sailor", "te
 
 
 def search(draw: random.Random) -> Exercise:
-    """A fact about an invented person, or, by a second search, about the place where the person lives."""
+    """A fact about an invented person, or, by a second search, about the place where the person lives.
+
+    Questions, documents and results are as in the task `retrieval`.
+    """
     names = [f"{invented_name(draw)} {invented_name(draw)}" for _ in range(2)]
-    cities, countries = ([invented_name(draw, 3) for _ in range(2)] for _ in range(2))
+    cities, countries = ([invented_name(draw) for _ in range(2)] for _ in range(2))
     jobs = draw.sample(JOBS, 2)
     people = [f"{name} is a {job} and lives in {city}." for name, job, city in zip(names, jobs, cities, strict=True)]
     places = [f"{city} is a town in {country}." for city, country in zip(cities, countries, strict=True)]
-    documents = dict(zip([*names, *cities], [*people, *places], strict=True))
-
-    last = draw.random() < 0.5
+    ids = [*(f"person-{draw.randrange(200)}" for _ in names), *(f"town-{draw.randrange(40)}" for _ in cities)]
+    texts = [
+        f"[{id_}] {subject}\n{text}"
+        for id_, subject, text in zip(ids, [*names, *cities], [*people, *places], strict=True)
+    ]
+    documents = dict(zip([*names, *cities], texts, strict=True))
+    others = draw.randrange(3)
 
     def found(arguments: dict[str, Any]) -> str:
-        """The document whose subject the query names, and another one."""
+        """The document whose subject the query names, then up to two others."""
         query = str(arguments.get("query"))
         hits = [text for subject, text in documents.items() if subject in query][:1]
-        others = [text for text in documents.values() if text not in hits][:1]
-        return "\n".join([*others, *hits] if last else [*hits, *others]) if hits else NO_DOCUMENT
+        return "\n".join([*hits, *[text for text in texts if text not in hits][:others]]) if hits else NO_DOCUMENT
 
     name, city, country, job = names[0], cities[0], countries[0], jobs[0]
     question, answer, subjects = draw.choice(
