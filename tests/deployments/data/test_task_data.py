@@ -3,15 +3,21 @@
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from pydantic import BaseModel, ConfigDict
 
 from deployments.data.failures import DataNotLoadable, DataRefused
 from deployments.data.loading import load_task_data
+from deployments.data.rows import JsonLines
 from deployments.data.settings import DataSettings
 from deployments.data.task_data import TaskData, within_bytes
+
+EMPTY = Path("/dev/null")
 
 
 class GroundTruth(BaseModel):
@@ -185,6 +191,21 @@ def test_settings_that_do_not_fit_the_data_are_refused_with_a_sentence(
 def test_a_file_without_rows_is_refused(data_of: Callable[..., TaskData]) -> None:
     with pytest.raises(DataNotLoadable, match=r"^files: split train has no rows\.$"):
         data_of(["", ""])
+
+
+@given(
+    st.lists(
+        st.lists(st.sampled_from(["", "\r", '{"n": 1}', '{"n": 2}\r', ' {"n": "\u2028\x85"}']), max_size=6), max_size=3
+    )
+)
+def test_the_rows_are_the_lines_that_are_not_empty(files: list[list[str]]) -> None:
+    with TemporaryDirectory() as folder:
+        paths = [Path(folder) / f"{number}.jsonl" for number in range(len(files))]
+        for path, lines in zip(paths, files, strict=True):
+            path.write_bytes("\n".join(lines).encode())
+        rows = JsonLines([*paths, EMPTY])
+        expected = [json.loads(line) for lines in files for line in lines if line.strip()]
+        assert (len(rows), rows.read(range(len(rows)))) == (len(expected), expected)
 
 
 def test_lines_may_end_as_on_windows_and_files_of_a_split_follow_each_other(tmp_path: Path) -> None:
