@@ -1,8 +1,9 @@
 """How many steps the built-in tasks take in a second, each in its environment alone: `make bench-tasks`.
 
 No service is started: an environment steps its own samples as its replica does, from `extra_env_info` as JSON to a
-validated outcome. `math` judges batches of 64 responses with a worker process for each core; `sliding_puzzle` makes one
-move in each of 1,024 games of 3 x 3 tiles. The last line is JSON, with the bounds that must hold on two cores.
+validated outcome. `math` judges batches of 64 responses, each to a problem of its own, with a worker process for each
+core; `sliding_puzzle` makes one move in each of 1,024 games of 3 x 3 tiles. The last line is JSON, with the bounds that
+must hold on two cores.
 """
 
 import asyncio

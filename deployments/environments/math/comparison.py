@@ -3,6 +3,7 @@
 import logging
 import resource
 from decimal import Decimal
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -40,20 +41,28 @@ def prepare_worker() -> None:
 
 def compare(ground_truth: str, response: str) -> Comparison:
     """Compares the answer in `response` with `ground_truth`, without a time limit."""
-    from math_verify import parse, verify  # type: ignore[import-untyped]
+    from math_verify import verify  # type: ignore[import-untyped]
 
-    def read(text: str) -> list[Any]:
-        return list(parse(text, parsing_timeout=None))
-
-    expected = next(filter(has_expression, map(read, readings(ground_truth))), [])
-    if not expected and has_delimiters(ground_truth):
-        # A text between delimiters that is no expression is compared as a text.
-        expected = read(ground_truth)
+    expected = expected_of(ground_truth)
     if not expected:
         return Comparison(correct=None, extracted=None)
     given = read(response)
     extracted = next((item for item in reversed(given) if isinstance(item, str)), None)
     return Comparison(correct=bool(given) and verify(expected, given, timeout_seconds=None), extracted=extracted)
+
+
+@lru_cache(maxsize=256)
+def expected_of(ground_truth: str) -> list[Any]:
+    """What math-verify reads out of a ground truth, which the rollouts of a group share; empty if it cannot be read."""
+    expected = next(filter(has_expression, map(read, readings(ground_truth))), [])
+    # A text between delimiters that is no expression is compared as a text.
+    return expected or (read(ground_truth) if has_delimiters(ground_truth) else [])
+
+
+def read(text: str) -> list[Any]:
+    from math_verify import parse
+
+    return list(parse(text, parsing_timeout=None))
 
 
 def readings(ground_truth: str) -> tuple[str, str]:
