@@ -217,6 +217,7 @@ def test_the_examples_are_different_additions(environment: MathEnvironment) -> N
         assert sample["extra_env_info"] == {"ground_truth": str(int(left) + int(right))}
 
 
+@pytest.mark.slow
 def test_the_scores_of_math_verifys_own_test_cases_are_those_that_its_tests_expect(
     environment: MathEnvironment,
 ) -> None:
