@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from examples.stand_ins import stand_ins
 from examples.task_configs import config_for
 from rollout_client import RolloutClient, Sampling
 from rollout_client.cli.transcript import metrics_table, transcript
@@ -32,10 +33,12 @@ def main(
 ) -> None:
     console = Console()
     tasks = task or (TASKS_OF_OTHERS if model is None else TASKS.get(model.resolve().name, TASKS_OF_OTHERS))
-    with sentences_for_the_user(console):
-        served = config_for(config, model, tasks)
-        with local_service(served, console) as url:
-            response = roll_out(url, tasks, console)
+    with (
+        sentences_for_the_user(console),
+        stand_ins(config_for(config, model, tasks)) as served,
+        local_service(served, console) as url,
+    ):
+        response = roll_out(url, tasks, console)
     show(response, tasks, console)
 
 

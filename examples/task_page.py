@@ -14,6 +14,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from examples.stand_ins import stand_ins
 from examples.task_configs import config_for, known_tasks, missing_package
 from rollout_client import RolloutClient
 from rollout_client.cli.transcript import VISIBLE_CONTROLS, message_note, number, type_name
@@ -41,7 +42,8 @@ def main(
             tasks = [task for task in known_tasks() if missing_package(task) is None]
             for left_out in known_tasks().keys() - tasks:
                 console.print(f"Left out: {left_out}, which needs {missing_package(left_out)} (docs/bridges.md).")
-            url = running.enter_context(local_service(config_for(config, model, tasks), console))
+            served = running.enter_context(stand_ins(config_for(config, model, tasks)))
+            url = running.enter_context(local_service(served, console))
         with RolloutClient(url) as client:
             page = "".join(page_of(client, console))
     output.write_text(page)

@@ -1,0 +1,27 @@
+"""Stand-ins for judges, as a demo has them."""
+
+import asyncio
+from pathlib import Path
+
+from deployments.environments.llm_judge import LlmJudgeEnvironment
+from deployments.models.chat_client import HttpChatModel
+from deployments.models.settings import ChatModelSettings
+from examples.stand_ins import stand_ins
+from examples.task_configs import config_for
+from rollout_env import aplay
+from tests.paths import REPOSITORY
+
+
+def test_the_judge_of_a_demo_is_served_and_judges_by_words() -> None:
+    async def scenario(url: str) -> list[float]:
+        judge = HttpChatModel(ChatModelSettings.model_validate({"base_url": url, "model": "m"}), "judge")
+        environment = LlmJudgeEnvironment()
+        environment.use_models({"judge": judge}, {})
+        rewards = [(await aplay(environment, [reply], 0)).total_reward for reply in ("", "word " * 10, "word " * 99)]
+        await judge.close()
+        return rewards
+
+    config = config_for(REPOSITORY / "serve_config.cpu.yaml", Path("models/tiny"), ["llm_judge"])
+    with stand_ins(config) as served:
+        url = served.applications[0].args["environments"]["llm_judge"]["models"]["judge"]["base_url"]
+        assert asyncio.run(scenario(url)) == [0.0, 0.5, 1.0]
