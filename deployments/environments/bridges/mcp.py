@@ -1,20 +1,25 @@
 """An MCP server's tools, over standard input and output or HTTP, by the official client. One connection a rollout."""
 
 import asyncio
+import concurrent.futures
 import random
 import re
-from typing import Annotated, Any, ClassVar, Literal
+import threading
+from collections.abc import Coroutine
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, HttpUrl, model_validator
 
 from deployments.environments.bridges.packages import imported
 from rollout_env import ChatMessage, LostSession, Session, StepOutcome, TaskEnvironment, TemporaryFailure
-from rollout_env.play import run
 from rollout_env.tool_calls import AnyCall, MalformedCall, tool_calls_of
 
 CONNECTION_CLOSED = -32000
 """MCP's code for a connection that ended while a call was under way."""
 BOXED = re.compile(r"\\boxed\{([^{}]*)\}")
+Result = TypeVar("Result")
+OPEN_TIMEOUT_S = 60.0
+"""How long a server may take to start and to answer."""
 MOST_CALLS_AT_ONCE = 16
 """In one response. Further ones are refused."""
 
@@ -96,7 +101,12 @@ class McpEnvironment(TaskEnvironment):
         self.call_timeout_s = call_timeout_s
         self.lost_session = lost_session
         self.max_sessions = max_sessions
-        known = {tool.name: tool for tool in run(self._known_tools())}
+        self.connections = ConnectionThread()
+        try:
+            known = {tool.name: tool for tool in self.connections.start(self._known_tools()).result()}
+        except BaseException:
+            self.connections.stop()
+            raise
         names = list(known) if tools is None else tools
         if unknown := [name for name in names if name not in known]:
             raise ValueError(f"the server has no tools {', '.join(unknown)}; it has {', '.join(known)}")
@@ -118,7 +128,11 @@ class McpEnvironment(TaskEnvironment):
             await connection.close()
 
     async def open_session(self, message_log: list[ChatMessage], extra_env_info: McpInfo) -> Session:  # noqa: ARG002
-        return McpSession(self, await Connection.open(self.server, self.call_timeout_s))
+        opening = Connection.open(self.server, self.call_timeout_s)
+        return McpSession(self, await self.connections.run(opening))
+
+    def close(self) -> None:
+        self.connections.stop()
 
     def reward_of(self, answer: str, extra_env_info: McpInfo) -> float | dict[str, float]:
         """Judges an answer: what is in the last box of the response, or else the whole of it."""
@@ -162,7 +176,7 @@ class McpSession(Session):
             return f"Error: there is no tool {call.name}. There is {', '.join(sorted(self._task.names))}."
         if place >= MOST_CALLS_AT_ONCE:
             return f"Error: one response may make {MOST_CALLS_AT_ONCE} calls."
-        return await self._connection.called(call.name, call.arguments)
+        return await self._task.connections.run(self._connection.called(call.name, call.arguments))
 
     def _message(self, call: AnyCall, text: str) -> ChatMessage:
         message: ChatMessage = {"role": self._task.result_role, "content": text}
@@ -174,7 +188,42 @@ class McpSession(Session):
         return message
 
     async def close(self) -> None:
-        await self._connection.close()
+        await self._task.connections.run(self._connection.close())
+
+
+class ConnectionThread:
+    """The event loop of all connections of an environment, in a thread of its own.
+
+    It is Python's own loop, which starts a server by `vfork`. A replica's event loop is uvloop, which forks, and a fork
+    of a process that uses gRPC may crash before it runs the server.
+    """
+
+    def __init__(self) -> None:
+        self._loop = asyncio.SelectorEventLoop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="MCP connections", daemon=True)
+        self._thread.start()
+
+    def start(self, work: Coroutine[Any, Any, Result]) -> "concurrent.futures.Future[Result]":
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    async def run(self, work: Coroutine[Any, Any, Result]) -> Result:
+        """Raises what the work raises. Cancelling this cancels the work."""
+        return await asyncio.wrap_future(self.start(work))
+
+    def stop(self) -> None:
+        """Ends the thread, and what still runs in it."""
+        self.start(cancel_others()).result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+async def cancel_others() -> None:
+    """Cancels all tasks of the loop but this one, and waits for them."""
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
 
 
 class Connection:
@@ -193,11 +242,11 @@ class Connection:
         """Raises `TemporaryFailure` if the server cannot be reached."""
         connection = cls(server, call_timeout_s)
         try:
-            async with asyncio.timeout(call_timeout_s):
+            async with asyncio.timeout(OPEN_TIMEOUT_S):
                 await asyncio.shield(connection._opened)
         except TimeoutError as error:
             await connection.close()
-            raise TemporaryFailure(f"The MCP server did not answer within {call_timeout_s:g} s.") from error
+            raise TemporaryFailure(f"The MCP server did not answer within {OPEN_TIMEOUT_S:g} s.") from error
         except BaseException:
             await connection.close()
             raise

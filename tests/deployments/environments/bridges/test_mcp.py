@@ -1,6 +1,8 @@
 """The bridge to MCP servers, over a real server of the official package: on its standard input and output, and HTTP."""
 
+import asyncio
 import json
+import os
 import subprocess
 import sys
 import time
@@ -10,9 +12,10 @@ from typing import Any
 
 import psutil
 import pytest
+import uvloop
 
 from deployments.environments.bridges.mcp import McpEnvironment, McpInfo, McpServer
-from rollout_env import PlayResult, TemporaryFailure, check, play
+from rollout_env import PlayResult, TemporaryFailure, aplay, check, play
 from service.startup.ports import free_port
 
 SERVER = str(Path(__file__).with_name("mcp_server.py"))
@@ -98,6 +101,20 @@ def test_each_rollout_has_a_server_of_its_own_which_ends_with_it() -> None:
     for _ in range(2):
         assert results(played(environment, call("count"), call("count", step=5))) == ["1", "6"]
     assert [child for child in psutil.Process().children() if child.cmdline()[-1:] == [SERVER]] == []
+
+
+def test_servers_are_started_beside_an_event_loop_of_uvloop_without_a_fork_of_this_process() -> None:
+    forks: list[int] = []
+    os.register_at_fork(before=lambda: forks.append(1))
+    environment = McpEnvironment(STDIO)
+
+    async def story() -> list[str]:
+        sample = {"messages": PROMPT, "extra_env_info": {}}
+        return results(await aplay(environment, [call("count")], sample))
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        assert runner.run(story()) == ["1"]
+    assert forks == []
 
 
 def test_a_server_that_dies_is_a_temporary_failure() -> None:
