@@ -13,6 +13,8 @@ from service.startup.config import read_config
 from service.startup.failures import ServiceNotStarted
 from service.startup.ports import free_port
 
+CORES_OF_A_TASK = 0.05
+"""A reservation, so that all tasks fit on two cores; a replica may use more."""
 TASKS_FILE = Path(__file__).parent / "tasks.yaml"
 
 
@@ -43,7 +45,7 @@ def config_for(path: Path, model: Path | None, tasks: Sequence[str]) -> ServeDep
     own: dict[str, Any] = application.args["environments"]
     application.args["environments"] = {task: own.get(task) or entry_of(task, own) for task in tasks}
     entries = {entry.name: entry for entry in application.deployments}
-    cores = RayActorOptionsSchema(num_cpus=0.1)
+    cores = RayActorOptionsSchema(num_cpus=CORES_OF_A_TASK)
     application.deployments = [
         *(entries[name] for name in SERVICE_DEPLOYMENTS if name in entries),
         *(entries.get(task) or DeploymentSchema(name=task, num_replicas=1, ray_actor_options=cores) for task in tasks),
