@@ -15,8 +15,8 @@ from typing import Any
 from rollout_env.records import ChatMessage
 
 HERMES = re.compile(r"<tool_call>(.*?)(?:</tool_call>|(?=<tool_call>)|\Z)", re.DOTALL)
-FUNCTION = re.compile(r"<function=([^>\s]*)>(.*?)(?:</function>|\Z)", re.DOTALL)
-PARAMETER = re.compile(r"<parameter=([^>\s]*)>(.*?)</parameter>", re.DOTALL)
+FUNCTION = re.compile(r"<function=([^<>\s]*)>(.*?)(?:</function>|\Z)", re.DOTALL)
+PARAMETER, END_OF_PARAMETER = re.compile(r"<parameter=([^<>\s]*)>"), "</parameter>"
 MISTRAL, LLAMA = "[TOOL_CALLS]", "<|python_tag|>"
 MISTRAL_CALL = re.compile(r"\s*([A-Za-z0-9_.\-]+)(?:\[ARGS\])?\s*(?=\{)")
 PYTHON = re.compile(r"\[\s*[A-Za-z_][\w.]*\(.*\)\s*\]", re.DOTALL)
@@ -124,7 +124,24 @@ def call_of(value: Any) -> AnyCall:
             return MalformedCall(f"The arguments of {name} are not valid JSON: {error}.", name)
     if not isinstance(arguments, dict):
         return MalformedCall(f"The arguments of {name} must be a JSON object.", name)
-    return ToolCall(name, arguments)
+    return checked_call(name, arguments)
+
+
+def checked_call(name: str, arguments: dict[str, Any]) -> AnyCall:
+    """A call with arguments that JSON has: no NaN, no set, no half of a surrogate pair, all of which texts can spell.
+
+    What has another value could be neither checked by a schema nor sent on.
+    """
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return MalformedCall(f"The name of a call must be text, got {shortened(ascii(name))}")
+    try:
+        text = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
+        text.encode()
+    except (ValueError, TypeError, RecursionError):
+        return MalformedCall(f"The arguments of {name} have a value that JSON does not have.", name)
+    return ToolCall(name, json.loads(text))
 
 
 def function_calls(text: str) -> Iterator[AnyCall]:
@@ -133,8 +150,19 @@ def function_calls(text: str) -> Iterator[AnyCall]:
         if not name:
             yield MalformedCall("The call names no function.")
             continue
-        values = {parameter: value.strip("\n") for parameter, value in PARAMETER.findall(body)}
-        yield ToolCall(name, {parameter: value_of(value) for parameter, value in values.items()})
+        values = {parameter: value.strip("\n") for parameter, value in parameters_of(body)}
+        yield checked_call(name, {parameter: value_of(value) for parameter, value in values.items()})
+
+
+def parameters_of(body: str) -> Iterator[tuple[str, str]]:
+    """Names and texts of the parameters that have an end, in a time that is proportional to the length."""
+    place = 0
+    while (opened := PARAMETER.search(body, place)) is not None:
+        end = body.find(END_OF_PARAMETER, opened.end())
+        if end < 0:
+            return
+        yield opened[1], body[opened.end() : end]
+        place = end + len(END_OF_PARAMETER)
 
 
 def value_of(text: str) -> Any:
@@ -211,7 +239,7 @@ def python_call(call: ast.expr) -> AnyCall:
     if call.args or any(keyword.arg is None for keyword in call.keywords):
         return MalformedCall(f"The arguments of {name} must have names.", name)
     try:
-        return ToolCall(name, {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in call.keywords})
+        return checked_call(name, {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in call.keywords})
     except (ValueError, TypeError, RecursionError, MemoryError):
         return MalformedCall(f"The arguments of {name} must be literals.", name)
 

@@ -149,3 +149,28 @@ def test_deep_nesting_is_a_malformed_call() -> None:
     ):
         [call] = tool_calls_of(said(text))
         assert isinstance(call, MalformedCall)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '<tool_call>{"name": "f", "arguments": {"a": NaN}}</tool_call>',
+        '<tool_call>{"name": "f", "arguments": {"a": "\\ud800"}}</tool_call>',
+        "<function=f><parameter=a>[Infinity]</parameter></function>",
+        "[f(a={1, 2})]",
+        "[f(a=b'1')]",
+        "[f(a={(1, 2): 3})]",
+    ],
+)
+def test_a_value_that_json_does_not_have_is_a_malformed_call(text: str) -> None:
+    assert tool_calls_of(said(text)) == [MalformedCall("The arguments of f have a value that JSON does not have.", "f")]
+
+
+def test_a_name_that_is_no_text_is_a_malformed_call() -> None:
+    [call] = tool_calls_of(said('<tool_call>{"name": "\\ud800", "arguments": {}}</tool_call>'))
+    assert call == MalformedCall("The name of a call must be text, got '\\ud800'")
+
+
+def test_a_tag_begins_anew_where_the_one_before_it_was_not_ended() -> None:
+    text = "<function=<function=f><parameter=<parameter=a>1</parameter></function>"
+    assert tool_calls_of(said(text)) == [ToolCall("f", {"a": 1})]
