@@ -174,6 +174,9 @@ def parse_all(responses: Sequence[ResponseToParse]) -> list[ParsedResponse]:
 
 def parsed(parser: VLLMResponseParser, response: ResponseToParse) -> ParsedResponse:
     try:
-        return parser.parse(response)
+        found = parser.parse(response)
+        # Raises for half of a surrogate pair, which a model's JSON can spell: no answer could be written with it.
+        orjson.dumps([found.tool_calls, found.reasoning_content, found.parsed_content])
+        return found
     except Exception as error:  # noqa: BLE001 - a parser raises anything on what a model writes
         return ParsedResponse(parse_error=f"{type(error).__name__}: {error}"[:LONGEST_ERROR])

@@ -139,3 +139,12 @@ def test_a_parser_that_cannot_work_is_refused(choice: tuple[str | None, str | No
     prepare(ParserChoice(str(TINY_MODEL), *choice))
     with pytest.raises(ParserUnusable, match=says):
         parse_all([])
+
+
+def test_half_of_a_surrogate_pair_is_an_error_because_no_answer_can_be_written_with_it(
+    tokenizers: dict[str, Any], parsers: dict[str, VLLMResponseParser]
+) -> None:
+    text = '<tool_call>{"name": "add", "arguments": {"numbers": "\\ud800"}}</tool_call>'
+    parsed = response_parser.parsed(parsers["plain"], ResponseToParse(ids(tokenizers["plain"], text), tools=[ADD]))
+    assert parsed == ParsedResponse(parse_error=parsed.parse_error)
+    assert "surrogates not allowed" in (parsed.parse_error or "")
