@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import tempfile
+import threading
 import time
 from pathlib import Path
 from typing import Any, Literal
@@ -93,17 +94,19 @@ class HostedEnvironment(TaskEnvironment):
 
     async def start(self, message_log: list[ChatMessage], extra_env_info: BaseModel) -> StartOutcome:
         """That of the hosted environment; adds nothing if it has none."""
+        await self._host_runs()
         begun = await self.asked("/start", message_log=message_log, extra_env_info=extra_env_info.model_dump())
         if begun is None:
             return StartOutcome()
         return StartOutcome(begun["observation"] or None, begun["metadata"], begun["next_stop_strings"])
 
     async def open_session(self, message_log: list[ChatMessage], extra_env_info: Any) -> Session:  # noqa: ARG002
-        if self._process is not None:
-            await asyncio.to_thread(self._process.ensure)
+        await self._host_runs()
         return HostedSession(self, (await self.asked("/sessions"))["session_id"])
 
     def example_samples(self, count: int, seed: int) -> list[dict[str, Any]]:
+        if self._process is not None:
+            self._process.ensure()
         with httpx.Client(base_url=self._base_url, transport=self._transport(), timeout=None) as client:
             samples: list[dict[str, Any]] = result_of(client.post("/examples", json={"count": count, "seed": seed}))
         return samples
@@ -122,6 +125,10 @@ class HostedEnvironment(TaskEnvironment):
             await self._client.aclose()
         if self._process is not None:
             await asyncio.to_thread(self._process.stop)
+
+    async def _host_runs(self) -> None:
+        if self._process is not None:
+            await asyncio.to_thread(self._process.ensure)
 
     def _client_of_this_loop(self) -> httpx.AsyncClient:
         loop = asyncio.get_running_loop()
@@ -163,12 +170,17 @@ class HostProcess:
         self._folder = tempfile.TemporaryDirectory(prefix="host-")
         self.socket = str(Path(self._folder.name) / "socket")
         self._process: subprocess.Popen[bytes] | None = None
+        self._starting = threading.Lock()
+        """Many rollouts find at once that it has ended: one of them starts it, and the others wait."""
         self.ensure()
 
     def ensure(self) -> None:
         """Starts it if it does not run. Raises `HostNotStarted`."""
-        if self._process is not None and self._process.poll() is None:
-            return
+        with self._starting:
+            if self._process is None or self._process.poll() is not None:
+                self._start()
+
+    def _start(self) -> None:
         Path(self.socket).unlink(missing_ok=True)
         settings = self._settings
         folders = [*settings.folders, str(REPOSITORY), str(Path(rollout_env.__file__).parents[1])]
@@ -196,12 +208,18 @@ class HostProcess:
                     time.sleep(0.05)
                 else:
                     return
-        self.stop()
+        self._end()
         raise HostNotStarted(
             f"The host of {self._settings.import_path} did not answer within {self._start_timeout_s:g} s."
         )
 
     def stop(self) -> None:
+        """Ends it for good."""
+        with self._starting:
+            self._end()
+            self._folder.cleanup()
+
+    def _end(self) -> None:
         if self._process is None:
             return
         assert self._process.stdin is not None
@@ -211,7 +229,6 @@ class HostProcess:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-        self._folder.cleanup()
 
 
 def result_of(response: httpx.Response) -> Any:

@@ -119,6 +119,40 @@ def test_a_host_that_dies_loses_the_step_and_is_started_again() -> None:
     assert psutil.Process().children() == before
 
 
+def test_the_next_request_starts_a_host_that_has_died_and_only_one() -> None:
+    before = psutil.Process().children()
+    environment = hosted()
+
+    async def story() -> None:
+        [child] = set(psutil.Process().children()) - set(before)
+        child.kill()
+        child.wait(10)
+        info = environment.ExtraEnvInfo(until=2)
+        begun = await asyncio.gather(*(environment.start([], info) for _ in range(4)))
+        assert [each.observation for each in begun] == [[{"role": "user", "content": "Go."}]] * 4
+        assert len(psutil.Process().children()) == len(before) + 1
+        await environment.close()
+
+    asyncio.run(asyncio.wait_for(story(), 60))
+    assert psutil.Process().children() == before
+
+
+def test_a_host_that_was_too_slow_once_can_be_started_again() -> None:
+    environment = hosted()
+    process = environment._process
+    assert process is not None
+    [child] = psutil.Process().children()
+    child.kill()
+    child.wait(10)
+    process._start_timeout_s = 0.0
+    with pytest.raises(HostNotStarted, match="did not answer within 0 s"):
+        process.ensure()
+    process._start_timeout_s = 60.0
+    process.ensure()
+    assert environment.example_samples(1, seed=5) == [sample(6)]
+    asyncio.run(environment.close())
+
+
 def test_a_host_that_does_not_start_is_named() -> None:
     with pytest.raises(HostNotStarted, match=r"cannot be started: .*No such file"):
         HostedEnvironment(HostSettings(python="/no/python", import_path="a:B"))
