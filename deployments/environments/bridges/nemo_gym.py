@@ -6,6 +6,7 @@ call to the tool's route, and posts the whole response to be verified, with the 
 
 import json
 import random
+import re
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -16,6 +17,10 @@ from rollout_env import ChatMessage, LostSession, Session, StartOutcome, StepOut
 from rollout_env.tool_calls import AnyCall, MalformedCall, ToolCall, reply_text, tool_calls_of
 
 MODEL = "policy"
+NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+"""What a function may be called in the Responses API. A sample names its tools: others would be paths of the server."""
+OTHER_ROUTES = frozenset({"seed_session", "verify", "aggregate_metrics", "docs", "redoc"})
+"""Of each resources server, which are no tools."""
 SYSTEM_ROLES = ("system", "developer")
 REWARD = TypeAdapter(FiniteFloat)
 
@@ -68,6 +73,8 @@ class NeMoGymEnvironment(TaskEnvironment):
         self.result_role = result_role
         self.lost_session = lost_session
         self.max_sessions = max_sessions
+        self.ssl = httpx.create_ssl_context()
+        """Of all sessions: to make one takes tens of milliseconds of the event loop."""
         self._rows = rows_of(Path(rows))
         self.tools = [chat_tool(tool) for tool in tools_of(NeMoGymInfo.model_validate(self._rows[0]))]
 
@@ -108,11 +115,11 @@ class NeMoGymSession(Session):
         self._task = task
         self._row = info.model_dump()
         self._tools = tools_of(info)
-        self._names = {tool["name"] for tool in self._tools}
+        self._names = {str(tool.get("name")) for tool in self._tools} - OTHER_ROUTES
         self._output: list[dict[str, Any]] = []
         """The items of the response so far: messages, calls and their results."""
         self._steps = 0
-        self._client = httpx.AsyncClient(base_url=task.url, timeout=None)
+        self._client = httpx.AsyncClient(base_url=task.url, timeout=None, verify=task.ssl)
 
     async def seed(self) -> None:
         (await self._posted("/seed_session", self._row)).raise_for_status()
@@ -157,7 +164,7 @@ class NeMoGymSession(Session):
 
     async def _called(self, call: ToolCall) -> str:
         """What the route of the tool answers, also an error: the model is told that. Other routes are not called."""
-        if call.name not in self._names:
+        if call.name not in self._names or NAME.fullmatch(call.name) is None:
             return json.dumps({"error": f"There is no tool {call.name}; there is {', '.join(sorted(self._names))}."})
         return (await self._posted(f"/{call.name}", call.arguments)).text
 

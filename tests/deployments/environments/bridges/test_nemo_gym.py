@@ -123,6 +123,26 @@ def test_only_the_tools_of_the_row_can_be_called(url: str, rows: Path, name: str
     assert json.loads(told) == {"error": f"There is no tool {name}; there is get_counter_value, increment_counter."}
 
 
+@pytest.mark.parametrize("name", ["verify", "seed_session", "aggregate_metrics", "../verify", "verify?x", "a/b", ""])
+def test_a_sample_cannot_make_a_tool_of_another_route(url: str, rows: Path, name: str) -> None:
+    asked = {"input": "Count.", "tools": [*TOOLS, {"type": "function", "name": name}]}
+    record = {"id": "c1", "function": {"name": name, "arguments": "{}"}}
+    reply: ChatMessage = {"role": "assistant", "content": "", "tool_calls": [record]}
+    told = played(made(url, rows), reply, responses_create_params=asked).message_log[2]["content"]
+    assert "There is no tool" in told or "must be a JSON object with a name" in told
+
+
+def test_sessions_share_what_takes_long_to_make(url: str, rows: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    environment = made(url, rows)
+
+    def given_alone(verify: Any, **_: Any) -> Any:
+        assert verify is environment.ssl
+        return verify
+
+    monkeypatch.setattr("httpx._transports.default.create_ssl_context", given_alone)
+    assert played(environment, call("increment_counter", count=3), "6").total_reward == 1.0
+
+
 def test_what_is_wrong_with_a_call_is_told(url: str, rows: Path) -> None:
     replies = [
         "<tool_call>{</tool_call>",
