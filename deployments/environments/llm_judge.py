@@ -169,10 +169,12 @@ def verdict_in(text: str, lowest: float, highest: float) -> Verdict:
     """
     value = last_object(text)
     score = value.get("score")
-    if isinstance(score, bool) or not isinstance(score, int | float) or not math.isfinite(score):
+    # An integer is finite, and may be too large for `isfinite`.
+    not_finite = isinstance(score, float) and not math.isfinite(score)
+    if isinstance(score, bool) or not isinstance(score, int | float) or not_finite:
         raise ValueError(f"the score is {json.dumps(score)} and no number")
     if not lowest <= score <= highest:
-        raise ValueError(f"the score {score:g} is not from {lowest:g} to {highest:g}")
+        raise ValueError(f"the score {score!s:.20} is not from {lowest:g} to {highest:g}")
     return Verdict(float(score), str(value.get("reason") or ""))
 
 

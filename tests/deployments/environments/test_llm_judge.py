@@ -162,3 +162,8 @@ def test_a_judge_behind_a_socket_is_asked_by_many_steps_at_once() -> None:
 
 def test_it_keeps_the_rules_for_environments() -> None:
     check(lambda: judged_by(GOOD)[0], samples=8)
+
+
+def test_an_integer_that_is_too_large_for_a_float_is_a_score_off_the_scale() -> None:
+    with pytest.raises(ValueError, match=r"the score 10+ is not from 0 to 10"):
+        verdict_in(f'{{"score": 1{"0" * 400}}}', 0, 10)
