@@ -30,6 +30,10 @@ from rollout_env import ChatMessage, SampleRejected, Session, StartOutcome, Step
 
 HARNESS_ID = "played_by_steps"
 MODEL = "policy"
+MOST_TASKS = 2**20
+"""Of a taskset, which may have no end. All before the one that a sample names are made and held."""
+MOST_FIRST = 2**16
+"""Places at which examples may begin."""
 
 
 class VerifiersInfo(BaseModel):
@@ -37,7 +41,7 @@ class VerifiersInfo(BaseModel):
 
     model_config = ConfigDict(extra="ignore", use_attribute_docstrings=True)
 
-    index: int = Field(ge=0)
+    index: int = Field(ge=0, lt=MOST_TASKS)
     """Of the task in the taskset."""
 
 
@@ -96,7 +100,11 @@ class VerifiersEnvironment(TaskEnvironment):
             self._serving = Serving(self._env)
         endpoint = await self._serving.started()
         episode = EpisodeSession(self._env, self._task(info.index), endpoint)
-        await episode.wait_for_turn()
+        try:
+            await episode.wait_for_turn()
+        except asyncio.CancelledError:
+            await episode.close()
+            raise
         if not episode.asked:
             await episode.close()
             raise SampleRejected(f"Task {info.index} ended before the first turn: {episode.problem()}")
@@ -110,7 +118,8 @@ class VerifiersEnvironment(TaskEnvironment):
         return self._tasks[index]
 
     def example_samples(self, count: int, seed: int) -> list[dict[str, Any]]:
-        """The tasks from place `seed` on; from the first one again after the last one."""
+        """The tasks from place `seed` on; from the first one again after the last one, or after `MOST_FIRST`."""
+        seed %= MOST_FIRST
         try:
             self._task(seed + count - 1)
         except SampleRejected:

@@ -11,6 +11,7 @@ import pytest
 
 from deployments.environments.bridges.hosted import HostedEnvironment, HostedEnvironmentError, HostSettings
 from rollout_env import SampleRejected, check, play
+from rollout_env.validation import validated_extra_env_info
 
 TASKSETS = str(Path(__file__).with_name("verifiers_tasksets"))
 
@@ -93,6 +94,12 @@ def test_a_task_that_is_not_there_is_rejected(sums: HostedEnvironment) -> None:
     with pytest.raises(SampleRejected, match="the taskset has 5 tasks, from 0"):
         play(sums, [], sample(5))
     assert sums.example_samples(4, seed=3) == [sample(3), sample(4), sample(0), sample(1)]
+
+
+def test_a_taskset_without_end_is_not_loaded_for_ever(guesses: HostedEnvironment) -> None:
+    with pytest.raises(SampleRejected, match=r"index.*1048576"):
+        validated_extra_env_info(guesses, {"index": 2**40})
+    assert guesses.example_samples(2, seed=2**62 + 3) == [sample(3), sample(4)]
 
 
 def test_a_rollout_that_is_cut_off_ends_its_episode(guesses: HostedEnvironment) -> None:
