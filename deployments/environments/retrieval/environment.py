@@ -3,8 +3,9 @@
 import random
 import re
 import string
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -29,6 +30,7 @@ ARTICLES = re.compile(r"\b(a|an|the)\b")
 PUNCTUATION = str.maketrans("", "", string.punctuation)
 ANSWER_TAG = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 WORDS_IN_QUOTE = 8
+Item = TypeVar("Item")
 
 
 class RetrievalInfo(BaseModel):
@@ -160,11 +162,21 @@ class RetrievalEnvironment(TaskEnvironment):
         )
 
     def example_samples(self, count: int, seed: int) -> list[dict[str, Any]]:
-        """Questions about the invented corpus; of another one, which document has some words of it."""
+        """Questions about the invented corpus; of another one, which document has some words of it.
+
+        The same ones come again, in another order, when there are no further ones.
+        """
         draw = random.Random(seed)
         if self._samples is not None:
-            return draw.sample(self._samples, count)
-        return [known_item(document) for document in draw.sample(self.corpus.documents, count)]
+            return drawn(self._samples, count, draw)
+        return [known_item(document) for document in drawn(self.corpus.documents, count, draw)]
+
+
+def drawn(pool: Sequence[Item], count: int, draw: random.Random) -> list[Item]:
+    """So many items in a random order, none a second time before all were drawn."""
+    rounds, rest = divmod(count, len(pool))
+    sizes = [len(pool)] * rounds + [rest]
+    return [item for size in sizes for item in draw.sample(pool, size)]
 
 
 def search_schema() -> JsonObject:

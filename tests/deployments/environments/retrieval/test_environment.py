@@ -118,3 +118,13 @@ def test_examples_of_a_given_corpus_ask_for_a_document(environment: RetrievalEnv
 
 def test_it_keeps_the_rules_for_environments(corpus: Path) -> None:
     check(lambda: RetrievalEnvironment(corpus=corpus), replies=[search("Ann"), "Italy"])
+
+
+def test_more_example_samples_than_there_are_questions_repeat_all_of_them() -> None:
+    environment = RetrievalEnvironment()
+    samples = environment.example_samples(1300, seed=4)
+    texts = [sample["messages"][0]["content"] for sample in samples]
+    assert len(set(texts[:600])) == 600
+    assert set(texts[:600]) == set(texts[600:1200])
+    assert len(set(texts[1200:])) == 100
+    assert environment.example_samples(9, seed=4) == environment.example_samples(9, seed=4)
