@@ -12,9 +12,11 @@ from ray.serve.schema import ServeDeploySchema
 from deployments.protocols import PrefixCacheTokens
 from rollout_client import RolloutClient
 from rollout_client.contract import SampleInput, Sampling
-from tests.live.forward_pass import perturbed
+from rollout_client.trainers.vllm_transfer import RolloutWeightSyncClient
+from tests.live.forward_pass import model_of, perturbed
 from tests.live.played_with_weights import CHECKSUMS_WITHIN_S, assert_of_weights, play
 from tests.live.running_service import replicas, scale_generators
+from tests.live.running_transfer import connected
 
 REPLICAS = 2
 TURNS = 5
@@ -28,11 +30,13 @@ READY_WITHIN_S = 120.0
 
 @pytest.fixture(scope="module", autouse=True)
 def version(client: RolloutClient, service_config: ServeDeploySchema) -> int:
-    """The current one: the first replica was swapped to it, the second has started with it."""
-    pushed = client.push_weights(perturbed(14)).version
+    """The current one: a trainer sent it into the first replica, the second has started with what was saved of it."""
+    transfer = RolloutWeightSyncClient(client)
+    connected(transfer, client.policy().transfer_world_size, model_of(perturbed(14))).send_weights()
+    assert transfer.update is not None
     scale_generators(service_config, REPLICAS)
-    wait_for_replicas(client, REPLICAS, pushed)
-    return pushed
+    wait_for_replicas(client, REPLICAS, transfer.update.version)
+    return transfer.update.version
 
 
 def wait_for_replicas(client: RolloutClient, count: int, version: int) -> None:
@@ -113,7 +117,7 @@ def assert_equal_engines(client: RolloutClient) -> None:
     assert checksum is not None
 
 
-def test_a_replica_that_started_after_a_push_has_its_weights(client: RolloutClient, version: int) -> None:
+def test_a_replica_that_started_after_a_transfer_has_its_weights(client: RolloutClient, version: int) -> None:
     assert_equal_engines(client)
     assert_of_weights(play(client, 64).samples, version, perturbed(14))
 

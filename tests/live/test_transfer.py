@@ -5,25 +5,16 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from itertools import islice
-from typing import Any
 
 import pytest
-from vllm.distributed.weight_transfer.base import ModuleSource
-from vllm.distributed.weight_transfer.factory import WeightTransferTrainerFactory
 
 from rollout_client import RolloutClient
 from rollout_client.contract import SampleResult, Sampling
 from rollout_client.errors import RequestRejected
 from rollout_client.trainers.vllm_transfer import ConnectAgain, RolloutWeightSyncClient
 from service.startup.ports import free_port
-from tests.live import gloo_transfer
 from tests.live.forward_pass import logprob_differences, model_of, perturbed, tiny_state
-from tests.live.gloo_transfer import (
-    GlooTrainerInitInfo,
-    GlooTrainerWeightTransferEngine,
-    as_declared,
-    update_info_of,
-)
+from tests.live.gloo_transfer import as_declared, update_info_of
 from tests.live.played_with_weights import (
     CHECKSUMS_WITHIN_S,
     LOGPROB_TOLERANCE,
@@ -31,6 +22,7 @@ from tests.live.played_with_weights import (
     play,
     versions_of,
 )
+from tests.live.running_transfer import connected
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -48,17 +40,6 @@ def saved(client: RolloutClient, version: int) -> str:
             return info.checksum
         time.sleep(0.1)
     raise TimeoutError(f"version {version} was not saved")
-
-
-def connected(transfer: RolloutWeightSyncClient, world_size: int | None, model: Any) -> GlooTrainerWeightTransferEngine:
-    gloo_transfer.register()
-    engine = WeightTransferTrainerFactory.trainer_init(
-        GlooTrainerInitInfo("127.0.0.1", free_port(), world_size or 0, rank=0),
-        client=transfer,
-        source=ModuleSource(model),
-    )
-    assert isinstance(engine, GlooTrainerWeightTransferEngine)
-    return engine
 
 
 def test_after_a_transfer_every_token_is_of_the_trainers_weights(client: RolloutClient) -> None:
