@@ -104,9 +104,17 @@ def main(
     asked = conversations(scores)
     with tempfile.TemporaryDirectory() as folder:
         write_reward_model(Path(folder), hidden_size, layers)
-        ray.init(address="local", include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+        # Each replica has all cores, and only one is asked at a time.
+        cores = os.cpu_count() or 1
+        ray.init(
+            address="local",
+            num_cpus=2 * cores + 1,
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+        )
         try:
-            replica = serve.deployment(max_ongoing_requests=100_000, ray_actor_options={"num_cpus": 0.5})(
+            replica = serve.deployment(max_ongoing_requests=100_000, ray_actor_options={"num_cpus": cores})(
                 RewardModelReplica
             )
             batched = serve.run(replica.bind(RewardModelSettings(model=folder)), name="batched", route_prefix=None)
@@ -123,7 +131,7 @@ def main(
         "batched_over": {name: gain for name, gain in gains.items() if name != "at_once_batched"},
         "hidden_size": hidden_size,
         "layers": layers,
-        "cores": os.cpu_count() or 1,
+        "cores": cores,
     }
     typer.echo(json.dumps(result))
 
