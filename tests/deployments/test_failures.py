@@ -27,6 +27,7 @@ def test_each_failure_has_the_kind_of_the_boundary_that_broke_and_says_whether_a
         "SessionLost": ("environment", True),
         "RestartableSessionLost": ("environment", True),
         "PolicyStoreLost": ("internal", True),
+        "DataLost": ("internal", True),
         "OtherVersionLoaded": ("policy", True),
         "VersionReplaced": ("policy", False),
         "PolicyDropped": ("policy", False),
