@@ -25,26 +25,47 @@ def refuse_beyond_float32(reward: float | dict[str, float]) -> float | dict[str,
     return reward
 
 
-Reward = Annotated[FiniteFloat | dict[str, FiniteFloat], AfterValidator(refuse_beyond_float32)]
+def refuse_half_surrogates(text: str) -> str:
+    """Returns `text`. Raises `ValueError` if half of a surrogate pair is in it: no answer could be written with it."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        half = text[error.start]
+        raise ValueError(f"it holds {half!a}, half of a surrogate pair, which UTF-8 cannot express") from error
+    return text
 
 
-def refuse_non_finite(value: Any) -> Any:
-    """Returns `value`, which is JSON otherwise. Raises `ValueError` if NaN or infinity is anywhere in it."""
+Text = Annotated[str, AfterValidator(refuse_half_surrogates)]
+
+
+def refuse_unwritable(value: Any) -> Any:
+    """Returns `value`, which is JSON otherwise.
+
+    Raises `ValueError` if NaN, infinity or half of a surrogate pair is anywhere in it.
+    """
     if isinstance(value, dict):
-        for item in value.values():
-            refuse_non_finite(item)
+        for name, item in value.items():
+            refuse_half_surrogates(name)
+            refuse_unwritable(item)
     elif isinstance(value, list):
         for item in value:
-            refuse_non_finite(item)
+            refuse_unwritable(item)
+    elif isinstance(value, str):
+        refuse_half_surrogates(value)
     elif isinstance(value, float) and not math.isfinite(value):
         raise ValueError(f"it holds {value}, which JSON cannot express")
     return value
 
 
+Reward = Annotated[
+    FiniteFloat | dict[str, FiniteFloat], AfterValidator(refuse_beyond_float32), AfterValidator(refuse_unwritable)
+]
+Metrics = Annotated[dict[str, FiniteFloat], AfterValidator(refuse_unwritable)]
+
 JsonObject = Annotated[
     dict[str, Any],
     GetPydanticSchema(lambda _, schema_of: schema_of(dict[str, JsonValue])),
-    AfterValidator(refuse_non_finite),
+    AfterValidator(refuse_unwritable),
 ]
 """Any depth of it is validated as JSON. The values are typed `Any`, so that a `dict[str, int]` is accepted too."""
 
@@ -53,20 +74,20 @@ class ChatMessage(TypedDict):
     """A message as environments and chat templates see it: text without token ids."""
 
     role: Role
-    content: str
+    content: Text
     """All of the text, with the markup of calls and reasoning."""
-    name: NotRequired[str]
+    name: NotRequired[Text]
     """Of the speaker, or of the tool that a message of role `tool` comes from."""
-    tool_call_id: NotRequired[str]
+    tool_call_id: NotRequired[Text]
     """The call that a message of role `tool` answers."""
     tool_calls: NotRequired[list[JsonObject]]
     """The calls of an assistant message, if the service has a parser for them: `{"id": ..., "type": "function",
     "function": {"name": ..., "arguments": JSON text}}`. Those of a prompt's message are as its sample has them."""
-    reasoning_content: NotRequired[str]
+    reasoning_content: NotRequired[Text]
     """The reasoning of an assistant message, if the service has a parser for it."""
-    parsed_content: NotRequired[str]
+    parsed_content: NotRequired[Text]
     """`content` without calls and reasoning; missing where nothing was read out of it."""
-    parse_error: NotRequired[str]
+    parse_error: NotRequired[Text]
     """Why a response, or the calls in it, could not be read, such as JSON that is none."""
 
 
@@ -111,9 +132,9 @@ class StepOutcome:
     """The `extra_env_info` of the next step; None leaves it unchanged."""
     next_stop_strings: list[StopString] | None = None
     """The stop strings of all later generations; None leaves them unchanged, an empty list means no stop strings."""
-    answer: str | None = None
+    answer: Text | None = None
     """What the environment read out of the response, such as the number in a box; None if it found nothing."""
-    metrics: dict[str, FiniteFloat] | None = None
+    metrics: Metrics | None = None
     """Counts and times that are no reward, such as calls that were malformed. The service sums those of all steps by
     name, and shows their spread over the rollouts of a request."""
 

@@ -84,6 +84,34 @@ def test_an_invalid_field_is_refused_by_its_name(fields: dict[str, Any], problem
 
 
 @pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"observation": {"role": "user", "content": "a\ud800"}}, "observation.content"),
+        ({"observation": [{"role": "tool", "content": "", "name": "\ud800"}]}, "observation.0.name"),
+        ({"observation": {"role": "tool", "content": "", "tool_call_id": "\ud800"}}, "observation.tool_call_id"),
+        (
+            {"observation": {"role": "assistant", "content": "", "tool_calls": [{"id": "\ud800"}]}},
+            "observation.tool_calls.0",
+        ),
+        ({"answer": "\ud800"}, "answer"),
+        ({"metadata": {"board": [{"name": "\ud800"}]}}, "metadata"),
+        ({"metadata": {"\ud800": 1}}, "metadata"),
+        ({"reward": {"\ud800": 1.0}}, "reward"),
+        ({"metrics": {"\ud800": 1.0}}, "metrics"),
+    ],
+)
+def test_half_of_a_surrogate_pair_is_refused_because_no_answer_can_be_written_with_it(
+    fields: dict[str, Any], field: str
+) -> None:
+    with pytest.raises(OutcomeInvalid) as refusal:
+        validated_outcome(outcome(**fields))
+    assert str(refusal.value) == (
+        f"The environment's outcome is not valid: outcome.{field}: Value error, it holds '\\ud800', half of a "
+        "surrogate pair, which UTF-8 cannot express."
+    )
+
+
+@pytest.mark.parametrize(
     "reward", [float("nan"), float("inf"), {"style": float("-inf")}, 3.5e38, {"style": -3.5e38}, None, "much"]
 )
 def test_a_reward_that_is_no_number_of_float32_is_refused(reward: Any) -> None:
