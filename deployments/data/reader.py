@@ -1,6 +1,6 @@
 """The port to the data of the tasks: `DataReader`. `RemoteData` (`service/remote/data.py`) implements it."""
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterable, Iterator
 from typing import Protocol
 
 from rollout_client.sample_range_contract import SampleRange
@@ -21,3 +21,13 @@ class DataReader(Protocol):
             DataLost: the data cannot be reached.
         """
         ...
+
+
+def within_bytes(samples: Iterable[bytes], most_bytes: int) -> Iterator[bytes]:
+    """As many of the samples as take no more bytes, and at least one."""
+    size = 0
+    for sample in samples:
+        size += len(sample) + 1
+        if size > most_bytes and size > len(sample) + 1:
+            return
+        yield sample

@@ -11,8 +11,8 @@ from collections.abc import AsyncGenerator, Iterator, Mapping
 from deployments import logs
 from deployments.data.failures import DataNotLoadable
 from deployments.data.loading import load_task_data
+from deployments.data.reader import within_bytes
 from deployments.data.settings import DataSettings
-from deployments.data.task_data import within_bytes
 
 BYTES_PER_MESSAGE = 2**20
 

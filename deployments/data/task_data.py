@@ -4,7 +4,7 @@ Guarantees: the place of a sample is a number from 0 that grows through all epoc
 give the same sample, in every process; an epoch has each row of its split once.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -108,13 +108,3 @@ def encoded(sample: dict[str, Any], place: str) -> bytes:
         return to_json(sample)
     except ValueError as error:
         raise DataRefused(f"{place} has a value that JSON does not have: {error}") from error
-
-
-def within_bytes(samples: Iterable[bytes], most_bytes: int) -> Iterator[bytes]:
-    """As many of the samples as take no more bytes, and at least one."""
-    size = 0
-    for sample in samples:
-        size += len(sample) + 1
-        if size > most_bytes and size > len(sample) + 1:
-            return
-        yield sample

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pydantic_core import to_json
 
 from deployments.data.failures import DataRefused
-from deployments.data.reader import DataReader
+from deployments.data.reader import DataReader, within_bytes
 from deployments.protocols import Environment
 from rollout_client.contract import RolloutRequest
 from rollout_client.problem_contract import FieldProblem
@@ -42,7 +42,7 @@ class TaskSampler:
             RolloutFailure: the data or the environment do not answer.
         """
         page = SamplesJson()
-        await self._add(page, wanted, "query", most_bytes)
+        await self._add(page, self._lines(wanted, most_bytes), "query")
         return page.document({"next_start": wanted.start + page.count})
 
     async def fill(
@@ -62,7 +62,8 @@ class TaskSampler:
         for place, wanted in enumerate(request.samples_from):
             field = f"samples_from[{place}]"
             count_before = body.count
-            await self._add(body, wanted, field, limits.max_body_bytes, hold)
+            lines = self._lines(wanted, limits.max_body_bytes - body.size, needs_all=True)
+            await self._add(body, lines, field, hold)
             if body.count < count_before + wanted.count:
                 message = f"the samples take more than {limits.max_body_bytes} bytes; ask for fewer"
                 raise invalid_request(FieldProblem(field=f"{field}.count", message=message, value=wanted.count))
@@ -85,13 +86,12 @@ class TaskSampler:
     async def _add(
         self,
         samples: "SamplesJson",
-        wanted: SampleRange,
+        lines: AsyncGenerator[bytes, None],
         field: str,
-        most_bytes: int,
         hold: Callable[[int], None] = lambda _size: None,
     ) -> None:
         try:
-            async with aclosing(self._lines(wanted, most_bytes - samples.size)) as parts:
+            async with aclosing(lines) as parts:
                 async for part in parts:
                     hold(samples.size + len(part))
                     samples.add(part)
@@ -99,19 +99,30 @@ class TaskSampler:
             path = f"{field}.{error.field}".removesuffix(".")
             raise invalid_request(FieldProblem(field=path, message=str(error), value=error.value)) from error
 
-    def _lines(self, wanted: SampleRange, most_bytes: int) -> AsyncGenerator[bytes, None]:
+    def _lines(self, wanted: SampleRange, most_bytes: int, needs_all: bool = False) -> AsyncGenerator[bytes, None]:
+        """Parts of JSON lines, fewer than wanted if they would take more than `most_bytes`.
+
+        Args:
+            needs_all: an environment that makes fewer than wanted raises `DataRefused`.
+        """
         if self.data is not None and wanted.task_name in self.tasks_with_data:
             return self.data.samples(wanted, most_bytes)
-        return self._lines_of_environment(wanted)
+        return self._lines_of_environment(wanted, most_bytes, needs_all)
 
-    async def _lines_of_environment(self, wanted: SampleRange) -> AsyncGenerator[bytes, None]:
+    async def _lines_of_environment(
+        self, wanted: SampleRange, most_bytes: int, needs_all: bool
+    ) -> AsyncGenerator[bytes, None]:
         """What the environment makes for this start: another one has other samples, whatever the count before."""
         if wanted.split is not None:
             raise DataRefused(f"task {wanted.task_name!r} has no data, so it has no splits", "split", wanted.split)
         seed = wanted.seed or 0
         seed = derived_seed(seed, wanted.start) if wanted.start else seed
         made = await self.environments[wanted.task_name].example_samples(wanted.count, seed)
-        yield await asyncio.to_thread(lambda: b"".join(to_json(sample) + b"\n" for sample in made))
+        if needs_all and len(made) < wanted.count:
+            message = f"the environment of task {wanted.task_name!r} makes only {len(made)} samples; ask for fewer"
+            raise DataRefused(message, "count", wanted.count)
+        samples = within_bytes(map(to_json, made[: wanted.count]), most_bytes)
+        yield await asyncio.to_thread(lambda: b"".join(sample + b"\n" for sample in samples))
 
 
 class SamplesJson:

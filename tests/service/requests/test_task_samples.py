@@ -158,6 +158,50 @@ def test_more_samples_than_a_body_may_have_bytes_are_refused() -> None:
     )
 
 
+def test_an_environment_that_makes_too_few_samples_is_named_as_the_reason() -> None:
+    class FewGames(Games):
+        async def example_samples(self, count: int, seed: int) -> list[dict[str, Any]]:
+            return await super().example_samples(min(count, 3), seed)
+
+    http = service()
+    http.environments["sliding_puzzle"] = FewGames([outcome(terminated=True)])
+    response = http.post({"samples_from": [{"task_name": "sliding_puzzle", "count": 4}]})
+    assert (response.status_code, response.json()["detail"]) == (
+        422,
+        "samples_from[0].count: the environment of task 'sliding_puzzle' makes only 3 samples; ask for fewer.",
+    )
+    page = http.call(lambda client: client.task_samples("sliding_puzzle", 4))
+    assert (len(page.samples), page.next_start) == (3, 3)
+
+
+def test_samples_of_an_environment_end_where_the_bytes_end_too() -> None:
+    class LongGames(Games):
+        async def example_samples(self, count: int, seed: int) -> list[dict[str, Any]]:
+            samples = await super().example_samples(count, seed)
+            return [{**sample, "id": "x" * (LIMITS.max_body_bytes // 3)} for sample in samples]
+
+    http = service()
+    http.environments["sliding_puzzle"] = LongGames([outcome(terminated=True)])
+    page = http.call(lambda client: client.task_samples("sliding_puzzle", 4))
+    assert (len(page.samples), page.next_start) == (2, 2)
+    response = http.post({"samples_from": [{"task_name": "sliding_puzzle", "count": 4}]})
+    assert (response.status_code, response.json()["detail"]) == (
+        422,
+        f"samples_from[0].count: the samples take more than {LIMITS.max_body_bytes} bytes; ask for fewer.",
+    )
+
+
+def test_an_environment_that_makes_more_samples_than_asked_gives_those_that_were_asked_for() -> None:
+    class ManyGames(Games):
+        async def example_samples(self, count: int, seed: int) -> list[dict[str, Any]]:
+            return await super().example_samples(count + 1, seed)
+
+    http = service()
+    http.environments["sliding_puzzle"] = ManyGames([outcome(terminated=True)])
+    page = http.call(lambda client: client.task_samples("sliding_puzzle", 2))
+    assert (len(page.samples), page.next_start) == (2, 2)
+
+
 def test_the_samples_count_for_admission_like_those_of_a_body() -> None:
     bounds = {"replica": {"max_rollouts": 3}}
     http = service(admission=AdmissionSettings.model_validate(bounds))
