@@ -1,8 +1,8 @@
 """Judges each reply by several environments, and weights what they give."""
 
 import asyncio
-from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar
+from collections.abc import Coroutine, Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
 
@@ -64,15 +64,16 @@ class MultiRewardEnvironment(TaskEnvironment):
             environment.use_models(chat_models, reward_models)
 
     async def step(self, message_log: list[ChatMessage], extra_env_info: Any) -> StepOutcome:
-        """Raises what a part raises."""
+        """Raises what a part raises; the steps of the others are cancelled then."""
         state: dict[str, Any] = extra_env_info.model_dump(exclude_unset=True)
         ended = state.pop("ended", [])
         judging = [name for name in self._environments if name not in ended]
-        steps = (
-            validated_step(self._environments[name], [message.copy() for message in message_log], state[name])
-            for name in judging
+        outcomes = await outcomes_of(
+            {
+                name: validated_step(self._environments[name], [message.copy() for message in message_log], state[name])
+                for name in judging
+            }
         )
-        outcomes = dict(zip(judging, await asyncio.gather(*steps), strict=True))
         leading = outcomes[self._leader]
         for name, outcome in outcomes.items():
             state[name] = state[name] if outcome.metadata is None else outcome.metadata
@@ -80,7 +81,7 @@ class MultiRewardEnvironment(TaskEnvironment):
             observation=leading.observation,
             reward=self._weighted(outcomes),
             terminated=leading.terminated,
-            metadata={**state, "ended": [*ended, *(name for name in judging if outcomes[name].terminated)]},
+            metadata={**state, "ended": [*ended, *(name for name in judging if self._judges_no_more(name, outcomes))]},
             next_stop_strings=leading.next_stop_strings,
             answer=leading.answer,
             metrics={
@@ -107,6 +108,10 @@ class MultiRewardEnvironment(TaskEnvironment):
             for place in range(count)
         ]
 
+    def _judges_no_more(self, name: str, outcomes: dict[str, StepOutcome]) -> bool:
+        """Whether the rollout can go on without this part."""
+        return name != self._leader and outcomes[name].terminated
+
     def _weighted(self, outcomes: dict[str, StepOutcome]) -> dict[str, float]:
         rewards: dict[str, float] = {}
         for name, outcome in outcomes.items():
@@ -122,12 +127,26 @@ class MultiRewardEnvironment(TaskEnvironment):
         return f"Several judges of one reply. {parts}"
 
 
+async def outcomes_of(steps: Mapping[str, Coroutine[Any, Any, StepOutcome]]) -> dict[str, StepOutcome]:
+    """Runs the steps at once. Raises what the first that fails raises, when the others are cancelled."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = {name: group.create_task(step) for name, step in steps.items()}
+    except BaseExceptionGroup as failures:
+        error = failures.exceptions[0]
+    else:
+        return {name: task.result() for name, task in tasks.items()}
+    raise error  # Here, because the group would be its context there.
+
+
 def fields_of(environments: dict[str, TaskEnvironment]) -> type[BaseModel]:
     """A model with a field for the `extra_env_info` of each part."""
     fields: dict[str, Any] = {name: (part.ExtraEnvInfo, ...) for name, part in environments.items()}
+    _, *others = environments
+    ended: Any = list[Literal[tuple(others)]] if others else Annotated[list[str], Field(max_length=0)]  # type: ignore[misc]
     return create_model(
         "MultiRewardInfo",
         __config__=ConfigDict(extra="forbid"),
-        ended=(list[str], Field(default=[], description="Parts that judge no further reply; the service sets it.")),
+        ended=(ended, Field(default=[], description="Parts that judge no further reply; the service sets it.")),
         **fields,
     )

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict
 from deployments.environments.multi_reward import MultiRewardEnvironment
 from rollout_env import ChatMessage, SampleRejected, StartOutcome, StepOutcome, TaskEnvironment, check, play
 from rollout_env.loading import EnvironmentNotLoadable, load_environment
+from rollout_env.validation import validated_step
 
 HERE = __name__
 
@@ -55,6 +56,20 @@ class StartingEnvironment(CountingEnvironment):
         return StartOutcome()
 
 
+class WaitingEnvironment(CountingEnvironment):
+    """Its steps never end."""
+
+    running = 0
+
+    async def step(self, message_log: list[ChatMessage], extra_env_info: Count) -> StepOutcome:  # type: ignore[override]
+        WaitingEnvironment.running += 1
+        try:
+            await asyncio.Event().wait()
+        finally:
+            WaitingEnvironment.running -= 1
+        raise AssertionError
+
+
 def part(name: str = "CountingEnvironment", weight: float = 1.0, **arguments: Any) -> dict[str, Any]:
     return {"import_path": f"{HERE}:{name}", "weight": weight, "arguments": arguments}
 
@@ -90,6 +105,31 @@ def test_the_fields_of_a_sample_are_those_of_each_part() -> None:
 def test_what_a_part_raises_fails_the_sample() -> None:
     with pytest.raises(SampleRejected, match="It is bad"):
         play(made(one=part()), ["bad"], sample(one=1))
+
+
+def test_a_part_that_fails_ends_the_steps_of_the_others() -> None:
+    environment = made(one=part("WaitingEnvironment"), two=part())
+
+    async def scenario() -> None:
+        with pytest.raises(SampleRejected, match=r"^It is bad\.$") as failure:
+            await validated_step(
+                environment, [{"role": "assistant", "content": "bad"}], sample(one=1, two=1)["extra_env_info"]
+            )
+        assert WaitingEnvironment.running == 0
+        assert failure.value.__context__ is None
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("ended", ["one", "three"])
+def test_neither_the_leader_nor_an_unknown_part_can_have_ended(ended: str) -> None:
+    given = sample(one=1, two=1)
+    given["extra_env_info"]["ended"] = [ended]
+    with pytest.raises(SampleRejected, match=r"extra_env_info\.ended\.0: Input should be 'two'"):
+        play(made(one=part(), two=part()), ["a"], given)
+    del given["extra_env_info"]["two"]
+    with pytest.raises(SampleRejected, match=r"extra_env_info\.ended: List should have at most 0 items"):
+        play(made(one=part()), ["a"], given)
 
 
 def test_as_many_steps_run_at_once_as_the_part_with_the_lowest_limit_takes() -> None:
