@@ -15,7 +15,7 @@ import sys
 import threading
 import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict
 from typing import Any
 from uuid import uuid4
@@ -67,10 +67,12 @@ class EnvironmentServer:
 
     @asynccontextmanager
     async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:
-        yield
-        for steps in self._sessions.values():
-            await steps.close()
-        await call(self._environment.close)
+        """At its end closes the sessions and then the environment, each also if others raise; raises the last error."""
+        async with AsyncExitStack() as closing:
+            closing.push_async_callback(call, self._environment.close)
+            yield
+            for steps in self._sessions.values():
+                closing.push_async_callback(steps.close)
 
     async def _description(self, _: Request) -> Response:
         environment = self._environment

@@ -1,0 +1,52 @@
+"""The server of an environment, without its socket."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from rollout_env import ChatMessage, Session, StepOutcome
+from rollout_env.serve import EnvironmentServer
+from tests.clients.rollout_env.counting_environment import Count, CountingEnvironment
+
+
+class Numbered(Session):
+    def __init__(self, number: int, closed: list[str]) -> None:
+        self._number, self._closed = number, closed
+
+    def step(self, message_log: list[ChatMessage], extra_env_info: Any) -> StepOutcome:
+        return StepOutcome({"role": "user", "content": ""}, 0.0, terminated=False)
+
+    def close(self) -> None:
+        self._closed.append(f"session {self._number}")
+        if self._number == 1:
+            raise OSError("The socket is gone.")
+
+
+class NumberingEnvironment(CountingEnvironment):
+    def __init__(self) -> None:
+        self.opened = 0
+        self.closed: list[str] = []
+
+    def open_session(self, message_log: list[ChatMessage], extra_env_info: Count) -> Session:
+        self.opened += 1
+        return Numbered(self.opened - 1, self.closed)
+
+    def close(self) -> None:
+        self.closed.append("environment")
+
+
+def test_a_session_that_cannot_be_closed_keeps_neither_the_others_nor_the_environment_open() -> None:
+    environment = NumberingEnvironment()
+    server = EnvironmentServer(environment)
+    asked = {"message_log": [{"role": "assistant", "content": "1"}], "extra_env_info": {"until": 2}}
+
+    async def scenario() -> None:
+        async with server._lifespan(server.app()):
+            for _ in range(3):
+                await server._step(asked | await server._open({}))
+
+    with pytest.raises(OSError, match=r"The socket is gone\."):
+        asyncio.run(scenario())
+    assert sorted(environment.closed[:-1]) == ["session 0", "session 1", "session 2"]
+    assert environment.closed[-1] == "environment"
