@@ -28,7 +28,7 @@ NOTHING_FOUND = "No document found."
 NO_MORE_SEARCHES = "The search was not made: no more are permitted. Answer."
 ARTICLES = re.compile(r"\b(a|an|the)\b")
 PUNCTUATION = str.maketrans("", "", string.punctuation)
-ANSWER_TAG = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
+OPEN_TAG, CLOSE_TAG = "<answer>", "</answer>"
 WORDS_IN_QUOTE = 8
 Item = TypeVar("Item")
 
@@ -197,8 +197,15 @@ def known_item(document: Document) -> dict[str, Any]:
 
 
 def answer_in(text: str) -> str:
-    boxed, tagged = last_box(text), ANSWER_TAG.findall(text)
-    return (boxed if boxed is not None else tagged[-1] if tagged else text).strip()
+    boxed, tagged = last_box(text), last_tagged(text)
+    return (boxed if boxed is not None else tagged if tagged is not None else text).strip()
+
+
+def last_tagged(text: str) -> str | None:
+    """What is between the last open tag that is closed and its end, `None` without one. Takes linear time."""
+    before, closed, _ = text.rpartition(CLOSE_TAG)
+    _, opened, rest = before.rpartition(OPEN_TAG)
+    return rest.partition(CLOSE_TAG)[0] if closed and opened else None
 
 
 def normalized(answer: str) -> str:

@@ -87,10 +87,24 @@ def test_long_documents_are_cut(corpus: Path) -> None:
 
 @pytest.mark.parametrize(
     ("reply", "answer"),
-    [("The <answer> Rome </answer>", "Rome"), ("\\boxed{a}\\boxed{Rome}", "Rome"), (" Rome. ", "Rome."), ("", "")],
+    [
+        ("The <answer> Rome </answer>", "Rome"),
+        ("<answer>a</answer><answer>Rome</answer>", "Rome"),
+        ("<answer>a<answer>Rome</answer> b</answer>", "Rome"),
+        ("<answer>Rome</answer> <answer>a", "Rome"),
+        ("Rome</answer><answer>", "Rome</answer><answer>"),
+        ("\\boxed{a}\\boxed{Rome}", "Rome"),
+        (" Rome. ", "Rome."),
+        ("", ""),
+    ],
 )
 def test_the_answer_is_in_a_box_or_in_tags_or_the_whole_reply(reply: str, answer: str) -> None:
     assert answer_in(reply) == answer
+
+
+def test_a_reply_of_open_tags_alone_is_read_in_one_pass() -> None:
+    reply = "<answer>" * 100_000
+    assert answer_in(reply) == reply
 
 
 def test_answers_are_compared_without_case_punctuation_and_articles() -> None:
