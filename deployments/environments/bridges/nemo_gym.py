@@ -13,6 +13,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import httpx
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, HttpUrl, TypeAdapter, ValidationError
 
+from deployments.environments.bridges.addresses import is_loopback
 from rollout_env import ChatMessage, LostSession, Session, StartOutcome, StepOutcome, TaskEnvironment, TemporaryFailure
 from rollout_env.tool_calls import AnyCall, MalformedCall, ToolCall, reply_text, tool_calls_of
 
@@ -119,7 +120,9 @@ class NeMoGymSession(Session):
         self._output: list[dict[str, Any]] = []
         """The items of the response so far: messages, calls and their results."""
         self._steps = 0
-        self._client = httpx.AsyncClient(base_url=task.url, timeout=None, verify=task.ssl)
+        self._client = httpx.AsyncClient(
+            base_url=task.url, timeout=None, verify=task.ssl, trust_env=not is_loopback(task.url)
+        )
 
     async def seed(self) -> None:
         (await self._posted("/seed_session", self._row)).raise_for_status()

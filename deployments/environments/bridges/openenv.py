@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, HttpUrl
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, WebSocketException
 
+from deployments.environments.bridges.addresses import is_loopback
 from rollout_env import (
     ChatMessage,
     SampleRejected,
@@ -30,7 +31,6 @@ from rollout_env import (
 
 LARGEST_MESSAGE_BYTES = 100 * 2**20
 """What OpenEnv's own client takes."""
-LOOPBACK = ("localhost", "127.0.0.1", "::1")
 CLOSE_S = 10.0
 """How long the server may take to close a socket."""
 logger = logging.getLogger("rollout_service.environments")
@@ -176,7 +176,7 @@ class Episode(Session):
         url = urlunsplit(
             address._replace(scheme="wss" if address.scheme == "https" else "ws", path=f"{address.path}/ws")
         )
-        proxy: Literal[True] | None = None if address.hostname in LOOPBACK else True
+        proxy: Literal[True] | None = None if is_loopback(task.url) else True
         try:
             socket = await connect(url, max_size=LARGEST_MESSAGE_BYTES, proxy=proxy)
         except (OSError, TimeoutError, WebSocketException) as error:
@@ -245,9 +245,8 @@ def told(text: str) -> StepOutcome:
 
 def schema_of_action(url: str) -> dict[str, Any]:
     """Raises `TemporaryFailure` if the server does not say it."""
-    trust_env = urlsplit(url).hostname not in LOOPBACK
     try:
-        answer = httpx.get(f"{url}/schema", trust_env=trust_env).raise_for_status().json()
+        answer = httpx.get(f"{url}/schema", trust_env=not is_loopback(url)).raise_for_status().json()
     except (httpx.HTTPError, ValueError) as error:
         raise TemporaryFailure(f"The OpenEnv server at {url} does not tell its schemas: {error}") from error
     schema: dict[str, Any] = answer["action"]

@@ -143,6 +143,16 @@ def test_sessions_share_what_takes_long_to_make(url: str, rows: Path, monkeypatc
     assert played(environment, call("increment_counter", count=3), "6").total_reward == 1.0
 
 
+def test_a_server_on_this_machine_is_not_asked_through_a_proxy(
+    url: str, rows: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    assert played(made(url, rows), call("increment_counter", count=3), "6").total_reward == 1.0
+
+
 def test_what_is_wrong_with_a_call_is_told(url: str, rows: Path) -> None:
     replies = [
         "<tool_call>{</tool_call>",
