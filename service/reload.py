@@ -81,7 +81,10 @@ def application_of(task_name: str, applications: Mapping[str, Any]) -> str:
                 raise ServiceNotStarted(f"{error} The running environment goes on as it is.") from error
             return name
         tasks += environments
-    raise ServiceNotStarted(f"No running service plays {task_name!r}; there are {', '.join(tasks) or 'none'}.")
+    raise ServiceNotStarted(
+        f"The running service does not play {task_name!r}; it plays {', '.join(tasks) or 'nothing'}. Where several "
+        "services run on this machine, RAY_ADDRESS says which one is meant."
+    )
 
 
 def running_replicas(cluster: Cluster, application_name: str, task_name: str) -> list[str]:

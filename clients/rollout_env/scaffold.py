@@ -84,6 +84,8 @@ Serve it by this entry under `environments` of the service's config, with the fo
 
     {module}:
       import_path: {module}:{task}Environment
+
+It has one replica; an entry under `deployments` gives it more, and cores.
 """
 
 

@@ -70,7 +70,7 @@ def test_what_cannot_be_loaded_stops_nothing(environment: dict[str, Any], proble
 
 
 def test_an_unknown_task_is_refused_with_those_that_there_are() -> None:
-    with pytest.raises(ServiceNotStarted, match=r"^No running service plays 'chess'; there are game\.$"):
+    with pytest.raises(ServiceNotStarted, match=r"^The running service does not play 'chess'; it plays game\. Where "):
         reload_environment("chess", ScriptedCluster())
 
 
