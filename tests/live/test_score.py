@@ -90,6 +90,7 @@ def test_scores_from_a_position_on_are_the_end_of_all_scores(client: RolloutClie
 def test_a_sequence_may_be_as_long_as_the_model_takes(client: RolloutClient) -> None:
     most = client.info().model.max_model_len
     sequence = [5 + place % 50 for place in range(most)]
+    client.push_weights(perturbed(22))
     [score] = client.score([sequence]).scores
     assert score.logprobs is not None
     assert len(score.logprobs) == most

@@ -141,9 +141,9 @@ def test_a_host_that_was_too_slow_once_can_be_started_again() -> None:
     environment = hosted()
     process = environment._process
     assert process is not None
-    [child] = psutil.Process().children()
-    child.kill()
-    child.wait(10)
+    assert process._process is not None
+    process._process.kill()
+    process._process.wait(10)
     process._start_timeout_s = 0.0
     with pytest.raises(HostNotStarted, match="did not answer within 0 s"):
         process.ensure()
