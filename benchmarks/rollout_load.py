@@ -45,15 +45,19 @@ def rollout_body(samples: int, turns: int) -> bytes:
 ONE_SAMPLE = rollout_body(samples=1, turns=1)
 
 
-async def play(session: aiohttp.ClientSession, samples: int, turns: int) -> Played:
+async def play(session: aiohttp.ClientSession, samples: int, turns: int, key: str | None = None) -> Played:
     """Plays all samples at once, in one request.
+
+    Args:
+        key: sent as `Idempotency-Key`.
 
     Raises:
         WrongAnswer: not all of them played all their turns.
     """
     body = rollout_body(samples, turns)
+    headers = NDJSON if key is None else {**NDJSON, "idempotency-key": f'"{key}"'}
     began = perf_counter()
-    async with session.post("/rollout", data=body, headers=NDJSON, read_bufsize=LONGEST_LINE_BYTES) as response:
+    async with session.post("/rollout", data=body, headers=headers, read_bufsize=LONGEST_LINE_BYTES) as response:
         async for line in response.content:
             last_line = line
     seconds = perf_counter() - began

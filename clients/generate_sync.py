@@ -28,6 +28,7 @@ NAMES = {
     "aclosing": "closing",
     "aiter_bytes": "iter_bytes",
     "async_call_blocking": "call_blocking",
+    "async_cancelled": "cancelled",
     "async_client": "sync_client",
     "async_pusher": "sync_pusher",
     "async_sleep": "sleep",

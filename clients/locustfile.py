@@ -3,7 +3,7 @@
     locust -f clients/locustfile.py --headless -u 16 -r 4 -t 30s --host http://127.0.0.1:8000
 
 A sample with `status: error` is a failure. The exit code is 1 if more than `--max-error-rate` of the requests failed or
-none was made, else 0.
+none was made, else 0. `ROLLOUT_API_KEY` holds the key where the service asks for one.
 """
 
 import logging
@@ -11,11 +11,13 @@ import random
 from argparse import ArgumentParser
 from typing import Any
 
+import httpx
 from locust import HttpUser, constant, events, task
 from locust.env import Environment
 from locust.runners import MasterRunner
 
 from rollout_client import RolloutClient, RolloutError
+from rollout_client.api_key import key_headers
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +37,9 @@ class Trainer(HttpUser):
     host = DEFAULT_HOST
     wait_time = constant(0)
     samples: list[dict[str, Any]] = []  # noqa: RUF012 - one pool for all users, filled when the test starts
+
+    def on_start(self) -> None:
+        self.client.headers.update(key_headers(None, httpx.URL(self.host or DEFAULT_HOST)))
 
     @task(3)
     def single(self) -> None:

@@ -14,6 +14,7 @@ environment) are not.
 from typing import ClassVar
 
 from rollout_client.contract import FailureKind, SampleError
+from rollout_env.records import escaped_half_surrogates
 
 
 class RolloutFailure(Exception):
@@ -25,6 +26,10 @@ class RolloutFailure(Exception):
     """Whether a retry counts against the sample's `retries`."""
     same_call_can_succeed: ClassVar[bool] = True
     """Of a retryable failure: whether the call alone is made again, or only the whole rollout can be."""
+
+    def __str__(self) -> str:
+        """The message, which any answer can be written with, whatever an environment or a model has put into it."""
+        return escaped_half_surrogates(super().__str__())
 
 
 class PromptRejected(RolloutFailure):
@@ -75,6 +80,12 @@ class EnvironmentLost(RolloutFailure):
     retryable = True
 
 
+class EnvironmentShuttingDown(EnvironmentLost):
+    """Serve shuts the environment's replica down, and another one makes the step again."""
+
+    costs_a_retry = False
+
+
 class SessionLost(RolloutFailure):
     """What the rollout held at a replica of its environment is gone, and the environment lets no rollout begin anew."""
 
@@ -89,6 +100,18 @@ class RestartableSessionLost(SessionLost):
 
 class PolicyStoreLost(RolloutFailure):
     """The policy store broke during the call. Serve restarts it from its last durable state."""
+
+    retryable = True
+
+
+class JobStoreLost(RolloutFailure):
+    """The job store broke during the call. Serve restarts it with all that it has stored."""
+
+    retryable = True
+
+
+class SessionStoreLost(RolloutFailure):
+    """The session store broke during the call. The records of its sessions are gone with it."""
 
     retryable = True
 
@@ -112,6 +135,12 @@ class OtherVersionLoaded(RolloutFailure):
 
 class VersionReplaced(RolloutFailure):
     """A newer version took the place of the one that must generate every token of the rollout, before its end."""
+
+    kind = "policy"
+
+
+class TokensTooOld(RolloutFailure):
+    """Older versions than the session permits have generated what the call continues."""
 
     kind = "policy"
 
@@ -140,4 +169,5 @@ def failure_of(exception: Exception) -> SampleError:
     """The error of a sample that an exception broke. One that is no `RolloutFailure` is `internal`, not retryable."""
     if isinstance(exception, RolloutFailure):
         return SampleError(kind=exception.kind, message=str(exception), retryable=exception.retryable)
-    return SampleError(kind="internal", message=f"{type(exception).__name__}: {exception}", retryable=False)
+    message = escaped_half_surrogates(f"{type(exception).__name__}: {exception}")
+    return SampleError(kind="internal", message=message, retryable=False)

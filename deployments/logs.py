@@ -11,12 +11,13 @@ import logging
 import sys
 import threading
 from datetime import UTC, datetime
-from logging.handlers import RotatingFileHandler
+from logging.handlers import MemoryHandler, RotatingFileHandler
 from pathlib import Path
 from typing import Any, TextIO
 
 import ray
 from ray import serve
+from ray.serve._private.constants import SERVE_LOGGER_NAME
 from ray.serve._private.logging_utils import buildin_print
 from ray.serve.exceptions import RayServeException
 
@@ -29,6 +30,7 @@ CONTEXT_FIELDS = (
     "generation_id",
     "replica_id",
     "version",
+    "cause",
 )
 """What a caller may give as `extra`. A `replica_id` given is that of the replica that the line is about."""
 MAX_FILE_BYTES = 64 * 2**20
@@ -55,8 +57,20 @@ def configure(*, capture_output: bool = True) -> None:
     handler.setFormatter(JsonLinesFormatter(context.deployment, replica_id))
     logging.getLogger().addHandler(handler)
     logging.getLogger("rollout_service").setLevel(logging.INFO)
+    keep_open(logging.getLogger(SERVE_LOGGER_NAME))
     if capture_output:
         log_output(handler)
+
+
+def keep_open(serves_logger: logging.Logger) -> None:
+    """Lets Ray Serve's buffer of log records outlive a library that configures `logging`, as vLLM does when imported.
+
+    That closes all handlers of the process, and the buffer forgets its file. Serve's lines would be lost; and a
+    controller that restarts asks each replica for the path of that file, and replaces the replicas that have none.
+    """
+    for handler in serves_logger.handlers:
+        if isinstance(handler, MemoryHandler):
+            handler.close = handler.flush  # type: ignore[method-assign]
 
 
 def serve_logs_folder() -> Path:

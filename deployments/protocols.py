@@ -7,11 +7,18 @@ and `RemoteEnvironment` (`service/remote`) implement them over Serve handles. A 
 
 from array import array
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
+from deployments.environment_records import RefusedField as RefusedField
+from deployments.environment_records import StepRequest as StepRequest
+from deployments.environment_records import StepResults as StepResults
+from deployments.environment_records import TaskDescription as TaskDescription
 from deployments.failures import RolloutFailure
-from rollout_env import ChatMessage, StepOutcome
+from deployments.replica_records import GeneratorDescription as GeneratorDescription
+from deployments.replica_records import PrefixCacheTokens as PrefixCacheTokens
+from deployments.replica_records import ReplicaLoad as ReplicaLoad
+from rollout_env import StepOutcome
 
 
 def packed_ids(token_ids: Iterable[int]) -> "array[int]":
@@ -43,7 +50,11 @@ class RequestShare:
     id: str = ""
     """Unique among all requests."""
     weight: float = 1.0
-    """Its share in proportion to those of other requests; above 0."""
+    """Its share in proportion to those of other requests, or of those of the same key; above 0."""
+    key: str | None = None
+    """The name of its caller's key: the requests of one name share the engines with those of others as one party."""
+    key_weight: float = 1.0
+    """The share of that party in proportion to other ones; above 0."""
 
 
 UNNAMED_REQUEST = RequestShare()
@@ -63,6 +74,10 @@ class GenerationRequest:
     """A replica whose weights are older refuses the request."""
     weight_version: int | None = None
     """A replica whose weights are of another version refuses the request; `None` for any version."""
+    max_staleness: int | None = None
+    """A replica whose weights are more versions ahead of `oldest_version` refuses the request; `None` for any."""
+    oldest_version: int | None = None
+    """That of the tokens that the prompt's rollout has so far; `None` if it has none. Only with `max_staleness`."""
     rollout_id: str = ""
     """The rollout of which this is one turn. Each turn's prompt begins with the prompt of the turn before."""
     group: str = ""
@@ -139,26 +154,6 @@ class ScoredPrompt(Generation):
 
 
 @dataclass(frozen=True, slots=True)
-class ReplicaLoad:
-    """How busy a generator replica is at one moment."""
-
-    ongoing_generations: int
-    """Generations that run or wait in the engine."""
-    waiting_generations: int = 0
-    """Those of them that have no token yet: they wait in the engine's queue, or their prompt is being computed."""
-    kv_tokens: int = 0
-    """Tokens of the prompts and responses of all ongoing generations; what the KV cache must hold to run them all."""
-    ingresses: int = 1
-    """Ingress replicas that have generations here."""
-    virtual_time: int = 0
-    """The highest `GenerationRequest.virtual_time` of a generation that has ended here."""
-    policies: tuple[str, ...] = ()
-    """The named policies that have generations here."""
-    unnamed_has_adapter: bool = False
-    """Whether generations that name no policy need an adapter too."""
-
-
-@dataclass(frozen=True, slots=True)
 class GenerationResults:
     """One item of the stream that answers a batch of generations; one without results is a heartbeat."""
 
@@ -166,26 +161,6 @@ class GenerationResults:
     """Each result with its request's place in the call."""
     load: ReplicaLoad
     """The load of the replica after these results."""
-
-
-@dataclass(frozen=True, slots=True)
-class GeneratorDescription:
-    """What the engine behind a generator accepts: a prompt with its response has at most `max_model_len` tokens."""
-
-    model: str
-    max_model_len: int
-    vocab_size: int
-    revision: str | None = None
-    """Of a model that is a Hugging Face repository."""
-    engine: str = ""
-    """Name and version of the engine."""
-    max_num_seqs: int | None = None
-    """Generations that the engine runs at once; further ones wait in it. `None`: unknown."""
-    kv_cache_size_tokens: int | None = None
-    """Tokens that its KV cache holds. `None`: unknown, or without bound."""
-    max_loras: int | None = None
-    """Different adapters that one batch of the engine holds; it passes over the generations of others. `None`: no
-    bound, or no adapters."""
 
 
 class Generator(Protocol):
@@ -224,6 +199,14 @@ class Generator(Protocol):
         """Raises `GenerationLost` if no replica answers."""
         ...
 
+    def replicas(self) -> Sequence[str]:
+        """Ids of the replicas that take calls, as far as they are known."""
+        return ()
+
+    async def answer(self, replica: str) -> None:  # noqa: ARG002 - without replicas there is one to ask
+        """Returns when this replica has answered that it generates. Raises `GenerationLost` if it does not."""
+        await self.describe()
+
 
 class Engine(Protocol):
     """Generates on one replica. A generator replica calls it; `VLLMEngine` and `SimulatedEngine` implement it."""
@@ -244,71 +227,6 @@ class Engine(Protocol):
     def load(self) -> ReplicaLoad:
         """Is called for every item of every stream: it costs microseconds."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class StepRequest:
-    """One environment step: the messages so far, and the `extra_env_info` of the sample or of the step before."""
-
-    message_log: list[ChatMessage]
-    extra_env_info: dict[str, Any]
-    request_id: str = ""
-    """The request of the rollout. This field and the next two are for logs."""
-    rollout_id: str = ""
-    """The rollout of which this is one step."""
-    sample: int | None = None
-    """The sample's number as the caller sees it."""
-    step_id: str = ""
-    """Unique among all steps that run; a retry has the id of the step that it repeats."""
-    is_start: bool = False
-    """Asks for the start of a sample in place of a step: the message log is its prompt, maybe empty."""
-    lockstep_id: str = ""
-    """The request of the step if it is played in lockstep: the steps of one turn go to one replica. Else empty."""
-    session_id: str = ""
-    """The playing of the rollout, which has one session if its environment has any. A rollout that is played anew has
-    another one."""
-    turn: int = 0
-    """How many steps the rollout had before this one, those of a message log that was posted included."""
-
-
-@dataclass(frozen=True, slots=True)
-class StepResults:
-    """One item of the stream that answers a batch of steps; one without results is a heartbeat."""
-
-    results: list[tuple[int, StepOutcome | RolloutFailure]]
-    """Each result with its request's place in the call."""
-    steps_in_progress: int
-    """Steps that run or wait on the replica after these results."""
-
-
-@dataclass(frozen=True, slots=True)
-class TaskDescription:
-    """An environment as `/tasks` shows it. `fields` is the JSON schema of its `extra_env_info`."""
-
-    task_name: str
-    description: str
-    fields: dict[str, Any]
-    example: dict[str, Any] = field(default_factory=dict)
-    has_validators: bool = False
-    """Whether the environment also checks its fields by code of its own, of which `fields` does not tell."""
-    tools: list[dict[str, Any]] = field(default_factory=list)
-    """JSON schemas of functions, for the chat template."""
-    has_start: bool = False
-    """Whether its samples must be started before they are played."""
-    has_sessions: bool = False
-    """Whether all steps of a rollout must go to one replica."""
-
-
-@dataclass(frozen=True, slots=True)
-class RefusedField:
-    """A field of a sample's `extra_env_info` that its environment does not accept."""
-
-    place: int
-    """Of the sample, among those that were checked."""
-    location: tuple[str | int, ...]
-    """The path of the field; empty for the whole of `extra_env_info`."""
-    message: str
-    """What is wrong with it, without a final full stop."""
 
 
 class Environment(Protocol):
@@ -341,6 +259,14 @@ class Environment(Protocol):
         """Raises `EnvironmentLost` if no replica answers."""
         ...
 
+    def replicas(self) -> Sequence[str]:
+        """Ids of the replicas that take calls, as far as they are known."""
+        return ()
+
+    async def answer(self, replica: str) -> None:  # noqa: ARG002 - without replicas there is one to ask
+        """Returns when this replica has answered. Raises `EnvironmentLost` if it does not."""
+        await self.describe()
+
     async def known_description(self) -> TaskDescription:
         """What `describe` gave last; asks again where that can have changed. Raises what `describe` raises."""
         return await self.describe()
@@ -355,11 +281,3 @@ class Environment(Protocol):
     async def example_samples(self, count: int, seed: int) -> list[dict[str, Any]]:
         """`count` different samples of the task, the same ones for the same `seed`. Raises `EnvironmentLost`."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class PrefixCacheTokens:
-    """How many prompt tokens the engine has looked up in its prefix cache so far, and how many it found there."""
-
-    looked_up: int
-    found: int

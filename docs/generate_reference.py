@@ -10,8 +10,13 @@ from mkdocs.structure.files import File, Files
 
 import rollout_client.errors
 from deployments import failures
-from deployments.policy import failures as policy_failures
+from deployments.jobs.failures import JobFailure
+from deployments.policy.failures import PolicyFailure
+from deployments.sessions.failures import SessionFailure
+from deployments.store_failure import StoreFailure
 from rollout_client.cli.app import app as command_line
+from service.access.access_control import OPEN_TO_ALL
+from service.access.keys import KeysFile
 from service.admission.admission import Admission
 from service.remote.policy import RemotePolicy
 from service.responses.problems import PROBLEM_TYPES, TYPE_PREFIX
@@ -20,6 +25,12 @@ from service.routes.http_app import build_http_app
 from service.settings import AdmissionSettings, Limits, ServiceSettings
 
 Schema = dict[str, Any]
+STORE_FAILURES: dict[str, type[StoreFailure]] = {
+    "Of a change of the weights": PolicyFailure,
+    "Of a job": JobFailure,
+    "Of a session": SessionFailure,
+}
+"""By the heading of their part of the page of errors."""
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -37,7 +48,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def http_page() -> Iterator[str]:
     admission = Admission(AdmissionSettings(), max_model_len=1)
     rollouts = RolloutService(None, {}, RemotePolicy(None), None, Limits(), admission)  # type: ignore[arg-type]  # nothing is called
-    document = build_http_app(rollouts).openapi()
+    document = build_http_app(rollouts, OPEN_TO_ALL).openapi()
     yield "# HTTP"
     yield f"\n{document['info'].get('description', '')}\n"
     for path, operations in document["paths"].items():
@@ -146,8 +157,10 @@ def command_section(name: str, command: Any) -> Iterator[str]:
 def settings_page() -> Iterator[str]:
     yield "# Settings\n"
     yield "What stands under `args` of the application in a Serve config. Unknown names are refused at the start.\n"
+    yield "`KeysFile`, at the end, is the content of the file that `access.keys_file` names.\n"
     schema = ServiceSettings.model_json_schema()
-    models = {ServiceSettings.__name__: schema, **schema.get("$defs", {})}
+    keys = KeysFile.model_json_schema()
+    models = {ServiceSettings.__name__: schema, **schema.get("$defs", {}), KeysFile.__name__: keys, **keys["$defs"]}
     for name, model in models.items():
         yield f"## {name}\n"
         yield model.get("description", "")
@@ -168,16 +181,21 @@ def errors_page() -> Iterator[str]:
         yield f"### {problem.name}\n"
         yield f"Status {problem.status}, problem type `{TYPE_PREFIX}{problem.name}`: {problem.title}.\n"
         yield f"{problem.meaning}\n"
-    yield "## Of a change of the weights\n"
-    for policy_failure in classes_below(policy_failures.PolicyFailure):
-        yield f"### {policy_failure.__name__}\n"
-        type_ = f"{TYPE_PREFIX}{policy_failure.name}"
-        yield f"Status {policy_failure.status}, problem type `{type_}`: {policy_failure.title}.\n"
-        yield f"{inspect.getdoc(policy_failure)}\n"
+    for title, base in STORE_FAILURES.items():
+        yield from store_failures(title, base)
     yield "## In the Python client\n"
     for error in classes_below(rollout_client.errors.RolloutError):
         yield f"### {error.__name__}\n"
         yield f"{inspect.getdoc(error)}\n"
+
+
+def store_failures(title: str, base: type[StoreFailure]) -> Iterator[str]:
+    yield f"## {title}\n"
+    for failure in classes_below(base):
+        yield f"### {failure.__name__}\n"
+        type_ = f"{TYPE_PREFIX}{failure.name}"
+        yield f"Status {failure.status}, problem type `{type_}`: {failure.title}.\n"
+        yield f"{inspect.getdoc(failure)}\n"
 
 
 def classes_below(base: Any) -> Iterator[Any]:

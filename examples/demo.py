@@ -11,15 +11,12 @@ import typer
 from rich.console import Console
 
 from examples.stand_ins import stand_ins
-from examples.task_configs import config_for
+from examples.task_configs import config_for, tasks_of
 from rollout_client import RolloutClient, Sampling
 from rollout_client.cli.transcript import metrics_table, transcript
 from rollout_client.contract import RolloutResponse, SampleResult
 from service.local import local_service, sentences_for_the_user
 
-TASKS = {"small": ("math", "code")}
-"""What an embedded model was trained for, by the name of its folder."""
-TASKS_OF_OTHERS = ("math", "sliding_puzzle")
 SAMPLES_PER_TASK = 16
 NUM_GENERATIONS = 4
 MAX_ROLLOUT_TURNS = 8
@@ -32,7 +29,7 @@ def main(
     task: Annotated[list[str] | None, typer.Option(help="Of the config or of examples/tasks.yaml.")] = None,
 ) -> None:
     console = Console()
-    tasks = task or (TASKS_OF_OTHERS if model is None else TASKS.get(model.resolve().name, TASKS_OF_OTHERS))
+    tasks = task or tasks_of(model)
     with (
         sentences_for_the_user(console),
         stand_ins(config_for(config, model, tasks)) as served,

@@ -1,9 +1,12 @@
-"""Stand-ins for the models that some tasks ask, so that a demo needs no other server and no download.
+"""Stand-ins for the models and servers that some tasks ask, so that a demo needs no other server and no download.
 
-The judge counts words, and the reward model has random weights: what they say means nothing.
+The judge counts words, and the reward model has random weights: what they say means nothing. The servers are those of
+`examples/bridged`.
 """
 
 import json
+import subprocess
+import sys
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -12,12 +15,19 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import httpx
 from ray.serve.schema import ServeDeploySchema
+from tenacity import retry, retry_if_exception_type, stop_after_delay, wait_fixed
 
 from benchmarks.reward_model import write_reward_model
+from examples.task_configs import BRIDGED, python_of
+from service.startup.ports import free_port
 
 STAND_IN = "stand-in"
-"""The host of a judge, and the name of a reward model, in whose place a stand-in is served."""
+"""The host of a judge or of a server, and the name of a reward model, in whose place a stand-in is served."""
+SERVERS = {"nemo_gym_server": Path(sys.executable), "openenv_server": python_of("openenv")}
+"""The interpreters of the servers in `examples/bridged`."""
+SERVER_START_S = 60.0
 WORDS_OF_FULL_SCORE = 20
 
 
@@ -60,14 +70,41 @@ def stand_in_judge() -> Iterator[str]:
 
 
 @contextmanager
+def stand_in_server(name: str) -> Iterator[str]:
+    """Runs one of `SERVERS` and yields its URL."""
+    port = free_port()
+    with subprocess.Popen([str(SERVERS[name]), str(BRIDGED / f"{name}.py"), str(port)]) as process:
+        url = f"http://127.0.0.1:{port}"
+        try:
+            wait_until_it_answers(url)
+            yield url
+        finally:
+            process.kill()
+
+
+@retry(
+    retry=retry_if_exception_type(httpx.TransportError),
+    stop=stop_after_delay(SERVER_START_S),
+    wait=wait_fixed(0.05),
+    reraise=True,
+)
+def wait_until_it_answers(url: str) -> None:
+    """Any answer will do. Raises `httpx.TransportError` without one in `SERVER_START_S`."""
+    httpx.get(url, trust_env=False)
+
+
+@contextmanager
 def stand_ins(config: ServeDeploySchema) -> Iterator[ServeDeploySchema]:
-    """The config, whose judges and reward models that are to be stand-ins are served for the length of the block."""
+    """The config, whose judges, reward models and servers that are to be stand-ins run for the length of the block."""
     [application] = config.applications
     with ExitStack() as running:
         for environment in application.args["environments"].values():
             for model in environment.get("models", {}).values():
                 if f"//{STAND_IN}/" in model["base_url"]:
                     model["base_url"] = running.enter_context(stand_in_judge())
+            arguments = environment.get("arguments", {})
+            if arguments.get("url", "").startswith(f"http://{STAND_IN}/"):
+                arguments["url"] = running.enter_context(stand_in_server(arguments["url"].rpartition("/")[2]))
             if STAND_IN in environment.get("reward_models", ()):
                 folder = Path(running.enter_context(tempfile.TemporaryDirectory()))
                 write_reward_model(folder, hidden_size=32, layers=2)

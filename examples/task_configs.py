@@ -1,8 +1,10 @@
-"""Configs that serve some of the tasks in `examples/tasks.yaml`, on the engine of another config."""
+"""Configs that serve some of the tasks in `examples/tasks.yaml`, with a config's model or an embedded one."""
 
+import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
+from string import Template
 from typing import Any
 
 import yaml
@@ -13,21 +15,47 @@ from service.startup.config import read_config
 from service.startup.failures import ServiceNotStarted
 from service.startup.ports import free_port
 
-CORES_OF_A_TASK = 0.05
+CORES_OF_A_TASK = 0.01
 """A reservation, so that all tasks fit on two cores; a replica may use more."""
 TASKS_FILE = Path(__file__).parent / "tasks.yaml"
+MODELS_FILE = Path(__file__).parent / "models.yaml"
+BRIDGED = Path(__file__).parent / "bridged"
+"""Servers and tasksets of other collections."""
+ENVIRONMENTS = Path(__file__).resolve().parent.parent / ".bridges"
+"""Python environments of packages that do not fit beside the service's own."""
+TASKS_OF_OTHER_MODELS = ("math", "sliding_puzzle")
 
 
 def known_tasks() -> dict[str, dict[str, Any]]:
     """The entries of the file, by task."""
-    entries: dict[str, dict[str, Any]] = yaml.safe_load(TASKS_FILE.read_text())
+    text = Template(TASKS_FILE.read_text()).substitute(
+        service_python=sys.executable, bridged=BRIDGED.resolve(), environments=ENVIRONMENTS
+    )
+    entries: dict[str, dict[str, Any]] = yaml.safe_load(text)
     return entries
 
 
+def python_of(environment: str) -> Path:
+    """The interpreter of one of `ENVIRONMENTS`."""
+    return ENVIRONMENTS / environment / "bin" / "python"
+
+
+def needed_by(model: Path) -> dict[str, Any]:
+    """The entry of an embedded model in `models.yaml`; empty for any other model."""
+    entries: dict[str, dict[str, Any]] = yaml.safe_load(MODELS_FILE.read_text())
+    return entries.get(model.resolve().name, {})
+
+
+def tasks_of(model: Path | None) -> Sequence[str]:
+    """Those that a model was trained for."""
+    return needed_by(model).get("tasks", TASKS_OF_OTHER_MODELS) if model else TASKS_OF_OTHER_MODELS
+
+
 def missing_package(task: str) -> str | None:
-    """The module that the task needs and that is not installed."""
+    """The package that the task needs and that is installed neither here nor in an environment of its own."""
     needed: str | None = known_tasks()[task].get("needs")
-    return needed if needed is not None and find_spec(needed) is None else None
+    is_here = needed is None or find_spec(needed) is not None or python_of(needed).exists()
+    return None if is_here else needed
 
 
 def config_for(path: Path, model: Path | None, tasks: Sequence[str]) -> ServeDeploySchema:
@@ -41,7 +69,9 @@ def config_for(path: Path, model: Path | None, tasks: Sequence[str]) -> ServeDep
     config = read_config(path, port=free_port())
     [application] = config.applications
     if model is not None:
-        application.args["engine"]["model"] = str(model.resolve())
+        needed = needed_by(model)
+        application.args["engine"] |= needed.get("engine", {}) | {"model": str(model.resolve())}
+        application.args["responses"] = application.args.get("responses", {}) | needed.get("responses", {})
     own: dict[str, Any] = application.args["environments"]
     application.args["environments"] = {task: own.get(task) or entry_of(task, own) for task in tasks}
     entries = {entry.name: entry for entry in application.deployments}

@@ -8,12 +8,15 @@ from ray.serve import Application
 from deployments.data.store import DataStore
 from deployments.environments.host import EnvironmentHost
 from deployments.generation.generator_replica import GeneratorReplica
+from deployments.jobs.store import JobStore
 from deployments.models.reward_replica import RewardModelReplica
 from deployments.models.settings import RewardModelSettings
 from deployments.policy.store import PolicyStore
 from deployments.rpc.named_replica_router import NAMED_REPLICA_ROUTING
+from deployments.sessions.store import SessionStore
 from deployments.simulation.settings import SimulatedEngineSettings
 from deployments.simulation.simulated_generator_replica import SimulatedGeneratorReplica
+from service.access.settings import AccessSettings
 from service.ingress import Ingress
 from service.settings import AnyEngineSettings, ServiceSettings, revision_of
 
@@ -21,20 +24,29 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 UNREACHED_MAX_ONGOING_REQUESTS = 100_000
 """Serve's callers back off exponentially once a replica has `max_ongoing_requests`: it must never be reached."""
 HEALTH_CHECK_PERIOD_S = 5.0
+HEALTH_CHECK_TIMEOUT_S = 10.0
+"""Serve replaces a replica after three checks in a row that failed or had no answer in time. A replica's event loop may
+stall for seconds; one that hangs is replaced after 45 s."""
 
 
 def build(settings: ServiceSettings) -> Application:
     """Wires the deployments: `Ingress` calls `Generator` and one environment deployment named after each task.
 
     `Ingress` and `Generator` ask `Policy`, which has one replica, for the current version of the weights. `Data` exists
-    if a task has data. Each reward model has a deployment that environments call.
+    if a task has data. `Jobs`, which has one replica too, keeps what must outlive an ingress replica; `Sessions`, too,
+    the records of agents. Each reward model has a deployment that environments call.
     """
     engine = with_absolute_paths(settings.engine)
     options = settings.ray_actor_options()
     policy_store = deployment(PolicyStore, "Policy", options).bind(settings.policy, engine.model, revision_of(engine))
-    replica = SimulatedGeneratorReplica if isinstance(engine, SimulatedEngineSettings) else GeneratorReplica
+    is_simulated = isinstance(engine, SimulatedEngineSettings)
+    replica = SimulatedGeneratorReplica if is_simulated else GeneratorReplica
     replicas = deployment(replica, "Generator", options).options(request_router_config=NAMED_REPLICA_ROUTING)
-    generator = replicas.bind(engine, policy_store)
+    sessions = None
+    if settings.sessions is not None:
+        sessions = deployment(SessionStore, "Sessions", options).bind(settings.sessions)
+    serving = () if is_simulated else (settings.responses, sessions)
+    generator = replicas.bind(engine, policy_store, *serving)
     reward_models = {
         name: deployment(RewardModelReplica, name, options).bind(with_absolute_path(model))
         for name, model in settings.reward_models.items()
@@ -53,8 +65,10 @@ def build(settings: ServiceSettings) -> Application:
         for task_name, environment in settings.environments.items()
     }
     data = deployment(DataStore, "Data", options).bind(settings.data_by_task) if settings.data_by_task else None
+    jobs = None if settings.jobs is None else deployment(JobStore, "Jobs", options).bind(settings.jobs)
     ingress = deployment(Ingress, "Ingress", options)
-    return ingress.bind(settings.model_copy(update={"engine": engine}), generator, environments, policy_store, data)
+    resolved = settings.model_copy(update={"engine": engine, "access": with_absolute_keys_file(settings.access)})
+    return ingress.bind(resolved, generator, environments, policy_store, data, jobs, sessions)
 
 
 def deployment(replica: type, name: str, ray_actor_options: dict[str, dict[str, float]]) -> serve.Deployment:
@@ -63,6 +77,7 @@ def deployment(replica: type, name: str, ray_actor_options: dict[str, dict[str, 
         name=name,
         max_ongoing_requests=UNREACHED_MAX_ONGOING_REQUESTS,
         health_check_period_s=HEALTH_CHECK_PERIOD_S,
+        health_check_timeout_s=HEALTH_CHECK_TIMEOUT_S,
         ray_actor_options=ray_actor_options[name],
     )
     return as_deployment(replica)
@@ -73,6 +88,12 @@ def with_absolute_paths(engine: AnyEngineSettings) -> AnyEngineSettings:
     named = {"model": engine.model, "tokenizer": engine.tokenizer}
     folders = {field: REPOSITORY / name for field, name in named.items() if name and (REPOSITORY / name).is_dir()}
     return engine.model_copy(update={field: str(folder) for field, folder in folders.items()})
+
+
+def with_absolute_keys_file(access: AccessSettings) -> AccessSettings:
+    if access.keys_file is None:
+        return access
+    return access.model_copy(update={"keys_file": str(REPOSITORY / Path(access.keys_file).expanduser())})
 
 
 def with_absolute_path(model: RewardModelSettings) -> RewardModelSettings:

@@ -1,5 +1,6 @@
 """The ingress deployment: serves HTTP and plays rollouts over the other deployments. Needs no GPU."""
 
+import asyncio
 from typing import Any
 
 from fastapi import FastAPI
@@ -7,15 +8,24 @@ from ray import serve
 from ray.serve.handle import DeploymentHandle
 
 from deployments import logs
+from deployments.jobs.store_client import JobStoreClient
 from deployments.policy.store_client import PolicyStoreClient
+from deployments.rpc.draining import call_at_shutdown
+from deployments.sessions.store_client import SessionStoreClient
+from deployments.simulation.settings import SimulatedEngineSettings
+from service.access.access_control import AccessControl
+from service.agent_sessions import AgentSessions
 from service.canary.background_canary import BackgroundCanary
 from service.garbage import collect_small_portions
+from service.jobs.runner import JobRunner
+from service.model_calls import ModelCalls
 from service.remote.data import RemoteData
 from service.remote.environment import RemoteEnvironment
 from service.remote.generator import RemoteGenerator
 from service.remote.policy import RemotePolicy
 from service.rollout_service import RolloutService
 from service.routes.http_app import build_http_app
+from service.routes.serve_disconnects import ServeDisconnects
 from service.settings import ServiceSettings
 
 
@@ -30,8 +40,11 @@ class Ingress:
         environments: dict[str, DeploymentHandle[Any]],
         policy_store: DeploymentHandle[Any],
         data: DeploymentHandle[Any] | None = None,
+        jobs: DeploymentHandle[Any] | None = None,
+        sessions: DeploymentHandle[Any] | None = None,
     ) -> None:
         logs.configure()
+        self._access = AccessControl.of(settings.access, await asyncio.to_thread(http_host))
         policy = RemotePolicy(PolicyStoreClient(policy_store))
         policy.follow()
         remote = RemoteGenerator(generator, settings.scheduling.window_factor)
@@ -45,13 +58,54 @@ class Ingress:
             ingress_replicas,
             None if data is None else RemoteData(data),
         )
+        self._calls: ModelCalls | None = None
+        if not isinstance(settings.engine, SimulatedEngineSettings):
+            self._calls = ModelCalls(remote, self._rollouts.admission, settings.limits.generation_timeout_s)
+        self._sessions: AgentSessions | None = None
+        if sessions is not None and settings.sessions is not None and self._calls is not None:
+            store, base_url = SessionStoreClient(sessions), settings.sessions.base_url
+            self._rollouts.readiness.also_ask("sessions", store.answer)
+            self._sessions = AgentSessions(store, self._calls, policy, self._access, base_url)
+        self._jobs: JobRunner | None = None
+        if jobs is not None and settings.jobs is not None:
+            self._jobs = JobRunner(JobStoreClient(jobs), self._rollouts, self._access, settings.jobs.max_body_bytes)
+            self._jobs.follow()
+            self._rollouts.readiness.also_ask("jobs", self._jobs.store.answer)
+            call_at_shutdown(self._jobs.hand_over)
         collect_small_portions()
+
+    async def drain(self, bound_s: float) -> int:
+        """Called before the whole service is shut down, while all other deployments still serve; see `Admission.drain`.
+
+        Caller: `service/startup/draining.py`.
+        """
+        return await self._rollouts.admission.drain(bound_s)
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         # Serve's own server adds X-Request-ID to every response: a second one would make two values of it.
-        return build_http_app(self._rollouts, sets_request_id_header=False)
+        app = build_http_app(
+            self._rollouts,
+            self._access,
+            sets_request_id_header=False,
+            job_runner=self._jobs,
+            calls=self._calls,
+            agent_sessions=self._sessions,
+        )
+        app.add_middleware(ServeDisconnects)
+        return app
+
+
+def http_host() -> str | None:
+    """The address that Serve listens on, whoever started it: `serve run` reads no config of ours."""
+    client = serve.context._get_global_client()
+    assert client is not None
+    host: str | None = client.http_config.host
+    return host
 
 
 def ingress_replicas() -> int:
-    """How many ingress replicas the config asks for; with autoscaling, how many it asked for at the start."""
-    return serve.get_replica_context().world_size or 1
+    """How many ingress replicas the config asks for; with autoscaling, how many it may ask for at most."""
+    context = serve.get_replica_context()
+    # A replica is not told when others start: only shares of the largest number never add up to more than the whole.
+    autoscaling = context._deployment_config.autoscaling_config
+    return context.world_size if autoscaling is None else autoscaling.max_replicas

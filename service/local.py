@@ -3,6 +3,7 @@
 import logging
 import os
 import shutil
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -11,17 +12,21 @@ from pathlib import Path
 import ray
 import typer
 from ray import serve
-from ray.serve.schema import ServeDeploySchema
+from ray.serve.schema import HTTPOptionsSchema, ServeDeploySchema
 from rich.console import Console
 
+from deployments.jobs.cluster_folder import cluster_jobs_folder
 from deployments.logs import serve_logs_folder
 from deployments.policy.cluster import cluster_weights_folder
+from service.startup.cluster_token import require_cluster_token
 from service.startup.console_logs import replica_logs_shown
+from service.startup.draining import finish_rollouts
 from service.startup.failures import ServiceNotStarted
+from service.startup.options import ROOM_TIMEOUT_S
 from service.startup.ports import refuse_taken_port
 from service.startup.preflight import check_config
-from service.startup.processes import adopt_orphans, end_descendants, interruptible
-from service.startup.readiness import ROOM_TIMEOUT_S, deploy, deployments_not_ready
+from service.startup.processes import adopt_orphans, end_descendants, interruptible, orphans_reaped
+from service.startup.readiness import deploy, deployments_not_ready
 
 OBJECT_STORE_BYTES = 2**30
 
@@ -42,8 +47,8 @@ def sentences_for_the_user(console: Console) -> Iterator[None]:
 def local_service(config: ServeDeploySchema, console: Console, room_timeout_s: float = ROOM_TIMEOUT_S) -> Iterator[str]:
     """Runs the service for the length of the block and yields its base URL once it is ready.
 
-    Every process that it started has ended when the block is left, however it is left. What replicas print and warn of
-    is shown on the console.
+    Every process that it started has ended when the block is left, however it is left. After SIGTERM the rollouts under
+    way are finished before, until a second signal comes. What replicas print and warn of is shown on the console.
 
     Args:
         room_timeout_s: how long a deployment may wait for free cores or GPUs.
@@ -60,15 +65,34 @@ def local_service(config: ServeDeploySchema, console: Console, room_timeout_s: f
         to_undo.callback(stop, console)
         with console.status("Starting Ray") as status:
             start_ray()
+            to_undo.enter_context(orphans_reaped())
             to_undo.enter_context(replica_logs_shown(console, serve_logs_folder()))
             with interruptible():
                 deploy(config)
                 for starting in deployments_not_ready(config, room_timeout_s):
                     status.update(f"Starting {starting} ({time.monotonic() - started_at:.0f} s)")
-        url = f"http://{'127.0.0.1' if host == '0.0.0.0' else host}:{port}"
+        url = base_url(config.http_options)
         console.print(f"Ready after {time.monotonic() - started_at:.0f} s: {url}")
+        console.print(f"Logs of the replicas: {serve_logs_folder()}", soft_wrap=True)
         with interruptible():
-            yield url
+            try:
+                yield url
+            except SystemExit:
+                finish_rollouts(config, console)
+                raise
+
+
+def serve_until_stopped(config: ServeDeploySchema, console: Console, room_timeout_s: float) -> None:
+    """Runs the service until SIGINT or SIGTERM. Raises what `local_service` raises."""
+    with local_service(config, console, room_timeout_s) as url:
+        console.print(f"Routes and their fields: {url}/docs. Ctrl-C stops the service.")
+        threading.Event().wait()
+
+
+def base_url(options: HTTPOptionsSchema) -> str:
+    """Under which programs of this machine reach the service."""
+    scheme = "http" if options.ssl_certfile is None else "https"
+    return f"{scheme}://{'127.0.0.1' if options.host == '0.0.0.0' else options.host}:{options.port}"
 
 
 def start_ray() -> None:
@@ -77,6 +101,7 @@ def start_ray() -> None:
     # Serve says after so many seconds what a replica that has not started waits for.
     os.environ.setdefault("RAY_SERVE_SLOW_STARTUP_WARNING_S", "5")
     os.environ.setdefault("RAY_SERVE_SLOW_STARTUP_WARNING_PERIOD_S", "5")
+    require_cluster_token()
     try:
         ray.init(
             address="local",
@@ -86,7 +111,7 @@ def start_ray() -> None:
             logging_level=logging.ERROR,
             object_store_memory=OBJECT_STORE_BYTES,
         )
-    except (ConnectionError, OSError, RuntimeError, ValueError) as error:
+    except Exception as error:  # Ray raises a bare one if its node is not there within 30 s.
         raise ServiceNotStarted(f"Ray did not start: {error}") from error
 
 
@@ -97,13 +122,14 @@ def stop(console: Console) -> None:
 
 
 def stop_ray() -> None:
-    """Ends the applications, then Ray, then the processes that did not end by themselves; removes their weights."""
-    weights_folder: Path | None = None
+    """Ends the applications, then Ray, then the processes that did not end by themselves; removes their weights and
+    jobs."""
+    folders: list[Path] = []
     if ray.is_initialized():
-        weights_folder = cluster_weights_folder()
+        folders = [cluster_weights_folder(), cluster_jobs_folder()]
         for name in serve.status().applications:
             serve.delete(name)
         ray.shutdown()
     end_descendants()
-    if weights_folder is not None:
-        shutil.rmtree(weights_folder, ignore_errors=True)
+    for folder in folders:
+        shutil.rmtree(folder, ignore_errors=True)

@@ -5,22 +5,29 @@ imported, or does not take its arguments, is said here, and the running environm
 """
 
 import logging
+import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Annotated, Any, Protocol
 
 import ray
 import typer
 from ray import serve
+from ray._private.services import find_gcs_addresses
 from rich.console import Console
 
 from rollout_env.loading import EnvironmentNotLoadable, checked_arguments, load_environment_class
 from service.local import sentences_for_the_user
 from service.settings import EnvironmentSettings
+from service.startup.cluster_token import require_cluster_token
 from service.startup.failures import ServiceNotStarted
+from service.startup.readiness import REPLICA_FAILED, reason_in
 
 POLL_S = 0.25
 STARTED_WITHIN_S = 120.0
+NO_SERVICE = "No service runs here: start one with `make serve`."
 
 
 class Cluster(Protocol):
@@ -34,15 +41,18 @@ class Cluster(Protocol):
 
 
 class ServeCluster(Cluster):
-    """The Serve of this machine's Ray."""
+    """The Serve of the Ray cluster that this process is connected to."""
 
     def __init__(self) -> None:
-        """Raises `ServiceNotStarted` if none runs."""
+        """Raises `ServiceNotStarted` if there is none."""
         try:
-            ray.init(address="auto", namespace="serve", log_to_driver=False, logging_level=logging.ERROR)
             self._client: Any = serve.context._get_global_client()
-        except (ConnectionError, serve.exceptions.RayServeException) as error:
-            raise ServiceNotStarted("No service runs here: start one with `make serve`.") from error
+        except serve.exceptions.RayServeException as error:
+            raise ServiceNotStarted(NO_SERVICE) from error
+
+    def url(self) -> str:
+        options = self._client.get_serve_details()["http_options"]
+        return f"http://{options['host']}:{options['port']}"
 
     def applications(self) -> Mapping[str, Any]:
         applications: Mapping[str, Any] = self._client.get_serve_details()["applications"]
@@ -50,6 +60,76 @@ class ServeCluster(Cluster):
 
     def kill(self, actor_name: str) -> None:
         ray.kill(ray.get_actor(actor_name, namespace="serve"))
+
+
+@contextmanager
+def connected(address: str) -> Iterator[ServeCluster]:
+    """Raises `ServiceNotStarted` if no service runs in this Ray cluster."""
+    try:
+        ray.init(address=address, namespace="serve", log_to_driver=False, logging_level=logging.ERROR)
+    except ConnectionError as error:
+        raise ServiceNotStarted(NO_SERVICE) from error
+    try:
+        yield ServeCluster()
+    finally:
+        # Serve would go on with its client of this cluster in the next one.
+        serve.context._set_global_client(None)  # type: ignore[no-untyped-call]
+        ray.shutdown()
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceHere:
+    """A service that runs in one of the Ray clusters of this machine."""
+
+    address: str
+    """Of the cluster."""
+    url: str
+    tasks: Sequence[str]
+
+
+def services_at(addresses: Sequence[str]) -> Iterator[ServiceHere]:
+    for address in addresses:
+        try:
+            with connected(address) as cluster:
+                tasks = [task for config in cluster.applications().values() for task in environments_of(config)]
+                yield ServiceHere(address, cluster.url(), tasks)
+        except ServiceNotStarted:
+            continue
+
+
+def address_of_service(task_name: str) -> str:
+    """The Ray cluster that `RAY_ADDRESS` names, or the one of this machine whose service plays the task.
+
+    Raises:
+        ServiceNotStarted: there is none, or several are.
+    """
+    named = os.environ.get("RAY_ADDRESS")
+    addresses = [named] if named else sorted(find_gcs_addresses())  # type: ignore[no-untyped-call]
+    if len(addresses) == 1:
+        return addresses[0]
+    return only_service(task_name, list(services_at(addresses))).address
+
+
+def only_service(task_name: str, services: Sequence[ServiceHere]) -> ServiceHere:
+    """The one that plays the task. Raises `ServiceNotStarted` if there is not one only."""
+    if not services:
+        raise ServiceNotStarted(NO_SERVICE)
+    playing = [service for service in services if task_name in service.tasks]
+    if not playing:
+        raise not_played(task_name, [task for service in services for task in service.tasks])
+    if len(playing) > 1:
+        listed = "\n".join(f"  RAY_ADDRESS={service.address} ({service.url})" for service in playing)
+        raise ServiceNotStarted(f"{len(playing)} services play {task_name!r}: say which one is meant.\n{listed}")
+    return playing[0]
+
+
+def not_played(task_name: str, tasks: Sequence[str]) -> ServiceNotStarted:
+    return ServiceNotStarted(f"No running service plays {task_name!r}; there is {', '.join(tasks) or 'no task'}.")
+
+
+def environments_of(application: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The settings of the environments of one application, by task."""
+    return ((application.get("deployed_app_config") or {}).get("args") or {}).get("environments") or {}
 
 
 def reload_environment(task_name: str, cluster: Cluster) -> int:
@@ -61,17 +141,23 @@ def reload_environment(task_name: str, cluster: Cluster) -> int:
     """
     application_name = application_of(task_name, cluster.applications())
     old = running_replicas(cluster, application_name, task_name)
+    deployment = deployment_of(cluster, application_name, task_name)
+    before = deployment["message"]
     for actor_name in old:
         cluster.kill(actor_name)
-        wait_for_new(cluster, application_name, task_name, actor_name, len(old))
-    return len(old)
+        wait_for_new(cluster, application_name, task_name, actor_name, len(old), before)
+    if old or not deployment["target_num_replicas"]:
+        return len(old)
+    # Those with the code before this one have not started: Serve tries again by itself, with the code as it is now.
+    wait_for_new(cluster, application_name, task_name, "", 1, before)
+    return 1
 
 
 def application_of(task_name: str, applications: Mapping[str, Any]) -> str:
     """The application that plays the task, whose environment can be loaded."""
     tasks: list[str] = []
     for name, application in applications.items():
-        environments = ((application.get("deployed_app_config") or {}).get("args") or {}).get("environments") or {}
+        environments = environments_of(application)
         if task_name in environments:
             settings = EnvironmentSettings.model_validate(environments[task_name])
             try:
@@ -81,29 +167,44 @@ def application_of(task_name: str, applications: Mapping[str, Any]) -> str:
                 raise ServiceNotStarted(f"{error} The running environment goes on as it is.") from error
             return name
         tasks += environments
-    raise ServiceNotStarted(
-        f"The running service does not play {task_name!r}; it plays {', '.join(tasks) or 'nothing'}. Where several "
-        "services run on this machine, RAY_ADDRESS says which one is meant."
-    )
+    raise not_played(task_name, tasks)
 
 
 def running_replicas(cluster: Cluster, application_name: str, task_name: str) -> list[str]:
     """The names of their actors."""
-    replicas = cluster.applications()[application_name]["deployments"][task_name]["replicas"]
+    replicas = deployment_of(cluster, application_name, task_name)["replicas"]
     return [replica["actor_name"] for replica in replicas if replica["state"] == "RUNNING"]
 
 
-def wait_for_new(cluster: Cluster, application_name: str, task_name: str, old: str, replicas: int) -> None:
-    """Waits until as many replicas run as before, without the old one."""
+def deployment_of(cluster: Cluster, application_name: str, task_name: str) -> Mapping[str, Any]:
+    deployment: Mapping[str, Any] = cluster.applications()[application_name]["deployments"][task_name]
+    return deployment
+
+
+def wait_for_new(cluster: Cluster, application_name: str, task_name: str, old: str, replicas: int, before: str) -> None:
+    """Waits until as many replicas run as before, without the old one.
+
+    Args:
+        before: what Serve said of the deployment before the reload.
+
+    Raises:
+        ServiceNotStarted: the constructor of the new one raised, or it takes longer than `STARTED_WITHIN_S`.
+    """
     give_up_at = time.monotonic() + STARTED_WITHIN_S
     while True:
         running = running_replicas(cluster, application_name, task_name)
         if old not in running and len(running) >= replicas:
             return
-        if time.monotonic() > give_up_at:
-            said = cluster.applications()[application_name]["deployments"][task_name].get("message") or "nothing"
+        said = deployment_of(cluster, application_name, task_name)["message"]
+        if said != before and said.startswith(REPLICA_FAILED):
             raise ServiceNotStarted(
-                f"No new replica of {task_name!r} has started after {STARTED_WITHIN_S:g} s. Serve says: {said}"
+                f"The new replica of {task_name!r} failed to start. Serve tries again: correct the code.\n"
+                f"{reason_in(said)}"
+            )
+        if time.monotonic() > give_up_at:
+            raise ServiceNotStarted(
+                f"No new replica of {task_name!r} has started after {STARTED_WITHIN_S:g} s. "
+                f"Serve says: {said or 'nothing'}"
             )
         time.sleep(POLL_S)
 
@@ -113,7 +214,9 @@ def main(task: Annotated[str, typer.Argument(help="A name under `environments` o
     console = Console(stderr=True)
     with sentences_for_the_user(console), console.status(f"Reloading {task}"):
         started_at = time.monotonic()
-        count = reload_environment(task, ServeCluster())
+        require_cluster_token()
+        with connected(address_of_service(task)) as cluster:
+            count = reload_environment(task, cluster)
         took_s = time.monotonic() - started_at
     console.print(f"{task}: {count} {'replica' if count == 1 else 'replicas'} anew after {took_s:.0f} s.")
 

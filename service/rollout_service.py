@@ -1,33 +1,28 @@
 """Everything about one request except HTTP: validates it, waits for its weights, plays it, computes its metrics."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
+from deployments.chat.chat_tokenizer import TransformersChatTokenizer
 from deployments.data.reader import DataReader
 from deployments.failures import RolloutFailure
 from deployments.protocols import Environment, Generator
 from deployments.response_parsing import ResponseParser
-from rollout_client.contract import (
-    NextSampleRange,
-    RolloutRequest,
-    RolloutSummary,
-    SampleError,
-    SampleInput,
-    SampleResult,
-)
+from rollout_client.contract import RolloutRequest, RolloutSummary, SampleError, SampleInput, SampleResult
 from rollout_client.info_contract import ServiceInfo
-from rollout_client.sample_range_contract import SampleRange
+from rollout_client.sample_range_contract import NextSampleRange, SampleRange
 from rollout_client.task_contract import TaskInfo
+from service.access.keys import ANYBODY, Caller
 from service.admission.admission import Admission
 from service.garbage import PacedCollections, free_items
+from service.readiness import Readiness
 from service.remote.policy import RemotePolicy
 from service.remote.response_parser import ProcessResponseParser
 from service.requests.body_parser import BodyParser
-from service.requests.chat_tokenizer import TransformersChatTokenizer
 from service.requests.episodes import EpisodeFactory
 from service.requests.extra_env_info import refuse_bad_extra_env_info
 from service.requests.rollout_parsing import BodyBounds
@@ -38,16 +33,15 @@ from service.requests.validation import refuse_large_echo
 from service.rollouts.early_stopping import EarlyStopping
 from service.rollouts.episode import Episode
 from service.rollouts.episode_records import Echo
+from service.rollouts.episode_state import ProgressLog
 from service.rollouts.loop import RolloutContext, play_request
 from service.rollouts.pacing import LoopPacer
 from service.rollouts.request_metrics import RequestMetricsAccumulator
-from service.rollouts.retries import with_timeout
 from service.rollouts.schedule import AsyncSchedule, LockstepSchedule
 from service.scoring import Scoring
 from service.service_info import service_info
 from service.settings import Limits, ServiceSettings
 
-READY_WITHIN_S = 5.0
 MOST_BYTES_PREPARED_INLINE = 2**12
 MOST_GENERATIONS_PREPARED_INLINE = 16
 """Rendering and tokenizing a request within these bounds takes 1 to 2 ms, little more than a call in a thread costs."""
@@ -131,6 +125,8 @@ class RunningRollout:
         async with aclosing(playing) as ended:
             async for episode in ended:
                 result = episode.result()
+                if self._context.progress is not None:
+                    self._context.progress.ended(episode)
                 self._metrics.add(result, episode.versions.at_end)
                 yield episode.identity.position, result, episode.echo
                 if episode.error is not None and request.on_error == "fail":
@@ -156,9 +152,12 @@ class RolloutService:
         self.environments = environments
         self.limits = limits
         self.body_parser = BodyParser(BodyBounds(limits.max_rollouts_per_request, limits.max_sample_bytes))
-        self.scoring = Scoring(generator, policy, limits, lambda: episode_factory.generator)
+        self.scoring = Scoring(partial(admission.metered, generator), policy, limits, lambda: episode_factory.generator)
         self._generator = generator
         self._task_sampler = task_sampler or TaskSampler(environments)
+        self.readiness = Readiness(generator, environments)
+        self.readiness.also_ask("data", self._task_sampler.sizes)
+        self.readiness.also_ask("policy", lambda: policy.store.state(0.0))
         self._episode_factory = episode_factory
         self._pacer = LoopPacer()
         self._response_parser = response_parser
@@ -202,7 +201,14 @@ class RolloutService:
             return 0
         return await self._task_sampler.fill(request, self.body_parser, self.limits, hold)
 
-    async def rollout(self, request: RolloutRequest, request_id: str, body_bytes: int) -> RunningRollout:
+    async def rollout(
+        self,
+        request: RolloutRequest,
+        request_id: str,
+        body_bytes: int,
+        caller: Caller = ANYBODY,
+        progress: ProgressLog | None = None,
+    ) -> RunningRollout:
         """Validates the request and waits for the weights that it demands. Iterating the result plays it.
 
         The request loses its samples.
@@ -211,6 +217,8 @@ class RolloutService:
             request_id: unique among all requests.
             body_bytes: size of the request's body. A large request is prepared in a thread, because the tokenizer may
                 take seconds for it and other requests must go on.
+            caller: who sent the request; its rollouts share the engines and the quotas of all of that caller.
+            progress: of a request with which another process may go on; what was played before is not played again.
 
         Raises:
             RequestProblem: the request is not valid for this service's tasks, model and limits, or an environment does
@@ -227,11 +235,13 @@ class RolloutService:
         if with_start := tasks_with_start(tasks):
             await done_in_thread_unless(is_small, partial(self._episode_factory.refuse_invalid, request, tasks))
             await refuse_bad_extra_env_info(request, request_id, self.environments)
-            not_started = await start_samples(request, request_id, with_start, self.environments)
-        prepare = partial(self._prepare, request, request_id, tasks, not_started)
+            not_started = await start_samples(request, request_id, with_start, self.environments, progress)
+        prepare = partial(self._prepare, request, request_id, tasks, not_started, caller)
         prepared = await done_in_thread_unless(is_small, prepare)
         if not with_start:
             await refuse_bad_extra_env_info(request, request_id, self.environments)
+        if progress is not None:
+            await done_in_thread_unless(is_small, partial(progress.restore, prepared.episodes))
         # Nothing needs them any longer, and at the end of the request they would be freed at once.
         samples, request.samples = request.samples, []
         if len(samples) > MOST_SAMPLES_FREED_INLINE:
@@ -240,7 +250,8 @@ class RolloutService:
         if request.policy.max_staleness is not None and request.policy.name is None:
             await self.policy.learn_version()
         name = request.policy.name
-        return RunningRollout(request, request_id, prepared, self._context(request), lambda: self.policy.current(name))
+        context = self._context(request, caller, progress)
+        return RunningRollout(request, request_id, prepared, context, lambda: self.policy.current(name))
 
     def _prepare(
         self,
@@ -248,19 +259,21 @@ class RolloutService:
         request_id: str,
         tasks: TaskDescriptions,
         not_started: Mapping[int, RolloutFailure],
+        caller: Caller,
     ) -> PreparedEpisodes:
-        episodes = self._episode_factory.episodes(request, request_id, tasks, not_started)
+        episodes = self._episode_factory.episodes(request, request_id, tasks, not_started, caller)
         groups = {episode: episode.identity.group for episode in episodes}
         return PreparedEpisodes(episodes, EarlyStopping(request.keep, groups))
 
-    def _context(self, request: RolloutRequest) -> RolloutContext:
+    def _context(self, request: RolloutRequest, caller: Caller, progress: ProgressLog | None) -> RolloutContext:
         return RolloutContext(
-            self._generator,
+            self.admission.metered(self._generator, caller),
             self.environments,
             LockstepSchedule() if request.schedule == "lockstep" else AsyncSchedule(),
             pacer=self._pacer,
             versions=self.policy,
             response_parser=self._response_parser,
+            progress=progress,
         )
 
     def info(self) -> ServiceInfo:
@@ -299,32 +312,11 @@ class RolloutService:
         """The JSON of a page of samples of one of `environments`; see `TaskSampler.page`."""
         return await self._task_sampler.page(wanted, self.limits.max_body_bytes)
 
-    async def check_ready(self) -> None:
-        """Asks the generator, the data and every environment for an answer.
-
-        Raises:
-            RolloutFailure: one of them does not answer within `READY_WITHIN_S`; the message names it.
-        """
-        asked: dict[str, Callable[[], Awaitable[object]]] = {"generator": self._generator.describe}
-        asked["deployment Data"] = self._task_sampler.sizes
-        asked |= {f"environment {name!r}": environment.describe for name, environment in self.environments.items()}
-        await asyncio.gather(*(check_answers(who, describe()) for who, describe in asked.items()))
-
 
 def next_range(drawn: SampleRange) -> NextSampleRange:
     """As many samples, from where these ended."""
-    given = drawn.model_dump(exclude_unset=True)
+    given = drawn.model_dump(exclude_unset=True, exclude={"without"})
     return NextSampleRange.model_validate({**given, "start": drawn.start + drawn.count})
-
-
-async def check_answers(who: str, description: Awaitable[object]) -> None:
-    """Raises a `RolloutFailure` that names `who` unless its description comes in time."""
-    try:
-        await with_timeout(READY_WITHIN_S, description, f"The answer of the {who}")
-    except RolloutFailure:
-        raise
-    except Exception as error:
-        raise RolloutFailure(f"The {who} cannot describe itself: {type(error).__name__}: {error}") from error
 
 
 async def done_in_thread_unless(is_small: bool, work: Callable[[], Result]) -> Result:

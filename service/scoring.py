@@ -24,7 +24,8 @@ from deployments.protocols import (
 from rollout_client.contract import PolicyVersions, SampleError
 from rollout_client.policy_names import label_of, read_label
 from rollout_client.problem_contract import FieldProblem
-from service.admission.priority import weight_of
+from service.access.keys import ANYBODY, Caller
+from service.admission.priority import share_of
 from service.remote.policy import RemotePolicy
 from service.requests.score_parsing import ParsedScoreRequest, ScoreBounds, SequenceToScore
 from service.rollouts.request_metrics import policy_versions
@@ -72,22 +73,24 @@ class ScoringParty:
     min_weight_version: int
     policy: str | None
     """The named policy that scores."""
+    generator: Generator
 
 
 class Scoring:
     """
     Args:
+        generator_for: what scores the sequences of a caller's request.
         describe: what the engines accept.
     """
 
     def __init__(
         self,
-        generator: Generator,
+        generator_for: Callable[[Caller], Generator],
         policy: RemotePolicy,
         limits: Limits,
         describe: Callable[[], GeneratorDescription],
     ) -> None:
-        self._generator = generator
+        self._generator_for = generator_for
         self._policy = policy
         self._limits = limits
         self._describe = describe
@@ -98,11 +101,14 @@ class Scoring:
         engine = self._describe()
         return ScoreBounds(self._limits.max_rollouts_per_request, engine.max_model_len, engine.vocab_size)
 
-    async def score(self, request: ParsedScoreRequest, request_id: str, on_score: OnScore) -> PolicyVersions:
+    async def score(
+        self, request: ParsedScoreRequest, request_id: str, on_score: OnScore, caller: Caller = ANYBODY
+    ) -> PolicyVersions:
         """Waits for the weights that the request demands, and scores its sequences.
 
         Args:
             on_score: is awaited for each sequence with its position, once it is scored or has failed.
+            caller: who sent the request.
 
         Returns:
             The versions that scored them.
@@ -117,9 +123,10 @@ class Scoring:
         await self._policy.wait_for_version(demanded)
         party = ScoringParty(
             request_id,
-            RequestShare(f"{request_id}-{uuid4().hex[:16]}", weight_of(options.priority)),
+            share_of(f"{request_id}-{uuid4().hex[:16]}", options.priority, caller),
             max(demanded.min_version or 0, demanded.version or 0),
             demanded.name,
+            self._generator_for(caller),
         )
         versions: set[int] = set()
         waiting = iter(enumerate(request.sequences))
@@ -167,20 +174,20 @@ class Scoring:
         identity = SequenceIdentity(party.request_id, rollout_id, position)
         budget = SequenceRetries(identity, request.options.retries)
         try:
-            return await with_retries(lambda: self._scored(asked), budget)
+            return await with_retries(lambda: self._scored(asked, party.generator), budget)
         except Exception as error:
             # A named failure was logged with its traceback where it was noticed.
             unknown = None if isinstance(error, RolloutFailure) else error
             logger.warning("A sequence was not scored: %s", error, exc_info=unknown, extra=identity.log_fields())
             return failure_of(error)
         finally:
-            self._generator.release(rollout_id)
+            party.generator.release(rollout_id)
 
-    async def _scored(self, asked: ScoringRequest) -> ScoredPrompt:
+    async def _scored(self, asked: ScoringRequest, generator: Generator) -> ScoredPrompt:
         """Asks again until no update of the weights interrupts it."""
         while True:
             refuse_dropped(asked.policy, asked.policy is not None and self._policy.current(asked.policy) is None)
-            result = await self._generator.generate(asked)
+            result = await generator.generate(asked)
             if isinstance(result, ScoredPrompt) and result.finish_reason != "abort":
                 return result
             if result.failure is not None:

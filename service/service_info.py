@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 
 from deployments.protocols import GeneratorDescription
 from rollout_client.info_contract import ModelInfo, ServiceInfo, ServiceVersions, TokenizerInfo
@@ -23,7 +24,7 @@ def service_info(
 ) -> ServiceInfo:
     return ServiceInfo(
         model=ModelInfo(
-            name=generator.model,
+            name=model_name(generator.model),
             revision=generator.revision,
             vocab_size=generator.vocab_size,
             max_model_len=generator.max_model_len,
@@ -45,6 +46,12 @@ def service_info(
         policy_version=policy_version,
         tasks=sorted(tasks),
     )
+
+
+def model_name(model: str) -> str:
+    """Of a folder its own name, without where it is; of a repository the whole name."""
+    path = Path(model)
+    return path.name if path.is_absolute() else model
 
 
 def version_of(package: str) -> str:

@@ -7,14 +7,18 @@ from pydantic import Discriminator, Field, Tag, model_validator
 from deployments.data.settings import DataSettings
 from deployments.generation.response_settings import ResponseSettings
 from deployments.generation.settings import EngineSettings
+from deployments.jobs.settings import JobsSettings
 from deployments.models.settings import ChatModelSettings, RewardModelSettings
 from deployments.policy.settings import PolicySettings
+from deployments.sessions.settings import SessionsSettings
 from deployments.simulation.settings import SimulatedEngineSettings
 from deployments.strict_settings import StrictSettings
+from service.access.settings import AccessSettings
 
 MIB = 2**20
-SERVICE_DEPLOYMENTS = ("Ingress", "Generator", "Policy", "Data")
-"""The deployments that a service has, `Data` if a task has data; each task has one more, named after it."""
+SERVICE_DEPLOYMENTS = ("Ingress", "Generator", "Policy", "Data", "Jobs", "Sessions")
+"""The deployments that a service has, `Data` if a task has data, `Jobs` unless the config has `jobs: null`, `Sessions`
+if it has `sessions`; each task has one more, named after it."""
 
 
 def kind_of_engine(settings: Any) -> Literal["engine", "simulated"]:
@@ -98,7 +102,8 @@ class AdmissionSettings(StrictSettings):
     """Of one ingress replica: they bound its memory."""
     service: AdmissionBounds = AdmissionBounds()
     """Of the whole service, about: each ingress replica admits its share (the bound divided by `num_replicas` of the
-    deployment `Ingress`), and a single request that is larger than the share when it has no other one."""
+    deployment `Ingress`, with autoscaling by its `max_replicas`), and a single request that is larger
+    than the share when it has no other one."""
 
 
 class Scheduling(StrictSettings):
@@ -134,6 +139,8 @@ class ServiceSettings(StrictSettings):
     """Sequence-classification models, each in a deployment of its own, by its name."""
     responses: ResponseSettings = ResponseSettings()
     """What environments and answers show of responses beside their text: tool calls and reasoning."""
+    access: AccessSettings = AccessSettings()
+    """Who may use the service."""
     limits: Limits = Limits()
     """Of one request."""
     admission: AdmissionSettings = AdmissionSettings()
@@ -144,6 +151,18 @@ class ServiceSettings(StrictSettings):
     """How replicas whose log-probabilities drift are found."""
     policy: PolicySettings = PolicySettings()
     """Where versions of the weights are kept, and how they reach the replicas."""
+    jobs: JobsSettings | None = JobsSettings()
+    """Where jobs and requests with an `Idempotency-Key` are kept; by default in SQLite in a temporary folder. A cluster
+    of several nodes needs `redis_url`. With null the service keeps none and refuses both with 501."""
+    sessions: SessionsSettings | None = None
+    """How many records of agents' sessions are kept; `{}` for the defaults. With null, the default, there are no
+    sessions."""
+
+    @model_validator(mode="after")
+    def refuse_sessions_without_a_model(self) -> Self:
+        if self.sessions is not None and isinstance(self.engine, SimulatedEngineSettings):
+            raise ValueError("sessions has no meaning beside engine.simulated, which has no model: leave it out")
+        return self
 
     @model_validator(mode="after")
     def refuse_names_of_other_deployments(self) -> Self:
@@ -178,6 +197,10 @@ class ServiceSettings(StrictSettings):
         others |= {name: model.ray_actor_options() for name, model in self.reward_models.items()}
         if self.data_by_task:
             others["Data"] = {"num_cpus": 0.1}
+        if self.jobs is not None:
+            others["Jobs"] = {"num_cpus": 0.1}
+        if self.sessions is not None:
+            others["Sessions"] = {"num_cpus": 0.1}
         return {
             "Ingress": {"num_cpus": 0.2},
             "Generator": self.engine.ray_actor_options(),

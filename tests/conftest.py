@@ -1,6 +1,7 @@
 """For all tests. Those below `live/` need Ray and the engine; all others start neither."""
 
 import gc
+import os
 import re
 from pathlib import Path
 
@@ -11,6 +12,13 @@ from xdist.scheduler import Scheduling
 
 from tests.service_scheduling import ServiceScheduling
 
+# Before torch is imported, here and in the processes that tests start. The threads of an operation spin while they wait
+# for each other: on a busy machine, two of them took twenty times the processor time of one for a forward pass.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+SLOW_TIMEOUT_S = 180
+"""A slow test starts processes that import vLLM or torch, which on a busy machine takes a minute."""
+
 pytest.register_assert_rewrite("tests.live.played_with_weights")
 
 # How long an example takes says more of the machine than of the code.
@@ -19,8 +27,10 @@ settings.register_profile("fast", deadline=None, max_examples=25)
 settings.load_profile("without deadlines")
 
 LIVE = Path(__file__).parent / "live"
-SLOW_TEST = "pytest.mark.slow"
-SLOW_FILE = re.compile(r"^pytestmark = (\[\s*)?pytest\.mark\.slow", re.MULTILINE)
+SLOW_TEST, LONG_TEST = "pytest.mark.slow", "pytest.mark.long"
+SLOW_FILE, LONG_FILE = (
+    re.compile(rf"^pytestmark = (\[[^\]]*)?pytest\.mark\.{mark}\b", re.MULTILINE) for mark in ("slow", "long")
+)
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -31,9 +41,15 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     is_live = collection_path.is_relative_to(LIVE)
     left_out = {
         "not live and not slow": is_live or bool(SLOW_FILE.search(code)),
-        "live or slow": not is_live and SLOW_TEST not in code,
+        "(live or slow) and not long": bool(LONG_FILE.search(code)) or (not is_live and SLOW_TEST not in code),
+        "long": LONG_TEST not in code,
     }
     return left_out.get(config.option.markexpr) or None
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    if item.get_closest_marker("slow") is not None and item.get_closest_marker("timeout") is None:
+        item.add_marker(pytest.mark.timeout(SLOW_TIMEOUT_S))
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Scheduling | None:

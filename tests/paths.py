@@ -5,3 +5,6 @@ from pathlib import Path
 REPOSITORY = Path(__file__).resolve().parent.parent
 TINY_MODEL = REPOSITORY / "models" / "tiny"
 SMALL_MODEL = REPOSITORY / "models" / "small"
+
+BRIDGED = REPOSITORY / "examples" / "bridged"
+"""Servers and tasksets of other collections."""

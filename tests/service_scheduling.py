@@ -6,18 +6,20 @@ from xdist.scheduler import LoadScopeScheduling
 
 LIVE = PurePosixPath("tests/live")
 OWN_SERVICES = {
+    "test_agents.py",
     "test_console.py",
     "test_engine.py",
     "test_environment_replicas.py",
     "test_families.py",
     "test_gloo_transfer.py",
+    "test_jobs.py",
+    "test_keys.py",
     "test_local.py",
+    "test_models_and_tools.py",
     "test_nodes.py",
+    "test_small_model.py",
 }
 """Files whose tests start services or engines of their own. All others share a service."""
-REPLICAS_COME_AND_GO = {"test_several_generators.py", "test_survival.py"}
-"""Files whose tests wait for engines that start. They share the service of the process that runs OWN_SERVICES, which
-starts it for them when those have ended: so both processes have about as much to do."""
 
 
 class ServiceScheduling(LoadScopeScheduling):  # type: ignore[misc]
@@ -31,4 +33,4 @@ class ServiceScheduling(LoadScopeScheduling):  # type: ignore[misc]
         path = PurePosixPath(nodeid.partition("::")[0])
         if not path.is_relative_to(LIVE):
             return nodeid
-        return "own services" if path.name in OWN_SERVICES | REPLICAS_COME_AND_GO else "shared service"
+        return "own services" if path.name in OWN_SERVICES else "shared service"

@@ -3,17 +3,19 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
+from typing import TypeVar
 
+Reading = TypeVar("Reading")
 FEWEST_READINGS = 12
 """With fewer, a third is too short for its median to mean anything."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """How much more a quantity may be in the last third of the readings than in the second third.
+    """How much more a quantity may be in the last period than in the one before it.
 
     `floor` is for what varies without growing: caches that fill, arenas of the allocator. `per_push` is multiplied with
-    the number of pushes between the middles of the two thirds.
+    the number of pushes between the middles of the two periods.
     """
 
     floor: float
@@ -22,7 +24,7 @@ class Bound:
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """Medians of the second third and of the last third of the readings; they are `pushes` pushes apart."""
+    """Medians of the last period but one and of the last period; they are `pushes` pushes apart."""
 
     second: float
     last: float
@@ -34,7 +36,7 @@ class Growth:
         return self.last - self.second <= self.bound.floor + self.bound.per_push * self.pushes
 
 
-def growth_of(readings: Sequence[float], bound: Bound) -> Growth:
+def last_two_thirds(readings: Sequence[Reading]) -> tuple[Sequence[Reading], Sequence[Reading]]:
     """Args: `readings` has one for each push, in order. The first third is passed over: caches fill meanwhile.
 
     Raises:
@@ -43,16 +45,36 @@ def growth_of(readings: Sequence[float], bound: Bound) -> Growth:
     if len(readings) < FEWEST_READINGS:
         raise ValueError(f"Growth needs {FEWEST_READINGS} readings, and there are {len(readings)}.")
     third = len(readings) // 3
-    return Growth(median(readings[-2 * third : -third]), median(readings[-third:]), third, bound)
+    return readings[-2 * third : -third], readings[-third:]
 
 
-def all_growth(readings: Sequence[Mapping[str, float]], bounds: Mapping[str, Bound]) -> dict[str, Growth]:
+def growth_of(second: Sequence[float], last: Sequence[float], bound: Bound) -> Growth:
+    """Args: `second` and `last` have one reading for each push in two periods of the same length, none between them."""
+    return Growth(median(second), median(last), (len(second) + len(last)) // 2, bound)
+
+
+def all_growth(
+    second: Sequence[Mapping[str, float]], last: Sequence[Mapping[str, float]], bounds: Mapping[str, Bound]
+) -> dict[str, Growth]:
     """By quantity; a quantity is bound by the first of `bounds` whose name is in its own.
 
     A reading without a quantity, such as the memory of a process that is just replaced, counts as 0.
     """
-    names = sorted({name for reading in readings for name in reading})
-    return {name: growth_of([reading.get(name, 0.0) for reading in readings], bound_of(name, bounds)) for name in names}
+
+    def values(readings: Sequence[Mapping[str, float]], name: str) -> list[float]:
+        return [reading.get(name, 0.0) for reading in readings]
+
+    names = sorted({name for reading in [*second, *last] for name in reading})
+    return {name: growth_of(values(second, name), values(last, name), bound_of(name, bounds)) for name in names}
+
+
+def growth_problems(growth: Mapping[str, Growth]) -> list[str]:
+    """A sentence for each quantity that grows."""
+    return [
+        f"{name} grew from {found.second:,.0f} to {found.last:,.0f} in {found.pushes} pushes"
+        for name, found in growth.items()
+        if not found.is_within_bound
+    ]
 
 
 def bound_of(quantity: str, bounds: Mapping[str, Bound]) -> Bound:

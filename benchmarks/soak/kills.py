@@ -22,13 +22,13 @@ from pathlib import Path
 from time import monotonic
 from typing import Annotated
 
-import psutil
 import torch
 import typer
 from rich.console import Console
 from safetensors.torch import save_file
 
-from benchmarks.process_group import command_of, no_process_left
+from benchmarks.chaos.parts import KILLED
+from benchmarks.process_group import no_process_left
 from benchmarks.soak.known_weights import KnownWeights, State
 from benchmarks.soak.logprob_check import logprob_differences
 from benchmarks.soak.reporting import finish, rounds_shown
@@ -40,8 +40,9 @@ from rollout_client.policy_contract import PolicyState
 from rollout_client.weights.checksum import file_checksum
 from service.local import sentences_for_the_user
 
-DEPLOYMENTS = {"store": "Policy", "replica": "Generator"}
-VICTIMS = (*DEPLOYMENTS, "client")
+CLIENT = "client"
+VICTIMS = ("store", "generator", CLIENT)
+"""The client, and parts of the service as `make chaos` calls them."""
 USUAL_S = 1.0
 """What a push takes, at first; then what the last one took that nothing was killed in."""
 LATEST_KILL = 1.2
@@ -149,7 +150,7 @@ class KillRounds:
             if victim is None:
                 self._usual_s = monotonic() - sent_at
             return int(output)
-        if victim != "client":
+        if victim != CLIENT:
             self.kills.problems.append(f"after a kill of {victim}: {last_line(errors)}")
         return None
 
@@ -157,14 +158,12 @@ class KillRounds:
         if victim is None:
             return
         await asyncio.sleep(self._draw.uniform(0, LATEST_KILL * self._usual_s))
-        if victim == "client":
+        if victim == CLIENT:
             if client.returncode is None:
                 client.kill()
                 self.kills.killed[victim] += 1
             return
-        mark = f"ServeReplica:rollout:{DEPLOYMENTS[victim]}"
-        found = [process for process in psutil.Process().children(recursive=True) if mark in command_of(process)]
-        if found:
+        if found := KILLED[victim].processes():
             self._draw.choice(found).kill()
             self.kills.killed[victim] += 1
 
@@ -232,7 +231,7 @@ def main(
     config: Annotated[Path, typer.Argument()] = Path("serve_config.cpu.yaml"),
     updates: Annotated[int, typer.Option(min=1)] = 50,
     replicas: Annotated[int, typer.Option(min=1)] = 2,
-    victims: Annotated[str, typer.Option(help="Of store, replica and client, with commas between them.")] = ",".join(
+    victims: Annotated[str, typer.Option(help="Of store, generator and client, with commas between them.")] = ",".join(
         VICTIMS
     ),
     seed: Annotated[int, typer.Option()] = 0,
@@ -243,7 +242,7 @@ def main(
     with (
         sentences_for_the_user(console),
         no_process_left(),
-        soaked_service(config, replicas, console) as service,
+        soaked_service(config, {"Generator": replicas}, console) as service,
     ):
         kills = asyncio.run(kill_rounds(service, updates, replicas, chosen, seed))
     report(kills)

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 
 import torch
 
+from benchmarks.chaos.parts import TASK_NAME
 from benchmarks.soak.known_weights import KnownWeights, State
 from rollout_client import AsyncRolloutClient
 from rollout_client.contract import SampleResult, Sampling
 
-TASK_NAME = "sliding_puzzle"
 ROLLOUTS = 8
 TURNS = 2
 SAMPLING = Sampling(greedy=True, max_new_tokens=32, ignore_eos=True)

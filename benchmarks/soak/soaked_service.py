@@ -2,7 +2,7 @@
 
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,8 +35,12 @@ class SoakedService:
 
 
 @contextmanager
-def soaked_service(config: Path, replicas: int, console: Console) -> Iterator[SoakedService]:
-    """Runs the service of `config` with so many generators for the length of the block."""
+def soaked_service(config: Path, replicas: Mapping[str, int], console: Console) -> Iterator[SoakedService]:
+    """Runs the service of `config` for the length of the block.
+
+    Args:
+        replicas: how many each of these deployments has; `Generator` is among them.
+    """
     settings = read_config(config, port=free_port())
     [application] = settings.applications
     with tempfile.TemporaryDirectory(prefix="soak-") as name:
@@ -45,13 +49,12 @@ def soaked_service(config: Path, replicas: int, console: Console) -> Iterator[So
         checkpoints.mkdir()
         temporary.mkdir()
         engine = application.args["engine"]
-        engine |= {"enable_lora": True, "max_loras": 2, "max_lora_rank": 8, "num_cpus": 0.8 / replicas}
+        engine |= {"enable_lora": True, "max_loras": 2, "max_lora_rank": 8, "num_cpus": 0.8 / replicas["Generator"]}
         engine["num_gpu_blocks_override"] = KV_CACHE_BLOCKS
         engine["environment_variables"] |= SMALL_KERNEL_CACHES
-        application.args["policy"] = {"checkpoint_roots": [str(checkpoints)]}
+        application.args |= {"policy": {"checkpoint_roots": [str(checkpoints)]}}
         for deployment in application.deployments:
-            if deployment.name == "Generator":
-                deployment.num_replicas = replicas
+            deployment.num_replicas = replicas.get(deployment.name, deployment.num_replicas)
         with (
             patch.dict(os.environ, ENVIRONMENT, TMPDIR=str(temporary)),
             local_service(settings, console) as url,

@@ -1,25 +1,21 @@
 """Rollouts that go on all the time while weights change; each one is checked when it ends."""
 
-import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
-from itertools import count
 from time import monotonic
 
+from benchmarks.chaos.parts import TASK_NAME
+from benchmarks.soak.callers import Callers
 from benchmarks.soak.span_check import span_problems
 from benchmarks.soak.version_times import VersionTimes
 from rollout_client import AsyncRolloutClient
 from rollout_client.contract import SampleResult, Sampling
-from rollout_client.errors import RolloutError
 
-TASK_NAME = "sliding_puzzle"
 CALLERS = 4
 ROLLOUTS_A_REQUEST = 12
 TURNS = 4
 SAMPLING = Sampling(temperature=1.5, max_new_tokens=48, ignore_eos=True)
 """Hot enough to babble: most generations are long, and many are under way when the weights change."""
-AFTER_FAILURE_S = 0.5
 ENDED_WELL = {"completed", "truncated", "max_turns"}
 
 
@@ -43,32 +39,13 @@ class SteadyRollouts:
         self._client = client
         self._times = times
         self._sample_retries = sample_retries
-        self._numbers = count()
-        self._is_over = False
 
-    @asynccontextmanager
-    async def running(self) -> AsyncIterator[None]:
+    def running(self) -> AbstractAsyncContextManager[None]:
         """They go on for the length of the block; at its end those under way are played to their ends."""
-        callers = [asyncio.create_task(self._call_again_and_again()) for _ in range(CALLERS)]
-        try:
-            yield
-        except BaseException:
-            for caller in callers:
-                caller.cancel()
-            raise
-        self._is_over = True
-        await asyncio.gather(*callers)
+        return Callers([self.post] * CALLERS, self.tally.problems).running()
 
-    async def _call_again_and_again(self) -> None:
-        while not self._is_over:
-            number = next(self._numbers)
-            try:
-                await self._call(number)
-            except RolloutError as error:
-                self.tally.problems.append(f"request {number}: {type(error).__name__}: {error}")
-                await asyncio.sleep(AFTER_FAILURE_S)
-
-    async def _call(self, number: int) -> None:
+    async def post(self, number: int) -> None:
+        """One request, and the check of its rollouts. Raises a `RolloutError` that is a problem."""
         # Every other request demands what was acknowledged last.
         min_version = self._times.newest if number % 2 else 0
         begin = monotonic()

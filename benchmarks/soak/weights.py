@@ -24,13 +24,12 @@ from typing import Annotated
 import torch
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from benchmarks.process_group import no_process_left
-from benchmarks.soak.growth import FEWEST_READINGS, Growth, all_growth
+from benchmarks.soak.growth import FEWEST_READINGS, Growth, all_growth, growth_problems, last_two_thirds
 from benchmarks.soak.known_weights import KnownWeights
 from benchmarks.soak.logprob_check import LogprobDifferences, logprob_differences
-from benchmarks.soak.reporting import finish, rounds_shown
+from benchmarks.soak.reporting import finish, growth_figures, rounds_shown, show_growth
 from benchmarks.soak.resources import BOUNDS, ServiceResources
 from benchmarks.soak.soaked_service import SoakedService, soaked_service
 from benchmarks.soak.steady_rollouts import RolloutTally, SteadyRollouts
@@ -56,15 +55,10 @@ class Soaked:
     problems: list[str] = field(default_factory=list)
 
     def growth(self) -> dict[str, Growth]:
-        return all_growth(self.readings, BOUNDS)
+        return all_growth(*last_two_thirds(self.readings), BOUNDS)
 
     def all_problems(self) -> list[str]:
-        grown = [
-            f"{name} grew from {growth.second:,.0f} to {growth.last:,.0f} in {growth.pushes} pushes"
-            for name, growth in self.growth().items()
-            if not growth.is_within_bound
-        ]
-        return [*self.problems, *self.rollouts.problems, *grown]
+        return [*self.problems, *self.rollouts.problems, *growth_problems(self.growth())]
 
 
 async def soak(service: SoakedService, pushes: int, seed: int) -> Soaked:
@@ -120,16 +114,7 @@ def description(soaked: Soaked) -> str:
 
 def report(soaked: Soaked) -> None:
     """Raises `typer.Exit` if something does not hold."""
-    table = Table("held", "second third", "last third", "", title="Medians; bytes in MiB")
-    for name, growth in soaked.growth().items():
-        unit = 2**20 if max(growth.second, growth.last) > 2**20 else 1
-        table.add_row(
-            name,
-            f"{growth.second / unit:,.1f}",
-            f"{growth.last / unit:,.1f}",
-            "" if growth.is_within_bound else "grows",
-        )
-    console.print(table)
+    show_growth(console, soaked.growth())
     finish(console, soaked.all_problems(), figures(soaked))
 
 
@@ -145,7 +130,7 @@ def figures(soaked: Soaked) -> dict[str, object]:
         "rollouts": soaked.rollouts.played,
         "of_several_versions": soaked.rollouts.of_several_versions,
         "largest_logprob_difference": round(max(max(each.score, each.reference) for each in soaked.differences), 5),
-        "growth": {name: round(growth.last - growth.second) for name, growth in soaked.growth().items() if growth.last},
+        "growth": growth_figures(soaked.growth()),
     }
 
 
@@ -161,7 +146,7 @@ def main(
     with (
         sentences_for_the_user(console),
         no_process_left(),
-        soaked_service(config, replicas, console) as service,
+        soaked_service(config, {"Generator": replicas}, console) as service,
     ):
         soaked = asyncio.run(soak(service, pushes, seed))
     if readings is not None:

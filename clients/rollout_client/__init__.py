@@ -1,5 +1,6 @@
 """Client of the rollout service. Light to import: httpx, pydantic and tenacity, nothing heavier."""
 
+from rollout_client.agent_runner import AgentRollout, agent_rollouts, play_agent
 from rollout_client.async_client.client import AsyncRolloutClient
 from rollout_client.async_client.stream import AsyncRolloutStream
 from rollout_client.call_options import CallOptions, ClientOptions
@@ -20,6 +21,8 @@ from rollout_client.contract import (
     Sampling,
     WeightVersionSpan,
 )
+from rollout_client.data_out.files import read_rollouts
+from rollout_client.data_out.trackers import NoActiveRun, log_rollouts
 from rollout_client.errors import (
     ContractDiffers,
     RequestRejected,
@@ -53,6 +56,7 @@ from rollout_client.weights.safetensors_file import NotSafetensors
 from rollout_client.weights.sync_pusher import PolicyPusher
 
 __all__ = [
+    "AgentRollout",
     "AsyncPolicyPusher",
     "AsyncRolloutClient",
     "AsyncRolloutStream",
@@ -63,6 +67,7 @@ __all__ = [
     "GivenMessage",
     "Keep",
     "Message",
+    "NoActiveRun",
     "NotSafetensors",
     "PolicyLayout",
     "PolicyPusher",
@@ -106,6 +111,10 @@ __all__ = [
     "WeightsDiffer",
     "WeightsDoNotFit",
     "__version__",
+    "agent_rollouts",
+    "log_rollouts",
+    "play_agent",
+    "read_rollouts",
     "resumed",
     "staleness",
 ]

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypedDict, cast
+from uuid import uuid4
 
 import httpx
 
@@ -11,6 +12,9 @@ from rollout_client.retry import DEFAULT_RETRIES
 from rollout_client.version import USER_AGENT
 
 REQUEST_ID_HEADER = "x-request-id"
+IDEMPOTENCY_KEY = "idempotency-key"
+AUTOMATIC_KEY = "auto"
+LONGEST_KEY = 255
 
 
 class CallOptions(TypedDict, total=False):
@@ -22,6 +26,9 @@ class CallOptions(TypedDict, total=False):
     """Further attempts after one that failed in a way that may pass (`rollout_client.retry`); 0 makes one attempt."""
     request_id: str
     """Sent as `X-Request-ID`; the service uses it in its logs and in its response."""
+    idempotency_key: str
+    """Sent as `Idempotency-Key` with each attempt of a rollout or of a job: one that is made again attaches to the run,
+    or gets its answer. `"auto"` makes a new key for the call. A call that is cancelled ends its run."""
 
 
 class ClientOptions(TypedDict, total=False):
@@ -87,11 +94,14 @@ class ClientDefaults:
             ValueError: `retries` is negative.
         """
         default_s = min((limit for limit in (self.timeout_s, longest_s) if limit is not None), default=None)
-        request_id = options.get("request_id")
+        request_id, key = options.get("request_id"), options.get("idempotency_key")
+        headers = {} if request_id is None else {REQUEST_ID_HEADER: request_id}
+        if key is not None:
+            headers[IDEMPOTENCY_KEY] = quoted_key(uuid4().hex if key == AUTOMATIC_KEY else key)
         return CallLimits(
             Deadline(options.get("timeout_s", default_s), advice=advice),
             check_retries(options.get("retries", self.retries)),
-            {} if request_id is None else {REQUEST_ID_HEADER: request_id},
+            headers,
         )
 
 
@@ -103,6 +113,14 @@ def call_options(options: Mapping[str, Any]) -> CallOptions:
 def without_call_options(options: Mapping[str, Any]) -> dict[str, Any]:
     """What of `options` is for the service."""
     return {name: value for name, value in options.items() if name not in CallOptions.__annotations__}
+
+
+def quoted_key(key: str) -> str:
+    """The key as a String of RFC 9651. Raises `ValueError` for one that is no printable ASCII, or has over 255."""
+    if not key.isascii() or not key.isprintable() or not 1 <= len(key) <= LONGEST_KEY:
+        raise ValueError(f"idempotency_key={key!r}: send 1 to {LONGEST_KEY} printable ASCII characters.")
+    escaped = key.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'
 
 
 def check_retries(retries: int) -> int:

@@ -13,6 +13,9 @@ Result = TypeVar("Result")
 
 async_sleep = asyncio.sleep
 sleep = time.sleep
+async_cancelled = asyncio.CancelledError
+"""What ends a call from outside."""
+cancelled = KeyboardInterrupt
 
 
 async def async_call_blocking(

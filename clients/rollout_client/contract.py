@@ -3,151 +3,42 @@
 Requests are strict: an unknown field is an error. The exception is a sample, which may carry further fields; they come
 back untouched. Lengths are in tokens, times in seconds; log-probabilities are natural logarithms.
 
-The docstrings under the fields are the descriptions in the service's OpenAPI document.
+The docstrings under the fields are the descriptions in the service's OpenAPI document. Other files hold parts of it,
+such as `message_contract.py`; they are imported through this one.
 """
 
+from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    JsonValue,
-    ValidationError,
-    ValidatorFunctionWrapHandler,
-    WrapValidator,
-    field_validator,
-    model_validator,
-)
-from pydantic_core import PydanticCustomError
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, field_validator, model_validator
 
 from rollout_client.contract_models import Lenient as Lenient
 from rollout_client.contract_models import Strict as Strict
+from rollout_client.data_out.methods import DataOut
 from rollout_client.demand_contract import PolicyDemand as PolicyDemand
 from rollout_client.demand_contract import RolloutDemand as RolloutDemand
-from rollout_client.policy_names import LABEL
+from rollout_client.message_contract import MOST_TOOLS as MOST_TOOLS
+from rollout_client.message_contract import FinishReason as FinishReason
+from rollout_client.message_contract import GivenMessage as GivenMessage
+from rollout_client.message_contract import JsonObject as JsonObject
+from rollout_client.message_contract import Message as Message
+from rollout_client.message_contract import PromptMessage as PromptMessage
+from rollout_client.message_contract import Role as Role
+from rollout_client.message_contract import TextPart as TextPart
+from rollout_client.message_contract import TokenId as TokenId
+from rollout_client.message_contract import WeightVersionSpan as WeightVersionSpan
 from rollout_client.priority_contract import Priority
-from rollout_client.sample_range_contract import NextSampleRange as NextSampleRange
-from rollout_client.sample_range_contract import SampleRange as SampleRange
+from rollout_client.sample_range_contract import NextSampleRange, Place, SampleRange
 
-Role = Literal["system", "user", "assistant", "tool", "environment"]
 SampleStatus = Literal["completed", "truncated", "max_turns", "deadline", "cancelled", "stale", "error"]
 FailureKind = Literal["request", "generation", "environment", "timeout", "overload", "policy", "internal"]
-FinishReason = Literal["stop", "length"]
 ObservationFormat = Literal["chat", "raw"]
-TokenId = Annotated[int, Field(ge=0)]
 StopString = Annotated[str, Field(min_length=1, max_length=1024)]
 MOST_STOP_STRINGS = 128
 """The engine looks for each of them after every token."""
-MOST_TOOLS = 128
 MOST_RANGES = 64
 LOWEST_TEMPERATURE = 0.01
-JsonObject = dict[str, JsonValue]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
-
-
-class TextPart(Strict):
-    """A part of a message."""
-
-    type: Literal["text"]
-    """Other types, such as images, are not known."""
-    text: str
-    """The text of the part."""
-
-
-def text_or_parts(content: object, validate: ValidatorFunctionWrapHandler) -> object:
-    """Says in one sentence what is wrong, where pydantic would say it for each kind of content."""
-    try:
-        return validate(content)
-    except ValidationError as error:
-        message = "Input should be a text, or a list of parts that have the type 'text' and a text"
-        raise PydanticCustomError("content", message) from error
-
-
-class PromptMessage(Strict):
-    """A message as the chat template takes it."""
-
-    role: Role
-    """Who speaks."""
-    content: Annotated[str | list[TextPart] | None, WrapValidator(text_or_parts)] = None
-    """The text of the message, or its parts where the template takes parts; null only beside `tool_calls`."""
-    name: str | None = None
-    """Name of the speaker, for templates that use it."""
-    tool_calls: list[JsonObject] | None = Field(default=None, max_length=MOST_TOOLS, fail_fast=True)
-    """Calls that an assistant message makes, in the form that the chat template expects."""
-    tool_call_id: str | None = None
-    """The call that a tool message answers."""
-    reasoning_content: str | None = None
-    """The reasoning before an assistant message's content, for templates that use it."""
-
-    @model_validator(mode="after")
-    def has_content(self) -> Self:
-        if self.content is None and not self.tool_calls:
-            raise ValueError("content is missing: only a message with tool_calls may have none")
-        return self
-
-
-class WeightVersionSpan(Lenient):
-    """Tokens `[start, end)` of the message were sampled by the weights called `version`."""
-
-    version: Annotated[str, Field(pattern=LABEL)]
-    """Number of the version, as text; of a named policy with its name, as in `run-b/7`."""
-    start: int = Field(ge=0)
-    """Index of the first token of the span within the message."""
-    end: int = Field(ge=0)
-    """Index after the last token of the span."""
-
-
-class Message(Lenient):
-    """A message with its tokens. The concatenated `token_ids` of a log are exactly what the engine saw."""
-
-    role: Role
-    """Who speaks."""
-    content: str
-    """The text of the message; for a generated message, all of its decoded tokens, without special tokens unless
-    `responses.skip_special_tokens` of the service's config is false."""
-    token_ids: list[TokenId] = Field(fail_fast=True)
-    """The tokens of the message, in order."""
-    generation_logprobs: list[float] | None = Field(default=None, fail_fast=True)
-    """One natural log-probability per token of a generated message, under the distribution that was sampled from (after
-    temperature, top-p, top-k and min-p); for greedy decoding, under temperature 1. A message without them was not
-    generated by the policy: mask its tokens out of the loss."""
-    finish_reason: FinishReason | None = None
-    """Why a generation ended. `stop`: end token or stop string; `length`: `max_new_tokens` or `max_seq_len`. Null on a
-    message with `generation_logprobs`: its generation was interrupted. As the last one of a posted log it goes on from
-    its last token; with a reason it is stepped next."""
-    weight_versions: list[WeightVersionSpan] | None = Field(default=None, fail_fast=True)
-    """Which weights sampled the tokens of a generated message, as spans that cover them in order."""
-    reward: float | None = None
-    """The environment's reward for this message."""
-    name: str | None = None
-    """Name of the speaker, or of the tool that speaks."""
-    tool_call_id: str | None = None
-    """The call that a tool message answers."""
-    tool_calls: list[JsonObject] | None = Field(default=None, fail_fast=True)
-    """The calls that were read out of a generated message, as `{"id": ..., "type": "function", "function": {"name":
-    ..., "arguments": JSON text}}`; those of a prompt's message as they were sent. `content` still has their text."""
-    reasoning_content: str | None = None
-    """The reasoning that was read out of a generated message, or that came with a prompt's. `content` of a generated
-    message still has it."""
-    parsed_content: str | None = None
-    """`content` without calls and reasoning, if there are any."""
-    parse_error: str | None = None
-    """Why a generated message, or the calls in it, could not be read; `content` is what the model wrote."""
-
-
-class GivenMessage(Message):
-    """A message of a posted `message_log`; a message that the service returned can be posted unchanged."""
-
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False, from_attributes=True)
-
-    @model_validator(mode="after")
-    def has_one_logprob_a_token(self) -> Self:
-        if self.generation_logprobs is not None and len(self.generation_logprobs) != len(self.token_ids):
-            raise ValueError(
-                f"{len(self.generation_logprobs)} generation_logprobs for {len(self.token_ids)} token_ids: send as many"
-            )
-        return self
 
 
 class Sampling(Strict):
@@ -239,6 +130,8 @@ class RolloutRequest(Strict):
     samples_from: list[SampleRange] = Field(default=[], max_length=MOST_RANGES, fail_fast=True)
     """In place of `samples`: samples that the service has, one range after the other. The answer's `next_samples_from`
     is where the next ones begin."""
+    next_start: Place | None = None
+    """Ignored: a page of `GET /tasks/{task_name}/samples` has it, so that a page can be posted as it is."""
     num_generations: int = Field(default=1, ge=1, le=1024)
     """Rollouts of each sample: the size of a group."""
     sampling: Sampling = Sampling()
@@ -275,12 +168,14 @@ class RolloutRequest(Strict):
             raise ValueError("samples and samples_from are both missing: send one of them, with at least one sample")
         if self.samples and self.samples_from:
             raise ValueError("samples and samples_from are both given: send one of them")
+        if not self.sample_count:
+            raise ValueError("samples_from leaves every place out: nothing is left to play")
         return self
 
     @property
     def sample_count(self) -> int:
         """How many samples it asks for, also before those of `samples_from` are there."""
-        return len(self.samples) or sum(given.count for given in self.samples_from)
+        return len(self.samples) or sum(given.size for given in self.samples_from)
 
 
 class SampleError(Lenient):
@@ -403,8 +298,20 @@ class RolloutSummary(Lenient):
     """The `samples_from` of the request, moved on to the samples that follow."""
 
 
-class RolloutResponse(RolloutSummary):
+class RolloutResponse(DataOut, RolloutSummary):
     """The answer of `POST /rollout`."""
 
     samples: list[SampleResult]
     """One per rollout, in input order; the rollouts of one sample stand next to each other."""
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """The response that `save` wrote to `path`.
+
+        Raises:
+            ValueError: the file is none of `save`; the message says what is wrong with it.
+            ModuleNotFoundError: the file is `.parquet`, and the extra `arrow` is missing.
+        """
+        from rollout_client.data_out.files import load_response
+
+        return load_response(cls, Path(path))

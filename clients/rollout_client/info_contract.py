@@ -9,9 +9,9 @@ class ModelInfo(Lenient):
     """The model that generates."""
 
     name: str
-    """A path at the service, or a Hugging Face repository."""
+    """The name of the model's folder at the service, or a Hugging Face repository."""
     revision: str | None = None
-    """The revision of the repository; null for a path. Pushed weights are versions of the policy, not revisions."""
+    """The revision of the repository; null for a folder. Pushed weights are versions of the policy, not revisions."""
     vocab_size: int
     """Token ids of prompts are below this. A model may have more ids than its tokenizer has tokens."""
     max_model_len: int

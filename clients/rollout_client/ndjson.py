@@ -64,6 +64,9 @@ class NdjsonReader:
             )
 
     def _read(self, line: bytes) -> PositionedSample | None:
+        if not line:
+            # A heartbeat of the service.
+            return None
         content = parsed_line(line)
         if self.summary is not None:
             raise ResponseNotUnderstood("A line of the stream came after its summary.")

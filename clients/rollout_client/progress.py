@@ -1,15 +1,27 @@
-"""Progress bars for terminals: rollouts and their tokens, bytes of an upload. Need the `cli` extra."""
+"""Progress bars for terminals: rollouts with tokens/s and mean reward, bytes of an upload. Need the `cli` extra."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from rollout_client.contract import SampleResult
 from rollout_client.optional_dependencies import needed_for
+from rollout_client.results.final_rewards import final_reward
 
 
 @contextmanager
-def rollout_bar(total: int) -> Iterator[Callable[[SampleResult], None]]:
-    """Shows a bar on stderr for the length of the block; yields the function to call with each finished sample.
+def rollout_bar(total: int, done: int = 0) -> Iterator[Callable[[SampleResult], None]]:
+    """`counting_bar`, whose function takes each finished sample."""
+    with counting_bar(total, done) as count:
+        yield lambda sample: count(sample.metrics.assistant_tokens, sample.status == "error", final_reward(sample))
+
+
+@contextmanager
+def counting_bar(total: int, done: int = 0) -> Iterator[Callable[[int, bool, float | None], None]]:
+    """Shows a bar on stderr for the length of the block; yields the function to call for each finished rollout with its
+    generated tokens, whether it failed, and its final reward.
+
+    It counts rollouts and shows generated tokens per second, the mean of the final rewards, and how many failed.
+    `done` of the `total` rollouts had ended before: they are on the bar and in none of the figures.
 
     Raises:
         ModuleNotFoundError: rich is not installed; the message says what to install.
@@ -17,19 +29,27 @@ def rollout_bar(total: int) -> Iterator[Callable[[SampleResult], None]]:
     with needed_for("A progress bar", "cli"):
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+        from rich.table import Column
     columns = (
-        BarColumn(bar_width=24),
-        MofNCompleteColumn(),
-        TextColumn("rollouts, {task.fields[tokens]:,} tokens generated, {task.fields[failed]} failed"),
+        BarColumn(bar_width=10),
+        MofNCompleteColumn(table_column=Column(no_wrap=True)),
+        TextColumn("rollouts, {task.fields[figures]}", table_column=Column(no_wrap=True)),
         TimeElapsedColumn(),
     )
     with Progress(*columns, console=Console(stderr=True)) as bar:
-        task = bar.add_task("", total=total, tokens=0, failed=0)
-        fields = bar.tasks[task].fields
+        task = bar.add_task("", total=total, completed=done, figures="0 failed")
+        shown = bar.tasks[task]
+        tokens, failed, reward_sum, rewarded = 0, 0, 0.0, 0
 
-        def add(sample: SampleResult) -> None:
-            tokens = fields["tokens"] + sample.metrics.assistant_tokens
-            bar.update(task, advance=1, tokens=tokens, failed=fields["failed"] + (sample.status == "error"))
+        def add(generated_tokens: int, has_failed: bool, reward: float | None) -> None:
+            nonlocal tokens, failed, reward_sum, rewarded
+            tokens += generated_tokens
+            failed += has_failed
+            if reward is not None:
+                reward_sum, rewarded = reward_sum + reward, rewarded + 1
+            rate = f"{tokens / shown.elapsed:,.0f} tokens/s, " if shown.elapsed else ""
+            mean = f"mean reward {reward_sum / rewarded:.3f}, " if rewarded else ""
+            bar.update(task, advance=1, figures=f"{rate}{mean}{failed} failed")
 
         yield add
 

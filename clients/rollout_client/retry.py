@@ -6,7 +6,7 @@ A call is repeated only where that may help and cannot harm:
 | --- | --- | --- |
 | connection refused, or connecting timed out | again | again |
 | connection broke after the request was sent | again | no |
-| `overloaded` (429), with which the service is full | again, and no retry is used up | the same |
+| `overloaded`, `quota-exceeded` (429) | again, and no retry is used up | the same |
 | 408, 425, 503, 429 of a proxy or gateway | again | again |
 | 500, 502, 504 | again | no |
 | 409 that a proxy or gateway sent | again | no |
@@ -25,7 +25,7 @@ another update is under way and `if_busy="refuse"` was said.
 A service that is full is waited for as long as it takes: it has lost nothing, and only time helps. `timeout_s` bounds
 the wait, and `retries=0` makes one attempt even then.
 
-With the default of 10 retries a call goes on for 33 to 66 s: connections are refused for more than 12 s after a proxy
+With the default of 16 retries a call goes on for 33 to 67 s: connections are refused for about 11 s after a proxy
 died. `timeout_s` bounds it: no attempt starts after that. `Retry-After` is waited for in addition to the backoff; a
 service that is full says itself when to come back, and then up to a second takes the place of the backoff.
 """
@@ -51,10 +51,11 @@ from rollout_client.errors import RolloutError, ServiceUnreachable, StatusError,
 
 logger = logging.getLogger("rollout_client")
 
-DEFAULT_RETRIES = 10
-BACKOFF = wait_exponential(multiplier=0.25, max=5) + wait_random_exponential(multiplier=0.25, max=5)
-"""Seconds: 0.25 to 0.5 after the first failure, then twice that each time, up to 5 to 10. The fixed half makes the
-retries last until a proxy is back, the random half spreads clients that failed together."""
+DEFAULT_RETRIES = 16
+BACKOFF = wait_exponential(multiplier=0.25, max=2.5) + wait_random_exponential(multiplier=0.25, max=2.5)
+"""Seconds: 0.25 to 0.5 after the first failure, then twice that each time, up to 2.5 to 5, which a call may wait for
+nothing once a proxy is back. The fixed half makes the retries last until then, the random half spreads clients that
+failed together."""
 
 READY_POLL_S = 0.5
 MOST_ASKED_S = 60.0
@@ -68,6 +69,7 @@ SERVICE_PROBLEM = "urn:rollout:problem:"
 NOT_READY = f"{SERVICE_PROBLEM}not-ready"
 """Also where the policy store died during the call, perhaps after it had made a version current."""
 OVERLOADED = f"{SERVICE_PROBLEM}overloaded"
+QUOTA_EXCEEDED = f"{SERVICE_PROBLEM}quota-exceeded"
 LONGEST_EXTRA_WAIT_S = 1.0
 """Spreads clients that a full service has told the same second."""
 SAMPLE_FAILED = f"{SERVICE_PROBLEM}sample-failed"
@@ -96,8 +98,8 @@ def chunk_may_pass(error: BaseException) -> bool:
 
 
 def is_full(error: BaseException | None) -> bool:
-    """Whether the service did not admit the request because it is full."""
-    return isinstance(error, StatusError) and error.problem.type == OVERLOADED
+    """Whether the service did not admit the request because it is full, or the key has used up a quota."""
+    return isinstance(error, StatusError) and error.problem.type in (OVERLOADED, QUOTA_EXCEEDED)
 
 
 class StopAfterFailures(stop_base):

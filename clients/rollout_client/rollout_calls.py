@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 JSON = "application/json"
 NDJSON = "application/x-ndjson"
+HEARTBEAT_S = 15
+"""The service sends an empty line on a stream that is silent for so long: proxies commonly close one after 60 s."""
 
 Result = TypeVar("Result")
 Model = TypeVar("Model", bound=BaseModel)
@@ -137,7 +139,13 @@ def arrow_rollout_call(samples: Samples, options: RolloutOptions) -> "Call[Arrow
 
 def streamed_rollout_call(samples: Samples, options: RolloutOptions) -> Call[bytes]:
     """Raises `ValueError` if `samples` or `options` hold a value that JSON does not have."""
-    return Call("POST", "/rollout", bytes, accept=NDJSON, body=rollout_body(samples, options))
+    headers = {"content-type": JSON, "prefer": f"heartbeat={HEARTBEAT_S}"}
+    return Call("POST", "/rollout", bytes, accept=NDJSON, body=rollout_body(samples, options), content_headers=headers)
+
+
+def end_run_call() -> Call[None]:
+    """Ends the run of the `Idempotency-Key` with which it is sent."""
+    return Call("DELETE", "/jobs", lambda _body: None)
 
 
 def rollout_body(samples: Samples, options: RolloutOptions) -> bytes:
@@ -165,7 +173,8 @@ def as_given(value: Any) -> Any:
 
 def rollout_count(samples: Samples, options: RolloutOptions) -> int:
     ranges = as_given(list(options.get("samples_from") or ()))
-    count = len(samples) + sum(int(drawn["count"]) for drawn in ranges)
+    left_out = sum(int(places["count"]) for drawn in ranges for places in drawn.get("without", ()))
+    count = len(samples) + sum(int(drawn["count"]) for drawn in ranges) - left_out
     return count * (options.get("num_generations") or 1)
 
 

@@ -1,14 +1,29 @@
 """Samples that the service takes from a task itself, so that they need not be sent: a part of `POST /rollout`."""
 
-from typing import Annotated
+from collections.abc import Iterator
+from typing import Annotated, Self
 
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict, Field, model_validator
 
 from rollout_client.contract_models import Strict
 
 MOST_SAMPLES_OF_A_RANGE = 65_536
 Place = Annotated[int, Field(ge=0, lt=2**53)]
 ShuffleSeed = Annotated[int, Field(ge=0, lt=2**63)]
+
+
+class PlaceRange(Strict):
+    """Places of a data set that follow one another."""
+
+    start: Place
+    """The first one."""
+    count: Annotated[int, Field(ge=1, le=MOST_SAMPLES_OF_A_RANGE)]
+    """How many."""
+
+    @property
+    def end(self) -> int:
+        """The place after the last one."""
+        return self.start + self.count
 
 
 class SampleRange(Strict):
@@ -29,6 +44,38 @@ class SampleRange(Strict):
     seed: ShuffleSeed | None = None
     """Shuffles every epoch of the data, each in another way; by default as the service's config says. Without data: the
     seed of what the environment makes, by default 0."""
+    without: list[PlaceRange] = Field(default=[], max_length=MOST_SAMPLES_OF_A_RANGE // 2, fail_fast=True)
+    """Places of the range that are left out, in ascending order: those that were played before. The cursor of a job
+    (`GET /jobs/{job_id}/cursor`) has them."""
+
+    @model_validator(mode="after")
+    def leaves_out_places_of_its_own_in_order(self) -> Self:
+        at = self.start
+        for left_out in self.without:
+            if left_out.start < at or left_out.end > self.end:
+                raise ValueError("without: its places must be of the range, in ascending order, and each there once")
+            at = left_out.end
+        return self
+
+    @property
+    def end(self) -> int:
+        """The place after the last one."""
+        return self.start + self.count
+
+    @property
+    def size(self) -> int:
+        """How many samples it has."""
+        return self.count - sum(left_out.count for left_out in self.without)
+
+    def pieces(self) -> Iterator[PlaceRange]:
+        """The places that are not left out, in ascending order."""
+        at = self.start
+        for left_out in self.without:
+            if at < left_out.start:
+                yield PlaceRange(start=at, count=left_out.start - at)
+            at = left_out.end
+        if at < self.end:
+            yield PlaceRange(start=at, count=self.end - at)
 
 
 class NextSampleRange(SampleRange):

@@ -2,7 +2,8 @@
 
 import inspect
 from collections.abc import Mapping
-from typing import Any
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
 
@@ -45,6 +46,51 @@ def annotations_of(environment_class: type[TaskEnvironment]) -> dict[str, Any]:
         for parameter in signature.parameters.values()
         if parameter.annotation is not parameter.empty and not isinstance(parameter.annotation, str)
     }
+
+
+class TypeName:
+    """An annotation as a signature shows it."""
+
+    def __init__(self, annotation: Any) -> None:
+        self._text = type_name(annotation)
+
+    def __repr__(self) -> str:
+        return self._text
+
+
+def signature_for_the_user(environment_class: type[TaskEnvironment]) -> str:
+    """The parameters of the constructor in brackets. Types have their short names, without constraints."""
+    annotations = annotations_of(environment_class)
+    signature = inspect.signature(environment_class)
+    parameters = [
+        parameter
+        if parameter.annotation is parameter.empty
+        else parameter.replace(annotation=TypeName(annotations.get(parameter.name, parameter.annotation)))
+        for parameter in signature.parameters.values()
+    ]
+    return str(signature.replace(parameters=parameters, return_annotation=inspect.Signature.empty))
+
+
+def type_name(annotation: Any) -> str:
+    """Such as `list[int] | None`, as its author would write it."""
+    origin, inside = get_origin(annotation), get_args(annotation)
+    if isinstance(annotation, str):
+        return annotation
+    if annotation in (None, NoneType):
+        return "None"
+    if annotation is Ellipsis:
+        return "..."
+    if origin is Annotated:
+        return type_name(inside[0])
+    if origin in (Union, UnionType):
+        return " | ".join(map(type_name, inside))
+    if origin is Literal:
+        return f"Literal[{', '.join(map(repr, inside))}]"
+    if isinstance(annotation, list):  # The parameters of a Callable.
+        return f"[{', '.join(map(type_name, annotation))}]"
+    if origin is not None:
+        return f"{type_name(origin)}[{', '.join(map(type_name, inside))}]"
+    return getattr(annotation, "__name__", repr(annotation))
 
 
 def validator_of(annotation: Any) -> TypeAdapter[Any]:

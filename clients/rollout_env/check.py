@@ -34,7 +34,8 @@ def check(
 
     - `attributes`: `description` is a text, `ExtraEnvInfo` a pydantic model with a JSON schema, `max_concurrent_steps`
       a positive number or None.
-    - `example_samples`: as many different samples as asked for, equal ones for an equal seed.
+    - `example_samples`: as many different samples as asked for, equal ones for an equal seed. When many are asked for:
+      as many, each JSON with a prompt, and others for another seed.
     - `sample`: each is JSON with a prompt, and `ExtraEnvInfo` accepts its `extra_env_info`.
     - `start`, where there is one: does not raise, ends in time, and gives the same for the same sample.
     - `step`: does not raise, whatever the reply, and ends in time.

@@ -1,17 +1,18 @@
 """The rules that `check` applies, and what it says of an environment that breaks one."""
 
 import traceback
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from textwrap import indent
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeVar
 
 from rollout_env.calls import call
 from rollout_env.check_static_rules import (
     attribute_problems,
     example_problems,
     extra_env_info_problem,
+    many_examples_problems,
     sample_problems,
 )
 from rollout_env.environment import TaskEnvironment
@@ -24,6 +25,7 @@ from rollout_env.step_watch import StepTooSlow, longest_block
 Rule = Literal[
     "attributes", "example_samples", "sample", "start", "step", "outcome", "metadata", "blocking", "state", "close"
 ]
+Outcome = TypeVar("Outcome")
 Replies = Sequence[Reply] | Callable[[Sample], Sequence[Reply]]
 
 AWKWARD_REPLIES = ("", " \n", "\x00", "<|end|>{[(\\", "ab" * 5000)
@@ -106,6 +108,10 @@ class Checker:
             try:
                 self._add_all("example_samples", "", example_problems(environment, samples, seed))
                 samples = environment.example_samples(samples, seed)
+                if not self._findings and not any(
+                    found for few in samples for found in sample_problems(environment, few)
+                ):
+                    self._add_all("example_samples", "", many_examples_problems(environment, seed))
             except Exception as error:  # noqa: BLE001 - whatever an environment raises is a finding
                 self._add(Problem("example_samples", f"example_samples raised {described(error)}", traceback_of(error)))
                 return []
@@ -156,34 +162,38 @@ class Checker:
 
     async def _start(self, rollout: ScriptedRollout, environment: TaskEnvironment) -> Problem | None:
         """Starts the rollout and returns the first problem with it."""
-        try:
-            outcome, blocked_s = await longest_block(begin(rollout, environment), self._limits.step_s)
-        except StepTooSlow:
-            return Problem("start", f"start took longer than {self._limits.step_s:g} s")
-        except OutcomeInvalid as error:
-            return Problem("outcome", str(error).rstrip("."))
-        except Exception as error:  # noqa: BLE001 - whatever an environment raises is a finding
-            return Problem("start", f"start raised {described(error)}", traceback_of(error))
-        if blocked_s > self._limits.block_s:
-            return Problem("blocking", blocking_text("start", self._limits.block_s))
-        return None if outcome is None else metadata_problem(environment, outcome)
+        outcome, problem = await self._watched("start", "start", begin(rollout, environment))
+        return problem or (metadata_problem(environment, outcome) if outcome is not None else None)
 
     async def _turn(self, rollout: ScriptedRollout, steps: RolloutSteps, reply: Reply) -> Problem | None:
         """Plays one turn and returns the first problem with it."""
         rollout.add_reply(reply)
         step = steps.step(rollout.messages_so_far(), rollout.extra_env_info)
-        try:
-            outcome, blocked_s = await longest_block(step, self._limits.step_s)
-        except StepTooSlow:
-            return Problem("step", f"the step took longer than {self._limits.step_s:g} s")
-        except OutcomeInvalid as error:
-            return Problem("outcome", str(error).rstrip("."))
-        except Exception as error:  # noqa: BLE001 - whatever an environment raises is a finding
-            return Problem("step", f"step raised {described(error)}", traceback_of(error))
+        outcome, problem = await self._watched("step", "the step", step)
+        if outcome is None or problem is not None:
+            return problem
         rollout.add_outcome(outcome)
-        if blocked_s > self._limits.block_s:
-            return Problem("blocking", blocking_text("the step", self._limits.block_s))
         return metadata_problem(self._instances[0], outcome)
+
+    async def _watched(
+        self, rule: Literal["start", "step"], subject: str, work: Awaitable[Outcome]
+    ) -> tuple[Outcome | None, Problem | None]:
+        """Awaits a call of the environment. Returns what it gave, and the first problem with the call itself.
+
+        Args:
+            subject: what a sentence calls it.
+        """
+        try:
+            outcome, blocked_s = await longest_block(work, self._limits.step_s)
+        except StepTooSlow:
+            return None, Problem(rule, f"{subject} took longer than {self._limits.step_s:g} s")
+        except OutcomeInvalid as error:
+            return None, Problem("outcome", str(error).rstrip("."))
+        except Exception as error:  # noqa: BLE001 - whatever an environment raises is a finding
+            return None, Problem(rule, f"{rule} raised {described(error)}", traceback_of(error))
+        if blocked_s > self._limits.block_s:
+            return outcome, Problem("blocking", blocking_text(subject, self._limits.block_s))
+        return outcome, None
 
     async def _compare(self, first: Played, second: Played) -> None:
         """Plays two samples at once, turn by turn, and compares with what each gave alone."""

@@ -12,6 +12,10 @@ from rollout_env.records import JsonObject
 from rollout_env.validation import problems_of
 
 JSON_OBJECT = TypeAdapter(JsonObject)
+MANY_SAMPLES = 64
+"""A request may ask for so many at once, or for more."""
+FEW_SAMPLES = 8
+"""Fewer different ones may come in the same order for two seeds by chance."""
 TOOLS = TypeAdapter(list[JsonObject] | tuple[JsonObject, ...])
 
 
@@ -51,9 +55,26 @@ def example_problems(environment: TaskEnvironment, count: int, seed: int) -> Ite
         yield f"example_samples({count}, seed={seed}) returned different samples the second time"
     if len(samples) != count:
         yield f"example_samples({count}, seed={seed}) returned {len(samples)} samples"
-    different = {json.dumps(sample, sort_keys=True, default=repr) for sample in samples}
-    if len(different) < len(samples):
-        yield f"example_samples({count}, seed={seed}) returned only {len(different)} different samples"
+    if (different := different_samples(samples)) < len(samples):
+        yield f"example_samples({count}, seed={seed}) returned only {different} different samples"
+
+
+def different_samples(samples: list[JsonObject]) -> int:
+    return len({json.dumps(sample, sort_keys=True, default=repr) for sample in samples})
+
+
+def many_examples_problems(environment: TaskEnvironment, seed: int) -> Iterator[str]:
+    """What is wrong with the example samples when a request asks for many."""
+    samples, others = (environment.example_samples(MANY_SAMPLES, each) for each in (seed, seed + 1))
+    call = f"example_samples({MANY_SAMPLES}, seed={seed})"
+    if len(samples) != MANY_SAMPLES:
+        yield f"{call} returned {len(samples)} samples; repeat them where there are no more"
+    if samples == others and different_samples(samples) >= FEW_SAMPLES:
+        yield f"{call} returned the same samples as with seed {seed + 1}; choose or order them by the seed"
+    for place, sample in enumerate(samples):
+        if problem := next(sample_problems(environment, sample), None):
+            yield f"sample {place} of {call} is no sample: {problem}"
+            return
 
 
 def sample_problems(environment: TaskEnvironment, sample: Any) -> Iterator[str]:

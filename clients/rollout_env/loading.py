@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import Any
 
 from rollout_env import TaskEnvironment
-from rollout_env.arguments import ArgumentsInvalid, validated_arguments
+from rollout_env.arguments import ArgumentsInvalid, signature_for_the_user, validated_arguments
 from rollout_env.check_static_rules import attribute_problems
 from rollout_env.environment import has_a_step
 
@@ -73,14 +73,13 @@ def checked_arguments(
     Raises:
         EnvironmentNotLoadable: the constructor does not take these arguments.
     """
-    signature = inspect.signature(environment_class).replace(return_annotation=inspect.Signature.empty)
     try:
-        signature.bind(**arguments)
+        inspect.signature(environment_class).bind(**arguments)
         return validated_arguments(environment_class, arguments)
     except (TypeError, ArgumentsInvalid) as error:
         raise EnvironmentNotLoadable(
             f"{import_path} does not take the arguments {dict(arguments)!r}: {error}. "
-            f"Its constructor is {environment_class.__name__}{signature}."
+            f"Its constructor is {environment_class.__name__}{signature_for_the_user(environment_class)}."
         ) from error
 
 

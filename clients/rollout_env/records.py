@@ -35,6 +35,11 @@ def refuse_half_surrogates(text: str) -> str:
     return text
 
 
+def escaped_half_surrogates(text: str) -> str:
+    """`text` with `\\udc00` written out where half of a surrogate pair is, for a message that must be writable."""
+    return text.encode(errors="backslashreplace").decode()
+
+
 Text = Annotated[str, AfterValidator(refuse_half_surrogates)]
 
 

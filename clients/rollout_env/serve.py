@@ -29,6 +29,7 @@ from starlette.routing import Route
 from rollout_env.calls import call
 from rollout_env.environment import TaskEnvironment, has_a_start, has_sessions
 from rollout_env.errors import OutcomeInvalid, SampleRejected, TemporaryFailure
+from rollout_env.records import escaped_half_surrogates
 from rollout_env.rollout_steps import RolloutSteps
 from rollout_env.validation import validated_start
 
@@ -135,7 +136,8 @@ def answering(handler: Handler) -> Callable[[Request], Awaitable[Response]]:
         except Exception as error:  # noqa: BLE001 - whatever an environment raises is an answer
             message = f"{type(error).__name__}: {error}"
             problem = {"kind": "raised", "message": message, "traceback": traceback.format_exc()}
-        return JSONResponse(problem, status_code=409)
+        written = {name: escaped_half_surrogates(text) for name, text in problem.items()}
+        return JSONResponse(written, status_code=409)
 
     return answer
 

@@ -19,8 +19,10 @@ from deployments.models.settings import ChatModelSettings
 from deployments.protocols import RefusedField, StepRequest, StepResults, TaskDescription
 from deployments.rpc.autoscaling import stats_of
 from deployments.rpc.batching import results_as_completed
+from deployments.rpc.draining import call_at_shutdown, is_replica
 from deployments.rpc.heartbeats import Heartbeats
 from deployments.rpc.message_size import bytes_of_step_result
+from deployments.shared_memory import claim_shared_memory
 from rollout_env import TaskEnvironment
 from rollout_env.calls import abandoned_threads, call
 from rollout_env.environment import has_a_start, has_sessions
@@ -55,6 +57,7 @@ class EnvironmentHost:
             KeyMissing: an environment variable with the key of a model is not set.
         """
         logs.configure()
+        claim_shared_memory()
         self._task_name = task_name
         self._environment = load_environment(import_path, arguments)
         self._environment.use_models(
@@ -63,6 +66,8 @@ class EnvironmentHost:
         )
         self._steps = StepRunner(self._environment, task_name, step_timeout_s)
         self._heartbeats = Heartbeats()
+        if is_replica():
+            call_at_shutdown(self.drain)
 
     async def step(self, requests: list[StepRequest], caller: str = "") -> AsyncGenerator[StepResults, None]:
         """Runs the steps and yields results as they finish, those of one event-loop iteration together.
@@ -91,6 +96,16 @@ class EnvironmentHost:
     async def release(self, session_ids: list[str]) -> None:
         """Closes the sessions of rollouts that have ended. Unknown ids are ignored."""
         self._steps.release(session_ids)
+
+    def drain(self, bound_s: float) -> None:
+        """Lets steps go on for `bound_s` seconds; then the callers have them made at other replicas.
+
+        Serve routes no calls here any more. A session ends with the replica: its rollout is played anew, if it may be.
+        """
+        asyncio.get_running_loop().call_later(bound_s, self._steps.hand_over)
+
+    async def answer(self) -> None:
+        """Answers as long as the replica's event loop turns."""
 
     async def check_health(self) -> None:
         """Serve calls this, and replaces the replica when it raises.

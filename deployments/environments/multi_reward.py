@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Coroutine, Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, create_model, model_validator
 
 from rollout_env import ChatMessage, ChatModel, RewardModel, StepOutcome, TaskEnvironment
 from rollout_env.environment import has_a_start, has_sessions
@@ -36,6 +36,16 @@ class PartSettings(BaseModel):
         return self
 
 
+def refuse_name_of_a_field(parts: dict[str, PartSettings]) -> dict[str, PartSettings]:
+    """Returns `parts`. Raises `ValueError` if one has the name of the field that is there beside them."""
+    if "ended" in parts:
+        raise ValueError("a part cannot be named 'ended', which is a field of extra_env_info: give it another name")
+    return parts
+
+
+Parts = Annotated[dict[str, PartSettings], Field(min_length=1), AfterValidator(refuse_name_of_a_field)]
+
+
 class MultiRewardEnvironment(TaskEnvironment):
     """The first part leads: its observation is the answer, and the rollout ends with it. The others only judge.
 
@@ -46,7 +56,7 @@ class MultiRewardEnvironment(TaskEnvironment):
     description: ClassVar[str] = "Replies that several environments judge."
     ExtraEnvInfo: ClassVar[type[BaseModel]] = BaseModel
 
-    def __init__(self, parts: Annotated[dict[str, PartSettings], Field(min_length=1)]) -> None:
+    def __init__(self, parts: Parts) -> None:
         """Args: `parts` is by name; the first one leads."""
         self._weights = {name: part.weight for name, part in parts.items()}
         self._environments = {name: load_environment(part.import_path, part.arguments) for name, part in parts.items()}

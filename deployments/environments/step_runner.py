@@ -11,7 +11,14 @@ from typing import Any
 from deployments.environments.sessions import Sessions
 from deployments.environments.step_batches import StepBatches
 from deployments.environments.step_slots import StepSlots
-from deployments.failures import EnvironmentBroken, EnvironmentLost, EnvironmentRejected, RolloutFailure, TurnTimedOut
+from deployments.failures import (
+    EnvironmentBroken,
+    EnvironmentLost,
+    EnvironmentRejected,
+    EnvironmentShuttingDown,
+    RolloutFailure,
+    TurnTimedOut,
+)
 from deployments.protocols import StepRequest
 from rollout_env import ChatMessage, OutcomeInvalid, SampleRejected, StepOutcome, TaskEnvironment, TemporaryFailure
 from rollout_env.calls import is_plain
@@ -41,7 +48,8 @@ class StepRunner:
     """Runs steps concurrently, at most `max_concurrent_steps` of the environment at once.
 
     Guarantees: the time limit of a step begins when the environment is called; a step that reaches it has its failure
-    at once, also if the environment ignores its cancellation; a step that is aborted is cancelled, or never begun.
+    at once, also if the environment ignores its cancellation; a step that is aborted is cancelled, or never begun;
+    after `hand_over` no step runs.
     """
 
     def __init__(self, environment: TaskEnvironment, task_name: str, step_timeout_s: float | None) -> None:
@@ -57,6 +65,7 @@ class StepRunner:
         self._expires_at: dict[Step, float] = {}
         """Of the steps that run, the first to expire first: all have the same limit, so one timer serves them."""
         self._timer: asyncio.TimerHandle | None = None
+        self._hands_over = False
         self.in_progress = 0
         """Steps that run or wait."""
 
@@ -71,6 +80,8 @@ class StepRunner:
         self._steps[request.step_id] = step
         self.in_progress += 1
         step.result.add_done_callback(partial(self._end, step, loop.create_task(self._run(step))))
+        if self._hands_over:
+            self._hand_over(step)
         return step.result
 
     def abort(self, step_ids: list[str]) -> None:
@@ -78,6 +89,21 @@ class StepRunner:
         for step_id in step_ids:
             if (step := self._steps.get(step_id)) is not None:
                 step.result.cancel()
+
+    def hand_over(self) -> None:
+        """Gives up the steps that run or wait, and those that still come: `EnvironmentShuttingDown` is their result,
+        with which their callers have them made at other replicas."""
+        self._hands_over = True
+        if self._steps:
+            logger.info("%d steps of task %s go on at other replicas.", len(self._steps), self._task_name)
+        for step in list(self._steps.values()):
+            self._hand_over(step)
+
+    def _hand_over(self, step: Step) -> None:
+        if not step.result.done():
+            step.result.set_result(
+                EnvironmentShuttingDown(f"The replica of environment {self._task_name!r} is being shut down.")
+            )
 
     @property
     def load(self) -> int:
@@ -154,7 +180,9 @@ class StepRunner:
                 step.result.set_result(self._logged(failure, None, step))
 
     def _logged(self, failure: RolloutFailure, error: BaseException | None, step: Step) -> RolloutFailure:
-        traceback_of = None if str(failure) in step.logged_failures else error
+        # An environment that rejects a sample answers: its code has no fault that a traceback would show.
+        is_answer = isinstance(failure, EnvironmentRejected)
+        traceback_of = None if is_answer or str(failure) in step.logged_failures else error
         step.logged_failures.add(str(failure))
         context = {
             "request_id": step.request.request_id,

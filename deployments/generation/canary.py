@@ -7,7 +7,8 @@ from vllm.outputs import RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 
 from deployments.failures import GenerationLost
-from deployments.generation.engine_requests import generation_of, refuse_not_finite
+from deployments.generation.engine_requests import generation_of
+from deployments.generation.finite_logprobs import refuse_not_finite
 from deployments.protocols import packed_ids, packed_logprobs
 
 CANARY_PROMPTS = 4

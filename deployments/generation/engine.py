@@ -3,8 +3,8 @@
 import asyncio
 import logging
 import time
-from collections.abc import Iterable, Sequence
-from contextlib import ExitStack
+from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
+from contextlib import ExitStack, aclosing, contextmanager
 from dataclasses import replace
 from typing import Any, Self
 from uuid import uuid4
@@ -15,8 +15,8 @@ from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.envs import enable_envs_cache
 from vllm.exceptions import GracefulHTTPError, RetryableRequestError, VLLMClientError, VLLMServerError
 from vllm.inputs.engine import tokens_input
-from vllm.outputs import RequestOutput
-from vllm.sampling_params import SamplingParams
+from vllm.outputs import RequestOutput, WeightVersionSpan
+from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.metrics.reader import Counter, get_metrics_snapshot
@@ -30,12 +30,17 @@ from deployments.failures import (
     ReplicaShuttingDown,
     RolloutFailure,
     TurnTimedOut,
+    VersionReplaced,
 )
 from deployments.generation.adapters import Adapters, LoadedAdapter
 from deployments.generation.canary import CANARY_TOKENS, canary_params, canary_prompts, refuse_bad_canary
+from deployments.generation.continued_completion import ContinuedCompletion
+from deployments.generation.engine_health import EngineHealth, kill_child_processes
 from deployments.generation.engine_progress import EngineProgress, StepCounter
 from deployments.generation.engine_requests import (
     generation_of,
+    health_params,
+    health_request,
     sampling_params,
     scored_prompt_of,
     scoring_params,
@@ -56,6 +61,7 @@ from deployments.protocols import (
     packed_logprobs,
 )
 from deployments.rpc.weight_demands import refuse_other_version
+from rollout_client.policy_names import label_of
 
 WORKER_EXTENSION = "deployments.generation.worker_extension.WeightsWorkerExtension"
 WATCH_EVERY_S = 1.0
@@ -67,8 +73,10 @@ logger = logging.getLogger("rollout_service.generation")
 class VLLMEngine(Engine):
     """Generates on one `AsyncLLM`; `weights` changes what it generates with."""
 
-    def __init__(self, llm: AsyncLLM, steps: StepCounter, patches_deltas: bool = False) -> None:
-        """Args: `steps` is among the stat loggers of `llm`; `patches_deltas` as in `start`."""
+    def __init__(
+        self, llm: AsyncLLM, steps: StepCounter, patches_deltas: bool = False, hang_timeout_s: float | None = None
+    ) -> None:
+        """Args: `steps` is among the stat loggers of `llm`; `patches_deltas` and `hang_timeout_s` as in `start`."""
         self._llm = llm
         self.adapters = Adapters(llm)
         self.weights = WeightUpdater(llm, self.adapters, patches_deltas, lambda: self.load().kv_tokens)
@@ -78,14 +86,23 @@ class VLLMEngine(Engine):
         self._progress = EngineProgress(llm)
         self._steps = steps
         self._death_is_logged = False
+        self._health = EngineHealth(hang_timeout_s, self._observed, self._generate_health, kill_child_processes)
+
+    @property
+    def llm(self) -> AsyncLLM:
+        """vLLM's own engine, for its serving layers."""
+        return self._llm
 
     @classmethod
-    async def start(cls, engine_args: dict[str, Any], patches_deltas: bool = False) -> Self:
+    async def start(
+        cls, engine_args: dict[str, Any], patches_deltas: bool = False, hang_timeout_s: float | None = None
+    ) -> Self:
         """Loads the model and generates once, so that no caller waits for the warm-up.
 
         Args:
             engine_args: fields of vLLM's `AsyncEngineArgs`.
             patches_deltas: apply deltas to the weights in the engine, in place of loading what they make.
+            hang_timeout_s: as in `EngineSettings`.
 
         Raises:
             Exception: what vLLM raises for arguments that it refuses.
@@ -96,7 +113,7 @@ class VLLMEngine(Engine):
         steps = StepCounter()
         llm = AsyncLLM.from_engine_args(args, stat_loggers=[lambda *_: steps])
         enable_envs_cache()
-        engine = cls(llm, steps, patches_deltas)
+        engine = cls(llm, steps, patches_deltas, hang_timeout_s)
         await engine.weights.label_initial_weights()
         await asyncio.gather(*(engine.generate(request) for request in warm_up_requests()))
         return engine
@@ -111,9 +128,7 @@ class VLLMEngine(Engine):
             OtherVersionLoaded: an update took the place of the weights that it demands, while it waited for that.
             GenerationNotFinite: a log-probability is NaN or infinite.
         """
-        with self._running.running(request) as running:
-            if request.token_timeout_s is not None and self._watching is None:
-                self._watching = asyncio.create_task(self._watch())
+        with self._watched(request) as running:
             try:
                 generation = await self._generate(running)
             except RolloutFailure as failure:
@@ -122,6 +137,99 @@ class VLLMEngine(Engine):
         if generation.failure is not None:
             self._log(generation.failure, request)
         return generation
+
+    async def outputs(
+        self, request: GenerationRequest, prompt: Any, params: SamplingParams, index: int = 0, **options: Any
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """The engine's outputs for one choice (`n` 1) of a request of vLLM's own serving layers, with all versions.
+
+        An update of the weights does not end it: it goes on with the new ones. `interrupt` ends it with an output whose
+        `finish_reason` is "abort". Closing the generator aborts the request.
+
+        Args:
+            request: says which policy generates, when, and for whom.
+            index: of the choice.
+            options: further arguments of `AsyncLLM.generate`.
+
+        Raises:
+            GenerationLost: it was interrupted before it began, or the engine broke or ended it early.
+            OtherVersionLoaded: other weights than those that it demands are loaded when it begins, or goes on.
+            VersionReplaced: other weights than those that it demands have generated a part of it.
+            TokensTooOld: its oldest tokens are more than `max_staleness` versions behind when it begins, or goes on.
+            RolloutFailure: that with which it was interrupted.
+            Exception: what else vLLM raises, whose serving layers answer with it.
+        """
+        completion = ContinuedCompletion(prompt["prompt_token_ids"], params, self._decode, index)
+        if request.oldest_version is None:
+            # What goes on after an update has tokens of these.
+            request = replace(request, oldest_version=self.version_of(request.policy))
+        goes_on = True
+        while goes_on:
+            goes_on = False
+            with self._watched(request) as running:
+                async with aclosing(self._outputs_until_update(running, prompt, completion, options)) as outputs:
+                    async for output, was_updated in outputs:
+                        goes_on = was_updated and completion.interrupt(output)
+                        if not goes_on or params.output_kind == RequestOutputKind.DELTA:
+                            yield output
+
+    async def _outputs_until_update(
+        self,
+        running: RunningGeneration,
+        prompt: Any,
+        completion: ContinuedCompletion,
+        options: dict[str, Any],
+    ) -> AsyncGenerator[tuple[RequestOutput, bool], None]:
+        """The outputs of the completion's next request, each with whether an update of the weights has ended it."""
+        request = running.request
+        while not self.weights.may_generate.is_set():
+            await first_of(self.weights.may_generate, running.interrupted)
+            if running.interrupted.is_set():
+                raise running.failure or GenerationLost("The generation was interrupted before it began.")
+        # Nothing is waited for between this and the engine.
+        refuse_other_version(request, self.version_of(request.policy))
+        adapter = self.adapters.of(request.policy)
+        lora, label = (None, None) if adapter is None else (adapter.request, adapter.label)
+        prompt = {**prompt, "prompt_token_ids": completion.next_prompt()}
+        params, aborts = completion.next_params(), self.weights.aborts
+        options = options | {"lora_request": lora, "priority": request.virtual_time}
+        with self.adapters.used_by_generation(adapter, running.engine_id):
+            async with aclosing(self._engine_outputs(prompt, params, running, options)) as outputs:
+                async for output in outputs:
+                    is_aborted = output.outputs[0].finish_reason == "abort"
+                    if is_aborted and running.failure is not None:
+                        raise running.failure
+                    was_updated = is_aborted and not running.interrupted.is_set() and aborts != self.weights.aborts
+                    if is_aborted and not was_updated and not running.interrupted.is_set():
+                        raise GenerationLost(ABORTED_BY_ENGINE)
+                    whole = completion.add(output, label)
+                    refuse_other_spans(request, whole.outputs[0].weight_versions or ())
+                    yield whole, was_updated
+
+    async def _engine_outputs(
+        self, prompt: Any, params: SamplingParams, running: RunningGeneration, options: dict[str, Any]
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Raises `GenerationLost` if the engine breaks, which `_log` tells; else what vLLM raises."""
+        try:
+            async with aclosing(self._llm.generate(prompt, params, running.engine_id, **options)) as outputs:
+                async for output in outputs:
+                    yield output
+        except VLLMServerError as error:
+            lost = GenerationLost(f"The engine failed during the generation: {error or type(error).__name__}")
+            lost.__cause__ = error
+            self._log(lost, running.request)
+            raise lost from error
+
+    def _decode(self, token_ids: list[int]) -> str:
+        return str(self._llm.get_tokenizer().decode(token_ids))
+
+    @contextmanager
+    def _watched(self, request: GenerationRequest) -> Iterator[RunningGeneration]:
+        """For the length of the block the generation runs: it can be interrupted, and is when it stalls."""
+        with self._running.running(request) as running:
+            if request.token_timeout_s is not None and self._watching is None:
+                self._watching = asyncio.create_task(self._watch())
+            yield running
 
     async def interrupt(self, generation_ids: Iterable[str], failure: RolloutFailure | None = None) -> None:
         await self._interrupt(self._running.of_ids(generation_ids), failure)
@@ -269,22 +377,35 @@ class VLLMEngine(Engine):
 
     async def is_alive(self) -> bool:
         try:
-            await self.check_health()
-        except EngineDeadError:
+            await self._llm.check_health()
+        except EngineDeadError as error:
+            self._log_death(error)
             return False
         return True
 
     async def check_health(self) -> None:
-        """Raises `EngineDeadError` if the engine has died."""
+        """Raises `EngineDeadError` if the engine has died, or what `EngineHealth.check` raises."""
         try:
             await self._llm.check_health()
         except EngineDeadError as error:
             self._log_death(error)
             raise
+        self._health.check()
+
+    def _observed(self) -> tuple[int, int, bool]:
+        return self._steps.taken, self._llm.get_num_unfinished_requests(), self.weights.is_paused
+
+    async def _generate_health(self) -> None:
+        request = health_request()
+        await self.weights.may_generate.wait()
+        with self._running.running(request) as running:
+            output = await self._output_of(running, request.prompt_token_ids, health_params(request), None)
+        generation_of(output.outputs[0], None)
 
     def shutdown(self) -> None:
         if self._watching is not None:
             self._watching.cancel()
+        self._health.close()
         self._llm.shutdown()
 
     def _log(self, failure: RolloutFailure, request: GenerationRequest) -> None:
@@ -297,7 +418,7 @@ class VLLMEngine(Engine):
             logger.info("%s", failure, extra=about)
         elif isinstance(failure.__cause__, EngineDeadError):
             self._log_death(failure.__cause__)
-            logger.warning("%s", failure, extra=about)
+            logger.info("%s", failure, extra=about)
         elif isinstance(failure, TurnTimedOut | GenerationNotFinite):
             # A traceback would say nothing: the engine raised no exception.
             logger.warning("%s", failure, extra=about)
@@ -309,6 +430,19 @@ class VLLMEngine(Engine):
         if not self._death_is_logged:
             self._death_is_logged = True
             logger.error("The engine died; Serve replaces the replica.", exc_info=error)
+
+
+def refuse_other_spans(request: GenerationRequest, spans: Iterable[WeightVersionSpan]) -> None:
+    """Raises `VersionReplaced` if another version than the one that the request demands has generated a token."""
+    if request.weight_version is None:
+        return
+    demanded = label_of(request.policy, request.weight_version)
+    other = next((span.version for span in spans if span.version != demanded and span.end > span.start), None)
+    if other is not None:
+        raise VersionReplaced(
+            f"Version {demanded} must generate every token, and version {other} took its place before the end. Demand "
+            "another version, or push new weights when calls have ended."
+        )
 
 
 def interrupted(failure: RolloutFailure | None) -> Generation:

@@ -1,13 +1,11 @@
 """What the engine is asked for, and what its outputs mean: from our requests to vLLM's parameters and back."""
 
-from array import array
-
-import numpy as np
 from vllm.logprobs import FlatLogprobs
 from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 
-from deployments.failures import GenerationLost, GenerationNotFinite
+from deployments.failures import GenerationLost
+from deployments.generation.finite_logprobs import refuse_not_finite
 from deployments.protocols import (
     Generation,
     GenerationRequest,
@@ -28,6 +26,18 @@ def warm_up_requests() -> list[GenerationRequest]:
         GenerationRequest(f"warm-up-{number}", [0], WARM_UP_TOKENS, stop_strings, SamplingOptions())
         for number, stop_strings in enumerate(((), ("never",)))
     ]
+
+
+def health_request() -> GenerationRequest:
+    """A token that shows that the engine works."""
+    return GenerationRequest("health-check", [0], 1, (), SamplingOptions())
+
+
+def health_params(request: GenerationRequest) -> SamplingParams:
+    """Does not look into the prefix cache, whose counters tell how often rollouts find their prefixes."""
+    params = sampling_params(request)
+    params.skip_reading_prefix_cache = True
+    return params
 
 
 def sampling_params(request: GenerationRequest) -> SamplingParams:
@@ -77,20 +87,6 @@ def generation_of(completion: CompletionOutput, adapter: str | None) -> Generati
         if adapter is None
         else (WeightSpan(adapter, 0, len(token_ids)),),
     )
-
-
-def refuse_not_finite(logprobs: "array[float]") -> None:
-    """Raises `GenerationNotFinite` if one of the log-probabilities (float32) is NaN or infinite.
-
-    Not even -inf can be right: it says that the token has probability 0 under the distribution that it was sampled
-    from. With NaN among the logits of a position, the engine returns an arbitrary token.
-    """
-    finite = np.isfinite(np.asarray(logprobs))
-    if not finite.all():
-        first = int(finite.argmin())
-        raise GenerationNotFinite(
-            f"The engine gave {logprobs[first]} as the log-probability of token {first} of {len(logprobs)}."
-        )
 
 
 def scoring_params(request: ScoringRequest, has_last_token_apart: bool) -> SamplingParams:

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+from collections.abc import AsyncGenerator
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,9 @@ from ray.serve.handle import DeploymentHandle
 
 from deployments import logs
 from deployments.failures import GenerationLost
+from deployments.generation.engine_sockets import claim_socket_folder
 from deployments.generation.replica_seed import replica_seed
+from deployments.generation.response_settings import ResponseSettings
 from deployments.generation.settings import EngineSettings
 from deployments.policy.nodes.serve_sources import node_weights_of_replica
 from deployments.policy.replicas.commands import LoadedWeights, ReplicaRegistration
@@ -20,9 +23,16 @@ from deployments.protocols import GenerationRequest, PrefixCacheTokens
 from deployments.rpc.draining import call_at_shutdown
 from deployments.rpc.generator_replica_base import GeneratorReplicaBase
 from deployments.rpc.weight_demands import refuse_other_version
+from deployments.serving_records import ServedPart, ServedRequest
+from deployments.sessions.store_client import SessionStoreClient
+from deployments.shared_memory import claim_shared_memory
 
 if TYPE_CHECKING:
     from deployments.generation.engine import VLLMEngine
+    from deployments.generation.serving.layers import ServingLayers
+
+MOST_CHOICES = "VLLM_MAX_N_SEQUENCES"
+"""vLLM's own bound of a call's `n`. Its default is 16,384, and one call is on one replica."""
 
 
 class GeneratorReplica(GeneratorReplicaBase):
@@ -30,16 +40,34 @@ class GeneratorReplica(GeneratorReplicaBase):
 
     _engine: "VLLMEngine"
 
-    async def __init__(self, settings: EngineSettings, policy_store: DeploymentHandle[Any]) -> None:  # type: ignore[misc]  # Serve awaits it
+    async def __init__(  # type: ignore[misc]  # Serve awaits it
+        self,
+        settings: EngineSettings,
+        policy_store: DeploymentHandle[Any],
+        responses: ResponseSettings | None = None,
+        sessions: DeploymentHandle[Any] | None = None,
+    ) -> None:
+        """Args:
+        responses: has the parsers of the answers to calls of OpenAI's and Anthropic's APIs.
+        sessions: the session store; `None` for a service that keeps no sessions.
+        """
         # What vLLM prints stays in the log of Ray Serve.
         logs.configure(capture_output=False)
-        os.environ.update(settings.environment_variables)
+        os.environ.update({MOST_CHOICES: "128"} | settings.environment_variables)
+        claim_shared_memory()
+        claim_socket_folder()
         from deployments.generation.command_runner import CommandRunner
         from deployments.generation.engine import VLLMEngine
         from deployments.generation.named_policies import NamedPolicies
 
         seed = replica_seed(settings.seed, replica_id())
-        super().__init__(await VLLMEngine.start(settings.engine_args() | {"seed": seed}, settings.patch_deltas))
+        self._responses = responses or ResponseSettings()
+        # With it the engine holds a JSON schema against the answer alone, and not against the reasoning before it.
+        reasoning_parser = self._responses.reasoning_parser or ""
+        engine_args = settings.engine_args() | {"seed": seed, "reasoning_parser": reasoning_parser}
+        super().__init__(await VLLMEngine.start(engine_args, settings.patch_deltas, settings.hang_timeout_s))
+        self._sessions = None if sessions is None else SessionStoreClient(sessions)
+        self._serving: ServingLayers | None = None
         store = PolicyStoreClient(policy_store)
         self._node_weights = node_weights_of_replica(store)
         await asyncio.to_thread(self._node_weights.join)
@@ -64,10 +92,27 @@ class GeneratorReplica(GeneratorReplicaBase):
         await self.check_health()
         call_at_shutdown(self.drain)
 
-    def refuse_other_weights(self, request: GenerationRequest) -> None:
+    async def answer(self) -> None:
+        await super().answer()
+        self._refuse_if_broken()
+        if not await self._engine.is_alive():
+            raise GenerationLost("The engine of the generator replica died; the replica is being replaced.")
+
+    def _refuse_if_broken(self) -> None:
         if self._commands.broken is not None:
             raise GenerationLost("The generator replica broke while its weights were changed; it is being replaced.")
+
+    def refuse_other_weights(self, request: GenerationRequest) -> None:
+        self._refuse_if_broken()
         refuse_other_version(request, self._engine.version_of(request.policy))
+
+    def answer_call(self, request: ServedRequest) -> AsyncGenerator[ServedPart, None]:
+        if self._serving is None:
+            # Imported with the first call: the modules of vLLM's servers take a second.
+            from deployments.generation.serving.layers import ServingLayers
+
+            self._serving = ServingLayers(self._engine, self._responses, self._sessions, replica_id())
+        return self._serving.answer(request)
 
     async def prefix_cache_tokens(self) -> PrefixCacheTokens:
         return self._engine.prefix_cache_tokens()
@@ -77,7 +122,10 @@ class GeneratorReplica(GeneratorReplicaBase):
         return await self._node_weights.read(version, checksum, offset, count)
 
     async def check_health(self) -> None:
-        """Raises what broke the engine, its outputs, or the task that runs the policy store's commands."""
+        """Raises what broke the engine, its outputs, or the task that runs the policy store's commands.
+
+        An engine that hangs is noticed here: it is given a token to generate while it is idle.
+        """
         await super().check_health()
         if self._running_commands.done():
             self._running_commands.result()

@@ -5,9 +5,13 @@ from typing import Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 RESERVED_ENGINE_ARGS = {
+    "reasoning_parser": "set responses.reasoning_parser, which the engine gets too",
     "logprobs_mode": "log-probabilities are always those of the sampled distribution",
     "worker_extension_cls": "the service needs its own worker extension to swap weights",
 }
+
+NO_DOMAIN = "none.invalid"
+"""No host has this name (RFC 2606). vLLM takes an empty list for all hosts."""
 
 
 class EngineSettings(BaseModel):
@@ -34,6 +38,10 @@ class EngineSettings(BaseModel):
     patch_deltas: bool = False
     """Apply deltas to the weights in the GPU's memory (vLLM's checkpoint patches), in place of loading the weights that
     they make. For models that are not quantized. No GPU has run it yet."""
+    hang_timeout_s: float | None = Field(default=30, gt=0)
+    """Seconds without a step of the engine after which an engine that has work is taken for hung: its processes are
+    killed, its generations are made again at other replicas, and the replica is replaced. Pauses for new weights do not
+    count. Null for no limit."""
     environment_variables: dict[str, str] = {}
     """Set in the engine's process before vLLM is imported (`VLLM_...`)."""
 
@@ -62,8 +70,8 @@ class EngineSettings(BaseModel):
         """Arguments of vLLM's `AsyncEngineArgs`.
 
         By default the engine begins its generations in the order of their virtual times, so that requests of several
-        ingress replicas share it fairly.
+        ingress replicas share it fairly. It fetches no picture or sound that a message of a call names by its URL.
         """
-        return {"scheduling_policy": "priority"} | self.model_dump(
-            exclude={"device", "num_cpus", "patch_deltas", "environment_variables"}, exclude_none=True
+        return {"scheduling_policy": "priority", "allowed_media_domains": [NO_DOMAIN]} | self.model_dump(
+            exclude={"device", "num_cpus", "patch_deltas", "hang_timeout_s", "environment_variables"}, exclude_none=True
         )

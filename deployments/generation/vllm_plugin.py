@@ -1,6 +1,7 @@
 """vLLM calls `install` in each of its processes before it configures the engine (entry point `vllm.general_plugins`).
 
-It works around four faults of vLLM's build for processors.
+It names the engine's shared memory by the replica, lets the engine's processes end with the replica, and works around
+four faults of vLLM's build for processors.
 """
 
 import os
@@ -10,11 +11,16 @@ from typing import Any
 
 import torch
 
+from deployments.generation.parent_death import die_with_parent
+from deployments.shared_memory import name_by_owner
+
 OPENMP_LIBRARIES = ("libgomp", "libiomp", "libomp")
 
 
 def install() -> None:
     """May be called more than once."""
+    die_with_parent()
+    name_by_owner()
     from vllm.platforms import current_platform
 
     if not current_platform.is_cpu():

@@ -6,37 +6,39 @@ from typing import Any
 
 from deployments.failures import EnvironmentLost, Overloaded
 from deployments.rpc.handle_calls import call_result
+from deployments.rpc.iteration_batcher import IterationBatcher
+from deployments.rpc.message_size import bytes_of_conversation, divided
 from rollout_env import ChatMessage, ModelRefused, ModelUnavailable, RewardModel
 
 MOST_PER_CALL = 256
+Waiting = tuple[Sequence[ChatMessage], "asyncio.Future[float]"]
 
 
 class RemoteRewardModel(RewardModel):
-    """Sends the conversations of one event-loop iteration in one call, or in calls of `MOST_PER_CALL`."""
+    """Sends the conversations of one event-loop iteration in one call.
+
+    More than `MOST_PER_CALL` of them, or than `MOST_BYTES_PER_MESSAGE`, are divided into several calls.
+    """
 
     def __init__(self, name: str, handle: Any) -> None:
         """Args: `handle` is that of the deployment."""
         self._name = name
         self._handle = handle
-        self._waiting: list[tuple[Sequence[ChatMessage], asyncio.Future[float]]] = []
+        self._batcher = IterationBatcher(self._send)
         self._calls: set[asyncio.Task[None]] = set()
 
     async def score(self, messages: Sequence[ChatMessage]) -> float:
-        loop = asyncio.get_running_loop()
-        score: asyncio.Future[float] = loop.create_future()
-        if not self._waiting:
-            loop.call_soon(self._send)
-        self._waiting.append((messages, score))
+        score: asyncio.Future[float] = asyncio.get_running_loop().create_future()
+        self._batcher.add((messages, score))
         return await score
 
-    def _send(self) -> None:
-        waiting, self._waiting = self._waiting, []
-        for begin in range(0, len(waiting), MOST_PER_CALL):
-            call = asyncio.create_task(self._score(waiting[begin : begin + MOST_PER_CALL]))
+    def _send(self, waiting: list[Waiting]) -> None:
+        for batch in divided(waiting, lambda each: bytes_of_conversation(each[0]), MOST_PER_CALL):
+            call = asyncio.create_task(self._score(batch))
             self._calls.add(call)
             call.add_done_callback(self._calls.discard)
 
-    async def _score(self, batch: Sequence[tuple[Sequence[ChatMessage], "asyncio.Future[float]"]]) -> None:
+    async def _score(self, batch: Sequence[Waiting]) -> None:
         conversations = [list(messages) for messages, score in batch if not score.done()]
         scores = [score for _, score in batch if not score.done()]
         if not scores:

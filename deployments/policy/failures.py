@@ -3,24 +3,11 @@
 The policy store raises them; the ingress answers with problem documents.
 """
 
-from typing import ClassVar
-
-from rollout_client.problem_contract import FieldProblem
+from deployments.store_failure import StoreFailure
 
 
-class PolicyFailure(Exception):
+class PolicyFailure(StoreFailure):
     """A call of `/policy` was not carried out; the current version goes on serving."""
-
-    status: ClassVar[int] = 422
-    name: ClassVar[str]
-    title: ClassVar[str]
-
-    def __init__(self, *problems: FieldProblem) -> None:
-        super().__init__(*problems)
-        self.problems = problems
-
-    def __str__(self) -> str:
-        return " ".join(f"{problem.field}: {problem.message}." for problem in self.problems)
 
 
 class WeightsRefused(PolicyFailure):

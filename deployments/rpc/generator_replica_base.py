@@ -7,13 +7,20 @@ import asyncio
 import logging
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Iterator, Set
 from contextlib import aclosing, contextmanager
 from dataclasses import replace
+from itertools import chain
 
 from ray.serve import metrics
 
-from deployments.failures import GenerationLost, GenerationNotFinite, ReplicaShuttingDown, RolloutFailure
+from deployments.failures import (
+    GenerationLost,
+    GenerationNotFinite,
+    GenerationRejected,
+    ReplicaShuttingDown,
+    RolloutFailure,
+)
 from deployments.protocols import (
     Engine,
     Generation,
@@ -27,7 +34,9 @@ from deployments.rpc.batching import results_as_completed
 from deployments.rpc.heartbeats import Heartbeats
 from deployments.rpc.message_size import bytes_of_generation
 from deployments.rpc.output_health import OutputHealth
+from deployments.serving_records import ServedPart, ServedRequest
 
+HAND_OVER_EVERY_S = 0.5
 logger = logging.getLogger("rollout_service.rpc")
 
 
@@ -37,6 +46,8 @@ class GeneratorReplicaBase(ABC):
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._running: dict[str, asyncio.Task[object]] = {}
+        self._served_calls: dict[str, set[str]] = {}
+        """Ids of the calls of model servers' APIs that are answered, by caller."""
         self._heartbeats = Heartbeats()
         self._shutting_down = False
         self._output_health = OutputHealth()
@@ -76,8 +87,36 @@ class GeneratorReplicaBase(ABC):
                             self._heartbeats.note_results(caller)
                         yield GenerationResults(results, self.load())
         finally:
-            if not self._heartbeats.has_stream(caller):
-                self._waiting.pop(caller, None)
+            self._forget_waiting(caller)
+
+    async def serve(
+        self, request: ServedRequest, caller: str = "", waiting: int = 0
+    ) -> AsyncGenerator[ServedPart, None]:
+        """Answers a call of a model server's API in parts, the last of which has its tokens. Closing it aborts it.
+
+        Args:
+            caller: as in `generate`.
+            waiting: likewise.
+
+        Raises:
+            RolloutFailure: before the first part, if another replica may answer, or none can.
+        """
+        self._refuse_if_closed()
+        self.refuse_other_weights(request)
+        with self._counted(request.policy), self._served(request.generation_id, caller, waiting):
+            try:
+                async with aclosing(self.answer_call(request)) as parts:
+                    async for part in parts:
+                        yield replace(part, load=self.load())
+            except GenerationNotFinite:
+                self._note_not_finite(request)
+                raise
+        self._virtual_time = max(self._virtual_time, request.virtual_time)
+        self._ended_generations += 1
+
+    def answer_call(self, request: ServedRequest) -> AsyncGenerator[ServedPart, None]:  # noqa: ARG002 - has none
+        """Yields the parts of an answer. Raises `GenerationRejected` where the engine has no serving layers."""
+        raise GenerationRejected("A simulated engine answers no calls of OpenAI's and Anthropic's APIs.")
 
     async def abort(self, generation_ids: list[str]) -> None:
         """Aborts generations that nobody waits for, while others of their batch go on. Unknown ids are ignored."""
@@ -104,10 +143,31 @@ class GeneratorReplicaBase(ABC):
         asyncio.get_running_loop().call_later(bound_s, self._start_handing_over)
 
     def _start_handing_over(self) -> None:
-        self._handing_over = asyncio.create_task(self._engine.interrupt(list(self._running), replica_shuts_down()))
+        self._handing_over = asyncio.create_task(self._hand_over())
+
+    async def _hand_over(self) -> None:
+        # Again and again, because a call reaches the engine some time after it has come in.
+        while still_running := [*self._running, *chain(*self._served_calls.values())]:
+            await self._engine.interrupt(still_running, replica_shuts_down())
+            await asyncio.sleep(HAND_OVER_EVERY_S)
 
     async def describe(self) -> GeneratorDescription:
         return self._engine.describe()
+
+    async def answer(self) -> None:
+        """Returns if it would take a generation now; implementations extend it.
+
+        Raises:
+            ReplicaShuttingDown: Serve shuts it down.
+            GenerationLost: it is out of service, and will be replaced.
+        """
+        self._refuse_if_closed()
+
+    def _refuse_if_closed(self) -> None:
+        if self._shutting_down:
+            raise replica_shuts_down()
+        if self._output_health.distrusted is not None:
+            raise out_of_service()
 
     async def ongoing_generations(self) -> int:
         """Generations that run or wait in the engine's queue."""
@@ -124,7 +184,7 @@ class GeneratorReplicaBase(ABC):
     def load(self) -> ReplicaLoad:
         return replace(
             self._engine.load(),
-            ingresses=self._heartbeats.callers,
+            ingresses=len(self._callers()),
             virtual_time=self._virtual_time,
             policies=tuple(self._policies),
         )
@@ -148,6 +208,28 @@ class GeneratorReplicaBase(ABC):
         """
 
     @contextmanager
+    def _served(self, call_id: str, caller: str, waiting: int) -> Iterator[None]:
+        """For the length of the block the call is answered."""
+        self._waiting[caller] = waiting
+        of_caller = self._served_calls.setdefault(caller, set())
+        of_caller.add(call_id)
+        try:
+            yield
+        finally:
+            of_caller.discard(call_id)
+            if not of_caller:
+                self._served_calls.pop(caller, None)
+            self._forget_waiting(caller)
+
+    def _forget_waiting(self, caller: str) -> None:
+        if caller not in self._callers():
+            self._waiting.pop(caller, None)
+
+    def _callers(self) -> Set[str]:
+        """Those that have a stream open here."""
+        return self._heartbeats.callers | self._served_calls.keys()
+
+    @contextmanager
     def _counted(self, policy: str | None) -> Iterator[None]:
         """Counts a generation of the policy for the length of the block."""
         if policy is None:
@@ -166,10 +248,7 @@ class GeneratorReplicaBase(ABC):
         assert task is not None
         self._running[request.generation_id] = task
         try:
-            if self._shutting_down:
-                raise replica_shuts_down()
-            if self._output_health.distrusted is not None:
-                raise GenerationLost("The generator replica was taken out of service; it is being replaced.")
+            self._refuse_if_closed()
             self.refuse_other_weights(request)
             with self._counted(request.policy):
                 generation = await self._engine.generate(request)
@@ -177,8 +256,7 @@ class GeneratorReplicaBase(ABC):
             self._ended_generations += 1
         except RolloutFailure as failure:
             if isinstance(failure, GenerationNotFinite):
-                self._output_health.record(request.group, is_finite=False)
-                self._not_finite.inc()
+                self._note_not_finite(request)
             return failure
         except Exception as error:
             logger.warning(
@@ -199,6 +277,14 @@ class GeneratorReplicaBase(ABC):
             if self._running.get(request.generation_id) is task:
                 del self._running[request.generation_id]
 
+    def _note_not_finite(self, request: GenerationRequest) -> None:
+        self._output_health.record(request.group, is_finite=False)
+        self._not_finite.inc()
+
 
 def replica_shuts_down() -> ReplicaShuttingDown:
     return ReplicaShuttingDown("The generator replica is being shut down.")
+
+
+def out_of_service() -> GenerationLost:
+    return GenerationLost("The generator replica was taken out of service; it is being replaced.")

@@ -1,6 +1,7 @@
 """Calls of other deployments over Serve handles: turns what breaks a call into a `RolloutFailure`."""
 
 import asyncio
+import logging
 from collections.abc import Awaitable
 from typing import Any
 
@@ -9,6 +10,8 @@ from ray.exceptions import RayActorError, RayError, RayTaskError
 from ray.serve.exceptions import RayServeException
 
 from deployments.failures import RolloutFailure
+
+logger = logging.getLogger("rollout_service.rpc")
 
 
 async def call_result(awaited: Awaitable[Any], call: Any, lost: type[RolloutFailure], who: str) -> Any:
@@ -20,7 +23,7 @@ async def call_result(awaited: Awaitable[Any], call: Any, lost: type[RolloutFail
         who: the subject of its message.
 
     Raises:
-        RolloutFailure: `lost`; its cause is what Ray raised.
+        RolloutFailure: `lost`; its cause is what Ray raised. What that says stays in the log: it holds addresses.
         Exception: what the replica raised, as it raised it.
     """
     try:
@@ -36,4 +39,5 @@ async def call_result(awaited: Awaitable[Any], call: Any, lost: type[RolloutFail
     except RayActorError as error:
         raise lost(f"{who} died during the call.") from error
     except (RayError, RayServeException, RpcError) as error:
-        raise lost(f"{who} could not be reached: {error}") from error
+        logger.warning("%s could not be reached.", who, extra={"cause": repr(error)})
+        raise lost(f"{who} could not be reached.") from error

@@ -4,7 +4,7 @@ The caller's half is `service/remote/silence.py`.
 """
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from contextlib import contextmanager
 
 HEARTBEAT_S = 1.0
@@ -25,12 +25,9 @@ class Heartbeats:
         self._timer: asyncio.TimerHandle | None = None
 
     @property
-    def callers(self) -> int:
-        """How many callers have open streams."""
-        return len(self._streams)
-
-    def has_stream(self, caller: str) -> bool:
-        return caller in self._streams
+    def callers(self) -> Set[str]:
+        """Those that have open streams."""
+        return self._streams.keys()
 
     @contextmanager
     def open_stream(self, caller: str, wake: asyncio.Event) -> Iterator[None]:

@@ -5,14 +5,14 @@ A large message holds the event loops of both ends while it is packed and unpack
 """
 
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import orjson
 
 from deployments.failures import RolloutFailure
 from deployments.protocols import Generation, GenerationRequest, ScoredPrompt, StepRequest
-from rollout_env import StepOutcome
+from rollout_env import ChatMessage, StepOutcome
 
 Item = TypeVar("Item")
 
@@ -57,6 +57,10 @@ def bytes_of_generation_request(request: GenerationRequest) -> int:
 
 def bytes_of_step_request(request: StepRequest) -> int:
     return BYTES_PER_RECORD + bytes_of_json((request.message_log, request.extra_env_info))
+
+
+def bytes_of_conversation(messages: Sequence[ChatMessage]) -> int:
+    return BYTES_PER_RECORD + bytes_of_json(messages)
 
 
 def bytes_of_generation(result: Generation | RolloutFailure) -> int:

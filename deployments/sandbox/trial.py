@@ -22,8 +22,8 @@ LIMITS = Limits(
     disk_bytes=MIB,
     output_bytes=MIB // 16,
 )
-OWN_VARIABLES = environment(Interpreter("", "", ("",)), "")
-"""Which the program may have too."""
+OWN_VARIABLES = {*environment(Interpreter("", "", ("",)), ""), "LC_CTYPE", "PWD", "SHLVL", "_"}
+"""Which the program may have too: those of the run, and those that Python, bubblewrap and shells set by themselves."""
 Run = Callable[[Program, Limits], Outcome]
 FOLDER = Path(__file__).parent / "programs"
 

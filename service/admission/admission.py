@@ -1,14 +1,17 @@
 """Decides which `POST /rollout` and `/score` may come in, and holds what each reserves until its response is sent."""
 
+import asyncio
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from threading import Lock
 
+from deployments.protocols import Generator
 from rollout_client.contract import RolloutRequest
 from rollout_client.problem_contract import FieldProblem
+from service.access.keys import ANYBODY, Caller
 from service.admission.capacity import (
     RESOURCES,
     Amounts,
@@ -19,13 +22,30 @@ from service.admission.capacity import (
     Reservation,
     Resource,
 )
-from service.responses.problems import RequestProblem, body_too_large, invalid_request, overloaded
+from service.admission.key_usage import KeyUsage, KeyUsages, MeteredGenerator
+from service.responses.problems import (
+    NOT_READY,
+    OVERLOADED,
+    QUOTA_EXCEEDED,
+    ProblemType,
+    RequestProblem,
+    body_too_large,
+    invalid_request,
+    refused_for_now,
+)
 from service.settings import AdmissionBounds, AdmissionSettings
 
+SHUT_DOWN = "the service is being shut down; try again where, or when, it runs again"
+SHUT_DOWN_RETRY_AFTER_S = 5
+DRAINED_POLL_S = 0.1
 LEAST_WANTED = Amounts(rollouts=1, tokens=1)
 """What a request wants at least, before its body is read."""
+KEYS_BESIDE = 2
+"""The bodies of so many keys have room beside each other."""
 FIELDS: dict[Resource, str] = {"rollouts": "samples", "tokens": "max_seq_len", "body_bytes": "body"}
 """The field of a `POST /rollout` that asks for too much."""
+CALL_FIELDS: dict[Resource, str] = {"rollouts": "n", "tokens": "n", "body_bytes": "body"}
+"""The field of a call of a model server's API."""
 SCORE_FIELDS: dict[Resource, str] = {"rollouts": "sequences", "tokens": "sequences", "body_bytes": "body"}
 """The field of a `POST /score`: a sequence counts as a rollout."""
 NOUNS: dict[Resource, str] = {"rollouts": "rollouts", "tokens": "requested tokens", "body_bytes": "bytes of bodies"}
@@ -36,89 +56,179 @@ ADVICE: dict[Resource, str] = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """What a request holds of one capacity, and what it is refused with where that is used up."""
+
+    capacity: Capacity
+    used_up: ProblemType
+    reservation: Reservation = field(default_factory=Reservation)
+
+
 class Admission:
     """The admission of one ingress replica. Threads may share it: a body is decompressed in a thread."""
 
     def __init__(
-        self, settings: AdmissionSettings, max_model_len: int, ingress_replicas: Callable[[], int] = lambda: 1
+        self,
+        settings: AdmissionSettings,
+        max_model_len: int,
+        ingress_replicas: Callable[[], int] = lambda: 1,
+        now_s: Callable[[], float] = time.monotonic,
     ) -> None:
         """
         Args:
             max_model_len: tokens that a rollout has at most, where its request does not say.
-            ingress_replicas: how many replicas share the bounds of the service.
+            ingress_replicas: how many replicas share the bounds of the service and the quotas of keys.
+            now_s: the clock.
         """
         self.settings = settings
         self._capacity = Capacity(
             bounds_of(settings.replica, "admission.replica"), bounds_of(settings.service, "admission.service")
         )
-        self._max_model_len = max_model_len
+        self.max_model_len = max_model_len
         self._ingress_replicas = ingress_replicas
         self._lock = Lock()
+        self._keys = KeyUsages(ingress_replicas, now_s, bounds_of_key(settings.replica))
+        self._now_s = now_s
+        self._refuses_new = False
 
     @property
     def in_flight(self) -> Amounts:
         return self._capacity.in_flight
 
     @contextmanager
-    def admitted(self, body_bytes: int) -> Iterator["AdmittedRequest"]:
+    def admitted(self, body_bytes: int, caller: Caller = ANYBODY, stated_bytes: int = 0) -> Iterator["AdmittedRequest"]:
         """Admits a request by its headers, before its body is read; frees all that it holds when the block ends.
 
         Args:
-            body_bytes: the size that its headers give, 0 where they give none.
+            body_bytes: what of its body is here.
+            caller: who sent it.
+            stated_bytes: the size that its headers give, 0 where they give none. There must be room for it, but none is
+                held: who says much and sends nothing would keep others out.
 
         Raises:
-            RequestProblem: 429 with `Retry-After` if there is no room now, 413 if the body can never be admitted.
+            RequestProblem: 429 with `Retry-After` if there is no room now, or the caller's key has used up a quota; 413
+                if the body can never be admitted; 503 while this drains.
         """
-        reservation = Reservation()
+        if self._refuses_new:
+            raise refused_for_now(NOT_READY, SHUT_DOWN, SHUT_DOWN_RETRY_AFTER_S)
+        holds = [Hold(self._capacity, OVERLOADED)]
+        with self._lock:
+            usage = self._keys.of(caller)
+        if usage is not None:
+            refuse_without_tokens(usage)
+            # First: a request over its quota must not take what others could have.
+            holds.insert(0, Hold(usage.capacity, QUOTA_EXCEEDED))
+        for hold in holds:
+            with refusals(hold, FIELDS), self._lock:
+                hold.capacity.check(Amounts(body_bytes=stated_bytes), self._ingress_replicas(), self._now_s())
         try:
-            self.grow(reservation, replace(LEAST_WANTED, body_bytes=body_bytes))
-            yield AdmittedRequest(self, reservation)
+            self.grow(holds, replace(LEAST_WANTED, body_bytes=body_bytes))
+            yield AdmittedRequest(self, holds)
         finally:
-            with self._lock:
-                self._capacity.close(reservation, time.monotonic())
+            self.close(holds)
+
+    async def drain(self, bound_s: float) -> int:
+        """Refuses new requests from now on, and waits until those in flight have ended, for at most `bound_s` seconds.
+
+        Returns:
+            How many rollouts are still in flight.
+        """
+        self._refuses_new = True
+        ends_at = self._now_s() + bound_s
+        while self.in_flight.rollouts and self._now_s() < ends_at:
+            await asyncio.sleep(DRAINED_POLL_S)
+        return self.in_flight.rollouts
+
+    def close(self, holds: Sequence[Hold]) -> None:
+        """Frees what they hold. Closing them again changes nothing."""
+        with self._lock:
+            for hold in holds:
+                hold.capacity.close(hold.reservation, self._now_s())
+
+    def usage_of(self, caller: Caller) -> KeyUsage | None:
+        """What the caller's key uses of its quota of tokens; `None` if it has none."""
+        usage = self._keys.of(caller)
+        return usage if usage is not None and usage.has_token_quota else None
+
+    def metered(self, generator: Generator, caller: Caller) -> Generator:
+        """The generator for one request of `caller`: it counts against the quota of its key, if that has one."""
+        usage = self.usage_of(caller)
+        return generator if usage is None else MeteredGenerator(generator, usage)
+
+    def amounts_of_call(self, choices: int) -> Amounts:
+        """Of a call of a model server's API, whose every choice is a rollout.
+
+        How long it may become is known where it is rendered.
+        """
+        return Amounts(choices, choices * self.max_model_len)
 
     def amounts_of(self, request: RolloutRequest) -> Amounts:
         rollouts = request.sample_count * request.num_generations
-        most_tokens = request.max_seq_len or self._max_model_len
+        most_tokens = request.max_seq_len or self.max_model_len
         if request.sampling.max_new_tokens is not None:
             most_tokens = min(most_tokens, request.max_rollout_turns * request.sampling.max_new_tokens)
         return Amounts(rollouts, rollouts * most_tokens)
 
-    def grow(self, reservation: Reservation, wanted: Amounts, fields: Mapping[Resource, str] = FIELDS) -> None:
+    def grow(self, holds: Sequence[Hold], wanted: Amounts, fields: Mapping[Resource, str] = FIELDS) -> None:
         """Raises `RequestProblem`: 429 for later, 413 or 422 for never; `fields` are those that ask for too much."""
-        try:
-            with self._lock:
-                self._capacity.grow(reservation, wanted, self._ingress_replicas(), time.monotonic())
-        except BoundExceeded as error:
-            raise never_admitted(error, fields) from error
-        except CapacityExhausted as error:
-            raise not_admitted_now(error) from error
+        for hold in holds:
+            with refusals(hold, fields), self._lock:
+                hold.capacity.grow(hold.reservation, wanted, self._ingress_replicas(), self._now_s())
 
 
 class AdmittedRequest:
     """A request that was admitted by its headers; reading it tells what it wants beyond that."""
 
-    def __init__(self, admission: Admission, reservation: Reservation) -> None:
+    def __init__(self, admission: Admission, holds: Sequence[Hold]) -> None:
         self._admission = admission
-        self._reservation = reservation
+        self._holds = holds
 
     def hold_body(self, size_bytes: int) -> None:
         """Raises `RequestProblem` (429, 413) if the body, of which so much was read, cannot be held."""
-        if size_bytes > self._reservation.held.body_bytes:
-            self._admission.grow(self._reservation, replace(self._reservation.held, body_bytes=size_bytes))
+        held = self._holds[-1].reservation.held
+        if size_bytes > held.body_bytes:
+            self._admission.grow(self._holds, replace(held, body_bytes=size_bytes))
+
+    def free(self) -> None:
+        """Frees what the request holds, before its response is sent: a job holds its own."""
+        self._admission.close(self._holds)
 
     def hold_rollouts(self, request: RolloutRequest) -> None:
         """Raises `RequestProblem` (429, 422) if the rollouts of the parsed request cannot be held."""
-        self._admission.grow(self._reservation, self._admission.amounts_of(request))
+        self._admission.grow(self._holds, self._admission.amounts_of(request))
+
+    def hold_call(self, choices: int) -> None:
+        """Raises `RequestProblem` (429, 422) if a call of a model server's API for so many choices cannot be held."""
+        self._admission.grow(self._holds, self._admission.amounts_of_call(choices), CALL_FIELDS)
 
     def hold_sequences(self, sequences: int, tokens: int) -> None:
         """Raises `RequestProblem` (429, 422) if so many sequences with so many tokens cannot be held."""
-        self._admission.grow(self._reservation, Amounts(sequences, tokens), SCORE_FIELDS)
+        self._admission.grow(self._holds, Amounts(sequences, tokens), SCORE_FIELDS)
 
 
 def bounds_of(settings: AdmissionBounds, name: str) -> dict[Resource, Bound]:
     given = {resource: getattr(settings, f"max_{resource}") for resource in RESOURCES}
     return {resource: Bound(most, f"{name}.max_{resource}") for resource, most in given.items() if most is not None}
+
+
+def bounds_of_key(settings: AdmissionBounds) -> dict[Resource, Bound]:
+    """Half of the room for bodies: no key keeps all others out. A single body may be larger."""
+    most = settings.max_body_bytes
+    if most is None:
+        return {}
+    return {"body_bytes": Bound(most // KEYS_BESIDE, "half of admission.replica.max_body_bytes for one key", most)}
+
+
+@contextmanager
+def refusals(hold: Hold, fields: Mapping[Resource, str]) -> Iterator[None]:
+    """Raises `RequestProblem` for what a capacity raises: 429 for later, 413 or 422 for never."""
+    try:
+        yield
+    except BoundExceeded as error:
+        raise never_admitted(error, fields) from error
+    except CapacityExhausted as error:
+        raise not_admitted_now(error, hold.used_up) from error
 
 
 def never_admitted(error: BoundExceeded, fields: Mapping[Resource, str]) -> RequestProblem:
@@ -131,9 +241,18 @@ def never_admitted(error: BoundExceeded, fields: Mapping[Resource, str]) -> Requ
     return invalid_request(FieldProblem(field=fields[error.resource], message=message))
 
 
-def not_admitted_now(error: CapacityExhausted) -> RequestProblem:
+def refuse_without_tokens(usage: KeyUsage) -> None:
+    """Raises `RequestProblem` (429) while the key has no tokens left."""
+    if (wait_s := usage.wait_s()) > 0:
+        retry_after_s = math.ceil(wait_s)
+        message = f"the key has used up its tokens_per_minute; try again in {retry_after_s} s"
+        raise refused_for_now(QUOTA_EXCEEDED, message, retry_after_s)
+
+
+def not_admitted_now(error: CapacityExhausted, used_up: ProblemType) -> RequestProblem:
     retry_after_s = math.ceil(error.retry_after_s)
-    return overloaded(
+    return refused_for_now(
+        used_up,
         f"{error.in_flight} {NOUNS[error.resource]} are in flight here and {error.bound.setting} allows "
         f"{error.bound.most}; try again in {retry_after_s} s",
         retry_after_s,

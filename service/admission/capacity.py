@@ -1,8 +1,8 @@
 """How much one ingress replica may have in flight. A state machine without I/O: the caller passes the time in.
 
 Guarantees: what all reservations hold together never exceeds a bound, except that a single reservation may exceed the
-replica's share of a bound of the whole service (never the bound itself); a refused growth changes nothing; when all
-reservations are closed, nothing is held.
+replica's share of a bound of the whole service (never the bound itself), or have up to `most_of_one` of its bound; a
+refused growth changes nothing; when all reservations are closed, nothing is held.
 
 A request is *in flight* from its headers until the last byte of its response. `tokens` are those that it asks for: an
 upper bound of what its rollouts can hold at their ends.
@@ -46,6 +46,8 @@ class Bound:
 
     most: int
     setting: str
+    most_of_one: int = 0
+    """A single request may have so much while it is the only one, if that is more than `most`."""
 
 
 @dataclass(slots=True)
@@ -103,6 +105,10 @@ class Capacity:
     def in_flight(self) -> Amounts:
         return self._in_flight
 
+    def set_bounds_of_replica(self, bounds: Mapping[Resource, Bound]) -> None:
+        """They apply to what grows from now on."""
+        self._of_replica = bounds
+
     def grow(self, reservation: Reservation, wanted: Amounts, ingress_replicas: int, now: float) -> None:
         """Raises the reservation to `wanted`; amounts that it holds already do not shrink.
 
@@ -119,6 +125,12 @@ class Capacity:
         self._add(grown, sign=1)
         reservation.held = grown
 
+    def check(self, wanted: Amounts, ingress_replicas: int, now: float) -> None:
+        """Raises what `grow` would raise for a new request, and reserves nothing."""
+        for resource in RESOURCES:
+            if amount := wanted.of(resource):
+                self._check(resource, 0, amount, ingress_replicas, now)
+
     def close(self, reservation: Reservation, now: float) -> None:
         """Frees what the reservation holds. Closing it again changes nothing."""
         if reservation.held == Amounts():
@@ -131,7 +143,7 @@ class Capacity:
     def _check(self, resource: Resource, held: int, wanted: int, ingress_replicas: int, now: float) -> None:
         bounds = [bounds[resource] for bounds in (self._of_replica, self._of_service) if resource in bounds]
         for bound in bounds:
-            if wanted > bound.most:
+            if wanted > max(bound.most, bound.most_of_one):
                 raise BoundExceeded(resource, wanted, bound)
         others = self._in_flight.of(resource) - held
         for bound in bounds:

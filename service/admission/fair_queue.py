@@ -4,6 +4,9 @@ Start-time fair queueing. A flow is the items of one client, here a request; a l
 server, here a replica. Each flow has a virtual time, which advances by `cost / weight` with each of its items that
 starts. The next item of a lane is one of the flow with the lowest virtual time.
 
+A flow may be divided into parts, such as the requests of one key. It shares with other flows as a whole, and its parts
+share what it gets in the same way: more parts get a flow no more service.
+
 Guarantees: each item that was added is returned once or removed; flows that wait in one lane get service in proportion
 to their weights, up to one item each; a flow that had nothing to start earns nothing for that time; within a flow the
 item of the highest rank is next, and among equal ranks the oldest. Each operation takes O(log n) steps for n flows.
@@ -29,8 +32,10 @@ class Flow(Generic[Item, Name]):
     weight: float
     virtual_time: float
     """Of its next item."""
-    waiting: "dict[Name, ItemsInLane[Item]]" = field(default_factory=dict)
+    waiting: "dict[Name, ItemsInLane[Item] | ItemsOfParts[Item, Name]]" = field(default_factory=dict)
     """By lane; only lanes in which items of the flow wait."""
+    parts: "FairQueue[Item, Name] | None" = None
+    """Which of its parts is next, if it is divided. Its parts are the flows of that queue."""
 
 
 @dataclass(slots=True, eq=False)
@@ -38,6 +43,10 @@ class ItemsInLane(Generic[Item]):
     """The items of one flow in one lane."""
 
     by_rank: dict[int, "OrderedDict[Item, None]"] = field(default_factory=dict)
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.by_rank
 
     def add(self, item: Item, rank: int) -> None:
         if rank not in self.by_rank:
@@ -58,10 +67,46 @@ class ItemsInLane(Generic[Item]):
 
 
 @dataclass(slots=True, eq=False)
+class ItemsOfParts(Generic[Item, Name]):
+    """The items of one flow in one lane, where the flow is divided."""
+
+    parts: "FairQueue[Item, Name]"
+    lane: Name
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.parts.size_of(self.lane)
+
+    def add(self, item: Item, part: Flow[Item, Name], rank: int) -> None:
+        self.parts.add(item, self.lane, part, rank)
+
+    def remove(self, item: Item, _rank: int) -> None:
+        self.parts.remove(item)
+
+    def first(self) -> Item:
+        return self.parts.first_flow_of(self.lane).waiting[self.lane].first()
+
+    def last(self) -> Item:
+        return self.parts.first_flow_of(self.lane).waiting[self.lane].last()
+
+
+@dataclass(slots=True, eq=False)
+class Place(Generic[Item, Name]):
+    """Where an item waits."""
+
+    lane: Name
+    flow: Flow[Item, Name]
+    part: Flow[Item, Name] | None
+    rank: int
+
+
+@dataclass(slots=True, eq=False)
 class Lane(Generic[Item, Name]):
     """The items that one server can start."""
 
-    flows: list[tuple[float, int, Flow[Item, Name], ItemsInLane[Item]]] = field(default_factory=list)
+    flows: list[tuple[float, int, Flow[Item, Name], ItemsInLane[Item] | ItemsOfParts[Item, Name]]] = field(
+        default_factory=list
+    )
     """A heap by virtual time. An entry that is out of date is mended when it reaches the top."""
     size: int = 0
     """Items that wait."""
@@ -84,7 +129,7 @@ class FairQueue(Generic[Item, Name]):
         self._flows: dict[str, Flow[Item, Name]] = {}
         self._lanes: dict[Name, Lane[Item, Name]] = {}
         """Only those with waiting items."""
-        self._places: dict[Item, tuple[Name, Flow[Item, Name], int]] = {}
+        self._places: dict[Item, Place[Item, Name]] = {}
         self._numbers = count()
 
     def __len__(self) -> int:
@@ -101,24 +146,39 @@ class FairQueue(Generic[Item, Name]):
         flow.weight = weight
         return flow
 
-    def forget(self, flow: Flow[Item, Name]) -> None:
-        """Drops a flow that has no items."""
-        self._flows.pop(flow.name, None)
+    def part(self, flow: Flow[Item, Name], name: str, weight: float) -> Flow[Item, Name]:
+        """The part of this name. A flow that has parts has no items beside theirs."""
+        flow.parts = flow.parts or FairQueue()
+        return flow.parts.flow(name, weight)
+
+    def forget(self, flow: Flow[Item, Name], part: Flow[Item, Name] | None = None) -> None:
+        """Drops a flow that has no items, or its `part`.
+
+        A divided flow stays, with its virtual time: it would else begin anew each time that its last part has ended.
+        """
+        if part is None:
+            self._flows.pop(flow.name, None)
+        elif flow.parts is not None:
+            flow.parts.forget(part)
 
     def advance(self, virtual_time: float) -> None:
         """Flows that have nothing to start until now begin no lower than this."""
         self.virtual_time = max(self.virtual_time, virtual_time)
 
-    def charge(self, flow: Flow[Item, Name], cost: float) -> float:
-        """Advances the flow for an item that starts; returns the virtual time of that item."""
+    def charge(self, flow: Flow[Item, Name], cost: float, part: Flow[Item, Name] | None = None) -> float:
+        """Advances the flow and its `part` for an item that starts; returns the flow's virtual time of that item."""
+        if part is not None and flow.parts is not None:
+            flow.parts.advance(flow.parts.charge(part, cost))
         if not flow.waiting and flow.virtual_time < self.virtual_time:
             flow.virtual_time = self.virtual_time
         virtual_time = flow.virtual_time
         flow.virtual_time += cost / flow.weight
         return virtual_time
 
-    def add(self, item: Item, lane: Name, flow: Flow[Item, Name], rank: int) -> None:
-        """Lets the item wait. `item` does not wait yet."""
+    def add(
+        self, item: Item, lane: Name, flow: Flow[Item, Name], rank: int, part: Flow[Item, Name] | None = None
+    ) -> None:
+        """Lets the item wait. `item` does not wait yet. `part` is the one that it is of, if the flow is divided."""
         if not flow.waiting and flow.virtual_time < self.virtual_time:
             flow.virtual_time = self.virtual_time
         in_lane = self._lanes.get(lane)
@@ -126,26 +186,31 @@ class FairQueue(Generic[Item, Name]):
             in_lane = self._lanes[lane] = Lane()
         items = flow.waiting.get(lane)
         if items is None:
-            items = flow.waiting[lane] = ItemsInLane()
+            items = flow.waiting[lane] = ItemsInLane() if flow.parts is None else ItemsOfParts(flow.parts, lane)
             heapq.heappush(in_lane.flows, (flow.virtual_time, next(self._numbers), flow, items))
-        items.add(item, rank)
+        if isinstance(items, ItemsOfParts):
+            assert part is not None
+            items.add(item, part, rank)
+        else:
+            items.add(item, rank)
         in_lane.size += 1
-        self._places[item] = (lane, flow, rank)
+        self._places[item] = Place(lane, flow, part, rank)
 
     def start(self, item: Item, cost: float) -> float:
         """Takes out an item that starts and charges its flow; returns the virtual time of the item."""
-        _, flow, _ = self._places[item]
-        virtual_time = self.charge(flow, cost)
+        place = self._places[item]
+        virtual_time = self.charge(place.flow, cost, place.part)
         self.remove(item)
         return virtual_time
 
     def remove(self, item: Item) -> None:
         """Takes out an item that does not start in its lane. Raises `KeyError` if it does not wait."""
-        name, flow, rank = self._places.pop(item)
+        place = self._places.pop(item)
+        name, flow = place.lane, place.flow
         items, lane = flow.waiting[name], self._lanes[name]
-        items.remove(item, rank)
+        items.remove(item, place.rank)
         lane.size -= 1
-        if not items.by_rank:
+        if items.is_empty:
             del flow.waiting[name]
             lane.outdated += 1
         if not lane.size:
@@ -174,11 +239,17 @@ class FairQueue(Generic[Item, Name]):
 
     def items_of(self, lane: Name) -> list[Item]:
         """All items that wait in the lane, the oldest first."""
-        return [item for item, (of_item, _, _) in self._places.items() if of_item == lane]
+        return [item for item, place in self._places.items() if place.lane == lane]
 
     def lane_of(self, item: Item) -> Name:
         """Where it waits. Raises `KeyError` if it does not wait."""
-        return self._places[item][0]
+        return self._places[item].lane
+
+    def first_flow_of(self, name: Name) -> Flow[Item, Name]:
+        """The flow that is next in the lane, in which items wait."""
+        flow = self.first_flow(name)
+        assert flow is not None
+        return flow
 
     def first_flow(self, name: Name) -> Flow[Item, Name] | None:
         """The flow that is next in the lane; `None` if none waits there."""

@@ -13,11 +13,12 @@ import math
 import random
 from collections.abc import Collection, Sequence
 
-from deployments.protocols import GenerationRequest, ReplicaLoad, ScoringRequest
+from deployments.protocols import GenerationRequest, ReplicaLoad, RequestShare, ScoringRequest
+from deployments.serving_records import ServedRequest
 from service.admission.replica_affinity import Assignment, ReplicaAffinity
 from service.admission.replica_queues import ReplicaQueues
 from service.admission.replica_window import EngineCapacity, ReplicaWindow
-from service.admission.scheduled_generation import UNKNOWN_REPLICA, RequestState, ScheduledGeneration
+from service.admission.scheduled_generation import UNKNOWN_REPLICA, RequestFlow, RequestState, ScheduledGeneration
 
 PREFILL_COST = 0.1
 """Of computing a prompt token, in generated tokens: engines compute about ten times as many prompt tokens a second."""
@@ -134,7 +135,7 @@ class GenerationScheduler:
             return
         of_request.rollouts -= 1
         if not of_request.rollouts:
-            self._queue.forget(of_request.flow)
+            self._queue.forget(of_request.flow, of_request.part)
             del self._requests[of_request.id]
 
     def observe(self, replica: str, load: ReplicaLoad, ended: int) -> Started:
@@ -190,11 +191,18 @@ class GenerationScheduler:
         share = request.share
         of_request = self._requests.get(share.id)
         if of_request is None:
-            flow = self._queue.flow(share.id, share.weight)
-            of_request = self._requests[share.id] = RequestState(share.id, flow, self._mean_tokens)
+            flow, part = self._flow_of(share)
+            of_request = self._requests[share.id] = RequestState(share.id, flow, part, self._mean_tokens)
         of_request.rollouts += 1
         self._request_of[request.rollout_id] = of_request
         return of_request
+
+    def _flow_of(self, share: RequestShare) -> tuple[RequestFlow, RequestFlow | None]:
+        """The flow of a request, and the part of it that the request is."""
+        if share.key is None:
+            return self._queue.flow(share.id, share.weight), None
+        flow = self._queue.flow(f"key {share.key}", share.key_weight)
+        return flow, self._queue.part(flow, share.id, share.weight)
 
     def _assignment(self, request: GenerationRequest) -> Assignment:
         return self._affinity.assignment_of(
@@ -238,12 +246,13 @@ class GenerationScheduler:
             self._wait(generation, replica)
             return
         generation.replica = replica
-        self._start(generation, window, self._queue.charge(generation.of_request.flow, generation.cost))
+        of_request = generation.of_request
+        self._start(generation, window, self._queue.charge(of_request.flow, generation.cost, of_request.part))
 
     def _estimate(self, generation: ScheduledGeneration) -> None:
         request, assignment = generation.request, generation.assignment
         prompt_tokens = len(request.prompt_token_ids)
-        new_tokens = min(generation.of_request.expected_tokens, request.max_new_tokens)
+        new_tokens = choices_of(request) * min(generation.of_request.expected_tokens, request.max_new_tokens)
         generation.cost = new_tokens + PREFILL_COST * max(prompt_tokens - assignment.cached_tokens, 0)
         generation.shared_tokens = assignment.shared_tokens
         generation.kv_tokens = new_tokens + prompt_tokens - generation.shared_tokens
@@ -326,10 +335,11 @@ class GenerationScheduler:
         if isinstance(generation.request, ScoringRequest):
             # It generates nothing, and says nothing of the length of generations.
             return
-        of_request.expected_tokens += LEARNING_RATE * (new_tokens - of_request.expected_tokens)
-        self._mean_tokens += LEARNING_RATE * (new_tokens - self._mean_tokens)
+        length = new_tokens / choices_of(generation.request)
+        of_request.expected_tokens += LEARNING_RATE * (length - of_request.expected_tokens)
+        self._mean_tokens += LEARNING_RATE * (length - self._mean_tokens)
         if assignment.replica == generation.replica:
-            assignment.cached_tokens = len(generation.request.prompt_token_ids) + new_tokens
+            assignment.cached_tokens = len(generation.request.prompt_token_ids) + round(length)
 
     def _note_free(self, replica: str, window: ReplicaWindow) -> None:
         if window.has_free_sequence and not self._queue.size_at(replica):
@@ -342,3 +352,8 @@ class GenerationScheduler:
             self._load_of_others[replica] = window.of_others + (SUSPECT_LOAD if window.is_suspect else 0)
         else:
             self._load_of_others.pop(replica, None)
+
+
+def choices_of(request: GenerationRequest) -> int:
+    """Texts that the engine generates for it at once."""
+    return request.choices if isinstance(request, ServedRequest) else 1

@@ -25,7 +25,8 @@ class ReplicaQueues(FairQueue[ScheduledGeneration, Lane]):
 
     def wait(self, generation: ScheduledGeneration, replica: str, rank: int) -> None:
         policy = generation.request.policy
-        self.add(generation, (replica, policy), generation.of_request.flow, rank)
+        of_request = generation.of_request
+        self.add(generation, (replica, policy), of_request.flow, rank, of_request.part)
         policies = self._policies.setdefault(replica, {})
         policies[policy] = policies.get(policy, 0) + 1
 
@@ -60,8 +61,8 @@ class ReplicaQueues(FairQueue[ScheduledGeneration, Lane]):
         if policies.keys() == {None} and not turns.needs_turn(None):
             return self.first_of((replica, None))
         may_start = [policy for policy in policies if turns.may_start(policy)]
-        for policy in sorted(may_start, key=lambda policy: self._head((replica, policy)).virtual_time):
-            flow = self._head((replica, policy))
+        for policy in sorted(may_start, key=lambda policy: self.first_flow_of((replica, policy)).virtual_time):
+            flow = self.first_flow_of((replica, policy))
             if not self._turn_is_over(replica, policy, flow.virtual_time, turns, turn):
                 return self.first_of((replica, policy))
             turns.end_turn(policy)
@@ -104,9 +105,4 @@ class ReplicaQueues(FairQueue[ScheduledGeneration, Lane]):
         """The first flow of each policy that may not start."""
         for policy in self._policies.get(replica, ()):
             if not turns.may_start(policy):
-                yield self._head((replica, policy))
-
-    def _head(self, lane: Lane) -> Flow[ScheduledGeneration, Lane]:
-        flow = self.first_flow(lane)
-        assert flow is not None
-        return flow
+                yield self.first_flow_of((replica, policy))

@@ -16,7 +16,10 @@ class RequestState:
     """What the scheduler knows of one request."""
 
     id: str
-    flow: "Flow[ScheduledGeneration, tuple[str, str | None]]"
+    flow: "RequestFlow"
+    """As which it shares the engines: its own, or that of its caller's key."""
+    part: "RequestFlow | None"
+    """The part of the flow that it is, if the flow is a key's."""
     expected_tokens: float
     """Mean length of its generations."""
     rollouts: int = 0
@@ -45,3 +48,6 @@ class ScheduledGeneration:
     @property
     def has_started(self) -> bool:
         return self.window is not None
+
+
+RequestFlow = Flow[ScheduledGeneration, tuple[str, str | None]]

@@ -13,6 +13,7 @@ from ray.serve.exceptions import RayServeException
 from deployments.failures import RolloutFailure
 from deployments.rpc.batching import BatchResults
 from deployments.rpc.handle_calls import call_result
+from deployments.rpc.iteration_batcher import IterationBatcher
 from deployments.rpc.message_size import MOST_ITEMS_PER_MESSAGE, divided
 from service.remote.silence import ReplicaSilent, SilenceWatch
 
@@ -46,16 +47,10 @@ class ControlCalls(Generic[Request]):
         self._lost = lost
         self._who = who
         self._log_fields = log_fields
-        self._requests: list[Request] = []
         self._tasks: set[asyncio.Task[None]] = set()
+        self.add = IterationBatcher(self._send).add
 
-    def add(self, request: Request) -> None:
-        if not self._requests:
-            asyncio.get_running_loop().call_soon(self._send)
-        self._requests.append(request)
-
-    def _send(self) -> None:
-        requests, self._requests = self._requests, []
+    def _send(self, requests: list[Request]) -> None:
         start_task(self._run(requests), self._tasks)
 
     async def _run(self, requests: list[Request]) -> None:
@@ -177,7 +172,8 @@ class RequestBatcher(Generic[Request, Result]):
             call = self._start_call([request for request, _ in batch])
             await self._give_results(call, batch)
         except RayServeException as error:
-            broken = self._lost(f"{self._who} could not be reached: {error}")
+            # What it says may hold addresses, and stays in the log.
+            broken = self._lost(f"{self._who} could not be reached.")
             broken.__cause__ = error
         except Exception as error:  # noqa: BLE001 - the callers raise it
             broken = error
@@ -203,13 +199,11 @@ class RequestBatcher(Generic[Request, Result]):
 
     def _fail(self, futures: "Sequence[asyncio.Future[Result]]", broken: Exception) -> None:
         if futures:
-            logger.warning(
-                "A call broke before %d of its requests had a result: %s",
-                len(futures),
-                broken,
-                exc_info=broken,
-                extra=self._log_fields,
-            )
+            # A lost replica is told by its sentence: the stack of the call that noticed it would say nothing more.
+            lost = isinstance(broken, self._lost)
+            message = "A call broke before %d of its requests had a result: %s"
+            extra = {**self._log_fields, "cause": repr(broken.__cause__)} if lost else self._log_fields
+            logger.warning(message, len(futures), broken, exc_info=None if lost else broken, extra=extra)
         for future in futures:
             future.set_exception(broken)
 

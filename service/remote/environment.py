@@ -123,6 +123,12 @@ class RemoteEnvironment(Environment):
         description: TaskDescription = await self._result(self._handle.describe.remote())
         return description
 
+    def replicas(self) -> Sequence[str]:
+        return live_replicas_of(self._handle)
+
+    async def answer(self, replica: str) -> None:
+        await self._result(self._handle.options(session_id=replica).answer.remote())
+
     async def refused_fields(self, extra_env_infos: Sequence[dict[str, Any]]) -> list[RefusedField]:
         """Asks the environment about the samples that do not match the schema of its fields."""
         schema = (await self._known_description()).schema

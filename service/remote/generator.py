@@ -1,15 +1,17 @@
 """The `Generator` port over Serve handles. Server half: `deployments/rpc/generator_replica_base.py`."""
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
+from itertools import count
 from typing import Any
 from uuid import uuid4
 
 from ray.serve.handle import DeploymentHandle
 
-from deployments.failures import GenerationLost, OtherVersionLoaded, Overloaded
+from deployments.failures import GenerationLost, OtherVersionLoaded, Overloaded, RolloutFailure
 from deployments.protocols import (
     Generation,
     GenerationRequest,
@@ -20,16 +22,22 @@ from deployments.protocols import (
 )
 from deployments.rpc.batching import BatchResults
 from deployments.rpc.handle_calls import call_result
+from deployments.rpc.heartbeats import HEARTBEAT_S
 from deployments.rpc.live_replicas import live_replicas_of
+from deployments.serving_records import ModelServer, ServedPart, ServedRequest
 from service.admission.generation_scheduler import GenerationScheduler
 from service.admission.replica_window import EngineCapacity
 from service.admission.scheduled_generation import ScheduledGeneration
 from service.canary.background_canary import ComparedReplicas
 from service.remote.batching import call_unless_gone, start_task
-from service.remote.replica_calls import GENERATOR_REPLICA, ReplicaCalls, calls_of
+from service.remote.replica_calls import GENERATOR_REPLICA, LOST_AFTER_HEARTBEATS, ReplicaCalls, calls_of
+from service.rollouts.retries import pause_s
 
 LOOK_FOR_REPLICAS_S = 0.2
 """While generations wait, the replicas that have started or ended are looked for this often."""
+SERVE_RETRIES = 3
+"""A call that no part of an answer came for is made again so many times, on another replica where there is one."""
+SERVE_SILENCE_S = LOST_AFTER_HEARTBEATS * HEARTBEAT_S
 NOTHING_YET = Generation([], [], "abort")
 """The result of a generation that was interrupted before it was sent."""
 
@@ -38,7 +46,7 @@ OnGeneration = Callable[[GenerationRequest, Generation, str], None]
 """Is told of a generation that has ended without a failure, and of its replica."""
 
 
-class RemoteGenerator(Generator, ComparedReplicas):
+class RemoteGenerator(Generator, ModelServer, ComparedReplicas):
     """Sends each generation, batched with others, when and where the scheduler says."""
 
     def __init__(self, handle: DeploymentHandle[Any], window_factor: float | None = None) -> None:
@@ -91,6 +99,63 @@ class RemoteGenerator(Generator, ComparedReplicas):
             self._on_generation(request, generation, scheduled.replica)
         return generation
 
+    async def serve(self, request: ServedRequest) -> AsyncGenerator[ServedPart, None]:
+        for attempt in count():
+            started = False
+            # The one before may still run, if its replica only seemed to be lost: what ends it must not end this one.
+            name = f"{request.generation_id}.{attempt}" if attempt else request.generation_id
+            try:
+                async with aclosing(self._serve(replace(request, generation_id=name))) as parts:
+                    async for part in parts:
+                        started = True
+                        yield part
+                return
+            except RolloutFailure as failure:
+                if started or not failure.retryable or attempt == SERVE_RETRIES:
+                    raise
+            await asyncio.sleep(pause_s(attempt))
+
+    async def _serve(self, request: ServedRequest) -> AsyncGenerator[ServedPart, None]:
+        self._look_for_replicas()
+        scheduled = self._scheduler.submit(request)
+        if not scheduled.has_started:
+            await self._turn(scheduled)
+        new_tokens: int | None = None
+        failed = False
+        replica = scheduled.replica
+        call: Any = None
+        try:
+            handle: Any = self._handle.options(session_id=replica, stream=True)
+            sent = replace(request, virtual_time=scheduled.virtual_time)
+            call = handle.serve.remote(sent, self._caller, self._scheduler.waiting_for(replica))
+            while (part := await self._next_part(call)) is not None:
+                if part.tokens is not None:
+                    new_tokens = part.tokens.generated
+                if part.load is not None:
+                    self._wake(self._scheduler.observe(replica, part.load, ended=int(part.tokens is not None)))
+                if part.body or part.status is not None or part.tokens is not None:
+                    yield part
+        except OtherVersionLoaded:
+            # Another replica may have the version; this one has not failed.
+            self._scheduler.leave_replica(request.rollout_id)
+            raise
+        except (GenerationLost, Overloaded):
+            failed = True
+            raise
+        finally:
+            if call is not None and new_tokens is None:
+                call.cancel()
+            self._wake(self._scheduler.end(scheduled, new_tokens, replica_failed=failed))
+
+    async def _next_part(self, call: Any) -> ServedPart | None:
+        """`None` at the end. Raises `GenerationLost` if the replica breaks, or is silent for too long."""
+        try:
+            async with asyncio.timeout(SERVE_SILENCE_S):
+                part: ServedPart | None = await call_result(anext(call, None), call, GenerationLost, GENERATOR_REPLICA)
+        except TimeoutError as error:
+            raise GenerationLost(f"{GENERATOR_REPLICA} was silent for {SERVE_SILENCE_S:g} s.") from error
+        return part
+
     def is_generating(self, rollout_id: str) -> bool:
         return rollout_id in self._running
 
@@ -122,6 +187,10 @@ class RemoteGenerator(Generator, ComparedReplicas):
     def replicas(self) -> Sequence[str]:
         return live_replicas_of(self._handle)
 
+    async def answer(self, replica: str) -> None:
+        response: Any = self._handle.options(session_id=replica).answer.remote()
+        await call_result(response, response, GenerationLost, GENERATOR_REPLICA)
+
     async def score_on(self, replica: str, request: ScoringRequest) -> Generation:
         """Beside the scheduler, which chooses replicas itself: the caller bounds how many are under way."""
         return await self._calls_of(replica).generate.call(request)
@@ -146,6 +215,12 @@ class RemoteGenerator(Generator, ComparedReplicas):
         """Returns when the generation has started or was interrupted. Cancelling this takes it out of the queue."""
         rollout_id = scheduled.request.rollout_id
         self._waiting[rollout_id] = scheduled
+        try:
+            await self._turn(scheduled)
+        finally:
+            del self._waiting[rollout_id]
+
+    async def _turn(self, scheduled: ScheduledGeneration) -> None:
         turn = self._turns[scheduled] = asyncio.get_running_loop().create_future()
         self._look_again_soon()
         try:
@@ -157,8 +232,6 @@ class RemoteGenerator(Generator, ComparedReplicas):
             elif scheduled.has_started:
                 self._wake(self._scheduler.end(scheduled))
             raise
-        finally:
-            del self._waiting[rollout_id]
 
     def _wake(self, started: Iterable[ScheduledGeneration]) -> None:
         for scheduled in started:

@@ -15,6 +15,7 @@ from deployments.failures import EnvironmentLost
 from deployments.generation.response_parser import PRELOADED, WHOLE_PROMPT, ParserChoice, parse_all, prepare
 from deployments.generation.response_settings import ResponseSettings
 from deployments.response_parsing import ParsedResponse, ResponseParser, ResponseToParse
+from deployments.rpc.iteration_batcher import IterationBatcher
 
 START_WITHIN_S = 600.0
 """Importing vLLM takes ten seconds on a machine that does nothing else."""
@@ -45,6 +46,7 @@ class ProcessResponseParser(ResponseParser):
         self._call = call
         self._free = processes
         self._needs_prompt = needs_prompt
+        self._batcher = IterationBatcher(self._take)
         self._waiting: list[tuple[ResponseToParse, asyncio.Future[ParsedResponse]]] = []
         self._calls: set[asyncio.Task[None]] = set()
 
@@ -76,14 +78,15 @@ class ProcessResponseParser(ResponseParser):
         return cls(call, settings.parser_processes, needs_prompt, pool.close)
 
     async def parse(self, response: ResponseToParse) -> ParsedResponse:
-        loop = asyncio.get_running_loop()
         if not self._needs_prompt:
             response = replace(response, prompt_token_ids=())
-        parsed: asyncio.Future[ParsedResponse] = loop.create_future()
-        if not self._waiting:
-            loop.call_soon(self._send)
-        self._waiting.append((response, parsed))
+        parsed: asyncio.Future[ParsedResponse] = asyncio.get_running_loop().create_future()
+        self._batcher.add((response, parsed))
         return await parsed
+
+    def _take(self, responses: Batch) -> None:
+        self._waiting += responses
+        self._send()
 
     def _send(self) -> None:
         """Gives each free worker process as many of the responses that wait as travel together."""

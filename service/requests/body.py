@@ -3,12 +3,13 @@
 import asyncio
 import zlib
 from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import aclosing
 from typing import Protocol
 
 import zstandard
 from fastapi import Request
 
-from service.requests.media_types import IDENTITY, content_coding
+from service.requests.media_types import IDENTITY, content_coding, stated_length
 from service.responses.problems import RequestProblem, body_stalled, body_too_large, unreadable_body
 
 LARGEST_ZSTD_WINDOW_BYTES = 8 * 2**20
@@ -19,6 +20,8 @@ COMPRESSED_SLICE_BYTES = 1024
 SPLIT = "split the request"
 STALLED_AFTER_S = 60.0
 """A client that sends nothing for so long is given up: what it reserved is needed by others."""
+LEAST_BYTES_PER_S = 64 * 2**10
+"""One that sends slower than this, beyond the first `STALLED_AFTER_S`, is given up too: a byte a minute is no pause."""
 
 
 def hold_nothing(_size_bytes: int) -> None:
@@ -129,26 +132,39 @@ async def read_body(
 
     Raises:
         RequestProblem: 413 as soon as the body is known to be larger than `most_bytes`, 415 if its `Content-Encoding`
-            is not supported, 400 if it is not in that encoding, 408 if nothing of it arrives for `STALLED_AFTER_S`;
-            what `hold` raises.
+            is not supported, 400 if it is not in that encoding, 408 if nothing of it arrives for `STALLED_AFTER_S`, or
+            less than `LEAST_BYTES_PER_S`; what `hold` raises.
     """
     coding = content_coding(request.headers, CODINGS)
-    if int(request.headers.get("content-length", 0)) > most_bytes:
+    if stated_length(request.headers) > most_bytes:
         raise over_limit(most_bytes, advice)
     buffer = BodyBuffer(coding, most_bytes, advice, hold)
-    chunks = request.stream()
-    while (chunk := await next_chunk(chunks)) is not None:
-        await buffer.add(chunk)
+    async with aclosing(chunks_in_time(request.stream())) as chunks:
+        async for chunk in chunks:
+            await buffer.add(chunk)
     return buffer.complete()
 
 
-async def next_chunk(chunks: AsyncGenerator[bytes, None]) -> bytes | None:
-    """`None` at the end of the body. Raises `RequestProblem` (408) after `STALLED_AFTER_S` without a chunk."""
-    try:
-        async with asyncio.timeout(STALLED_AFTER_S):
-            return await anext(chunks, None)
-    except TimeoutError as error:
-        raise body_stalled(f"nothing of it arrived for {STALLED_AFTER_S:g} s; send it again") from error
+async def chunks_in_time(chunks: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
+    """Raises `RequestProblem` (408) after `STALLED_AFTER_S` without a chunk, or if they come too slowly."""
+    now_s = asyncio.get_running_loop().time
+    allowed_s = STALLED_AFTER_S
+    """How long it may be waited for what comes."""
+    while True:
+        began_s = now_s()
+        try:
+            async with asyncio.timeout(min(allowed_s, STALLED_AFTER_S)):
+                chunk = await anext(chunks, None)
+        except TimeoutError as error:
+            reason = f"nothing of it arrived for {STALLED_AFTER_S:g} s; send it again"
+            if allowed_s < STALLED_AFTER_S:
+                reason = f"less than {LEAST_BYTES_PER_S} bytes of it arrived per second; send it again, and faster"
+            raise body_stalled(reason) from error
+        if chunk is None:
+            return
+        # Without the time that the service takes for it.
+        allowed_s += len(chunk) / LEAST_BYTES_PER_S - (now_s() - began_s)
+        yield chunk
 
 
 def over_limit(most_bytes: int, advice: str) -> RequestProblem:

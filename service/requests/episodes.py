@@ -8,19 +8,20 @@ from types import MappingProxyType
 from typing import Any
 from uuid import uuid4
 
+from deployments.chat.chat_tokenizer import TransformersChatTokenizer, refuse_too_many
+from deployments.chat.tokenizer_protocol import ChatOptions
 from deployments.failures import PromptRejected, RolloutFailure, failure_of
 from deployments.protocols import GeneratorDescription, RequestShare, SamplingOptions, TaskDescription
+from deployments.seeds import derived_seed
 from rollout_client.contract import Message, RolloutRequest, SampleInput, Sampling
-from service.admission.priority import weight_of
-from service.requests.chat_tokenizer import TransformersChatTokenizer, refuse_too_many
+from service.access.keys import ANYBODY, Caller
+from service.admission.priority import share_of
 from service.requests.task_descriptions import TaskDescriptions, tasks_with_start
 from service.requests.validation import Capabilities, request_problems
 from service.responses.problems import MOST_PROBLEMS, invalid_request
 from service.rollouts.episode import Episode
 from service.rollouts.episode_records import Echo, EpisodeIdentity, EpisodeLimits, EpisodeStart, Prompt
-from service.rollouts.seeds import derived_seed
 from service.rollouts.staleness import VersionBounds
-from service.rollouts.tokenizer_protocol import ChatOptions
 from service.settings import Limits
 
 NO_DESCRIPTIONS: TaskDescriptions = MappingProxyType({})
@@ -65,6 +66,7 @@ class EpisodeFactory:
         request_id: str,
         tasks: TaskDescriptions = NO_DESCRIPTIONS,
         not_started: Mapping[int, RolloutFailure] = NO_FAILURES,
+        caller: Caller = ANYBODY,
     ) -> list[Episode]:
         """The episodes of a request in the order of the response: the rollouts of one sample next to each other.
 
@@ -73,6 +75,7 @@ class EpisodeFactory:
 
         Args:
             not_started: the samples whose start has failed, by position.
+            caller: who sent the request.
 
         Raises:
             RequestProblem: 422 with the first problems of the request.
@@ -80,7 +83,7 @@ class EpisodeFactory:
         self.refuse_invalid(request, tasks)
         name = RequestName(request_id, f"{request_id}-{uuid4().hex[:16]}")
         party = RequestParty(
-            RequestShare(name.unique_id, weight_of(request.priority)),
+            share_of(name.unique_id, request.priority, caller),
             VersionBounds(request.policy.version, request.policy.max_staleness, policy=request.policy.name),
         )
         return [

@@ -1,4 +1,4 @@
-"""Reads the JSON bodies of the `/policy` routes, with the same refusals as `/rollout` has."""
+"""Reads the JSON bodies of the `/policy` and `/jobs` routes, with the same refusals as `/rollout` has."""
 
 from typing import TypeVar
 
@@ -22,6 +22,6 @@ async def read_json_body(request: Request, model: type[Model], most_bytes: int, 
     refuse_other_than_json(request.headers)
     content = await read_body(request, most_bytes, advice)
     try:
-        return model.model_validate_json(content)
+        return model.model_validate_json(content, strict=True)
     except ValidationError as error:
         raise validation_problem(error) from error

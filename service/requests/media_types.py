@@ -1,16 +1,17 @@
-"""Which types and encodings of request bodies the service reads."""
+"""What the headers of a request say of its body: which types and encodings the service reads, and how long it is."""
 
 from collections.abc import Collection, Mapping
 
 from rollout_client.arrow.schema import ARROW
 from rollout_client.policy_contract import SAFETENSORS
-from service.responses.problems import unsupported_media_type
+from service.responses.problems import unreadable_body, unsupported_media_type
 
 JSON = "application/json"
 FORM = "application/x-www-form-urlencoded"
 """The type that `curl -d` sends when it is not told another one."""
 OCTETS = "application/octet-stream"
 IDENTITY = "identity"
+MOST_DIGITS = 18
 
 
 def rollout_media_type(headers: Mapping[str, str]) -> str:
@@ -58,6 +59,18 @@ def content_coding(headers: Mapping[str, str], supported: Collection[str]) -> st
     if given not in (IDENTITY, *supported):
         raise unsupported_media_type("content-encoding", given, [*supported, "the body without an encoding"])
     return given
+
+
+def stated_length(headers: Mapping[str, str]) -> int:
+    """The `Content-Length` in bytes; 0 if there is none.
+
+    Raises:
+        RequestProblem: 400, it is not a number of bytes.
+    """
+    given = headers.get("content-length", "0")
+    if not (given.isascii() and given.isdigit() and len(given) <= MOST_DIGITS):
+        raise unreadable_body(f"Content-Length {given[:MOST_DIGITS]!r} is not a number of bytes")
+    return int(given)
 
 
 def media_type_of(headers: Mapping[str, str]) -> str:

@@ -7,11 +7,12 @@ from functools import partial
 from typing import Any
 from uuid import uuid4
 
+from deployments.chat.messages import chat_message
 from deployments.failures import RolloutFailure
 from deployments.protocols import Environment, StepRequest
 from rollout_client.contract import PromptMessage, RolloutRequest, SampleInput
 from rollout_env import StepOutcome
-from service.rollouts.messages import chat_message
+from service.rollouts.episode_state import ProgressLog
 from service.rollouts.retries import with_retries
 
 
@@ -40,20 +41,28 @@ class StartRetries:
 
 
 async def start_samples(
-    request: RolloutRequest, request_id: str, task_names: Set[str], environments: Mapping[str, Environment]
+    request: RolloutRequest,
+    request_id: str,
+    task_names: Set[str],
+    environments: Mapping[str, Environment],
+    progress: ProgressLog | None = None,
 ) -> dict[int, RolloutFailure]:
     """Starts all samples of these tasks at once, and puts the started ones in their places in the request.
 
-    A sample with a `message_log` was started before. Cancelling this cancels all starts.
+    A sample with a `message_log`, or in `progress`, was started before. Cancelling this cancels all starts.
 
     Returns:
         the failures, by position in the request; their samples are as they were.
     """
     unique_id = uuid4().hex
+    started_before = {} if progress is None else progress.started
+    for position, sample in started_before.items():
+        request.samples[position] = sample
     starts: dict[int, asyncio.Task[StepOutcome | RolloutFailure]] = {}
     async with asyncio.TaskGroup() as group:
         for position, sample in enumerate(request.samples):
-            if sample.task_name in task_names and sample.message_log is None:
+            is_due = sample.message_log is None and position not in started_before
+            if sample.task_name in task_names and is_due:
                 idx = position if sample.idx is None else sample.idx
                 step = StepRequest(
                     [chat_message(message) for message in sample.messages or ()],
@@ -72,6 +81,8 @@ async def start_samples(
             failures[position] = outcome
         else:
             request.samples[position] = started(request.samples[position], outcome)
+    if progress is not None and (now_started := starts.keys() - failures.keys()):
+        await progress.note_started({position: request.samples[position] for position in now_started})
     return failures
 
 

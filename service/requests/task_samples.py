@@ -4,12 +4,14 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping, Set
 from contextlib import aclosing
 from dataclasses import dataclass
+from itertools import chain
 
 from pydantic_core import to_json
 
 from deployments.data.failures import DataRefused
 from deployments.data.reader import DataReader, within_bytes
 from deployments.protocols import Environment
+from deployments.seeds import derived_seed
 from rollout_client.contract import RolloutRequest
 from rollout_client.problem_contract import FieldProblem
 from rollout_client.sample_range_contract import SampleRange
@@ -17,7 +19,6 @@ from service.requests.body_parser import BodyParser
 from service.requests.media_types import JSON
 from service.requests.rollout_parsing import rollouts_problem
 from service.responses.problems import invalid_request, unknown_task
-from service.rollouts.seeds import derived_seed
 from service.settings import Limits
 
 
@@ -64,7 +65,7 @@ class TaskSampler:
             count_before = body.count
             lines = self._lines(wanted, limits.max_body_bytes - body.size, needs_all=True)
             await self._add(body, lines, field, hold)
-            if body.count < count_before + wanted.count:
+            if body.count < count_before + wanted.size:
                 message = f"the samples take more than {limits.max_body_bytes} bytes; ask for fewer"
                 raise invalid_request(FieldProblem(field=f"{field}.count", message=message, value=wanted.count))
         size = body.size
@@ -106,7 +107,7 @@ class TaskSampler:
             needs_all: an environment that makes fewer than wanted raises `DataRefused`.
         """
         if self.data is not None and wanted.task_name in self.tasks_with_data:
-            return self.data.samples(wanted, most_bytes)
+            return lines_of_data(self.data, wanted, most_bytes)
         return self._lines_of_environment(wanted, most_bytes, needs_all)
 
     async def _lines_of_environment(
@@ -121,8 +122,24 @@ class TaskSampler:
         if needs_all and len(made) < wanted.count:
             message = f"the environment of task {wanted.task_name!r} makes only {len(made)} samples; ask for fewer"
             raise DataRefused(message, "count", wanted.count)
-        samples = within_bytes(map(to_json, made[: wanted.count]), most_bytes)
+        chosen = (made[piece.start - wanted.start : piece.end - wanted.start] for piece in wanted.pieces())
+        samples = within_bytes(map(to_json, chain.from_iterable(chosen)), most_bytes)
         yield await asyncio.to_thread(lambda: b"".join(sample + b"\n" for sample in samples))
+
+
+async def lines_of_data(data: DataReader, wanted: SampleRange, most_bytes: int) -> AsyncGenerator[bytes, None]:
+    """Piece by piece; the last one that is read may be cut off."""
+    left_bytes = most_bytes
+    for piece in wanted.pieces():
+        places = {"start": piece.start, "count": piece.count, "without": []}
+        count = 0
+        async with aclosing(data.samples(wanted.model_copy(update=places), left_bytes)) as parts:
+            async for part in parts:
+                count += part.count(b"\n")
+                left_bytes -= len(part)
+                yield part
+        if count < piece.count:
+            return
 
 
 class SamplesJson:

@@ -1,7 +1,6 @@
 """Reads one chunk of a weight upload: what its headers say of it, and its bytes, checked against them."""
 
 import base64
-import binascii
 import hashlib
 import re
 from collections.abc import AsyncIterator, Mapping
@@ -11,7 +10,7 @@ from typing import Any
 from deployments.policy.failures import ChunkDamaged
 from rollout_client.policy_contract import WEIGHTS_DIGEST
 from rollout_client.problem_contract import FieldProblem
-from service.requests.media_types import content_coding
+from service.requests.media_types import content_coding, stated_length
 from service.responses.problems import body_too_large, unreadable_body
 
 ZSTD = "zstd"
@@ -75,7 +74,7 @@ def chunk_of(headers: Mapping[str, str]) -> UploadChunk:
         weights_digest=weights_digest(headers.get(WEIGHTS_DIGEST)),
         is_zstd=coding == ZSTD,
     )
-    refuse_large_body(int(headers.get("content-length", 0)))
+    refuse_large_body(stated_length(headers))
     return chunk
 
 
@@ -111,7 +110,7 @@ def content_digest(value: str | None) -> str | None:
         raise unreadable_body("the sha-256 in content-digest does not stand between colons")
     try:
         return base64.b64decode(match[1], validate=True).hex()
-    except binascii.Error as error:
+    except ValueError as error:
         raise unreadable_body(f"the sha-256 in content-digest is not base64: {error}") from error
 
 

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 from pydantic import JsonValue
 
+from deployments.chat.chat_tokenizer import RENDERING_ARGUMENTS
 from deployments.protocols import GeneratorDescription
 from rollout_client.contract import Message, RolloutRequest, SampleInput, SampleResult
 from rollout_client.problem_contract import FieldProblem
-from service.requests.chat_tokenizer import RENDERING_ARGUMENTS
 from service.requests.rollout_parsing import rollouts_problem
 from service.responses.problems import NON_FINITE, invalid_request, unknown_task
 from service.settings import Limits

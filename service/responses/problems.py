@@ -9,7 +9,7 @@ from fastapi.responses import Response
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from deployments.policy.failures import PolicyFailure
+from deployments.store_failure import StoreFailure
 from rollout_client.problem_contract import FieldProblem, Problem
 
 PROBLEM_JSON = "application/problem+json"
@@ -70,6 +70,24 @@ UNSUPPORTED_MEDIA_TYPE = ProblemType(
 TASK_UNKNOWN = ProblemType(
     "task-unknown", 404, "The task is not known", "The path names a task that the service does not have."
 )
+NOT_AUTHENTICATED = ProblemType(
+    "not-authenticated",
+    401,
+    "The request carries no valid key; nothing was started",
+    "The service asks for a key in `Authorization: Bearer KEY`, and this one is missing or not valid.",
+)
+NOT_ALLOWED = ProblemType(
+    "not-allowed",
+    403,
+    "The key does not allow this; nothing was started",
+    "The route needs a scope that the key does not have; or a web page of another site sent the request.",
+)
+HOST_NOT_ALLOWED = ProblemType(
+    "host-not-allowed",
+    400,
+    "The service does not answer under this name; nothing was started",
+    "`Host` is none of the names in the config's `access.allowed_hosts`.",
+)
 SAMPLE_FAILED = ProblemType(
     "sample-failed",
     502,
@@ -83,11 +101,24 @@ OVERLOADED = ProblemType(
     "As much is in flight as the config's `admission` allows; `Retry-After` says when to try again. The client does so "
     "by itself, and its `retries` are not used up.",
 )
+QUOTA_EXCEEDED = ProblemType(
+    "quota-exceeded",
+    429,
+    "The key has used up a quota; nothing was started",
+    "The requests of the key have as many rollouts in flight, or have used as many tokens, as the keys file allows; "
+    "`Retry-After` says when to try again. The client does so by itself, and its `retries` are not used up.",
+)
 NOT_READY = ProblemType(
     "not-ready",
     503,
     "The service cannot serve rollouts now",
     "A deployment that the request needs does not answer. Trying again can help; `Retry-After` says when.",
+)
+NO_MODEL_SERVER = ProblemType(
+    "no-model-server",
+    501,
+    "The service answers no calls of OpenAI's and Anthropic's APIs",
+    "Its engines are simulated ones, which have no model.",
 )
 INTERNAL = ProblemType(
     "internal",
@@ -96,6 +127,9 @@ INTERNAL = ProblemType(
     "An exception that nobody expected. The log has its traceback under the request's id.",
 )
 PROBLEM_TYPES = (
+    NOT_AUTHENTICATED,
+    NOT_ALLOWED,
+    HOST_NOT_ALLOWED,
     INVALID_REQUEST,
     UNREADABLE_BODY,
     BODY_TOO_LARGE,
@@ -103,11 +137,13 @@ PROBLEM_TYPES = (
     UNSUPPORTED_MEDIA_TYPE,
     TASK_UNKNOWN,
     OVERLOADED,
+    QUOTA_EXCEEDED,
     SAMPLE_FAILED,
     NOT_READY,
+    NO_MODEL_SERVER,
     INTERNAL,
 )
-"""All but those of the policy store, which `deployments/policy/failures.py` names."""
+"""All but those of the policy store and the job store, which their `failures.py` name."""
 
 
 class RequestProblem(Exception):
@@ -169,23 +205,28 @@ def unknown_task(field: str, task_name: str, known: Iterable[str]) -> FieldProbl
     )
 
 
-def policy_problem(failure: PolicyFailure) -> RequestProblem:
-    """The policy store refused the call."""
+def store_problem(failure: StoreFailure) -> RequestProblem:
+    """The policy store or the job store refused the call."""
     return RequestProblem(ProblemType(failure.name, failure.status, failure.title), failure.problems)
 
 
-def overloaded(message: str, retry_after_s: int) -> RequestProblem:
-    return RequestProblem(
-        OVERLOADED, [FieldProblem(field="", message=message)], headers={"Retry-After": str(retry_after_s)}
-    )
+def refused_for_now(type_: ProblemType, message: str, retry_after_s: int) -> RequestProblem:
+    return RequestProblem(type_, [FieldProblem(field="", message=message)], headers={"Retry-After": str(retry_after_s)})
 
 
 def not_ready(message: str) -> RequestProblem:
     return RequestProblem(NOT_READY, [FieldProblem(field="", message=message.removesuffix("."))])
 
 
+def no_model_server() -> RequestProblem:
+    message = "the config's engine is simulated; use one with a model"
+    return RequestProblem(NO_MODEL_SERVER, [FieldProblem(field="", message=message)])
+
+
 def internal_error(error: Exception) -> RequestProblem:
-    return RequestProblem(INTERNAL, [FieldProblem(field="", message=f"{type(error).__name__}: {error}")])
+    """Without the exception's message, which nobody has looked at: it could hold a path, or a part of the data."""
+    message = f"{type(error).__name__}: the service's log has the message and the traceback under the request's id"
+    return RequestProblem(INTERNAL, [FieldProblem(field="", message=message)])
 
 
 def validation_problem(error: ValidationError) -> RequestProblem:

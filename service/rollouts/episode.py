@@ -15,17 +15,19 @@ from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import Any, Literal, get_args
 
+from deployments.chat.messages import chat_message
+from deployments.chat.tokenizer_protocol import CONTEXT_TOKENS, ChatTokenizer, TokenizedObservation
 from deployments.protocols import Generation, GenerationRequest, StepRequest, packed_ids
 from deployments.response_parsing import ParsedResponse, ResponseToParse
 from rollout_client.contract import Message, SampleError, SampleResult, SampleStatus
 from rollout_env import StepOutcome
 from service.rollouts.episode_records import EpisodeIdentity, EpisodeLimits, EpisodeStart
-from service.rollouts.messages import chat_message, observation_message, was_parsed, with_parsed
+from service.rollouts.episode_state import EpisodeState
+from service.rollouts.messages import observation_message, was_parsed, with_parsed
 from service.rollouts.responses import continued, response_of, without_open_stop_string
 from service.rollouts.sample_metrics import UNNAMED_REWARD, SampleMetricsAccumulator
 from service.rollouts.seeds import sampling_of_turn
 from service.rollouts.staleness import RolloutVersions
-from service.rollouts.tokenizer_protocol import CONTEXT_TOKENS, ChatTokenizer, TokenizedObservation
 
 CutOff = Literal["deadline", "cancelled", "stale"]
 """The statuses of an episode that was ended from outside, in any state."""
@@ -314,6 +316,52 @@ class Episode:
         further_fields = result.__pydantic_extra__ = dict(identity.further_fields)
         result.__pydantic_fields_set__.update(further_fields)
         return result
+
+    @property
+    def restarts(self) -> int:
+        """How often it was played anew from its prompt."""
+        return self._restarts
+
+    @property
+    def message_count(self) -> int:
+        """Of the messages after the prompt's."""
+        return len(self._messages)
+
+    def state(self, first_message: int = 0) -> EpisodeState:
+        """What `restore` needs, with the messages from `first_message` on."""
+        return EpisodeState(
+            messages=self._messages[first_message:],
+            extra_env_info=self._extra_env_info,
+            stop_strings=self._stop_strings,
+            rewards=self._rewards.copy(),
+            answer=self._answer,
+            metrics=self._metrics.counts(),
+            terminated=self._terminated,
+            truncated=self._truncated,
+            steps=self._steps,
+            restarts=self._restarts,
+            retries_left=self._retries_left,
+            status=self.status,
+            error=self.error,
+            staleness=self.versions.at_end,
+        )
+
+    def restore(self, state: EpisodeState) -> None:
+        """Brings an episode that stands at its prompt to a state with all of its messages."""
+        posted = 0 if self._prompt.response is None else len(self._prompt.response.token_ids)
+        self._messages = list(state.messages)
+        self._token_ids = packed_ids(chain.from_iterable(message.token_ids for message in state.messages))[posted:]
+        self._extra_env_info = state.extra_env_info
+        self._stop_strings = state.stop_strings
+        self._rewards = dict(state.rewards)
+        self._answer = state.answer
+        self._metrics.restore(state.metrics)
+        self._terminated, self._truncated = state.terminated, state.truncated
+        self._steps, self._restarts, self._retries_left = state.steps, state.restarts, state.retries_left
+        self._partial_is_counted = self._partial is not None
+        self.status, self.error = state.status, state.error
+        generated = (message.weight_versions or () for message in state.messages)
+        self.versions.restore(chain.from_iterable(generated), state.staleness)
 
     @property
     def _cut_off_by(self) -> CutOff | None:

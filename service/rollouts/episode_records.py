@@ -5,10 +5,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
+from deployments.chat.tokenizer_protocol import ChatOptions
 from deployments.protocols import UNNAMED_REQUEST, RequestShare, SamplingOptions, packed_ids
 from rollout_client.contract import Message
 from service.rollouts.staleness import VersionBounds, oldest_version
-from service.rollouts.tokenizer_protocol import ChatOptions
 
 
 @dataclass(frozen=True, slots=True)

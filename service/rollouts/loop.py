@@ -18,6 +18,7 @@ from deployments.response_parsing import ResponseParser
 from rollout_client.contract import SampleError
 from service.rollouts.early_stopping import EarlyStopping
 from service.rollouts.episode import CutOff, Episode
+from service.rollouts.episode_state import ProgressLog
 from service.rollouts.pacing import LoopPacer, PacedWork
 from service.rollouts.retries import with_retries
 from service.rollouts.schedule import Schedule
@@ -44,6 +45,8 @@ class RolloutContext:
     """`None` where no version ever changes."""
     response_parser: ResponseParser | None = None
     """`None` where responses are text alone."""
+    progress: ProgressLog | None = None
+    """`None` where a request is played again from its begin if its process is lost."""
 
 
 async def play_turn(episode: Episode, context: RolloutContext) -> None:
@@ -119,6 +122,8 @@ async def play_sample(episode: Episode, context: RolloutContext) -> Episode:
     try:
         while not episode.done:
             await play_turn(episode, context)
+            if context.progress is not None:
+                await context.progress.turn_ended(episode)
     except Exception as error:
         # A named failure was logged with its traceback where it was noticed, once for all the rollouts that it hit.
         # Thousands of tracebacks of one dead replica would keep the event loop busy for seconds.
@@ -191,7 +196,8 @@ class RunningEpisodes:
             episode.cut_off("stale")
             self._put(episode)
         if episode.was_cut_off:
-            # It was cut off before its turn came.
+            # It was cut off before its turn came, or in the process before this one.
+            self._put(episode)
             self._release(episode)
             return
         task = self._tasks[episode] = asyncio.create_task(self._play(episode))

@@ -1,33 +1,12 @@
-"""Messages as an episode keeps them, as its environment sees them, and back."""
+"""The messages that an episode adds: responses with what was read out of them, and observations with their tokens."""
 
-from collections.abc import Sequence
 from typing import Any
 
+from deployments.chat.tokenizer_protocol import TokenizedObservation
 from deployments.protocols import packed_ids
 from deployments.response_parsing import ParsedResponse
-from rollout_client.contract import Message, PromptMessage, TextPart
+from rollout_client.contract import Message
 from rollout_env import ChatMessage
-from service.rollouts.tokenizer_protocol import TokenizedObservation
-
-OPTIONAL_FIELDS = ("name", "tool_call_id", "tool_calls", "reasoning_content", "parsed_content", "parse_error")
-"""What a message has beside its role and its content."""
-
-
-def chat_message(message: Message | PromptMessage) -> ChatMessage:
-    """The message without its numbers."""
-    chat: ChatMessage = {"role": message.role, "content": text_of(message.content)}
-    fields = message.__dict__
-    for name in OPTIONAL_FIELDS:
-        if (value := fields.get(name)) is not None:
-            chat[name] = value  # type: ignore[literal-required]  # one of ChatMessage's keys
-    return chat
-
-
-def text_of(content: str | Sequence[TextPart] | None) -> str:
-    """The content of a prompt's message, which a chat template may take as parts, as a message log has it."""
-    if content is None or isinstance(content, str):
-        return content or ""
-    return "".join(part.text for part in content)
 
 
 def with_parsed(response: Message, parsed: ParsedResponse) -> Message:
@@ -49,10 +28,4 @@ def was_parsed(response: Message) -> bool:
 def observation_message(message: ChatMessage, tokens: TokenizedObservation) -> Message:
     """The message with the tokens that it got, and the text that they cover."""
     fields: dict[str, Any] = {**message, "content": tokens.content, "token_ids": packed_ids(tokens.token_ids)}
-    return Message.model_construct(**fields)
-
-
-def prompt_message(message: PromptMessage, token_ids: Sequence[int]) -> Message:
-    """The message with its part of the prompt's tokens."""
-    fields: dict[str, Any] = {**chat_message(message), "token_ids": token_ids}
     return Message.model_construct(**fields)

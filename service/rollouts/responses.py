@@ -4,10 +4,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import chain
 
+from deployments.chat.tokenizer_protocol import CONTEXT_TOKENS, ChatTokenizer
 from deployments.protocols import Generation, WeightSpan, packed_ids, packed_logprobs
 from rollout_client.contract import Message, WeightVersionSpan
 from service.rollouts.stop_strings import tokens_to_keep
-from service.rollouts.tokenizer_protocol import CONTEXT_TOKENS, ChatTokenizer
 
 
 def response_of(generation: Generation, tokenizer: ChatTokenizer) -> Message:

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Awaitable, Callable
+from itertools import count
 from typing import Any, Protocol, TypeVar
 
 from deployments.failures import RolloutFailure, TurnTimedOut
@@ -14,6 +15,7 @@ FIRST_BACKOFF_S = 0.1
 LONGEST_PAUSE_S = 5.0
 JITTER_S = 1.0
 """Spreads the retries of the many calls that one dead replica fails at once."""
+MOST_DOUBLINGS = 10
 Result = TypeVar("Result")
 
 
@@ -54,13 +56,10 @@ async def with_timeout(seconds: float | None, call: Awaitable[Result], what: str
 async def with_retries(call: Callable[[], Awaitable[Result]], budget: RetryBudget) -> Result:
     """Makes the call until it succeeds, as long as its failures are retryable and the budget lasts.
 
-    The pause before retry n (from 0) is `FIRST_BACKOFF_S` * 2^n plus up to `JITTER_S`, at most `LONGEST_PAUSE_S`.
-
     Raises:
         RolloutFailure: the last failure. Other exceptions are never retried.
     """
-    backoff_s = FIRST_BACKOFF_S
-    while True:
+    for retry in count():
         try:
             return await call()
         except RolloutFailure as failure:
@@ -69,5 +68,11 @@ async def with_retries(call: Callable[[], Awaitable[Result]], budget: RetryBudge
             if not may_retry:
                 raise
             logger.info("A call is retried: %s", failure, extra=budget.identity.log_fields())
-        await asyncio.sleep(min(backoff_s + random.uniform(0, JITTER_S), LONGEST_PAUSE_S))
-        backoff_s = min(2 * backoff_s, LONGEST_PAUSE_S)
+        await asyncio.sleep(pause_s(retry))
+    raise AssertionError("There is no last retry.")
+
+
+def pause_s(retry: int) -> float:
+    """The pause before retry n (from 0): `FIRST_BACKOFF_S` * 2^n plus up to `JITTER_S`, at most `LONGEST_PAUSE_S`."""
+    backoff_s: float = FIRST_BACKOFF_S * 2 ** min(retry, MOST_DOUBLINGS)
+    return min(backoff_s + random.uniform(0, JITTER_S), LONGEST_PAUSE_S)

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from rollout_client.contract import SampleMetrics, SampleStatus
+from service.rollouts.episode_state import MetricCounts
 
 UNNAMED_REWARD = "reward"
 """The name of a reward that its environment gave as a single number."""
@@ -35,6 +36,22 @@ class SampleMetricsAccumulator:
 
     def add_observation(self, tokens: int) -> None:
         self._env_tokens += tokens
+
+    def counts(self) -> MetricCounts:
+        return MetricCounts(
+            self._turn_input_tokens.copy(),
+            self._turn_gen_tokens.copy(),
+            self._env_tokens,
+            self._parse_errors,
+            self._environment.copy(),
+        )
+
+    def restore(self, counts: MetricCounts) -> None:
+        self._turn_input_tokens = counts.turn_input_tokens.copy()
+        self._turn_gen_tokens = counts.turn_gen_tokens.copy()
+        self._env_tokens = counts.env_tokens
+        self._parse_errors = counts.parse_errors
+        self._environment = counts.environment.copy()
 
     def metrics(
         self, status: SampleStatus | None, terminated: bool, truncated: bool, total_reward: float | None

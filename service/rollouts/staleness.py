@@ -15,7 +15,7 @@ from typing import Protocol
 
 from deployments.failures import GenerationLost, PolicyDropped, VersionReplaced
 from deployments.protocols import Generation, WeightSpan
-from rollout_client.contract import Message
+from rollout_client.contract import Message, WeightVersionSpan
 from rollout_client.policy_names import label_of, read_label
 from service.rollouts.responses import first_tokens
 
@@ -162,9 +162,14 @@ class RolloutVersions:
             self._oldest_under_way = before
         return not bounds.allows(self._oldest_under_way)
 
+    def restore(self, spans: Iterable[WeightVersionSpan], at_end: int | None) -> None:
+        """Tokens of these versions belong to the rollout, which ended before with this staleness if it has ended."""
+        self.add(WeightSpan(span.version, span.start, span.end) for span in spans)
+        self._at_end = at_end
+
     def note_end(self) -> None:
         """The rollout has ended."""
-        if self._oldest is not None and self._bounds.current is not None:
+        if self._at_end is None and self._oldest is not None and self._bounds.current is not None:
             # Replicas have a version shortly before it is called current.
             self._at_end = max(self._bounds.current - self._oldest, 0)
 

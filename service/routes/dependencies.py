@@ -1,19 +1,46 @@
 """What the routes get from the application: its service, the request's id, and what the request holds in flight."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Annotated
 
 from fastapi import Depends, FastAPI, Request
 
 from deployments.policy.store_client import PolicyStoreClient
+from deployments.sessions.failures import SessionsNotConfigured
+from rollout_client.problem_contract import FieldProblem
+from service.access.access_control import AccessControl
 from service.admission.admission import AdmittedRequest
+from service.agent_sessions import AgentSessions
+from service.jobs.runner import JobRunner
+from service.jobs.submission import required
+from service.model_calls import ModelCalls
+from service.requests.media_types import stated_length
+from service.responses.problems import no_model_server
 from service.rollout_service import RolloutService
+from service.routes.access import AuthorizedCaller
 from service.routes.request_ids import request_id_of
 
 
-def provide(app: FastAPI, rollouts: RolloutService) -> None:
-    """Makes `rollouts` the service of all routes of `app`."""
+def provide(
+    app: FastAPI,
+    rollouts: RolloutService,
+    access: AccessControl,
+    jobs: JobRunner | None = None,
+    calls: ModelCalls | None = None,
+    sessions: AgentSessions | None = None,
+) -> None:
+    """Makes `rollouts` the service of all routes of `app`, for the callers that `access` lets in.
+
+    Args:
+        jobs: `None` for a service that keeps no jobs.
+        calls: `None` for a service without engines that answer calls of model servers' APIs.
+        sessions: `None` for a service that keeps none.
+    """
     app.state.rollouts = rollouts
+    app.state.access = access
+    app.state.jobs = jobs
+    app.state.calls = calls
+    app.state.sessions = sessions
 
 
 # Asynchronous, although they wait for nothing: FastAPI runs other functions in a thread.
@@ -28,11 +55,38 @@ async def policy_store(request: Request) -> PolicyStoreClient:
     return (await rollout_service(request)).policy.store
 
 
+async def optional_jobs(request: Request) -> JobRunner | None:
+    jobs: JobRunner | None = request.app.state.jobs
+    return jobs
+
+
+async def configured_jobs(request: Request) -> JobRunner:
+    """Raises `JobsNotConfigured`."""
+    return required(await optional_jobs(request))
+
+
+async def model_calls(request: Request) -> ModelCalls:
+    """Raises `RequestProblem` (501)."""
+    calls: ModelCalls | None = request.app.state.calls
+    if calls is None:
+        raise no_model_server()
+    return calls
+
+
+async def configured_sessions(request: Request) -> AgentSessions:
+    """Raises `SessionsNotConfigured`."""
+    sessions: AgentSessions | None = request.app.state.sessions
+    if sessions is None:
+        message = "the config has no `sessions`; add `sessions: {}`"
+        raise SessionsNotConfigured(FieldProblem(field="sessions", message=message))
+    return sessions
+
+
 async def request_id(request: Request) -> str:
     return request_id_of(request)
 
 
-async def admitted_request(request: Request) -> AsyncIterator[AdmittedRequest]:
+async def admitted_request(request: Request, caller: AuthorizedCaller) -> AsyncGenerator[AdmittedRequest]:
     """Admits a `POST /rollout` or `/score` before its body is read.
 
     FastAPI resumes this when the response has been sent or broke.
@@ -42,12 +96,16 @@ async def admitted_request(request: Request) -> AsyncIterator[AdmittedRequest]:
     """
     rollouts = await rollout_service(request)
     # A body over the limit is refused by its reader, with that limit.
-    body_bytes = min(int(request.headers.get("content-length", 0)), rollouts.limits.max_body_bytes)
-    with rollouts.collections.request_in_flight(), rollouts.admission.admitted(body_bytes) as admitted:
+    stated_bytes = min(stated_length(request.headers), rollouts.limits.max_body_bytes)
+    with rollouts.collections.request_in_flight(), rollouts.admission.admitted(0, caller, stated_bytes) as admitted:
         yield admitted
 
 
 Rollouts = Annotated[RolloutService, Depends(rollout_service)]
 Admitted = Annotated[AdmittedRequest, Depends(admitted_request)]
 Store = Annotated[PolicyStoreClient, Depends(policy_store)]
+Jobs = Annotated[JobRunner, Depends(configured_jobs)]
+OptionalJobs = Annotated[JobRunner | None, Depends(optional_jobs)]
+Calls = Annotated[ModelCalls, Depends(model_calls)]
+Sessions = Annotated[AgentSessions, Depends(configured_sessions)]
 RequestId = Annotated[str, Depends(request_id)]

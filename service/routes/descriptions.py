@@ -2,6 +2,18 @@
 
 from typing import Any
 
+from pydantic import JsonValue
+
+from deployments.jobs.failures import (
+    EventsAcknowledged,
+    EventUnknown,
+    JobsFull,
+    JobsNotConfigured,
+    JobUnknown,
+    KeyReused,
+    NoDataSet,
+    RunSuspended,
+)
 from deployments.policy.failures import (
     ChunkDamaged,
     ChunkMisplaced,
@@ -18,10 +30,20 @@ from deployments.policy.failures import (
     VersionUntried,
     WeightsRefused,
 )
+from deployments.sessions.failures import (
+    GenerationUnknown,
+    SessionClosed,
+    SessionLimitReached,
+    SessionsNotConfigured,
+    SessionUnknown,
+)
 from rollout_client import policy_contract
 from rollout_client.arrow.schema import ARROW
 from rollout_client.contract import RolloutRequest, RolloutResponse
+from rollout_client.health_contract import Ready
 from rollout_client.info_contract import ServiceInfo, Vocabulary
+from rollout_client.jobs_contract import Acknowledgement, JobCursor, JobEvent, JobList, JobStatus
+from rollout_client.model_server_contract import ModelServerAnswer, ModelServerCall
 from rollout_client.ndjson import StreamLine
 from rollout_client.policy_contract import (
     SAFETENSORS,
@@ -36,10 +58,18 @@ from rollout_client.policy_contract import (
     UploadState,
 )
 from rollout_client.score_contract import ScoreRequest, ScoreResponse
+from rollout_client.session_contract import (
+    DriftReport,
+    SessionInfo,
+    SessionList,
+    SessionRequest,
+    SessionReward,
+    SessionSamples,
+)
 from rollout_client.task_contract import TaskList, TaskSamples
 from service.requests.media_types import JSON
 from service.responses.ndjson import NDJSON
-from service.responses.problems import OVERLOADED
+from service.responses.problems import NO_MODEL_SERVER, OVERLOADED, QUOTA_EXCEEDED
 from service.routes import examples
 from service.routes.openapi import (
     BINARY,
@@ -54,7 +84,51 @@ from service.routes.openapi import (
 
 Description = dict[str, Any]
 
+
+def model_call(summary: str, example: JsonValue) -> Description:
+    """Of a route of OpenAI's or Anthropic's API."""
+    answer = content(schema_of(ModelServerAnswer), examples.MODEL_SERVER_ERROR)
+    events = {"text/event-stream": content({"type": "string"})}
+    refused = refusals(reads_body=True)
+    return {
+        "summary": summary,
+        "responses": {
+            200: {
+                "description": "As vLLM's own server answers",
+                "content": {JSON: content(schema_of(ModelServerAnswer), examples.MODEL_SERVER_ANSWER), **events},
+            },
+            **refused,
+            400: {**refused[400], "content": {**refused[400]["content"], JSON: answer}},
+            404: {"description": "The model is not known", "content": {JSON: answer}},
+            429: refusal([OVERLOADED.title, QUOTA_EXCEEDED.title]),
+            501: refusal([NO_MODEL_SERVER.title]),
+        },
+        "openapi_extra": json_request(ModelServerCall, example),
+    }
+
+
+def recorded(call: Description) -> Description:
+    """Of the same route below a session, which refuses calls too."""
+    given: dict[int | str, Any] = call["responses"]
+    own = refusals(SessionUnknown, SessionClosed, SessionsNotConfigured)
+    # A model server's own 404 is no problem document.
+    unknown = {**own[404], "content": {**own[404]["content"], **given.get(404, own[404])["content"]}}
+    limited = refusal([OVERLOADED.title, QUOTA_EXCEEDED.title, SessionLimitReached.title])
+    return {**call, "responses": {**given, **own, 404: unknown, 429: limited}}
+
+
 DIGEST = "sha-256=:n4bQgYhMfWWaL+qgxVrQFaO/TxsrC4Is0V1sFbDwCgg=:"
+IDEMPOTENCY_KEY = header_parameter(
+    "Idempotency-Key",
+    "Names the request among the caller's: sent again with the same body it attaches to the run, or gets its answer.",
+    '"step-17"',
+)
+PREFER = header_parameter(
+    "Prefer",
+    "`respond-async`: answer 202 and go on as a job; `heartbeat=15`: a stream that is silent for so many seconds sends "
+    "an empty line.",
+    "heartbeat=15",
+)
 ROLLOUT: Description = {
     "summary": "Play samples",
     "responses": {
@@ -66,9 +140,10 @@ ROLLOUT: Description = {
                 ARROW: content(BINARY),
             },
         },
-        429: refusal([OVERLOADED.title]),
+        202: {**json_response(JobStatus, examples.JOB_STATUS), "description": "A job, as `Prefer: respond-async` asks"},
+        429: refusal([OVERLOADED.title, QUOTA_EXCEEDED.title, JobsFull.title]),
         502: refusal(["A sample failed, and the request said on_error: fail"]),
-        **refusals(PolicyNotCurrent, PolicyUnknown, reads_body=True),
+        **refusals(PolicyNotCurrent, PolicyUnknown, KeyReused, EventsAcknowledged, JobsNotConfigured, reads_body=True),
     },
     "openapi_extra": {
         "requestBody": {
@@ -80,6 +155,8 @@ ROLLOUT: Description = {
         },
         "parameters": [
             header_parameter("Content-Encoding", "How the body is compressed: `gzip` or `zstd`.", "zstd"),
+            IDEMPOTENCY_KEY,
+            PREFER,
         ],
     },
 }
@@ -87,10 +164,73 @@ SCORE: Description = {
     "summary": "Score given tokens",
     "responses": {
         200: json_response(ScoreResponse, examples.SCORE_RESPONSE),
-        429: refusal([OVERLOADED.title]),
+        429: refusal([OVERLOADED.title, QUOTA_EXCEEDED.title]),
         **refusals(PolicyNotCurrent, PolicyUnknown, reads_body=True),
     },
     "openapi_extra": json_request(ScoreRequest, examples.SCORE_REQUEST),
+}
+SUBMIT_JOB: Description = {
+    "summary": "Play samples as a job",
+    "status_code": 202,
+    "responses": {
+        202: {**json_response(JobStatus, examples.JOB_STATUS), "description": "The job has begun; see `Location`"},
+        429: refusal([OVERLOADED.title, QUOTA_EXCEEDED.title, JobsFull.title]),
+        **refusals(PolicyNotCurrent, PolicyUnknown, KeyReused, JobsNotConfigured, reads_body=True),
+    },
+    "openapi_extra": {
+        "requestBody": ROLLOUT["openapi_extra"]["requestBody"],
+        "parameters": [IDEMPOTENCY_KEY, *ROLLOUT["openapi_extra"]["parameters"][:1]],
+    },
+}
+JOBS: Description = {
+    "summary": "List the jobs",
+    "responses": {200: json_response(JobList, examples.JOBS), **refusals(JobsNotConfigured)},
+}
+JOB: Description = {
+    "summary": "Get the state of a job",
+    "responses": {200: json_response(JobStatus, examples.JOB_STATUS), **refusals(JobUnknown, JobsNotConfigured)},
+}
+JOB_EVENTS: Description = {
+    "summary": "Get the events of a job",
+    "responses": {
+        200: {
+            "description": "One event a line, or server-sent events",
+            "content": {NDJSON: content(schema_of(JobEvent)), "text/event-stream": content({"type": "string"})},
+        },
+        **refusals(JobUnknown, RunSuspended, EventsAcknowledged, EventUnknown, JobsNotConfigured),
+    },
+    "openapi_extra": {
+        "parameters": [
+            header_parameter("Last-Event-ID", "In place of `after`, as clients of server-sent events send it.", "7"),
+            PREFER,
+        ],
+    },
+}
+JOB_CURSOR: Description = {
+    "summary": "Get the cursor of a job over a data set",
+    "responses": {
+        200: json_response(JobCursor, examples.JOB_CURSOR),
+        **refusals(JobUnknown, EventUnknown, NoDataSet, JobsNotConfigured),
+    },
+}
+ACKNOWLEDGE: Description = {
+    "summary": "Acknowledge events of a job",
+    "responses": {
+        200: json_response(JobStatus, examples.JOB_STATUS),
+        **refusals(JobUnknown, EventUnknown, JobsNotConfigured, reads_body=True),
+    },
+    "openapi_extra": json_request(Acknowledgement, examples.ACKNOWLEDGEMENT),
+}
+DELETE_JOB: Description = {
+    "summary": "Delete a job",
+    "status_code": 204,
+    "responses": refusals(JobUnknown, JobsNotConfigured),
+}
+DELETE_RUN: Description = {
+    "summary": "Delete the job of an Idempotency-Key",
+    "status_code": 204,
+    "responses": refusals(JobUnknown, JobsNotConfigured),
+    "openapi_extra": {"parameters": [IDEMPOTENCY_KEY]},
 }
 TASKS: Description = {
     "summary": "List the tasks",
@@ -215,5 +355,72 @@ FINISH_TRANSFER: Description = {
         **refusals(TransferNotConfigured, TransferRefused, VersionRefused),
     },
 }
+MODELS: Description = {
+    "summary": "List the model",
+    "responses": {
+        200: json_response(ModelServerAnswer, examples.MODEL_SERVER_ANSWER),
+        **refusals(),
+        501: refusal([NO_MODEL_SERVER.title]),
+    },
+}
+CHAT_COMPLETIONS = model_call("Complete a chat", examples.CHAT_REQUEST)
+RESPONSES = model_call("Create a response", examples.RESPONSES_REQUEST)
+MESSAGES = model_call("Create a message", examples.MESSAGES_REQUEST)
+COUNT_TOKENS = model_call("Count the tokens of a prompt", examples.MESSAGES_REQUEST)
+TOKENIZE = model_call("Tokenize", examples.TOKENIZE_REQUEST)
+DETOKENIZE = model_call("Decode token ids", examples.DETOKENIZE_REQUEST)
+OPEN_SESSION: Description = {
+    "summary": "Open a session",
+    "status_code": 201,
+    "responses": {
+        201: {**json_response(SessionInfo, examples.SESSION_OPENED), "description": "The session; see `base_url`"},
+        429: refusal([SessionLimitReached.title]),
+        **refusals(SessionsNotConfigured, PolicyNotCurrent, PolicyUnknown, reads_body=True),
+    },
+    "openapi_extra": json_request(SessionRequest, examples.SESSION_REQUEST),
+}
+SESSIONS: Description = {
+    "summary": "List the sessions",
+    "responses": {200: json_response(SessionList, examples.SESSIONS), **refusals(SessionsNotConfigured)},
+}
+SESSION: Description = {
+    "summary": "Get the state of a session",
+    "responses": {200: json_response(SessionInfo, examples.SESSION), **refusals(SessionUnknown, SessionsNotConfigured)},
+}
+SESSION_SAMPLES: Description = {
+    "summary": "Get the branches of a session as rollouts",
+    "responses": {
+        200: {
+            "description": "All branches; as NDJSON one line for each",
+            "content": {
+                JSON: content(schema_of(SessionSamples), examples.SESSION_SAMPLES),
+                NDJSON: content({"type": "string"}),
+            },
+        },
+        **refusals(SessionUnknown, SessionsNotConfigured),
+    },
+}
+SESSION_DRIFT: Description = {
+    "summary": "Get what a session's program sent otherwise",
+    "responses": {
+        200: json_response(DriftReport, examples.SESSION_DRIFT),
+        **refusals(SessionUnknown, SessionsNotConfigured),
+    },
+}
+REWARD_SESSION: Description = {
+    "summary": "Reward a session",
+    "responses": {
+        200: json_response(SessionInfo, examples.SESSION),
+        **refusals(SessionUnknown, GenerationUnknown, SessionsNotConfigured, reads_body=True),
+    },
+    "openapi_extra": json_request(SessionReward, examples.SESSION_REWARD),
+}
+END_SESSION: Description = {
+    "summary": "End a session",
+    "responses": {200: json_response(SessionInfo, examples.SESSION), **refusals(SessionUnknown, SessionsNotConfigured)},
+}
 HEALTHZ: Description = {"summary": "Check that the process is alive", "responses": refusals()}
-READYZ: Description = {"summary": "Check that rollouts can be served", "responses": refusals()}
+READYZ: Description = {
+    "summary": "Check that rollouts can be served",
+    "responses": {200: json_response(Ready, examples.READY), **refusals()},
+}

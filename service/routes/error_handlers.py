@@ -1,14 +1,18 @@
 """Turns everything that a route can raise into a problem document with the id of its request."""
 
 import logging
+from http import HTTPStatus
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
 from starlette.exceptions import HTTPException
+from starlette.routing import Match, Route
 
 from deployments.failures import RolloutFailure
+from deployments.jobs.failures import JobFailure, JobsFull
 from deployments.policy.failures import PolicyFailure
+from deployments.sessions.failures import SessionFailure, SessionLimitReached
 from rollout_client.problem_contract import Problem
 from service.responses.problems import (
     RequestProblem,
@@ -16,18 +20,22 @@ from service.responses.problems import (
     internal_error,
     invalid_request,
     not_ready,
-    policy_problem,
     problem_response,
+    store_problem,
 )
 from service.routes.request_ids import request_id_headers_of, request_id_of
 
 RETRY_AFTER_S = 2
+JOBS_RETRY_AFTER_S = 30
+"""Kept jobs go when they are acknowledged, deleted or old."""
 logger = logging.getLogger("rollout_service.routes")
 
 
 def install_error_handlers(app: FastAPI) -> None:
     app.exception_handler(RequestProblem)(on_request_problem)
     app.exception_handler(PolicyFailure)(on_policy_failure)
+    app.exception_handler(JobFailure)(on_job_failure)
+    app.exception_handler(SessionFailure)(on_session_failure)
     app.exception_handler(RequestValidationError)(on_invalid_parameters)
     app.exception_handler(RolloutFailure)(on_rollout_failure)
     app.exception_handler(HTTPException)(on_http_exception)
@@ -39,12 +47,22 @@ async def on_request_problem(request: Request, error: RequestProblem) -> Respons
 
 
 async def on_policy_failure(request: Request, failure: PolicyFailure) -> Response:
-    return problem_response(policy_problem(failure).problem, request_id_of(request))
+    return problem_response(store_problem(failure).problem, request_id_of(request))
+
+
+async def on_job_failure(request: Request, failure: JobFailure) -> Response:
+    headers = {"Retry-After": str(JOBS_RETRY_AFTER_S)} if isinstance(failure, JobsFull) else None
+    return problem_response(store_problem(failure).problem, request_id_of(request), headers)
 
 
 async def on_invalid_parameters(request: Request, error: RequestValidationError) -> Response:
     problem = invalid_request(*(field_problem(finding) for finding in error.errors())).problem
     return problem_response(problem, request_id_of(request))
+
+
+async def on_session_failure(request: Request, failure: SessionFailure) -> Response:
+    headers = {"Retry-After": str(RETRY_AFTER_S)} if isinstance(failure, SessionLimitReached) else None
+    return problem_response(store_problem(failure).problem, request_id_of(request), headers)
 
 
 async def on_rollout_failure(request: Request, failure: RolloutFailure) -> Response:
@@ -60,7 +78,17 @@ async def on_http_exception(request: Request, error: HTTPException) -> Response:
         status=error.status_code,
         detail=f"{request.method} {request.url.path}: {error.detail}. The routes are listed at /docs.",
     )
-    return problem_response(problem, request_id_of(request), dict(error.headers or {}))
+    headers = dict(error.headers or {})
+    if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+        headers["Allow"] = ", ".join(allowed_methods(request))
+    return problem_response(problem, request_id_of(request), headers)
+
+
+def allowed_methods(request: Request) -> list[str]:
+    """Those of all routes with the path of the request; Starlette names those of the first one alone."""
+    routes = [route for route in request.app.routes if isinstance(route, Route)]
+    matching = [route for route in routes if route.matches(request.scope)[0] is not Match.NONE]
+    return sorted({method for route in matching for method in route.methods or ()})
 
 
 async def on_unexpected_error(request: Request, error: Exception) -> Response:

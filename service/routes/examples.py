@@ -16,6 +16,7 @@ from rollout_client.contract import (
     Sampling,
     WeightVersionSpan,
 )
+from rollout_client.health_contract import DegradedPart, Ready
 from rollout_client.info_contract import (
     EncodedText,
     ModelInfo,
@@ -24,6 +25,7 @@ from rollout_client.info_contract import (
     TokenizerInfo,
     Vocabulary,
 )
+from rollout_client.jobs_contract import Acknowledgement, JobCursor, JobList, JobStatus
 from rollout_client.policy_contract import (
     CheckpointSource,
     PolicyLayout,
@@ -40,7 +42,9 @@ from rollout_client.policy_contract import (
     VersionInfo,
 )
 from rollout_client.problem_contract import FieldProblem, Problem
+from rollout_client.sample_range_contract import PlaceRange, SampleRange
 from rollout_client.score_contract import ScoreRequest, ScoreResponse, SequenceScore
+from rollout_client.session_contract import SessionInfo
 from rollout_client.task_contract import TaskInfo, TaskList, TaskSamples
 from rollout_client.version import CONTRACT_VERSION
 
@@ -156,6 +160,32 @@ INFO = example(
     )
 )
 VOCABULARY = example(Vocabulary(tokens=["!", '"', None]))
+JOB_STATUS_MODEL = JobStatus(
+    job_id="5f2b8c1e9d3a4c70b6e1f0a2d4c8e6b3",
+    state="running",
+    request_id=REQUEST_ID,
+    created_at=1764000000.0,
+    last_event=3,
+    acknowledged=2,
+    idempotency_key="step-17",
+)
+JOB_STATUS = example(JOB_STATUS_MODEL)
+JOBS = example(JobList(jobs=[JOB_STATUS_MODEL]))
+ACKNOWLEDGEMENT = example(Acknowledgement(last=2))
+JOB_CURSOR = example(
+    JobCursor(
+        job_id=JOB_STATUS_MODEL.job_id,
+        event=2,
+        samples_from=[
+            SampleRange(
+                task_name="math",
+                start=512,
+                count=64,
+                without=[PlaceRange(start=512, count=1), PlaceRange(start=515, count=1)],
+            )
+        ],
+    )
+)
 POLICY_STATE = example(
     PolicyState(
         current=7,
@@ -202,3 +232,34 @@ SCORE_RESPONSE = example(
         scores=[SequenceScore(logprobs=[-0.02, -0.11, -0.001], weight_version="7")],
     )
 )
+READY = example(
+    Ready(
+        status="ready",
+        degraded=[
+            DegradedPart(
+                part="environment",
+                task_name="code",
+                reason="The answer of the environment 'code' took longer than 5 s.",
+            )
+        ],
+    )
+)
+QUESTION: JsonValue = [{"role": "user", "content": "What is 2 + 2?"}]
+CHAT_REQUEST: JsonValue = {"messages": QUESTION, "max_tokens": 64, "return_token_ids": True}
+RESPONSES_REQUEST: JsonValue = {"input": "What is 2 + 2?", "max_output_tokens": 64}
+MESSAGES_REQUEST: JsonValue = {"model": "any", "messages": QUESTION, "max_tokens": 64}
+TOKENIZE_REQUEST: JsonValue = {"messages": QUESTION}
+DETOKENIZE_REQUEST: JsonValue = {"tokens": [5, 6, 7]}
+MODEL_SERVER_ANSWER: JsonValue = {"id": "chatcmpl-1f0c", "object": "chat.completion", "model": "models/tiny"}
+MODEL_SERVER_ERROR: JsonValue = {"error": {"message": "Unknown.", "type": "BadRequestError", "code": 400}}
+SESSION_ID = "5f0c1e9bb9a04c0e8a2f6d0f3b1c7a42"
+SESSION_INFO = SessionInfo(
+    id=SESSION_ID, base_url=f"http://127.0.0.1:8000/v1/sessions/{SESSION_ID}", status="open", calls=2, branches=1
+)
+SESSION: JsonValue = SESSION_INFO.model_dump(mode="json", exclude_unset=True)
+SESSION_OPENED: JsonValue = {**SESSION_INFO.model_dump(mode="json", exclude_unset=True), "api_key": "session-4f1d"}
+SESSIONS: JsonValue = {"sessions": [SESSION]}
+SESSION_REQUEST: JsonValue = {"sampling": {"temperature": 1.0, "max_new_tokens": 256}, "deadline_s": 600}
+SESSION_REWARD: JsonValue = {"reward": 1.0}
+SESSION_SAMPLES: JsonValue = {"session_id": SESSION_ID, "status": "open", "samples": []}
+SESSION_DRIFT: JsonValue = {"session_id": SESSION_ID, "calls": 2, "drift": [], "counts": {"generated_ids": 0}}

@@ -5,7 +5,9 @@ from typing import Literal
 from fastapi import APIRouter
 from pydantic import BaseModel, ConfigDict
 
+from rollout_client.health_contract import Ready
 from service.routes import descriptions
+from service.routes.access import OPEN
 from service.routes.dependencies import Rollouts
 
 router = APIRouter(tags=["health"])
@@ -20,23 +22,13 @@ class Alive(BaseModel):
     """Always `alive`."""
 
 
-class Ready(BaseModel):
-    """Rollouts can be served."""
-
-    model_config = ConfigDict(use_attribute_docstrings=True)
-
-    status: Literal["ready"] = "ready"
-    """Always `ready`; a service that is not ready answers 503."""
-
-
-@router.get("/healthz", **descriptions.HEALTHZ)
+@router.get("/healthz", **OPEN, **descriptions.HEALTHZ)
 async def healthz() -> Alive:
     """Answers as long as the process does. Needs no other deployment."""
     return Alive()
 
 
-@router.get("/readyz", **descriptions.READYZ)
+@router.get("/readyz", **OPEN, **descriptions.READYZ)
 async def readyz(rollouts: Rollouts) -> Ready:
-    """Asks the generator and every environment; responds with 503 and names the first that does not answer."""
-    await rollouts.check_ready()
-    return Ready()
+    """Asks every replica of the generator and of the environments. 503 if no rollout would work; it says why."""
+    return Ready(degraded=await rollouts.readiness.check())

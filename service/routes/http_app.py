@@ -3,15 +3,30 @@
 from fastapi import FastAPI
 from fastapi.routing import APIRoute
 
+from service.access.access_control import AccessControl
+from service.agent_sessions import AgentSessions
+from service.jobs.runner import JobRunner
+from service.model_calls import ModelCalls
 from service.rollout_service import RolloutService
-from service.routes import health, info, policy, rollout, score, tasks
+from service.routes import health, info, jobs, model_server, policy, rollout, score, sessions, tasks
 from service.routes.contract_version import ContractVersionMiddleware
 from service.routes.dependencies import provide
 from service.routes.error_handlers import install_error_handlers
+from service.routes.host_check import HostCheckMiddleware
 from service.routes.openapi import complete_document
 from service.routes.request_ids import RequestIdMiddleware
 
-ROUTERS = (rollout.router, score.router, tasks.router, info.router, policy.router, health.router)
+ROUTERS = (
+    rollout.router,
+    jobs.router,
+    score.router,
+    model_server.router,
+    sessions.router,
+    tasks.router,
+    info.router,
+    policy.router,
+    health.router,
+)
 TITLE = "Rollout service"
 API_VERSION = "1"
 DESCRIPTION = """Plays prompts against environments with the current policy, for reinforcement learning.
@@ -19,16 +34,28 @@ DESCRIPTION = """Plays prompts against environments with the current policy, for
 - Every path also exists without the prefix `/v1`, with the same meaning.
 - Every response has the header `X-Request-ID`: the caller's own, or a new one.
 - Every response has the header `X-Rollout-Contract`: the version of these types.
+- Where the service asks for keys, a request carries `Authorization: Bearer KEY`, and the key has the route's scope.
 - An error of a whole request is a problem document (RFC 9457, `application/problem+json`) that names the field, its
   value and what to do. A failed rollout is data: a sample with `status: error` among the others.
 """
 
 
-def build_http_app(rollouts: RolloutService, sets_request_id_header: bool = True) -> FastAPI:
+def build_http_app(
+    rollouts: RolloutService,
+    access: AccessControl,
+    sets_request_id_header: bool = True,
+    job_runner: JobRunner | None = None,
+    calls: ModelCalls | None = None,
+    agent_sessions: AgentSessions | None = None,
+) -> FastAPI:
     """Builds the application. The routes under `/v1` are documented; those without the prefix are their aliases.
 
     Args:
+        access: who may use the routes.
         sets_request_id_header: whether responses get `X-Request-ID` here; false behind a server that adds it itself.
+        job_runner: `None` for a service that keeps no jobs.
+        calls: `None` for a service whose engines answer no calls of model servers' APIs.
+        agent_sessions: `None` for a service that keeps no sessions.
     """
     app = FastAPI(
         title=TITLE,
@@ -37,8 +64,9 @@ def build_http_app(rollouts: RolloutService, sets_request_id_header: bool = True
         generate_unique_id_function=operation_id,
         separate_input_output_schemas=False,
     )
-    provide(app, rollouts)
+    provide(app, rollouts, access, job_runner, calls, agent_sessions)
     install_error_handlers(app)
+    app.add_middleware(HostCheckMiddleware)
     app.add_middleware(ContractVersionMiddleware)
     app.add_middleware(RequestIdMiddleware, sets_header=sets_request_id_header)
     for router in ROUTERS:

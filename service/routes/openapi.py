@@ -11,21 +11,32 @@ from fastapi import FastAPI
 from pydantic import BaseModel, JsonValue
 from pydantic.json_schema import models_json_schema
 
-from deployments.policy.failures import PolicyFailure
+from deployments.store_failure import StoreFailure
 from rollout_client.contract import RolloutRequest
+from rollout_client.jobs_contract import Acknowledgement, JobEvent, JobStatus
+from rollout_client.model_server_contract import ModelServerAnswer, ModelServerCall
 from rollout_client.ndjson import StreamLine
 from rollout_client.policy_contract import CheckpointSource, RollbackTarget, TransferInit, TransferUpdate
 from rollout_client.problem_contract import Problem
 from rollout_client.score_contract import ScoreRequest
+from rollout_client.session_contract import SessionRequest, SessionReward
 from service.requests.media_types import JSON
 from service.responses.problems import PROBLEM_JSON, REQUEST_ID_HEADER
+from service.routes.access import SESSION_KEY
 from service.routes.examples import PROBLEM, REQUEST_ID
 
 Document = dict[str, Any]
 UNDERIVED_MODELS = (
     RolloutRequest,
     StreamLine,
+    JobStatus,
+    JobEvent,
+    Acknowledgement,
     ScoreRequest,
+    ModelServerCall,
+    ModelServerAnswer,
+    SessionRequest,
+    SessionReward,
     CheckpointSource,
     RollbackTarget,
     TransferInit,
@@ -56,6 +67,7 @@ BODY_REFUSALS = {
     413: "The body is too large",
     415: "The type or the encoding of the body is not supported",
 }
+KEY_REFUSALS = {401: "The request carries no valid key", 403: "The key does not have the scope of the route"}
 
 WITH_RETRY_AFTER = ("429", "503")
 
@@ -84,7 +96,7 @@ def header_parameter(name: str, description: str, example: str) -> Document:
     return {"name": name, "in": "header", "description": description, "schema": schema, "example": example}
 
 
-def refusals(*failures: type[PolicyFailure], reads_body: bool = False) -> dict[int | str, Document]:
+def refusals(*failures: type[StoreFailure], reads_body: bool = False) -> dict[int | str, Document]:
     """The problem documents with which a route can respond, by status."""
     titles = {status: [title] for status, title in (EVERY_REFUSAL | (BODY_REFUSALS if reads_body else {})).items()}
     for failure in failures:
@@ -117,10 +129,17 @@ def completed(derived: Document) -> Document:
     )
     components["schemas"] |= underived["$defs"]
     components["parameters"] = {"RequestId": {"name": REQUEST_ID_HEADER, "in": "header", **REQUEST_ID_VALUE}}
+    components["securitySchemes"][SESSION_KEY] = {
+        "type": "http",
+        "scheme": "bearer",
+        "description": "The key of the session in the path, as `POST /sessions` has answered it; or in `X-Api-Key`.",
+    }
     components["headers"] = {"RequestId": REQUEST_ID_VALUE, "RetryAfter": RETRY_AFTER}
     for path in derived["paths"].values():
         for operation in path.values():
             operation.setdefault("parameters", []).append({"$ref": "#/components/parameters/RequestId"})
+            if operation.get("security"):
+                operation["responses"] |= {str(status): refusal([title]) for status, title in KEY_REFUSALS.items()}
             for status, response in operation["responses"].items():
                 response["headers"] = {REQUEST_ID_HEADER: {"$ref": "#/components/headers/RequestId"}}
                 if status in WITH_RETRY_AFTER:

@@ -24,6 +24,7 @@ from service.requests.json_body import read_json_body
 from service.requests.media_types import JSON, weights_media_type
 from service.requests.upload_chunk import checked_parts, chunk_of
 from service.routes import descriptions
+from service.routes.access import needs
 from service.routes.dependencies import Store
 
 LONGEST_CHECKSUMS_S = 600.0
@@ -42,7 +43,7 @@ NewVersion = Annotated[int, Path(ge=1, le=LARGEST_VERSION, description="Number o
 router = APIRouter(prefix="/policy", tags=["policy"])
 
 
-@router.get("", **descriptions.POLICY)
+@router.get("", **needs("read"), **descriptions.POLICY)
 async def policy(
     store: Store,
     min_version: Annotated[int, Query(ge=0, description="Waits until this version or a newer one is current.")] = 0,
@@ -66,19 +67,19 @@ async def policy(
     return await store.state(checksums_within_s)
 
 
-@router.get("/layout", **descriptions.POLICY_LAYOUT)
+@router.get("/layout", **needs("read"), **descriptions.POLICY_LAYOUT)
 async def policy_layout(store: Store) -> PolicyLayout:
     """Names, dtypes and shapes of the tensors that full weights have."""
     return await store.layout()
 
 
-@router.get("/versions/{version}/upload", **descriptions.UPLOAD_STATE)
+@router.get("/versions/{version}/upload", **needs("policy"), **descriptions.UPLOAD_STATE)
 async def upload_state(store: Store, version: NewVersion, name: Name = None) -> UploadState:
     """How much of a version has arrived, so that an upload that broke off can go on."""
     return await store.upload_state(version, name)
 
 
-@router.put("/versions/{version}", response_model=PolicyUpdate, **descriptions.PUSH_VERSION)
+@router.put("/versions/{version}", response_model=PolicyUpdate, **needs("policy"), **descriptions.PUSH_VERSION)
 async def push_version(
     store: Store, version: NewVersion, options: Annotated[PushOptions, Query()], request: Request
 ) -> Response:
@@ -99,40 +100,40 @@ async def push_version(
     return json_response(await store.complete_upload(version, sender, options, chunk.is_zstd, chunk.weights_digest))
 
 
-@router.delete("/names/{name}", **descriptions.DROP_POLICY)
+@router.delete("/names/{name}", **needs("policy"), **descriptions.DROP_POLICY)
 async def drop_policy(store: Store, name: Annotated[PolicyName, Path(description="The named policy.")]) -> None:
     """Serves a named policy no longer. Generations under way end; rollouts that need more fail (kind `policy`)."""
     await store.drop_policy(name)
 
 
-@router.post("/rollback", **descriptions.ROLLBACK)
+@router.post("/rollback", **needs("policy"), **descriptions.ROLLBACK)
 async def rollback(store: Store, options: Annotated[SwitchOptions, Query()], request: Request) -> PolicyUpdate:
     """Makes the weights of an older version current again, as a new version; numbers only go up."""
     body = await read_json_body(request, RollbackTarget, LARGEST_SOURCE_BYTES, ROLLBACK_ADVICE)
     return await store.roll_back(body.to, body.version, options)
 
 
-@router.post("/transfer/init", **descriptions.INIT_TRANSFER)
+@router.post("/transfer/init", **needs("policy"), **descriptions.INIT_TRANSFER)
 async def init_transfer(store: Store, request: Request) -> TransferWorld:
     """Connects every replica with the trainer, each at ranks of its own; returns when all are connected."""
     body = await read_json_body(request, TransferInit, LARGEST_TRANSFER_BYTES, TRANSFER_ADVICE)
     return TransferWorld(world_size=await store.init_transfer(body.init_info))
 
 
-@router.post("/transfer/start", **descriptions.START_TRANSFER)
+@router.post("/transfer/start", **needs("policy"), **descriptions.START_TRANSFER)
 async def start_transfer(store: Store, options: Annotated[SwitchOptions, Query()]) -> None:
     """Pauses every replica for the new weights."""
     await store.start_transfer(options)
 
 
-@router.post("/transfer/update", **descriptions.UPDATE_TRANSFER)
+@router.post("/transfer/update", **needs("policy"), **descriptions.UPDATE_TRANSFER)
 async def update_transfer(store: Store, request: Request) -> None:
     """Receives the tensors that the trainer sends at the same time."""
     body = await read_json_body(request, TransferUpdate, LARGEST_TRANSFER_BYTES, TRANSFER_ADVICE)
     await store.update_transfer(body.update_info)
 
 
-@router.post("/transfer/finish", **descriptions.FINISH_TRANSFER)
+@router.post("/transfer/finish", **needs("policy"), **descriptions.FINISH_TRANSFER)
 async def finish_transfer(
     store: Store,
     version: Annotated[

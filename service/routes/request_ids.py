@@ -2,8 +2,8 @@
 
 The id is in the response's header of the same name, in the response's `request_id`, in every problem document and in
 every log line of the request. Ray Serve adds that header to every response, outside of this application, with what the
-caller sent: so the header of a response that refuses an id repeats the refused one. Two requests may have the same id:
-what must be unique is not made of it alone.
+caller sent: so `service/routes/proxy_middlewares.py` refuses an id before Serve reads it. Two requests may have the
+same id: what must be unique is not made of it alone.
 """
 
 import re

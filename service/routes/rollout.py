@@ -1,56 +1,75 @@
 """`POST /rollout`: reads the request, plays it, and responds in the format that the caller accepts."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from functools import partial
 from itertools import chain
-from typing import TypeVar
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response, StreamingResponse
 
 from rollout_client.arrow.schema import ARROW
-from rollout_client.contract import RolloutResponse, RolloutSummary, SampleResult
-from rollout_client.problem_contract import FieldProblem
+from rollout_client.contract import RolloutResponse
+from rollout_client.jobs_contract import RESPOND_ASYNC
+from service.jobs.answers import answer_of
+from service.jobs.events import pages_of
+from service.jobs.preferences import heartbeat_s, idempotency_key, responds_async
+from service.jobs.submission import Submission, namespace_of, required, submitted
 from service.requests.rollout_request import read_rollout_request
 from service.responses.arrow_encoder import ArrowResponseEncoder
 from service.responses.encoder import ResponseEncoder
+from service.responses.heartbeats import with_heartbeats
 from service.responses.json_encoder import JsonResponseEncoder, pieces
 from service.responses.ndjson import NDJSON, problem_line, sample_line, summary_line
-from service.responses.problems import SAMPLE_FAILED, RequestProblem, internal_error
+from service.responses.problems import RequestProblem, internal_error
+from service.result_encoding import encode_beside_others, is_small, sample_failed, size_of, summary_of
 from service.rollout_service import RunningRollout, SampleFailed
 from service.routes import descriptions
-from service.routes.dependencies import Admitted, RequestId, Rollouts
+from service.routes.access import AuthorizedCaller, needs
+from service.routes.dependencies import Admitted, OptionalJobs, RequestId, Rollouts
 from service.routes.error_handlers import log_unexpected_error
+from service.routes.jobs import accepted
 
-MOST_TOKENS_INLINE = 8192
-"""Encoding this many takes half a millisecond, several times the cost of handing them to a thread."""
-BYTES_PER_TOKEN = 16
-"""Bytes of text that take as long as a token with its log-probability."""
-MOST_ROLLOUTS_INLINE = 512
-"""Of a summary: their metrics take some milliseconds."""
-Encoded = TypeVar("Encoded")
 router = APIRouter(tags=["rollouts"])
 
 
-@router.post("/rollout", response_model=RolloutResponse, **descriptions.ROLLOUT)
-async def rollout(request: Request, rollouts: Rollouts, admitted: Admitted, request_id: RequestId) -> Response:
+@router.post("/rollout", response_model=RolloutResponse, **needs("rollout"), **descriptions.ROLLOUT)
+async def rollout(
+    request: Request,
+    rollouts: Rollouts,
+    jobs: OptionalJobs,
+    admitted: Admitted,
+    request_id: RequestId,
+    caller: AuthorizedCaller,
+) -> Response:
     """Plays every sample and responds in input order.
 
     `Accept: application/x-ndjson` streams each rollout when it ends; `Accept: application/vnd.apache.arrow.stream`
-    responds in Arrow.
+    responds in Arrow. With an `Idempotency-Key` the request can be posted again: it attaches to the one that runs, or
+    gets its answer. With `Prefer: respond-async` it becomes a job (`/jobs`).
     """
+    key, is_async = idempotency_key(request.headers), responds_async(request.headers)
+    if key is not None or is_async:
+        submission = Submission(caller, request_id, key, runs_alone=is_async)
+        opened = await submitted(request, submission, rollouts.limits.max_body_bytes, admitted, jobs)
+        if is_async:
+            return accepted(opened.record, RESPOND_ASYNC)
+        runner, job_id = required(jobs), opened.record.job_id
+        pages = pages_of(runner.store, job_id, namespace_of(caller), after=0)
+        accepted_types, gathering = request.headers.get("accept", ""), runner.gathering(job_id)
+        return await answer_of(pages, accepted_types, heartbeat_s(request.headers), gathering)
     limits, parser = rollouts.limits, rollouts.body_parser
     received = await read_rollout_request(request, limits.max_body_bytes, parser, admitted)
     body_bytes = received.body_bytes + await rollouts.take_samples(received.request, admitted.hold_body)
     echoed_bytes = body_bytes // len(received.request.samples)
-    running = await rollouts.rollout(received.request, request_id, body_bytes)
-    accepted = request.headers.get("accept", "")
-    if NDJSON in accepted:
-        return StreamingResponse(ndjson_lines(running, echoed_bytes), media_type=NDJSON)
+    running = await rollouts.rollout(received.request, request_id, body_bytes, caller)
+    wanted = request.headers.get("accept", "")
+    if NDJSON in wanted:
+        lines = with_heartbeats(ndjson_lines(running, echoed_bytes), heartbeat_s(request.headers))
+        return StreamingResponse(lines, media_type=NDJSON)
     encoder: ResponseEncoder = JsonResponseEncoder()
-    if ARROW in accepted:
+    if ARROW in wanted:
         groups, rollouts_per_group = len(received.request.samples), received.request.num_generations
         encoder = ArrowResponseEncoder(echoed_bytes, rollouts_per_group, groups)
     return await whole_response(running, encoder, echoed_bytes)
@@ -72,7 +91,7 @@ async def whole_response(running: RunningRollout, encoder: ResponseEncoder, echo
     except SampleFailed as failed:
         raise sample_failed(failed) from failed
     parts = encoder.body(await summary_of(running, count))
-    if size <= MOST_TOKENS_INLINE:
+    if is_small(size):
         return Response(b"".join(parts), media_type=encoder.media_type)
     # An error can occur only while the first part is made: before the status is sent. Starlette makes the other parts
     # in threads as well.
@@ -81,7 +100,7 @@ async def whole_response(running: RunningRollout, encoder: ResponseEncoder, echo
     return StreamingResponse(map(bytes, chain([first], parts)), media_type=encoder.media_type)
 
 
-async def ndjson_lines(running: RunningRollout, echoed_bytes: int) -> AsyncIterator[bytes]:
+async def ndjson_lines(running: RunningRollout, echoed_bytes: int) -> AsyncGenerator[bytes, None]:
     """Yields the lines of `service.responses.ndjson`, each rollout when it ends, in parts if it is large."""
     count = 0
     try:
@@ -99,31 +118,5 @@ async def ndjson_lines(running: RunningRollout, echoed_bytes: int) -> AsyncItera
         yield last_line(internal_error(error), running.request_id)
 
 
-async def encode_beside_others(size: int, encode: Callable[[], Encoded]) -> Encoded:
-    """Encodes one rollout; a large one in a thread, so that the event loop serves other requests meanwhile."""
-    if size > MOST_TOKENS_INLINE:
-        return await asyncio.to_thread(encode)
-    await asyncio.sleep(0)
-    return encode()
-
-
-async def summary_of(running: RunningRollout, count: int) -> RolloutSummary:
-    """The summary of `count` rollouts; that of many is computed in a thread."""
-    if count > MOST_ROLLOUTS_INLINE:
-        return await asyncio.to_thread(running.final_summary)
-    return running.summary
-
-
-def size_of(result: SampleResult, echoed_bytes: int) -> int:
-    """About how large a rollout is, in tokens."""
-    text = sum(len(message.content) for message in result.message_log) + echoed_bytes
-    return sum(len(message.token_ids) for message in result.message_log) + text // BYTES_PER_TOKEN
-
-
 def last_line(problem: RequestProblem, request_id: str) -> bytes:
     return problem_line(problem.problem.model_copy(update={"request_id": request_id}))
-
-
-def sample_failed(failed: SampleFailed) -> RequestProblem:
-    field = f"samples[{failed.sample_position}]"
-    return RequestProblem(SAMPLE_FAILED, [FieldProblem(field=field, message=str(failed), value=failed.kind)])

@@ -9,21 +9,24 @@ from rollout_client.score_contract import ScoreResponse
 from service.requests.body import read_body
 from service.requests.media_types import refuse_other_than_json
 from service.responses.score_encoder import ScoreEncoder
+from service.result_encoding import encode_beside_others
 from service.routes import descriptions
+from service.routes.access import AuthorizedCaller, needs
 from service.routes.dependencies import Admitted, RequestId, Rollouts
-from service.routes.rollout import encode_beside_others
 from service.scoring import Score
 
 router = APIRouter(tags=["score"])
 
 
-@router.post("/score", response_model=ScoreResponse, **descriptions.SCORE)
-async def score(request: Request, rollouts: Rollouts, admitted: Admitted, request_id: RequestId) -> Response:
+@router.post("/score", response_model=ScoreResponse, **needs("rollout"), **descriptions.SCORE)
+async def score(
+    request: Request, rollouts: Rollouts, admitted: Admitted, request_id: RequestId, caller: AuthorizedCaller
+) -> Response:
     """The log-probability of each token of the given sequences under the current weights.
 
     They are those of temperature 1, without top-p, top-k and min-p. A sequence that failed has an `error` among the
     others. Sequences share the engines with generations, and are computed anew: a prefix cache holds no
-    log-probabilities.
+    log-probabilities. Nothing is kept, so an `Idempotency-Key` is ignored.
     """
     refuse_other_than_json(request.headers)
     body = await read_body(request, rollouts.limits.max_body_bytes, hold=admitted.hold_body)
@@ -38,5 +41,5 @@ async def score(request: Request, rollouts: Rollouts, admitted: Admitted, reques
         size = (len(sequence.token_ids) - sequence.start) * (1 + top_k)
         await encode_beside_others(size, partial(encoder.add, position, sequence.start, score))
 
-    policy = await rollouts.scoring.score(parsed, request_id, encode)
+    policy = await rollouts.scoring.score(parsed, request_id, encode, caller)
     return StreamingResponse(encoder.body(request_id, policy), media_type=encoder.media_type)

@@ -10,19 +10,20 @@ from rollout_client.task_contract import TaskList, TaskSamples
 from service.responses.json_encoder import JSON, PART_BYTES, pieces
 from service.responses.problems import task_not_found
 from service.routes import descriptions
+from service.routes.access import needs
 from service.routes.dependencies import Rollouts
 
 SEED = "Shuffles the data, or seeds what the environment makes. Equal seeds give equal samples."
 router = APIRouter(prefix="/tasks", tags=["tasks"])
 
 
-@router.get("", response_model_exclude_unset=True, **descriptions.TASKS)
+@router.get("", response_model_exclude_unset=True, **needs("read"), **descriptions.TASKS)
 async def tasks(rollouts: Rollouts) -> TaskList:
     """Each task has a description, the fields that its samples need, and a sample that can be posted as it is."""
     return TaskList(tasks=await rollouts.tasks())
 
 
-@router.get("/{task_name}/samples", response_model=TaskSamples, **descriptions.TASK_SAMPLES)
+@router.get("/{task_name}/samples", response_model=TaskSamples, **needs("rollout"), **descriptions.TASK_SAMPLES)
 async def task_samples(
     rollouts: Rollouts,
     task_name: Annotated[str, Path(description="One of the tasks that `GET /tasks` lists.")],

@@ -21,6 +21,8 @@ from ray.serve.schema import (
 from service.startup.failures import ServiceNotStarted
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
+LOOPBACK = "127.0.0.1"
+APP_BUILDER = "service.app:build"
 ENVIRONMENT_FILE = "serve.env"
 logger = logging.getLogger("rollout_service.startup")
 
@@ -44,19 +46,36 @@ def read_config(path: Path, host: str | None = None, port: int | None = None) ->
         raise ServiceNotStarted("\n".join([f"{path} has keys that Ray Serve does not know:", *unknown]))
     set_environment(path)
     resolve_models(config, path.resolve().parent)
-    config.http_options.host = host or config.http_options.host
+    # Serve's own default is all interfaces.
+    own_host = config.http_options.host if "host" in config.http_options.model_fields_set else LOOPBACK
+    config.http_options.host = host or own_host
     config.http_options.port = port or config.http_options.port
     return config
+
+
+def set_access(config: ServeDeploySchema, keys_file: Path | None, guarded_by: str | None) -> None:
+    """Puts what was given in the place of the config's own."""
+    given = {
+        "keys_file": None if keys_file is None else str(keys_file.expanduser().absolute()),
+        "guarded_by": guarded_by,
+    }
+    for application in config.applications:
+        if application.import_path == APP_BUILDER:
+            own = application.args.get("access") or {}
+            application.args["access"] = {**own, **{name: value for name, value in given.items() if value is not None}}
 
 
 def resolve_models(config: ServeDeploySchema, folder: Path) -> None:
     """Makes a model's path absolute that is relative to the config or to the working directory.
 
-    Those of data are relative to the config alone.
+    Those of data and keys are relative to the config alone.
 
     The app builder does the same for paths that are relative to the repository.
     """
     for application in config.applications:
+        access: Any = application.args.get("access")
+        if isinstance(access, dict) and isinstance(access.get("keys_file"), str):
+            access["keys_file"] = str(folder / Path(access["keys_file"]).expanduser())
         engine: Any = application.args.get("engine")
         named = {field: engine.get(field) for field in ("model", "tokenizer")} if isinstance(engine, dict) else {}
         for field, name in named.items():

@@ -1,11 +1,12 @@
 """Finds what would keep a config from starting, before Ray is started. Collects all that is wrong."""
 
+import os
 from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
 from pathlib import Path
 
 from pydantic import ValidationError
-from ray.serve.schema import ServeApplicationSchema, ServeDeploySchema
+from ray.serve.schema import HTTPOptionsSchema, ServeApplicationSchema, ServeDeploySchema
 
 from deployments.data.failures import DataNotLoadable
 from deployments.data.loading import load_task_data
@@ -16,12 +17,15 @@ from deployments.models.chat_client import KeyMissing, headers_of
 from deployments.policy.versions.run_identity import RunIdentity
 from rollout_env.environment import has_a_start
 from rollout_env.loading import EnvironmentNotLoadable, checked_arguments, load_environment_class
+from service.access.access_control import AccessControl
+from service.access.exposure import ServiceExposed
+from service.access.key_file import KeysNotReadable
 from service.settings import AnyEngineSettings, ServiceSettings, revision_of
-from service.startup.config import REPOSITORY, problem_line
+from service.startup.config import APP_BUILDER, REPOSITORY, problem_line
 from service.startup.failures import ServiceNotStarted
 from service.startup.resources import Demand, demand_of, missing_resources, resources_of_this_machine
 
-APP_BUILDER = "service.app:build"
+HAPROXY = "RAY_SERVE_ENABLE_HA_PROXY"
 NO_OPTIONS: Mapping[str, float] = {}
 
 
@@ -44,6 +48,8 @@ def check_config(config: ServeDeploySchema) -> None:
                 problems += [f"The settings of {application.name} are wrong:", *settings_problems(error)]
                 continue
             problems += problems_of(application, settings)
+            problems += access_problems(settings, config.http_options.host)
+            problems += tls_problems(config.http_options)
         demands += demands_of(application, settings)
     if not problems and (missing := missing_resources(demands, resources_of_this_machine())):
         problems.append(missing)
@@ -131,6 +137,21 @@ def policy_problems(settings: ServiceSettings) -> Iterator[str]:
     folder = settings.policy.folder
     if folder is not None and (problem := identity.problem_of(Path(folder).expanduser())):
         yield f"args.policy.folder: {folder} {problem}"
+
+
+def access_problems(settings: ServiceSettings, host: str) -> Iterator[str]:
+    try:
+        AccessControl.of(settings.access, host)
+    except (KeysNotReadable, ServiceExposed) as error:
+        yield str(error)
+
+
+def tls_problems(options: HTTPOptionsSchema) -> Iterator[str]:
+    if options.ssl_certfile is not None and os.environ.get(HAPROXY) == "1":
+        yield (
+            f"http_options.ssl_certfile: {options.ssl_certfile} is not used with {HAPROXY}=1, because HAProxy serves "
+            "without TLS. Unset one of them, and with HAProxy end TLS at a gateway in front."
+        )
 
 
 def folder_problem(name: str) -> str | None:

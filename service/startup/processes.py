@@ -1,9 +1,11 @@
 """The processes that this one has started: adopts those whose parent has died, and ends all of them."""
 
 import ctypes
+import os
 import signal
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import psutil
 
@@ -11,12 +13,51 @@ PR_SET_CHILD_SUBREAPER = 36
 EXIT_TIMEOUT_S = 5.0
 STOP_ROUNDS = 4
 """A process that was being started while its parent ended shows up in the next round."""
+REAP_EVERY_S = 5.0
 
 
 def adopt_orphans() -> None:
     """Makes this process the parent of every descendant whose own parent dies, so that it can end all of them."""
     if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER) failed")
+
+
+class OrphanReaper:
+    """Reaps adopted processes that have ended: each engine that dies would leave some for as long as the service runs.
+
+    Children that this process has started itself are left to whoever waits for their exit code.
+    """
+
+    def __init__(self) -> None:
+        self._others: set[psutil.Process] = set()
+        """Processes below this one that something else has started."""
+
+    def reap(self) -> None:
+        children = set(psutil.Process().children())
+        for adopted in self._others & children:
+            with suppress(psutil.NoSuchProcess, ChildProcessError):
+                if adopted.status() == psutil.STATUS_ZOMBIE:
+                    os.waitpid(adopted.pid, os.WNOHANG)
+        descendants = set(psutil.Process().children(recursive=True))
+        self._others = (descendants - children) | (descendants & self._others)
+
+
+@contextmanager
+def orphans_reaped() -> Iterator[None]:
+    """Reaps adopted processes for the length of the block."""
+    reaper, left = OrphanReaper(), threading.Event()
+
+    def reap_repeatedly() -> None:
+        while not left.wait(REAP_EVERY_S):
+            reaper.reap()
+
+    thread = threading.Thread(target=reap_repeatedly, name="orphans", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        left.set()
+        thread.join()
 
 
 def end_descendants() -> None:

@@ -13,10 +13,9 @@ from ray.serve.config import HTTPOptions
 from ray.serve.schema import ApplicationStatus, ApplicationStatusOverview, DeploymentStatusOverview, ServeDeploySchema
 
 from service.startup.failures import ServiceNotStarted
+from service.startup.options import ROOM_TIMEOUT_S
 
 POLL_S = 0.5
-ROOM_TIMEOUT_S = 120.0
-"""How long a deployment may wait for cores or GPUs before the start is given up."""
 REPLICA_FAILED = "A replica failed to start with exception."
 """How Serve's message begins while it retries a replica whose constructor raised."""
 NO_ROOM = re.compile(r"Resources required for each replica: (\{.*?\}), total resources available: (\{.*?\})\.")

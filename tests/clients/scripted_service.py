@@ -201,7 +201,7 @@ class ScriptedService:
             return {"tasks": [{"task_name": "math", "description": "Sums.", "fields": schema, "example": example}]}
 
         @self.app.get("/tasks/{task_name:path}/samples")
-        async def samples(task_name: str, count: int, start: int, seed: int) -> Response:
+        async def samples(task_name: str, count: int, start: int, seed: int | None = None) -> Response:
             if task_name == "maths":
                 return problem(REJECTED)
             made = [sample(task_name, seed=seed) for _ in range(count)]

@@ -1,9 +1,11 @@
 """How the failures of a sample are classified and reported."""
 
+import json
 import pickle
 from typing import Any
 
 import pytest
+from pydantic_core import to_json
 
 from deployments import failures
 from deployments.failures import RolloutFailure, failure_of
@@ -20,6 +22,7 @@ def test_each_failure_has_the_kind_of_the_boundary_that_broke_and_says_whether_a
         "GenerationRejected": ("generation", False),
         "GenerationLost": ("generation", True),
         "ReplicaShuttingDown": ("generation", True),
+        "EnvironmentShuttingDown": ("environment", True),
         "GenerationNotFinite": ("generation", True),
         "EnvironmentRejected": ("environment", False),
         "EnvironmentBroken": ("environment", False),
@@ -27,18 +30,21 @@ def test_each_failure_has_the_kind_of_the_boundary_that_broke_and_says_whether_a
         "SessionLost": ("environment", True),
         "RestartableSessionLost": ("environment", True),
         "PolicyStoreLost": ("internal", True),
+        "JobStoreLost": ("internal", True),
+        "SessionStoreLost": ("internal", True),
         "DataLost": ("internal", True),
         "OtherVersionLoaded": ("policy", True),
         "VersionReplaced": ("policy", False),
+        "TokensTooOld": ("policy", False),
         "PolicyDropped": ("policy", False),
         "TurnTimedOut": ("timeout", True),
         "Overloaded": ("overload", True),
     }
 
 
-def test_only_a_generation_whose_replica_is_shut_down_or_has_another_version_costs_no_retry() -> None:
+def test_only_calls_of_a_replica_that_is_shut_down_or_has_another_version_cost_no_retry() -> None:
     free = [failure.__name__ for failure in CLASSES if not failure.costs_a_retry]
-    assert sorted(free) == ["OtherVersionLoaded", "ReplicaShuttingDown"]
+    assert sorted(free) == ["EnvironmentShuttingDown", "OtherVersionLoaded", "ReplicaShuttingDown"]
 
 
 @pytest.mark.parametrize("failure", CLASSES)
@@ -62,3 +68,12 @@ def test_any_other_exception_is_internal_and_not_retryable() -> None:
 def test_a_failure_can_be_sent_to_another_process(failure: type[RolloutFailure]) -> None:
     received: Any = pickle.loads(pickle.dumps(failure("It broke.")))
     assert (type(received), str(received)) == (failure, "It broke.")
+
+
+@pytest.mark.parametrize("failure", [failures.EnvironmentBroken, ValueError])
+def test_half_of_a_surrogate_pair_in_a_message_is_written_out_because_no_answer_could_be_written_with_it(
+    failure: type[Exception],
+) -> None:
+    message = failure_of(failure("The reply holds \ud83d.")).message
+    assert message.endswith("The reply holds \\ud83d.")
+    assert json.loads(to_json(message)) == message

@@ -3,7 +3,9 @@
 import io
 import json
 import logging
+import weakref
 from collections.abc import Iterator
+from logging.handlers import MemoryHandler, RotatingFileHandler
 from pathlib import Path
 from typing import Any
 
@@ -127,3 +129,20 @@ def test_a_log_that_cannot_be_written_is_reported_on_the_original_stream() -> No
 def test_percent_signs_in_printed_lines_are_no_placeholders(stream: LoggedStream, tmp_path: Path) -> None:
     print("100%s", file=stream)
     assert [line["message"] for line in lines_in(tmp_path)] == ["100%s"]
+
+
+def test_serves_buffer_keeps_its_file_when_a_library_closes_all_handlers_of_the_process(tmp_path: Path) -> None:
+    path = tmp_path / "serve.log"
+    file = RotatingFileHandler(path)
+    buffer = MemoryHandler(capacity=1000, target=file)
+    serves_logger = logging.Logger("serve")
+    serves_logger.addHandler(buffer)
+    logs.keep_open(serves_logger)
+    serves_logger.warning("before")
+    # As `logging.config.dictConfig` does.
+    logging.shutdown([weakref.ref(file), weakref.ref(buffer)])
+    assert buffer.target is file
+    serves_logger.warning("after")
+    buffer.flush()
+    assert path.read_text() == "before\nafter\n"
+    file.close()

@@ -3,12 +3,16 @@
 import asyncio
 from pathlib import Path
 
+import httpx
+import pytest
+
+from deployments.environments.bridges.nemo_gym import NeMoGymEnvironment
 from deployments.environments.llm_judge import LlmJudgeEnvironment
 from deployments.models.chat_client import HttpChatModel
 from deployments.models.settings import ChatModelSettings
 from examples.stand_ins import stand_ins
 from examples.task_configs import config_for
-from rollout_env import aplay
+from rollout_env import aplay, play
 from tests.paths import REPOSITORY
 
 
@@ -25,3 +29,14 @@ def test_the_judge_of_a_demo_is_served_and_judges_by_words() -> None:
     with stand_ins(config) as served:
         url = served.applications[0].args["environments"]["llm_judge"]["models"]["judge"]["base_url"]
         assert asyncio.run(scenario(url)) == [0.0, 0.5, 1.0]
+
+
+@pytest.mark.slow
+def test_the_server_of_a_demo_runs_for_the_length_of_the_block() -> None:
+    config = config_for(REPOSITORY / "serve_config.cpu.yaml", Path("models/tiny"), ["nemo_gym"])
+    with stand_ins(config) as served:
+        arguments = served.applications[0].args["environments"]["nemo_gym"]["arguments"]
+        played = play(NeMoGymEnvironment(**arguments), ["None."], 0)
+        assert (played.total_reward, played.terminated) == (0.0, True)
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(arguments["url"], trust_env=False)

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from examples.task_configs import config_for, known_tasks
+from examples.task_configs import config_for, known_tasks, missing_package
 from examples.task_page import LONGEST_TEXT, fields_table, task_section, transcript
 from rollout_client.contract import SampleInput, SampleResult
 from rollout_client.task_contract import TaskInfo
@@ -40,10 +40,23 @@ def test_an_unknown_task_is_refused_with_the_known_ones() -> None:
 
 def test_a_task_whose_package_is_missing_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("examples.task_configs.find_spec", lambda _name: None)
-    with pytest.raises(
-        ServiceNotStarted, match=r"The task gymnasium needs gymnasium, which is not installed: see docs"
-    ):
-        config_for(CONFIG, None, ["gymnasium"])
+    monkeypatch.setattr("examples.task_configs.ENVIRONMENTS", Path("/nowhere"))
+    for task in ("gymnasium", "openenv"):
+        with pytest.raises(
+            ServiceNotStarted, match=rf"The task {task} needs {task}, which is not installed: see docs/bridges.md"
+        ):
+            config_for(CONFIG, None, [task])
+
+
+def test_a_package_in_a_python_environment_of_its_own_is_not_missing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("examples.task_configs.ENVIRONMENTS", tmp_path)
+    assert missing_package("verifiers") == "verifiers"
+    python = tmp_path / "verifiers" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.touch()
+    assert missing_package("verifiers") is None
 
 
 def section(sample: SampleResult, **fields: Any) -> str:

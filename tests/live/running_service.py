@@ -1,27 +1,49 @@
 """The processes and the scale of the running service."""
 
 import psutil
+from ray import serve
 from ray.serve.schema import ServeDeploySchema
 
 from service.startup.readiness import deploy, deployments_not_ready
 
+READY_WITHIN_S = 240.0
+"""An engine that takes the place of a killed one, also on a machine that is three times slower than usual."""
+ONE_PROCESS_ENGINE = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+"""The variables of an engine whose worker runs in the process of its core: one process less that imports vLLM."""
+
 
 def replicas(deployment: str) -> list[psutil.Process]:
     """The processes of a deployment, oldest first: the service runs below this very process."""
+    return processes(f"ServeReplica:rollout:{deployment}")
+
+
+def controller() -> psutil.Process:
+    """Ray Serve's."""
+    [found] = processes("ServeController")
+    return found
+
+
+def processes(title: str) -> list[psutil.Process]:
     found = [
         process
         for process in psutil.Process().children(recursive=True)
-        if process.status() != psutil.STATUS_ZOMBIE
-        and f"ServeReplica:rollout:{deployment}" in " ".join(process.cmdline())
+        if process.status() != psutil.STATUS_ZOMBIE and title in " ".join(process.cmdline())
     ]
     return sorted(found, key=lambda process: process.create_time())
 
 
-def scale_generators(config: ServeDeploySchema, count: int) -> None:
+def scale(config: ServeDeploySchema, deployment: str, count: int) -> None:
     """Returns when there are so many replicas and all of them take calls."""
     [application] = config.applications
-    [generator] = [deployment for deployment in application.deployments if deployment.name == "Generator"]
-    generator.num_replicas = count
+    [scaled] = [each for each in application.deployments if each.name == deployment]
+    scaled.num_replicas = count
     deploy(config)
     for _ in deployments_not_ready(config):
         pass
+
+
+def ongoing_generations() -> int:
+    """Of the only replica of the generator."""
+    handle = serve.get_deployment_handle("Generator", app_name="rollout")
+    ongoing: int = handle.ongoing_generations.remote().result()
+    return ongoing

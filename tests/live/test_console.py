@@ -1,14 +1,20 @@
 """What a user sees on the console of a service whose environment prints, raises, or cannot start."""
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 from rollout_client import RolloutClient
 from service.startup.ports import free_port
 from tests.live.service_process import lines_until, service_process
 from tests.paths import REPOSITORY
+
+RELOAD = [sys.executable, "-m", "service.reload", "talking"]
+pytestmark = pytest.mark.long
 
 
 def config_of(folder: Path, **arguments: Any) -> str:
@@ -34,7 +40,9 @@ def test_what_an_environment_prints_and_what_fails_reaches_the_console_and_nothi
         *greeting, ready = lines_until(service, "Ready after")
         assert greeting == ["[talking] hello"]
         url = ready.split()[-1]
-        lines_until(service, "Routes and their fields")
+        logs, *_ = lines_until(service, "Routes and their fields")
+        folder = Path(logs.removeprefix("Logs of the replicas: "))
+        assert len(list(folder.glob("rollout_talking_*.jsonl"))) == 1
         with RolloutClient(url) as client:
             [said] = client.rollout([sample(text="move [1]")], sampling={"max_new_tokens": 1}).samples
             assert said.status == "completed"
@@ -60,6 +68,9 @@ def test_what_an_environment_prints_and_what_fails_reaches_the_console_and_nothi
         assert response.request_id in warning
         assert "Traceback (most recent call last):" in printed
         assert any("tests/live/talking_environment.py" in line for line in printed)
+        reload = subprocess.run(RELOAD, cwd=REPOSITORY, capture_output=True, text=True, check=False)
+        assert reload.returncode == 0, reload.stderr
+        assert lines_until(service, "hello")[-1] == "[talking] hello"
         service.terminate()
         rest, _ = service.communicate(timeout=120)
     assert rest == "The service has stopped.\n"

@@ -20,6 +20,8 @@ from safetensors.torch import load_file, save_file
 from vllm.envs import disable_envs_cache
 
 from benchmarks.bare_engine import engine_in
+from deployments.chat.chat_tokenizer import TransformersChatTokenizer
+from deployments.chat.tokenizer_protocol import ChatOptions
 from deployments.failures import GenerationLost, TurnTimedOut
 from deployments.generation.engine import VLLMEngine
 from deployments.generation.settings import EngineSettings
@@ -27,9 +29,7 @@ from deployments.generation.weight_updater import WeightsNotLoaded
 from deployments.policy.replicas.commands import SwapOptions
 from deployments.protocols import Generation, GenerationRequest, Generator, GeneratorDescription, SamplingOptions
 from rollout_client.contract import PromptMessage, SampleResult
-from service.requests.chat_tokenizer import TransformersChatTokenizer
 from service.rollouts.loop import play_sample
-from service.rollouts.tokenizer_protocol import ChatOptions
 from tests.paths import REPOSITORY, TINY_MODEL
 from tests.service.rollouts.playing import async_context
 from tests.service.scripted import EpisodeRecipe, ScriptedEnvironment, outcome
@@ -37,6 +37,7 @@ from tests.service.scripted import EpisodeRecipe, ScriptedEnvironment, outcome
 Result = TypeVar("Result")
 LONG = SamplingOptions(ignore_eos=True)
 ENGINE_DIED = "The engine died; Serve replaces the replica."
+pytestmark = pytest.mark.long
 
 
 class EngineGenerator(Generator):

@@ -1,21 +1,27 @@
 """Starting and stopping the service as a user does: nothing is left behind, and what goes wrong is a sentence."""
 
+import json
 import signal
 import socket
 import subprocess
 import time
 from collections.abc import Callable
+from pathlib import Path
 
+import httpx
 import psutil
 import pytest
+import yaml
 
 from benchmarks.process_group import command_of, is_engine
 from service.startup.ports import free_port
-from tests.live.service_process import service_process
+from tests.live.service_process import lines_until, service_process
 from tests.paths import REPOSITORY
 
 CONFIG = REPOSITORY / "serve_config.cpu.yaml"
+SIMULATED = REPOSITORY / "serve_config.scale.yaml"
 STARTED_WITHIN_S = 180
+ENDED_WITHIN_S = 120
 
 
 def family(service: subprocess.Popen[str], until: Callable[[psutil.Process], bool]) -> list[psutil.Process]:
@@ -46,7 +52,10 @@ def alive(processes: list[psutil.Process]) -> list[str]:
 
 @pytest.mark.parametrize(
     ("stop_signal", "during", "exit_code"),
-    [(signal.SIGINT, is_controller, 130), (signal.SIGTERM, is_worker_of_an_engine, 0)],
+    [
+        (signal.SIGINT, is_controller, 130),
+        pytest.param(signal.SIGTERM, is_worker_of_an_engine, 0, marks=pytest.mark.long),
+    ],
 )
 def test_a_service_that_is_stopped_while_it_starts_leaves_no_process(
     stop_signal: signal.Signals, during: Callable[[psutil.Process], bool], exit_code: int
@@ -54,10 +63,48 @@ def test_a_service_that_is_stopped_while_it_starts_leaves_no_process(
     with service_process(str(CONFIG), "--port", str(free_port())) as service:
         processes = family(service, until=during)
         service.send_signal(stop_signal)
-        printed, _ = service.communicate(timeout=60)
+        printed, _ = service.communicate(timeout=ENDED_WITHIN_S)
     assert service.returncode == exit_code
     assert "The service has stopped." in printed
     assert alive(processes) == []
+
+
+def body(max_new_tokens: int) -> dict[str, object]:
+    sample = {"task_name": "three_tokens", "messages": [{"role": "user", "content": "Hi"}]}
+    return {"samples": [sample], "sampling": {"max_new_tokens": max_new_tokens}, "max_rollout_turns": 1}
+
+
+def config_with_time_to_end(folder: Path) -> Path:
+    """Of simulated engines, on which rollouts under way have minutes to end: a busy machine makes them slower."""
+    config = yaml.safe_load(SIMULATED.read_text())
+    [ingress] = [each for each in config["applications"][0]["deployments"] if each["name"] == "Ingress"]
+    ingress["graceful_shutdown_timeout_s"] = ENDED_WITHIN_S
+    path = folder / "config.yaml"
+    path.write_text(yaml.safe_dump(config))
+    return path
+
+
+def test_a_service_that_gets_sigterm_refuses_new_requests_and_finishes_those_under_way(tmp_path: Path) -> None:
+    with (
+        service_process(str(config_with_time_to_end(tmp_path)), "--port", str(port := free_port())) as service,
+        httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=ENDED_WITHIN_S) as client,
+    ):
+        lines_until(service, "Routes and their fields")
+        # Its 900 tokens take 18 s: on a busy machine it may take some of them until the service looks at the signal.
+        with client.stream("POST", "/v1/rollout", json=body(900), headers={"Accept": "application/x-ndjson"}) as answer:
+            service.terminate()
+            while (refused := client.post("/v1/rollout", json=body(1))).is_success:
+                time.sleep(0.1)
+            rollout, summary = map(json.loads, answer.iter_lines())
+        printed, _ = service.communicate(timeout=ENDED_WITHIN_S)
+    assert "could not be waited for" not in printed
+    assert "have not ended" not in printed
+    assert (refused.status_code, refused.json()["type"]) == (503, "urn:rollout:problem:not-ready")
+    assert rollout["sample"]["status"] == "max_turns"
+    assert rollout["sample"]["metrics"]["turn_gen_tokens"] == [900]
+    assert summary["summary"]["metrics"]["total_turns"] == 1
+    assert service.returncode == 0
+    assert "The service has stopped." in printed
 
 
 def test_a_taken_port_is_a_sentence_and_starts_nothing() -> None:
@@ -66,6 +113,6 @@ def test_a_taken_port_is_a_sentence_and_starts_nothing() -> None:
         taken.listen()
         port = taken.getsockname()[1]
         with service_process(str(CONFIG), "--port", str(port)) as service:
-            printed, _ = service.communicate(timeout=60)
+            printed, _ = service.communicate(timeout=ENDED_WITHIN_S)
     assert printed.strip() == f"Port {port} on 127.0.0.1 is taken: stop what uses it or choose another."
     assert service.returncode == 1

@@ -23,6 +23,7 @@ from tests.paths import REPOSITORY, TINY_MODEL
 TASKS = "deployments.environments"
 TOKENIZER: Any = AutoTokenizer.from_pretrained(TINY_MODEL)
 QUESTION = [{"role": "user", "content": "Q"}]
+pytestmark = pytest.mark.long
 
 
 def judged(_: int, body: dict[str, Any]) -> Answer:

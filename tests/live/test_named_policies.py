@@ -17,8 +17,9 @@ from tests.live.test_policy import adapter_folder
 
 NAMES = ("run-a", "run-b", "run-c")
 """One more than the engine takes in one batch."""
-MERGED_TOLERANCE = 0.03
-"""The engine adds what an adapter computes; here it is merged into the weights, which bfloat16 rounds once more."""
+ADAPTER_TOLERANCE = 0.03
+"""The engine adds what an adapter computes; here it is merged into the weights, which bfloat16 rounds once more. Beside
+adapters in one batch, the plain weights' rounding differs as much."""
 
 
 @pytest.fixture(scope="module")
@@ -62,10 +63,10 @@ def test_rollouts_of_several_policies_at_once_have_the_tokens_of_their_own(
         playing = {name: threads.submit(play, client, policy={"name": name}) for name in NAMES}
         unnamed = threads.submit(play, client)
         responses = {name: response.result() for name, response in playing.items()}
-    assert_of_weights(unnamed.result().samples, version, base)
+    assert_of_weights(unnamed.result().samples, version, base, ADAPTER_TOLERANCE)
     for name, response in responses.items():
         label = current(client, name)
-        assert_of_weights(response.samples, label, merged(base, folders[name][1]), MERGED_TOLERANCE)
+        assert_of_weights(response.samples, label, merged(base, folders[name][1]), ADAPTER_TOLERANCE)
         assert (response.policy.oldest, response.policy.newest, response.policy.current) == (label, label, label)
 
 
@@ -86,7 +87,7 @@ def test_a_rollout_goes_on_with_the_next_version_of_its_policy(
 ) -> None:
     adapter_folder(tmp_path / "next", seed=9)
     before = current(client, "run-c")
-    sampling = Sampling(max_new_tokens=200, ignore_eos=True)
+    sampling = Sampling(max_new_tokens=100, ignore_eos=True)
     with ThreadPoolExecutor(1) as thread:
         samples = client.example_samples("sliding_puzzle", 16, seed=3)
         options: dict[str, Any] = {"sampling": sampling, "max_rollout_turns": 4, "policy": {"name": "run-c"}}

@@ -18,6 +18,7 @@ from tests.paths import REPOSITORY
 
 PUSHING_S = 20
 TIMEOUT_S = 240
+pytestmark = pytest.mark.long
 
 
 @pytest.fixture(scope="module")

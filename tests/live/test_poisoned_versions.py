@@ -101,7 +101,7 @@ def test_a_poisoned_version_is_refused_and_no_sample_fails_meanwhile(
 
 
 def rollouts_under_way(client: RolloutClient) -> RolloutResponse:
-    games = client.example_samples("sliding_puzzle", 64, seed=3)
+    games = client.example_samples("sliding_puzzle", 32, seed=3)
     # No retries: what a trial interrupts is nobody's failure.
     sampling = Sampling(temperature=1.5, max_new_tokens=96, ignore_eos=True)
-    return client.rollout(games, sampling=sampling, max_rollout_turns=6, sample_retries=0)
+    return client.rollout(games, sampling=sampling, max_rollout_turns=4, sample_retries=0)

@@ -27,7 +27,7 @@ from tests.live.played_with_weights import (
     play,
     versions_of,
 )
-from tests.live.running_service import replicas
+from tests.live.running_service import ongoing_generations, replicas
 from tests.paths import TINY_MODEL
 
 NORM = "model.norm.weight"
@@ -309,9 +309,10 @@ def test_generations_end_with_their_adapter_however_many_newer_ones_have_come(
         adapter_folder(tmp_path / str(seed), seed)
     first = client.push_weights(tmp_path / "0", kind="adapter").version
     with ThreadPoolExecutor(1) as thread:
-        sampling = Sampling(max_new_tokens=600, ignore_eos=True)
+        sampling = Sampling(max_new_tokens=400, ignore_eos=True)
         playing = thread.submit(client.rollout, client.example_samples("math", 16), sampling=sampling, sample_retries=0)
-        time.sleep(1.0)
+        while ongoing_generations() < 16 and not playing.done():
+            time.sleep(0.05)
         # More than the engine has room for.
         for seed in (1, 2, 3):
             client.push_weights(tmp_path / str(seed), kind="adapter")

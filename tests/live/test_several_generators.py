@@ -15,7 +15,7 @@ from rollout_client.contract import SampleInput, Sampling
 from rollout_client.trainers.vllm_transfer import RolloutWeightSyncClient
 from tests.live.forward_pass import model_of, perturbed
 from tests.live.played_with_weights import CHECKSUMS_WITHIN_S, assert_of_weights, play
-from tests.live.running_service import replicas, scale_generators
+from tests.live.running_service import READY_WITHIN_S, replicas, scale
 from tests.live.running_transfer import connected
 
 REPLICAS = 2
@@ -25,7 +25,7 @@ CACHE_BLOCK_TOKENS = 128
 FOUND_A_TURN = PROMPT_TOKENS // CACHE_BLOCK_TOKENS * CACHE_BLOCK_TOKENS
 """At least: the cache knows whole blocks only."""
 FEW_NEW = Sampling(temperature=2.0, max_new_tokens=4, ignore_eos=True)
-READY_WITHIN_S = 120.0
+pytestmark = pytest.mark.long
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -34,7 +34,7 @@ def version(client: RolloutClient, service_config: ServeDeploySchema) -> int:
     transfer = RolloutWeightSyncClient(client)
     connected(transfer, client.policy().transfer_world_size, model_of(perturbed(14))).send_weights()
     assert transfer.update is not None
-    scale_generators(service_config, REPLICAS)
+    scale(service_config, "Generator", REPLICAS)
     wait_for_replicas(client, REPLICAS, transfer.update.version)
     return transfer.update.version
 
@@ -168,7 +168,7 @@ def test_a_replica_that_is_shut_down_hands_its_generations_over_with_their_token
         )
         while sum(ongoing_generations(client)) < rollouts and not playing.done():
             time.sleep(0.05)
-        scale_generators(service_config, 1)
+        scale(service_config, "Generator", 1)
         results = playing.result().samples
 
     assert [(result.status, result.metrics.turn_gen_tokens) for result in results] == [

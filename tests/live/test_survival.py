@@ -5,11 +5,14 @@ import time
 
 import psutil
 import pytest
+from ray import serve
+from ray.serve._private.common import ReplicaState
 
 from rollout_client import RolloutClient
 from rollout_client.contract import RolloutResponse, Sampling
-from tests.live.running_service import replicas
+from tests.live.running_service import controller, replicas
 
+GONE_WITHIN_S = 30.0
 GREEDY = Sampling(greedy=True, max_new_tokens=32)
 
 
@@ -22,16 +25,36 @@ def play(client: RolloutClient) -> RolloutResponse:
 def test_a_killed_replica_costs_no_sample_and_changes_none(client: RolloutClient, deployment: str) -> None:
     undisturbed = play(client)
     [killed] = replicas(deployment)
+    # Of a generator replica, its engine: what would outlive it keeps its cores and memory from the next one.
+    below = killed.children(recursive=True)
     killer = threading.Timer(0.7, killed.kill)
     killer.start()
     started = time.monotonic()
     disturbed = play(client)
     assert time.monotonic() - started > 0.7, "the games were over before the replica was killed"
     killer.join()
-    assert not killed.is_running() or killed.status() == psutil.STATUS_ZOMBIE
+    _, alive = psutil.wait_procs([killed, *below], timeout=GONE_WITHIN_S)
+    assert not alive
     assert [result.status for result in disturbed.samples] == [result.status for result in undisturbed.samples]
     for before, after in zip(undisturbed.samples, disturbed.samples, strict=True):
         assert [message.token_ids for message in after.message_log] == [
             message.token_ids for message in before.message_log
         ]
         assert after.total_reward == before.total_reward
+
+
+def all_replicas_run() -> bool:
+    """Waits while the controller restarts."""
+    deployments = serve.status().applications["rollout"].deployments.values()
+    return all(set(deployment.replica_states) == {ReplicaState.RUNNING} for deployment in deployments)
+
+
+def test_a_killed_controller_is_replaced_and_keeps_the_replicas(client: RolloutClient) -> None:
+    before = [replicas(deployment) for deployment in ("Ingress", "Generator", "sliding_puzzle")]
+    killed = controller()
+    killed.kill()
+    psutil.wait_procs([killed], timeout=GONE_WITHIN_S)
+    assert {result.status for result in play(client).samples} <= {"completed", "max_turns", "truncated"}
+    while not all_replicas_run():
+        time.sleep(0.5)
+    assert [replicas(deployment) for deployment in ("Ingress", "Generator", "sliding_puzzle")] == before

@@ -23,6 +23,7 @@ from safetensors.torch import save_file
 from deployments.policy.settings import PolicySettings
 from rollout_client.policy_contract import PushOptions
 from rollout_client.weights.checksum import file_checksum
+from service.startup.cluster_token import require_cluster_token
 from tests.live.mapped_generators import REPLICAS_PER_NODE, STORE, build, handle_of
 
 VALUES = 10 * 2**20
@@ -72,6 +73,7 @@ def main(folder: Path, seconds: float) -> Findings:
     model, roots = folder / "model", folder / "pushed"
     write_weights(model / "model.safetensors", 0)
     settings = PolicySettings(folder=str(folder / "policy"), checkpoint_roots=[str(roots)], copy_to_nodes=True)
+    require_cluster_token()
     cluster: Any = Cluster(initialize_head=True, head_node_args={**NODE, "resources": {STORE: 1}})
     try:
         cluster.add_node(**NODE)

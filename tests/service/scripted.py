@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from deployments.chat.tokenizer_protocol import ChatOptions, ChatTokenizer, TokenizedObservation
 from deployments.failures import RolloutFailure
 from deployments.protocols import (
     Environment,
@@ -22,7 +23,6 @@ from rollout_env import ChatMessage, StepOutcome
 from service.rollouts.episode import Episode
 from service.rollouts.episode_records import EpisodeIdentity, EpisodeLimits, EpisodeStart, Prompt
 from service.rollouts.staleness import VersionBounds
-from service.rollouts.tokenizer_protocol import ChatOptions, ChatTokenizer, TokenizedObservation
 
 DESCRIPTION = GeneratorDescription("scripted", max_model_len=1000, vocab_size=0x110000)
 

@@ -11,11 +11,16 @@ import httpx
 from fastapi import FastAPI
 from starlette.datastructures import State
 
+from deployments.chat.chat_tokenizer import TransformersChatTokenizer
 from deployments.protocols import GeneratorDescription
+from deployments.serving_records import ModelServer
 from rollout_client import AsyncRolloutClient
+from service.access.access_control import OPEN_TO_ALL, AccessControl
 from service.admission.admission import Admission
+from service.agent_sessions import AgentSessions
+from service.jobs.runner import JobRunner
+from service.model_calls import ModelCalls
 from service.remote.policy import RemotePolicy
-from service.requests.chat_tokenizer import TransformersChatTokenizer
 from service.requests.episodes import EpisodeFactory
 from service.rollout_service import RolloutService
 from service.routes.dependencies import provide
@@ -40,6 +45,10 @@ class ScriptedHttp:
         sets_request_id_header: bool = True,
         admission: AdmissionSettings | None = None,
         generator: ScriptedGenerator | None = None,
+        access: AccessControl = OPEN_TO_ALL,
+        model_server: ModelServer | None = None,
+        session_store: Any = None,
+        ingress_replicas: int = 1,
     ) -> None:
         self.store = ScriptedStore()
         self.generator = generator or ScriptedGenerator(["A"])
@@ -48,9 +57,13 @@ class ScriptedHttp:
         }
         factory = EpisodeFactory(frozenset(self.environments), DESCRIPTION, tokenizer, limits)
         policy = RemotePolicy(self.store)  # type: ignore[arg-type]
-        self.admission = Admission(admission or AdmissionSettings(), MAX_MODEL_LEN)
+        self.admission = Admission(admission or AdmissionSettings(), MAX_MODEL_LEN, lambda: ingress_replicas)
         rollouts = RolloutService(self.generator, self.environments, policy, factory, limits, self.admission)
-        self.app = app_of(rollouts, sets_request_id_header)
+        calls = None if model_server is None else ModelCalls(model_server, self.admission)
+        sessions = None
+        if calls is not None and session_store is not None:
+            sessions = AgentSessions(session_store, calls, policy, access)
+        self.app = app_of(rollouts, access, sets_request_id_header, calls=calls, sessions=sessions)
 
     def request(self, method: str, path: str, **options: Any) -> httpx.Response:
         """Sends one request. An exception that the application does not handle comes back as its 500."""
@@ -87,18 +100,25 @@ class ScriptedHttp:
         return bool(self.generator.requests or any(environment.requests for environment in self.environments.values()))
 
 
-def app_of(rollouts: RolloutService, sets_request_id_header: bool) -> FastAPI:
+def app_of(
+    rollouts: RolloutService,
+    access: AccessControl,
+    sets_request_id_header: bool,
+    jobs: JobRunner | None = None,
+    calls: ModelCalls | None = None,
+    sessions: AgentSessions | None = None,
+) -> FastAPI:
     """An application with a state of its own. Its routes are built once for all tests: each time takes 0.1 s."""
     app = copy(app_without_state(sets_request_id_header))
     app.state = State()
-    provide(app, rollouts)
+    provide(app, rollouts, access, jobs, calls, sessions)
     return app
 
 
 @cache
 def app_without_state(sets_request_id_header: bool) -> FastAPI:
     unused: Any = None
-    return build_http_app(unused, sets_request_id_header)
+    return build_http_app(unused, OPEN_TO_ALL, sets_request_id_header)
 
 
 def named(headers: dict[str, str]) -> dict[str, str]:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from service import reload
-from service.reload import reload_environment
+from service.reload import ServiceHere, only_service, reload_environment
 from service.startup.failures import ServiceNotStarted
 
 LOADABLE = "tests.clients.rollout_env.faulty_environments:Loadable"
@@ -14,7 +14,9 @@ LOADABLE = "tests.clients.rollout_env.faulty_environments:Loadable"
 class ScriptedCluster:
     """Replaces each killed replica after it was asked twice, or never."""
 
-    def __init__(self, replicas: int = 1, replaces: bool = True, **environment: Any) -> None:
+    def __init__(self, replicas: int = 1, replaces: bool = True, raises: str = "", **environment: Any) -> None:
+        """Args: `raises` is what Serve says once a replica was killed."""
+        self._raises = raises
         self.killed: list[str] = []
         self.running = [f"old-{number}" for number in range(replicas)]
         self._environment = {"import_path": LOADABLE, "arguments": {"greeting": "Hello."}, **environment}
@@ -31,9 +33,14 @@ class ScriptedCluster:
             "other": {"deployed_app_config": None, "deployments": {}},
             "rollout": {
                 "deployed_app_config": {"args": {"environments": {"game": self._environment}}},
-                "deployments": {"game": {"replicas": starting + replicas, "message": "It raised KeyError."}},
+                "deployments": {
+                    "game": {"replicas": starting + replicas, "message": self._message(), "target_num_replicas": 1}
+                },
             },
         }
+
+    def _message(self) -> str:
+        return self._raises if self.killed and self._raises else "It raised KeyError."
 
     def kill(self, actor_name: str) -> None:
         assert len(self.running) == len({*self.running, actor_name})
@@ -70,7 +77,7 @@ def test_what_cannot_be_loaded_stops_nothing(environment: dict[str, Any], proble
 
 
 def test_an_unknown_task_is_refused_with_those_that_there_are() -> None:
-    with pytest.raises(ServiceNotStarted, match=r"^The running service does not play 'chess'; it plays game\. Where "):
+    with pytest.raises(ServiceNotStarted, match=r"^No running service plays 'chess'; there is game\.$"):
         reload_environment("chess", ScriptedCluster())
 
 
@@ -79,3 +86,47 @@ def test_a_replica_that_does_not_start_is_said_with_its_reason() -> None:
         ServiceNotStarted, match=r"^No new replica of 'game' has started after 0\.05 s\. Serve says: It"
     ):
         reload_environment("game", ScriptedCluster(replaces=False))
+
+
+def test_a_constructor_that_raises_is_said_at_once_with_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reload, "STARTED_WITHIN_S", 1e6)
+    traceback = 'Traceback (most recent call last):\n  File "game.py", line 3\nKeyError: 1'
+    said = f"A replica failed to start with exception. Retrying. Error:\nray::ServeReplica() {traceback}"
+    with pytest.raises(ServiceNotStarted) as failure:
+        reload_environment("game", ScriptedCluster(replaces=False, raises=said))
+    assert str(failure.value) == (
+        f"The new replica of 'game' failed to start. Serve tries again: correct the code.\n{traceback}"
+    )
+
+
+def test_an_environment_whose_replicas_have_not_started_is_waited_for() -> None:
+    cluster = ScriptedCluster(replicas=0, replaces=False)
+    with pytest.raises(ServiceNotStarted, match="No new replica of 'game' has started"):
+        reload_environment("game", cluster)
+    assert cluster.killed == []
+
+
+HERE = ServiceHere("10.0.0.1:6379", "http://127.0.0.1:8000", ["game", "math"])
+THERE = ServiceHere("10.0.0.1:6380", "http://127.0.0.1:8001", ["game"])
+
+
+def test_of_several_services_the_one_is_meant_that_plays_the_task() -> None:
+    assert only_service("math", [THERE, HERE]) == HERE
+    assert only_service("game", [THERE]) == THERE
+
+
+def test_several_services_that_play_the_task_are_listed_with_their_addresses() -> None:
+    with pytest.raises(ServiceNotStarted) as refusal:
+        only_service("game", [HERE, THERE])
+    assert str(refusal.value) == (
+        "2 services play 'game': say which one is meant.\n"
+        "  RAY_ADDRESS=10.0.0.1:6379 (http://127.0.0.1:8000)\n"
+        "  RAY_ADDRESS=10.0.0.1:6380 (http://127.0.0.1:8001)"
+    )
+
+
+def test_no_service_and_none_that_plays_the_task_are_said() -> None:
+    with pytest.raises(ServiceNotStarted, match=r"^No service runs here: start one with `make serve`\.$"):
+        only_service("game", [])
+    with pytest.raises(ServiceNotStarted, match=r"^No running service plays 'chess'; there is game, math, game\.$"):
+        only_service("chess", [HERE, THERE])

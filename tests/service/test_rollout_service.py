@@ -11,12 +11,9 @@ from typing import Any
 import pytest
 
 from deployments.failures import (
-    EnvironmentLost,
-    GenerationLost,
     GenerationRejected,
     PolicyStoreLost,
     RolloutFailure,
-    TurnTimedOut,
 )
 from deployments.policy.failures import PolicyNotCurrent
 from deployments.protocols import (
@@ -31,6 +28,7 @@ from deployments.protocols import (
 from rollout_client.contract import PolicyVersions, RolloutRequest, SampleResult
 from rollout_client.problem_contract import FieldProblem
 from rollout_env import StepOutcome
+from service.access.keys import ANYBODY, Caller
 from service.admission.admission import Admission
 from service.remote.policy import RemotePolicy
 from service.requests.episodes import NO_DESCRIPTIONS, NO_FAILURES, EpisodeFactory
@@ -39,7 +37,6 @@ from service.responses.problems import RequestProblem
 from service.rollout_service import (
     MOST_BYTES_PREPARED_INLINE,
     MOST_GENERATIONS_PREPARED_INLINE,
-    READY_WITHIN_S,
     RolloutService,
     SampleFailed,
 )
@@ -271,11 +268,12 @@ class NotingFactory(EpisodeFactory):
         request_id: str,
         tasks: TaskDescriptions = NO_DESCRIPTIONS,
         not_started: Mapping[int, RolloutFailure] = NO_FAILURES,
+        caller: Caller = ANYBODY,
     ) -> list[Episode]:
         self.threads.append(threading.get_ident())
         if self.waits:
             assert self.loop_went_on.wait(THREAD_STUCK_AFTER_S), "the event loop waits for the preparation"
-        return super().episodes(request, request_id, tasks, not_started)
+        return super().episodes(request, request_id, tasks, not_started, caller)
 
 
 @pytest.fixture
@@ -514,64 +512,6 @@ def test_every_task_is_described() -> None:
     ] * 2
     assert tasks[0].example.messages is not None
     assert tasks[0].example.messages[0].content == "What is 1 + 2?"
-
-
-class AnsweringLate(ScriptedEnvironment):
-    async def describe(self) -> TaskDescription:
-        await asyncio.sleep(READY_WITHIN_S + 1)
-        return await super().describe()
-
-
-class LostEnvironment(ScriptedEnvironment):
-    async def describe(self) -> TaskDescription:
-        raise EnvironmentLost("The replica of environment 'code' died during the call.")
-
-
-class LostGenerator(ScriptedGenerator):
-    async def describe(self) -> GeneratorDescription:
-        raise GenerationLost("The generator replica died during the call.")
-
-
-def test_a_service_whose_deployments_all_answer_is_ready() -> None:
-    virtual_time.run(Service().service.check_ready())
-
-
-@pytest.mark.parametrize("task_name", ["math", "code"])
-def test_readiness_names_the_environment_that_does_not_answer_in_time(task_name: str) -> None:
-    service = Service()
-    service.environments[task_name] = AnsweringLate([])
-    with pytest.raises(TurnTimedOut, match=f"^The answer of the environment '{task_name}' took longer than 5 s"):
-        virtual_time.run(service.service.check_ready())
-
-
-def test_readiness_names_the_environment_that_cannot_describe_itself() -> None:
-    class Raising(ScriptedEnvironment):
-        async def describe(self) -> TaskDescription:
-            raise KeyError("samples")
-
-    service = Service()
-    service.environments["math"] = Raising([])
-    with pytest.raises(RolloutFailure, match=r"^The environment 'math' cannot describe itself: KeyError: 'samples'$"):
-        virtual_time.run(service.service.check_ready())
-
-
-def test_readiness_names_the_generator_that_does_not_answer_in_time() -> None:
-    class AnsweringLate(ScriptedGenerator):
-        async def describe(self) -> GeneratorDescription:
-            await asyncio.sleep(READY_WITHIN_S + 1)
-            return await super().describe()
-
-    with pytest.raises(TurnTimedOut, match=r"^The answer of the generator took longer than 5 s\.$"):
-        virtual_time.run(Service(generator=AnsweringLate([])).service.check_ready())
-
-
-@pytest.mark.parametrize("lost", ["generator", "environment"])
-def test_readiness_fails_if_any_deployment_is_lost(lost: str) -> None:
-    service = Service(generator=LostGenerator([]) if lost == "generator" else None)
-    if lost == "environment":
-        service.environments["code"] = LostEnvironment([])
-    with pytest.raises(RolloutFailure, match="died during the call"):
-        virtual_time.run(service.service.check_ready())
 
 
 @pytest.mark.parametrize("named", ["model", "tokenizer"])

@@ -40,7 +40,7 @@ def test_the_gpu_config_autoscales_every_deployment() -> None:
         ({"engine": ENGINE, "environments": {"Generator": MATH}}, "name of another deployment"),
         (
             {"engine": ENGINE, "environments": {"math": MATH}, "enviroments": {}},
-            "enviroments\n  unknown; permitted are engine, environments, reward_models, responses, limits, "
+            "enviroments\n  unknown; permitted are engine, environments, reward_models, responses, access, limits, "
             "admission, scheduling, canary, policy",
         ),
         (
@@ -86,6 +86,7 @@ def test_a_replica_reserves_a_fraction_of_a_core_unless_the_engine_says_otherwis
         "Ingress": {"num_cpus": 0.2},
         "Generator": {"num_cpus": 0.1},
         "Policy": {"num_cpus": 0.1},
+        "Jobs": {"num_cpus": 0.1},
         "math": {"num_cpus": 0.1},
         "mine": {"num_cpus": 0.1},
     }
@@ -106,6 +107,7 @@ def test_further_engine_fields_reach_the_engine_as_they_are() -> None:
         "pipeline_parallel_size": 1,
         "gpu_memory_utilization": 0.5,
         "scheduling_policy": "priority",
+        "allowed_media_domains": ["none.invalid"],
     }
 
 

@@ -14,13 +14,14 @@ from pydantic import PrivateAttr, ValidationError, computed_field
 from rollout_client.arrow.rows import rows_of
 from rollout_client.arrow.schema import ROLLOUTS, SUMMARY, TOKENS
 from rollout_client.contract import RolloutResponse, RolloutSummary, SampleResult
+from rollout_client.data_out.methods import DataOut
 from rollout_client.errors import ResponseNotUnderstood, StreamBroken, not_understood
 from rollout_client.set_fields import set_fields
 
 WHAT = "The Arrow answer of POST /rollout"
 
 
-class ArrowResponse(RolloutSummary):
+class ArrowResponse(DataOut, RolloutSummary):
     """A `RolloutResponse` whose rollouts are Arrow tables; `samples` is made from them when it is first read.
 
     `rollout_client.tensors.to_tensors` reads the tables and does not make `samples`.

@@ -7,9 +7,11 @@ from typing import Self
 import httpx
 
 from rollout_client.async_client.connection import AsyncConnection, body_chunks
-from rollout_client.call_options import CallOptions
+from rollout_client.call_options import CallLimits, CallOptions
+from rollout_client.concurrency import async_cancelled
 from rollout_client.contract import RolloutSummary, SampleResult
 from rollout_client.deadline import Deadline
+from rollout_client.errors import RolloutError
 from rollout_client.ndjson import NdjsonReader, PositionedSample
 from rollout_client.rollout_calls import Call
 
@@ -32,6 +34,7 @@ class AsyncRolloutStream:
         self._call = call
         self._lines = lines
         self._options = options
+        self._limits: CallLimits | None = None
         self._response: httpx.Response | None = None
         self._samples: AsyncGenerator[PositionedSample, None] | None = None
 
@@ -48,16 +51,23 @@ class AsyncRolloutStream:
         return self._lines.summary
 
     async def __aenter__(self) -> Self:
-        limits = self._connection.defaults.limits(self._options)
-        self._response = await self._connection.open(self._call, limits)
+        limits = self._limits = self._connection.defaults.limits(self._options)
+        try:
+            self._response = await self._connection.open(self._call, limits)
+        except async_cancelled:
+            await self._connection.end_run(limits)
+            raise
         self._samples = self._read(self._response, limits.deadline)
         return self
 
-    async def __aexit__(self, *_exception: object) -> None:
+    async def __aexit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
         if self._samples is not None:
             await self._samples.aclose()
         if self._response is not None:
             await self._response.aclose()
+        # After an error of the service or of the connection, the request may be posted again with its key.
+        if self._limits is not None and self._lines.summary is None and not isinstance(error, RolloutError):
+            await self._connection.end_run(self._limits)
 
     def __aiter__(self) -> AsyncIterator[SampleResult]:
         return (sample async for _, sample in self.with_positions())

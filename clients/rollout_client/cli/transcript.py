@@ -3,6 +3,8 @@
 Text of models and environments is shown as it is: never read as markup, its control characters made visible.
 """
 
+from collections.abc import Mapping
+
 from pydantic import JsonValue
 from rich.console import Group
 from rich.json import JSON
@@ -11,10 +13,11 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
-from rollout_client.contract import Message, RequestMetrics, SampleResult, SampleStatus
+from rollout_client.cli.run.totals import Totals
+from rollout_client.contract import Message, RequestMetrics, SampleResult
 from rollout_client.task_contract import TaskInfo
 
-STATUS_STYLES: dict[SampleStatus, str] = {
+STATUS_STYLES: Mapping[str, str] = {
     "completed": "green",
     "truncated": "yellow",
     "max_turns": "yellow",
@@ -91,6 +94,20 @@ def metrics_table(metrics: RequestMetrics) -> Table:
     for name, value in metrics.items():
         if not isinstance(value, list):
             table.add_row(plain(name), number(value))
+    return table
+
+
+def totals_table(totals: Totals) -> Table:
+    """How the rollouts of a run ended."""
+    table = Table(title="Run", title_justify="left")
+    table.add_column("name", overflow="fold")
+    table.add_column("value", justify="right")
+    table.add_row("rollouts", number(totals.rollouts))
+    for status, count in totals.statuses.most_common():
+        table.add_row(plain(status, STATUS_STYLES.get(status, "")), number(count))
+    table.add_row("error rate", f"{totals.error_rate:.2%}")
+    table.add_row("mean reward", "" if totals.mean_reward is None else number(totals.mean_reward))
+    table.add_row("tokens generated", number(totals.tokens))
     return table
 
 

@@ -9,6 +9,7 @@ from typing import Self, Unpack
 import httpx
 from tenacity import Retrying
 
+from rollout_client.api_key import key_headers
 from rollout_client.base_url import service_url, shown
 from rollout_client.call_options import ClientDefaults, ClientOptions, merged, user_agent_of
 from rollout_client.concurrency import sleep
@@ -17,15 +18,17 @@ from rollout_client.retry import DEFAULT_RETRIES, readiness_policy
 from rollout_client.rollout_calls import Call, Result, readiness_call
 from rollout_client.sync_client.connection import Connection
 from rollout_client.sync_client.info import InfoMethods
+from rollout_client.sync_client.jobs import Jobs
 from rollout_client.sync_client.policy import PolicyMethods
 from rollout_client.sync_client.rollouts import RolloutMethods
 from rollout_client.sync_client.score import ScoreMethods
+from rollout_client.sync_client.sessions import SessionMethods
 
 UNBOUNDED = httpx.Limits(max_connections=None, max_keepalive_connections=64)
 """Admission is the service's: a request that waited for a connection here would be invisible to it."""
 
 
-class RolloutClient(RolloutMethods, ScoreMethods, PolicyMethods, InfoMethods):
+class RolloutClient(RolloutMethods, ScoreMethods, SessionMethods, PolicyMethods, InfoMethods):
     """Talks to one rollout service. `RolloutClient` is safe to share between threads; `RolloutClient` has the same
     methods for asyncio, and cancelling one of its rollouts ends it at the service too.
 
@@ -37,13 +40,15 @@ class RolloutClient(RolloutMethods, ScoreMethods, PolicyMethods, InfoMethods):
             It is checked when a chunk of the response arrives, and when none arrives for that long.
         retries: further attempts after one that failed in a way that may pass: refused and broken connections, 408,
             425, 429, 500, 502, 503, 504 (`rollout_client.retry` has the whole table). The default goes on for 33 to
-            66 s. While the service is full, the client waits and uses up no retry.
+            67 s. While the service is full, the client waits and uses up no retry.
         headers: sent with every request.
+        api_key: lets the client in where the service asks for keys; by default that of the environment variable
+            `ROLLOUT_API_KEY`.
         http_client: sends the requests, in place of one of our own; `close` leaves it open.
 
     Each method takes `timeout_s`, `retries` and `request_id` of its own (`CallOptions`). Each method that talks to the
-    service raises a `RolloutError`. `ValueError` means that the arguments are at fault: `base_url` is not a URL, or a
-    sample holds a value that JSON does not have.
+    service raises a `RolloutError`. `ValueError` means that the arguments are at fault: `base_url` is not a URL,
+    `api_key` cannot be sent, or a sample holds a value that JSON does not have.
     """
 
     def __init__(
@@ -53,13 +58,21 @@ class RolloutClient(RolloutMethods, ScoreMethods, PolicyMethods, InfoMethods):
         timeout_s: float | None = None,
         retries: int = DEFAULT_RETRIES,
         headers: Mapping[str, str] | None = None,
+        api_key: str | None = None,
         http_client: httpx.Client | None = None,
     ) -> None:
         url = service_url(base_url, http_client)
-        defaults = ClientDefaults(timeout_s, retries, merged(user_agent_of(http_client), headers))
+        key = key_headers(api_key, url, headers, http_client)
+        own_headers = merged(merged(user_agent_of(http_client), headers), key)
+        defaults = ClientDefaults(timeout_s, retries, own_headers)
         http = httpx.Client(limits=UNBOUNDED) if http_client is None else http_client
         self._connection = Connection(http, url, defaults)
         self._is_owner = http_client is None
+
+    @property
+    def jobs(self) -> Jobs:
+        """Rollouts that outlive their connection."""
+        return Jobs(self._connection)
 
     @property
     def base_url(self) -> str:

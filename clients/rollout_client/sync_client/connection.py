@@ -2,21 +2,23 @@
 """Makes the calls of one service over one connection pool, and makes failed ones again. I/O only."""
 
 from collections.abc import Callable, Generator
-from contextlib import closing
+from contextlib import closing, suppress
 from typing import Any
 
 import httpx
 from tenacity import Retrying
 
 from rollout_client.base_url import shown
-from rollout_client.call_options import CallLimits, ClientDefaults, merged
-from rollout_client.concurrency import sleep
+from rollout_client.call_options import IDEMPOTENCY_KEY, CallLimits, ClientDefaults, merged
+from rollout_client.concurrency import cancelled, sleep
 from rollout_client.contract_check import check_contract
 from rollout_client.deadline import Deadline
-from rollout_client.errors import ContractDiffers, error_of_response
+from rollout_client.errors import ContractDiffers, RolloutError, error_of_response
 from rollout_client.http_errors import before_the_response, during_the_response
 from rollout_client.retry import call_policy, may_pass
-from rollout_client.rollout_calls import Call, Result
+from rollout_client.rollout_calls import Call, Result, end_run_call
+
+END_RUN_WITHIN_S = 5.0
 
 
 class Connection:
@@ -38,10 +40,27 @@ class Connection:
         limits: CallLimits,
         is_repeated: Callable[[BaseException], bool] = may_pass,
     ) -> Result:
-        """Makes `call` and reads its response; makes it again after an error for which `is_repeated`."""
+        """Makes `call` and reads its response; makes it again after an error for which `is_repeated`.
+
+        A call with an idempotency key that is cancelled ends its run.
+        """
         policy = call_policy(limits.retries, limits.deadline.timeout_s, is_repeated)
-        result: Result = Retrying(sleep=sleep, **policy)(self.result_of_one_attempt, call, limits)
+        try:
+            result: Result = Retrying(sleep=sleep, **policy)(self.result_of_one_attempt, call, limits)
+        except cancelled:
+            self.end_run(limits)
+            raise
         return result
+
+    def end_run(self, limits: CallLimits) -> None:
+        """Deletes the run of the idempotency key in `limits`, if there is one: nobody waits for it any longer.
+
+        Where that fails, the service suspends the run by itself after a minute.
+        """
+        if IDEMPOTENCY_KEY in limits.headers:
+            key = {IDEMPOTENCY_KEY: limits.headers[IDEMPOTENCY_KEY]}
+            with suppress(RolloutError):
+                self.result_of_one_attempt(end_run_call(), CallLimits(Deadline(END_RUN_WITHIN_S), 0, key))
 
     def result_of_one_attempt(self, call: Call[Result], limits: CallLimits) -> Result:
         with closing(self.attempt(call, limits)) as response:

@@ -7,9 +7,11 @@ from typing import Self
 
 import httpx
 
-from rollout_client.call_options import CallOptions
+from rollout_client.call_options import CallLimits, CallOptions
+from rollout_client.concurrency import cancelled
 from rollout_client.contract import RolloutSummary, SampleResult
 from rollout_client.deadline import Deadline
+from rollout_client.errors import RolloutError
 from rollout_client.ndjson import NdjsonReader, PositionedSample
 from rollout_client.rollout_calls import Call
 from rollout_client.sync_client.connection import Connection, body_chunks
@@ -31,6 +33,7 @@ class RolloutStream:
         self._call = call
         self._lines = lines
         self._options = options
+        self._limits: CallLimits | None = None
         self._response: httpx.Response | None = None
         self._samples: Generator[PositionedSample, None] | None = None
 
@@ -47,16 +50,23 @@ class RolloutStream:
         return self._lines.summary
 
     def __enter__(self) -> Self:
-        limits = self._connection.defaults.limits(self._options)
-        self._response = self._connection.open(self._call, limits)
+        limits = self._limits = self._connection.defaults.limits(self._options)
+        try:
+            self._response = self._connection.open(self._call, limits)
+        except cancelled:
+            self._connection.end_run(limits)
+            raise
         self._samples = self._read(self._response, limits.deadline)
         return self
 
-    def __exit__(self, *_exception: object) -> None:
+    def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
         if self._samples is not None:
             self._samples.close()
         if self._response is not None:
             self._response.close()
+        # After an error of the service or of the connection, the request may be posted again with its key.
+        if self._limits is not None and self._lines.summary is None and not isinstance(error, RolloutError):
+            self._connection.end_run(self._limits)
 
     def __iter__(self) -> Iterator[SampleResult]:
         return (sample for _, sample in self.with_positions())

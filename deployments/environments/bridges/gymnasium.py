@@ -18,6 +18,7 @@ from rollout_env import (
     StartOutcome,
     StepOutcome,
     TaskEnvironment,
+    reply_text,
 )
 
 COLOURS = ("black", "red", "green", "yellow", "blue", "magenta", "cyan", "white")
@@ -100,7 +101,7 @@ class GymnasiumEnvironment(TaskEnvironment):
         episode = Episode(self, extra_env_info)
         for message in message_log[extra_env_info.prompt_messages :]:
             if message["role"] == "assistant":
-                episode.play(message["content"])
+                episode.play(reply_text(message))
         return episode
 
     def example_samples(self, count: int, seed: int) -> list[dict[str, Any]]:
@@ -141,7 +142,7 @@ class Episode(Session):
         """
         if self._is_over:
             raise SampleRejected("The episode is over.")
-        return self.play(message_log[-1]["content"])
+        return self.play(reply_text(message_log[-1]))
 
     def play(self, reply: str) -> StepOutcome:
         named = last_action(reply)

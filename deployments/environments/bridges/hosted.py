@@ -7,6 +7,8 @@ import subprocess
 import tempfile
 import threading
 import time
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,6 +17,7 @@ import jsonschema_rs
 from pydantic import BaseModel, ConfigDict, model_validator
 
 import rollout_env
+from deployments.environments.bridges.addresses import is_loopback
 from rollout_env import (
     ChatMessage,
     OutcomeInvalid,
@@ -27,9 +30,11 @@ from rollout_env import (
 )
 
 REPOSITORY = Path(__file__).resolve().parents[3]
+ANSWER_TIMEOUT_S = 5.0
 STOP_S = 10.0
 """How long a host may take to end before it is killed."""
-UNIX_URL = "http://host"
+PASSED_VARIABLES = ("PATH", "HOME", "LANG", "TMPDIR")
+"""Of the service's environment, where they are set. The others may hold keys that are no business of a package."""
 
 
 class HostedEnvironmentError(Exception):
@@ -54,7 +59,34 @@ class HostSettings(BaseModel):
     folders: list[str] = []
     """Where the interpreter looks for modules first; the repository of the service is always among them."""
     variables: dict[str, str] = {}
-    """Environment variables of the process, beside those of the service."""
+    """Environment variables of the process."""
+    passed_variables: list[str] = []
+    """Names of variables of the service that the process gets too, beside `PATH`, `HOME`, `LANG` and `TMPDIR`."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostAddress:
+    """Where a host is reached."""
+
+    url: str
+    socket: str | None = None
+    """Path of its Unix socket; `None` if the URL is its address."""
+
+    def client(self, timeout_s: float | None) -> httpx.Client:
+        transport = None if self.socket is None else httpx.HTTPTransport(uds=self.socket)
+        return httpx.Client(base_url=self.url, transport=transport, timeout=timeout_s, trust_env=self._has_proxy)
+
+    def async_client(self) -> httpx.AsyncClient:
+        """Without a time limit and without a bound of connections."""
+        transport = None if self.socket is None else httpx.AsyncHTTPTransport(uds=self.socket)
+        limits = httpx.Limits(max_connections=None)
+        return httpx.AsyncClient(
+            base_url=self.url, transport=transport, timeout=None, limits=limits, trust_env=self._has_proxy
+        )
+
+    @property
+    def _has_proxy(self) -> bool:
+        return self.socket is None and not is_loopback(self.url)
 
 
 class HostedEnvironment(TaskEnvironment):
@@ -79,10 +111,10 @@ class HostedEnvironment(TaskEnvironment):
         if (host is None) == (url is None):
             raise ValueError("give either host or url")
         self._process = None if host is None else HostProcess(host, start_timeout_s)
-        self._base_url = UNIX_URL if url is None else url
+        self._address = HostAddress(url or "") if self._process is None else self._process.address
         self._client: httpx.AsyncClient | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        with httpx.Client(base_url=self._base_url, transport=self._transport(), timeout=start_timeout_s) as client:
+        with self._address.client(start_timeout_s) as client:
             described = client.get("/description").raise_for_status().json()
         self.description = described["description"]  # type: ignore[misc]
         self.ExtraEnvInfo = fields_model(described["fields"])  # type: ignore[misc]
@@ -107,7 +139,7 @@ class HostedEnvironment(TaskEnvironment):
     def example_samples(self, count: int, seed: int) -> list[dict[str, Any]]:
         if self._process is not None:
             self._process.ensure()
-        with httpx.Client(base_url=self._base_url, transport=self._transport(), timeout=None) as client:
+        with self._address.client(timeout_s=None) as client:
             samples: list[dict[str, Any]] = result_of(client.post("/examples", json={"count": count, "seed": seed}))
         return samples
 
@@ -133,14 +165,9 @@ class HostedEnvironment(TaskEnvironment):
     def _client_of_this_loop(self) -> httpx.AsyncClient:
         loop = asyncio.get_running_loop()
         if self._client is None or self._loop is not loop:
-            transport = None if self._process is None else httpx.AsyncHTTPTransport(uds=self._process.socket)
-            limits = httpx.Limits(max_connections=None)
-            self._client = httpx.AsyncClient(base_url=self._base_url, transport=transport, timeout=None, limits=limits)
+            self._client = self._address.async_client()
             self._loop = loop
         return self._client
-
-    def _transport(self) -> httpx.HTTPTransport | None:
-        return None if self._process is None else httpx.HTTPTransport(uds=self._process.socket)
 
 
 class HostedSession(Session):
@@ -168,7 +195,8 @@ class HostProcess:
         self._settings = settings
         self._start_timeout_s = start_timeout_s
         self._folder = tempfile.TemporaryDirectory(prefix="host-")
-        self.socket = str(Path(self._folder.name) / "socket")
+        self._socket = str(Path(self._folder.name) / "socket")
+        self.address = HostAddress("http://host", self._socket)
         self._process: subprocess.Popen[bytes] | None = None
         self._starting = threading.Lock()
         """Many rollouts find at once that it has ended: one of them starts it, and the others wait."""
@@ -181,12 +209,12 @@ class HostProcess:
                 self._start()
 
     def _start(self) -> None:
-        Path(self.socket).unlink(missing_ok=True)
+        Path(self._socket).unlink(missing_ok=True)
         settings = self._settings
         folders = [*settings.folders, str(REPOSITORY), str(Path(rollout_env.__file__).parents[1])]
         command = [settings.python, "-m", "rollout_env", "serve", settings.import_path]
-        options = ["--arguments", json.dumps(settings.arguments), "--socket", self.socket, "--until-input-ends"]
-        variables = {**os.environ, **settings.variables, "PYTHONPATH": os.pathsep.join(folders)}
+        options = ["--arguments", json.dumps(settings.arguments), "--socket", self._socket, "--until-input-ends"]
+        variables = {**variables_of(settings, os.environ), "PYTHONPATH": os.pathsep.join(folders)}
         try:
             self._process = subprocess.Popen([*command, *options], stdin=subprocess.PIPE, env=variables)
         except OSError as error:
@@ -195,7 +223,7 @@ class HostProcess:
 
     def _wait_until_it_answers(self, process: subprocess.Popen[bytes]) -> None:
         gives_up_at = time.monotonic() + self._start_timeout_s
-        with httpx.Client(base_url=UNIX_URL, transport=httpx.HTTPTransport(uds=self.socket)) as client:
+        with self.address.client(ANSWER_TIMEOUT_S) as client:
             while time.monotonic() < gives_up_at:
                 if process.poll() is not None:
                     raise HostNotStarted(
@@ -229,6 +257,18 @@ class HostProcess:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+
+
+def variables_of(settings: HostSettings, own: Mapping[str, str]) -> dict[str, str]:
+    """The environment variables of a host: those that the settings name or set, and a few that every process needs.
+
+    Raises:
+        HostNotStarted: a variable that the settings name is not set.
+    """
+    if missing := [name for name in settings.passed_variables if name not in own]:
+        raise HostNotStarted(f"passed_variables: {', '.join(missing)} is not set in the environment of the service.")
+    passed = {name: own[name] for name in (*PASSED_VARIABLES, *settings.passed_variables) if name in own}
+    return {**passed, **settings.variables}
 
 
 def result_of(response: httpx.Response) -> Any:

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, HttpUrl, model_validator
 
 from deployments.environments.bridges.packages import imported
 from rollout_env import ChatMessage, LostSession, Session, StepOutcome, TaskEnvironment, TemporaryFailure
-from rollout_env.tool_calls import AnyCall, MalformedCall, tool_calls_of
+from rollout_env.tool_calls import AnyCall, MalformedCall, reply_text, tool_calls_of
 
 CONNECTION_CLOSED = -32000
 """MCP's code for a connection that ended while a call was under way."""
@@ -162,7 +162,7 @@ class McpSession(Session):
         response = message_log[-1]
         calls = tool_calls_of(response)
         if not calls:
-            answer = answer_in(response["content"])
+            answer = answer_in(reply_text(response))
             reward = self._task.reward_of(answer, extra_env_info)
             return StepOutcome({"role": "user", "content": ""}, reward, terminated=True, answer=answer)
         results = await asyncio.gather(*(self._result(place, call) for place, call in enumerate(calls)))
@@ -199,6 +199,7 @@ class ConnectionThread:
     """
 
     def __init__(self) -> None:
+        let_loops_start_processes()
         self._loop = asyncio.SelectorEventLoop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="MCP connections", daemon=True)
         self._thread.start()
@@ -216,6 +217,38 @@ class ConnectionThread:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
+
+
+class PolicyWithChildWatcher(asyncio.AbstractEventLoopPolicy):
+    """Another policy, and a watcher by which Python's own event loop notices the end of a process that it started."""
+
+    def __init__(self, policy: asyncio.AbstractEventLoopPolicy) -> None:
+        self._policy = policy
+        self._watcher = asyncio.ThreadedChildWatcher()
+
+    def get_event_loop(self) -> asyncio.AbstractEventLoop:
+        return self._policy.get_event_loop()
+
+    def set_event_loop(self, loop: asyncio.AbstractEventLoop | None) -> None:
+        self._policy.set_event_loop(loop)
+
+    def new_event_loop(self) -> asyncio.AbstractEventLoop:
+        return self._policy.new_event_loop()
+
+    def get_child_watcher(self) -> asyncio.AbstractChildWatcher:
+        return self._watcher
+
+    def set_child_watcher(self, watcher: asyncio.AbstractChildWatcher) -> None:
+        self._policy.set_child_watcher(watcher)
+
+
+def let_loops_start_processes() -> None:
+    """Gives this process a child watcher, which uvloop's policy (that of a replica) does not have."""
+    policy = asyncio.get_event_loop_policy()
+    try:
+        policy.get_child_watcher()
+    except NotImplementedError:
+        asyncio.set_event_loop_policy(PolicyWithChildWatcher(policy))
 
 
 async def cancel_others() -> None:

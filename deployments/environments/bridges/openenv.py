@@ -27,6 +27,7 @@ from rollout_env import (
     StepOutcome,
     TaskEnvironment,
     TemporaryFailure,
+    reply_text,
 )
 
 LARGEST_MESSAGE_BYTES = 100 * 2**20
@@ -197,7 +198,7 @@ class Episode(Session):
             TemporaryFailure: the socket dropped.
             ServerError: the environment raised.
         """
-        action = self._task.action_of(message_log[-1]["content"])
+        action = self._task.action_of(reply_text(message_log[-1]))
         if action is None:
             return told("There was no action: write it as JSON between <action> and </action>.")
         try:

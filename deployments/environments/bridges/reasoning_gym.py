@@ -22,7 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from deployments.environments.assigned_cores import assigned_cores
 from deployments.environments.bridges.packages import imported
 from deployments.environments.worker_pool import ProcessorTimeExceeded, WorkerPool
-from rollout_env import ChatMessage, SampleRejected, StartOutcome, StepOutcome, TaskEnvironment
+from rollout_env import ChatMessage, SampleRejected, StartOutcome, StepOutcome, TaskEnvironment, reply_text
 
 STEPS_PER_WORKER = 64
 WORKER_BYTES = 8 * 2**30
@@ -136,7 +136,7 @@ class ReasoningGymEnvironment(TaskEnvironment):
             EnvironmentLost: there is no score, for a reason other than the answer.
         """
         puzzle = self.puzzle_of(extra_env_info)
-        answer = last_answer(message_log[-1]["content"])
+        answer = last_answer(reply_text(message_log[-1]))
         if answer is None:
             return final("Environment: there is no <answer>.", 0.0, None)
         try:

@@ -16,7 +16,16 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from deployments.environments.bridges.packages import imported
-from rollout_env import ChatMessage, LostSession, SampleRejected, Session, StartOutcome, StepOutcome, TaskEnvironment
+from rollout_env import (
+    ChatMessage,
+    LostSession,
+    SampleRejected,
+    Session,
+    StartOutcome,
+    StepOutcome,
+    TaskEnvironment,
+    reply_text,
+)
 
 Opponent = Callable[[str, random.Random], str]
 """Chooses a move: is given what the player has seen since its last move, and random numbers of its own."""
@@ -122,7 +131,7 @@ class TextArenaEnvironment(TaskEnvironment):
         game = Game(self, extra_env_info)
         for message in message_log[extra_env_info.prompt_messages :]:
             if message["role"] == "assistant":
-                game.play(message["content"])
+                game.play(reply_text(message))
         return game
 
     def example_samples(self, count: int, seed: int) -> list[dict[str, Any]]:
@@ -157,7 +166,7 @@ class Game(Session):
         """
         if self.is_over:
             raise SampleRejected("The game is over.")
-        return self.play(message_log[-1]["content"])
+        return self.play(reply_text(message_log[-1]))
 
     def play(self, reply: str) -> StepOutcome:
         with self._own_numbers():

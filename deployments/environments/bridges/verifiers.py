@@ -6,30 +6,23 @@ brings, becomes the answer. So single-turn and multi-turn environments are playe
 """
 
 import asyncio
-import json
 import sys
-from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import ExitStack
 from itertools import islice
 from types import ModuleType
 from typing import Any, ClassVar
-from uuid import uuid4
 
-import uvicorn
 import verifiers.v1 as vf
 from pydantic import BaseModel, ConfigDict, Field
-from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
-from starlette.routing import Route
 from verifiers.v1.runtimes import ProgramResult
 from verifiers.v1.utils.generic import concrete_type
 from verifiers.v1.utils.loaders import environment_class
 
+from deployments.environments.bridges.model_endpoint import MODEL, ModelEndpoint, new_messages
 from rollout_env import ChatMessage, SampleRejected, Session, StartOutcome, StepOutcome, TaskEnvironment
 
 HARNESS_ID = "played_by_steps"
-MODEL = "policy"
 MOST_TASKS = 2**20
 """Of a taskset, which may have no end. All before the one that a sample names are made and held."""
 MOST_FIRST = 2**16
@@ -135,29 +128,25 @@ class VerifiersEnvironment(TaskEnvironment):
 class EpisodeSession(Session):
     """One episode, which waits for the response of the policy or has ended."""
 
-    def __init__(self, env: Any, task: vf.Task, endpoint: "ModelEndpoint") -> None:
-        self._endpoint = endpoint
-        self._key = uuid4().hex
-        self._requests: asyncio.Queue[tuple[dict[str, Any], asyncio.Future[ChatMessage]]] = asyncio.Queue()
-        self._answer: asyncio.Future[ChatMessage] | None = None
+    def __init__(self, env: Any, task: vf.Task, endpoint: ModelEndpoint) -> None:
+        self._closing = ExitStack()
+        self._asking = self._closing.enter_context(endpoint.session())
         self.asked: list[ChatMessage] = []
         """The messages that are new in this turn; empty after the end."""
-        endpoint.sessions[self._key] = self._requests
-        client = vf.EvalClientConfig(base_url=f"{endpoint.url}/{self._key}/v1", api_key_var="HOME")
+        client = vf.EvalClientConfig(base_url=self._asking.url, api_key_var="HOME")
         context = vf.ModelContext(model=MODEL, client=client)
         self._episode = asyncio.get_running_loop().create_task(env.run_episode(task, context))
 
     async def wait_for_turn(self) -> None:
         """Returns when the environment asks for a response, or the episode has ended."""
-        waiting = asyncio.ensure_future(self._requests.get())
+        waiting = asyncio.ensure_future(self._asking.next_request())
         try:
             await asyncio.wait({waiting, self._episode}, return_when=asyncio.FIRST_COMPLETED)
         except asyncio.CancelledError:
             waiting.cancel()
             raise
         if waiting.done():
-            body, self._answer = waiting.result()
-            self.asked = new_messages(body["messages"])
+            self.asked = new_messages(waiting.result()["messages"])
         else:
             waiting.cancel()
             self.asked = []
@@ -169,9 +158,9 @@ class EpisodeSession(Session):
             SampleRejected: the episode has ended.
             RuntimeError: the episode failed.
         """
-        if self._answer is None or self._answer.done():
+        if not self._asking.can_be_answered:
             raise SampleRejected("The episode has ended.")
-        self._answer.set_result(message_log[-1])
+        self._asking.answer(message_log[-1])
         await self.wait_for_turn()
         if self.asked:
             return StepOutcome(self.asked, 0.0, terminated=False)
@@ -190,9 +179,7 @@ class EpisodeSession(Session):
         )
 
     async def close(self) -> None:
-        del self._endpoint.sessions[self._key]
-        if self._answer is not None:
-            self._answer.cancel()
+        self._closing.close()
         self._episode.cancel()
         await asyncio.wait([self._episode])
 
@@ -206,7 +193,7 @@ class Serving:
         self._stopping = asyncio.Event()
         self._task = loop.create_task(self._live(env))
 
-    async def started(self) -> "ModelEndpoint":
+    async def started(self) -> ModelEndpoint:
         return await asyncio.shield(self._endpoint)
 
     async def stop(self) -> None:
@@ -225,98 +212,6 @@ class Serving:
             if self._endpoint.done():
                 raise
             self._endpoint.set_exception(error)
-
-
-class EndpointServer(uvicorn.Server):
-    """Leaves the signals to the server of the host."""
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-
-class ModelEndpoint:
-    """`POST /KEY/v1/chat/completions`, answered by the session of that key."""
-
-    def __init__(self) -> None:
-        self.sessions: dict[str, asyncio.Queue[tuple[dict[str, Any], asyncio.Future[ChatMessage]]]] = {}
-        route = Route("/{key}/v1/chat/completions", self._complete, methods=["POST"])
-        app = Starlette(routes=[route])
-        config = uvicorn.Config(app, host="127.0.0.1", port=0, log_level="warning", timeout_graceful_shutdown=1)
-        self._server = EndpointServer(config)
-        self.url = ""
-
-    async def start(self) -> None:
-        self._task = asyncio.get_running_loop().create_task(self._server.serve())
-        while not self._server.started:
-            await asyncio.sleep(0.01)
-        port = self._server.servers[0].sockets[0].getsockname()[1]
-        self.url = f"http://127.0.0.1:{port}"
-
-    async def stop(self) -> None:
-        self._server.should_exit = True
-        await self._task
-
-    async def _complete(self, request: Request) -> Response:
-        requests = self.sessions.get(request.path_params["key"])
-        if requests is None:
-            return JSONResponse({"error": {"message": "The episode has ended."}}, status_code=410)
-        body = await request.json()
-        answer: asyncio.Future[ChatMessage] = asyncio.get_running_loop().create_future()
-        requests.put_nowait((body, answer))
-        try:
-            message = completion_message(await answer)
-        except asyncio.CancelledError:
-            return JSONResponse({"error": {"message": "The episode was cut off."}}, status_code=410)
-        if body.get("stream"):
-            return StreamingResponse(chunks_of(message), media_type="text/event-stream")
-        return JSONResponse(completion("chat.completion", message=message))
-
-
-def completion_message(response: ChatMessage) -> dict[str, Any]:
-    """The response in OpenAI's form, with the calls that the service has parsed."""
-    message: dict[str, Any] = {"role": "assistant", "content": response.get("parsed_content", response["content"])}
-    if calls := response.get("tool_calls"):
-        message["tool_calls"] = calls
-    return message
-
-
-def completion(kind: str, **choice: Any) -> dict[str, Any]:
-    message = choice.get("message") or choice.get("delta") or {}
-    reason = None if kind.endswith("chunk") and message else "tool_calls" if message.get("tool_calls") else "stop"
-    choices = [{"index": 0, "finish_reason": reason, **choice}]
-    usage = {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}
-    return {"id": uuid4().hex, "object": kind, "created": 0, "model": MODEL, "choices": choices, "usage": usage}
-
-
-async def chunks_of(message: dict[str, Any]) -> AsyncIterator[str]:
-    """The message as a stream of one piece."""
-    calls = [{**call, "index": place} for place, call in enumerate(message.get("tool_calls", []))]
-    delta = {**message, "tool_calls": calls} if calls else message
-    for chunk in (
-        completion("chat.completion.chunk", delta=delta),
-        completion("chat.completion.chunk", delta={}, finish_reason="tool_calls" if calls else "stop"),
-    ):
-        yield f"data: {json.dumps(chunk)}\n\n"
-    yield "data: [DONE]\n\n"
-
-
-def new_messages(messages: list[dict[str, Any]]) -> list[ChatMessage]:
-    """Those after the last response."""
-    places = [place for place, message in enumerate(messages) if message["role"] == "assistant"]
-    return [chat_message(message) for message in messages[places[-1] + 1 if places else 0 :]]
-
-
-def chat_message(message: dict[str, Any]) -> ChatMessage:
-    content = message.get("content") or ""
-    if not isinstance(content, str):
-        content = "\n".join(part.get("text", "") for part in content)
-    chat: ChatMessage = {"role": message["role"], "content": content}
-    if "tool_call_id" in message:
-        chat["tool_call_id"] = message["tool_call_id"]
-    if message.get("name"):
-        chat["name"] = message["name"]
-    return chat
 
 
 def rewards_of(episode: Any) -> dict[str, float]:

@@ -14,7 +14,7 @@ from deployments.environments.math import last_box
 from deployments.environments.sandbox_settings import SandboxSettings
 from deployments.failures import EnvironmentLost
 from deployments.sandbox import Program, ProgramRefused, SandboxLost
-from rollout_env import ChatMessage, StepOutcome, TaskEnvironment
+from rollout_env import ChatMessage, StepOutcome, TaskEnvironment, reply_text
 
 RUN_CELLS = (Path(__file__).parent / "programs" / "run_cells.py").read_text(encoding="utf-8")
 LONGEST_OUTPUT = 4000
@@ -56,7 +56,7 @@ class CodeEnvironment(TaskEnvironment):
         Raises:
             EnvironmentLost: the sandbox failed. The step is tried again.
         """
-        reply = message_log[-1]["content"]
+        reply = reply_text(message_log[-1])
         code = last_code_block(reply)
         try:
             if extra_env_info.tests:

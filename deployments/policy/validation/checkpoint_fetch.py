@@ -39,7 +39,7 @@ def fetch_checkpoint(location: str, roots: Sequence[str], folder: Path) -> Path:
         raise
     except Exception as error:
         # Each file system of fsspec raises errors of its own.
-        raise source_refused(f"it cannot be read: {type(error).__name__}: {error}", location) from error
+        raise source_refused(f"it cannot be read: {reason_of(error)}", location) from error
 
 
 def refuse_outside(places: Iterable[str], roots: Sequence[str], location: str) -> None:
@@ -47,7 +47,7 @@ def refuse_outside(places: Iterable[str], roots: Sequence[str], location: str) -
     prefixes = [normalized(root).rstrip("/") for root in roots]
     for place in places:
         if not any(place == prefix or place.startswith(f"{prefix}/") for prefix in prefixes):
-            allowed = ", ".join(roots) or NO_ROOTS
+            allowed = "policy.checkpoint_roots of the service's config" if roots else NO_ROOTS
             raise source_refused(f"it lies outside the roots that weights may be read from ({allowed})", location)
 
 
@@ -96,6 +96,19 @@ def normalized(location: str) -> str:
 
 def is_url(location: str) -> bool:
     return "://" in location and not location.startswith("file://")
+
+
+def reason_of(error: Exception) -> str:
+    """Without the path that the location turned out to be, which is in the messages of the system."""
+    match error:
+        case FileNotFoundError():
+            return "nothing is there"
+        case OSError(strerror=str(reason)):
+            return reason
+        case ValueError():
+            return f"ValueError: {error}"
+        case _:
+            return type(error).__name__
 
 
 def source_refused(message: str, location: str) -> SourceRefused:

@@ -27,6 +27,7 @@ MAX_POSITIONS = 16384
 CHAT_TEMPLATE = Path(__file__).parent.parent / "chat_template.jinja"
 NO_LOSS = -100
 ASSISTANT_TURN = [START, *b"assistant\n"]
+EMPTY_THOUGHT = [THINK, THINK_END]
 
 ChatMessages = Sequence[Mapping[str, Any]]
 
@@ -76,7 +77,10 @@ def rendered_ids(
 def conversation_of(
     tokenizer: PreTrainedTokenizerFast, messages: ChatMessages, tools: Sequence[Mapping[str, Any]], thinks: bool
 ) -> Conversation:
-    """The whole conversation; learnt are the assistant's own tokens and the `<|im_end|>` that closes each reply."""
+    """The whole conversation; learnt are the assistant's own tokens and the `<|im_end|>` that closes each reply.
+
+    An empty thought is the template's with `enable_thinking=False`, else the assistant's own.
+    """
     token_ids = rendered_ids(tokenizer, messages, tools, thinks)
     labels = [NO_LOSS] * len(token_ids)
     place = 0
@@ -85,8 +89,8 @@ def conversation_of(
             place += 1
             continue
         place += len(ASSISTANT_TURN)
-        if token_ids[place : place + 2] == [THINK, THINK_END]:
-            place += 2
+        if not thinks:
+            place += len(EMPTY_THOUGHT)
         end = token_ids.index(END, place) + 1
         labels[place:end] = token_ids[place:end]
         place = end

@@ -20,16 +20,16 @@ SKILLS: Mapping[str, Skill] = {
 }
 """Measured by `measure`."""
 
-SHORT: Mapping[Skill, float] = {copying: 1, addition: 2, json_answer: 1.5, python: 2}
+SHORT: Mapping[Skill, float] = {copying: 2, addition: 2, json_answer: 1.5, python: 2}
 LONG: Mapping[Skill, float] = {calculator: 1.5, search: 1.5, any_tool: 1}
-COPYING_STEPS = 120
+COPYING_STEPS = 300
 """At the beginning, in which most conversations without tools are of copying."""
 COPYING_WEIGHT = 12.0
-TOKENS_PER_BATCH = 4096
+TOKENS_PER_BATCH = 2048
 BATCHES_AT_ONCE = 16
 """So many are made together, out of conversations sorted by length: little of them is padding."""
-MOST_QUESTIONS = 3
-"""Of a conversation with tools, whose schemas are the longest part."""
+MOST_QUESTIONS = 4
+"""Of a conversation with tools, whose schemas are its longest part: with more questions, more tokens are learnt."""
 THINKING_SHARE = 0.75
 """The others are rendered with `enable_thinking=False`."""
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 from transformers import PreTrainedTokenizerFast
 
+from deployments.chat.chat_tokenizer import TransformersChatTokenizer
+from deployments.chat.tokenizer_protocol import ChatOptions
 from models.small.recipe.chat_format import rendered_ids
 from models.small.recipe.exercises import Exercise
 from rollout_env import ChatMessage
-from service.requests.chat_tokenizer import TransformersChatTokenizer
-from service.rollouts.tokenizer_protocol import ChatOptions
 
 Generate = Callable[[Sequence[list[int]]], list[list[int]]]
 """What a model says to each prompt, all in token ids, up to and with the end of its turn."""

@@ -20,8 +20,14 @@ TESTED_NUMBERS = ((0, 3), (1, 1), (5, 2), (-7, 4))
 
 
 def copying(draw: random.Random) -> Exercise:
-    """Teaches to copy: what all other skills do with the words and numbers of a question."""
-    text = "".join(draw.choices(LETTERS, k=draw.randint(4, 40))).strip() or "0"
+    """Teaches to copy: what all other skills do with the words and numbers of a question.
+
+    Half of the texts are names. They share syllables: copying one takes more than the letter that came last.
+    """
+    if draw.random() < 0.5:
+        text = " ".join(invented_name(draw) for _ in range(draw.randint(1, 5)))
+    else:
+        text = "".join(draw.choices(LETTERS, k=draw.randint(4, 40))).strip() or "0"
     return Exercise(f"Repeat: {text}", [reply(text)], lambda said: said == text)
 
 

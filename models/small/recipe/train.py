@@ -21,7 +21,7 @@ from models.small.recipe.measure import QUESTIONS, scores_of
 from models.small.recipe.model_card import write_model_card
 from models.small.recipe.training import make_model, train
 
-STEPS = 1200
+STEPS = 1600
 
 
 def main(

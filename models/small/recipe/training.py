@@ -18,7 +18,7 @@ WARMUP_STEPS = 20
 DECAY_SHARE = 0.4
 LAST_FACTOR = 0.05
 GRADIENT_NORM = 1.0
-GAP_SHARE = 0.2
+GAP_SHARE = 0.1
 """Of the batches, how many have a gap in the positions of their tokens, as a long text between two others leaves:
 the model has seen all distances of its context, though no conversation is as long."""
 
@@ -28,8 +28,8 @@ def make_model() -> Qwen3ForCausalLM:
     config = Qwen3Config(
         vocab_size=VOCABULARY_SIZE,
         hidden_size=256,
-        intermediate_size=512,
-        num_hidden_layers=5,
+        intermediate_size=384,
+        num_hidden_layers=4,
         num_attention_heads=8,
         num_key_value_heads=4,
         head_dim=32,

@@ -1,6 +1,7 @@
 """What a rollout sends and returns, against a scripted service."""
 
 import asyncio
+import re
 
 import pytest
 from fastapi.responses import Response
@@ -94,7 +95,7 @@ def test_the_progress_bar_counts_rollouts_tokens_and_failures(
     failed = {"position": 1, "sample": result(1, status="error", error=error)}
     service.rollouts.append(lambda _: ndjson(failed, {"position": 0, "sample": result()}, {"summary": SUMMARY}))
     play(service.url, sample(), sample(), progress=True)
-    assert "2/2 rollouts, 4 tokens generated, 1 failed" in capsys.readouterr().err
+    assert re.search(r"2/2 rollouts, [\d,]+ tokens/s, mean reward 1\.000, 1 failed", capsys.readouterr().err)
 
 
 def test_rollouts_as_arrow_are_asked_for_and_answered_as_in_json(service: ScriptedService) -> None:

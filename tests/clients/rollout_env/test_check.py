@@ -13,6 +13,7 @@ from pydantic import BaseModel
 
 from rollout_env import ChatMessage, CheckFailed, Finding, Session, StartOutcome, StepOutcome, TaskEnvironment, check
 from rollout_env.check_rules import AWKWARD_REPLIES
+from rollout_env.check_static_rules import MANY_SAMPLES
 from tests.clients.rollout_env.counting_environment import Count, CountingEnvironment, counting_sample
 
 FIRST = "Sample 0, turn 1, reply ''"
@@ -108,7 +109,7 @@ class FaultyExamples(CountingEnvironment):
         self.answers = itertools.cycle(answers)
 
     def example_samples(self, count: int, seed: int) -> list[dict[str, Any]]:
-        return next(self.answers)
+        return next(self.answers) if count < MANY_SAMPLES else super().example_samples(count, seed)
 
 
 TWO, THREE, FOUR = (counting_sample(until) for until in (2, 3, 4))
@@ -128,6 +129,54 @@ def test_example_samples_that_are_not_as_asked_for_are_found(
     assert findings_of(FaultyExamples(*answers), samples=2) == [
         Finding("example_samples", f"example_samples(2, seed=0) {message}")
     ]
+
+
+class Counted(CountingEnvironment):
+    """Has a fixed list of samples."""
+
+    def __init__(self, samples: Callable[[int, int], list[dict[str, Any]]]) -> None:
+        self.samples = samples
+
+    def example_samples(self, count: int, seed: int) -> list[dict[str, Any]]:
+        return self.samples(count, seed)
+
+
+@pytest.mark.parametrize(
+    ("samples", "message"),
+    [
+        (
+            lambda count, seed: [TWO, THREE, FOUR][:count] if seed == 0 else [FOUR, THREE, TWO][:count],
+            "returned 3 samples; repeat them where there are no more.",
+        ),
+        (
+            lambda count, _: [counting_sample(2 + place % 8) for place in range(count)],
+            "returned the same samples as with seed 1; choose or order them by the seed.",
+        ),
+    ],
+)
+def test_example_samples_that_are_wrong_when_many_are_asked_for_are_found(samples: Any, message: str) -> None:
+    assert findings_of(lambda: Counted(samples)) == [
+        Finding("example_samples", f"example_samples(64, seed=0) {message}")
+    ]
+
+
+def test_one_of_many_example_samples_that_cannot_be_posted_is_found() -> None:
+    def one_wrong(count: int, seed: int) -> list[dict[str, Any]]:
+        samples = [counting_sample(seed + 2 + place) for place in range(count)]
+        return [*samples[:40], *([{**TWO, "score": float("nan")}] if count > 40 else []), *samples[41:]]
+
+    assert findings_of(lambda: Counted(one_wrong)) == [
+        Finding(
+            "example_samples",
+            "sample 40 of example_samples(64, seed=0) is no sample: it is not JSON: sample: Value error, it holds nan, "
+            "which JSON cannot express.",
+        )
+    ]
+
+
+def test_the_few_samples_of_an_environment_may_be_the_same_for_another_seed() -> None:
+    check(lambda: Counted(lambda count, _: [TWO] * count), samples=1)
+    check(lambda: Counted(lambda count, _: [counting_sample(2 + place % 7) for place in range(count)]))
 
 
 def test_example_samples_that_raise_are_found() -> None:

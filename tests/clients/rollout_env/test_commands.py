@@ -21,6 +21,7 @@ def refusal_of(*arguments: str) -> str:
     return str(refusal.value)
 
 
+@pytest.mark.slow
 def test_a_new_environment_passes_its_own_test(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     said = said_by(capsys, "init", "number-game", "--folder", str(tmp_path / "new"))
     assert sorted(path.name for path in (tmp_path / "new").iterdir()) == ["number_game.py", "test_number_game.py"]

@@ -1,10 +1,12 @@
 """From an import path and arguments to an environment, and the sentences for what is wrong with them."""
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import pytest
+from pydantic import Field
 
 from rollout_env.loading import (
     EnvironmentNotLoadable,
@@ -162,4 +164,31 @@ def test_a_nested_argument_is_refused_with_its_path() -> None:
     assert str(refusal.value).partition("}}: ")[2].partition(". Its constructor")[0] == (
         "judge.url: Field required (given: {'retries': -1}); judge.retries: Input should be greater than or equal to 0 "
         "(given: -1); weights.a: Input should be less than or equal to 1 (given: 2)"
+    )
+
+
+def test_the_constructor_is_shown_with_short_types_without_their_constraints() -> None:
+    class Particular(Loadable):
+        def __init__(
+            self,
+            judge: Judge | None = None,
+            *,
+            level: Annotated[int, Field(ge=1, description="How hard it is.")] = 2,
+            weights: dict[str, Annotated[float, Field(le=1)]] | None = None,
+            mode: Literal["all", "each"] = "all",
+            pair: tuple[int, ...] = (),
+            score: Callable[[str], float] | None = None,
+            path: "Path | None" = None,
+            missing: "Nowhere" = None,  # type: ignore[name-defined]  # noqa: F821
+            **further: Any,
+        ) -> None:
+            raise NotImplementedError
+
+    with pytest.raises(EnvironmentNotLoadable) as refusal:
+        checked_arguments(Particular, {"level": "high"}, "my_package:Particular")
+    assert str(refusal.value).partition("Its constructor is ")[2] == (
+        "Particular(judge: Judge | None = None, *, level: int = 2, weights: dict[str, float] | None = None, "
+        "mode: Literal['all', 'each'] = 'all', pair: tuple[int, ...] = (), "
+        "score: Callable[[str], float] | None = None, path: Path | None = None, "
+        "missing: Nowhere = None, **further: Any)."
     )

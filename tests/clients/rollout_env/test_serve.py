@@ -1,12 +1,15 @@
 """The server of an environment, without its socket."""
 
 import asyncio
+import json
 from typing import Any
 
 import pytest
+from starlette.requests import Request
+from starlette.responses import Response
 
-from rollout_env import ChatMessage, Session, StepOutcome
-from rollout_env.serve import EnvironmentServer
+from rollout_env import ChatMessage, SampleRejected, Session, StepOutcome
+from rollout_env.serve import EnvironmentServer, answering
 from tests.clients.rollout_env.counting_environment import Count, CountingEnvironment
 
 
@@ -50,3 +53,18 @@ def test_a_session_that_cannot_be_closed_keeps_neither_the_others_nor_the_enviro
         asyncio.run(scenario())
     assert sorted(environment.closed[:-1]) == ["session 0", "session 1", "session 2"]
     assert environment.closed[-1] == "environment"
+
+
+def test_what_it_raises_can_be_answered_whatever_the_message_holds() -> None:
+    async def handler(asked: Any) -> Any:
+        raise SampleRejected(asked)
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": json.dumps("\ud83d").encode()}
+
+    async def answer() -> Response:
+        return await answering(handler)(Request({"type": "http", "headers": []}, receive))
+
+    response = asyncio.run(answer())
+    assert response.status_code == 409
+    assert json.loads(bytes(response.body)) == {"kind": "rejected", "message": "\\ud83d"}

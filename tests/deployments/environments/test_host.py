@@ -10,7 +10,14 @@ from pydantic import BaseModel, field_validator
 
 from deployments.environments import host as host_module
 from deployments.environments.host import EnvironmentHost, TooManyThreads
-from deployments.failures import EnvironmentBroken, EnvironmentLost, EnvironmentRejected, RolloutFailure, TurnTimedOut
+from deployments.failures import (
+    EnvironmentBroken,
+    EnvironmentLost,
+    EnvironmentRejected,
+    EnvironmentShuttingDown,
+    RolloutFailure,
+    TurnTimedOut,
+)
 from deployments.protocols import RefusedField, StepRequest, StepResults
 from rollout_env import ChatMessage, SampleRejected, StepOutcome, TaskEnvironment
 from rollout_env.calls import abandoned_threads
@@ -126,7 +133,14 @@ def test_a_step_that_fails_is_answered_by_its_failure_and_leaves_its_siblings_al
     assert str(failed) == message
 
 
-@pytest.mark.parametrize("mode", ["raise", "cancel", "reject", "nan"])
+def test_a_sample_that_the_environment_rejects_is_logged_without_a_traceback(caplog: pytest.LogCaptureFixture) -> None:
+    [rejected] = results_of({"mode": "reject"})
+    [record] = caplog.records
+    assert record.getMessage() == f"A step of task obedient failed: {rejected}"
+    assert record.exc_info is None
+
+
+@pytest.mark.parametrize("mode", ["raise", "cancel", "nan"])
 def test_a_step_that_fails_is_logged_with_its_traceback_and_its_rollout(
     mode: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -187,6 +201,20 @@ def test_an_aborted_step_ends_and_the_others_of_its_call_go_on(caplog: pytest.Lo
     [(place, failure)] = asyncio.run(run()).results
     assert (place, type(failure)) == (1, EnvironmentBroken)
     assert caplog.records == []
+
+
+def test_a_host_that_is_shut_down_gives_up_the_steps_that_have_not_ended_in_their_time() -> None:
+    async def run() -> None:
+        host = obedient_host()
+        host.drain(4.5)
+        answers = [
+            (virtual_time.now(), type(result))
+            async for item in host.step([StepRequest(LOG, {"mode": mode}, step_id=mode) for mode in ("good", "wait")])
+            for _, result in item.results
+        ]
+        assert answers == [(0.0, StepOutcome), (4.5, EnvironmentShuttingDown)]
+
+    virtual_time.run(run())
 
 
 def test_a_host_describes_its_task() -> None:

@@ -163,3 +163,10 @@ def test_parts_that_cannot_be_made_are_named(parts: dict[str, Any], says: str) -
 def test_it_keeps_the_rules_for_environments() -> None:
     check(lambda: made(one=part(), two=part(named=True)))
     assert MultiRewardEnvironment.description
+
+
+def test_a_part_with_the_name_of_the_field_beside_the_parts_is_refused() -> None:
+    with pytest.raises(
+        EnvironmentNotLoadable, match=r"parts: a part cannot be named 'ended', which is a field of extra"
+    ):
+        made(one=part(), ended=part())

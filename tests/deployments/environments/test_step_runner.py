@@ -7,7 +7,7 @@ import pytest
 from pydantic import BaseModel
 
 from deployments.environments.step_runner import StepRunner
-from deployments.failures import RolloutFailure, TurnTimedOut
+from deployments.failures import EnvironmentShuttingDown, RolloutFailure, TurnTimedOut
 from deployments.protocols import StepRequest
 from rollout_env import ChatMessage, StepOutcome, TaskEnvironment
 from tests import virtual_time
@@ -44,6 +44,9 @@ class TimedEnvironment(TaskEnvironment):
 
     def example_samples(self, count: int, seed: int) -> list[dict[str, Any]]:
         raise NotImplementedError
+
+
+STEPS = [("done", 1), ("running", 60), ("waiting", 60)]
 
 
 def request(step_id: str, seconds: float, **state: Any) -> StepRequest:
@@ -113,6 +116,32 @@ def test_an_aborted_step_is_cancelled_and_one_that_waits_is_never_begun() -> Non
     virtual_time.run(run())
     assert environment.began_at == [0, 2]
     assert environment.cancelled_at == [2]
+
+
+def test_steps_of_a_replica_that_hands_over_are_given_up_and_later_ones_never_begun(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    environment = TimedEnvironment(max_concurrent_steps=2)
+    caplog.set_level("INFO")
+
+    async def run() -> None:
+        runner = StepRunner(environment, "timed", None)
+        done, running, waiting = (runner.start(request(step_id, seconds), set()) for step_id, seconds in STEPS)
+        await asyncio.sleep(2)
+        runner.hand_over()
+        later = runner.start(request("later", 0), set())
+        assert done.result() == outcome("done")
+        for given_up in (running, waiting, later):
+            failure = given_up.result()
+            assert isinstance(failure, EnvironmentShuttingDown)
+            assert str(failure) == "The replica of environment 'timed' is being shut down."
+        await virtual_time.settled()
+        assert runner.in_progress == 0
+
+    virtual_time.run(run())
+    assert environment.began_at == [0, 0, 1]
+    assert environment.cancelled_at == [2, 2]
+    assert caplog.messages == ["2 steps of task timed go on at other replicas."]
 
 
 def test_the_retry_of_a_step_is_what_its_id_aborts() -> None:

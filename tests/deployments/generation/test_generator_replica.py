@@ -9,6 +9,7 @@ from deployments.generation import generator_replica
 from deployments.generation.engine import VLLMEngine
 from deployments.generation.generator_replica import GeneratorReplica
 from deployments.generation.replica_seed import replica_seed
+from deployments.generation.response_settings import ResponseSettings
 from deployments.generation.settings import EngineSettings
 
 # Importing vLLM takes seconds.
@@ -20,7 +21,7 @@ class EngineArguments(Exception):
 
 
 @pytest.mark.parametrize("configured", [None, 7])
-def test_an_engine_starts_with_a_seed_of_its_own_replica(
+def test_an_engine_starts_with_a_seed_of_its_own_replica_and_the_parser_of_reasoning(
     configured: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def start(engine_args: dict[str, Any], *_: Any) -> None:
@@ -32,5 +33,6 @@ def test_an_engine_starts_with_a_seed_of_its_own_replica(
     settings = EngineSettings(model="m", device="cpu", seed=configured)
     replica: Any = GeneratorReplica.__new__(GeneratorReplica)
     with pytest.raises(EngineArguments) as raised:
-        asyncio.run(replica.__init__(settings, None))
+        asyncio.run(replica.__init__(settings, None, ResponseSettings(reasoning_parser="qwen3")))
+    assert raised.value.args[0]["reasoning_parser"] == "qwen3"
     assert raised.value.args[0]["seed"] == replica_seed(configured, "x1y2z3")

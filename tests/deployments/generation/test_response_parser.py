@@ -1,7 +1,9 @@
 """vLLM's own parsers, over texts that models write and texts that they should not."""
 
 import json
+import logging
 import shutil
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -48,6 +50,15 @@ def parsers(tokenizers: dict[str, Any]) -> dict[str, VLLMResponseParser]:
         kind: VLLMResponseParser(ParserChoice(tokenizers[f"{kind} folder"], "hermes", "qwen3", ends))
         for kind in ("special", "plain")
     }
+
+
+@pytest.fixture(autouse=True)
+def handlers_of_other_parsers() -> Iterator[None]:
+    """`prepare` removes them, because a worker process has one parser."""
+    logger = logging.getLogger("vllm")
+    handlers = list(logger.handlers)
+    yield
+    logger.handlers[:] = handlers
 
 
 def ids(tokenizer: Any, text: str, ended: bool = True) -> list[int]:
@@ -148,3 +159,57 @@ def test_half_of_a_surrogate_pair_is_an_error_because_no_answer_can_be_written_w
     parsed = response_parser.parsed(parsers["plain"], ResponseToParse(ids(tokenizers["plain"], text), tools=[ADD]))
     assert parsed == ParsedResponse(parse_error=parsed.parse_error)
     assert "surrogates not allowed" in (parsed.parse_error or "")
+
+
+TEMPLATE = {
+    "start_anchor": "<|assistant|>\n",
+    "fields": {
+        "thinking": {"open": "<think>", "close": "</think>"},
+        "content": {},
+        "tool_calls": {
+            "open": "<tool_call>",
+            "close": "</tool_call>",
+            "content": "json",
+            "repeats": True,
+            "transform": {"function": {"name": "{content.name}", "arguments": "{content.arguments}"}},
+        },
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def templated(tokenizers: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> VLLMResponseParser:
+    """The parser that reads what the tokenizer's own template of responses says."""
+    folder = tmp_path_factory.mktemp("templated")
+    shutil.copytree(tokenizers["plain folder"], folder, dirs_exist_ok=True)
+    config = folder / "tokenizer_config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "response_template": TEMPLATE}))
+    return VLLMResponseParser(ParserChoice(str(folder), "hf", "hf", frozenset({tokenizers["plain"].eos_token_id})))
+
+
+def test_the_hf_parser_reads_what_the_template_of_the_tokenizer_says(
+    tokenizers: dict[str, Any], templated: VLLMResponseParser
+) -> None:
+    prompt = ids(tokenizers["plain"], "<|user|>\n41 + 1?<|end|>\n<|assistant|>\n", ended=False)
+    text = f"<think>Two numbers.</think>I add them. {CALL}"
+    response = ResponseToParse(ids(tokenizers["plain"], text), prompt_token_ids=prompt, tools=[ADD], turn=2)
+    parsed = templated.parse(response)
+    assert [call["function"] for call in parsed.tool_calls] == [{"name": "add", "arguments": '{"numbers": [41, 1]}'}]
+    assert parsed.tool_calls[0]["id"] == "call00200"
+    assert (parsed.reasoning_content, parsed.parsed_content) == ("Two numbers.", "I add them. ")
+
+
+def test_the_hf_parser_looks_at_the_prompt_for_reasoning_that_the_template_has_begun(
+    tokenizers: dict[str, Any], templated: VLLMResponseParser
+) -> None:
+    response = ids(tokenizers["plain"], "Two numbers.</think>42")
+    for begun, reasoning in (("<think>", "Two numbers."), ("", None)):
+        prompt = ids(tokenizers["plain"], f"<|user|>\n41 + 1?<|end|>\n<|assistant|>\n{begun}", ended=False)
+        parsed = templated.parse(ResponseToParse(response, prompt_token_ids=prompt))
+        assert parsed.reasoning_content == reasoning
+
+
+def test_the_hf_parser_is_refused_where_the_tokenizer_has_no_template_of_responses() -> None:
+    prepare(ParserChoice(str(TINY_MODEL), "hf", None))
+    with pytest.raises(ParserUnusable, match="response_template"):
+        parse_all([])

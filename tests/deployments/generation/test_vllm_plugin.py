@@ -14,7 +14,7 @@ from deployments.generation.vllm_plugin import (
     preload_by_name,
 )
 
-OPENMP = Path(torch.__file__).parent / "lib" / "libgomp.so.1"
+OPENMP = (Path(torch.__file__).parent / "lib" / "libgomp.so.1").resolve()
 PRINT_LOADED = "print(open('/proc/self/maps').read())"
 
 

@@ -13,6 +13,7 @@ from deployments.models import reward_client
 from deployments.models.reward_client import RemoteRewardModel
 from deployments.models.reward_replica import RewardModelReplica
 from deployments.models.settings import RewardModelSettings
+from deployments.rpc import message_size
 from rollout_env import ChatMessage, ModelRefused, ModelUnavailable
 
 
@@ -99,6 +100,19 @@ def test_conversations_of_one_iteration_travel_in_one_call(monkeypatch: pytest.M
         scores = await asyncio.gather(*(model.score(said("a" * length)) for length in range(1, 7)))
         assert scores == [1, 2, 3, 4, 5, 6]
         assert handle.calls == [4, 2]
+
+    asyncio.run(scenario())
+
+
+def test_conversations_that_are_too_large_together_travel_in_several_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(message_size, "MOST_BYTES_PER_MESSAGE", 1200)
+
+    async def scenario() -> None:
+        handle = Handle(replica(LengthScorer()).score)
+        model = RemoteRewardModel("helpful", handle)
+        # Each takes about 200 bytes and the JSON of its message.
+        await asyncio.gather(*(model.score([*said("a"), *said("b" * 200)]) for _ in range(5)), return_exceptions=True)
+        assert handle.calls == [2, 2, 1]
 
     asyncio.run(scenario())
 

@@ -19,6 +19,7 @@ from tests.virtual_time import settled, until
 
 FEWEST_KILLS = 8
 """A story with fewer recorded kills was not recorded."""
+pytestmark = pytest.mark.slow
 
 
 async def begun(world: World) -> None:

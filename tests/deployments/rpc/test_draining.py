@@ -26,6 +26,8 @@ def test_the_shutdown_of_a_replica_calls_back_first_and_says_how_long_its_calls_
     async def run() -> None:
         call_at_shutdown(order.append)
         await Replica.perform_graceful_shutdown(replica)  # type: ignore[no-untyped-call]
+        # A controller that has restarted does not know that it has begun.
+        await Replica.perform_graceful_shutdown(replica)  # type: ignore[no-untyped-call]
 
     virtual_time.run(run())
-    assert order == [10.0, replica]
+    assert order == [10.0, replica, replica]

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import AsyncGenerator, Iterable
 from contextlib import aclosing
 from dataclasses import replace
 
@@ -26,6 +26,7 @@ from deployments.protocols import (
 )
 from deployments.rpc.generator_replica_base import GeneratorReplicaBase
 from deployments.rpc.output_health import MOST_NOT_FINITE, OutputsDiffer, OutputsNotFinite
+from deployments.serving_records import ServedPart, ServedRequest
 from tests import virtual_time
 
 DONE = Generation([1], [0.0], "stop")
@@ -327,6 +328,63 @@ def test_a_replica_that_drains_refuses_new_generations_and_hands_the_others_over
             await asyncio.sleep(0.2)
             [(names, failure)] = replica.engine.interrupted
             assert (names, type(failure)) == (["a", "b"], ReplicaShuttingDown)
+
+    virtual_time.run(run())
+
+
+class ServingReplica(ScriptedReplica):
+    """Answers a call when it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.may_end = asyncio.Event()
+
+    async def answer_call(self, request: ServedRequest) -> AsyncGenerator[ServedPart, None]:
+        await self.may_end.wait()
+        yield ServedPart(b"{}", 200, "application/json")
+
+
+def served(name: str) -> ServedRequest:
+    return ServedRequest(name, [1], 1, (), SamplingOptions())
+
+
+async def answered(replica: ServingReplica, name: str) -> list[ServedPart]:
+    return [part async for part in replica.serve(served(name), "ingress")]
+
+
+def test_a_replica_that_drains_hands_its_calls_over_again_and_again_until_the_last_has_ended() -> None:
+    async def run() -> None:
+        replica = ServingReplica()
+        call = asyncio.create_task(answered(replica, "a"))
+        await virtual_time.settled()
+        replica.drain(bound_s=10)
+        with pytest.raises(ReplicaShuttingDown):
+            await answered(replica, "new")
+        await asyncio.sleep(9.9)
+        assert replica.engine.interrupted == []
+        await asyncio.sleep(0.7)
+        assert [names for names, _ in replica.engine.interrupted] == [["a"], ["a"]]
+        replica.may_end.set()
+        await call
+        await asyncio.sleep(10)
+        assert len(replica.engine.interrupted) == 2
+
+    virtual_time.run(run())
+
+
+def test_a_caller_of_calls_alone_counts_as_one_until_its_last_call_has_ended() -> None:
+    async def run() -> None:
+        replica = ServingReplica()
+        calls = [replica.serve(served(name), "ingress", 5) for name in ("a", "b")]
+        begun = [asyncio.ensure_future(anext(call)) for call in calls]
+        await virtual_time.settled()
+        assert replica.load().ingresses == 1
+        replica.may_end.set()
+        await asyncio.gather(*begun)
+        await calls[0].aclose()
+        assert (replica.load().ingresses, replica._waiting) == (1, {"ingress": 5})
+        await calls[1].aclose()
+        assert (replica.load().ingresses, replica._waiting) == (0, {})
 
     virtual_time.run(run())
 

@@ -46,9 +46,9 @@ def test_the_result_of_a_call_is_returned() -> None:
     [
         (ActorDiedError(), "The replica died during the call."),
         (ActorUnavailableError("gone", None), "The replica died during the call."),
-        (WorkerCrashedError(), "The replica could not be reached: "),
-        (RayServeException("no replicas"), "The replica could not be reached: no replicas"),
-        (RpcError("RESOURCE_EXHAUSTED"), "The replica could not be reached: RESOURCE_EXHAUSTED"),
+        (WorkerCrashedError(), "The replica could not be reached."),
+        (RayServeException("no replicas"), "The replica could not be reached."),
+        (RpcError("RESOURCE_EXHAUSTED"), "The replica could not be reached."),
     ],
 )
 def test_a_replica_or_connection_that_breaks_is_the_named_failure_with_its_cause(
@@ -56,8 +56,20 @@ def test_a_replica_or_connection_that_breaks_is_the_named_failure_with_its_cause
 ) -> None:
     with pytest.raises(EnvironmentLost) as failure:
         result_of(raised)
-    assert str(failure.value).startswith(message)
+    assert str(failure.value) == message
     assert failure.value.__cause__ is raised
+
+
+@pytest.mark.parametrize("error", [RpcError, RayServeException])
+def test_addresses_that_ray_and_grpc_name_stay_in_the_log(
+    error: type[Exception], caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(EnvironmentLost) as failure:
+        result_of(error("failed to connect to ipv4:10.0.0.5:43211"))
+    assert "10.0.0.5" not in str(failure.value)
+    [record] = caplog.records
+    assert record.getMessage() == "The replica could not be reached."
+    assert "ipv4:10.0.0.5:43211" in vars(record)["cause"]
 
 
 def test_what_the_replica_itself_raised_is_raised_as_it_was() -> None:

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from deployments.failures import GenerationLost, OtherVersionLoaded
+from deployments.failures import GenerationLost, OtherVersionLoaded, TokensTooOld
 from deployments.protocols import GenerationRequest, SamplingOptions
 from deployments.rpc.weight_demands import refuse_other_version
 
@@ -38,4 +38,18 @@ def test_newer_weights_than_the_exact_version_are_refused_without_costing_a_retr
     assert (raised.value.kind, raised.value.retryable, raised.value.costs_a_retry) == ("policy", True, False)
     assert str(raised.value) == (
         "The generator replica has version 5 and not version 4, which must generate every token of the rollout."
+    )
+
+
+def test_weights_too_far_ahead_of_the_oldest_token_are_refused() -> None:
+    demanded = replace(request(), max_staleness=2, oldest_version=3)
+    refuse_other_version(demanded, loaded=5)
+    refuse_other_version(replace(demanded, oldest_version=None), loaded=9)
+    refuse_other_version(replace(demanded, max_staleness=None), loaded=9)
+    with pytest.raises(TokensTooOld) as raised:
+        refuse_other_version(demanded, loaded=6)
+    assert (raised.value.kind, raised.value.retryable) == ("policy", False)
+    assert str(raised.value) == (
+        "The conversation has tokens of version 3, which is 3 versions behind version 6; policy.max_staleness allows "
+        "2. Begin another one."
     )

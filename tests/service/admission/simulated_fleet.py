@@ -32,6 +32,8 @@ class Batch:
     ingress: int = 0
     prompt_tokens: int = 10
     policy: str | None = None
+    key: str | None = None
+    key_weight: float = 1.0
 
 
 @dataclass(eq=False)
@@ -169,7 +171,7 @@ class Fleet:
             rollout_id=f"{batch.name}-{number}",
             group=f"{batch.name}-{number}",
             turn=turn,
-            share=RequestShare(batch.name, batch.weight),
+            share=RequestShare(batch.name, batch.weight, batch.key, batch.key_weight),
             policy=batch.policy,
         )
         scheduled = self.schedulers[batch.ingress].submit(request)

@@ -1,14 +1,20 @@
 """Which requests are admitted, and what a refusal says."""
 
+import asyncio
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from rollout_client.contract import RolloutRequest
+from service.access.keys import Caller, KeyQuotas
 from service.admission.admission import Admission
 from service.admission.capacity import Amounts
 from service.responses.problems import RequestProblem
 from service.settings import AdmissionBounds, AdmissionSettings, Limits
+from tests import virtual_time
 
 SAMPLE = {"task_name": "math", "messages": [{"role": "user", "content": "Hi"}]}
 MAX_MODEL_LEN = 1000
@@ -168,3 +174,177 @@ def test_the_default_bounds_admit_the_largest_request_that_the_default_limits_al
     assert bounds.max_rollouts == 2 * limits.max_rollouts_per_request
     assert bounds.max_body_bytes == 2 * limits.max_body_bytes
     assert bounds.max_tokens == limits.max_rollouts_per_request * 32_768
+
+
+def with_quotas(name: str = "team", **quotas: int) -> Caller:
+    return Caller(name, frozenset({"rollout"}), quotas=KeyQuotas(**quotas))
+
+
+def test_a_key_holds_no_more_rollouts_than_its_quota_and_others_are_admitted_beside_it() -> None:
+    admission_ = admission()
+    mine = with_quotas(max_rollouts=4)
+    with admission_.admitted(0, mine) as first:
+        first.hold_rollouts(request_of(3))
+        with pytest.raises(RequestProblem) as raised, admission_.admitted(0, mine) as second:
+            second.hold_rollouts(request_of(2))
+        status, _, message = refusal(raised.value)
+        assert (status, raised.value.problem.type) == (429, "urn:rollout:problem:quota-exceeded")
+        assert message.startswith(
+            "4 rollouts are in flight here and max_rollouts of the key team allows 4; try again in"
+        )
+        assert int(raised.value.headers["Retry-After"]) >= 1
+        assert admission_.in_flight.rollouts == 3
+        with admission_.admitted(0, with_quotas("other", max_rollouts=4)) as other:
+            other.hold_rollouts(request_of(4))
+    with admission_.admitted(0, mine) as again:
+        again.hold_rollouts(request_of(4))
+
+
+def test_a_request_that_exceeds_the_quota_of_its_key_alone_is_never_admitted() -> None:
+    with pytest.raises(RequestProblem) as raised, admission().admitted(0, with_quotas(max_rollouts=4)) as admitted:
+        admitted.hold_rollouts(request_of(5))
+    assert refusal(raised.value) == (
+        422,
+        "samples",
+        "5 rollouts are more than max_rollouts of the key team allows, which is 4; split the request",
+    )
+
+
+def test_a_full_service_takes_nothing_of_a_keys_quota() -> None:
+    admission_ = admission(max_rollouts=1)
+    mine = with_quotas(max_rollouts=1)
+    with admission_.admitted(0), pytest.raises(RequestProblem) as raised, admission_.admitted(0, mine):
+        pass
+    assert raised.value.problem.type == "urn:rollout:problem:overloaded"
+    with admission_.admitted(0, mine):
+        pass
+
+
+def test_a_quota_that_the_keys_file_changes_applies_to_the_next_request() -> None:
+    admission_ = admission()
+    with admission_.admitted(0, with_quotas(max_rollouts=1)):
+        with pytest.raises(RequestProblem), admission_.admitted(0, with_quotas(max_rollouts=1)):
+            pass
+        with admission_.admitted(0, with_quotas(max_rollouts=2)):
+            pass
+        with admission_.admitted(0, with_quotas()) as unbounded:
+            unbounded.hold_rollouts(request_of(1000))
+
+
+@given(
+    quota=st.integers(1, 20),
+    replicas=st.integers(1, 5),
+    requests=st.lists(st.tuples(st.integers(0, 4), st.integers(1, 20)), max_size=12),
+)
+def test_a_key_never_has_more_rollouts_on_all_ingress_replicas_than_its_quota(
+    quota: int, replicas: int, requests: list[tuple[int, int]]
+) -> None:
+    """Each request names an ingress replica and its rollouts."""
+    ingresses = [Admission(AdmissionSettings(), MAX_MODEL_LEN, lambda: replicas) for _ in range(replicas)]
+    mine = with_quotas(max_rollouts=quota)
+    with ExitStack() as held:
+        for replica, rollouts in requests:
+            with suppress(RequestProblem):
+                admitted = held.enter_context(ingresses[replica % replicas].admitted(0, mine))
+                admitted.hold_rollouts(request_of(rollouts))
+        # Below one rollout for each ingress replica the quota could not be shared.
+        assert sum(ingress.in_flight.rollouts for ingress in ingresses) <= max(quota, replicas)
+
+
+def test_an_idle_ingress_replica_refuses_a_request_above_its_share_for_good() -> None:
+    admission_ = Admission(AdmissionSettings(), MAX_MODEL_LEN, lambda: 4)
+    with admission_.admitted(0, with_quotas(max_rollouts=8)) as admitted, pytest.raises(RequestProblem) as raised:
+        admitted.hold_rollouts(request_of(3))
+    assert refusal(raised.value) == (
+        422,
+        "samples",
+        "3 rollouts are more than max_rollouts of the key team (8, shared by 4 ingress replicas) allows, which is 2; "
+        "split the request",
+    )
+
+
+def test_an_ingress_replica_grants_its_share_of_a_keys_rollouts() -> None:
+    admission_ = Admission(AdmissionSettings(), MAX_MODEL_LEN, lambda: 4)
+    mine = with_quotas(max_rollouts=8)
+    with ExitStack() as held:
+        for _ in range(2):
+            held.enter_context(admission_.admitted(0, mine))
+        with pytest.raises(RequestProblem):
+            held.enter_context(admission_.admitted(0, mine))
+
+
+def test_a_key_without_tokens_is_refused_until_some_have_come() -> None:
+    now = [0.0]
+    admission_ = Admission(AdmissionSettings(), MAX_MODEL_LEN, now_s=lambda: now[0])
+    mine = with_quotas(tokens_per_minute=60)
+    with admission_.admitted(0, mine):
+        usage = admission_._keys.of(mine)
+        assert usage is not None
+        usage.charge(70)
+    with pytest.raises(RequestProblem) as raised, admission_.admitted(0, mine):
+        pass
+    assert refusal(raised.value) == (429, "", "the key has used up its tokens_per_minute; try again in 11 s")
+    assert raised.value.headers == {"Retry-After": "11"}
+    assert admission_.in_flight == Amounts()
+    now[0] = 11.0
+    with admission_.admitted(0, mine):
+        pass
+
+
+def test_an_admission_that_drains_refuses_new_requests_and_ends_with_the_last_of_those_in_flight() -> None:
+    async def run() -> None:
+        admission_ = Admission(AdmissionSettings(), MAX_MODEL_LEN, now_s=virtual_time.now)
+        with admission_.admitted(0):
+            draining = asyncio.create_task(admission_.drain(20))
+            await asyncio.sleep(3)
+            with pytest.raises(RequestProblem) as refused, admission_.admitted(0):
+                pytest.fail("it was admitted")
+            assert refusal(refused.value)[0] == 503
+            assert refused.value.headers == {"Retry-After": "5"}
+            assert not draining.done()
+        assert await draining == 0
+        assert virtual_time.now() == pytest.approx(3, abs=0.2)
+
+    virtual_time.run(run())
+
+
+def test_an_admission_that_drains_says_which_rollouts_have_not_ended_in_time() -> None:
+    async def run() -> None:
+        admission_ = Admission(AdmissionSettings(), MAX_MODEL_LEN, now_s=virtual_time.now)
+        with admission_.admitted(0) as admitted:
+            admitted.hold_rollouts(request_of(3))
+            assert await admission_.drain(20) == 3
+        assert virtual_time.now() == pytest.approx(20, abs=0.2)
+
+    virtual_time.run(run())
+
+
+def test_what_headers_say_of_a_body_must_have_room_and_takes_none() -> None:
+    admission_ = admission(max_body_bytes=100)
+    with admission_.admitted(0, stated_bytes=100), admission_.admitted(0, stated_bytes=100) as second:
+        assert admission_.in_flight.body_bytes == 0
+        second.hold_body(60)
+        with pytest.raises(RequestProblem) as raised, admission_.admitted(0, stated_bytes=41):
+            pass
+        assert refusal(raised.value)[0] == 429
+    with pytest.raises(RequestProblem) as raised, admission_.admitted(0, stated_bytes=101):
+        pass
+    assert refusal(raised.value)[0] == 413
+
+
+def test_the_bodies_of_one_key_leave_room_for_those_of_others() -> None:
+    admission_ = admission(max_body_bytes=100)
+    with admission_.admitted(0, with_quotas()) as first, admission_.admitted(0, with_quotas()) as second:
+        first.hold_body(30)
+        second.hold_body(20)
+        with pytest.raises(RequestProblem) as raised:
+            second.hold_body(21)
+        status, _, message = refusal(raised.value)
+        assert (status, raised.value.problem.type) == (429, "urn:rollout:problem:quota-exceeded")
+        assert message.startswith(
+            "50 bytes of bodies are in flight here and half of admission.replica.max_body_bytes for one key allows 50;"
+        )
+        with admission_.admitted(0, with_quotas("other")) as other:
+            other.hold_body(50)
+    with admission_.admitted(0, with_quotas(), stated_bytes=100) as alone:
+        alone.hold_body(100)

@@ -169,3 +169,63 @@ def test_flows_that_wait_are_never_further_apart_than_one_item_of_each(
         service[int(item[0])] += cost  # type: ignore[assignment]
     by_weight = [service[number] / weight for number, weight in enumerate(weights)]
     assert max(by_weight) - min(by_weight) <= max(costs) / min(weights) + 1e-6
+
+
+def divided_queue(requests: dict[str, dict[str, float]], items: int) -> "FairQueue[str, str]":
+    """Lane `l` with flows of weight 1, the parts of each, and so many items of each part, named by part and number."""
+    queue: FairQueue[str, str] = FairQueue()
+    for name, weights in requests.items():
+        flow = queue.flow(name, 1)
+        for part_name, weight in weights.items():
+            part = queue.part(flow, part_name, weight)
+            for number in range(items):
+                queue.add(f"{part_name}{number}", "l", flow, 0, part)
+    return queue
+
+
+def test_more_parts_get_a_flow_no_more_service() -> None:
+    queue = divided_queue({"one": {"a": 1}, "three": {"b": 1, "c": 1, "d": 1}}, 100)
+    assert started(queue, 60) == {"a": 30, "b": 10, "c": 10, "d": 10}
+
+
+def test_the_parts_of_a_flow_share_by_their_weights() -> None:
+    assert started(divided_queue({"one": {"a": 1}, "two": {"b": 1, "c": 3}}, 100), 80) == {"a": 40, "b": 10, "c": 30}
+
+
+def test_a_flow_whose_parts_come_and_go_begins_anew_with_none_of_them() -> None:
+    queue = divided_queue({"one": {"a": 1}}, 100)
+    other = queue.flow("other", 1)
+    names = Counter[str]()
+    for number in range(60):
+        part = queue.part(other, f"b{number}", 1)
+        queue.add(f"b{number}", "l", other, 0, part)
+        names[start_next(queue)[0]] += 1
+        if f"b{number}" not in queue:
+            queue.forget(other, part)
+    assert names == {"a": 30, "b": 30}
+
+
+STEPS = st.tuples(st.sampled_from("AB"), st.integers(0, 3), st.sampled_from("lm"), st.booleans())
+
+
+@given(st.lists(STEPS, min_size=1, max_size=60))
+def test_each_item_of_a_part_is_returned_once_or_removed(steps: list[tuple[str, int, str, bool]]) -> None:
+    queue: FairQueue[str, str] = FairQueue()
+    waiting: dict[str, str] = {}
+    for number, (name, part_number, lane, is_added) in enumerate(steps):
+        if is_added or not waiting:
+            flow = queue.flow(name, 1)
+            queue.add(f"{number}", lane, flow, number % 3, queue.part(flow, f"{part_number}", 1 + part_number))
+            waiting[f"{number}"] = lane
+        elif number % 2:
+            removed, _ = waiting.popitem()
+            queue.remove(removed)
+        elif (item := queue.first_of(lane)) is not None:
+            assert waiting.pop(item) == lane
+            queue.start(item, 1.0)
+    assert len(queue) == len(waiting)
+    for lane in "lm":
+        left = [item for item, of_item in waiting.items() if of_item == lane]
+        assert queue.size_of(lane) == len(left)
+        assert sorted(start_next(queue, lane=lane) for _ in left) == sorted(left)
+    assert len(queue) == 0

@@ -9,8 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deployments.protocols import GenerationRequest, ReplicaLoad, RequestShare, SamplingOptions, ScoringRequest
+from deployments.serving_records import ServedRequest
 from service.admission.generation_scheduler import (
     FIRST_EXPECTED_TOKENS,
+    LEARNING_RATE,
     PREFILL_COST,
     GenerationScheduler,
 )
@@ -81,6 +83,17 @@ def test_scoring_is_charged_for_its_prompt_and_says_nothing_of_the_length_of_gen
     scheduler.end(scoring, new_tokens=0)
     assert scheduler.submit(generation("r")).cost == 100 + PREFILL_COST * 10
     assert scheduler._mean_tokens == FIRST_EXPECTED_TOKENS
+
+
+def test_a_call_is_charged_for_each_of_its_choices_and_learned_from_as_one_of_them() -> None:
+    scheduler = new_scheduler("a")
+    share = RequestShare("call")
+    asked = ServedRequest("c", range(10), 100, (), SamplingOptions(), rollout_id="c", share=share, choices=5)
+    call = scheduler.submit(asked)
+    assert (call.cost, call.kv_tokens) == (5 * 100 + PREFILL_COST * 10, 5 * 100 + 10)
+    before = scheduler._mean_tokens
+    scheduler.end(call, new_tokens=50)
+    assert scheduler._mean_tokens == before + LEARNING_RATE * (10 - before)
 
 
 def test_a_cancelled_generation_leaves_the_queue_at_once() -> None:

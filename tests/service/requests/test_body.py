@@ -13,7 +13,14 @@ import pytest
 import zstandard
 from fastapi import Request
 
-from service.requests.body import COMPRESSED_SLICE_BYTES, LARGEST_ZSTD_WINDOW_BYTES, BodyBuffer, read_body
+from service.requests.body import (
+    COMPRESSED_SLICE_BYTES,
+    LARGEST_ZSTD_WINDOW_BYTES,
+    LEAST_BYTES_PER_S,
+    STALLED_AFTER_S,
+    BodyBuffer,
+    read_body,
+)
 from service.responses.problems import OVERLOADED, RequestProblem
 from tests import virtual_time
 from tests.service.requests.http_requests import http_request
@@ -86,6 +93,37 @@ def test_a_body_that_stops_arriving_is_refused() -> None:
         408,
         "body: nothing of it arrived for 60 s; send it again.",
     )
+
+
+def test_a_body_that_arrives_a_byte_at_a_time_is_refused() -> None:
+    arrived: list[float] = []
+
+    async def receive() -> Any:
+        await asyncio.sleep(STALLED_AFTER_S - 1)
+        arrived.append(virtual_time.now())
+        return {"type": "http.request", "body": b"x", "more_body": True}
+
+    request = Request({"type": "http", "method": "POST", "path": "/rollout", "headers": []}, receive)
+    with pytest.raises(RequestProblem) as raised:
+        virtual_time.run(read_body(request, 10_000))
+    assert (raised.value.problem.status, arrived, raised.value.problem.detail) == (
+        408,
+        [STALLED_AFTER_S - 1],
+        f"body: less than {LEAST_BYTES_PER_S} bytes of it arrived per second; send it again, and faster.",
+    )
+
+
+def test_a_body_may_take_as_long_as_its_size_at_the_least_rate() -> None:
+    chunks = 100
+
+    async def receive() -> Any:
+        nonlocal chunks
+        await asyncio.sleep(2)
+        chunks -= 1
+        return {"type": "http.request", "body": bytes(2 * LEAST_BYTES_PER_S), "more_body": chunks > 0}
+
+    request = Request({"type": "http", "method": "POST", "path": "/rollout", "headers": []}, receive)
+    assert len(virtual_time.run(read_body(request, 10**9))) == 200 * LEAST_BYTES_PER_S
 
 
 @pytest.mark.parametrize(("coding", "compress"), COMPRESSIONS)

@@ -6,18 +6,18 @@ from typing import Any
 
 import pytest
 
+from deployments.chat.chat_tokenizer import TransformersChatTokenizer
+from deployments.chat.tokenizer_protocol import ChatOptions
 from deployments.failures import EnvironmentLost
 from deployments.protocols import Generation, SamplingOptions, TaskDescription
+from deployments.seeds import derived_seed
 from rollout_client.contract import RolloutRequest, SampleError, SampleInput, Sampling
 from rollout_env import StepOutcome
-from service.requests.chat_tokenizer import TransformersChatTokenizer
 from service.requests.episodes import EpisodeFactory, chat_options, group_seed, sampling_options, stop_strings_of
 from service.responses.problems import RequestProblem
 from service.rollouts.episode import Episode
-from service.rollouts.seeds import derived_seed
-from service.rollouts.tokenizer_protocol import ChatOptions
 from service.settings import Limits
-from tests.service.requests.observed import observed
+from tests.deployments.chat.observed import observed
 from tests.service.scripted_http import DESCRIPTION, LIMITS, tokenizer
 
 SAMPLE: dict[str, Any] = {"task_name": "math", "messages": [{"role": "user", "content": "Hi"}]}

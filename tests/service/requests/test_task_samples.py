@@ -67,6 +67,13 @@ def test_a_page_has_the_samples_of_the_data_and_where_the_next_one_begins() -> N
     assert page.next_start == 11
 
 
+def test_a_page_can_be_posted_as_it_is() -> None:
+    http = service()
+    page = http.request("GET", "/tasks/math/samples?count=1&start=8").json()
+    assert page["next_start"] == 9
+    assert [sample["id"] for sample in http.post(page).json()["samples"]] == ["8"]
+
+
 def test_the_tasks_say_which_splits_their_data_have() -> None:
     tasks = service().call(lambda client: client.tasks())
     assert [task.splits for task in tasks] == [{"train": ROWS}, {}]

@@ -52,13 +52,19 @@ HERE = FieldProblem(field="samples", message="there are too many", value=7)
                 )
             ],
         ),
-        (problems.policy_problem(VersionRefused(HERE)), 409, "version-refused", [HERE]),
+        (problems.store_problem(VersionRefused(HERE)), 409, "version-refused", [HERE]),
         (problems.not_ready("It died."), 503, "not-ready", [FieldProblem(field="", message="It died")]),
         (
             problems.internal_error(ZeroDivisionError("by zero")),
             500,
             "internal",
-            [FieldProblem(field="", message="ZeroDivisionError: by zero")],
+            [
+                FieldProblem(
+                    field="",
+                    message="ZeroDivisionError: the service's log has the message and the traceback under the "
+                    "request's id",
+                )
+            ],
         ),
     ],
 )

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from deployments.chat.tokenizer_protocol import ChatOptions, TokenizedObservation
 from deployments.failures import EnvironmentBroken, GenerationLost, GenerationRejected, TurnTimedOut
 from deployments.protocols import Generation, GenerationRequest, StepRequest
 from rollout_client.contract import Keep, Message
@@ -28,7 +29,6 @@ from service.rollouts.loop import (
 )
 from service.rollouts.pacing import LoopPacer
 from service.rollouts.schedule import AsyncSchedule, LockstepSchedule
-from service.rollouts.tokenizer_protocol import ChatOptions, TokenizedObservation
 from tests import virtual_time
 from tests.service.rollouts.playing import (
     KEEP_ALL,

@@ -4,7 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deployments.protocols import SamplingOptions
-from service.rollouts.seeds import derived_seed, sampling_of_turn
+from deployments.seeds import derived_seed
+from service.rollouts.seeds import sampling_of_turn
 
 
 def test_a_derived_seed_is_the_same_in_every_process_and_release() -> None:

@@ -221,6 +221,14 @@ def test_an_unknown_route_and_an_unknown_task_are_problems_too() -> None:
     assert (too_many.status_code, too_many.json()["errors"][0]["field"]) == (422, "query.count")
 
 
+@pytest.mark.parametrize(
+    ("path", "methods"), [("/v1/jobs", "DELETE, GET, POST"), ("/jobs/some", "DELETE, GET"), ("/v1/rollout", "POST")]
+)
+def test_a_wrong_method_is_told_all_methods_of_its_path(path: str, methods: str) -> None:
+    refused = ScriptedHttp().request("PATCH", path)
+    assert (refused.status_code, refused.headers["allow"]) == (405, methods)
+
+
 def test_many_mistakes_are_named_up_to_a_number() -> None:
     errors = ScriptedHttp().post({"samples": [{**GOOD, "idx": "1"}] * 21}).json()["errors"]
     assert [error["field"] for error in errors] == [*(f"samples[{place}].idx" for place in range(20)), "body"]
@@ -293,3 +301,20 @@ def test_what_the_results_repeat_of_a_request_is_bounded() -> None:
         }
     ]
     assert not service.has_started_something
+
+
+@pytest.mark.parametrize("length", ["abc", "1e3", "-1", "1_0", "\xb2", "9" * 5000])
+@pytest.mark.parametrize("path", ["/rollout", "/score", "/policy/rollback"])
+def test_a_content_length_that_is_no_number_is_an_unreadable_body(path: str, length: str) -> None:
+    headers = [(b"content-length", length.encode("latin-1"))]
+    response = ScriptedHttp().request("POST", path, content=b"{}", headers=headers)
+    assert response.status_code == 400
+    assert response.json()["errors"][0]["message"].endswith("is not a number of bytes")
+
+
+@pytest.mark.parametrize("digest", [b"sha-256=:\xe9:", b"sha-256=:a:", b"sha-256", b"sha-256=abc"])
+def test_a_digest_that_is_not_base64_is_an_unreadable_header(digest: bytes) -> None:
+    headers = [(b"content-digest", digest)]
+    response = ScriptedHttp().request("PUT", "/policy/versions/7", content=b"weights", headers=headers)
+    assert response.status_code == 400
+    assert "sha-256" in response.json()["detail"]

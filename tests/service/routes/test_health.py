@@ -11,34 +11,45 @@ from tests.service.scripted_http import ScriptedHttp
 
 def test_a_service_whose_deployments_answer_is_ready() -> None:
     response = ScriptedHttp().request("GET", "/readyz")
-    assert (response.status_code, response.json()) == (200, {"status": "ready"})
+    assert (response.status_code, response.json()) == (200, {"status": "ready", "degraded": []})
 
 
-@pytest.mark.parametrize("part", ["generator", "math", "sliding_puzzle"])
-def test_a_service_is_not_ready_when_a_deployment_is_lost(part: str) -> None:
+def test_a_service_without_one_of_its_tasks_is_ready_and_degraded() -> None:
     service = ScriptedHttp()
 
     async def lost() -> Any:
-        raise GenerationLost("It died.") if part == "generator" else EnvironmentLost("It died.")
+        raise EnvironmentLost("It died.")
 
-    (service.generator if part == "generator" else service.environments[part]).describe = lost  # type: ignore[method-assign]
+    service.environments["math"].describe = lost  # type: ignore[method-assign]
+    response = service.request("GET", "/readyz")
+    degraded = {"part": "environment", "task_name": "math", "replica_id": None, "reason": "It died."}
+    assert (response.status_code, response.json()) == (200, {"status": "ready", "degraded": [degraded]})
+
+
+def test_a_service_is_not_ready_when_the_generator_is_lost() -> None:
+    service = ScriptedHttp()
+
+    async def lost() -> Any:
+        raise GenerationLost("It died.")
+
+    service.generator.describe = lost  # type: ignore[method-assign]
     response = service.request("GET", "/readyz")
     assert (response.status_code, response.headers["content-type"]) == (503, "application/problem+json")
     assert response.headers["retry-after"] == "2"
     assert response.json()["errors"] == [{"field": "", "message": "It died", "value": None}]
 
 
-def test_a_service_is_not_ready_when_a_deployment_does_not_answer_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_service_is_not_ready_when_the_generator_does_not_answer_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     service = ScriptedHttp()
 
     async def never() -> Any:
         await asyncio.Event().wait()
 
-    monkeypatch.setattr("service.rollout_service.READY_WITHIN_S", 0.001)
-    service.environments["math"].describe = never  # type: ignore[method-assign]
+    monkeypatch.setattr("service.readiness.ANSWER_WITHIN_S", 0.001)
+    service.generator.describe = never  # type: ignore[method-assign]
     response = service.request("GET", "/readyz")
     assert response.status_code == 503
-    assert "environment 'math'" in response.json()["detail"]
+    assert "The answer of the generator took longer" in response.json()["detail"]
 
 
 def test_a_service_is_alive_also_when_it_is_not_ready() -> None:

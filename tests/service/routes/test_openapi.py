@@ -23,6 +23,8 @@ Json = dict[str, Any]
 JSON = "application/json"
 NDJSON = "application/x-ndjson"
 PROBLEM_JSON = "application/problem+json"
+MODEL_SERVER_ERRORS = {"400": ({PROBLEM_JSON, JSON},), "404": ({JSON}, {PROBLEM_JSON, JSON})}
+"""Where the errors of OpenAI's and Anthropic's APIs have a form of their own."""
 DOCUMENT: Json = ScriptedHttp().request("GET", "/openapi.json").json()
 OPERATIONS: dict[str, Json] = {
     f"{method.upper()} {path}": operation
@@ -89,21 +91,49 @@ def test_every_parameter_and_every_header_has_a_description() -> None:
 def test_every_operation_has_an_id_of_its_own_a_tag_and_a_summary() -> None:
     ids = [operation["operationId"] for operation in OPERATIONS.values()]
     assert sorted(ids) == [
+        "acknowledge",
+        "chat_completions",
+        "count_tokens",
+        "delete_job",
+        "delete_run",
+        "detokenize",
         "drop_policy",
+        "end_session",
         "finish_transfer",
         "healthz",
         "info",
         "init_transfer",
+        "job",
+        "job_cursor",
+        "job_events",
+        "jobs",
+        "list_sessions",
+        "messages",
+        "models",
+        "open_session",
         "policy",
         "policy_layout",
         "push_version",
         "readyz",
+        "responses",
+        "reward_session",
         "rollback",
         "rollout",
         "score",
+        "session",
+        "session_chat_completions",
+        "session_count_tokens",
+        "session_drift",
+        "session_messages",
+        "session_models",
+        "session_responses",
+        "session_samples",
+        "session_tokenize",
         "start_transfer",
+        "submit_job",
         "task_samples",
         "tasks",
+        "tokenize",
         "update_transfer",
         "upload_state",
         "vocabulary",
@@ -159,9 +189,24 @@ def test_every_response_has_the_request_id_and_every_error_is_a_problem(name: st
     for status, response in responses.items():
         assert response["headers"]["X-Request-ID"] == {"$ref": "#/components/headers/RequestId"}
         assert ("Retry-After" in response["headers"]) == (status in ("429", "503"))
-        if status >= "400":
-            assert response["content"].keys() == {PROBLEM_JSON}
-            assert response["content"][PROBLEM_JSON]["schema"] == {"$ref": "#/components/schemas/Problem"}
+        kinds = response.get("content", {})
+        if status >= "400" and kinds.keys() not in MODEL_SERVER_ERRORS.get(status, ()):
+            assert kinds.keys() == {PROBLEM_JSON}
+        if status >= "400" and PROBLEM_JSON in kinds:
+            assert kinds[PROBLEM_JSON]["schema"] == {"$ref": "#/components/schemas/Problem"}
+
+
+@pytest.mark.parametrize("name", [name for name in OPERATIONS if "/sessions/{session_id}/v1/" in name])
+def test_a_call_of_a_session_is_documented_with_how_the_session_refuses_it(name: str) -> None:
+    responses = OPERATIONS[name]["responses"]
+    for status, title in {
+        "404": "The session is not known",
+        "409": "The session takes no more calls",
+        "429": "A limit of the session is reached; nothing was started",
+        "501": "The service keeps no sessions",
+    }.items():
+        assert title in responses[status]["description"]
+        assert PROBLEM_JSON in responses[status]["content"]
 
 
 def test_a_rollout_is_documented_with_its_media_types_headers_and_statuses() -> None:
@@ -170,7 +215,8 @@ def test_a_rollout_is_documented_with_its_media_types_headers_and_statuses() -> 
     assert body.keys() == {JSON, ARROW}
     assert body[JSON]["schema"] == {"$ref": "#/components/schemas/RolloutRequest"}
     assert operation["responses"].keys() == {
-        *("200", "400", "404", "408", "409", "413", "415", "422", "429", "500", "502", "503")
+        *("200", "202", "400", "401", "403", "404", "408", "409", "410", "413", "415", "422", "429"),
+        *("500", "501", "502", "503"),
     }
     content = operation["responses"]["200"]["content"]
     assert {kind: content[kind]["schema"] for kind in content} == {
@@ -178,7 +224,7 @@ def test_a_rollout_is_documented_with_its_media_types_headers_and_statuses() -> 
         NDJSON: {"$ref": "#/components/schemas/StreamLine"},
         ARROW: {"type": "string", "format": "binary"},
     }
-    assert header_parameters(operation) == {"Content-Encoding", "X-Request-ID"}
+    assert header_parameters(operation) == {"Content-Encoding", "Idempotency-Key", "Prefer", "X-Request-ID"}
 
 
 def test_a_push_of_weights_is_documented_with_its_media_types_headers_and_statuses() -> None:
@@ -186,7 +232,7 @@ def test_a_push_of_weights_is_documented_with_its_media_types_headers_and_status
     body = operation["requestBody"]["content"]
     assert body.keys() == {"application/vnd.safetensors", JSON}
     assert body[JSON]["schema"] == {"$ref": "#/components/schemas/CheckpointSource"}
-    statuses = {"200", "202", "400", "404", "408", "409", "413", "415", "422", "500", "503"}
+    statuses = {"200", "202", "400", "401", "403", "404", "408", "409", "413", "415", "422", "500", "503"}
     assert operation["responses"].keys() == statuses
     assert operation["responses"]["202"]["content"][JSON]["schema"] == {"$ref": "#/components/schemas/UploadState"}
     assert header_parameters(operation) == {

@@ -414,6 +414,22 @@ def test_a_rollback_names_the_version_and_the_options() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("body", "field", "value"),
+    [
+        ('{"to": "5"}', "to", "5"),
+        ('{"to": true}', "to", True),
+        ('{"to": 5.0}', "to", "5.0"),
+        ('{"to": 5, "version": "9"}', "version", "9"),
+    ],
+)
+def test_a_rollback_to_a_number_of_another_type_is_refused_by_its_field(body: str, field: str, value: Any) -> None:
+    service = ScriptedHttp()
+    answer = service.request("POST", "/policy/rollback", content=body)
+    assert_problem(answer, 422, "invalid-request", [(field, "Input should be a valid integer", value)])
+    assert service.store.calls == []
+
+
 def test_a_rollback_to_weights_that_are_not_stored_is_404() -> None:
     service = ScriptedHttp()
     problem = FieldProblem(field="to", message="its weights are not stored here", value=5)

@@ -106,6 +106,9 @@ def test_two_requests_with_one_id_share_no_rollout_and_no_group() -> None:
     assert all(request.rollout_id.startswith(f"{MINE}-") for request in requests)
 
 
+UNEXPECTED = "ZeroDivisionError: the service's log has the message and the traceback under the request's id"
+
+
 @pytest.fixture
 def broken_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
     """An error that nobody expects, after the last sample."""
@@ -121,7 +124,7 @@ def test_an_unexpected_error_is_a_problem_and_a_log_line_with_the_callers_id(cap
     response = post(ScriptedHttp(), {})
     assert (response.status_code, response.headers["content-type"]) == (500, "application/problem+json")
     assert (response.headers["x-request-id"], response.json()["request_id"]) == (MINE, MINE)
-    assert response.json()["errors"] == [{"field": "", "message": "ZeroDivisionError: by zero", "value": None}]
+    assert response.json()["errors"] == [{"field": "", "message": UNEXPECTED, "value": None}]
     assert_logged(caplog, "rollout_service.routes", logging.ERROR, ZeroDivisionError)
 
 
@@ -137,7 +140,7 @@ def test_an_unexpected_error_ends_a_stream_with_its_problem_and_a_log_line(caplo
     sample, problem = [json.loads(line) for line in post(ScriptedHttp(), {}, accept=NDJSON).text.splitlines()]
     assert (sample["position"], sample["sample"]["status"]) == (0, "completed")
     assert (problem["problem"]["status"], problem["problem"]["request_id"]) == (500, MINE)
-    assert problem["problem"]["errors"][0]["message"] == "ZeroDivisionError: by zero"
+    assert problem["problem"]["errors"][0]["message"] == UNEXPECTED
     assert_logged(caplog, "rollout_service.routes", logging.ERROR, ZeroDivisionError)
 
 

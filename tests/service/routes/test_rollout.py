@@ -12,12 +12,12 @@ from deployments.failures import GenerationRejected
 from rollout_client.arrow.response import read_response
 from rollout_client.arrow.schema import ARROW
 from rollout_client.contract import RolloutResponse, SampleResult
+from service import result_encoding
 from service.garbage import PacedCollections
 from service.responses.arrow_encoder import ArrowResponseEncoder
 from service.responses.json_encoder import JsonResponseEncoder
 from service.responses.ndjson import sample_line
 from service.rollouts.request_metrics import RequestMetricsAccumulator
-from service.routes import rollout
 from service.settings import Limits
 from tests.service.scripted_http import ScriptedHttp
 
@@ -134,11 +134,11 @@ def test_a_rollout_of_many_tokens_is_encoded_in_another_thread(
         return noting
 
     if encoder is None:
-        monkeypatch.setattr(rollout, "sample_line", noted(sample_line))
+        monkeypatch.setattr("service.routes.rollout.sample_line", noted(sample_line))
     else:
         monkeypatch.setattr(encoder, "add", noted(encoder.add))
-    monkeypatch.setattr(rollout, "MOST_TOKENS_INLINE", 10)
-    monkeypatch.setattr(rollout, "BYTES_PER_TOKEN", 10**6)
+    monkeypatch.setattr(result_encoding, "MOST_TOKENS_INLINE", 10)
+    monkeypatch.setattr(result_encoding, "BYTES_PER_TOKEN", 10**6)
     service = ScriptedHttp()
     service.generator.script = ["A" * 6]
     log = [{"role": "user", "content": "a", "token_ids": [64] * (length - 6)}]
@@ -157,7 +157,7 @@ def test_a_large_response_is_made_in_parts_in_threads_and_is_the_same(
     body = {"samples": [GOOD] * 3, "num_generations": 2}
     at_once = whole.post(body, accept=accept, x_request_id="mine")
     assert "content-length" in at_once.headers
-    monkeypatch.setattr(rollout, "MOST_TOKENS_INLINE", 10)
+    monkeypatch.setattr(result_encoding, "MOST_TOKENS_INLINE", 10)
     streamed = parts.post(body, accept=accept, x_request_id="mine")
     assert "content-length" not in streamed.headers
     assert streamed.content == at_once.content
@@ -170,7 +170,7 @@ def test_an_error_while_the_first_part_is_made_is_still_a_problem(monkeypatch: p
 
     monkeypatch.setattr(JsonResponseEncoder, "body", fail)
     for bound in (10_000, 1):
-        monkeypatch.setattr(rollout, "MOST_TOKENS_INLINE", bound)
+        monkeypatch.setattr(result_encoding, "MOST_TOKENS_INLINE", bound)
         response = ScriptedHttp(Limits()).post({"samples": [GOOD]})
         assert (response.status_code, response.headers["content-type"]) == (500, "application/problem+json")
 
@@ -181,7 +181,7 @@ def test_the_size_of_a_rollout_is_its_tokens_and_its_text_and_what_it_repeats() 
     tokens = sum(len(message.token_ids) for message in sample.message_log)
     text = sum(len(message.content) for message in sample.message_log)
     assert min(tokens, text) > 1
-    assert rollout.size_of(sample, echoed_bytes=160_000 - text) == tokens + 10_000
+    assert result_encoding.size_of(sample, echoed_bytes=160_000 - text) == tokens + 10_000
 
 
 def test_the_summary_of_many_rollouts_is_computed_in_another_thread(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,7 +193,7 @@ def test_the_summary_of_many_rollouts_is_computed_in_another_thread(monkeypatch:
         return metrics(self)
 
     monkeypatch.setattr(RequestMetricsAccumulator, "metrics", noted)
-    monkeypatch.setattr(rollout, "MOST_ROLLOUTS_INLINE", 2)
+    monkeypatch.setattr(result_encoding, "MOST_ROLLOUTS_INLINE", 2)
     for accept in (JSON, NDJSON):
         for count in (2, 3):
             assert ScriptedHttp().post({"samples": [GOOD] * count}, accept=accept).status_code == 200

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from service.startup import config as config_module
-from service.startup.config import read_config, set_environment
+from service.startup.config import read_config, set_access, set_environment
 from service.startup.failures import ServiceNotStarted
 from tests.paths import REPOSITORY
 
@@ -23,6 +23,12 @@ def test_host_and_port_replace_those_of_the_config() -> None:
     assert (options.host, options.port) == ("0.0.0.0", 4321)
     options = read_config(REPOSITORY / "serve_config.cpu.yaml").http_options
     assert (options.host, options.port) == ("127.0.0.1", 8000)
+
+
+def test_a_config_that_names_no_host_listens_on_loopback(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text("http_options: {port: 1234}\napplications: []")
+    assert read_config(path).http_options.host == "127.0.0.1"
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
@@ -128,3 +134,15 @@ def test_the_paths_of_models_are_relative_to_the_config_or_to_the_working_direct
     assert application.args == {
         "engine": {"model": f"{tmp_path}/configs/models/mine", "tokenizer": f"{tmp_path}/tokenizers/mine"}
     }
+
+
+def test_a_keys_file_is_relative_to_the_config_and_the_command_line_replaces_it(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text("applications: [{import_path: 'service.app:build', args: {access: {keys_file: k.yaml}}}]")
+    config = read_config(path)
+    [application] = config.applications
+    assert application.args["access"] == {"keys_file": str(tmp_path / "k.yaml")}
+    set_access(config, None, "a gateway")
+    assert application.args["access"] == {"keys_file": str(tmp_path / "k.yaml"), "guarded_by": "a gateway"}
+    set_access(config, tmp_path / "other.yaml", None)
+    assert application.args["access"]["keys_file"] == str(tmp_path / "other.yaml")

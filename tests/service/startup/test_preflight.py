@@ -31,6 +31,7 @@ def config(deployments: list[dict[str, Any]] | None = None, **args: Any) -> Serv
     everything = {
         "engine": {"device": "cpu", "model": "models/tiny", "num_cpus": 0.5},
         "environments": {"math": {"import_path": MATH}},
+        "jobs": None,
     }
     application = {
         "name": "rollout",
@@ -38,7 +39,7 @@ def config(deployments: list[dict[str, Any]] | None = None, **args: Any) -> Serv
         "args": everything | args,
         "deployments": deployments or [],
     }
-    return ServeDeploySchema.model_validate({"applications": [application]})
+    return ServeDeploySchema.model_validate({"http_options": {"host": "127.0.0.1"}, "applications": [application]})
 
 
 def refusal(refused: ServeDeploySchema) -> list[str]:
@@ -64,16 +65,16 @@ def test_every_wrong_setting_is_named_with_its_value_and_the_permitted_names() -
         "  args.limits.max_body_bytes: Input should be a valid integer, unable to parse string as an integer "
         "(given: 'much')",
         f"  args.policy.fodler: unknown; permitted are {', '.join(PolicySettings.model_fields)} (given: '/weights')",
-        "  args.enviroments: unknown; permitted are engine, environments, reward_models, responses, limits, admission, "
-        "scheduling, canary, policy",
+        "  args.enviroments: unknown; permitted are engine, environments, reward_models, responses, access, limits, "
+        "admission, scheduling, canary, policy, jobs, sessions",
     ]
 
 
 def test_an_engine_field_that_vllm_does_not_know_is_refused_with_the_nearest_that_it_does() -> None:
     assert refusal(config(engine={"device": "cpu", "model": "models/tiny", "max_num_seq": 4})) == [
         "args.engine.max_num_seq: unknown; permitted are device, model, tokenizer, tensor_parallel_size, "
-        "pipeline_parallel_size, max_model_len, seed, num_cpus, patch_deltas, environment_variables and the fields of "
-        "vLLM's AsyncEngineArgs, such as max_num_seqs."
+        "pipeline_parallel_size, max_model_len, seed, num_cpus, patch_deltas, hang_timeout_s, "
+        "environment_variables and the fields of vLLM's AsyncEngineArgs, such as max_num_seqs."
     ]
 
 
@@ -197,7 +198,10 @@ def test_of_another_application_only_the_entries_are_known() -> None:
         "deployments": [{"name": "Any"}, {"name": "Other"}],
     }
     both = ServeDeploySchema.model_validate(
-        {"applications": [config().applications[0].model_dump(exclude_unset=True), other]}
+        {
+            "http_options": {"host": "127.0.0.1"},
+            "applications": [config().applications[0].model_dump(exclude_unset=True), other],
+        }
     )
     assert refusal(both)[0] == "The deployments ask for more than this machine has: 2.9 CPU of 2."
 
@@ -252,4 +256,39 @@ def test_the_deployment_of_data_has_an_entry_only_if_a_task_has_data(tmp_path: P
     check_config(config(entry, environments={"math": {"import_path": MATH, "data": {"files": str(path)}}}))
     assert refusal(config(entry)) == [
         "deployments: Data is no deployment of rollout; there are Ingress, Generator, Policy, math."
+    ]
+
+
+def test_a_service_that_others_can_reach_without_a_key_is_refused() -> None:
+    exposed = config()
+    exposed.http_options.host = "0.0.0.0"
+    [problem] = refusal(exposed)
+    assert problem.startswith("http_options.host: 0.0.0.0 can be reached from other machines, and the service asks for")
+    exposed.applications[0].args["access"] = {"guarded_by": "the port is published on loopback alone"}
+    check_config(exposed)
+
+
+def test_a_keys_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    missing = tmp_path / "keys.yaml"
+    assert refusal(config(access={"keys_file": str(missing)})) == [
+        f"access.keys_file: No such file or directory ({missing})"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("proxy", "certificate", "refused"), [("1", True, True), ("0", True, False), ("1", False, False)]
+)
+def test_a_certificate_that_haproxy_would_not_use_is_refused(
+    monkeypatch: pytest.MonkeyPatch, proxy: str, certificate: bool, refused: bool
+) -> None:
+    monkeypatch.setenv("RAY_SERVE_ENABLE_HA_PROXY", proxy)
+    asked = config()
+    if certificate:
+        asked.http_options.ssl_keyfile, asked.http_options.ssl_certfile = "/etc/tls.key", "/etc/tls.crt"
+    if not refused:
+        check_config(asked)
+        return
+    assert refusal(asked) == [
+        "http_options.ssl_certfile: /etc/tls.crt is not used with RAY_SERVE_ENABLE_HA_PROXY=1, because HAProxy serves "
+        "without TLS. Unset one of them, and with HAProxy end TLS at a gateway in front."
     ]

@@ -35,7 +35,9 @@ def test_a_hole_ends_the_episode_without_a_reward() -> None:
     assert (played.total_reward, played.terminated, len(played.unused_replies)) == (0.0, True, 1)
 
 
-@pytest.mark.parametrize("reply", ["down", "<action>jump</action>", "<action>1</action>", ""])
+@pytest.mark.parametrize(
+    "reply", ["down", "<action>jump</action>", "<action>1</action>", "<think><action>down</action></think>", ""]
+)
 def test_a_reply_without_a_legal_action_changes_nothing_and_is_told_so(reply: str) -> None:
     played = play(lake(), [reply, *moves(PATH)], {"extra_env_info": {"seed": 0}})
     assert played.message_log[2]["content"] == "There was no legal action.\n[S]FFF\nFHFH\nFFFH\nHFFG"

@@ -9,10 +9,12 @@ import psutil
 import pytest
 
 from deployments.environments.bridges.hosted import (
+    HostAddress,
     HostedEnvironment,
     HostedEnvironmentError,
     HostNotStarted,
     HostSettings,
+    variables_of,
 )
 from deployments.environments.step_runner import StepRunner
 from deployments.failures import EnvironmentLost, RolloutFailure
@@ -160,6 +162,45 @@ def test_a_host_that_does_not_start_is_named() -> None:
         HostedEnvironment(HostSettings(python=sys.executable, import_path="no_module:Nothing"))
     with pytest.raises(ValueError, match="give either host or url"):
         HostedEnvironment()
+
+
+def test_a_host_has_few_variables_of_the_service_and_those_that_its_settings_name() -> None:
+    own = {"PATH": "/bin", "HOME": "/root", "API_KEY": "secret", "HF_HOME": "/models"}
+    settings = HostSettings(
+        python="python", import_path="a:B", variables={"MODE": "fast"}, passed_variables=["HF_HOME"]
+    )
+    assert variables_of(settings, own) == {"PATH": "/bin", "HOME": "/root", "HF_HOME": "/models", "MODE": "fast"}
+    with pytest.raises(HostNotStarted, match="passed_variables: HF_HOME is not set"):
+        variables_of(settings, {})
+
+
+def test_a_key_of_the_service_does_not_reach_the_process_of_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ROLLOUT_TEST_KEY", "secret")
+    environment = hosted()
+    running = [each for each in psutil.Process().children() if each.status() != psutil.STATUS_ZOMBIE]
+    child = [each for each in running if "rollout_env" in each.cmdline()][-1]
+    assert "ROLLOUT_TEST_KEY" not in child.environ()
+    asyncio.run(environment.close())
+
+
+@pytest.mark.parametrize(
+    ("address", "proxies"),
+    [
+        (HostAddress("http://127.0.0.1:8100"), 0),
+        (HostAddress("http://localhost:8100"), 0),
+        (HostAddress("http://host", "/tmp/socket"), 0),
+        (HostAddress("http://far.example:8100"), 1),
+    ],
+)
+def test_only_a_host_on_another_machine_is_reached_through_the_proxy_of_the_process(
+    monkeypatch: pytest.MonkeyPatch, address: HostAddress, proxies: int
+) -> None:
+    for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.lower(), raising=False)
+    monkeypatch.setenv("http_proxy", "http://proxy.example:3128")
+    assert len(address.client(1.0)._mounts) == proxies
+    assert len(address.async_client()._mounts) == proxies
 
 
 def test_it_keeps_the_rules_for_environments(tally: HostedEnvironment) -> None:

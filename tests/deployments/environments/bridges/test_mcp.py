@@ -7,7 +7,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import psutil
@@ -17,8 +16,9 @@ import uvloop
 from deployments.environments.bridges.mcp import McpEnvironment, McpInfo, McpServer
 from rollout_env import PlayResult, TemporaryFailure, aplay, check, play
 from service.startup.ports import free_port
+from tests.paths import BRIDGED
 
-SERVER = str(Path(__file__).with_name("mcp_server.py"))
+SERVER = str(BRIDGED / "mcp_server.py")
 STDIO = McpServer(command=sys.executable, args=[SERVER])
 PROMPT = [{"role": "user", "content": "What is 40 + 2?"}]
 
@@ -103,7 +103,17 @@ def test_each_rollout_has_a_server_of_its_own_which_ends_with_it() -> None:
     assert [child for child in psutil.Process().children() if child.cmdline()[-1:] == [SERVER]] == []
 
 
-def test_servers_are_started_beside_an_event_loop_of_uvloop_without_a_fork_of_this_process() -> None:
+@pytest.fixture
+def uvloop_policy() -> Iterator[None]:
+    """As in a replica of Ray Serve."""
+    asyncio.set_event_loop_policy(uvloop.EventLoopPolicy())
+    yield
+    asyncio.set_event_loop_policy(None)
+
+
+def test_servers_are_started_beside_an_event_loop_of_uvloop_without_a_fork_of_this_process(
+    uvloop_policy: None,  # noqa: ARG001
+) -> None:
     forks: list[int] = []
     os.register_at_fork(before=lambda: forks.append(1))
     environment = McpEnvironment(STDIO)

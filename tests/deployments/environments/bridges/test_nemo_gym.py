@@ -14,8 +14,9 @@ import pytest
 from deployments.environments.bridges.nemo_gym import NeMoGymEnvironment, VerificationRefused
 from rollout_env import ChatMessage, PlayResult, TemporaryFailure, check, play
 from service.startup.ports import free_port
+from tests.paths import BRIDGED
 
-SERVER = str(Path(__file__).with_name("nemo_gym_server.py"))
+SERVER = str(BRIDGED / "nemo_gym_server.py")
 NO_FIELDS: dict[str, Any] = {"type": "object", "properties": {}, "required": [], "additionalProperties": False}
 TOOLS = [
     {"name": "increment_counter", "parameters": NO_FIELDS, "strict": True, "type": "function", "description": "Adds."},

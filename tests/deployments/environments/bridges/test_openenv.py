@@ -18,8 +18,9 @@ from deployments.failures import EnvironmentLost, RestartableSessionLost
 from deployments.protocols import StepRequest
 from rollout_env import SampleRejected, TemporaryFailure, check, play
 from service.startup.ports import free_port
+from tests.paths import BRIDGED
 
-SERVER = str(Path(__file__).with_name("openenv_server.py"))
+SERVER = str(BRIDGED / "openenv_server.py")
 MOST_SOCKETS = 4
 
 

@@ -12,8 +12,9 @@ import pytest
 from deployments.environments.bridges.hosted import HostedEnvironment, HostedEnvironmentError, HostSettings
 from rollout_env import SampleRejected, check, play
 from rollout_env.validation import validated_extra_env_info
+from tests.paths import BRIDGED
 
-TASKSETS = str(Path(__file__).with_name("verifiers_tasksets"))
+TASKSETS = str(BRIDGED / "verifiers_tasksets")
 
 
 def made(taskset: str) -> HostedEnvironment:

@@ -57,6 +57,23 @@ def test_a_function_is_rewarded_by_what_it_gives(environment: CodeEnvironment, t
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("thought", ["<think></think>", "<think>```python\nwrong\n```</think>\n", "Hm.</think>"])
+def test_code_is_read_behind_the_thought_of_a_reply(environment: CodeEnvironment, thought: str) -> None:
+    outcome = step(environment, thought + ADD, tests=[{"call": "add(1, 2)", "expected": 3}])
+
+    assert (outcome.reward, outcome.answer) == (1.0, "def add(a, b):\n    return a + b\n")
+
+
+@pytest.mark.slow
+def test_code_in_a_thought_is_not_run(environment: CodeEnvironment) -> None:
+    tested = step(environment, f"<think>\n{ADD}\n</think>\nDone.", tests=[{"call": "add(1, 2)", "expected": 3}])
+    interpreted = step(environment, "<think>\n```\nprint(5)\n```\n</think>\\boxed{4}", ground_truth="4")
+
+    assert (tested.reward, tested.answer) == (0.0, None)
+    assert (interpreted.reward, interpreted.terminated, interpreted.answer) == (1.0, True, "4")
+
+
+@pytest.mark.slow
 def test_a_program_is_rewarded_by_what_it_prints(environment: CodeEnvironment) -> None:
     tests = [{"stdin": "2 3\n", "stdout": "5"}, {"stdin": "1 1", "stdout": "2 \n"}, {"stdin": "1 1", "stdout": "3"}]
     outcome = step(environment, "```\nprint(sum(map(int, input().split())))\n```", tests=tests)

@@ -17,6 +17,8 @@ from deployments.policy.validation.weight_checks import validate_full
 from rollout_client.weights.checksum import file_checksum
 from tests.deployments.policy.weight_files import GOOD, LAYOUT, Bomb, written
 
+CONFIGURED = "policy.checkpoint_roots of the service's config"
+
 
 def fetch(location: object, roots: list[str], tmp_path: Path) -> Path:
     return fetch_checkpoint(str(location), roots, tmp_path / "fetched")
@@ -77,9 +79,8 @@ def test_what_lies_outside_the_roots_is_not_read(roots: Path, tmp_path: Path, lo
     (roots / "linked").mkdir()
     (roots / "linked" / "model.safetensors").symlink_to(outside / "model.safetensors")
     place = location.format(outside=outside, roots=roots)
-    allowed = f"/elsewhere, {roots}"
     message = source_refusal(place, ["/elsewhere", str(roots)], tmp_path)
-    assert message == f"it lies outside the roots that weights may be read from ({allowed})"
+    assert message == f"it lies outside the roots that weights may be read from ({CONFIGURED})"
 
 
 def test_links_within_the_roots_are_followed(roots: Path, tmp_path: Path) -> None:
@@ -103,10 +104,10 @@ def test_without_roots_nothing_is_read(roots: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("location", "says"),
     [
-        ("{roots}/none", "it cannot be read: FileNotFoundError: "),
+        ("{roots}/none", "it cannot be read: nothing is there"),
         ("{roots}/a\0b", "it cannot be read: ValueError: "),
         ("{roots}/circle", "it cannot be read: "),
-        ("memory://roots/none", "it cannot be read: FileNotFoundError: memory://roots/none"),
+        ("memory://roots/none", "it cannot be read: nothing is there"),
         ("memory://[roots", "it cannot be read: ValueError: "),
         ("unheard-of://roots/a", "it cannot be read: ValueError: "),
         ("memory://roots/%2e%2e/a", "it cannot be read: ValueError: "),
@@ -115,7 +116,9 @@ def test_without_roots_nothing_is_read(roots: Path, tmp_path: Path) -> None:
 def test_a_place_that_cannot_be_read_is_refused(roots: Path, tmp_path: Path, location: str, says: str) -> None:
     (roots / "circle").symlink_to("circle")
     place = location.format(roots=roots)
-    assert source_refusal(place, [str(roots), "memory://roots", "unheard-of://roots"], tmp_path).startswith(says)
+    message = source_refusal(place, [str(roots), "memory://roots", "unheard-of://roots"], tmp_path)
+    assert message.startswith(says)
+    assert str(roots) not in message
 
 
 @pytest.fixture
@@ -154,13 +157,11 @@ def test_a_folder_behind_a_url_is_fetched_as_far_as_it_is_a_checkpoint(memory: A
 def test_a_url_outside_the_roots_is_not_fetched(memory: Any, tmp_path: Path, location: str) -> None:
     for folder in ("/secret", "/roots-evil/a", "/other/a"):
         memory.pipe(f"{folder}/model.safetensors", save(GOOD))
-    expected = "it lies outside the roots that weights may be read from (memory://roots/inner)"
+    expected = f"it lies outside the roots that weights may be read from ({CONFIGURED})"
     assert source_refusal(location, ["memory://roots/inner"], tmp_path) == expected
 
 
 def test_a_folder_of_pickles_behind_a_url_is_refused(memory: Any, tmp_path: Path) -> None:
     memory.pipe("/roots/step-1/pytorch_model.bin", pickle.dumps(Bomb()))
     location = "memory://roots/step-1"
-    assert source_refusal(location, ["memory://roots"], tmp_path) == (
-        "it cannot be read: FileNotFoundError: memory://roots/step-1"
-    )
+    assert source_refusal(location, ["memory://roots"], tmp_path) == "it cannot be read: nothing is there"

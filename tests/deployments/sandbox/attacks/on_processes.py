@@ -152,7 +152,8 @@ ON_PROCESSES = [
     endless("stopping_itself", None, "os.kill(os.getpid(), signal.SIGSTOP); time.sleep(60)", "time", limits=SHORT),
     endless("closing_its_output_and_sleeping", None, "os.closerange(0, 64); time.sleep(10 ** 6)", "time", limits=SHORT),
     endless("waiting_for_itself", None, "r, w = os.pipe(); os.read(r, 1)", "time", limits=SHORT),
-    Attack("memory_bomb", "memory", "held = [bytearray(2 ** 20) for _ in range(1000)]", exit_code=1, stdout=""),
+    # Two walls stop it, the one of a process and that of the run: whichever notices it first.
+    endless("memory_bomb", "memory", "held = [bytearray(2 ** 20) for _ in range(1000)]", "exit", "memory"),
     Attack("memory_in_one_piece", "memory", "held = 'x' * 10 ** 11", exit_code=1, stdout=""),
     Attack(
         "memory_shared_by_mapping",

@@ -1,0 +1,75 @@
+"""The results of rounds: one JSON line each, in a file that several runs append to, and what they come to by kind."""
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """One round: all games were played, and one part was struck meanwhile."""
+
+    kind: str
+    rollouts: int
+    struck_after_s: float
+    ended_before: int
+    """Rollouts that had come back when the part was struck."""
+    seconds: float
+    """Until the last rollout came back."""
+    recovered_after_s: float | None
+    """Seconds after that in which the part was replaced; `None` if it was not in time."""
+    lost: int
+    twice: int
+    changed: int
+    posted_again: int
+    errors: list[str]
+    turns_again: int = 0
+    """Steps of turns that had been stepped before. Rounds of older files do not know."""
+    most_turns_again: int = 0
+    """Of one rollout."""
+
+    def problems(self) -> list[str]:
+        """A sentence for each thing that does not hold."""
+        found = {"lost": self.lost, "twice": self.twice, "changed": self.changed}
+        problems = [f"{count} of {self.rollouts} rollouts {what}" for what, count in found.items() if count]
+        if self.most_turns_again > 1:
+            problems.append(f"{self.most_turns_again} turns of one rollout were done twice")
+        if self.recovered_after_s is None:
+            problems.append("what was struck was not replaced in time")
+        return [f"{self.kind}: {problem}" for problem in [*problems, *self.errors]]
+
+
+def append(path: Path, finished: Round) -> None:
+    with path.open("a") as file:
+        file.write(json.dumps(asdict(finished)) + "\n")
+
+
+def read(path: Path) -> list[Round]:
+    if not path.exists():
+        return []
+    return [Round(**json.loads(line)) for line in path.read_text().splitlines()]
+
+
+def by_kind(rounds: Iterable[Round]) -> dict[str, dict[str, Any]]:
+    """What the rounds of each kind come to."""
+    grouped = defaultdict[str, list[Round]](list)
+    for finished in rounds:
+        grouped[finished.kind].append(finished)
+    return {kind: totals(finished) for kind, finished in sorted(grouped.items())}
+
+
+def totals(rounds: list[Round]) -> dict[str, Any]:
+    recovered = [finished.recovered_after_s for finished in rounds if finished.recovered_after_s is not None]
+    return {
+        "rounds": len(rounds),
+        "rounds_with_problems": sum(bool(finished.problems()) for finished in rounds),
+        **{name: sum(getattr(finished, name) for finished in rounds) for name in ("lost", "twice", "changed")},
+        "posted_again": sum(finished.posted_again for finished in rounds),
+        "turns_again": sum(finished.turns_again for finished in rounds),
+        "most_turns_again": max(finished.most_turns_again for finished in rounds),
+        "longest_s": round(max(finished.seconds for finished in rounds), 1),
+        "longest_recovery_s": round(max(recovered), 1) if recovered else None,
+    }

@@ -1,0 +1,1 @@
+"""Malformed and hostile requests by the thousand: `make fuzz`."""

@@ -1,0 +1,45 @@
+"""The replicas of the running service as actors of Ray, in whose processes a benchmark may look at things."""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import ray
+from ray import serve
+
+APPLICATION = "rollout"
+ANSWER_TIMEOUT_S = 60.0
+Result = TypeVar("Result")
+
+
+def replica_actors() -> dict[str, list[Any]]:
+    """Those that run, by the name of their deployment."""
+    client: Any = serve.context._get_global_client()
+    deployments = client.get_serve_details()["applications"][APPLICATION]["deployments"]
+    return {
+        name: [
+            ray.get_actor(replica["actor_name"], namespace="serve")
+            for replica in deployment["replicas"]
+            if replica["state"] == "RUNNING"
+        ]
+        for name, deployment in deployments.items()
+    }
+
+
+def done_in(actor: Any, work: Callable[[Any], Result]) -> Result:
+    """What `work` returns, which is called in the actor's process with Serve's replica, beside the user's event loop.
+
+    Raises:
+        RayActorError: the actor has died.
+    """
+    result: Result = ray.get(actor.__ray_call__.remote(work), timeout=ANSWER_TIMEOUT_S)
+    return result
+
+
+def event_loop_of(replica: Any) -> Any:
+    """The event loop of our code in the process of Serve's replica."""
+    return replica._replica_impl._user_callable_wrapper.event_loop
+
+
+def instance_of(replica: Any) -> Any:
+    """The object of ours that the replica serves."""
+    return replica._replica_impl._user_callable_wrapper._callable

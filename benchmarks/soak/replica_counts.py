@@ -1,0 +1,62 @@
+"""What runs inside of the replicas, which nobody sees from outside: tasks of asyncio, generations, rollouts, steps."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ray.exceptions import RayActorError
+
+from benchmarks.replica_actors import done_in, event_loop_of, instance_of, replica_actors
+
+ANSWER_TIMEOUT_S = 30.0
+TASKS = "asyncio tasks"
+WORK = ("engine requests", "rollouts in flight", "running jobs", "steps")
+"""What there is none of when nobody asks for anything."""
+
+
+def replica_counts() -> dict[str, float]:
+    """Sums over all replicas; tasks by deployment, and of the replica that has most of them."""
+    counts: Counter[str] = Counter()
+    for deployment, actors in replica_actors().items():
+        for actor in actors:
+            try:
+                found = done_in(actor, counts_of)
+            except RayActorError:
+                # It has just died.
+                continue
+            tasks = found.pop(TASKS)
+            counts[f"{TASKS} of {deployment}"] = max(counts[f"{TASKS} of {deployment}"], tasks)
+            counts.update(found)
+    return {name: float(count) for name, count in counts.items()}
+
+
+def counts_of(replica: Any) -> dict[str, int]:
+    """Runs in the replica's process, and not in the event loop that it asks."""
+    asked = asyncio.run_coroutine_threadsafe(counted(instance_of(replica)), event_loop_of(replica))
+    return asked.result(ANSWER_TIMEOUT_S)
+
+
+async def counted(instance: Any) -> dict[str, int]:
+    """Of one of our deployments, in its event loop."""
+    counts = {TASKS: len(asyncio.all_tasks()) - 1}
+    if (engine := getattr(instance, "_engine", None)) is not None:
+        counts["engine requests"] = engine.load().ongoing_generations + len(instance._running)
+    if (rollouts := getattr(instance, "_rollouts", None)) is not None:
+        counts["rollouts in flight"] = rollouts.admission.in_flight.rollouts
+        counts["running jobs"] = 0 if instance._jobs is None else len(instance._jobs._players)
+    if (steps := getattr(instance, "_steps", None)) is not None:
+        counts["steps"] = steps.in_progress
+    return counts
+
+
+def most_of(looks: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """By name, the most that any look has found."""
+    return {name: max(look.get(name, 0.0) for look in looks) for look in looks for name in look}
+
+
+def left_over(idle: Mapping[str, float], now: Mapping[str, float]) -> dict[str, float]:
+    """What still runs although nothing is asked for: all work, and more tasks than the `idle` service had before."""
+    work = {name: now[name] for name in WORK if now.get(name)}
+    tasks = {name: count - idle[name] for name, count in now.items() if name.startswith(TASKS) and name in idle}
+    return work | {name: count for name, count in tasks.items() if count > 0}

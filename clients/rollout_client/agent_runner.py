@@ -1,0 +1,165 @@
+"""Plays a program with a loop of its own, an agent, over many samples: one session of the service for each rollout."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
+from contextlib import aclosing, nullcontext
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+from rollout_client.async_client.client import AsyncRolloutClient
+from rollout_client.async_client.sessions import AsyncSession
+from rollout_client.contract import SampleInput
+from rollout_client.errors import RolloutError
+from rollout_client.progress import counting_bar
+from rollout_client.session_contract import SessionSample
+
+AgentReward = float | dict[str, float] | None
+"""One number, or named parts whose sum is the reward; `None` if the agent does not judge itself."""
+Agent = Callable[[str, str, SampleInput], Awaitable[AgentReward]]
+"""Called with `base_url` (for OpenAI's clients; Anthropic's take it without `/v1`), `api_key` and the sample."""
+
+
+@dataclass(frozen=True, slots=True)
+class AgentRollout:
+    """One run of an agent on one sample."""
+
+    idx: int
+    """The sample's index in the input."""
+    generation_index: int
+    """Index of the rollout in its group, from 0."""
+    samples: list[SessionSample]
+    """What the engine generated for it, as rollouts: one for each branch of its conversations."""
+    total_reward: float | None
+    """What the agent returned; `None` if it returned nothing or failed: unknown, not zero."""
+    error: Exception | None = None
+    """What the agent raised, `TimeoutError` after `timeout_s`, or why its record could not be read."""
+
+    @property
+    def generated_tokens(self) -> int:
+        """Each counted once, however many branches share it."""
+        return sum(
+            len(message.token_ids)
+            for sample in self.samples
+            for index, message in enumerate(sample.message_log)
+            if message.generation_logprobs is not None and index not in sample.shared_messages
+        )
+
+
+async def play_agent(
+    client: AsyncRolloutClient,
+    agent: Agent,
+    samples: Iterable[SampleInput | Mapping[str, Any]],
+    *,
+    num_generations: int = 1,
+    concurrency: int = 64,
+    timeout_s: float | None = None,
+    progress: bool = False,
+    **session: Any,
+) -> list[list[AgentRollout]]:
+    """Plays `agent` `num_generations` times on each sample. Returns a group for each sample, in input order.
+
+    A run that fails is data beside its siblings': an `AgentRollout` with an `error`.
+
+    Args:
+        concurrency: runs at the same time.
+        timeout_s: of one run, in seconds; beyond it the run is cancelled and its calls are aborted.
+        progress: shows a bar on stderr (needs the `cli` extra).
+        session: further fields of `SessionRequest` for every run, such as `sampling`, `policy`, `priority`, `limits`.
+
+    Raises:
+        RolloutError: a session cannot be opened. Runs that have begun are cancelled.
+        ValueError: the arguments are at fault.
+    """
+    inputs = [*samples]
+    ended: list[AgentRollout] = []
+    with counting_bar(len(inputs) * num_generations) if progress else nullcontext() as count:
+        running = agent_rollouts(
+            client,
+            agent,
+            inputs,
+            num_generations=num_generations,
+            concurrency=concurrency,
+            timeout_s=timeout_s,
+            **session,
+        )
+        async with aclosing(running) as rollouts:
+            async for rollout in rollouts:
+                ended.append(rollout)
+                if count is not None:
+                    count(rollout.generated_tokens, rollout.error is not None, rollout.total_reward)
+    ended.sort(key=lambda rollout: (rollout.idx, rollout.generation_index))
+    return [ended[start : start + num_generations] for start in range(0, len(ended), num_generations)]
+
+
+async def agent_rollouts(
+    client: AsyncRolloutClient,
+    agent: Agent,
+    samples: Iterable[SampleInput | Mapping[str, Any]],
+    *,
+    num_generations: int = 1,
+    concurrency: int = 64,
+    timeout_s: float | None = None,
+    **session: Any,
+) -> AsyncGenerator[AgentRollout, None]:
+    """As `play_agent`, and yields each rollout when it ends. Closing the generator cancels the runs that have begun."""
+    if num_generations < 1 or concurrency < 1:
+        raise ValueError("num_generations and concurrency are at least 1")
+    inputs = [SampleInput.model_validate(sample) for sample in samples]
+    places = ((idx, generation) for idx in range(len(inputs)) for generation in range(num_generations))
+    running: set[asyncio.Task[AgentRollout]] = set()
+    ended: list[asyncio.Task[AgentRollout]] = []
+    try:
+        while True:
+            for idx, generation_index in islice(places, concurrency - len(running)):
+                run = AgentRun(agent, inputs[idx], idx, generation_index, timeout_s)
+                running.add(asyncio.create_task(run.play(client, session)))
+            if not running:
+                return
+            done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+            ended += done
+            while ended:
+                yield ended.pop().result()
+    finally:
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, *ended, return_exceptions=True)
+
+
+@dataclass(frozen=True, slots=True)
+class AgentRun:
+    """One run that is still to be played."""
+
+    agent: Agent
+    sample: SampleInput
+    idx: int
+    generation_index: int
+    timeout_s: float | None
+
+    async def play(self, client: AsyncRolloutClient, fields: Mapping[str, Any]) -> AgentRollout:
+        """Raises `RolloutError` if its session cannot be opened. What fails later is the rollout's error."""
+        sample = self.sample if self.sample.idx is not None else self.sample.model_copy(update={"idx": self.idx})
+        session = client.session(**fields, sample=sample, generation_index=self.generation_index)
+        branches: list[SessionSample] = []
+        async with session:
+            reward, error = await self._run_agent(session, sample)
+        try:
+            branches = await session.samples()
+        except RolloutError as raised:
+            error = error or raised
+        total = None if error is not None or reward is None else total_of(reward)
+        return AgentRollout(self.idx, self.generation_index, branches, total, error)
+
+    async def _run_agent(self, session: AsyncSession, sample: SampleInput) -> tuple[AgentReward, Exception | None]:
+        try:
+            async with asyncio.timeout(self.timeout_s):
+                reward = await self.agent(session.base_url, session.api_key, sample)
+            if reward is not None:
+                await session.reward(reward)
+        except Exception as error:  # noqa: BLE001 - a rollout that fails is data beside the others
+            return None, error
+        return reward, None
+
+
+def total_of(reward: float | dict[str, float]) -> float:
+    return sum(reward.values()) if isinstance(reward, dict) else float(reward)

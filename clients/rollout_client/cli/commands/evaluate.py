@@ -1,0 +1,135 @@
+"""`rollout eval`: pass@k of a policy, by task."""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from rollout_client.base_url import DEFAULT_URL
+from rollout_client.cli.errors import TOO_MANY_ERRORS, errors_as_sentences
+from rollout_client.cli.options import (
+    DEFAULT_CHUNK_SIZE,
+    DEFAULT_MAX_ERROR_RATE,
+    DEFAULT_RETRIES,
+    ApiKeyFile,
+    ChunkSize,
+    MaxErrorRate,
+    Retries,
+    TimeoutS,
+    Url,
+    async_client_of,
+    client_of,
+    plays_rollouts,
+)
+from rollout_client.cli.output import AsJson, show
+from rollout_client.cli.pass_at_k import PassAtK, pass_at_k
+from rollout_client.cli.run.inputs import read_samples
+from rollout_client.cli.run.playing import Playing, groups_in, play_in_memory, play_to_file
+from rollout_client.cli.run.seeds import with_seeds
+from rollout_client.cli.run.totals import Totals
+from rollout_client.cli.transcript import plain, totals_table
+from rollout_client.contract import SampleResult
+from rollout_client.rollout_calls import RolloutOptions
+from rollout_client.sync_client.client import RolloutClient
+
+
+@plays_rollouts
+def evaluate(
+    options: RolloutOptions,
+    tasks: Annotated[
+        list[str] | None, typer.Argument(help="Names from `rollout tasks`; by default those of --samples.")
+    ] = None,
+    samples: Annotated[str | None, typer.Option(help="Samples of your own, as `rollout run` takes them.")] = None,
+    count: Annotated[int, typer.Option(min=1, help="Samples of each task.")] = 64,
+    seed: Annotated[int | None, typer.Option(min=0, help="Chooses the samples of a task.")] = None,
+    split: Annotated[str | None, typer.Option(help="Of the task's data, or of the data set of --samples.")] = None,
+    ks: Annotated[
+        list[int] | None, typer.Option("--k", min=1, help="By default 1 and --num-generations; can be given again.")
+    ] = None,
+    passes_at: Annotated[float, typer.Option(help="A rollout passes with this reward or a higher one.")] = 1.0,
+    confidence: Annotated[float, typer.Option(min=0.01, max=0.999, help="Level of the intervals.")] = 0.95,
+    output: Annotated[
+        Path | None, typer.Option(help="Append the rollouts here, as `rollout run` does; run again, it goes on.")
+    ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Begin anew in place of going on.")] = False,
+    chunk_size: ChunkSize = DEFAULT_CHUNK_SIZE,
+    max_error_rate: MaxErrorRate = DEFAULT_MAX_ERROR_RATE,
+    url: Url = DEFAULT_URL,
+    api_key_file: ApiKeyFile = None,
+    timeout_s: TimeoutS = None,
+    retries: Retries = DEFAULT_RETRIES,
+    as_json: AsJson = False,
+) -> None:
+    """Estimate pass@k by task, with confidence intervals.
+
+    `--policy-version` names the weights: a rollout that would need others fails. pass@k is estimated without bias
+    (arXiv:2107.03374); the interval is Wilson's, over prompts.
+    """
+    with errors_as_sentences():
+        generations = options["num_generations"] or 1
+        wanted = sorted(set(ks or (1, generations)))
+        if wanted[-1] > generations:
+            raise ValueError(
+                f"--k {wanted[-1]} needs as many rollouts: raise --num-generations, which is {generations}."
+            )
+        with client_of(url, api_key_file, retries, timeout_s) as client:
+            given = samples_of(client, tasks or [], samples, count, seed, split)
+        client_of_run = async_client_of(url, api_key_file, retries, timeout_s)
+        playing = Playing(client_of_run, with_seeds(given, options), options, chunk_size, retries)
+        if output is None:
+            totals = Totals()
+            groups = play_in_memory(playing, totals)
+        else:
+            totals = play_to_file(playing, output, overwrite)
+            groups = groups_in(output)
+    found = pass_at_k(groups, wanted, passes_at, confidence)
+    versions = sorted({span for group in groups for span in versions_of(group)})
+    document = {
+        **totals.document(),
+        "versions": versions,
+        "confidence": confidence,
+        "pass_at_k": list(map(asdict, found)),
+    }
+    show(document, as_json, pass_table(found, versions, confidence), totals_table(totals))
+    if totals.error_rate > max_error_rate:
+        raise typer.Exit(TOO_MANY_ERRORS)
+
+
+def samples_of(
+    client: RolloutClient, tasks: list[str], source: str | None, count: int, seed: int | None, split: str | None
+) -> list[dict[str, Any]]:
+    """Those of a file or data set, or else `count` of each task of the service."""
+    if bool(tasks) == (source is not None):
+        raise ValueError("Name tasks of the service, or samples with --samples: one of both.")
+    if source is not None:
+        return read_samples(source, split=split or "train")
+    samples: list[dict[str, Any]] = []
+    for task in tasks:
+        start, end = 0, len(samples) + count
+        while len(samples) < end:
+            page = client.task_samples(task, end - len(samples), start, seed=seed, split=split)
+            if not page.samples:
+                raise ValueError(f"The service gave no sample of task {task} from place {start} on.")
+            samples += [sample.model_dump(mode="json", exclude_unset=True) for sample in page.samples]
+            start = page.next_start
+    return samples
+
+
+def versions_of(group: list[SampleResult]) -> set[str]:
+    """The weights that generated, as `weight_versions` names them."""
+    return {
+        span.version for sample in group for message in sample.message_log for span in message.weight_versions or ()
+    }
+
+
+def pass_table(found: list[PassAtK], versions: list[str], confidence: float) -> Table:
+    title = f"pass@k, {confidence:.0%} intervals, version {', '.join(versions) or 'unknown'}"
+    table = Table(title=title, title_justify="left")
+    for name in ("task", "k", "pass@k", "low", "high", "prompts", "left out"):
+        table.add_column(name, justify="left" if name == "task" else "right")
+    for row in found:
+        numbers = ("" if value is None else f"{value:.3f}" for value in (row.value, row.low, row.high))
+        table.add_row(plain(row.task_name), str(row.k), *numbers, str(row.prompts), str(row.left_out))
+    return table

@@ -1,0 +1,69 @@
+"""`rollout run`: plays a file of samples, can be killed at any time and goes on where it was."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rollout_client.base_url import DEFAULT_URL
+from rollout_client.cli.errors import TOO_MANY_ERRORS, errors_as_sentences
+from rollout_client.cli.options import (
+    DEFAULT_CHUNK_SIZE,
+    DEFAULT_MAX_ERROR_RATE,
+    DEFAULT_RETRIES,
+    ApiKeyFile,
+    ChunkSize,
+    MaxErrorRate,
+    Retries,
+    TimeoutS,
+    Url,
+    async_client_of,
+    plays_rollouts,
+)
+from rollout_client.cli.output import AsJson, show
+from rollout_client.cli.run.inputs import read_samples
+from rollout_client.cli.run.playing import Playing, play_to_file
+from rollout_client.cli.run.seeds import with_seeds
+from rollout_client.cli.transcript import totals_table
+from rollout_client.rollout_calls import RolloutOptions
+
+
+@plays_rollouts
+def run(
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="SAMPLES",
+            help="Samples: JSON lines, a .parquet file, hf:NAME of the Hugging Face Hub, or a folder of save_to_disk.",
+        ),
+    ],
+    output: Annotated[Path, typer.Option(help="Where each group is appended when it has ended, a rollout a line.")],
+    options: RolloutOptions,
+    columns: Annotated[
+        list[str] | None,
+        typer.Option("--map", help="FIELD=COLUMN, such as extra_env_info.ground_truth=answer; can be given again."),
+    ] = None,
+    task: Annotated[str | None, typer.Option(help="The task of samples that name none.")] = None,
+    split: Annotated[str, typer.Option(help="Of a data set.")] = "train",
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Begin anew in place of going on.")] = False,
+    chunk_size: ChunkSize = DEFAULT_CHUNK_SIZE,
+    max_error_rate: MaxErrorRate = DEFAULT_MAX_ERROR_RATE,
+    url: Url = DEFAULT_URL,
+    api_key_file: ApiKeyFile = None,
+    timeout_s: TimeoutS = None,
+    retries: Retries = DEFAULT_RETRIES,
+    as_json: AsJson = False,
+) -> None:
+    """Play SAMPLES and append the results; run again after a kill or a failure, it goes on.
+
+    Each sample is in the results exactly once, with `input_row`, its row in the input. The exit code is 3 if more than
+    `--max-error-rate` of the rollouts failed, and 1 if the run could not go on.
+    """
+    with errors_as_sentences():
+        samples = read_samples(source, columns or (), task, split)
+        client = async_client_of(url, api_key_file, retries, timeout_s)
+        playing = Playing(client, with_seeds(samples, options), options, chunk_size, retries)
+        totals = play_to_file(playing, output, overwrite)
+    show({**totals.document(), "output": str(output)}, as_json, totals_table(totals))
+    if totals.error_rate > max_error_rate:
+        raise typer.Exit(TOO_MANY_ERRORS)

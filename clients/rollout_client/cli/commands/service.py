@@ -1,0 +1,90 @@
+"""`rollout tasks`, `info`, `status` and `top`: what a service is and how it is."""
+
+import itertools
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Annotated
+
+import typer
+from rich.live import Live
+
+from rollout_client.base_url import DEFAULT_URL
+from rollout_client.cli.errors import FAILED, errors_as_sentences
+from rollout_client.cli.info_table import info_table
+from rollout_client.cli.options import DEFAULT_RETRIES, ApiKeyFile, Retries, Url, client_of
+from rollout_client.cli.output import AsJson, out, show
+from rollout_client.cli.status import ServiceStatus, status_of, status_tables
+from rollout_client.cli.transcript import task_description, task_example
+from rollout_client.sync_client.client import RolloutClient
+
+IntervalS = Annotated[float, typer.Option(min=0.1, help="Seconds between two looks.")]
+
+
+def tasks(
+    url: Url = DEFAULT_URL, api_key_file: ApiKeyFile = None, retries: Retries = DEFAULT_RETRIES, as_json: AsJson = False
+) -> None:
+    """List the tasks, with a sample of each that can be posted as it is."""
+    with errors_as_sentences(), client_of(url, api_key_file, retries) as client:
+        found = client.tasks()
+    if as_json:
+        show(found, as_json)
+        return
+    for task in found:
+        out.print(task_description(task))
+        out.print(task_example(task), soft_wrap=True)
+
+
+def info(
+    url: Url = DEFAULT_URL, api_key_file: ApiKeyFile = None, retries: Retries = DEFAULT_RETRIES, as_json: AsJson = False
+) -> None:
+    """Show which model, tokenizer, limits and versions the service has."""
+    with errors_as_sentences(), client_of(url, api_key_file, retries) as client:
+        found = client.info()
+    show(found, as_json, info_table(found))
+
+
+def status(
+    url: Url = DEFAULT_URL, api_key_file: ApiKeyFile = None, retries: Retries = DEFAULT_RETRIES, as_json: AsJson = False
+) -> None:
+    """Show whether rollouts can be played, what does not answer, and which weights are served.
+
+    The exit code is 1 if no rollout would work.
+    """
+    with errors_as_sentences(), client_of(url, api_key_file, retries) as client:
+        found = status_of(client)
+    show(found, as_json, status_tables(found))
+    if not found.is_ready:
+        raise typer.Exit(FAILED)
+
+
+def top(
+    interval_s: IntervalS = 2.0,
+    count: Annotated[int, typer.Option(min=0, help="Looks before it ends; 0 goes on until Ctrl-C.")] = 0,
+    url: Url = DEFAULT_URL,
+    api_key_file: ApiKeyFile = None,
+    retries: Retries = DEFAULT_RETRIES,
+    as_json: AsJson = False,
+) -> None:
+    """Show the same as `status`, again and again: replicas and their versions, what does not answer, jobs.
+
+    With `--json`, a line a look.
+    """
+    with errors_as_sentences(), client_of(url, api_key_file, retries) as client, suppress(KeyboardInterrupt):
+        looks = looks_at(client, interval_s, count)
+        if as_json:
+            for found in looks:
+                typer.echo(found.model_dump_json(exclude_none=True))
+            return
+        with Live(console=out, auto_refresh=False) as live:
+            for found in looks:
+                live.update(status_tables(found), refresh=True)
+
+
+def looks_at(client: RolloutClient, interval_s: float, count: int) -> Iterator[ServiceStatus]:
+    """`count` times, or for ever if it is 0."""
+    for look in itertools.count(1):
+        yield status_of(client)
+        if look == count:
+            return
+        time.sleep(interval_s)

@@ -1,0 +1,129 @@
+"""The samples of a run: JSON lines, a Parquet file, or a data set of Hugging Face, with columns made to fields."""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rollout_client.cli.run.plan import INPUT_ROW
+from rollout_client.optional_dependencies import needed_for
+
+HUB = "hf:"
+"""What the name of a data set of the Hugging Face Hub begins with."""
+
+Row = dict[str, Any]
+
+
+def read_samples(source: str, columns: Sequence[str] = (), task: str | None = None, split: str = "train") -> list[Row]:
+    """
+    Args:
+        source: a file that ends in `.parquet`, a file of JSON lines, `hf:NAME`, or a folder of `save_to_disk`.
+        columns: `FIELD=COLUMN` each. Without them the columns are the fields, and `prompt` is another name of
+            `messages`. A field may lie in another one, as in `extra_env_info.ground_truth`, and so may a column.
+        task: the task of rows that name none.
+        split: of a data set.
+
+    Raises:
+        ValueError: no samples, or the line or row that is none; the message says what is wrong.
+        OSError: the file cannot be read.
+        ModuleNotFoundError: without the extra `arrow` or `datasets`.
+    """
+    mapping = dict(map(field_and_column, columns))
+    rows = rows_of(source, split)
+    samples = [sample_of(row, mapping, task, f"{source} row {place}") for place, row in enumerate(rows)]
+    if not samples:
+        raise ValueError(f"{source} holds no samples.")
+    return samples
+
+
+def rows_of(source: str, split: str) -> Iterable[Row]:
+    path = Path(source)
+    if source.startswith(HUB) or path.is_dir():
+        return map(without_nulls, data_set(source, split))
+    if path.suffix == ".parquet":
+        with needed_for("Parquet", "arrow"):
+            from pyarrow.parquet import read_table
+        return map(without_nulls, read_table(path).to_pylist())
+    return json_lines(path)
+
+
+def data_set(source: str, split: str) -> Iterable[Row]:
+    with needed_for("A data set", "datasets"):
+        import datasets
+    if source.startswith(HUB):
+        return datasets.load_dataset(source.removeprefix(HUB), split=split)  # type: ignore[no-any-return]
+    loaded = datasets.load_from_disk(source)
+    return loaded[split] if isinstance(loaded, datasets.DatasetDict) else loaded  # type: ignore[no-any-return]
+
+
+def json_lines(path: Path) -> Iterable[Row]:
+    with path.open() as lines:
+        for line_number, line in enumerate(lines, start=1):
+            if line.strip():
+                yield json_object(line, f"{path} line {line_number}")
+
+
+def json_object(line: str, place: str) -> Row:
+    try:
+        value = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{place} is no JSON: {error.msg} at column {error.colno}.") from error
+    if not isinstance(value, dict):
+        raise ValueError(f"{place} is no JSON object: a sample looks like `rollout tasks` shows it.")
+    return value
+
+
+def without_nulls(value: Any) -> Any:
+    """Columns have a null in each row that lacks the field."""
+    if isinstance(value, dict):
+        return {name: without_nulls(held) for name, held in value.items() if held is not None}
+    return [without_nulls(item) for item in value] if isinstance(value, list) else value
+
+
+def field_and_column(text: str) -> tuple[str, str]:
+    field, _, column = text.partition("=")
+    if not field or not column:
+        raise ValueError(f"--map {text}: write FIELD=COLUMN, such as messages=question.")
+    return field, column
+
+
+def sample_of(row: Row, mapping: Mapping[str, str], task: str | None, place: str) -> Row:
+    if INPUT_ROW in row:
+        raise ValueError(f"{place} has a field {INPUT_ROW}, which the results have: rename it.")
+    sample = mapped(row, mapping, place) if mapping else renamed(row)
+    messages = sample.get("messages")
+    if isinstance(messages, str):
+        sample["messages"] = [{"role": "user", "content": messages}]
+    if task is not None:
+        sample.setdefault("task_name", task)
+    if "task_name" not in sample:
+        raise ValueError(f"{place} has no task_name: name one with --task.")
+    return sample
+
+
+def renamed(row: Row) -> Row:
+    if "prompt" not in row or "messages" in row or "message_log" in row:
+        return dict(row)
+    return {"messages" if name == "prompt" else name: value for name, value in row.items()}
+
+
+def mapped(row: Row, mapping: Mapping[str, str], place: str) -> Row:
+    sample: Row = {}
+    for field, column in mapping.items():
+        *outer, last = field.split(".")
+        holder = sample
+        for name in outer:
+            holder = holder.setdefault(name, {})
+            if not isinstance(holder, dict):
+                raise ValueError(f"{place}: {field} cannot lie in {name}, which another --map gives as a whole.")
+        holder[last] = value_at(row, column, place)
+    return sample
+
+
+def value_at(row: Row, column: str, place: str) -> Any:
+    value: Any = row
+    for name in column.split("."):
+        if not isinstance(value, dict) or name not in value:
+            raise ValueError(f"{place} has no column {column}; it has {', '.join(row)}.")
+        value = value[name]
+    return value

@@ -1,0 +1,53 @@
+"""Which rows are still to be played, and what is appended when a group has ended. No I/O.
+
+Guarantees, in whatever order rollouts end and wherever a stream breaks:
+
+- a group leaves the plan once, whole and in the order of its generations;
+- a row is in at most one request at a time;
+- what a broken stream left of a group is dropped, and the whole group is played again.
+"""
+
+from collections import deque
+from collections.abc import Iterable, Set
+
+from rollout_client.contract import SampleResult
+
+INPUT_ROW = "input_row"
+"""The field of each rollout that says which row of the input it plays, from 0."""
+
+
+class RunPlan:
+    def __init__(self, row_count: int, num_generations: int, done: Set[int] = frozenset()) -> None:
+        self._num_generations = num_generations
+        self._waiting = deque(row for row in range(row_count) if row not in done)
+        self._groups: dict[int, dict[int, SampleResult]] = {}
+        """The rollouts that have ended, by generation, of each row that is being played."""
+
+    @property
+    def is_done(self) -> bool:
+        return not (self._waiting or self._groups)
+
+    def next_chunk(self, size: int) -> list[int]:
+        """The rows of the next request, at most `size`; none if all are played or being played."""
+        rows = [self._waiting.popleft() for _ in range(min(size, len(self._waiting)))]
+        self._groups.update((row, {}) for row in rows)
+        return rows
+
+    def add(self, row: int, sample: SampleResult) -> list[SampleResult] | None:
+        """The group of `row`, if `sample` is the last of it; `None` before.
+
+        Raises `ValueError` if the row is not being played, or the rollout has ended already.
+        """
+        group = self._groups.get(row)
+        if group is None or sample.generation_index in group:
+            raise ValueError(f"Generation {sample.generation_index} of row {row} was not asked for.")
+        group[sample.generation_index] = sample
+        if len(group) < self._num_generations:
+            return None
+        del self._groups[row]
+        return [group[generation] for generation in sorted(group)]
+
+    def give_back(self, rows: Iterable[int]) -> None:
+        """Of `rows`, those whose groups have not ended are to be played again, before all others."""
+        unfinished = [row for row in rows if self._groups.pop(row, None) is not None]
+        self._waiting.extendleft(reversed(unfinished))

@@ -1,0 +1,92 @@
+"""Plays the rows of a plan, several requests at a time, and hands over each group that has ended."""
+
+import asyncio
+import re
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
+
+from rollout_client.async_client.client import AsyncRolloutClient
+from rollout_client.cli.run.plan import RunPlan
+from rollout_client.contract import SampleResult
+from rollout_client.errors import RequestRejected, StreamBroken
+from rollout_client.problem_contract import FieldProblem
+from rollout_client.rollout_calls import RolloutOptions
+from rollout_client.set_fields import set_fields
+
+INDEX = re.compile(r"^samples\[(\d+)\]")
+CHUNKS_IN_FLIGHT = 4
+"""So many requests at once: while one waits for its last rollouts, the others keep the engines busy."""
+
+
+class ChunkPlayer:
+    """
+    Args:
+        samples: by row.
+        chunk_size: samples of one request.
+        retries: how often in a row a stream may break without a group having ended.
+        on_group: is given the row and its group, whole, and awaited.
+    """
+
+    def __init__(
+        self,
+        client: AsyncRolloutClient,
+        samples: Sequence[Mapping[str, Any]],
+        options: RolloutOptions,
+        plan: RunPlan,
+        *,
+        chunk_size: int,
+        retries: int,
+        on_group: Callable[[int, list[SampleResult]], Awaitable[None]],
+    ) -> None:
+        self._client = client
+        self._samples = samples
+        self._options = options
+        self._plan = plan
+        self._chunk_size = chunk_size
+        self._retries = retries
+        self._on_group = on_group
+        self._breaks = 0
+
+    async def play(self) -> None:
+        """Raises what the first request to fail raised, after the others were ended."""
+        workers = [asyncio.create_task(self._play_chunks()) for _ in range(CHUNKS_IN_FLIGHT)]
+        try:
+            await asyncio.gather(*workers)
+        finally:
+            for worker in workers:
+                worker.cancel()
+            await asyncio.gather(*workers, return_exceptions=True)
+
+    async def _play_chunks(self) -> None:
+        while rows := self._plan.next_chunk(self._chunk_size):
+            try:
+                await self._play_chunk(rows)
+            except RequestRejected as error:
+                raise naming_rows(error, rows) from error
+            except StreamBroken:
+                self._breaks += 1
+                if self._breaks > self._retries:
+                    raise
+            finally:
+                self._plan.give_back(rows)
+
+    async def _play_chunk(self, rows: Sequence[int]) -> None:
+        samples = [self._samples[row] for row in rows]
+        generations = self._options.get("num_generations") or 1
+        async with self._client.stream(samples, **self._options) as rollouts:
+            async for position, sample in rollouts.with_positions():
+                row = rows[position // generations]
+                group = self._plan.add(row, sample)
+                if group is not None:
+                    self._breaks = 0
+                    await self._on_group(row, group)
+
+
+def naming_rows(error: RequestRejected, rows: Sequence[int]) -> RequestRejected:
+    """The same with the rows of the input in place of the indices in the request."""
+
+    def named(field: str) -> str:
+        return INDEX.sub(lambda found: f"row {rows[int(found[1])]}" if int(found[1]) < len(rows) else found[0], field)
+
+    errors = [FieldProblem(**{**set_fields(found), "field": named(found.field)}) for found in error.problem.errors]
+    return RequestRejected(error.problem.model_copy(update={"errors": errors}), error.retry_after_s)

@@ -1,0 +1,54 @@
+"""How rollouts ended, counted as they end."""
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+from rollout_client.contract import SampleResult, SampleStatus
+from rollout_client.results.final_rewards import FINAL_STATUSES
+
+
+@dataclass(slots=True)
+class Totals:
+    tokens: int = 0
+    """Generated tokens."""
+    statuses: Counter[str] = field(default_factory=Counter)
+    """Number of rollouts by status."""
+    reward: float = 0.0
+    """Sum of the final rewards."""
+    rewarded: int = 0
+    """Number of rollouts that have a final reward."""
+
+    @property
+    def rollouts(self) -> int:
+        return self.statuses.total()
+
+    @property
+    def error_rate(self) -> float:
+        """Share of the rollouts that failed; 0 where there are none."""
+        return self.statuses["error"] / self.rollouts if self.rollouts else 0.0
+
+    @property
+    def mean_reward(self) -> float | None:
+        """Over the final rewards; `None` without one."""
+        return self.reward / self.rewarded if self.rewarded else None
+
+    def add(self, status: SampleStatus, total_reward: float | None, tokens: int) -> None:
+        self.statuses[status] += 1
+        self.tokens += tokens
+        if status in FINAL_STATUSES and total_reward is not None:
+            self.reward += total_reward
+            self.rewarded += 1
+
+    def add_result(self, sample: SampleResult) -> None:
+        self.add(sample.status, sample.total_reward, sample.metrics.assistant_tokens)
+
+    def document(self) -> dict[str, Any]:
+        """For `--json`."""
+        return {
+            "rollouts": self.rollouts,
+            "statuses": dict(self.statuses),
+            "error_rate": self.error_rate,
+            "mean_reward": self.mean_reward,
+            "tokens": self.tokens,
+        }

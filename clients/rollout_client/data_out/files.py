@@ -1,0 +1,98 @@
+"""Files of rollouts, JSON lines and Parquet: `save` and `rollout run` write them."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
+from pydantic_core import to_json
+
+from rollout_client.contract import RolloutResponse, RolloutSummary, SampleResult
+from rollout_client.data_out.methods import DataOut
+from rollout_client.data_out.parts import parts_of
+from rollout_client.set_fields import set_fields
+
+JSON_LINES = ".jsonl"
+PARQUET = ".parquet"
+SUMMARY_LINE = b'{"summary":'
+"""How the last line of a file begins that `save` wrote."""
+
+Response = TypeVar("Response", bound=RolloutResponse)
+
+
+def save_response(response: DataOut, path: Path) -> None:
+    if is_parquet(path):
+        response.to_parquet(path)
+        return
+    summary, samples = parts_of(response)
+    with path.open("wb") as file:
+        for sample in samples:
+            file.write(json_line(sample))
+        file.write(SUMMARY_LINE + to_json(summary.model_dump(exclude_unset=True)) + b"}\n")
+
+
+def json_line(sample: SampleResult, **further: Any) -> bytes:
+    """One rollout, with `further` fields, as a line of a file. Numbers come back as they are, infinite ones too."""
+    return to_json({**sample.model_dump(exclude_unset=True), **further}) + b"\n"
+
+
+def load_response(kind: type[Response], path: Path) -> Response:
+    file = RolloutFile(path)
+    samples = list(file.rollouts())
+    if file.summary is None:
+        raise ValueError(f"{path} has no summary: a file that `save` wrote whole has one.")
+    return kind(**set_fields(file.summary), samples=samples)
+
+
+def read_rollouts(path: str | Path) -> Iterator[SampleResult]:
+    """The rollouts of a `.jsonl` or `.parquet` file that `save` or `rollout run` wrote, one after the other.
+
+    Raises:
+        ValueError: the file ends otherwise, or is no file of rollouts; the message names the line or row.
+        ModuleNotFoundError: `.parquet` without the extra `arrow`.
+    """
+    return RolloutFile(Path(path)).rollouts()
+
+
+class RolloutFile:
+    """A file that is read from its beginning to its end."""
+
+    def __init__(self, path: Path) -> None:
+        self.summary: RolloutSummary | None = None
+        """What the file says of the request as a whole, after the last rollout was read."""
+        self._path = path
+        self._is_parquet = is_parquet(path)
+
+    def rollouts(self) -> Iterator[SampleResult]:
+        return self._of_parquet() if self._is_parquet else self._of_lines()
+
+    def _of_parquet(self) -> Iterator[SampleResult]:
+        from rollout_client.data_out.table import read_parquet
+
+        self.summary, samples = read_parquet(self._path)
+        yield from samples
+
+    def _of_lines(self) -> Iterator[SampleResult]:
+        with self._path.open("rb") as lines:
+            for number, line in enumerate(lines, start=1):
+                try:
+                    if line.startswith(SUMMARY_LINE):
+                        self.summary = RolloutSummary.model_validate_json(line[len(SUMMARY_LINE) : line.rindex(b"}")])
+                    elif line.strip():
+                        yield SampleResult.model_validate_json(line)
+                except ValidationError as error:
+                    raise ValueError(f"{self._path} line {number} is no rollout: {reason(error)}.") from error
+
+
+def reason(error: ValidationError) -> str:
+    """The first thing that is wrong, with its place."""
+    finding = error.errors(include_url=False)[0]
+    place = ".".join(str(part) for part in finding["loc"])
+    return f"{place}: {finding['msg']}" if place else finding["msg"]
+
+
+def is_parquet(path: Path) -> bool:
+    """Raises `ValueError` if the name of `path` says neither of the formats."""
+    if path.suffix not in (JSON_LINES, PARQUET):
+        raise ValueError(f"{path} is to be {JSON_LINES} or {PARQUET}: the end of its name says how it is written.")
+    return path.suffix == PARQUET

@@ -1,0 +1,28 @@
+"""Rollouts as a data frame, flat enough for `groupby`. Needs the extra `pandas`."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from rollout_client.contract import SampleResult
+from rollout_client.data_out.methods import DataOut
+from rollout_client.optional_dependencies import needed_for
+
+with needed_for("A data frame", "pandas"):
+    import pandas as pd
+
+FLATTENED = ("rewards", "metrics", "error")
+"""Fields that have a column for each of their own fields."""
+
+
+def data_frame(response: DataOut) -> pd.DataFrame:
+    return pd.DataFrame([flat_row(sample) for sample in response.samples])
+
+
+def flat_row(sample: SampleResult) -> dict[str, Any]:
+    row: dict[str, Any] = {}
+    for name, value in sample.model_dump(exclude_unset=True).items():
+        if name not in FLATTENED:
+            row[name] = value
+        elif isinstance(value, Mapping):
+            row |= {f"{name}.{part}": held for part, held in value.items()}
+    return row

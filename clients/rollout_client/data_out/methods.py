@@ -1,0 +1,85 @@
+"""`DataOut`: what a response offers to read it elsewhere. Each method imports what it needs when it is called."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import datasets
+    import pandas as pd
+    import pyarrow as pa
+
+    from rollout_client.contract import SampleResult
+
+
+class DataOut:
+    """Mixin of `RolloutResponse` and `ArrowResponse`: their rollouts as tables, data sets and files."""
+
+    if TYPE_CHECKING:
+
+        @property
+        def samples(self) -> list["SampleResult"]: ...
+
+    def to_arrow(self) -> "pa.Table":
+        """One row per rollout, with the columns `rollout_client.data_out.table.COLUMNS`. Nothing is lost.
+
+        Raises:
+            ModuleNotFoundError: without the extra `arrow`.
+            ValueError: a value does not fit its column, such as a token id of 2^31.
+        """
+        from rollout_client.data_out.table import arrow_table
+
+        return arrow_table(self)
+
+    def to_pandas(self) -> "pd.DataFrame":
+        """One row per rollout: the fields of `SampleResult` and the sample's own further fields.
+
+        Rewards, metrics and the error have a column for each of their fields: `rewards.NAME`, `metrics.turn_count`,
+        `error.kind`. `message_log` and `extra_env_info` hold Python objects.
+
+        Raises:
+            ModuleNotFoundError: without the extra `pandas`.
+        """
+        from rollout_client.data_out.frame import data_frame
+
+        return data_frame(self)
+
+    def to_dataset(self) -> "datasets.Dataset":
+        """The rows of `to_arrow` as a Hugging Face data set; `rewards` is a list of `{key, value}`.
+
+        Raises:
+            ModuleNotFoundError: without the extra `datasets`.
+            ValueError: a value does not fit its column.
+        """
+        from rollout_client.data_out.table import hugging_face_dataset
+
+        return hugging_face_dataset(self)
+
+    def to_parquet(self, path: str | Path) -> None:
+        """Writes `to_arrow` to `path`; `RolloutResponse.load` reads it.
+
+        Raises:
+            ModuleNotFoundError: without the extra `arrow`.
+            ValueError: a value does not fit its column.
+        """
+        from rollout_client.data_out.table import write_parquet
+
+        write_parquet(self, Path(path))
+
+    def save(self, path: str | Path) -> None:
+        """Writes everything to `path`; `RolloutResponse.load` gives an equal response, with its tokens and numbers.
+
+        `.parquet` is `to_parquet`. `.jsonl` has one JSON object a line, a rollout each, then `{"summary": ...}`.
+
+        Raises:
+            ValueError: `path` ends otherwise, or a value does not fit its column.
+            ModuleNotFoundError: `.parquet` without the extra `arrow`.
+        """
+        from rollout_client.data_out.files import save_response
+
+        save_response(self, Path(path))
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: how the request ended, and its first rollouts. Text of models is escaped."""
+        from rollout_client.data_out.notebook import html_of
+
+        return html_of(self)

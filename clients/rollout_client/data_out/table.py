@@ -1,0 +1,104 @@
+"""Rollouts as an Arrow table that loses nothing, for Parquet files and Hugging Face data sets. Needs the extra `arrow`.
+
+The columns are those of the wire (`rollout_client.arrow.schema.ROLLOUTS`), and each message has its numbers too.
+Log-probabilities have 64 bits, because JSON has them: 32 would change them. The schema's metadata hold the
+`RolloutSummary` as JSON, under `summary`.
+"""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pydantic import ValidationError
+
+from rollout_client.contract import RolloutSummary, SampleResult
+from rollout_client.data_out.methods import DataOut
+from rollout_client.data_out.parts import parts_of
+from rollout_client.optional_dependencies import needed_for
+from rollout_client.set_fields import set_fields
+
+if TYPE_CHECKING:
+    import datasets
+
+with needed_for("Arrow", "arrow"):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    from rollout_client.arrow.rows import record_batch, rows_of
+    from rollout_client.arrow.schema import FURTHER_FIELDS, MESSAGE_FIELDS, ROLLOUTS, SUMMARY, TOKEN_IDS
+
+MESSAGE = pa.struct(
+    [
+        *MESSAGE_FIELDS,
+        pa.field("token_ids", TOKEN_IDS),
+        pa.field("generation_logprobs", pa.list_(pa.float64())),
+        FURTHER_FIELDS,
+    ]
+)
+COLUMNS = pa.schema(
+    [pa.field("message_log", pa.list_(MESSAGE)) if field.name == "message_log" else field for field in ROLLOUTS]
+)
+"""The columns of `to_arrow` and of Parquet files. A null means that the field is absent."""
+ROWS_OF_A_BATCH = 1024
+"""An array of Arrow has no room for more than 2^31 numbers, nor for more than 2 GiB of text."""
+
+
+def arrow_table(response: DataOut) -> pa.Table:
+    summary, samples = parts_of(response)
+    batches = [record_batch([set_fields(sample) for sample in part], COLUMNS) for part in parts(samples)]
+    metadata = {SUMMARY: summary.model_dump_json(exclude_unset=True)}
+    return pa.Table.from_batches(batches, COLUMNS).replace_schema_metadata(metadata)
+
+
+def parts(samples: Sequence[SampleResult]) -> Iterator[Sequence[SampleResult]]:
+    for begin in range(0, len(samples), ROWS_OF_A_BATCH):
+        yield samples[begin : begin + ROWS_OF_A_BATCH]
+
+
+def write_parquet(response: DataOut, path: Path) -> None:
+    pq.write_table(arrow_table(response), path, compression="zstd")
+
+
+def read_parquet(path: Path) -> tuple[RolloutSummary | None, Iterator[SampleResult]]:
+    """The summary of a Parquet file, if it has one, and its rollouts.
+
+    Raises `ValueError` if it is no Parquet file of rollouts, the iterator at the row that is none.
+    """
+    try:
+        file = pq.ParquetFile(path)
+    except pa.ArrowException as error:
+        raise ValueError(f"{path} is no Parquet file: {error}") from error
+    missing = [name for name in ("message_log", "status", "metrics") if name not in file.schema_arrow.names]
+    if missing:
+        raise ValueError(f"{path} is no file of rollouts: it has no column {', '.join(missing)}.")
+    text = (file.schema_arrow.metadata or {}).get(SUMMARY)
+    summary = None if text is None else RolloutSummary.model_validate_json(text)
+    return summary, samples_of(file, path)
+
+
+def samples_of(file: pq.ParquetFile, path: Path) -> Iterator[SampleResult]:
+    row_number = 0
+    for batch in file.iter_batches(ROWS_OF_A_BATCH):
+        for row in rows_of(pa.Table.from_batches([batch]), COLUMNS):
+            row_number += 1
+            try:
+                yield SampleResult.model_validate(row)
+            except ValidationError as error:
+                raise ValueError(f"{path} row {row_number} is no rollout: {error.errors()[0]['msg']}.") from error
+
+
+def hugging_face_dataset(response: DataOut) -> "datasets.Dataset":
+    with needed_for("A data set", "datasets"):
+        import datasets
+
+    table = arrow_table(response)
+    place = table.schema.get_field_index("rewards")
+    # The data sets of Hugging Face know no maps.
+    pairs = pa.list_(pa.struct([("key", pa.string()), ("value", pa.float64())]))
+    lists = [
+        pa.ListArray.from_arrays(
+            chunk.offsets, pa.StructArray.from_arrays([chunk.keys, chunk.items], fields=list(pairs.value_type))
+        )
+        for chunk in table["rewards"].chunks
+    ]
+    return datasets.Dataset(table.set_column(place, "rewards", pa.chunked_array(lists, pairs)))

@@ -1,0 +1,88 @@
+"""The calls of `/jobs`: what each sends and how its response is read. No I/O."""
+
+from collections.abc import Iterator
+from urllib.parse import quote
+
+from pydantic_core import to_json
+
+from rollout_client.jobs_contract import Acknowledgement, JobCursor, JobEvent, JobList, JobStatus
+from rollout_client.rollout_calls import NDJSON, Call, RolloutOptions, Samples, parsed, rollout_body
+
+JOBS = "/jobs"
+
+
+def submit_call(samples: Samples, options: RolloutOptions) -> Call[JobStatus]:
+    """Raises `ValueError` if `samples` or `options` hold a value that JSON does not have."""
+    return Call("POST", JOBS, status_in, body=rollout_body(samples, options))
+
+
+def job_list_call() -> Call[list[JobStatus]]:
+    return Call("GET", JOBS, lambda body: parsed(JobList, "The response of GET /jobs", body).jobs)
+
+
+def job_call(job_id: str) -> Call[JobStatus]:
+    return Call("GET", path_of(job_id), status_in)
+
+
+def cursor_call(job_id: str, event: int) -> Call[JobCursor]:
+    path = f"{path_of(job_id)}/cursor"
+
+    def read(body: bytes) -> JobCursor:
+        return parsed(JobCursor, f"The response of GET {path}", body)
+
+    return Call("GET", path, read, query={"after": event})
+
+
+def goes_on(cursor: JobCursor, status: JobStatus) -> bool:
+    """Whether the events after the cursor are all kept, or to come."""
+    has_nothing_more = status.state == "failed" and cursor.event >= status.last_event - 1
+    return status.acknowledged <= cursor.event and not has_nothing_more
+
+
+def acknowledge_call(job_id: str, last: int) -> Call[JobStatus]:
+    body = to_json(Acknowledgement(last=last))
+    return Call("POST", f"{path_of(job_id)}/acknowledge", status_in, body=body)
+
+
+def delete_call(job_id: str) -> Call[None]:
+    return Call("DELETE", path_of(job_id), lambda _body: None)
+
+
+def events_call(job_id: str, after: int) -> Call[bytes]:
+    return Call("GET", f"{path_of(job_id)}/events", bytes, accept=NDJSON, query={"after": after})
+
+
+def path_of(job_id: str) -> str:
+    return f"{JOBS}/{quote(job_id, safe='')}"
+
+
+def status_in(body: bytes) -> JobStatus:
+    return parsed(JobStatus, "The response of /jobs", body)
+
+
+class EventReader:
+    """Turns the bytes of a stream of events, in chunks of any size, into events. Each event is returned once, also when
+    a stream that broke is opened again."""
+
+    def __init__(self, after: int) -> None:
+        self.after = after
+        """The last event that was returned."""
+        self.has_ended = False
+        self._rest = b""
+
+    def begin_stream(self) -> None:
+        """Another stream begins after `after`."""
+        self._rest = b""
+
+    def feed(self, chunk: bytes) -> Iterator[JobEvent]:
+        """Raises `ResponseNotUnderstood`: a line is not of the contract."""
+        *lines, self._rest = (self._rest + chunk).split(b"\n")
+        for line in lines:
+            # An empty one is a heartbeat.
+            if not line:
+                continue
+            event = parsed(JobEvent, "A line of the events", line)
+            if event.event > self.after:
+                self.after = event.event
+                self.has_ended = event.is_last
+                yield event

@@ -1,0 +1,315 @@
+"""Text to tokens and back. A prompt is rendered once; afterwards its tokens are only appended to."""
+
+import inspect
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property, partial
+from itertools import accumulate, pairwise
+from pathlib import Path
+from typing import Any
+
+from jinja2 import TemplateError
+from tokenizers.decoders import DecodeStream
+from transformers import PreTrainedTokenizerFast
+
+from deployments.chat.messages import prompt_message
+from deployments.chat.text_encoder import TextEncoder, end_of, start_of
+from deployments.chat.tokenizer_protocol import ChatOptions, ChatTokenizer, TokenizedObservation
+from deployments.failures import EnvironmentRejected, PromptRejected
+from rollout_client.contract import Message, PromptMessage
+from rollout_client.info_contract import TokenizerInfo
+from rollout_client.tokenizer_check import tokenizer_info, tokens_by_id
+from rollout_env import ChatMessage
+
+Chat = Sequence[Mapping[str, Any]]
+PROBE_QUESTION = {"role": "user", "content": "Question"}
+PROBE_ANSWER = {"role": "assistant", "content": "Answer7f3a"}
+PROBE_OBSERVATION = "Observation7f3a"
+"""The chat template renders these to show how it frames a question, an answer and an observation."""
+PLAIN = ChatOptions()
+RENDERING_ARGUMENTS = {"messages", *inspect.signature(PreTrainedTokenizerFast.apply_chat_template).parameters}
+"""The parameters of `apply_chat_template`; all other keyword arguments reach the template."""
+MOST_OVERLAP = 64
+"""More tokens than a chat template puts before the content of a message."""
+RENDERING_ERRORS = (TemplateError, TypeError, ValueError, ArithmeticError, LookupError)
+"""What a template can raise on messages that it was not written for."""
+
+
+class UnsupportedTokenizer(Exception):
+    """The model's tokenizer or chat template cannot carry a rollout token-exactly."""
+
+
+class TransformersChatTokenizer(ChatTokenizer):
+    """The model's own tokenizer and chat template. Holds no state of a rollout; threads may share it."""
+
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerFast,
+        skip_special_tokens: bool = True,
+        further_ends_of_turn: Iterable[int] = (),
+    ) -> None:
+        """Args:
+            skip_special_tokens: whether the text of a response is without them.
+            further_ends_of_turn: tokens that end a response, beside those that tokenizer and template name.
+
+        Raises:
+            UnsupportedTokenizer: the tokenizer is not fast, or its template does not frame an observation.
+        """
+        if not tokenizer.is_fast:
+            raise UnsupportedTokenizer(
+                "The tokenizer has no fast version (tokenizer.json), which gives character offsets."
+            )
+        if tokenizer.chat_template is None:
+            raise UnsupportedTokenizer("The tokenizer has no chat template: give the model one (chat_template.jinja).")
+        self._tokenizer = tokenizer
+        self._encoder = TextEncoder(tokenizer)
+        # Special tokens without a name (eos_token, ...) can end a turn as well.
+        self._special_ids = {id_ for id_, token in tokenizer.added_tokens_decoder.items() if token.special}
+        self._special_ids.update(tokenizer.all_special_ids)
+        self._content_start([{"role": "user"}], PLAIN)
+        self._skip_special_tokens = skip_special_tokens
+        self.ends_of_turn = self._ends_of_turn(further_ends_of_turn)
+        """Tokens that end a response and are no part of its text."""
+
+    @cached_property
+    def info(self) -> TokenizerInfo:
+        return tokenizer_info(self._tokenizer)
+
+    @cached_property
+    def vocabulary(self) -> list[str | None]:
+        """The token of each id."""
+        return tokens_by_id(self._tokenizer)
+
+    def prepare_info(self) -> None:
+        """Computes `info` and `vocabulary`, which takes tenths of a second for a large vocabulary."""
+        _ = self.info, self.vocabulary
+
+    @classmethod
+    def load(
+        cls, name_or_path: str, model: str | None = None, skip_special_tokens: bool = True
+    ) -> "TransformersChatTokenizer":
+        """Args: `model` has further end tokens in its generation config, if it has one; by default `name_or_path`."""
+        # Imported here because it imports torch, which takes seconds and hundreds of megabytes.
+        from transformers import AutoTokenizer
+
+        tokenizer: Any = AutoTokenizer.from_pretrained(resolved(name_or_path))
+        return cls(tokenizer, skip_special_tokens, end_tokens_of(resolved(model or name_or_path)))
+
+    def prompt(self, messages: Sequence[PromptMessage], options: ChatOptions, max_tokens: int) -> list[Message]:
+        """The messages with their parts of `prompt_ids`, whose errors it raises."""
+        ids = self.prompt_ids([message.model_dump(exclude_unset=True) for message in messages], options, max_tokens)
+        return [prompt_message(message, part) for message, part in zip(messages, ids, strict=True)]
+
+    def prompt_ids(self, chat: Chat, options: ChatOptions, max_tokens: int) -> list[list[int]]:
+        """Renders chat messages up to the generation prompt and tokenizes them.
+
+        The concatenated ids are the tokenized rendering of the whole prompt. Each message gets the ids of its own part,
+        the last one also those of the generation prompt.
+
+        Raises:
+            PromptRejected: the template refuses the messages or moves the tools, or the text is too long for
+                `max_tokens` tokens.
+        """
+        try:
+            text = self._render(chat, options)
+            self._refuse_too_long(text, max_tokens)
+            self._refuse_moved_tools(options)
+            prefixes = (self._render(chat[:count], options, False) for count in range(1, len(chat)))
+            ends = accumulate((len(prefix) if text.startswith(prefix) else 0 for prefix in prefixes), max)
+            encoding = self._encoder.encode(text)
+            refuse_too_many(len(encoding), max_tokens)
+            # The whole list of offsets would hold the interpreter's lock for longer than the tokenizer takes.
+            places = range(len(encoding))
+            starts = partial(start_of, encoding)
+            ids, cuts = encoding.ids, [0, *(bisect_left(places, end, key=starts) for end in ends), len(encoding)]
+        except RENDERING_ERRORS as error:
+            raise PromptRejected(f"The model's chat template refuses the messages: {error}") from error
+        return [ids[start:end] for start, end in pairwise(cuts)]
+
+    def generation_prompt(self, options: ChatOptions) -> list[int]:
+        """The ids that the template puts after the last message to begin a response."""
+        without = self._render([PROBE_QUESTION], options, add_generation_prompt=False)
+        return self._encoder.encode(self._render([PROBE_QUESTION], options).removeprefix(without)).ids
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """The text of a response: without special tokens, or at least without the one that ends its turn."""
+        if self._skip_special_tokens:
+            return self._encoder.decode(token_ids)
+        ends = len(token_ids) > 0 and token_ids[-1] in self.ends_of_turn
+        return self._encoder.decode(token_ids[:-1] if ends else token_ids, skip_special_tokens=False)
+
+    def pieces(self, token_ids: Sequence[int], before: Sequence[int]) -> list[str | None]:
+        """The text that each token adds after the ids `before`, as vLLM reads it when it looks for stop strings."""
+        stream = DecodeStream(ids=list(before), skip_special_tokens=True)
+        pieces: list[str | None] = []
+        for token_id in token_ids:
+            piece = stream.step(self._tokenizer.backend_tokenizer, token_id)
+            is_skipped = token_id in self._special_ids and (not pieces or pieces[-1] is not None)
+            pieces.append("" if piece is None and is_skipped else piece)
+        return pieces
+
+    def observations(
+        self, messages: Sequence[ChatMessage], after: Sequence[int], options: ChatOptions, room: int
+    ) -> list[TokenizedObservation]:
+        """Tokenizes the messages of an observation that follow the generated ids `after`.
+
+        They are rendered together, and the first `room` ids are kept. Of messages that have none of these, only the
+        first is in the result, without text. `raw` is the text alone. `chat` is what the template puts between the
+        response and the next generation prompt, without the end of turn that the response already has.
+
+        Raises:
+            EnvironmentRejected: the template refuses a message's role.
+        """
+        try:
+            framed, ends = self._framed(messages, options)
+        except UnsupportedTokenizer as error:
+            raise EnvironmentRejected(str(error)) from error
+        kept = max(room, 0)
+        encoding = self._encoder.encode_beginning(framed, kept + MOST_OVERLAP)
+        ids, overlap = encoding.ids, 0
+        if options.observation_format == "chat":
+            overlap = self._end_of_turn_overlap(after, ids)
+        starts, places = partial(start_of, encoding), range(len(ids))
+        cuts = [overlap, *(max(bisect_left(places, end, key=starts), overlap) for end in ends), len(ids)]
+        if len(ids) <= overlap + room:
+            return [
+                TokenizedObservation(ids[first:last], message["content"], was_cut=False)
+                for message, (first, last) in zip(messages, pairwise(cuts), strict=True)
+            ]
+        end = 0
+        if kept > 0:
+            # A character is covered only when all of its bytes are: otherwise the next token begins at the same offset.
+            end = min(end_of(encoding, overlap + kept - 1), start_of(encoding, overlap + kept))
+        whole = sum(cut <= overlap + kept for cut in cuts[1:])
+        observed = [
+            TokenizedObservation(ids[first:last], message["content"], was_cut=True)
+            for message, (first, last) in zip(messages[:whole], pairwise(cuts), strict=False)
+        ]
+        first = cuts[whole]
+        if first < overlap + kept or not observed:
+            covered = self._covered(messages[: whole + 1], framed, end, options)
+            observed.append(TokenizedObservation(ids[first : overlap + kept], covered, was_cut=True))
+        return observed
+
+    def _framed(self, messages: Sequence[ChatMessage], options: ChatOptions) -> tuple[str, list[int]]:
+        """The text of an observation, and the index at which each message but the last one ends.
+
+        Raises `UnsupportedTokenizer` if the template refuses a message.
+        """
+        if options.observation_format == "raw":
+            contents = [message["content"] for message in messages]
+            return "".join(contents), list(accumulate(map(len, contents[:-1])))
+        framed = self._bridge(messages, options)
+        prefixes = (self._bridge(messages[:count], options, False) for count in range(1, len(messages)))
+        return framed, list(accumulate((common_length(prefix, framed) for prefix in prefixes), max))
+
+    def _end_of_turn_overlap(self, response: Sequence[int], bridge: list[int]) -> int:
+        """How many tokens of the bridge the response already has: those up to its end of turn, if it ends with one."""
+        ends_turn = next((place for place, token_id in enumerate(bridge) if token_id in self._special_ids), None)
+        if ends_turn is None or not response or response[-1] != bridge[ends_turn]:
+            return 0
+        return 0 if self._encoder.decode(bridge[:ends_turn]).strip() else ends_turn + 1
+
+    def _ends_of_turn(self, further: Iterable[int]) -> frozenset[int]:
+        bridge = self._encoder.encode(self._bridge([PROBE_QUESTION], PLAIN)).ids
+        of_template = next((token_id for token_id in bridge if token_id in self._special_ids), None)
+        ends = {self._tokenizer.eos_token_id, of_template, *further}
+        return frozenset(token_id for token_id in ends if token_id is not None)
+
+    def _covered(self, messages: Sequence[ChatMessage], framed: str, end: int, options: ChatOptions) -> str:
+        """The part of the last message's content that is in the first `end` characters of `framed`."""
+        content = messages[-1]["content"]
+        if options.observation_format == "raw":
+            start = sum(len(message["content"]) for message in messages[:-1])
+        else:
+            start = self._content_start(messages, options)
+            # A template may strip the content that it frames.
+            content = content if framed.startswith(content, start) else content.strip()
+        return content[: max(end - start, 0)]
+
+    def _bridge(self, messages: Chat, options: ChatOptions, add_generation_prompt: bool = True) -> str:
+        """What the template puts after an answer: the end of its turn, the messages, a generation prompt."""
+        try:
+            text = self._render([PROBE_QUESTION, PROBE_ANSWER, *messages], options, add_generation_prompt)
+        except RENDERING_ERRORS as error:
+            roles = " and ".join(dict.fromkeys(repr(message["role"]) for message in messages))
+            raise UnsupportedTokenizer(
+                f"The model's chat template refuses a message of role {roles} after an answer: {error}"
+            ) from error
+        _, answer, bridge = text.partition(PROBE_ANSWER["content"])
+        if not answer:
+            raise UnsupportedTokenizer(f"The model's chat template does not keep an answer as it is: {text!r}")
+        return bridge
+
+    def _content_start(self, messages: Chat, options: ChatOptions) -> int:
+        """Index in its bridge at which the content of the last message begins."""
+        *before, last = messages
+        bridge = self._bridge([*before, {**last, "content": PROBE_OBSERVATION}], options)
+        if PROBE_OBSERVATION not in bridge:
+            raise UnsupportedTokenizer(f"The model's chat template drops messages of role {last['role']!r}: {bridge!r}")
+        return bridge.index(PROBE_OBSERVATION)
+
+    def _refuse_too_long(self, text: str, max_tokens: int) -> None:
+        """Raises `PromptRejected` for a text that no `max_tokens` tokens can cover, before it is tokenized."""
+        if len(text) > max_tokens * self._encoder.longest_token:
+            raise PromptRejected(
+                f"The prompt has {len(text)} characters, more than max_seq_len {max_tokens} can hold: "
+                "shorten the prompt or raise max_seq_len."
+            )
+
+    def _refuse_moved_tools(self, options: ChatOptions) -> None:
+        """Raises `PromptRejected` if the template writes the tools into the last message instead of the first."""
+        if options.tools is None:
+            return
+        question = self._render([PROBE_QUESTION], options, add_generation_prompt=False)
+        if not self._render([PROBE_QUESTION, PROBE_ANSWER, PROBE_QUESTION], options).startswith(question):
+            raise PromptRejected(
+                "The model's chat template moves the tools to the last message, but tokens are only ever appended: "
+                "leave tools out and describe them in a message."
+            )
+
+    def _render(self, chat: Chat, options: ChatOptions, add_generation_prompt: bool = True) -> str:
+        conversation: Any = chat
+        tools: Any = options.tools
+        return str(
+            self._tokenizer.apply_chat_template(
+                conversation,
+                tools=tools,
+                tokenize=False,
+                add_generation_prompt=add_generation_prompt,
+                **(options.chat_template_kwargs or {}),
+            )
+        )
+
+
+def resolved(name_or_path: str) -> str:
+    """The absolute path of a local folder, or the name of a model of the hub as it is."""
+    local = Path(name_or_path)
+    return str(local.resolve()) if local.is_dir() else name_or_path
+
+
+def end_tokens_of(model: str) -> list[int]:
+    """The tokens that end a generation by the model's generation config; none if it has no such file."""
+    from transformers import GenerationConfig
+
+    try:
+        ends = GenerationConfig.from_pretrained(model).eos_token_id
+    except OSError:
+        return []
+    return ends if isinstance(ends, list) else [] if ends is None else [ends]
+
+
+def common_length(text: str, other: str) -> int:
+    """How many characters at the beginning of both are the same."""
+    if other.startswith(text):
+        return len(text)
+    both = zip(text, other, strict=False)
+    return next((place for place, pair in enumerate(both) if pair[0] != pair[1]), len(other))
+
+
+def refuse_too_many(tokens: int, max_seq_len: int) -> None:
+    """Raises `PromptRejected` for a prompt of more tokens than `max_seq_len`."""
+    if tokens > max_seq_len:
+        raise PromptRejected(
+            f"The prompt has {tokens} tokens and max_seq_len is {max_seq_len}: shorten the prompt or raise max_seq_len."
+        )

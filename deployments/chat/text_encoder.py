@@ -1,0 +1,88 @@
+"""Text to tokens and back, without a chat template: of a long text only the beginning that is needed."""
+
+from collections.abc import Sequence
+
+from tokenizers import Encoding
+from transformers import PreTrainedTokenizerFast
+
+CHARACTERS_PER_TOKEN = 8
+"""More than a token of ordinary text has: so much of a long text is tokenized first."""
+MARGIN_CHARACTERS = 2**16
+"""More than the end of a text can change of the tokens before it, if the text has no words to tell."""
+MOST_CHARACTERS_WITH_LOCK = 2**12
+MOST_TOKENS_WITH_LOCK = 2**10
+"""Tokenizing so much takes a millisecond at most. For less, getting the interpreter's lock back from another thread
+takes longer than the work."""
+
+
+class TextEncoder:
+    """A fast tokenizer that lets other threads run while it works on a long text. Threads may share it."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
+        self._backend = tokenizer.backend_tokenizer
+        self._backend.no_truncation()
+        self._backend.no_padding()
+        self.longest_token = max(map(len, tokenizer.get_vocab()))
+        """In characters."""
+        self._longest_added = max((len(str(token)) for token in tokenizer.added_tokens_decoder.values()), default=0)
+
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        if len(token_ids) <= MOST_TOKENS_WITH_LOCK:
+            short: str = self._backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
+            return short
+        # Unlike `decode`, this releases the interpreter's lock while it works.
+        [text] = self._backend.decode_batch([list(token_ids)], skip_special_tokens=skip_special_tokens)
+        return text
+
+    def encode(self, text: str) -> Encoding:
+        if len(text) <= MOST_CHARACTERS_WITH_LOCK:
+            short: Encoding = self._backend.encode(text, add_special_tokens=False)
+            return short
+        # Unlike `encode`, this releases the interpreter's lock while it works.
+        [encoding] = self._backend.encode_batch([text], add_special_tokens=False)
+        return encoding
+
+    def encode_beginning(self, text: str, tokens: int) -> Encoding:
+        """Tokenizes as much of `text` as its first `tokens` tokens and the offset of the next one need.
+
+        They are those of the whole text. A tokenizer first looks for added tokens, then splits what is between them
+        into words, from left to right and with at most one character of the next word in view, and merges bytes within
+        words alone. So the end of a text decides only about added tokens that begin near it and about its last words:
+        tokens before these are the same, whatever follows. If a text has no words to tell, as with a tokenizer that
+        does not split, it is tokenized up to the longest that so many tokens can cover, and `MARGIN_CHARACTERS` more.
+        """
+        longest = tokens * self.longest_token + MARGIN_CHARACTERS
+        length = tokens * CHARACTERS_PER_TOKEN + self._longest_added
+        while length < min(longest, len(text)):
+            # Between words, so that a run of digits is split as in the whole text.
+            end = text.rfind(" ", length // 2, length)
+            beginning = text[: length if end < 0 else end]
+            encoding = self.encode(beginning)
+            if self._is_settled(encoding, tokens, len(beginning)):
+                return encoding
+            length *= 4
+        return self.encode(text[:longest])
+
+    def _is_settled(self, encoding: Encoding, tokens: int, length: int) -> bool:
+        """Whether the first `tokens` tokens of a text and the one after them do not depend on what follows the text."""
+        if len(encoding) <= tokens or end_of(encoding, tokens) > length - self._longest_added:
+            return False
+        word, last_word = encoding.token_to_word(tokens), encoding.token_to_word(len(encoding) - 1)
+        return word is not None and last_word is not None and word < last_word - 1
+
+
+def start_of(encoding: Encoding, token: int) -> int:
+    """Index of the token's first character."""
+    return characters_of(encoding, token)[0]
+
+
+def end_of(encoding: Encoding, token: int) -> int:
+    """Index after the token's last character."""
+    return characters_of(encoding, token)[1]
+
+
+def characters_of(encoding: Encoding, token: int) -> tuple[int, int]:
+    characters: tuple[int, int] | None = encoding.token_to_chars(token)
+    if characters is None:
+        raise IndexError(f"There is no token {token} among {len(encoding)}.")
+    return characters

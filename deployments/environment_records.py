@@ -1,0 +1,72 @@
+"""The records of environment steps and of tasks. Imported through `deployments/protocols.py`."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from deployments.failures import RolloutFailure
+from rollout_env import ChatMessage, StepOutcome
+
+
+@dataclass(frozen=True, slots=True)
+class StepRequest:
+    """One environment step: the messages so far, and the `extra_env_info` of the sample or of the step before."""
+
+    message_log: list[ChatMessage]
+    extra_env_info: dict[str, Any]
+    request_id: str = ""
+    """The request of the rollout. This field and the next two are for logs."""
+    rollout_id: str = ""
+    """The rollout of which this is one step."""
+    sample: int | None = None
+    """The sample's number as the caller sees it."""
+    step_id: str = ""
+    """Unique among all steps that run; a retry has the id of the step that it repeats."""
+    is_start: bool = False
+    """Asks for the start of a sample in place of a step: the message log is its prompt, maybe empty."""
+    lockstep_id: str = ""
+    """The request of the step if it is played in lockstep: the steps of one turn go to one replica. Else empty."""
+    session_id: str = ""
+    """The playing of the rollout, which has one session if its environment has any. A rollout that is played anew has
+    another one."""
+    turn: int = 0
+    """How many steps the rollout had before this one, those of a message log that was posted included."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepResults:
+    """One item of the stream that answers a batch of steps; one without results is a heartbeat."""
+
+    results: list[tuple[int, StepOutcome | RolloutFailure]]
+    """Each result with its request's place in the call."""
+    steps_in_progress: int
+    """Steps that run or wait on the replica after these results."""
+
+
+@dataclass(frozen=True, slots=True)
+class TaskDescription:
+    """An environment as `/tasks` shows it. `fields` is the JSON schema of its `extra_env_info`."""
+
+    task_name: str
+    description: str
+    fields: dict[str, Any]
+    example: dict[str, Any] = field(default_factory=dict)
+    has_validators: bool = False
+    """Whether the environment also checks its fields by code of its own, of which `fields` does not tell."""
+    tools: list[dict[str, Any]] = field(default_factory=list)
+    """JSON schemas of functions, for the chat template."""
+    has_start: bool = False
+    """Whether its samples must be started before they are played."""
+    has_sessions: bool = False
+    """Whether all steps of a rollout must go to one replica."""
+
+
+@dataclass(frozen=True, slots=True)
+class RefusedField:
+    """A field of a sample's `extra_env_info` that its environment does not accept."""
+
+    place: int
+    """Of the sample, among those that were checked."""
+    location: tuple[str | int, ...]
+    """The path of the field; empty for the whole of `extra_env_info`."""
+    message: str
+    """What is wrong with it, without a final full stop."""

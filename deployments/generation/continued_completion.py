@@ -1,0 +1,203 @@
+"""One completion of vLLM's serving layers, made by several requests of the engine. No I/O.
+
+An update of the weights may end a request early, with the tokens that it has. The next request goes on after them, with
+the new weights, and the outputs of all look like those of one. Where the tokens after an interruption would not be
+sampled as they were before it, the completion begins anew, unless its caller has some of it already.
+
+Guarantee: no token is in the outputs twice, and none is missing.
+"""
+
+from collections.abc import Callable, Sequence
+from copy import copy
+from typing import Any
+
+from vllm.logprobs import FlatLogprobs
+from vllm.outputs import CompletionOutput, RequestOutput, WeightVersionSpan
+from vllm.sampling_params import RequestOutputKind, SamplingParams
+
+from deployments.seeds import derived_seed
+
+CUT_CHARACTER = "\N{REPLACEMENT CHARACTER}"
+TOKENS_OF_CHARACTER = 8
+"""A character has at most 4 bytes; some tokenizers put a space of their own before the first."""
+
+
+class ContinuedCompletion:
+    """The requests and outputs of one choice of an answer."""
+
+    def __init__(
+        self,
+        prompt_token_ids: Sequence[int],
+        params: SamplingParams,
+        decode: Callable[[list[int]], str],
+        index: int = 0,
+    ) -> None:
+        """Args:
+        params: of one choice.
+        decode: the text of token ids, with `CUT_CHARACTER` for a character that is not whole.
+        index: of the choice.
+        """
+        self._prompt_token_ids = list(prompt_token_ids)
+        self._params = params
+        self._decode = decode
+        self._index = index
+        self._is_delta = params.output_kind == RequestOutputKind.DELTA
+        self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        self._token_ids: list[int] = []
+        """Of all requests so far."""
+        self._text = ""
+        self._tokens_before = 0
+        """Of those requests that have ended."""
+        self._tokens_sent = 0
+        """Before the last output of a stream."""
+        self._before: CompletionOutput | None = None
+        """The last output of the request before."""
+        self._first: RequestOutput | None = None
+
+    def next_prompt(self) -> list[int]:
+        self._tokens_before = len(self._token_ids)
+        return self._prompt_token_ids + self._token_ids
+
+    def next_params(self) -> SamplingParams:
+        """Of the request that goes on. It has a seed of its own: with the first one it would draw again what was drawn.
+
+        To be called after `next_prompt`.
+        """
+        there = self._tokens_before
+        if not there:
+            return self._params
+        params = self._params.clone()
+        if params.max_tokens is not None:
+            params.max_tokens -= there
+        params.min_tokens = max(params.min_tokens - there, 0)
+        params.seed = None if params.seed is None else derived_seed(params.seed, there)
+        params.prompt_logprobs = None
+        return params
+
+    def add(self, output: RequestOutput, label: str | None) -> RequestOutput:
+        """The output of a request as one of the whole completion.
+
+        Args:
+            label: what the request's tokens are labelled with, if an adapter makes them. vLLM's own spans name only
+                full weights.
+        """
+        completion = output.outputs[0]
+        new_ids, new_text = list(completion.token_ids), completion.text
+        if self._is_delta:
+            self._tokens_sent = len(self._token_ids)
+        else:
+            del self._token_ids[self._tokens_before :]
+        self._token_ids += new_ids
+        if label is not None and completion.finished():
+            completion.weight_versions = [WeightVersionSpan(label, 0, len(self._token_ids) - self._tokens_before)]
+        if (before := self._before) is not None:
+            self._join(before, completion)
+        if self._first is None:
+            self._first = output
+        elif self._first is not output:
+            output.prompt_token_ids = self._prompt_token_ids
+            output.num_cached_tokens = self._first.num_cached_tokens
+            if not self._is_delta:
+                output.prompt_logprobs = self._first.prompt_logprobs
+        completion.index = self._index
+        self._text = self._text + new_text if self._is_delta else completion.text
+        return output
+
+    def _join(self, before: CompletionOutput, completion: CompletionOutput) -> None:
+        """Puts what `before` has in front of `completion`, apart from what a stream has sent."""
+        if completion.cumulative_logprob is not None:
+            completion.cumulative_logprob += before.cumulative_logprob or 0.0
+        if completion.weight_versions is not None:
+            completion.weight_versions = joined_spans(
+                before.weight_versions or [], completion.weight_versions, self._tokens_before
+            )
+        if not self._is_delta:
+            completion.text = before.text + completion.text
+            completion.token_ids = [*before.token_ids, *completion.token_ids]
+            completion.logprobs = joined_logprobs(before.logprobs, completion.logprobs)
+
+    def interrupt(self, output: RequestOutput) -> bool:
+        """The last output that `add` returned is where a request was interrupted. Whether the completion goes on.
+
+        If it does, that output is one in the middle of a stream; one that is not streamed has no such output.
+        """
+        completion = output.outputs[0]
+        if not self._can_be_continued():
+            if self._tokens_sent:
+                return False
+            self._begin_anew()
+            return True
+        self._before = CompletionOutput(
+            completion.index,
+            completion.text,
+            list(completion.token_ids),
+            completion.cumulative_logprob,
+            completion.logprobs,
+            weight_versions=completion.weight_versions,
+        )
+        completion.finish_reason = completion.stop_reason = None
+        output.finished = False
+        return True
+
+    def _can_be_continued(self) -> bool:
+        params, ids = self._params, self._token_ids
+        # What depends on the tokens of a response, and not on those of a prompt.
+        depends = (
+            params.structured_outputs is not None
+            or params.presence_penalty
+            or params.frequency_penalty
+            or params.bad_words
+            or params.thinking_token_budget is not None
+            or params.repetition_detection is not None
+        )
+        if depends or not params.detokenize:
+            return not depends
+        # The next request finds neither a stop string nor a character that has begun in this one.
+        return not (
+            ends_in_stop_string(self._text, stops_of(params))
+            or self._decode(ids[-TOKENS_OF_CHARACTER:]).endswith(CUT_CHARACTER)
+        )
+
+
+def params_of_choice(params: SamplingParams, index: int) -> SamplingParams:
+    """Those of one choice of `params.n`, as vLLM itself makes them."""
+    if params.n == 1:
+        return params
+    of_choice = copy(params)
+    of_choice.n = 1
+    of_choice.seed = None if params.seed is None else params.seed + index
+    return of_choice
+
+
+def stops_of(params: SamplingParams) -> list[str]:
+    return [params.stop] if isinstance(params.stop, str) else list(params.stop or ())
+
+
+def ends_in_stop_string(text: str, stop_strings: Sequence[str]) -> bool:
+    """Whether the end of the text can be the beginning of a stop string."""
+    return any(text.endswith(stop[:length]) for stop in stop_strings for length in range(1, len(stop)))
+
+
+def joined_spans(
+    first: Sequence[WeightVersionSpan], second: Sequence[WeightVersionSpan], shift: int
+) -> list[WeightVersionSpan]:
+    """The spans of both; one that goes on with the version of the span before it is one span with that."""
+    joined = list(first)
+    for span in second:
+        start, end = span.start + shift, span.end + shift
+        if joined and joined[-1].version == span.version and joined[-1].end == start:
+            start = joined.pop().start
+        joined.append(WeightVersionSpan(span.version, start, end))
+    return joined
+
+
+def joined_logprobs(first: Any, second: Any) -> Any:
+    if isinstance(first, FlatLogprobs) and isinstance(second, FlatLogprobs):
+        whole = FlatLogprobs()
+        whole.extend([*first, *second])
+        return whole
+    if isinstance(first, list) and isinstance(second, list):
+        return first + second
+    return second

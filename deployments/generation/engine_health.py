@@ -1,0 +1,94 @@
+"""Checks an engine through real generations, and ends the processes of one that hangs. Knows no vLLM."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+
+import psutil
+
+from deployments.failures import GenerationNotFinite, RolloutFailure
+from deployments.generation.hang_watch import HangWatch
+
+RESOURCE_TRACKER = "multiprocessing.resource_tracker"
+"""In the command line of Python's helper process, which frees shared memory when the others have ended."""
+logger = logging.getLogger("rollout_service.generation")
+
+
+class EngineHangs(Exception):
+    """The engine has work and takes no step. Its processes were ended; Serve replaces the replica."""
+
+
+class EngineHealth:
+    """Is asked at each health check of the replica.
+
+    An idle engine is given one token to generate, and the next checks look whether it moves. A busy one shows by its
+    steps that it moves, so it is given nothing. The processes of one that hangs are killed: then everything goes on as
+    if it had died. Its generations fail at once and are made again at other replicas, and no process that is stopped
+    outlives the replica.
+    """
+
+    def __init__(
+        self,
+        timeout_s: float | None,
+        observed: Callable[[], tuple[int, int, bool]],
+        generate_one: Callable[[], Awaitable[object]],
+        kill: Callable[[], None],
+    ) -> None:
+        """Args:
+        timeout_s: an engine that has work and takes no step for so many seconds hangs; `None` for no limit.
+        observed: how many steps the engine has taken, its ongoing generations, and whether it is paused.
+        generate_one: generates a token.
+        kill: ends the engine's processes.
+        """
+        self._watch = HangWatch(timeout_s)
+        self._timeout_s = timeout_s
+        self._observed = observed
+        self._generate_one = generate_one
+        self._kill = kill
+        self._probe: asyncio.Task[None] | None = None
+        self._failure: GenerationNotFinite | None = None
+        """Of a token since the last check."""
+
+    def check(self) -> None:
+        """
+        Raises:
+            EngineHangs: it did not move for too long.
+            GenerationNotFinite: the log-probability of the token that it was given to generate was NaN or infinite.
+        """
+        failure, self._failure = self._failure, None
+        verdict = self._watch.observe(time.monotonic(), *self._observed())
+        if verdict == "hangs":
+            logger.error("The engine has work and took no step for %g s: its processes are killed.", self._timeout_s)
+            self._kill()
+            raise EngineHangs(f"The engine has work and took no step for {self._timeout_s:g} s.")
+        if verdict == "idle" and self._probe is None:
+            self._probe = asyncio.create_task(self._generate())
+        if failure is not None:
+            # Serve replaces a replica after several checks that failed: a bit that flipped once is no reason to.
+            raise failure
+
+    async def _generate(self) -> None:
+        try:
+            await self._generate_one()
+        except GenerationNotFinite as failure:
+            self._failure = failure
+        except RolloutFailure as failure:
+            # An update of the weights may abort it. An engine that has died says so itself.
+            logger.info("The token of a health check was not generated: %s", failure)
+        finally:
+            self._probe = None
+
+    def close(self) -> None:
+        if self._probe is not None:
+            self._probe.cancel()
+
+
+def kill_child_processes() -> None:
+    """Kills all processes below this one, stopped ones too, except those that free what the others leave."""
+    for process in psutil.Process().children(recursive=True):
+        try:
+            if RESOURCE_TRACKER not in " ".join(process.cmdline()):
+                process.kill()
+        except psutil.NoSuchProcess:
+            continue

@@ -1,0 +1,125 @@
+"""vLLM's serving layers, whose answers are recorded where a session asks, before their callers see their ends.
+
+Where an answer shows token ids, it says besides which weights made them.
+"""
+
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+from typing import Any
+
+import orjson
+from fastapi import Request
+from vllm.entrypoints.anthropic.serving import AnthropicServingMessages
+from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest, ChatCompletionResponse
+from vllm.entrypoints.openai.chat_completion.serving import OpenAIServingChat
+from vllm.entrypoints.openai.responses.protocol import ResponsesRequest, ResponsesResponse
+from vllm.entrypoints.openai.responses.serving import OpenAIServingResponses
+from vllm.entrypoints.serve.engine.protocol import ErrorResponse
+
+from deployments.failures import RolloutFailure
+from deployments.generation.serving.refusals import refusal_of
+from deployments.generation.serving.served_call import CURRENT_CALL, ServedCall
+from deployments.generation.serving.session_call import SessionCall
+from deployments.generation.serving.session_request import prepare_chat, prepare_responses
+from deployments.generation.serving.shown import DATA, shown_message, shown_output
+from deployments.sessions.records import ChatMessage
+
+VERSIONS = "weight_versions"
+
+
+class AnsweredChat(OpenAIServingChat):
+    async def create_chat_completion(
+        self, request: ChatCompletionRequest, raw_request: Request | None = None
+    ) -> AsyncGenerator[str, None] | ChatCompletionResponse | ErrorResponse:
+        call = CURRENT_CALL.get()
+        if call.session is not None:
+            call.session.answer_id = f"chatcmpl-{call.request.generation_id}"
+            prepare_chat(request, call)
+        answer = await super().create_chat_completion(request, raw_request)
+        if isinstance(answer, ErrorResponse):
+            return answer
+        if not isinstance(answer, ChatCompletionResponse):
+            return answered_events(answer, call, bool(request.return_token_ids))
+        if call.session is not None:
+            shown = {choice.index: shown_message(choice.message.model_dump()) for choice in answer.choices}
+            await record(call.session, shown)
+        for choice in answer.choices if request.return_token_ids else ():
+            # vLLM's types of answers take further fields.
+            setattr(choice, VERSIONS, versions_of(call, choice.index))
+        return answer
+
+
+class AnsweredMessages(AnsweredChat, AnthropicServingMessages):
+    """Converts to and from `AnsweredChat`."""
+
+
+class AnsweredResponses(OpenAIServingResponses):
+    async def create_responses(
+        self, request: ResponsesRequest, raw_request: Request | None = None
+    ) -> AsyncGenerator[Any, None] | ResponsesResponse | ErrorResponse:
+        call = CURRENT_CALL.get()
+        request.request_id = f"resp_{call.request.generation_id}"
+        if call.session is None:
+            return await super().create_responses(request, raw_request)
+        call.session.answer_id = request.request_id
+        prepare_responses(request, call)
+        answer = await super().create_responses(request, raw_request)
+        if isinstance(answer, ErrorResponse):
+            return answer
+        if not isinstance(answer, ResponsesResponse):
+            return recorded_responses(answer, call.session)
+        await record(call.session, {0: shown_output(answer.output)})
+        return answer
+
+
+async def answered_events(
+    events: AsyncGenerator[str, None], call: ServedCall, shows_versions: bool
+) -> AsyncGenerator[str, None]:
+    """The events of a chat. In a session, those from the first `finish_reason` on wait until the call is recorded."""
+    held = list[str]()
+    async with aclosing(events):
+        async for event in events:
+            if call.session is not None:
+                call.session.shown.note(event)
+            ends = '"finish_reason":"' in event
+            sent = with_versions(event, call) if ends and shows_versions else event
+            if call.session is None or not (ends or held):
+                yield sent
+            else:
+                held.append(sent)
+    if call.session is not None:
+        await record(call.session, call.session.shown.messages)
+    for event in held:
+        yield event
+
+
+async def recorded_responses(events: AsyncGenerator[Any, None], session: SessionCall) -> AsyncGenerator[Any, None]:
+    """The events of a response; the last one waits until the call is recorded."""
+    async with aclosing(events):
+        async for event in events:
+            response = getattr(event, "response", None)
+            if event.type in ("response.completed", "response.incomplete") and response is not None:
+                await record(session, {0: shown_output(response.output)})
+            yield event
+
+
+async def record(session: SessionCall, shown: Mapping[int, ChatMessage]) -> None:
+    """As `SessionCall.record`. Raises what vLLM's servers answer with if the store is gone."""
+    try:
+        await session.record(shown)
+    except RolloutFailure as failure:
+        raise refusal_of(failure) from failure
+
+
+def with_versions(event: str, call: ServedCall) -> str:
+    """The event with `weight_versions` of each choice that it ends."""
+    chunk = orjson.loads(event.removeprefix(DATA))
+    for choice in chunk.get("choices", ()):
+        if choice.get("finish_reason") is not None:
+            choice[VERSIONS] = versions_of(call, choice["index"])
+    return f"{DATA}{orjson.dumps(chunk).decode()}\n\n"
+
+
+def versions_of(call: ServedCall, index: int) -> list[dict[str, Any]]:
+    spans = call.choices[index].weight_versions if index in call.choices else ()
+    return [{"version": span.version, "start": span.start, "end": span.end} for span in spans]

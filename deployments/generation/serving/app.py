@@ -1,0 +1,68 @@
+"""vLLM's own servers of OpenAI's and Anthropic's APIs over one engine: its layers, routers and error handlers."""
+
+from types import SimpleNamespace
+from typing import Any
+
+from fastapi import FastAPI
+from vllm.entrypoints.anthropic.api_router import router as messages_router
+from vllm.entrypoints.openai.chat_completion.api_router import router as chat_router
+from vllm.entrypoints.openai.models.api_router import router as models_router
+from vllm.entrypoints.openai.models.protocol import BaseModelPath
+from vllm.entrypoints.openai.models.serving import OpenAIServingModels
+from vllm.entrypoints.openai.responses.api_router import router as responses_router
+from vllm.entrypoints.serve.exception_handling.register import init_exception_handler
+from vllm.entrypoints.serve.tokenize.api_router import router as tokenize_router
+from vllm.entrypoints.serve.tokenize.serving import ServingTokenization
+
+from deployments.generation.response_settings import ResponseSettings
+from deployments.generation.serving.answered_layers import AnsweredChat, AnsweredMessages, AnsweredResponses
+from deployments.generation.serving.recording_client import RecordingClient
+from deployments.generation.serving.session_renderer import SessionOnlineRenderer
+
+ROUTERS = (chat_router, responses_router, messages_router, models_router, tokenize_router)
+PLAIN_TEMPLATE: dict[str, Any] = {"chat_template": None, "chat_template_content_format": "auto"}
+"""The model's own chat template."""
+
+
+def serving_app(client: RecordingClient, settings: ResponseSettings) -> FastAPI:
+    """Builds the application. Takes tenths of a second.
+
+    Args:
+        settings: its parsers, so that answers and rollouts are parsed alike.
+    """
+    engine: Any = client
+    paths = [BaseModelPath(name=name, model_path=engine.model_config.model) for name in served_names(engine)]
+    models = OpenAIServingModels(engine_client=engine, base_model_paths=paths)
+    parsers: dict[str, Any] = {
+        "enable_auto_tools": settings.tool_call_parser is not None,
+        "tool_parser": settings.tool_call_parser,
+        "reasoning_parser": settings.reasoning_parser or "",
+    }
+    renderer = SessionOnlineRenderer(
+        engine.model_config, engine.renderer, request_logger=None, **PLAIN_TEMPLATE, **parsers
+    )
+    renderer.warmup()
+    shared: dict[str, Any] = {"request_logger": None, **PLAIN_TEMPLATE, **parsers}
+    chat: dict[str, Any] = {"response_role": "assistant", "online_renderer": renderer, **shared}
+    app = FastAPI(openapi_url=None)
+    state = app.state
+    state.engine_client = engine
+    # What vLLM's handlers of errors look up. Serve replaces a replica with a dead engine: there is no server to end.
+    state.args = SimpleNamespace(log_error_stack=False, sse_keep_alive_interval=0)
+    state.server = SimpleNamespace(should_exit=False)
+    state.openai_serving_models = models
+    state.openai_serving_chat = AnsweredChat(engine, models, **chat)
+    # Asking the template how it takes an effort of none would cost renderings in the first request.
+    state.anthropic_serving_messages = AnsweredMessages(engine, models, **chat, disabled_thinking_effort="none")
+    state.openai_serving_responses = AnsweredResponses(engine, models, renderer, **shared)
+    state.serving_tokenization = ServingTokenization(models, renderer, **PLAIN_TEMPLATE)
+    init_exception_handler(app)
+    for router in ROUTERS:
+        app.include_router(router)
+    return app
+
+
+def served_names(engine: Any) -> list[str]:
+    """By what names callers may ask for the model, the first one being that in answers."""
+    named = engine.model_config.served_model_name
+    return [named] if isinstance(named, str) else list(named)

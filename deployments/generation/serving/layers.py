@@ -1,0 +1,54 @@
+"""Answers calls of OpenAI's and Anthropic's APIs beside one engine."""
+
+from collections.abc import AsyncGenerator
+
+from deployments.chat.chat_tokenizer import TransformersChatTokenizer
+from deployments.failures import GenerationRejected
+from deployments.generation.engine import VLLMEngine
+from deployments.generation.response_settings import ResponseSettings
+from deployments.generation.serving.app import serving_app
+from deployments.generation.serving.asgi_calls import answer_parts
+from deployments.generation.serving.recording_client import RecordingClient
+from deployments.generation.serving.served_call import ServedCall
+from deployments.generation.serving.session_call import SessionCall
+from deployments.generation.serving.session_calls_in_flight import SessionCallsInFlight
+from deployments.generation.serving.template_renderer import TemplateRenderer
+from deployments.serving_records import ServedPart, ServedRequest
+from deployments.sessions.store_client import SessionStoreClient
+
+
+class ServingLayers:
+    """Of one replica."""
+
+    def __init__(
+        self,
+        engine: VLLMEngine,
+        settings: ResponseSettings,
+        sessions: SessionStoreClient | None = None,
+        replica: str = "",
+    ) -> None:
+        """Args:
+        sessions: where calls of sessions are recorded; `None` for a service that keeps none.
+        replica: the id of the replica.
+        """
+        self._app = serving_app(RecordingClient(engine), settings)
+        self._sessions: SessionCallsInFlight | None = None
+        if sessions is not None:
+            config = engine.llm.model_config
+            # One of its own: vLLM's threads use theirs meanwhile.
+            tokenizer = TransformersChatTokenizer.load(config.tokenizer, config.model)
+            renderer = TemplateRenderer(tokenizer, config.max_model_len)
+            self._sessions = SessionCallsInFlight(sessions, replica, renderer, engine.interrupt)
+
+    def answer(self, request: ServedRequest) -> AsyncGenerator[ServedPart, None]:
+        """Yields the answer in parts. Closing the generator breaks the call off.
+
+        Raises:
+            GenerationRejected: it is a call of a session, and the service keeps none.
+        """
+        call = ServedCall(request)
+        if request.session_id is not None:
+            if self._sessions is None:
+                raise GenerationRejected("The service keeps no sessions.")
+            call.session = SessionCall(call, request.session_id, self._sessions)
+        return answer_parts(self._app, call)

@@ -1,0 +1,137 @@
+"""The engine as vLLM's serving layers call it: every call passes here, and what the engine makes is noted."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from typing import Any
+
+from vllm.outputs import RequestOutput
+from vllm.sampling_params import RequestOutputKind, SamplingParams
+
+from deployments.failures import RolloutFailure
+from deployments.generation.continued_completion import params_of_choice
+from deployments.generation.engine import VLLMEngine
+from deployments.generation.serving.refusals import refusal_of
+from deployments.generation.serving.served_call import CURRENT_CALL, ServedCall
+
+Output = RequestOutput | Exception | None
+"""What the task that reads the engine hands on: an output, what broke, or the end."""
+
+
+class RecordingClient:
+    """An `EngineClient`: has all that vLLM's `AsyncLLM` has, but generates through `VLLMEngine`.
+
+    The engine is read by a task of its own. When an answer is not read to its end, because its caller has gone, that
+    task interrupts the engine and takes what it has made, so that no token is lost.
+    """
+
+    def __init__(self, engine: VLLMEngine) -> None:
+        self._engine = engine
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine.llm, name)
+
+    def generate(
+        self,
+        prompt: Any,
+        sampling_params: SamplingParams,
+        request_id: str,  # noqa: ARG002 - the engine has ids of its own
+        *,
+        lora_request: object = None,  # noqa: ARG002 - the policy of the call decides
+        priority: int = 0,  # noqa: ARG002 - the ingress's scheduler decides
+        **options: Any,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        # Read here, because the generator's body runs later, maybe in another task.
+        return self._outputs(CURRENT_CALL.get(), prompt, sampling_params, options)
+
+    async def _outputs(
+        self, call: ServedCall, prompt: Any, params: SamplingParams, options: dict[str, Any]
+    ) -> AsyncGenerator[RequestOutput, None]:
+        outputs: asyncio.Queue[Output] = asyncio.Queue()
+        if call.session is not None:
+            ask_for_logprobs(params)
+        ended = call.engine_ended = asyncio.Event()
+        reading = self._start(self._read(call, prompt, params, options, outputs, ended))
+        try:
+            while (output := await outputs.get()) is not None:
+                if isinstance(output, Exception):
+                    raise output
+                yield output
+        finally:
+            if not reading.done():
+                self._start(self._engine.interrupt([call.request.generation_id]))
+
+    async def _read(
+        self,
+        call: ServedCall,
+        prompt: Any,
+        params: SamplingParams,
+        options: dict[str, Any],
+        outputs: "asyncio.Queue[Output]",
+        ended: asyncio.Event,
+    ) -> None:
+        """Reads all choices at the same time. If one fails, the others are aborted."""
+        request = call.generation(prompt["prompt_token_ids"], params.max_tokens)
+        choices = WholeChoices(params.n, params.output_kind == RequestOutputKind.DELTA)
+
+        async def read_choice(index: int) -> None:
+            of_choice = params_of_choice(params, index)
+            async for output in self._engine.outputs(request, prompt, of_choice, index, **options):
+                call.note(output, choices.is_delta)
+                if (whole := choices.add(output)) is not None:
+                    outputs.put_nowait(whole)
+
+        reading = [asyncio.create_task(read_choice(index)) for index in range(params.n)]
+        try:
+            await asyncio.gather(*reading)
+            outputs.put_nowait(None)
+        except RolloutFailure as failure:
+            call.note_failure(failure)
+            outputs.put_nowait(refusal_of(failure))
+        except Exception as error:  # noqa: BLE001 - vLLM's layers answer with it
+            outputs.put_nowait(error)
+        finally:
+            for task in reading:
+                task.cancel()
+            await asyncio.wait(reading)
+            ended.set()
+
+    def _start(self, work: Any) -> "asyncio.Task[None]":
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+
+class WholeChoices:
+    """The outputs of the choices of one call as vLLM's engine gives them: those that are not streamed together."""
+
+    def __init__(self, count: int, is_delta: bool) -> None:
+        self.is_delta = is_delta
+        """Whether each output has only the tokens since the one before."""
+        self._count = count
+        self._ended: dict[int, RequestOutput] = {}
+
+    def add(self, output: RequestOutput) -> RequestOutput | None:
+        """Returns what the caller gets now."""
+        [completion] = output.outputs
+        if output.finished:
+            self._ended[completion.index] = output
+        output.finished = len(self._ended) == self._count
+        if self.is_delta:
+            return output
+        if not output.finished:
+            return None
+        output.outputs = [ended.outputs[0] for _, ended in sorted(self._ended.items())]
+        return output
+
+
+def ask_for_logprobs(params: SamplingParams) -> None:
+    """Lets the engine give those of the sampled tokens, whatever the caller asked for, who is shown no more than that.
+
+    Those of given ids are beside that of the sampled one, and vLLM takes no number beside them. Flat ones cost an
+    engine less, but vLLM's answers cannot show those of prompts.
+    """
+    if params.logprob_token_ids is None:
+        params.logprobs = params.logprobs or 0
+    params.flat_logprobs = params.prompt_logprobs is None

@@ -1,0 +1,33 @@
+"""The service's own failures as exceptions that vLLM's servers answer with a status."""
+
+from http import HTTPStatus
+
+from vllm.exceptions import GracefulHTTPError
+
+from deployments.failures import (
+    EnvironmentRejected,
+    OtherVersionLoaded,
+    Overloaded,
+    PromptRejected,
+    RolloutFailure,
+    TokensTooOld,
+    VersionReplaced,
+)
+from deployments.store_failure import StoreFailure
+
+STATUSES: dict[type[RolloutFailure], HTTPStatus] = {
+    PromptRejected: HTTPStatus.BAD_REQUEST,
+    # The chat template refuses the role of a message.
+    EnvironmentRejected: HTTPStatus.BAD_REQUEST,
+    OtherVersionLoaded: HTTPStatus.CONFLICT,
+    VersionReplaced: HTTPStatus.CONFLICT,
+    TokensTooOld: HTTPStatus.CONFLICT,
+    Overloaded: HTTPStatus.TOO_MANY_REQUESTS,
+}
+
+
+def refusal_of(failure: RolloutFailure | StoreFailure) -> GracefulHTTPError:
+    if isinstance(failure, StoreFailure):
+        return GracefulHTTPError(str(failure), HTTPStatus(failure.status))
+    status = next((status for kind, status in STATUSES.items() if isinstance(failure, kind)), None)
+    return GracefulHTTPError(str(failure), status or HTTPStatus.SERVICE_UNAVAILABLE)

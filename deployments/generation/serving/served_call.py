@@ -1,0 +1,113 @@
+"""One call of a model server's API in its replica: what it asked, and what the engine made for it."""
+
+import asyncio
+from array import array
+from collections.abc import Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from deployments.failures import GenerationNotFinite, RolloutFailure, VersionReplaced
+from deployments.generation.finite_logprobs import refuse_not_finite
+from deployments.protocols import GenerationRequest, WeightSpan, packed_ids, packed_logprobs
+from deployments.serving_records import GENERATED, ServedRequest, ServedTokens
+
+if TYPE_CHECKING:
+    from vllm.outputs import RequestOutput
+
+    from deployments.generation.serving.session_call import SessionCall
+
+
+@dataclass(slots=True)
+class GeneratedChoice:
+    """What the engine has made so far of one of the choices of a call."""
+
+    token_ids: "array[int]" = field(default_factory=lambda: packed_ids(()))
+    logprobs: "array[float]" = field(default_factory=lambda: packed_logprobs(()))
+    """One for each id, in calls of a session."""
+    finish_reason: str | None = None
+    """Once the engine has ended it."""
+    weight_versions: tuple[WeightSpan, ...] = ()
+    """Likewise; before that those up to the last update of the weights that has interrupted it."""
+
+
+@dataclass(slots=True, eq=False)
+class ServedCall:
+    """Is noted by the recording client, and read by whoever answers."""
+
+    request: ServedRequest
+    prompt_tokens: int = 0
+    choices: dict[int, GeneratedChoice] = field(default_factory=dict)
+    """By index."""
+    has_begun: bool = False
+    """Whether the caller was sent the beginning of the answer."""
+    retryable_failure: RolloutFailure | None = None
+    """Why another replica must make the call, from the beginning of its answer on."""
+    engine_ended: asyncio.Event | None = None
+    """`None` before the engine was called."""
+    session: "SessionCall | None" = None
+    """What the call adds if it is one of a session."""
+    oldest_version: int | None = None
+    """Of what the session has generated of the prompt."""
+    new_prompt_tokens: int | None = None
+    """Those that the session does not have yet; by default all."""
+
+    @property
+    def is_generated(self) -> bool:
+        return self.request.endpoint in GENERATED
+
+    @property
+    def tokens(self) -> ServedTokens:
+        new = self.prompt_tokens if self.new_prompt_tokens is None else self.new_prompt_tokens
+        return ServedTokens(new, sum(len(choice.token_ids) for choice in self.choices.values()))
+
+    def generation(self, prompt_token_ids: list[int], max_tokens: int | None) -> GenerationRequest:
+        """What the engine needs to know beside the prompt and vLLM's parameters."""
+        return replace(
+            self.request,
+            prompt_token_ids=prompt_token_ids,
+            max_new_tokens=max_tokens or 1,
+            oldest_version=self.oldest_version,
+            body=b"",
+        )
+
+    def note_failure(self, failure: RolloutFailure) -> None:
+        """The engine does not generate, or not to the end. What is made anew, or must not count, is dropped."""
+        if failure.retryable and not self.has_begun:
+            self.retryable_failure = failure
+            self.choices.clear()
+        elif isinstance(failure, VersionReplaced | GenerationNotFinite):
+            self.choices.clear()
+
+    def note(self, output: "RequestOutput", is_delta: bool) -> None:
+        """Raises `GenerationNotFinite` in a session.
+
+        Args:
+            is_delta: whether the output has only the tokens since the one before.
+        """
+        self.prompt_tokens = len(output.prompt_token_ids or ())
+        for completion in output.outputs:
+            choice = self.choices.setdefault(completion.index, GeneratedChoice())
+            if not is_delta:
+                choice.token_ids, choice.logprobs = packed_ids(()), packed_logprobs(())
+            choice.token_ids.extend(completion.token_ids)
+            if completion.logprobs is not None and self.session is not None:
+                logprobs = packed_logprobs(sampled_logprobs(completion.logprobs, completion.token_ids))
+                refuse_not_finite(logprobs)
+                choice.logprobs.extend(logprobs)
+            if completion.finish_reason is not None:
+                choice.finish_reason = completion.finish_reason
+            if (spans := completion.weight_versions) is not None:
+                choice.weight_versions = tuple(WeightSpan(span.version, span.start, span.end) for span in spans)
+
+
+def sampled_logprobs(logprobs: Any, token_ids: Sequence[int]) -> list[float]:
+    """Those of the sampled tokens, in either of vLLM's forms; in the flat one each position begins with them."""
+    starts = getattr(logprobs, "start_indices", None)
+    if starts is not None:
+        return [logprobs.logprobs[start] for start in starts]
+    return [position[token_id].logprob for position, token_id in zip(logprobs, token_ids, strict=True)]
+
+
+CURRENT_CALL: ContextVar[ServedCall] = ContextVar("CURRENT_CALL")
+"""The call for which vLLM's layers work in this task."""

@@ -1,0 +1,106 @@
+"""What a call of a session adds to a call: its plan, its prompt, and its record in the session store."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from deployments.generation.serving.served_call import GeneratedChoice, ServedCall
+from deployments.generation.serving.session_calls_in_flight import SessionCallsInFlight
+from deployments.generation.serving.shown import ShownChoices
+from deployments.protocols import packed_ids, packed_logprobs
+from deployments.sessions.prompting import PreparedPrompt, prepared_prompt
+from deployments.sessions.records import ChatContext, ChatMessage, EngineCall, GeneratedMessage, Plan
+
+FINISH_REASONS: dict[str | None, Literal["stop", "length"]] = {"stop": "stop", "length": "length"}
+
+
+class SessionCall:
+    """One call of a session. It ends once: recorded, or without a record if it generated nothing."""
+
+    def __init__(self, call: ServedCall, session_id: str, calls: SessionCallsInFlight) -> None:
+        self._call = call
+        self._session_id = session_id
+        self._calls = calls
+        self._context = ChatContext()
+        self._has_begun = False
+        self._plan: Plan | None = None
+        self._prompt: PreparedPrompt | None = None
+        self._recording: asyncio.Task[None] | None = None
+        self.answer_id = call.request.generation_id
+        """The `id` of the answer, by which its messages are rewarded."""
+        self.shown = ShownChoices()
+        """What the caller of a stream has seen so far."""
+
+    async def prepare(self, messages: Sequence[ChatMessage], context: ChatContext) -> Sequence[int]:
+        """The ids of the prompt: the engine's own for what it has generated, rendered ones for what is new.
+
+        Raises:
+            SessionFailure: the session may not begin the call.
+            RolloutFailure: the template refuses the messages; or the store is gone.
+        """
+        self._context = context
+        self._has_begun = True
+        self._plan = await self._calls.begin(self._session_id, self._call.request.generation_id, messages, context)
+        self._prompt = await asyncio.to_thread(prepared_prompt, self._plan, messages, context, self._calls.renderer)
+        self._call.oldest_version = self._plan.oldest_version
+        self._call.new_prompt_tokens = len(self._prompt.token_ids) - len(self._plan.token_ids)
+        return self._prompt.token_ids
+
+    async def record(self, shown: Mapping[int, ChatMessage]) -> None:
+        """Records the call. When this returns, the record has what the caller is about to see.
+
+        Cancelling this, as a caller who leaves does, does not cancel the recording.
+
+        Args:
+            shown: the message of each choice as the caller sees it.
+
+        Raises:
+            RolloutFailure: the store is gone.
+        """
+        if self._recording is None and self._plan is not None and self._prompt is not None:
+            engine_call = self._engine_call(self._plan, self._prompt, shown)
+            self._recording = self._calls.start(self._calls.add(self._session_id, engine_call))
+        if self._recording is not None:
+            await asyncio.shield(self._recording)
+
+    def leave(self) -> None:
+        """Nothing more of the answer is wanted. A call that was not recorded ends with what the engine has made."""
+        if self._has_begun and self._recording is None:
+            self._calls.start(self._record_rest())
+
+    async def _record_rest(self) -> None:
+        call = self._call
+        if call.engine_ended is None:
+            await self._calls.end(call.request.generation_id)
+            return
+        await self._calls.interrupt(call.request.generation_id)
+        await call.engine_ended.wait()
+        await self.record(self.shown.messages)
+
+    def _engine_call(self, plan: Plan, prompt: PreparedPrompt, shown: Mapping[int, ChatMessage]) -> EngineCall:
+        name, choices = self.answer_id, self._call.choices
+        generated = [
+            self._generated(f"{name}-{index}" if len(choices) > 1 else name, choice, shown.get(index))
+            for index, choice in sorted(choices.items())
+        ]
+        call_id = self._call.request.generation_id
+        return EngineCall(call_id, self._context, plan, prompt.rendered, prompt.generation_prompt, generated)
+
+    def _generated(self, name: str, choice: GeneratedChoice, shown: ChatMessage | None) -> GeneratedMessage:
+        text = self._calls.renderer.decode(choice.token_ids)
+        return GeneratedMessage(
+            id=name,
+            message=shown or {"role": "assistant", "content": text},
+            text=text,
+            token_ids=packed_ids(choice.token_ids),
+            logprobs=packed_logprobs(choice.logprobs),
+            finish_reason=FINISH_REASONS.get(choice.finish_reason),
+            weight_versions=choice.weight_versions,
+        )
+
+
+def context_of(tools: Sequence[Mapping[str, Any]] | None, template_kwargs: Mapping[str, Any]) -> ChatContext:
+    """Args: `template_kwargs` are all that vLLM hands to the chat template."""
+    own = ("tools", "tokenize", "add_generation_prompt", "continue_final_message")
+    kwargs = {name: value for name, value in template_kwargs.items() if name not in own and value is not None}
+    return ChatContext(tools or None, kwargs or None)

@@ -1,0 +1,90 @@
+"""The calls of sessions that are in flight in one replica. Store's half: `deployments/sessions/calls_in_flight.py`.
+
+The store hears of them twice a second, and says which to abort.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import Any
+
+from deployments.failures import RolloutFailure
+from deployments.generation.serving.template_renderer import TemplateRenderer
+from deployments.sessions.records import ChatContext, ChatMessage, EngineCall, Plan
+from deployments.sessions.store_client import SessionStoreClient
+
+HEARD_EVERY_S = 0.5
+ADD_RETRY_S = 0.5
+ADD_ATTEMPTS = 10
+logger = logging.getLogger("rollout_service.generation")
+
+
+class SessionCallsInFlight:
+    def __init__(
+        self,
+        store: SessionStoreClient,
+        replica: str,
+        renderer: TemplateRenderer,
+        interrupt: Callable[[Sequence[str]], Awaitable[None]],
+    ) -> None:
+        """Args: `interrupt` lets generations of these ids end with the tokens that they have."""
+        self.renderer = renderer
+        self._store = store
+        self._replica = replica
+        self._interrupt = interrupt
+        self._in_flight: set[str] = set()
+        self._hearing: asyncio.Task[None] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def begin(self, session_id: str, call_id: str, messages: Sequence[ChatMessage], context: ChatContext) -> Plan:
+        """Raises what `SessionStore.plan` raises."""
+        plan = await self._store.plan(session_id, call_id, self._replica, messages, context)
+        self._in_flight.add(call_id)
+        if self._hearing is None:
+            self._hearing = asyncio.create_task(self._keep_heard())
+        return plan
+
+    async def add(self, session_id: str, call: EngineCall) -> None:
+        """Tries again while the store does not answer. Raises `SessionStoreLost` in the end."""
+        try:
+            for _ in range(ADD_ATTEMPTS - 1):
+                try:
+                    return await self._store.add(session_id, call)
+                except RolloutFailure as failure:
+                    logger.warning("A call of a session is not recorded yet: %s", failure)
+                    await asyncio.sleep(ADD_RETRY_S)
+            await self._store.add(session_id, call)
+        finally:
+            self._in_flight.discard(call.id)
+
+    async def end(self, call_id: str) -> None:
+        """Of a call that generated nothing."""
+        self._in_flight.discard(call_id)
+        await self._store.end_call(call_id)
+
+    async def interrupt(self, call_id: str) -> None:
+        await self._interrupt([call_id])
+
+    def start(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
+        """Does work that nobody need wait for. A failure of it is logged."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._note_end)
+        return task
+
+    def _note_end(self, task: "asyncio.Task[None]") -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (failure := task.exception()) is not None:
+            known = isinstance(failure, RolloutFailure)
+            logger.warning("A call of a session is not recorded: %s", failure, exc_info=None if known else failure)
+
+    async def _keep_heard(self) -> None:
+        try:
+            while self._in_flight:
+                await asyncio.sleep(HEARD_EVERY_S)
+                try:
+                    await self._interrupt(await self._store.heard(sorted(self._in_flight)))
+                except RolloutFailure as failure:
+                    logger.info("The session store did not hear of the calls here: %s", failure)
+        finally:
+            self._hearing = None

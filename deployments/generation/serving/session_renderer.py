@@ -1,0 +1,68 @@
+"""vLLM's renderer, which puts a session's own ids in the place of rendered text."""
+
+from typing import Any
+
+from vllm.exceptions import VLLMValidationError
+from vllm.renderers.online_renderer import OnlineRenderer
+from vllm.renderers.params import merge_kwargs
+
+from deployments.failures import RolloutFailure
+from deployments.generation.serving.refusals import refusal_of
+from deployments.generation.serving.served_call import CURRENT_CALL
+from deployments.generation.serving.session_call import context_of
+from deployments.sessions.failures import SessionFailure
+
+REFUSED = ("truncate_prompt_tokens", "echo", "kv_transfer_params", "chat_template", "continue_final_message")
+"""Fields with which a prompt would not be the session's own ids."""
+
+
+class SessionOnlineRenderer(OnlineRenderer):
+    """Chat, responses, messages and tokenizing all come through `preprocess_chat`."""
+
+    async def preprocess_chat(
+        self,
+        request: Any,
+        messages: list[Any],
+        default_template: str | None,
+        default_template_content_format: Any,
+        default_template_kwargs: dict[str, Any] | None,
+        tool_dicts: list[dict[str, Any]] | None = None,
+        parser: Any = None,
+        *,
+        skip_mm_cache: bool = False,
+    ) -> tuple[list[Any], list[Any]]:
+        call = CURRENT_CALL.get()
+        given = (request, messages, default_template, default_template_content_format, default_template_kwargs)
+        conversation: list[Any] | None = None
+        if call.session is not None and call.is_generated:
+            refuse_other_prompts(request)
+            params = request.build_chat_params(default_template, default_template_content_format).with_defaults(
+                merge_kwargs(default_template_kwargs, {"tools": tool_dicts, "tokenize": False})
+            )
+            conversation, prompt = await self.renderer.render_messages_async(messages, params)
+            if prompt.get("multi_modal_data"):
+                raise VLLMValidationError("A session takes text alone, no images or sounds.", parameter="messages")
+            try:
+                ids = await call.session.prepare(conversation, context_of(tool_dicts, params.chat_template_kwargs))
+            except (RolloutFailure, SessionFailure) as failure:
+                raise refusal_of(failure) from failure
+            # vLLM's own door for prompts that were tokenized elsewhere: it takes them out of the request again.
+            request.kv_transfer_params = {"prompt_token_ids": list(ids)}
+        rendered, inputs = await super().preprocess_chat(*given, tool_dicts, parser, skip_mm_cache=skip_mm_cache)
+        return rendered if conversation is None else conversation, inputs
+
+
+def refuse_other_prompts(request: Any) -> None:
+    """Raises `VLLMValidationError`."""
+    if getattr(request, "truncation", "disabled") not in (None, "disabled"):
+        raise VLLMValidationError("A session cuts no prompt: leave `truncation` out.", parameter="truncation")
+    for name in REFUSED:
+        if getattr(request, name, None):
+            raise VLLMValidationError(
+                f"A session takes no `{name}`: its prompt is made of its own ids.", parameter=name
+            )
+    if getattr(request, "add_generation_prompt", True) is False:
+        raise VLLMValidationError(
+            "A session takes no `add_generation_prompt: false`: every call begins a response.",
+            parameter="add_generation_prompt",
+        )

@@ -1,0 +1,85 @@
+"""Every way in which a call of the job store can be refused. The ingress answers with problem documents."""
+
+from typing import Any
+
+from deployments.store_failure import StoreFailure
+from rollout_client.problem_contract import FieldProblem
+
+
+class JobFailure(StoreFailure):
+    """A call of the job store was not carried out."""
+
+
+class JobUnknown(JobFailure):
+    """The job never was, is another caller's, was deleted, or has expired."""
+
+    status = 404
+    name = "job-unknown"
+    title = "The job is not known"
+
+
+class KeyReused(JobFailure):
+    """The key was sent before, with another request."""
+
+    name = "idempotency-key-reused"
+    title = "The Idempotency-Key belongs to another request; nothing was started"
+
+
+class EventsAcknowledged(JobFailure):
+    """Events that were acknowledged are not kept."""
+
+    status = 410
+    name = "events-acknowledged"
+    title = "These events were acknowledged and are not kept"
+
+
+class EventUnknown(JobFailure):
+    """There is no event of this number yet."""
+
+    name = "event-unknown"
+    title = "The job has no such event"
+
+
+class RunSuspended(JobFailure):
+    """Nobody waited for a `POST /rollout` with a key, so it has stopped. It goes on when it is posted again."""
+
+    status = 409
+    name = "run-suspended"
+    title = "The run is suspended, and no event comes"
+
+
+class NoDataSet(JobFailure):
+    """The job plays samples that were posted. Only a job over `samples_from` has a ledger."""
+
+    name = "job-without-data-set"
+    title = "The job has no data set, and so no cursor"
+
+
+class JobsFull(JobFailure):
+    """The jobs that are kept leave no room for another one."""
+
+    status = 429
+    name = "jobs-full"
+    title = "The kept jobs leave no room for another one; nothing was started"
+
+
+class JobsNotConfigured(JobFailure):
+    """The config has no `jobs`."""
+
+    status = 501
+    name = "jobs-not-configured"
+    title = "The service keeps no jobs"
+
+
+def job_unknown(job_id: str) -> JobUnknown:
+    message = "there is no such job: it was deleted, it has expired, or it is another caller's"
+    return JobUnknown(FieldProblem(field="job_id", message=message, value=job_id))
+
+
+def run_suspended(job_id: str) -> RunSuspended:
+    message = "nobody waited for it, so it has stopped; post its request again with its Idempotency-Key, and it goes on"
+    return RunSuspended(FieldProblem(field="job_id", message=message, value=job_id))
+
+
+def refused(failure: type[JobFailure], field: str, message: str, value: Any = None) -> JobFailure:
+    return failure(FieldProblem(field=field, message=message, value=value))

@@ -1,0 +1,141 @@
+"""What the job store keeps of a job, and what its callers send and get."""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+JobState = Literal["waiting", "running", "suspended", "completed", "failed"]
+"""`waiting`: its ingress replica was lost, and the next one takes it; `running`: an ingress replica plays it;
+`suspended`: nobody listens, and it goes on when its request is posted again; `completed`, `failed`: its last event is
+there."""
+ENDED: tuple[JobState, ...] = ("completed", "failed")
+EntryKind = Literal["body", "journal", "outline", "event", "ledger"]
+"""`body`: the request, number 0; `journal`: finished turns of rollouts that are in no event; `outline`: what the
+summary needs of the rollouts of an event; `event`: groups that have ended and, as the last one, the summary or the
+problem; `ledger`: of a job over a data set, number 0 its ranges, each other one the place of the group of the event of
+this number, which stays when the event was acknowledged."""
+
+
+class EntryName(NamedTuple):
+    """One entry of a job; equal names replace each other."""
+
+    kind: EntryKind
+    number: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobRequest:
+    """Asks for a job: a new one, or the one of the same key. Its body travels beside it."""
+
+    namespace: str
+    """The caller: jobs and keys of others are unknown to it."""
+    kind: str
+    """Which route made it."""
+    media_type: str
+    """Of the body."""
+    request_id: str
+    key: str | None = None
+    """The `Idempotency-Key`, if there is one."""
+    fingerprint: str = ""
+    """Of the request: a key belongs to one."""
+    runs_alone: bool = True
+    """Whether it runs when nobody listens."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobRecord(JobRequest):
+    """One job without its entries. Times are seconds since 1970, by the store's clock."""
+
+    job_id: str
+    created_at: float
+    state: JobState = "running"
+    owner: str = ""
+    """The ingress replica that plays it; empty unless it runs."""
+    epoch: int = 1
+    """How often it was given to an ingress replica: what an earlier one writes is refused."""
+    last_event: int = 0
+    """Events are numbered from 1 without gaps."""
+    acknowledged: int = 0
+    """Events up to this one are not kept."""
+    ended_at: float | None = None
+    """When it ended, or was suspended."""
+    was_refused: bool = False
+    """Whether it failed before anything was played: nobody asks for it once those who waited for it were told."""
+
+    @property
+    def has_ended(self) -> bool:
+        return self.state in ENDED
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What becomes of one job. A store makes all changes of one call, or none."""
+
+    job_id: str
+    record: JobRecord | None
+    """`None` removes the job with all its entries."""
+    added: Mapping[EntryName, bytes] = field(default_factory=dict)
+    removed: Collection[EntryName] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedJob:
+    """A job as it is found at the start of the store."""
+
+    record: JobRecord
+    sizes: dict[EntryName, int]
+    """In bytes, of all entries."""
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """The right to play a job, until another ingress replica has it."""
+
+    record: JobRecord
+    age_s: float
+    """Since the job was made."""
+    entries: Sequence[EntryName]
+    """Those that are there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    record: JobRecord
+    claim: Claim | None
+    """Is given to the caller that must play it; `None` if another ingress replica plays it, or it has ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobWrite:
+    """What an ingress replica writes of a job that it plays. Made twice, it changes nothing the second time."""
+
+    job_id: str
+    epoch: int
+    added: Mapping[EntryName, bytes] = field(default_factory=dict)
+    """Events have the numbers that follow `JobRecord.last_event`."""
+    removed: Collection[EntryName] = ()
+    ended: Literal["completed", "failed"] | None = None
+    """Set with the last event."""
+    forgets_key: bool = False
+    """Nothing was played: the same key may begin anew."""
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(map(len, self.added.values()))
+
+
+@dataclass(frozen=True, slots=True)
+class Orders:
+    """What an ingress replica has to do."""
+
+    lost: Collection[str] = ()
+    """Jobs of its that it must not play any longer."""
+    waiting: Sequence[str] = ()
+    """Jobs that it may claim."""
+
+
+@dataclass(frozen=True, slots=True)
+class EventsPage:
+    record: JobRecord
+    events: Sequence[tuple[int, bytes]]
+    """With their numbers, in order; empty if none came in time."""

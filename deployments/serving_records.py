@@ -1,0 +1,76 @@
+"""What crosses between the ingress and a generator's replica for calls of OpenAI's and Anthropic's APIs.
+
+The ingress passes bytes on: the replica parses, renders and generates with vLLM's own serving layers
+(`deployments/generation/serving`). `RemoteGenerator` (`service/remote/generator.py`) is the caller.
+"""
+
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from deployments.protocols import GenerationRequest, ReplicaLoad
+from rollout_client.contract import Sampling
+
+Endpoint = Literal[
+    "chat/completions", "responses", "messages", "messages/count_tokens", "models", "tokenize", "detokenize"
+]
+GENERATED: tuple[Endpoint, ...] = ("chat/completions", "responses", "messages")
+"""The endpoints whose calls generate."""
+BYTES_PER_TOKEN = 4
+"""Of a body, about: only the replica knows how many tokens a prompt has."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServedRequest(GenerationRequest):
+    """A call of a model server's API. Its prompt is in its body, so that `prompt_token_ids` has a guessed length."""
+
+    endpoint: Endpoint = "chat/completions"
+    body: bytes = b""
+    choices: int = 1
+    """How many answers its body asks for: the engine generates each one."""
+    session_id: str | None = None
+    """The session that records the call; `None` for a call of its own."""
+    session_sampling: Sampling | None = None
+    """How tokens are sampled where a call of a session does not say."""
+    generation_index: int = 0
+    """Of the session in its group."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServedTokens:
+    """What a call took of the engine."""
+
+    prompt: int = 0
+    """In a session those that it did not have."""
+    generated: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ServedPart:
+    """A part of an answer, in order. One without a body, a status and tokens is a heartbeat."""
+
+    body: bytes = b""
+    status: int | None = None
+    """Of the answer; the first part has it."""
+    media_type: str = ""
+    """Beside the status."""
+    tokens: ServedTokens | None = None
+    """The last part has it."""
+    load: ReplicaLoad | None = None
+    """Of the replica after this part."""
+
+
+class ModelServer(Protocol):
+    """Answers calls of model servers' APIs. `RemoteGenerator` implements it."""
+
+    def serve(self, request: ServedRequest) -> AsyncGenerator[ServedPart, None]:
+        """Yields the answer as it is made. Closing the generator aborts the call.
+
+        Raises before the first part:
+            RolloutFailure: no replica could answer.
+        """
+        ...
+
+    def release(self, rollout_id: str) -> None:
+        """Forgets the party of calls of this `rollout_id`. Unknown ids are ignored."""
+        ...

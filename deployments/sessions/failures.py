@@ -1,0 +1,62 @@
+"""Every way in which a call of the session store can be refused. The ingress answers with problem documents."""
+
+from deployments.sessions.session_table import SessionRefused
+from deployments.store_failure import StoreFailure
+from rollout_client.problem_contract import FieldProblem
+
+
+class SessionFailure(StoreFailure):
+    """A call of the session store was not carried out."""
+
+
+class SessionUnknown(SessionFailure):
+    """The session never was, is another caller's, or has expired."""
+
+    status = 404
+    name = "session-unknown"
+    title = "The session is not known"
+
+
+class SessionClosed(SessionFailure):
+    """The session takes no more calls: it was ended, or its deadline is over."""
+
+    status = 409
+    name = "session-closed"
+    title = "The session takes no more calls"
+
+
+class SessionLimitReached(SessionFailure):
+    """The session has reached one of its limits, or the service has no room for another one."""
+
+    status = 429
+    name = "session-limit-reached"
+    title = "A limit of the session is reached; nothing was started"
+
+
+class GenerationUnknown(SessionFailure):
+    """The session has generated no message of this id."""
+
+    status = 404
+    name = "generation-unknown"
+    title = "The session has generated no such message"
+
+
+class SessionsNotConfigured(SessionFailure):
+    """The config has no `sessions`."""
+
+    status = 501
+    name = "sessions-not-configured"
+    title = "The service keeps no sessions"
+
+
+def session_unknown(session_id: str) -> SessionUnknown:
+    message = "there is no such session: it has expired, or it is another caller's"
+    return SessionUnknown(FieldProblem(field="session_id", message=message, value=session_id))
+
+
+def failure_of_refusal(refused: SessionRefused, session_id: str) -> SessionFailure:
+    if refused.reason == "unknown":
+        return session_unknown(session_id)
+    kind = SessionClosed if refused.reason in ("ended", "deadline") else SessionLimitReached
+    field = "session_id" if kind is SessionClosed else f"limits.{refused.reason}"
+    return kind(FieldProblem(field=field, message=str(refused).removesuffix("."), value=session_id))

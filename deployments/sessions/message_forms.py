@@ -1,0 +1,152 @@
+"""When two messages are the same one: the forms in which a harness sends a generated message back.
+
+A message that was rendered is the same only if the template renders it alike: all its fields count. A generated message
+is known by its text and its calls, because harnesses change the rest: they leave reasoning out, parse the calls and
+write their JSON anew, trim whitespace, or send null for an empty content.
+"""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from hashlib import blake2b
+from typing import Any
+
+from deployments.failures import PromptRejected
+from deployments.sessions.records import ChatContext, ChatMessage, GeneratedMessage
+
+REASONING_ENDS = "</think>"
+"""A harness may cut the text of a response after this by itself, where no parser does."""
+DIGEST_BYTES = 16
+NO_ARGUMENTS = "{}"
+REASONING_FIELDS = ("reasoning_content", "reasoning")
+"""By what names servers and harnesses call it."""
+
+
+def rendered_key(message: ChatMessage) -> bytes:
+    """Equal for messages that a chat template renders alike."""
+    fields = {name: value for name, value in message.items() if value is not None and value != []}
+    fields["content"] = plain_content(message.get("content"))
+    if "tool_calls" in fields:
+        calls = fields["tool_calls"]
+        fields["tool_calls"] = [[call.get("id"), *name_and_arguments(call)] for call in calls]
+    return digest_of(fields)
+
+
+def context_key(context: ChatContext) -> bytes:
+    return digest_of([context.tools or None, context.chat_template_kwargs or None])
+
+
+def response_key(message: ChatMessage) -> bytes:
+    """Of an assistant message as a harness sends it."""
+    return key_of_text(text_of(message.get("content")), calls_of(message))
+
+
+def response_keys(generated: GeneratedMessage) -> frozenset[bytes]:
+    """Every `response_key` under which a generated message may come back."""
+    text = generated.text
+    return frozenset(
+        {
+            response_key(generated.message),
+            key_of_text(text, []),
+            key_of_text(text.rpartition(REASONING_ENDS)[2], []),
+            key_of_text(
+                text_of(generated.message.get("content")).rpartition(REASONING_ENDS)[2], calls_of(generated.message)
+            ),
+        }
+    )
+
+
+def has_other_reasoning(message: ChatMessage, generated: GeneratedMessage) -> bool:
+    """Whether a harness sends reasoning that was not generated. One that leaves it out does not."""
+    said = collapsed(reasoning_of(message))
+    if not said:
+        return False
+    shown = collapsed(reasoning_of(generated.message))
+    return said != shown if shown else said not in collapsed(generated.text)
+
+
+def changed_fields(message: ChatMessage, generated: GeneratedMessage) -> list[str]:
+    """The fields of a generated message that come back with another text, in their order."""
+    shown = generated.message
+    pairs = {
+        "content": (text_of(shown.get("content")), text_of(message.get("content"))),
+        "reasoning_content": (reasoning_of(shown), reasoning_of(message)),
+        "tool_calls": (raw_calls(shown), raw_calls(message)),
+    }
+    return [name for name, (before, after) in pairs.items() if before != after]
+
+
+def call_ids(message: ChatMessage) -> list[Any]:
+    return [call.get("id") for call in message.get("tool_calls") or ()]
+
+
+def shown_text(message: ChatMessage) -> str:
+    """The message as one text, for people: its reasoning, its content, its calls."""
+    calls = (f"{name}({arguments})" for name, arguments in raw_calls(message))
+    return "\n".join(filter(None, (reasoning_of(message), text_of(message.get("content")), *calls)))
+
+
+def text_of(content: object) -> str:
+    """The content of a message, which may be null or parts, as one text."""
+    if isinstance(content, str):
+        return content
+    parts = content if isinstance(content, Sequence) else ()
+    return "".join(str(part.get("text") or "") for part in parts if isinstance(part, Mapping))
+
+
+def reasoning_of(message: ChatMessage) -> str:
+    return next((str(message[name]) for name in REASONING_FIELDS if message.get(name)), "")
+
+
+def plain_content(content: object) -> object:
+    """The content as text where it is one text: templates render a single part like its text."""
+    if content is None:
+        return ""
+    match content:
+        case [{"type": "text", "text": str(text)}]:
+            return text
+    return content
+
+
+def calls_of(message: ChatMessage) -> list[tuple[str, str]]:
+    return [name_and_arguments(call) for call in message.get("tool_calls") or ()]
+
+
+def raw_calls(message: ChatMessage) -> list[tuple[str, str]]:
+    """Names and arguments as they were written."""
+    functions = [call.get("function") or call for call in message.get("tool_calls") or ()]
+    return [(str(function.get("name")), written(function.get("arguments"))) for function in functions]
+
+
+def name_and_arguments(call: Mapping[str, Any]) -> tuple[str, str]:
+    """What one call says: its arguments as sorted JSON, whether they were an object or its text."""
+    function = call.get("function") or call
+    return str(function.get("name")), canonical(function.get("arguments"))
+
+
+def canonical(arguments: object) -> str:
+    """What is no JSON object counts as the empty one, as which vLLM hands it to the chat template."""
+    try:
+        parsed = json.loads(arguments) if isinstance(arguments, str) else arguments
+        return json.dumps(parsed, sort_keys=True) if isinstance(parsed, Mapping) else NO_ARGUMENTS
+    except (ValueError, RecursionError):
+        return NO_ARGUMENTS
+
+
+def written(arguments: object) -> str:
+    return arguments if isinstance(arguments, str) else json.dumps(arguments)
+
+
+def collapsed(text: str) -> str:
+    return " ".join(text.split())
+
+
+def key_of_text(content: str, calls: Iterable[tuple[str, str]]) -> bytes:
+    return digest_of([collapsed(content), list(calls)])
+
+
+def digest_of(value: object) -> bytes:
+    """Raises `PromptRejected` for what is nested more deeply than JSON is written."""
+    try:
+        return blake2b(json.dumps(value, sort_keys=True, default=str).encode(), digest_size=DIGEST_BYTES).digest()
+    except RecursionError as error:
+        raise PromptRejected("The messages or tools are nested too deeply.") from error

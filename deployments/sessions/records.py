@@ -1,0 +1,100 @@
+"""What crosses between a session's record and whoever calls the engine for the session. No I/O.
+
+plan = record.plan(messages, context)       what of the conversation the session has generated
+rendered = ...                              the chat template renders the messages after it
+prompt = prepared_prompt(plan, rendered)    (deployments/sessions/prompting.py)
+... the engine generates ...
+record.add(call)
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from deployments.protocols import WeightSpan
+from rollout_client.session_contract import MessageDrift, SessionRequest
+
+ChatMessage = Mapping[str, Any]
+"""A message as the chat template gets it: OpenAI's fields."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChatContext:
+    """What the chat template gets beside the messages. Conversations under different ones share nothing."""
+
+    tools: Sequence[Mapping[str, Any]] | None = None
+    chat_template_kwargs: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How much of a conversation continues what its session has generated."""
+
+    after: int | None
+    """The generated message that the call continues, by its number in the record; `None`: it continues none."""
+    covered: int
+    """How many messages `token_ids` stand for. At least one message is left to render."""
+    token_ids: Sequence[int]
+    """The ids up to the end of that generated message, exactly as the engine had them."""
+    response_ids: Sequence[int]
+    """The ids of that generated message alone: the last of `token_ids`."""
+    oldest_version: int | None = None
+    """The oldest version of the session's policy that has generated one of `token_ids`; `None` if there is none."""
+    drift: tuple[MessageDrift, ...] = ()
+    """What differs from the record, without what was reported before."""
+    seen: tuple[tuple[int, bytes], ...] = ()
+    """The generated messages that came back in another form, and the digest of that form."""
+
+
+@dataclass(frozen=True, slots=True)
+class RenderedMessage:
+    """A message that was rendered for this call, with the ids of its part of the rendering."""
+
+    message: ChatMessage
+    token_ids: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class GeneratedMessage:
+    """What the engine made in one call, or one of `n` choices of it."""
+
+    id: str
+    """Unique in the session. A reward names the message by it."""
+    message: ChatMessage
+    """The message as the harness saw it: content, tool calls and reasoning as the parsers read them."""
+    text: str
+    """All of its ids decoded, without special tokens."""
+    token_ids: Sequence[int]
+    logprobs: Sequence[float]
+    """One natural log-probability for each id."""
+    finish_reason: Literal["stop", "length"] | None
+    """`None`: the generation was interrupted."""
+    weight_versions: tuple[WeightSpan, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class EngineCall:
+    """One call of the engine, whole: its prompt as it was put together, and what it generated."""
+
+    id: str
+    """Unique in the session. A call that is added twice is recorded once."""
+    context: ChatContext
+    plan: Plan
+    rendered: Sequence[RenderedMessage]
+    """The messages after those that the plan covers, at least one, without the generation prompt."""
+    generation_prompt: Sequence[int]
+    """The ids after the last message that begin the response."""
+    generated: Sequence[GeneratedMessage]
+
+
+@dataclass(frozen=True, slots=True)
+class OpenSession:
+    """What a session was opened with. It does not change while the session lives."""
+
+    id: str
+    namespace: str
+    """Of its caller: empty for one without a key."""
+    key_sha256: str
+    """Of the session's own key, in hexadecimal digits."""
+    base_url: str
+    request: SessionRequest

@@ -1,0 +1,292 @@
+"""What the engine did for one session, as a forest of messages with their token ids. No I/O.
+
+Guarantees:
+- The ids and log-probabilities of a generated message are those of the engine, in its order, and are held once.
+- The prompt of a call is recorded as the engine got it: the ids on the way from a root to its generation prompt.
+- Nothing that was recorded changes or moves, so that a plan stays right while other calls are added.
+- A call that is added twice is recorded once; one that generated nothing leaves nothing.
+- The same calls in the same order make the same record, so that a log of them can stand for it.
+
+Finding what a conversation continues costs one look-up for each of its messages, whatever the record holds, unless
+siblings say the same.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Any
+
+from deployments.protocols import packed_ids
+from deployments.sessions.drift import generated_ids_drift, new_messages_drift
+from deployments.sessions.message_forms import (
+    call_ids,
+    changed_fields,
+    context_key,
+    digest_of,
+    has_other_reasoning,
+    rendered_key,
+    response_key,
+    response_keys,
+    shown_text,
+)
+from deployments.sessions.records import ChatContext, ChatMessage, EngineCall, GeneratedMessage, Plan
+from rollout_client.policy_names import read_label
+from rollout_client.session_contract import CallDrift
+
+BEGINS_RESPONSE = b"generation prompt"
+"""The key of the ids between a prompt's last message and a response. No digest has this length."""
+NODE_BYTES = 1000
+"""What a node takes beside its ids, log-probabilities and texts, about."""
+
+
+class UnknownGeneration(LookupError):
+    """The session has no generated message of this id."""
+
+
+@dataclass(slots=True, eq=False)
+class Node:
+    """A message, or the generation prompt between a message and the responses to it."""
+
+    number: int
+    parent: "Node | None"
+    message: ChatMessage | None
+    """`None`: a generation prompt, or a root."""
+    token_ids: Sequence[int]
+    generated: GeneratedMessage | None = None
+    rendered_children: dict[bytes, list["Node"]] = field(default_factory=dict)
+    """By `rendered_key`. Those of one key have different ids."""
+    responses: dict[bytes, list["Node"]] = field(default_factory=dict)
+    """By each of their `response_keys`."""
+    rewards: Mapping[str, float] = field(default_factory=dict)
+    is_continued: bool = False
+    """Of a generated message: whether a call goes on from it."""
+
+    def path(self) -> list["Node"]:
+        """From the root, which is left out, to this node."""
+        path, node = [], self
+        while node.parent is not None:
+            path.append(node)
+            node = node.parent
+        return path[::-1]
+
+    def prefix_ids(self) -> Sequence[int]:
+        """The ids from the root to the end of this node."""
+        return packed_ids(chain.from_iterable(node.token_ids for node in self.path()))
+
+    def next_for(self, message: ChatMessage) -> Iterator["Node"]:
+        """The nodes after this one that hold the message, those first that were generated."""
+        if message.get("role") == "assistant":
+            key = response_key(message)
+            for begins in self.rendered_children.get(BEGINS_RESPONSE, ()):
+                for node in begins.responses.get(key, ()):
+                    if node.generated is not None and not has_other_reasoning(message, node.generated):
+                        yield node
+        yield from self.rendered_children.get(rendered_key(message), ())
+
+    def newest_after(self, is_response: bool) -> ChatMessage | None:
+        """The newest message recorded after this one: of responses, if there are any, or of rendered messages."""
+        begins = self.rendered_children.get(BEGINS_RESPONSE, ())
+        responses = (node for one in begins for nodes in one.responses.values() for node in nodes)
+        rendered = (node for nodes in self.rendered_children.values() for node in nodes if node.message is not None)
+        first, second = (responses, rendered) if is_response else (rendered, responses)
+        newest = max(first, key=number_of, default=None) or max(second, key=number_of, default=None)
+        return None if newest is None else newest.message
+
+
+def number_of(node: Node) -> int:
+    return node.number
+
+
+class SessionRecord:
+    """The record of one session."""
+
+    def __init__(self) -> None:
+        self._roots: dict[bytes, Node] = {}
+        self._nodes: list[Node] = []
+        self._generated: dict[str, Node] = {}
+        """By the id of the generated message, in the order in which they were added."""
+        self._calls: dict[str, CallDrift] = {}
+        self._seen: set[tuple[int, bytes]] = set()
+        self.rewards: Mapping[str, float] = {}
+        """Of the session as a whole, by name."""
+        self.total_tokens = 0
+        """Each counted once."""
+        self.generated_tokens = 0
+        self.size_bytes = 0
+        """What the record takes in memory, about."""
+
+    @property
+    def calls(self) -> Sequence[CallDrift]:
+        """What was recorded of each call beside its tokens, in the order in which they were added."""
+        return list(self._calls.values())
+
+    @property
+    def generated(self) -> Sequence[GeneratedMessage]:
+        """Every message that the engine has generated, in the order in which they were added."""
+        return [node.generated for node in self._generated.values() if node.generated is not None]
+
+    def plan(self, messages: Sequence[ChatMessage], context: ChatContext, policy: str | None = None) -> Plan:
+        """Finds the last message of a conversation that continues what was generated. Changes nothing.
+
+        Args:
+            policy: the named policy whose versions count; `None` for the one without a name.
+
+        Raises:
+            PromptRejected: the messages or tools are nested too deeply.
+        """
+        steps = self._matching(messages, context)
+        covered, after = self._last_generated(steps, messages)
+        drift, seen = [], []
+        for place, node in generated_on_way(after, covered):
+            assert node.generated is not None
+            if fields := changed_fields(messages[place], node.generated):
+                form = node.number, digest_of([shown_text(messages[place]), fields])
+                if form not in self._seen:
+                    seen.append(form)
+                    drift.append(generated_ids_drift(place, messages[place], node.generated, fields))
+        if len(steps) <= len(messages):
+            role = messages[len(steps) - 1].get("role")
+            newest = (node.newest_after(role == "assistant") for node in steps[-1])
+            recorded = next((message for message in newest if message is not None), None)
+            drift.extend(new_messages_drift(messages, len(steps) - 1, recorded))
+        return Plan(
+            after=None if after is None else after.number,
+            covered=covered,
+            token_ids=packed_ids(()) if after is None else after.prefix_ids(),
+            response_ids=packed_ids(()) if after is None else after.token_ids,
+            oldest_version=None if after is None else oldest_version(after, policy),
+            drift=tuple(drift),
+            seen=tuple(seen),
+        )
+
+    def add(self, call: EngineCall) -> None:
+        """Records a call. The plan that it was prompted by may be older than other calls of the session."""
+        generated = [one for one in call.generated if one.token_ids]
+        if call.id in self._calls or not generated:
+            return
+        node = self._root(call.context) if call.plan.after is None else self._nodes[call.plan.after]
+        node.is_continued = True
+        for rendered in call.rendered:
+            node = self._rendered_child(node, rendered_key(rendered.message), rendered.message, rendered.token_ids)
+        node = self._rendered_child(node, BEGINS_RESPONSE, None, call.generation_prompt)
+        for one in generated:
+            self._add_response(node, one)
+        self._seen.update(call.plan.seen)
+        self._calls[call.id] = CallDrift(generation_ids=[one.id for one in generated], messages=list(call.plan.drift))
+        self.size_bytes += sum(len(drift.received) + len(drift.recorded or "") for drift in call.plan.drift)
+
+    def reward(self, parts: Mapping[str, float], generation_id: str | None = None) -> None:
+        """Sets the reward of a generated message, or of the whole session, by names of its parts.
+
+        Raises:
+            UnknownGeneration: there is no such message.
+        """
+        if generation_id is None:
+            self.rewards = dict(parts)
+        elif (node := self._generated.get(generation_id)) is not None:
+            node.rewards = dict(parts)
+        else:
+            raise UnknownGeneration(f"The session has generated no message {generation_id!r}.")
+
+    def branches(self) -> list[Node]:
+        """The last generated message of each conversation, in the order in which they were added."""
+        return [node for node in self._generated.values() if not node.is_continued]
+
+    def prompt_ids(self, generation_id: str) -> Sequence[int]:
+        """The prompt that the engine had for a generated message. Raises `UnknownGeneration`."""
+        node = self._generated.get(generation_id)
+        if node is None or node.parent is None:
+            raise UnknownGeneration(f"The session has generated no message {generation_id!r}.")
+        return node.parent.prefix_ids()
+
+    def _matching(self, messages: Sequence[ChatMessage], context: ChatContext) -> list[list[Node]]:
+        """For 0, 1, 2, ... messages the nodes that hold the last of them, up to the last place where there are any.
+
+        A conversation that was said twice has several.
+        """
+        root = self._roots.get(context_key(context))
+        steps = [[] if root is None else [root]]
+        for message in messages:
+            found = [node for before in steps[-1] for node in before.next_for(message)]
+            if not found:
+                break
+            steps.append(found)
+        return steps
+
+    def _last_generated(
+        self, steps: Sequence[Sequence[Node]], messages: Sequence[ChatMessage]
+    ) -> tuple[int, Node | None]:
+        """How many messages the last generated one ends, and its node. One message at least is left to render."""
+        for covered in range(min(len(steps), len(messages)) - 1, 0, -1):
+            said = [node for node in steps[covered] if node.generated is not None]
+            if said:
+                return covered, max(said, key=lambda node: self._likeness(node, messages[covered - 1]))
+        return 0, None
+
+    def _likeness(self, node: Node, message: ChatMessage) -> tuple[bool, bool, int]:
+        """Of responses that say the same: the one with the ids of its calls, the one in the same form, the newest."""
+        assert node.generated is not None
+        has_ids = call_ids(message) == call_ids(node.generated.message)
+        return has_ids, not changed_fields(message, node.generated), node.number
+
+    def _root(self, context: ChatContext) -> Node:
+        key = context_key(context)
+        if key not in self._roots:
+            self._roots[key] = Node(-1, None, None, packed_ids(()))
+        return self._roots[key]
+
+    def _rendered_child(self, parent: Node, key: bytes, message: ChatMessage | None, token_ids: Sequence[int]) -> Node:
+        ids = packed_ids(token_ids)
+        siblings = parent.rendered_children.setdefault(key, [])
+        for node in siblings:
+            if node.token_ids == ids:
+                return node
+        siblings.append(self._new_node(parent, message, ids))
+        return siblings[-1]
+
+    def _add_response(self, parent: Node, generated: GeneratedMessage) -> None:
+        node = self._new_node(parent, generated.message, generated.token_ids, generated)
+        self._generated[generated.id] = node
+        for key in response_keys(generated):
+            parent.responses.setdefault(key, []).append(node)
+        self.generated_tokens += len(generated.token_ids)
+        self.size_bytes += 4 * len(generated.logprobs) + len(generated.text)
+
+    def _new_node(
+        self,
+        parent: Node,
+        message: ChatMessage | None,
+        token_ids: Sequence[int],
+        generated: GeneratedMessage | None = None,
+    ) -> Node:
+        node = Node(len(self._nodes), parent, message, token_ids, generated)
+        self._nodes.append(node)
+        self.total_tokens += len(token_ids)
+        self.size_bytes += NODE_BYTES + 4 * len(token_ids) + text_size(message)
+        return node
+
+
+def oldest_version(last: Node, policy: str | None) -> int | None:
+    """Of the policy's tokens on the way to the node; `None` if it has generated none of them."""
+    generated = (node.generated for node in last.path() if node.generated is not None)
+    labels = (read_label(span.version) for one in generated for span in one.weight_versions)
+    return min((label.number for label in labels if label.name == policy), default=None)
+
+
+def generated_on_way(last: Node | None, covered: int) -> Iterator[tuple[int, Node]]:
+    """The generated messages up to the given one, each with its place among the `covered` messages."""
+    spoken = [] if last is None else [node for node in last.path() if node.message is not None]
+    assert len(spoken) == covered
+    return ((place, node) for place, node in enumerate(spoken) if node.generated is not None)
+
+
+def text_size(value: Any) -> int:
+    """The characters of all texts in a message, and 64 for everything else in it."""
+    match value:
+        case str():
+            return len(value)
+        case Mapping():
+            return sum(text_size(one) for one in value.values()) + 64 * len(value)
+        case list() | tuple():
+            return sum(map(text_size, value)) + 64 * len(value)
+    return 64

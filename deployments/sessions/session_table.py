@@ -1,0 +1,190 @@
+"""Which sessions there are, what they may still do, and when each is dropped: a state machine without clock and I/O.
+
+Guarantees: a session with a call in flight is dropped neither for its age nor for room; room is made by the namespace
+that keeps the most, which loses the session that is idle for the longest time first; `drop_expired` leaves no idle
+session beyond its time; the records together are larger than `max_bytes` only if all sessions that have a record have
+calls in flight.
+
+Times are in seconds of any clock that does not go back.
+"""
+
+from collections import Counter, OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from rollout_client.session_contract import SessionLimits
+
+Refusal = Literal["unknown", "ended", "deadline", "max_calls", "max_tokens", "max_calls_in_flight"]
+
+
+class SessionRefused(Exception):
+    """A session, or a call of one, that may not begin."""
+
+    def __init__(self, reason: Refusal | Literal["max_sessions"], message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+@dataclass(slots=True, eq=False)
+class HeldSession:
+    """What the table knows of one session."""
+
+    namespace: str
+    limits: SessionLimits
+    used_at: float
+    deadline_at: float | None
+    is_ended: bool = False
+    calls: int = 0
+    """Calls that have begun."""
+    in_flight: int = 0
+    tokens: int = 0
+    """Of its record."""
+    size_bytes: int = 0
+    """Of its record."""
+
+    @property
+    def expires_at(self) -> float | None:
+        """`None` while a call is in flight."""
+        return None if self.in_flight else self.used_at + self.limits.idle_s
+
+
+class SessionTable:
+    """The sessions whose records one store keeps."""
+
+    def __init__(self, max_sessions: int, max_bytes: int) -> None:
+        """Args: `max_bytes` bounds all records together, `max_sessions` how many there are (>= 1)."""
+        self._max_sessions = max_sessions
+        self._max_bytes = max_bytes
+        self._sessions: OrderedDict[str, HeldSession] = OrderedDict()
+        """The one that was used longest ago first."""
+        self.size_bytes = 0
+        """Of all records."""
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    def __contains__(self, session_id: str) -> bool:
+        return session_id in self._sessions
+
+    def get(self, session_id: str) -> HeldSession:
+        """Raises `SessionRefused`: there is no such session, or no longer."""
+        if (session := self._sessions.get(session_id)) is None:
+            raise SessionRefused("unknown", f"There is no session {session_id!r}: it has expired, or never was.")
+        return session
+
+    def open(
+        self,
+        session_id: str,
+        limits: SessionLimits,
+        now: float,
+        deadline_s: float | None = None,
+        namespace: str = "",
+        size_bytes: int = 0,
+    ) -> list[str]:
+        """Adds a session, and drops others if there are too many, or their records are too large together.
+
+        Args:
+            size_bytes: of what it was opened with, a part of its record.
+
+        Returns the ids of those that were dropped.
+
+        Raises:
+            SessionRefused: there are too many, and each has a call in flight.
+        """
+        dropped = []
+        if len(self._sessions) >= self._max_sessions:
+            sessions = Counter(session.namespace for session in self._sessions.values())
+            sessions[namespace] += 1
+            if (idle := self._longest_idle(sessions)) is None:
+                raise SessionRefused(
+                    "max_sessions", f"All {self._max_sessions} sessions have calls in flight: end one, or wait for one."
+                )
+            dropped.append(self.drop(idle))
+        deadline_at = None if deadline_s is None else now + deadline_s
+        self._sessions[session_id] = HeldSession(namespace, limits, now, deadline_at)
+        return [*dropped, *self.note_record(session_id, 0, size_bytes)]
+
+    def use(self, session_id: str, now: float) -> HeldSession:
+        """Notes that something was asked of the session. Raises `SessionRefused` if there is none."""
+        session = self.get(session_id)
+        session.used_at = now
+        self._sessions.move_to_end(session_id)
+        return session
+
+    def begin_call(self, session_id: str, now: float) -> None:
+        """Raises `SessionRefused` if the session may not begin another call; then nothing has changed but its time."""
+        session = self.use(session_id, now)
+        limits = session.limits
+        if session.is_ended:
+            raise SessionRefused("ended", f"Session {session_id!r} has ended and takes no more calls.")
+        if session.deadline_at is not None and now >= session.deadline_at:
+            raise SessionRefused("deadline", f"The deadline of session {session_id!r} is over.")
+        bounds: list[tuple[Refusal, int, int]] = [
+            ("max_calls", session.calls, limits.max_calls),
+            ("max_tokens", session.tokens, limits.max_tokens),
+            ("max_calls_in_flight", session.in_flight, limits.max_calls_in_flight),
+        ]
+        for name, value, bound in bounds:
+            if value >= bound:
+                raise SessionRefused(name, f"Session {session_id!r} has reached limits.{name}: {value} of {bound}.")
+        session.calls += 1
+        session.in_flight += 1
+
+    def end_call(self, session_id: str, now: float) -> None:
+        """Notes the end of a call. Unknown ids are ignored."""
+        if session_id in self._sessions:
+            self.use(session_id, now).in_flight -= 1
+
+    def note_record(self, session_id: str, tokens: int, size_bytes: int) -> list[str]:
+        """Notes the tokens and bytes of the session's whole record.
+
+        Returns the ids of sessions that were dropped because all records were too large. Unknown ids are ignored.
+        """
+        if (session := self._sessions.get(session_id)) is None:
+            return []
+        session.tokens = tokens
+        self.size_bytes += size_bytes - session.size_bytes
+        session.size_bytes = size_bytes
+        dropped: list[str] = []
+        while self.size_bytes > self._max_bytes:
+            kept = Counter[str]()
+            for other in self._sessions.values():
+                kept[other.namespace] += other.size_bytes
+            if (idle := self._longest_idle(kept, has_record=True)) is None:
+                break
+            dropped.append(self.drop(idle))
+        return dropped
+
+    def end(self, session_id: str, now: float) -> None:
+        """Lets the session take no more calls; its record stays until it expires. Raises `SessionRefused`."""
+        self.use(session_id, now).is_ended = True
+
+    def drop_expired(self, now: float) -> list[str]:
+        """Drops the sessions that are idle for longer than their limit, and returns their ids."""
+        expired = [
+            session_id
+            for session_id, session in self._sessions.items()
+            if session.expires_at is not None and now >= session.expires_at
+        ]
+        return [self.drop(session_id) for session_id in expired]
+
+    def beyond_deadline(self, now: float) -> list[str]:
+        """The sessions with calls in flight whose deadline is over: these calls must be aborted."""
+        return [
+            session_id
+            for session_id, session in self._sessions.items()
+            if session.in_flight and session.deadline_at is not None and now >= session.deadline_at
+        ]
+
+    def drop(self, session_id: str) -> str:
+        """Forgets the session, whatever it does. Unknown ids are ignored."""
+        if (session := self._sessions.pop(session_id, None)) is not None:
+            self.size_bytes -= session.size_bytes
+        return session_id
+
+    def _longest_idle(self, kept: Mapping[str, int], has_record: bool = False) -> str | None:
+        """Of the namespace that keeps the most, by `kept`, of those that have an idle session."""
+        idle = (name for name, session in self._sessions.items() if not session.in_flight)
+        able = (name for name in idle if not has_record or self._sessions[name].size_bytes)
+        return max(able, key=lambda name: kept[self._sessions[name].namespace], default=None)

@@ -1,0 +1,76 @@
+"""The session store over its Serve handle, for ingress and generator replicas: the client of `store.SessionStore`."""
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from ray.serve.handle import DeploymentHandle
+
+from deployments.failures import SessionStoreLost
+from deployments.rpc.handle_calls import call_result
+from deployments.sessions.records import ChatContext, ChatMessage, EngineCall, OpenSession, Plan
+from rollout_client.session_contract import DriftReport, SessionInfo, SessionReward, SessionSamples
+
+
+class SessionStoreClient:
+    """Has the methods of `SessionStore`.
+
+    Each raises what the store raises, and `SessionStoreLost` if the store dies or cannot be reached.
+    """
+
+    def __init__(self, handle: DeploymentHandle[Any]) -> None:
+        self._handle = handle
+
+    async def answer(self) -> None:
+        await self._call("answer")
+
+    async def open(self, opened: OpenSession) -> SessionInfo:
+        info: SessionInfo = await self._call("open", opened)
+        return info
+
+    async def opened(self, session_id: str) -> OpenSession:
+        opened: OpenSession = await self._call("opened", session_id)
+        return opened
+
+    async def info(self, session_id: str, namespace: str) -> SessionInfo:
+        info: SessionInfo = await self._call("info", session_id, namespace)
+        return info
+
+    async def infos(self, namespace: str) -> list[SessionInfo]:
+        infos: list[SessionInfo] = await self._call("infos", namespace)
+        return infos
+
+    async def samples(self, session_id: str, namespace: str) -> SessionSamples:
+        samples: SessionSamples = await self._call("samples", session_id, namespace)
+        return samples
+
+    async def drift(self, session_id: str, namespace: str) -> DriftReport:
+        report: DriftReport = await self._call("drift", session_id, namespace)
+        return report
+
+    async def reward(self, session_id: str, namespace: str, reward: SessionReward) -> SessionInfo:
+        info: SessionInfo = await self._call("reward", session_id, namespace, reward)
+        return info
+
+    async def end(self, session_id: str, namespace: str) -> SessionInfo:
+        info: SessionInfo = await self._call("end", session_id, namespace)
+        return info
+
+    async def plan(
+        self, session_id: str, call_id: str, replica: str, messages: Sequence[ChatMessage], context: ChatContext
+    ) -> Plan:
+        plan: Plan = await self._call("plan", session_id, call_id, replica, messages, context)
+        return plan
+
+    async def add(self, session_id: str, call: EngineCall) -> None:
+        await self._call("add", session_id, call)
+
+    async def end_call(self, call_id: str) -> None:
+        await self._call("end_call", call_id)
+
+    async def heard(self, call_ids: Collection[str]) -> list[str]:
+        to_abort: list[str] = await self._call("heard", call_ids)
+        return to_abort
+
+    async def _call(self, method: str, *arguments: Any) -> Any:
+        response: Any = getattr(self._handle, method).remote(*arguments)
+        return await call_result(response, response, SessionStoreLost, "The session store")

@@ -1,0 +1,85 @@
+"""Frees the shared memory of replicas that were killed.
+
+Shared memory and semaphores have names and outlive the processes that use them: the processes of an engine, the worker
+processes of an environment. A killed one frees nothing, and multiprocessing's own tracker often dies with its replica.
+So the names say which replica a piece belongs to, and each new replica removes those of replicas that are gone.
+"""
+
+import logging
+import os
+from multiprocessing import current_process, shared_memory
+from pathlib import Path
+from typing import Any
+
+FOLDER = Path("/dev/shm")
+MARK = "rollout-replica"
+OWNER_VARIABLE = "ROLLOUT_REPLICA_OWNER"
+"""Names the replica in the processes below it."""
+RANDOM_CHARACTERS = 16
+logger = logging.getLogger("rollout_service.rpc")
+
+
+def claim_shared_memory(folder: Path = FOLDER) -> None:
+    """Names what the processes of this replica will share by the replica, and frees what dead replicas left."""
+    os.environ[OWNER_VARIABLE] = owner_of(os.getpid())
+    name_by_owner()
+    if freed := free_left_over(folder):
+        logger.info("Freed %d pieces of shared memory of replicas that are gone.", freed)
+
+
+def name_by_owner() -> None:
+    """Puts the replica into the names of the shared memory and semaphores that this process will make.
+
+    Does nothing in a process that belongs to no replica.
+    """
+    owner = os.environ.get(OWNER_VARIABLE)
+    if owner is None:
+        return
+    naming: Any = shared_memory
+    naming._SHM_NAME_PREFIX = f"/{MARK}-{owner}-"
+    naming._SHM_SAFE_NAME_LENGTH = len(naming._SHM_NAME_PREFIX) + RANDOM_CHARACTERS
+    process: Any = current_process()
+    process._config["semprefix"] = f"/{MARK}-{owner}"
+
+
+def free_left_over(folder: Path = FOLDER) -> int:
+    """Removes what replicas on this machine left that are gone; returns how many files that were.
+
+    Those of other users, and of processes that cannot be seen from here (another container), stay.
+    """
+    freed = 0
+    for file in [*folder.glob(f"{MARK}-*"), *folder.glob(f"sem.{MARK}-*")]:
+        owner = file.name.partition(f"{MARK}-")[2].rpartition("-")[0]
+        if owner.partition("-")[0] == process_namespace() and not is_alive(owner):
+            # Another replica may free the same at this moment.
+            file.unlink(missing_ok=True)
+            freed += 1
+    return freed
+
+
+def owner_of(process_id: int) -> str:
+    """A process of this machine for good: its namespace, its id, and when it began, because ids are used again.
+
+    Raises:
+        OSError: there is no such process.
+    """
+    return f"{process_namespace()}-{process_id}-{state_and_start_of(process_id)[1]}"
+
+
+def process_namespace() -> str:
+    return str(Path("/proc/self/ns/pid").stat().st_ino)
+
+
+def is_alive(owner: str) -> bool:
+    _, process_id, began = owner.split("-")
+    try:
+        state, start = state_and_start_of(int(process_id))
+    except OSError:
+        return False
+    return start == began and state != "Z"
+
+
+def state_and_start_of(process_id: int) -> tuple[str, str]:
+    """The letter of its state, and when it began, in clock ticks since the machine started (`man proc_pid_stat`)."""
+    values = Path(f"/proc/{process_id}/stat").read_text().rpartition(")")[2].split()
+    return values[0], values[19]

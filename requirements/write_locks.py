@@ -1,0 +1,77 @@
+"""Writes the locks with hashes: `make lock`. Each takes every file of a release in, so that it holds on any platform.
+
+`cpu.lock` has the versions that the environment of this repository holds. `gpu.lock` is resolved anew from the three
+`pyproject.toml`, without a GPU, and was never installed. `tools.lock` has the tools that make locks and look at them.
+"""
+
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterable
+from pathlib import Path
+
+HERE = Path(__file__).parent
+REPOSITORY = HERE.parent
+PYTHON = "3.11.9"
+GPU_PLATFORM = "x86_64-manylinux_2_28"
+TOOLS = ("uv", "pip-audit", "cyclonedx-bom")
+NOT_LOCKED = ("pip", "setuptools", "wheel")
+OWN = ("rollout-client", "rollout-env")
+TORCH_CPU = "6746dbcbeb526eb61330b76b41ff1b4eb848951103a892eeb080dfa2b264667b"
+"""Sha-256 of torch 2.13.0+cpu for Python 3.11 on x86-64, which PyTorch's own index has and pip's does not."""
+
+
+def main(uv: str) -> None:
+    write(HERE / "tools.lock", TOOLS, uv)
+    write(HERE / "gpu.lock", gpu_requirements(), uv, f"--python-platform={GPU_PLATFORM}")
+    write(HERE / "cpu.lock", held_here(), uv, "--no-deps")
+    add_hash(HERE / "cpu.lock", "torch", TORCH_CPU)
+
+
+def write(lock: Path, requirements: Iterable[str], uv: str, *options: str) -> None:
+    command = [
+        *(uv, "pip", "compile", "--quiet", "--generate-hashes", "--no-header", "--no-annotate"),
+        *("--python-version", PYTHON, *options, "-", "--output-file", str(lock)),
+    ]
+    lock.unlink(missing_ok=True)
+    subprocess.run(command, input="\n".join(requirements), text=True, check=True, stdout=subprocess.DEVNULL)
+
+
+def held_here() -> list[str]:
+    """The versions that are installed, without the build of torch that this machine has."""
+    excluded = [f"--exclude={name}" for name in NOT_LOCKED]
+    frozen = subprocess.run(
+        [sys.executable, "-m", "pip", "freeze", "--exclude-editable", *excluded],
+        text=True,
+        check=True,
+        stdout=subprocess.PIPE,
+    )
+    return [line.removesuffix("+cpu") for line in frozen.stdout.splitlines()]
+
+
+def gpu_requirements() -> list[str]:
+    """What the service with a GPU needs that is not in this repository."""
+    service, client, environment = (
+        tomllib.loads((REPOSITORY / folder / "pyproject.toml").read_text())["project"]
+        for folder in ("", "clients", "clients/rollout_env")
+    )
+    extras = client["optional-dependencies"]
+    needed = [
+        *service["dependencies"],
+        *service["optional-dependencies"]["gpu"],
+        *client["dependencies"],
+        *(requirement for name in ("arrow", "cli", "weights") for requirement in extras[name]),
+        *environment["dependencies"],
+    ]
+    return [requirement for requirement in needed if not requirement.startswith(OWN)]
+
+
+def add_hash(lock: Path, package: str, sha256: str) -> None:
+    lines = lock.read_text().splitlines()
+    [place] = [number for number, line in enumerate(lines) if line.startswith(f"{package}==")]
+    lines.insert(place + 1, f"    --hash=sha256:{sha256} \\")
+    lock.write_text("\n".join(lines) + "\n")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

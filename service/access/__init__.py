@@ -1,0 +1,1 @@
+"""Who may come in: keys, their scopes, and what each may use."""

@@ -1,0 +1,121 @@
+"""Lets a request in by its key, and says no with a problem document."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Self
+
+from rollout_client.problem_contract import FieldProblem
+from service.access.exposure import ServiceExposed, allowed_hosts, exposure
+from service.access.key_file import KeyFile
+from service.access.keys import ANYBODY, Caller, Scope
+from service.access.settings import AccessSettings
+from service.responses.problems import NOT_ALLOWED, NOT_AUTHENTICATED, RequestProblem
+
+FIELD = "header.Authorization"
+SCHEME = "bearer"
+CHALLENGE = 'Bearer realm="rollout"'
+
+
+class AccessControl:
+    """Of one ingress replica."""
+
+    def __init__(
+        self, key_file: KeyFile | None, allowed_hosts: Sequence[str] = (), is_open_on_loopback: bool = False
+    ) -> None:
+        """
+        Args:
+            key_file: `None` where no key is asked for.
+            allowed_hosts: what `Host` may be, in lower case; empty for any.
+            is_open_on_loopback: whether every program of the machine may use the service, and nothing guards it.
+        """
+        self._key_file = key_file
+        self.allowed_hosts = allowed_hosts
+        self.is_open_on_loopback = is_open_on_loopback
+
+    @classmethod
+    def of(cls, settings: AccessSettings, host: str | None) -> Self:
+        """
+        Args:
+            host: the address that the service listens on.
+
+        Raises:
+            KeysNotReadable: the keys file is not there, or its content is wrong.
+            ServiceExposed: strangers could use the service.
+        """
+        if (problem := exposure(settings, host)) is not None:
+            raise ServiceExposed(problem)
+        path = settings.keys_file
+        return cls(
+            None if path is None else KeyFile(Path(path).expanduser()),
+            allowed_hosts(settings, host),
+            is_open_on_loopback=path is None and settings.guarded_by is None,
+        )
+
+    async def caller_of(self, authorization: Sequence[str], scope: Scope) -> Caller:
+        """Who sent a request that needs `scope`.
+
+        Args:
+            authorization: the values of its `Authorization` headers.
+
+        Raises:
+            RequestProblem: 401, it carries no valid key; 403, its key does not allow `scope`.
+        """
+        if self._key_file is None:
+            return ANYBODY
+        key = key_in(authorization)
+        caller = (await self._key_file.keys()).caller_with(key)
+        if caller is None:
+            raise not_authenticated("the key is not valid (any longer); ask for one that is", 'error="invalid_token"')
+        if not caller.may(scope):
+            raise not_allowed(caller, scope)
+        return caller
+
+    async def caller_named(self, name: str | None, scope: Scope) -> Caller:
+        """Who sent an earlier request, which goes on now, as the keys file has it now.
+
+        Args:
+            name: of its key; `None` if it needed none.
+
+        Raises:
+            RequestProblem: 401, no key of this name is valid any longer; 403, none of them allows `scope`.
+        """
+        if self._key_file is None:
+            return ANYBODY
+        caller = None if name is None else (await self._key_file.keys()).caller_named(name)
+        if caller is None:
+            raise not_authenticated("the key with which this was sent is not valid any longer; send it again with one")
+        if not caller.may(scope):
+            raise not_allowed(caller, scope)
+        return caller
+
+
+OPEN_TO_ALL = AccessControl(None)
+"""Asks for no key."""
+
+
+def key_in(authorization: Sequence[str]) -> str:
+    """Raises `RequestProblem`: 401 unless there is exactly one header, and it holds a bearer key."""
+    if not authorization:
+        raise not_authenticated("this service asks for a key; send it as Authorization: Bearer KEY")
+    if len(authorization) > 1:
+        # What stands in front may have looked at the other one.
+        raise not_authenticated("it is there more than once; send it once", 'error="invalid_request"')
+    scheme, _, key = authorization[0].partition(" ")
+    if scheme.lower() != SCHEME or not key.strip():
+        raise not_authenticated("it is not of the form Bearer KEY", 'error="invalid_request"')
+    return key.strip()
+
+
+def not_authenticated(message: str, reason: str = "") -> RequestProblem:
+    """Never says what the header held."""
+    challenge = ", ".join(filter(None, [CHALLENGE, reason]))
+    return RequestProblem(
+        NOT_AUTHENTICATED, [FieldProblem(field=FIELD, message=message)], {"WWW-Authenticate": challenge}
+    )
+
+
+def not_allowed(caller: Caller, scope: Scope) -> RequestProblem:
+    has = ", ".join(sorted(caller.scopes))
+    message = f"the key {caller.name} allows {has}; this needs {scope}"
+    challenge = f'{CHALLENGE}, error="insufficient_scope", scope="{scope}"'
+    return RequestProblem(NOT_ALLOWED, [FieldProblem(field=FIELD, message=message)], {"WWW-Authenticate": challenge})

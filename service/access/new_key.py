@@ -1,0 +1,69 @@
+"""`python -m service.access.new_key NAME`: makes a key and prints it once. Only its hash is kept."""
+
+import os
+from pathlib import Path
+from typing import Annotated, get_args
+
+import typer
+
+from service.access.keys import KeysInvalid, Scope, hash_of, new_key, parsed_keys
+
+OWNER_ALONE = 0o600
+
+
+def main(
+    name: Annotated[str, typer.Argument(help="Whose key it is. Keys of one name share weight and quotas.")],
+    scope: Annotated[list[str], typer.Option(help=f"What it allows, once for each of {', '.join(get_args(Scope))}.")],
+    weight: Annotated[float, typer.Option(min=0, help="Share of the engines in proportion to other names'.")] = 1.0,
+    max_rollouts: Annotated[int | None, typer.Option(min=1, help="Most rollouts in flight.")] = None,
+    tokens_per_minute: Annotated[int | None, typer.Option(min=1, help="Most tokens a minute.")] = None,
+    file: Annotated[Path | None, typer.Option(help="A keys file (YAML) that gets the entry; else it is shown.")] = None,
+) -> None:
+    """Make a key, print it, and write the entry with its hash to a keys file."""
+    key = new_key()
+    quotas = {"max_rollouts": max_rollouts, "tokens_per_minute": tokens_per_minute}
+    entry = entry_of(name, key, scope, weight, {field: most for field, most in quotas.items() if most is not None})
+    try:
+        if file is None:
+            parsed_keys(f"keys:\n{entry}".encode())
+            typer.echo(f"Add this to the keys file:\n{entry}", err=True, nl=False)
+        else:
+            add(entry, file)
+    except KeysInvalid as error:
+        raise typer.BadParameter(str(error)) from None
+    except OSError as error:
+        raise typer.BadParameter(f"{error.filename}: {error.strerror}") from error
+    typer.echo("The key, which is shown only now:", err=True)
+    typer.echo(key)
+
+
+def entry_of(name: str, key: str, scopes: list[str], weight: float, quotas: dict[str, int]) -> str:
+    """One line of a keys file."""
+    fields = [f"name: {name}", f'sha256: "{hash_of(key)}"', f"scopes: [{', '.join(scopes)}]"]
+    if weight != 1:
+        fields.append(f"weight: {weight:g}")
+    if quotas:
+        fields.append(f"quotas: {{{', '.join(f'{field}: {most}' for field, most in quotas.items())}}}")
+    return f"- {{{', '.join(fields)}}}\n"
+
+
+def add(entry: str, file: Path) -> None:
+    """Appends in one write, so that a service which reads the file meanwhile sees all of the entry or nothing.
+
+    Raises:
+        KeysInvalid: the file would not be a keys file any longer.
+    """
+    content = file.read_text() if file.exists() else ""
+    added = entry if content else f"keys:\n{entry}"
+    if content and not content.endswith("\n"):
+        added = f"\n{added}"
+    parsed_keys((content + added).encode())
+    descriptor = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, OWNER_ALONE)
+    try:
+        os.write(descriptor, added.encode())
+    finally:
+        os.close(descriptor)
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,167 @@
+"""What the requests of one key use of its quotas, in one ingress replica.
+
+Guarantees: the rollouts in flight of a key never exceed the share of `max_rollouts` that an ingress replica has, not
+even for a single request, so those on all replicas never exceed the quota; a generation starts only while the key has
+tokens left; each token of a rollout is counted once.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+
+from deployments.protocols import Generation, GenerationRequest, Generator, GeneratorDescription, ScoringRequest
+from service.access.keys import Caller, KeyQuotas
+from service.admission.capacity import Bound, Capacity, Resource
+from service.admission.token_budget import TokenBudget
+
+FIRST_EXPECTED_TOKENS = 256.0
+"""Length of a key's generations, until the first ones have ended."""
+LEARNING_RATE = 1 / 16
+NO_BOUNDS: Mapping[Resource, Bound] = {}
+LONGEST_NAP_S = 1.0
+"""So soon it is noticed that tokens came back, or that a quota was raised."""
+
+
+class KeyUsage:
+    """Of all requests whose keys have one name."""
+
+    def __init__(
+        self,
+        name: str,
+        ingress_replicas: Callable[[], int],
+        now_s: Callable[[], float],
+        bounds: Mapping[Resource, Bound],
+    ) -> None:
+        self.capacity = Capacity({}, {})
+        self._bounds = bounds
+        self._name = name
+        self._ingress_replicas = ingress_replicas
+        self._now_s = now_s
+        self._budget: TokenBudget | None = None
+        self._next_in_turn = asyncio.Lock()
+        self._mean_tokens = FIRST_EXPECTED_TOKENS
+
+    def set_quotas(self, quotas: KeyQuotas) -> None:
+        """What the keys file says now."""
+        replicas = self._ingress_replicas()
+        bounds = dict(self._bounds)
+        if quotas.max_rollouts is not None:
+            bounds["rollouts"] = rollouts_bound(self._name, quotas.max_rollouts, replicas)
+        self.capacity.set_bounds_of_replica(bounds)
+        if quotas.tokens_per_minute is None:
+            self._budget = None
+            return
+        share = share_of_quota(quotas.tokens_per_minute, replicas)
+        if self._budget is None:
+            self._budget = TokenBudget(share, self._now_s())
+        else:
+            self._budget.change(share, self._now_s())
+
+    @property
+    def has_token_quota(self) -> bool:
+        return self._budget is not None
+
+    def wait_s(self) -> float:
+        """Seconds until the key has tokens; 0 if it has some."""
+        return 0.0 if self._budget is None else self._budget.wait_s(self._now_s())
+
+    def expected_tokens(self, max_new_tokens: int) -> float:
+        return min(self._mean_tokens, max_new_tokens)
+
+    async def take(self, tokens: float) -> None:
+        """Waits for its turn among the generations of the key, and until the key has tokens; then charges `tokens`."""
+        async with self._next_in_turn:
+            while (wait_s := self.wait_s()) > 0:
+                await asyncio.sleep(min(wait_s, LONGEST_NAP_S))
+            self.charge(tokens)
+
+    def charge(self, tokens: float) -> None:
+        if self._budget is not None:
+            self._budget.charge(tokens, self._now_s())
+
+    def learn(self, new_tokens: float) -> None:
+        self._mean_tokens += LEARNING_RATE * (new_tokens - self._mean_tokens)
+
+
+def share_of_quota(quota: int, ingress_replicas: int) -> int:
+    """What each ingress replica grants. All shares together are at most the quota, or 1 each where it is less."""
+    return max(quota // ingress_replicas, 1)
+
+
+def rollouts_bound(name: str, quota: int, ingress_replicas: int) -> Bound:
+    setting = f"max_rollouts of the key {name}"
+    if ingress_replicas > 1:
+        setting += f" ({quota}, shared by {ingress_replicas} ingress replicas)"
+    return Bound(share_of_quota(quota, ingress_replicas), setting)
+
+
+class KeyUsages:
+    """Of all keys, by their names."""
+
+    def __init__(
+        self,
+        ingress_replicas: Callable[[], int],
+        now_s: Callable[[], float] = time.monotonic,
+        bounds: Mapping[Resource, Bound] = NO_BOUNDS,
+    ) -> None:
+        """Args: `bounds` are those of each key, whatever its quotas."""
+        self._bounds = bounds
+        self._ingress_replicas = ingress_replicas
+        self._now_s = now_s
+        self._by_name: dict[str, KeyUsage] = {}
+
+    def of(self, caller: Caller) -> KeyUsage | None:
+        """`None` for a caller without a key."""
+        if caller.name is None:
+            return None
+        usage = self._by_name.get(caller.name)
+        if usage is None:
+            usage = self._by_name[caller.name] = KeyUsage(
+                caller.name, self._ingress_replicas, self._now_s, self._bounds
+            )
+        usage.set_quotas(caller.quotas)
+        return usage
+
+
+class MeteredGenerator(Generator):
+    """Counts the tokens of one request's rollouts against the quota of its key, and holds generations back meanwhile.
+
+    A generation is charged its expected length when it starts and its true length when it ends. One that fails gets its
+    charge back; one that is cancelled keeps it, because the engine has worked for it.
+    """
+
+    def __init__(self, generator: Generator, usage: KeyUsage) -> None:
+        self._generator = generator
+        self._usage = usage
+        self._counted: dict[str, int] = {}
+        """Tokens of each rollout that were counted."""
+
+    async def generate(self, request: GenerationRequest) -> Generation:
+        usage, prompt_tokens = self._usage, len(request.prompt_token_ids)
+        added = max(prompt_tokens - self._counted.get(request.rollout_id, 0), 0)
+        expected = added + usage.expected_tokens(request.max_new_tokens)
+        await usage.take(expected)
+        try:
+            generation = await self._generator.generate(request)
+        except Exception:
+            usage.charge(-expected)
+            raise
+        new_tokens = len(generation.token_ids)
+        usage.charge(added + new_tokens - expected)
+        if generation.finish_reason != "abort" and not isinstance(request, ScoringRequest):
+            usage.learn(new_tokens)
+        self._counted[request.rollout_id] = prompt_tokens + new_tokens
+        return generation
+
+    def is_generating(self, rollout_id: str) -> bool:
+        return self._generator.is_generating(rollout_id)
+
+    def interrupt(self, rollout_id: str) -> bool:
+        return self._generator.interrupt(rollout_id)
+
+    def release(self, rollout_id: str) -> None:
+        self._counted.pop(rollout_id, None)
+        self._generator.release(rollout_id)
+
+    async def describe(self) -> GeneratorDescription:
+        return await self._generator.describe()

@@ -1,0 +1,96 @@
+"""Sessions in the ingress: who may use which, and with what their calls reach a replica."""
+
+import hmac
+import secrets
+from collections import OrderedDict
+from collections.abc import Sequence
+from uuid import uuid4
+
+from deployments.serving_records import Endpoint
+from deployments.sessions.records import OpenSession
+from deployments.sessions.store_client import SessionStoreClient
+from rollout_client.session_contract import SessionInfo, SessionRequest
+from service.access.access_control import AccessControl, key_in, not_authenticated
+from service.access.keys import Caller, hash_of
+from service.model_calls import ModelAnswer, ModelCalls
+from service.remote.policy import RemotePolicy
+
+KEY_PREFIX = "session-"
+KEY_BYTES = 32
+MOST_REMEMBERED = 10_000
+
+
+class AgentSessions:
+    """Of one ingress replica."""
+
+    def __init__(
+        self,
+        store: SessionStoreClient,
+        calls: ModelCalls,
+        policy: RemotePolicy,
+        access: AccessControl,
+        base_url: str | None = None,
+    ) -> None:
+        """Args: `base_url` is the `sessions.base_url` of the config."""
+        self.store = store
+        self._calls = calls
+        self._policy = policy
+        self._access = access
+        self._base_url = base_url
+        self._remembered: OrderedDict[str, OpenSession] = OrderedDict()
+        """Those that were used last, which never change."""
+
+    async def open(self, request: SessionRequest, caller: Caller, address: str) -> SessionInfo:
+        """Opens a session. Its key is in this answer alone.
+
+        Args:
+            address: the service's own, as the caller has reached it.
+
+        Raises:
+            SessionLimitReached: there is no room for another one.
+            PolicyNotCurrent: the weights that it demands are not current, and do not become current in time.
+            PolicyUnknown: it names a policy that does not exist.
+        """
+        await self._policy.wait_for_version(request.policy)
+        session_id, key = uuid4().hex, KEY_PREFIX + secrets.token_urlsafe(KEY_BYTES)
+        base_url = f"{(self._base_url or address).rstrip('/')}/v1/sessions/{session_id}"
+        opened = OpenSession(session_id, caller.name or "", hash_of(key), base_url, request)
+        info = await self.store.open(opened)
+        return info.model_copy(update={"api_key": key})
+
+    async def authorized(self, session_id: str, authorization: Sequence[str]) -> OpenSession:
+        """The session, for whoever has its key.
+
+        Raises:
+            RequestProblem: 401, the request does not carry its key.
+            SessionUnknown: there is none.
+        """
+        key = key_in(authorization)
+        session = self._remembered.get(session_id) or await self.store.opened(session_id)
+        if not hmac.compare_digest(session.key_sha256, hash_of(key)):
+            raise not_authenticated("the key is not that of the session", 'error="invalid_token"')
+        self._remember(session)
+        return session
+
+    async def caller_of(self, session: OpenSession) -> Caller:
+        """Who opened the session. Raises `RequestProblem` (401, 403): they may not go on."""
+        return await self._access.caller_named(session.namespace or None, "rollout")
+
+    async def answer(
+        self,
+        endpoint: Endpoint,
+        body: bytes,
+        request_id: str,
+        session: OpenSession,
+        caller: Caller,
+        choices: int = 1,
+    ) -> ModelAnswer:
+        """Raises what `ModelCalls.answer` and `open` raise."""
+        await self._policy.wait_for_version(session.request.policy)
+        return await self._calls.answer(endpoint, body, request_id, caller, session, choices)
+
+    def _remember(self, session: OpenSession) -> None:
+        self._remembered[session.id] = session
+        self._remembered.move_to_end(session.id)
+        if len(self._remembered) > MOST_REMEMBERED:
+            self._remembered.popitem(last=False)

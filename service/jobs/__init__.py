@@ -1,0 +1,1 @@
+"""Requests that outlive their connection and their ingress replica. Store: `deployments/jobs`."""

@@ -1,0 +1,170 @@
+"""Plays one job from the begin, or from where another ingress replica lost it."""
+
+import asyncio
+import logging
+from collections import defaultdict
+from collections.abc import Sequence
+from contextlib import aclosing
+from functools import partial
+
+import zstandard
+
+from deployments.failures import RolloutFailure
+from deployments.jobs.records import Claim, EntryKind, EntryName
+from deployments.jobs.store_client import JobStoreClient
+from rollout_client.contract import RolloutRequest
+from service.access.access_control import AccessControl
+from service.access.keys import Caller, Scope
+from service.admission.admission import AdmittedRequest
+from service.jobs.journal import JobJournal
+from service.jobs.writer import JobWriter
+from service.responses.ndjson import problem_line, sample_line, summary_line
+from service.responses.problems import RequestProblem, internal_error, not_ready
+from service.result_encoding import encode_beside_others, sample_failed, size_of, summary_of
+from service.rollout_service import RolloutService, RunningRollout, SampleFailed
+
+BODY = EntryName("body", 0)
+READ_AT_ONCE = 256
+"""Entries of a journal that are read in one call."""
+LEAST_DEADLINE_S = 0.001
+SCOPE: Scope = "rollout"
+"""What the key of a job must allow when the job begins, and when it goes on."""
+logger = logging.getLogger("rollout_service.jobs")
+
+
+class JobPlayer:
+    """Plays the job of one claim.
+
+    Guarantees: a job that this has begun ends with a summary or a problem as its last event, unless the claim is lost
+    or this is cancelled; `prepared` is done before any event, with the problem if the request was refused.
+    """
+
+    def __init__(
+        self,
+        claim: Claim,
+        rollouts: RolloutService,
+        access: AccessControl,
+        store: JobStoreClient,
+        writer: JobWriter,
+    ) -> None:
+        self.claim = claim
+        self.prepared: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._rollouts = rollouts
+        self._store = store
+        self._journal = JobJournal(claim, writer)
+        self._access = access
+        self._num_generations = 1
+
+    async def play(self) -> None:
+        """Raises `RequestProblem` or `RolloutFailure` if nothing could be begun; then the job is as it was."""
+        rollouts = self._rollouts
+        stored = await self._read([BODY])
+        if BODY not in stored:
+            raise not_ready("The job was deleted meanwhile")
+        # What the caller's key allows now: the one that was sent may have been revoked since.
+        caller = await self._access.caller_named(self.claim.record.namespace or None, SCOPE)
+        body = await asyncio.to_thread(decompressed, stored[BODY])
+        with rollouts.collections.request_in_flight(), rollouts.admission.admitted(len(body), caller) as admitted:
+            running, echoed_bytes = await self._begin(body, admitted, caller)
+            self._set_prepared(None)
+            await self._play(running, echoed_bytes)
+
+    async def refuse(self, problem: RequestProblem) -> None:
+        """Ends the job with what `play` has raised. The key of a request of which nothing was played is free again."""
+        line = await self._problem(problem)
+        await self._journal.end(line, completed=False, forgets_key=self.claim.record.epoch == 1)
+        self._set_prepared(problem)
+
+    def give_up(self) -> None:
+        """Tells who waits for `prepared` that it will not be, if it is not."""
+        self._set_prepared(not_ready("The job was deleted, or this replica of the service has lost it; try again"))
+
+    async def _begin(self, body: bytes, admitted: AdmittedRequest, caller: Caller) -> tuple[RunningRollout, int]:
+        rollouts, record = self._rollouts, self.claim.record
+        size = len(body)
+        request = await rollouts.body_parser.parse(bytearray(body), record.media_type)
+        admitted.hold_rollouts(request)
+        size += await rollouts.take_samples(request, admitted.hold_body)
+        self._num_generations = request.num_generations
+        if request.samples_from:
+            await self._journal.begin_ledger(request.samples_from)
+        if record.epoch > 1:
+            await self._load()
+            request.deadline_s = left_of(request, self.claim.age_s)
+        echoed_bytes = size // len(request.samples)
+        running = await rollouts.rollout(request, record.request_id, size, caller, self._journal)
+        return running, echoed_bytes
+
+    async def _play(self, running: RunningRollout, echoed_bytes: int) -> None:
+        try:
+            last_line = await self._play_groups(running, echoed_bytes)
+            completed = True
+        except SampleFailed as failed:
+            last_line, completed = await self._problem(sample_failed(failed)), False
+        except Exception as error:
+            logger.exception("A job failed unexpectedly.", extra=self._log_fields())
+            last_line, completed = await self._problem(internal_error(error)), False
+        await self._journal.end(last_line, completed)
+
+    async def _play_groups(self, running: RunningRollout, echoed_bytes: int) -> bytes:
+        """Returns the line of the summary."""
+        lines: dict[int, dict[int, bytes]] = defaultdict(dict)
+        count = 0
+        async with aclosing(running) as ended:
+            async for position, result, _ in ended:
+                count += 1
+                if position in self._journal.in_events:
+                    continue
+                group = position // self._num_generations
+                line = partial(sample_line, position, result)
+                lines[group][position] = await encode_beside_others(size_of(result, echoed_bytes), line)
+                if len(lines[group]) == self._num_generations:
+                    self._journal.add_group(group, lines.pop(group))
+        return summary_line(await summary_of(running, count))
+
+    async def _load(self) -> None:
+        journal = await self._entries("journal")
+        outlines = await self._entries("outline")
+        await asyncio.to_thread(self._journal.load, journal, list(outlines.values()))
+
+    async def _entries(self, kind: EntryKind) -> dict[EntryName, bytes]:
+        names = sorted(name for name in self.claim.entries if name.kind == kind)
+        entries: dict[EntryName, bytes] = {}
+        for begin in range(0, len(names), READ_AT_ONCE):
+            entries |= await self._read(names[begin : begin + READ_AT_ONCE])
+        return entries
+
+    async def _read(self, names: Sequence[EntryName]) -> dict[EntryName, bytes]:
+        return await self._store.read(self.claim.record.job_id, names)
+
+    async def _problem(self, problem: RequestProblem) -> bytes:
+        return problem_line(problem.problem.model_copy(update={"request_id": self.claim.record.request_id}))
+
+    def _set_prepared(self, problem: RequestProblem | None) -> None:
+        if self.prepared.done():
+            return
+        if problem is None:
+            self.prepared.set_result(None)
+        else:
+            self.prepared.set_exception(problem)
+
+    def _log_fields(self) -> dict[str, str]:
+        return {"request_id": self.claim.record.request_id, "job_id": self.claim.record.job_id}
+
+
+def left_of(request: RolloutRequest, age_s: float) -> float | None:
+    """What is left of the request's `deadline_s`."""
+    return None if request.deadline_s is None else max(request.deadline_s - age_s, LEAST_DEADLINE_S)
+
+
+def compressed_body(body: bytes | bytearray) -> bytes:
+    return zstandard.ZstdCompressor(level=1).compress(bytes(body))
+
+
+def decompressed(body: bytes) -> bytes:
+    """Of `compressed_body`."""
+    return zstandard.ZstdDecompressor().decompress(body)
+
+
+def problem_of(error: RequestProblem | RolloutFailure) -> RequestProblem:
+    return error if isinstance(error, RequestProblem) else not_ready(str(error))

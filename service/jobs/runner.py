@@ -1,0 +1,179 @@
+"""The jobs of one ingress replica: those that were posted here, and those that other replicas have lost."""
+
+import asyncio
+import logging
+import os
+import socket
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import Context
+from uuid import uuid4
+
+from tenacity import retry, retry_if_exception_type, wait_fixed
+
+from deployments.failures import JobStoreLost, RolloutFailure
+from deployments.jobs.records import Claim, JobRequest, Opened
+from deployments.jobs.store_client import JobStoreClient
+from deployments.policy.failures import PolicyFailure
+from service.access.access_control import AccessControl
+from service.jobs.player import JobPlayer, problem_of
+from service.jobs.writer import JobWriter
+from service.responses.problems import OVERLOADED, RequestProblem, internal_error, refused_for_now, store_problem
+from service.rollout_service import RolloutService
+
+TRY_AGAIN_S = 0.5
+"""Before a job is tried again for which there is no room, and before a store that is lost is asked again."""
+MOST_GATHERING = 16
+"""Callers that gather the answer of one job at once: each holds all of it."""
+GATHERED_RETRY_AFTER_S = 5
+logger = logging.getLogger("rollout_service.jobs")
+
+
+class JobRunner:
+    """Guarantee: a job is played by this replica only while the store says that it is this replica's, as far as that
+    can be known: one that was lost is cancelled as soon as the store is heard."""
+
+    def __init__(
+        self, store: JobStoreClient, rollouts: RolloutService, access: AccessControl, max_body_bytes: int
+    ) -> None:
+        self.store = store
+        self.max_body_bytes = max_body_bytes
+        self.owner = f"{socket.gethostname()}:{os.getpid()}:{uuid4().hex}"
+        """Says where it runs: host, process id, and what tells it from an earlier process of this id."""
+        self._rollouts = rollouts
+        self._access = access
+        self._writer = JobWriter(store, self.owner, self._cancel)
+        self._players: dict[str, asyncio.Task[None]] = {}
+        self._gathering: Counter[str] = Counter()
+        """Callers that gather the answer of a job, by its id."""
+        self._following: asyncio.Task[None] | None = None
+        self._is_closing = False
+        self._closing: asyncio.Task[None] | None = None
+
+    def follow(self) -> None:
+        """Asks the store for orders from now on, for the life of this replica."""
+        self._following = asyncio.create_task(self._follow())
+
+    async def open(self, request: JobRequest, body: bytes) -> Opened:
+        """The job of the request. Plays it if it is new or was suspended; then returns when it is prepared.
+
+        A caller that goes away leaves the job: it is played all the same.
+
+        Raises:
+            JobFailure: the store refuses it.
+            JobStoreLost: the store does not answer.
+            RequestProblem: a new job was refused; it is kept no longer under its key.
+        """
+        opened = await asyncio.shield(asyncio.create_task(self._open(request, body), context=Context()))
+        if opened.claim is not None:
+            await asyncio.shield(self._play(opened.claim).prepared)
+        return opened
+
+    @contextmanager
+    def gathering(self, job_id: str) -> Iterator[None]:
+        """While a caller holds the whole answer of a job. Raises `RequestProblem` (429) if too many do."""
+        if self._gathering[job_id] >= MOST_GATHERING:
+            message = f"{MOST_GATHERING} callers wait for the answer of this key here; try again, or ask for a stream"
+            raise refused_for_now(OVERLOADED, message, GATHERED_RETRY_AFTER_S)
+        self._gathering[job_id] += 1
+        try:
+            yield
+        finally:
+            self._gathering[job_id] -= 1
+            if not self._gathering[job_id]:
+                del self._gathering[job_id]
+
+    def hand_over(self, _bound_s: float) -> None:
+        """Serve shuts this replica down."""
+        self._closing = asyncio.create_task(self.close())
+
+    async def close(self) -> None:
+        """Gives all jobs up: another replica goes on with them, at the turns where they are."""
+        self._is_closing = True
+        if self._following is not None:
+            self._following.cancel()
+        job_ids = list(self._players)
+        for job_id in job_ids:
+            self._cancel(job_id)
+        try:
+            await self.store.release(self.owner, job_ids)
+        except JobStoreLost as lost:
+            logger.warning("Jobs cannot be handed over; others take them when the lease has run out: %s", lost)
+
+    async def _open(self, request: JobRequest, body: bytes) -> Opened:
+        return await self.store.open(request, self.owner, body)
+
+    def _play(self, claim: Claim) -> JobPlayer:
+        job_id = claim.record.job_id
+        player = JobPlayer(claim, self._rollouts, self._access, self.store, self._writer)
+        # An empty context: Serve ends the calls of a request that its caller has left, and a job goes on.
+        # Its exception is looked at where somebody waits for it, if anybody does.
+        player.prepared.add_done_callback(lambda prepared: prepared.cancelled() or prepared.exception())
+        task = self._players[job_id] = asyncio.create_task(self._played(player), context=Context())
+        task.add_done_callback(lambda _: self._forget(job_id, task))
+        return player
+
+    async def _played(self, player: JobPlayer) -> None:
+        record = player.claim.record
+        try:
+            await player.play()
+        except (RequestProblem, RolloutFailure, PolicyFailure) as error:
+            problem = store_problem(error) if isinstance(error, PolicyFailure) else problem_of(error)
+            may_pass = problem.problem.status in (429, 503)
+            if record.epoch > 1 and may_pass:
+                logger.info("A job cannot go on here now: %s", problem, extra={"job_id": record.job_id})
+                await asyncio.sleep(TRY_AGAIN_S)
+                await self._release(record.job_id)
+            else:
+                await player.refuse(problem)
+        except Exception as error:
+            logger.exception("A job failed unexpectedly.", extra={"job_id": record.job_id})
+            await player.refuse(internal_error(error))
+        finally:
+            player.give_up()
+
+    @retry(retry=retry_if_exception_type(JobStoreLost), wait=wait_fixed(TRY_AGAIN_S))
+    async def _release(self, job_id: str) -> None:
+        await self.store.release(self.owner, [job_id])
+
+    def _forget(self, job_id: str, task: "asyncio.Task[None]") -> None:
+        if self._players.get(job_id) is task:
+            del self._players[job_id]
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.error("A job broke off.", exc_info=error, extra={"job_id": job_id})
+
+    def _cancel(self, job_id: str) -> None:
+        if task := self._players.get(job_id):
+            task.cancel()
+
+    async def _follow(self) -> None:
+        is_lost = False
+        while True:
+            try:
+                await self._take_orders()
+                is_lost = False
+            except JobStoreLost as lost:
+                if not is_lost:
+                    logger.warning("The job store cannot be asked, trying again: %s", lost)
+                is_lost = True
+                await asyncio.sleep(TRY_AGAIN_S)
+            except Exception:
+                logger.exception("The orders of the job store cannot be followed, trying again.")
+                await asyncio.sleep(TRY_AGAIN_S)
+
+    async def _take_orders(self) -> None:
+        orders = await self.store.orders(self.owner, list(self._players))
+        for job_id in orders.lost:
+            self._cancel(job_id)
+        claimed = 0
+        for job_id in orders.waiting:
+            if job_id in self._players or self._is_closing:
+                continue
+            if (claim := await self.store.claim(job_id, self.owner)) is not None:
+                logger.info("A job goes on here.", extra={"job_id": job_id, "request_id": claim.record.request_id})
+                self._play(claim)
+                claimed += 1
+        if orders.waiting and not claimed:
+            # They are the ones for which there is no room here.
+            await asyncio.sleep(TRY_AGAIN_S)

@@ -1,0 +1,126 @@
+"""Whether a rollout would work, and what of the service does not answer: each deployment, replica by replica."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextvars import Context
+from typing import Literal, NamedTuple, Protocol
+
+from deployments.failures import RolloutFailure
+from deployments.protocols import Environment, Generator
+from rollout_client.health_contract import DegradedPart
+from service.rollouts.retries import with_timeout
+
+ANSWER_WITHIN_S = 5.0
+StorePart = Literal["data", "policy", "jobs", "sessions"]
+logger = logging.getLogger("rollout_service.readiness")
+
+
+class Asked(Protocol):
+    """A deployment whose replicas can be asked; `Generator` and `Environment` are."""
+
+    def replicas(self) -> Sequence[str]: ...
+
+    async def answer(self, replica: str) -> None: ...
+
+    async def describe(self) -> object: ...
+
+
+class Answers(NamedTuple):
+    """What came of asking one deployment: the reason of each replica that did not answer, `None` for those that did."""
+
+    by_replica: dict[str | None, RolloutFailure | None]
+    """`None` stands for whichever replica was asked, where none is known."""
+
+    @property
+    def is_serving(self) -> bool:
+        return None in self.by_replica.values()
+
+    def degraded(self, part: Literal["generator", "environment"], task_name: str | None = None) -> list[DegradedPart]:
+        failures = {replica: failure for replica, failure in self.by_replica.items() if failure is not None}
+        if not self.is_serving:
+            # One line for the whole deployment.
+            failures = {None: next(iter(failures.values()))}
+        return [
+            DegradedPart(part=part, task_name=task_name, replica_id=replica, reason=str(failure))
+            for replica, failure in failures.items()
+        ]
+
+
+class Readiness:
+    """Asks every replica of the generator and of the environments, and each store, all at once, whether it serves.
+
+    Ready means: a generator replica and a replica of at least one environment answer. Callers that ask at the same time
+    share one look.
+    """
+
+    def __init__(self, generator: Generator, environments: Mapping[str, Environment]) -> None:
+        self._generator = generator
+        self._environments = environments
+        self._stores: dict[StorePart, Callable[[], Awaitable[object]]] = {}
+        self._looking: asyncio.Task[list[DegradedPart]] | None = None
+
+    def also_ask(self, part: StorePart, ask: Callable[[], Awaitable[object]]) -> None:
+        """A deployment of one replica, without which rollouts can still be played."""
+        self._stores[part] = ask
+
+    async def check(self) -> list[DegradedPart]:
+        """What does not answer, although rollouts can be played.
+
+        Raises:
+            RolloutFailure: the generator, or every environment, does not answer within `ANSWER_WITHIN_S`; the message
+                names it.
+        """
+        if self._looking is None:
+            # An empty context: in that of an HTTP request Serve would cancel its calls, which others share, with it.
+            self._looking = asyncio.create_task(self._look(), context=Context())
+            self._looking.add_done_callback(self._forget)
+        return await asyncio.shield(self._looking)
+
+    def _forget(self, looking: "asyncio.Task[list[DegradedPart]]") -> None:
+        self._looking = None
+        if not looking.cancelled():
+            looking.exception()  # Marks it as seen, in case every caller is gone.
+
+    async def _look(self) -> list[DegradedPart]:
+        asked = (answers_of(f"environment {name!r}", asked) for name, asked in self._environments.items())
+        generator, stores, environments = await asyncio.gather(
+            answers_of("generator", self._generator),
+            asyncio.gather(*(failure_in(f"deployment {part.title()}", ask()) for part, ask in self._stores.items())),
+            asyncio.gather(*asked),
+        )
+        degraded = generator.degraded("generator")
+        if not generator.is_serving:
+            raise RolloutFailure(degraded[0].reason)
+        for name, answers in zip(self._environments, environments, strict=True):
+            degraded += answers.degraded("environment", name)
+        if not any(answers.is_serving for answers in environments):
+            raise RolloutFailure(" ".join(part.reason for part in degraded if part.part == "environment"))
+        return degraded + [
+            DegradedPart(part=part, reason=str(failure))
+            for part, failure in zip(self._stores, stores, strict=True)
+            if failure is not None
+        ]
+
+
+async def answers_of(who: str, asked: Asked) -> Answers:
+    replicas = asked.replicas()
+    if not replicas:
+        return Answers({None: await failure_in(who, asked.describe())})
+    failures = await asyncio.gather(
+        *(failure_in(f"replica {replica} of the {who}", asked.answer(replica)) for replica in replicas)
+    )
+    return Answers(dict(zip(replicas, failures, strict=True)))
+
+
+async def failure_in(who: str, answer: Awaitable[object]) -> RolloutFailure | None:
+    """Why there is no answer within `ANSWER_WITHIN_S`; `None` if there is one."""
+    try:
+        await with_timeout(ANSWER_WITHIN_S, answer, f"The answer of the {who}")
+    except RolloutFailure as failure:
+        return failure
+    except Exception as error:
+        # Anybody may ask whether the service is ready: what an exception says stays in the log.
+        logger.warning("The %s cannot answer.", who, exc_info=error)
+        return RolloutFailure(f"The {who} cannot answer: {type(error).__name__}.")
+    return None

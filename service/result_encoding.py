@@ -1,0 +1,49 @@
+"""Encodes the results of a request beside other requests: what is large, in threads."""
+
+import asyncio
+from collections.abc import Callable
+from typing import TypeVar
+
+from rollout_client.contract import RolloutSummary, SampleResult
+from rollout_client.problem_contract import FieldProblem
+from service.responses.problems import SAMPLE_FAILED, RequestProblem
+from service.rollout_service import RunningRollout, SampleFailed
+
+MOST_TOKENS_INLINE = 8192
+"""Encoding this many takes half a millisecond, several times the cost of handing them to a thread."""
+BYTES_PER_TOKEN = 16
+"""Bytes of text that take as long as a token with its log-probability."""
+MOST_ROLLOUTS_INLINE = 512
+"""Of a summary: their metrics take some milliseconds."""
+Encoded = TypeVar("Encoded")
+
+
+def is_small(size: int) -> bool:
+    """Args: `size` is that of rollouts by `size_of`."""
+    return size <= MOST_TOKENS_INLINE
+
+
+async def encode_beside_others(size: int, encode: Callable[[], Encoded]) -> Encoded:
+    """Encodes one rollout; a large one in a thread, so that the event loop serves other requests meanwhile."""
+    if size > MOST_TOKENS_INLINE:
+        return await asyncio.to_thread(encode)
+    await asyncio.sleep(0)
+    return encode()
+
+
+async def summary_of(running: RunningRollout, count: int) -> RolloutSummary:
+    """The summary of `count` rollouts; that of many is computed in a thread."""
+    if count > MOST_ROLLOUTS_INLINE:
+        return await asyncio.to_thread(running.final_summary)
+    return running.summary
+
+
+def size_of(result: SampleResult, echoed_bytes: int) -> int:
+    """About how large a rollout is, in tokens."""
+    text = sum(len(message.content) for message in result.message_log) + echoed_bytes
+    return sum(len(message.token_ids) for message in result.message_log) + text // BYTES_PER_TOKEN
+
+
+def sample_failed(failed: SampleFailed) -> RequestProblem:
+    field = f"samples[{failed.sample_position}]"
+    return RequestProblem(SAMPLE_FAILED, [FieldProblem(field=field, message=str(failed), value=failed.kind)])

@@ -1,0 +1,79 @@
+"""How a route states who may use it: `@router.post("/rollout", **needs("rollout"), ...)`, or `**OPEN`.
+
+Both show in the OpenAPI document as `security`. The key of a request is checked before any of its body is read: a route
+reads its body itself, not by a parameter, because FastAPI reads those first.
+"""
+
+from typing import Annotated, Any, cast
+
+from fastapi import Depends, Request, Security
+from fastapi.openapi.models import HTTPBearer as BearerModel
+from fastapi.security import SecurityScopes
+from fastapi.security.base import SecurityBase
+
+from service.access.access_control import AccessControl
+from service.access.keys import Caller, Scope
+
+OPEN: dict[str, Any] = {"openapi_extra": {"security": []}}
+"""Arguments of a route's decorator: anybody may use the route, without a key."""
+
+
+SESSION_KEY = "SessionKey"
+"""The name of its scheme in the OpenAPI document."""
+
+
+class KeyHeader(SecurityBase):
+    """The `Authorization` headers of a request."""
+
+    model = BearerModel(description="`Authorization: Bearer KEY`; the key must have the scope named here.")
+    scheme_name = "Key"
+
+    async def __call__(self, request: Request) -> list[str]:
+        return request.headers.getlist("authorization")
+
+
+def given_keys(request: Request) -> list[str]:
+    """As the values of `Authorization` headers. Without one `X-Api-Key` counts, which Anthropic's clients send."""
+    keys = [f"Bearer {key}" for key in request.headers.getlist("x-api-key")]
+    return request.headers.getlist("authorization") or keys
+
+
+def with_session_key(description: dict[str, Any]) -> dict[str, Any]:
+    """A route's description, for a route that asks for the key of the session in its path."""
+    extra = {**description.get("openapi_extra", {}), "security": [{SESSION_KEY: []}]}
+    return {**description, "openapi_extra": extra}
+
+
+async def authorize(
+    request: Request, needed: SecurityScopes, authorization: Annotated[list[str], Depends(KeyHeader())]
+) -> None:
+    """Raises `RequestProblem` (401, 403) unless the caller has the scope that the route needs."""
+    access: AccessControl = request.app.state.access
+    [scope] = needed.scopes
+    request.state.caller = await access.caller_of(authorization, cast(Scope, scope))
+
+
+async def authorize_client(
+    request: Request, needed: SecurityScopes, _authorization: Annotated[list[str], Depends(KeyHeader())]
+) -> None:
+    """As `authorize`, for the routes that Anthropic's clients call."""
+    await authorize(request, needed, given_keys(request))
+
+
+def needs_of_client(scope: Scope) -> dict[str, Any]:
+    """As `needs`; the key may also be in `X-Api-Key`."""
+    return {"dependencies": [Security(authorize_client, scopes=[scope])]}
+
+
+def needs(scope: Scope) -> dict[str, Any]:
+    """Arguments of a route's decorator: the route may be used with a key that has this scope."""
+    return {"dependencies": [Security(authorize, scopes=[scope])]}
+
+
+async def authorized_caller(request: Request) -> Caller:
+    """Fails on a route that states no scope."""
+    caller: Caller = request.state.caller
+    return caller
+
+
+AuthorizedCaller = Annotated[Caller, Depends(authorized_caller)]

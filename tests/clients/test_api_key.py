@@ -1,0 +1,130 @@
+"""The client's key: where it comes from, where it is sent, and where it never is."""
+
+import asyncio
+import logging
+import traceback
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from rollout_client import AsyncRolloutClient, RequestRejected, RolloutClient, RolloutError
+from rollout_client.api_key import KEY_VARIABLE, key_in_file
+from tests.clients.scripted_service import SUMMARY, result, sample
+
+KEY = "rollout-0123456789abcdefghijklmnopqrstuvwxyz"
+URL = "https://service.example"
+OTHER = "rollout-other"
+
+
+def requests_of(answers: list[httpx.Response] | None = None, **options: Any) -> list[httpx.Request]:
+    """The requests that a rollout sends; `answers` come before the rollout's own."""
+    sent: list[httpx.Request] = []
+    scripted = iter(answers or ())
+
+    def respond(request: httpx.Request) -> httpx.Response:
+        sent.append(request)
+        return next(scripted, None) or httpx.Response(200, json={**SUMMARY, "samples": [result()]})
+
+    http_options = options.pop("http_options", {})
+
+    async def run() -> None:
+        async with httpx.AsyncClient(transport=httpx.MockTransport(respond), **http_options) as http_client:
+            client = AsyncRolloutClient(URL, http_client=http_client, retries=0, **options)
+            await client.rollout([sample()])
+
+    asyncio.run(run())
+    return sent
+
+
+def sent_with(**options: Any) -> str | None:
+    [request] = requests_of(**options)
+    authorization: str | None = request.headers.get("authorization")
+    return authorization
+
+
+def test_the_argument_comes_before_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert sent_with() is None
+    monkeypatch.setenv(KEY_VARIABLE, f"{KEY}\n")
+    assert sent_with() == f"Bearer {KEY}"
+    assert sent_with(api_key=OTHER) == f"Bearer {OTHER}"
+    monkeypatch.setenv(KEY_VARIABLE, " ")
+    assert sent_with() is None
+
+
+def test_the_environment_does_not_replace_what_the_caller_says_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(KEY_VARIABLE, KEY)
+    assert sent_with(headers={"Authorization": "Bearer mine"}) == "Bearer mine"
+    assert sent_with(http_options={"headers": {"Authorization": "Bearer mine"}}) == "Bearer mine"
+    assert sent_with(http_options={"auth": ("user", "password")}) == "Basic dXNlcjpwYXNzd29yZA=="
+
+
+def test_two_answers_to_who_is_calling_are_refused() -> None:
+    with pytest.raises(ValueError, match="both say who is calling"):
+        AsyncRolloutClient("http://127.0.0.1:1", api_key=KEY, headers={"authorization": "Bearer mine"})
+
+
+@pytest.mark.parametrize("key", ["", " ", f"{KEY} {KEY}", f"{KEY}\r\nX-Other: 1", "schlüssel"])
+def test_a_key_that_a_header_cannot_carry_is_refused_without_being_shown(key: str) -> None:
+    with pytest.raises(ValueError, match="API key") as raised:
+        RolloutClient("http://127.0.0.1:1", api_key=key)
+    assert not key.strip() or key not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("location", "reaches"),
+    [
+        ("https://service.example/v1/rollout", True),
+        ("https://evil.example/rollout", False),
+        ("http://service.example/rollout", False),
+        ("https://service.example:8443/rollout", False),
+    ],
+)
+def test_a_redirect_takes_the_key_to_no_other_host(location: str, reaches: bool) -> None:
+    redirect = httpx.Response(307, headers={"location": location})
+    first, second = requests_of(answers=[redirect], api_key=KEY, http_options={"follow_redirects": True})
+    assert first.headers["authorization"] == f"Bearer {KEY}"
+    assert ("authorization" in second.headers) == reaches
+
+
+def test_a_client_of_its_own_follows_no_redirect() -> None:
+    with RolloutClient("http://127.0.0.1:1", api_key=KEY) as client:
+        assert client._connection.http.follow_redirects is False
+
+
+def test_the_key_is_in_no_repr_log_or_error(caplog: pytest.LogCaptureFixture) -> None:
+    refused = httpx.Response(401, json={"type": "t", "title": "No", "status": 401, "detail": "No."})
+    texts: list[str] = []
+    with caplog.at_level(logging.DEBUG):
+        with RolloutClient("http://127.0.0.1:1", api_key=KEY, retries=1) as client:
+            texts += [repr(vars(client)), repr(client._connection.defaults), repr(vars(client._connection))]
+            with pytest.raises(RolloutError) as unreachable:
+                client.tasks(timeout_s=1)
+        with pytest.raises(RequestRejected) as rejected:
+            requests_of(answers=[refused], api_key=KEY)
+    for raised in (unreachable, rejected):
+        texts += ["".join(traceback.format_exception(raised.value)), repr(raised.value), repr(vars(raised.value))]
+    texts += [record.getMessage() for record in caplog.records]
+    assert [text for text in texts if KEY in text] == []
+
+
+@pytest.mark.parametrize(
+    ("url", "warns"),
+    [("http://service.example", True), ("https://service.example", False), ("http://localhost:8000", False)],
+)
+def test_a_key_that_travels_without_encryption_is_warned_of(
+    url: str, warns: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    RolloutClient(url, api_key=KEY).close()
+    messages = [record.getMessage() for record in caplog.records]
+    assert messages == ["The API key goes to service.example without encryption: use https."] * warns
+
+
+def test_a_file_holds_a_key_with_white_space_around_it(tmp_path: Path) -> None:
+    path = tmp_path / "key"
+    path.write_text(f"\n{KEY}\n")
+    assert (key_in_file(path), key_in_file(None)) == (KEY, None)
+    path.write_bytes(b"\xff")
+    with pytest.raises(ValueError, match="holds no API key"):
+        key_in_file(path)

@@ -1,0 +1,38 @@
+"""The contract of sessions: what it refuses, and what a reward means."""
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from rollout_client.session_contract import SessionRequest, SessionReward
+
+
+@pytest.mark.parametrize(
+    ("body", "parts"),
+    [
+        ({"reward": 0.0}, {"reward": 0.0}),
+        ({"rewards": {"style": 1.0, "tests": -0.5}, "generation_id": "chatcmpl-1"}, {"style": 1.0, "tests": -0.5}),
+    ],
+)
+def test_a_reward_is_a_number_or_named_parts(body: dict[str, Any], parts: dict[str, float]) -> None:
+    assert SessionReward.model_validate(body).parts == parts
+
+
+@pytest.mark.parametrize(
+    "body", [{}, {"reward": 1, "rewards": {"a": 1}}, {"reward": float("nan")}, {"rewards": {"": 1}}]
+)
+def test_anything_else_is_refused(body: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        SessionReward.model_validate(body)
+
+
+def test_a_session_needs_nothing_but_has_bounds() -> None:
+    limits = SessionRequest().limits
+    assert (limits.max_calls, limits.max_tokens, limits.max_calls_in_flight, limits.idle_s) == (1000, 2**22, 64, 600)
+
+
+@pytest.mark.parametrize("limits", [{"max_calls": 0}, {"max_tokens": 2**26 + 1}, {"idle_s": 0}, {"idle_s": 86_401}])
+def test_a_session_without_sensible_bounds_is_refused(limits: dict[str, float]) -> None:
+    with pytest.raises(ValidationError):
+        SessionRequest.model_validate({"limits": limits})

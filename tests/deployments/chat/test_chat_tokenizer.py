@@ -1,0 +1,280 @@
+"""Conversations through the embedded model's real tokenizer and template."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from jinja2 import TemplateError
+from transformers import AutoTokenizer
+
+from deployments.chat.chat_tokenizer import RENDERING_ERRORS, TransformersChatTokenizer, UnsupportedTokenizer
+from deployments.chat.tokenizer_protocol import CONTEXT_TOKENS, ChatOptions, TokenizedObservation
+from deployments.failures import EnvironmentRejected, PromptRejected
+from rollout_client.contract import PromptMessage
+from rollout_env import ChatMessage
+from tests.deployments.chat.observed import observed
+from tests.paths import TINY_MODEL
+
+
+def load_tokenizer() -> Any:
+    return AutoTokenizer.from_pretrained(TINY_MODEL)
+
+
+hf_tokenizer = load_tokenizer()
+tokens = TransformersChatTokenizer(hf_tokenizer)
+END = hf_tokenizer.convert_tokens_to_ids("<|end|>")
+ROOM = 10_000
+CHAT = ChatOptions()
+RAW = ChatOptions(observation_format="raw")
+
+conversations = st.lists(
+    st.builds(PromptMessage, role=st.sampled_from(["system", "user", "assistant"]), content=st.text(max_size=20)),
+    min_size=1,
+    max_size=5,
+)
+
+
+def rendered(chat: list[dict[str, Any]]) -> str:
+    return str(hf_tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True))
+
+
+def text(token_ids: list[int]) -> str:
+    return str(hf_tokenizer.decode(token_ids, skip_special_tokens=False))
+
+
+def test_each_message_of_a_prompt_has_its_own_part_of_the_rendering() -> None:
+    log = tokens.prompt(
+        [PromptMessage(role="system", content="Be brief."), PromptMessage(role="user", content="Hi")], CHAT, ROOM
+    )
+    assert [text(message.token_ids) for message in log] == [
+        "<|system|>\nBe brief.<|end|>\n",
+        "<|user|>\nHi<|end|>\n<|assistant|>\n",
+    ]
+    assert [(message.role, message.content) for message in log] == [("system", "Be brief."), ("user", "Hi")]
+
+
+@given(conversations)
+def test_a_prompts_ids_are_the_tokenized_rendering_of_the_whole(messages: list[PromptMessage]) -> None:
+    log = tokens.prompt(messages, CHAT, ROOM)
+    chat = [{"role": message.role, "content": message.content} for message in messages]
+    expected = hf_tokenizer(rendered(chat), add_special_tokens=False)["input_ids"]
+    assert [token_id for message in log for token_id in message.token_ids] == expected
+
+
+@given(answer=st.text(alphabet="abc é", max_size=10), content=st.text(alphabet="xyz 漢", max_size=10))
+def test_appended_ids_decode_to_the_template_rendering_of_the_whole_conversation(answer: str, content: str) -> None:
+    question = PromptMessage(role="user", content="Q")
+    log = [token_id for message in tokens.prompt([question], CHAT, ROOM) for token_id in message.token_ids]
+    generated = [*hf_tokenizer(answer, add_special_tokens=False)["input_ids"], END]
+    observation = observed(tokens, {"role": "user", "content": content}, generated, CHAT, ROOM)
+    whole = [question.model_dump(), {"role": "assistant", "content": answer}, {"role": "user", "content": content}]
+    assert text(log + generated + observation.token_ids) == rendered(whole)
+    assert (observation.content, observation.was_cut) == (content, False)
+
+
+def test_a_response_without_its_end_of_turn_gets_it_from_the_bridge() -> None:
+    cut_short = hf_tokenizer("abc", add_special_tokens=False)["input_ids"]
+    bridge = observed(tokens, {"role": "user", "content": "O"}, cut_short, CHAT, ROOM)
+    assert text(bridge.token_ids) == "<|end|>\n<|user|>\nO<|end|>\n<|assistant|>\n"
+
+
+def test_a_raw_observation_is_its_text_alone() -> None:
+    raw = observed(tokens, {"role": "user", "content": "O 1"}, [END], RAW, ROOM)
+    assert raw == TokenizedObservation(hf_tokenizer("O 1")["input_ids"], "O 1", was_cut=False)
+
+
+@pytest.mark.parametrize(
+    ("room", "ids_text", "content"),
+    [
+        (9, "\n<|user|>\nworld<", "world<"),
+        (8, "\n<|user|>\nworld", "world"),
+        (5, "\n<|user|>\nwo", "wo"),
+        (2, "\n<|user|>", ""),
+        (0, "", ""),
+        (-3, "", ""),
+    ],
+)
+def test_an_observation_that_does_not_fit_is_cut_in_ids_and_text(room: int, ids_text: str, content: str) -> None:
+    cut = observed(tokens, {"role": "user", "content": "world<"}, [END], CHAT, room)
+    assert (text(cut.token_ids), cut.content, cut.was_cut) == (ids_text, content, True)
+
+
+def test_an_observation_that_just_fits_is_not_cut() -> None:
+    whole = observed(tokens, {"role": "user", "content": "world"}, [END], CHAT, ROOM)
+    assert observed(tokens, {"role": "user", "content": "world"}, [END], CHAT, len(whole.token_ids)) == whole
+
+
+def test_truncation_and_padding_of_the_tokenizer_are_switched_off() -> None:
+    cutting = load_tokenizer()
+    cutting.backend_tokenizer.enable_truncation(2)
+    cutting.backend_tokenizer.enable_padding(length=1000)
+    message = PromptMessage(role="user", content="Hi")
+    [expected] = tokens.prompt([message], CHAT, ROOM)
+    assert TransformersChatTokenizer(cutting).prompt([message], CHAT, ROOM) == [expected]
+
+
+def test_a_text_that_no_tokens_could_hold_is_rejected_before_it_is_tokenized() -> None:
+    with pytest.raises(PromptRejected, match="more than max_seq_len 10 can hold"):
+        tokens.prompt([PromptMessage(role="user", content="x" * 1000)], CHAT, 10)
+
+
+def test_a_character_of_which_bytes_are_cut_off_is_not_shown() -> None:
+    observation: ChatMessage = {"role": "user", "content": "x漢y"}
+    shown = [observed(tokens, observation, [END], RAW, room).content for room in range(5)]
+    assert shown == ["", "x", "x", "x", "x漢"]
+
+
+def test_special_tokens_are_skipped_and_bytes_of_one_character_joined_in_content() -> None:
+    ids = hf_tokenizer("é漢", add_special_tokens=False)["input_ids"]
+    assert len(ids) == 5
+    assert tokens.decode([*ids, END]) == "é漢"
+
+
+def test_a_template_that_refuses_the_messages_rejects_the_prompt() -> None:
+    refusing = load_tokenizer()
+    refusing.chat_template = (
+        "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system prompts') }}{% endif %}"
+        + hf_tokenizer.chat_template
+    )
+    with pytest.raises(PromptRejected, match="no system prompts"):
+        TransformersChatTokenizer(refusing).prompt([PromptMessage(role="system", content="Be brief.")], CHAT, ROOM)
+
+
+def test_a_template_that_refuses_the_role_of_an_observation_rejects_it() -> None:
+    refusing = load_tokenizer()
+    refusing.chat_template = (
+        "{% for m in messages %}{% if m['role'] == 'tool' %}{{ raise_exception('no tools') }}{% endif %}{% endfor %}"
+        + hf_tokenizer.chat_template
+    )
+    with pytest.raises(
+        EnvironmentRejected,
+        match="The model's chat template refuses a message of role 'tool' after an answer: no tools",
+    ):
+        observed(TransformersChatTokenizer(refusing), {"role": "tool", "content": "O"}, [END], CHAT, ROOM)
+
+
+def test_a_tokenizer_that_cannot_carry_a_conversation_is_refused_at_start() -> None:
+    forgetful = load_tokenizer()
+    forgetful.chat_template = "{{ messages[0]['content'] }}"
+    with pytest.raises(UnsupportedTokenizer, match="does not keep an answer"):
+        TransformersChatTokenizer(forgetful)
+    without_template = load_tokenizer()
+    without_template.chat_template = None
+    with pytest.raises(UnsupportedTokenizer, match="no chat template"):
+        TransformersChatTokenizer(without_template)
+
+
+@pytest.mark.parametrize(
+    ("expression", "error"),
+    [
+        ("raise_exception('no')", TemplateError),
+        ("1 + 'a'", TypeError),
+        ("'{'.format()", ValueError),
+        ("1 / 0", ArithmeticError),
+        ("'{0}'.format()", LookupError),
+    ],
+)
+def test_each_error_that_a_template_can_raise_rejects_the_prompt(expression: str, error: type[Exception]) -> None:
+    assert error in RENDERING_ERRORS
+    breaking = load_tokenizer()
+    breaking.chat_template = (
+        f"{{% if messages[0]['content'] == 'break' %}}{{{{ {expression} }}}}{{% endif %}}" + hf_tokenizer.chat_template
+    )
+    broken = TransformersChatTokenizer(breaking)
+    assert broken.prompt([PromptMessage(role="user", content="hold")], CHAT, ROOM)
+    with pytest.raises(PromptRejected, match=r"^The model's chat template refuses the messages: ") as raised:
+        broken.prompt([PromptMessage(role="user", content="break")], CHAT, ROOM)
+    assert isinstance(raised.value.__cause__, error)
+
+
+def test_an_error_that_no_template_raises_is_not_taken_for_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    def out_of_memory(*_arguments: Any, **_options: Any) -> str:
+        raise MemoryError
+
+    monkeypatch.setattr(tokens, "_render", out_of_memory)
+    with pytest.raises(MemoryError):
+        tokens.prompt([PromptMessage(role="user", content="Hi")], CHAT, ROOM)
+
+
+def test_messages_that_the_template_renders_otherwise_before_others_leave_their_tokens_to_the_next_one() -> None:
+    counting = load_tokenizer()
+    counting.chat_template = (
+        "{% if messages | length > 2 and messages[0]['content'] == 'one' %}{{ messages | length }}:{% endif %}"
+        + hf_tokenizer.chat_template
+    )
+    log = TransformersChatTokenizer(counting).prompt(
+        [PromptMessage(role="user", content=content) for content in ("one", "two", "three")], CHAT, ROOM
+    )
+    assert [text(message.token_ids) for message in log] == [
+        "",
+        "",
+        "3:<|user|>\none<|end|>\n<|user|>\ntwo<|end|>\n<|user|>\nthree<|end|>\n<|assistant|>\n",
+    ]
+
+
+def test_pieces_are_the_texts_that_tokens_add_and_none_inside_a_character() -> None:
+    ids = hf_tokenizer("aé漢", add_special_tokens=False)["input_ids"]
+    assert tokens.pieces([*ids, END, *ids[:1]], before=ids) == ["a", None, "é", None, None, "漢", "", "a"]
+    assert tokens.pieces([END], before=[]) == [""]
+    assert tokens.pieces([ids[1], END, ids[2]], before=[]) == [None, None, "é"]
+
+
+@given(
+    before=st.text(alphabet="ab é漢", max_size=40), response=st.text(alphabet="ab é漢", max_size=40), cut=st.integers(0)
+)
+def test_pieces_together_are_the_decoded_text_wherever_they_begin(before: str, response: str, cut: int) -> None:
+    context, ids = (hf_tokenizer(text, add_special_tokens=False)["input_ids"] for text in (before, response))
+    assert "".join(piece or "" for piece in tokens.pieces(ids, context[-CONTEXT_TOKENS:])) == response
+    whole = [place for place, piece in enumerate(tokens.pieces(ids, context)) if piece is not None]
+    first = whole[cut % len(whole)] + 1 if whole else 0
+    rest = tokens.pieces(ids[first:], [*context, *ids[:first]][-CONTEXT_TOKENS:])
+    assert tokens.decode(ids[:first]) + "".join(piece or "" for piece in rest) == response
+
+
+def with_markers(special: bool) -> Any:
+    marked = load_tokenizer()
+    marked.add_tokens(["<call>", "</call>"], special_tokens=special)
+    return marked
+
+
+@pytest.mark.parametrize(("skips", "text_of_response"), [(True, "So: 1"), (False, "So: <call>1</call>")])
+def test_call_markers_that_are_special_tokens_are_in_the_text_of_a_response_if_the_config_says_so(
+    skips: bool, text_of_response: str
+) -> None:
+    marked = with_markers(special=True)
+    response = [*marked.encode("So: <call>1</call>", add_special_tokens=False), END]
+    assert TransformersChatTokenizer(marked, skip_special_tokens=skips).decode(response) == text_of_response
+
+
+def test_only_the_token_that_ends_the_turn_is_left_out_where_special_tokens_are_shown() -> None:
+    marked = with_markers(special=True)
+    ids = marked.encode("<call>1</call>", add_special_tokens=False)
+    [other_end] = marked.encode("</call>", add_special_tokens=False)
+    shown = TransformersChatTokenizer(marked, skip_special_tokens=False)
+    assert shown.decode([]) == ""
+    assert shown.decode([*ids, END, END]) == "<call>1</call><|end|>"
+    assert shown.decode(ids) == "<call>1</call>"
+    assert TransformersChatTokenizer(marked, False, [other_end]).decode(ids) == "<call>1"
+
+
+def test_the_ends_of_a_turn_are_those_of_tokenizer_template_and_generation_config() -> None:
+    assert TransformersChatTokenizer.load(str(TINY_MODEL)).ends_of_turn == {END}
+    assert TransformersChatTokenizer(hf_tokenizer, further_ends_of_turn=[7]).ends_of_turn == {7, END}
+    assert tokens.ends_of_turn == {END}
+
+
+def test_reasoning_and_calls_of_a_prompts_messages_reach_the_template_and_stay_with_the_message() -> None:
+    reading = load_tokenizer()
+    reading.chat_template = hf_tokenizer.chat_template.replace(
+        "message['content']", "(message['content'] or '') + (message.reasoning_content or '')"
+    )
+    assert reading.chat_template != hf_tokenizer.chat_template
+    call: dict[str, Any] = {"function": {"name": "add", "arguments": {}}}
+    messages = [
+        PromptMessage(role="user", content="Q"),
+        PromptMessage(role="assistant", tool_calls=[call], reasoning_content="Hm."),
+    ]
+    log = TransformersChatTokenizer(reading).prompt(messages, CHAT, ROOM)
+    assert "Hm." in text(log[1].token_ids)
+    assert (log[1].content, log[1].tool_calls, log[1].reasoning_content) == ("", [call], "Hm.")

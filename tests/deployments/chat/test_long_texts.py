@@ -1,0 +1,110 @@
+"""Of a long observation only as much is tokenized as its room needs, and what is kept is the same as of the whole."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+
+from deployments.chat import text_encoder
+from deployments.chat.chat_tokenizer import TransformersChatTokenizer
+from deployments.chat.text_encoder import MARGIN_CHARACTERS
+from deployments.chat.tokenizer_protocol import ChatOptions, TokenizedObservation
+from deployments.failures import PromptRejected
+from rollout_client.contract import PromptMessage
+from tests.paths import TINY_MODEL
+
+RAW, CHAT = ChatOptions(observation_format="raw"), ChatOptions(observation_format="chat")
+TEMPLATE = """{%- for message in messages -%}
+<|{{ message['role'] }}|>{{ message['content'] | trim }}<|end|>
+{%- endfor -%}{%- if add_generation_prompt -%}<|assistant|>{%- endif -%}"""
+WORDS = ["the", "then", "number", "numbers", " ", "  ", "\n", "12345", "1234567", "'s", "é", "…", "!", "<|end|>"]
+
+
+def word_tokenizer() -> TransformersChatTokenizer:
+    """A byte-level BPE that splits into words, as most models have."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=400, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+    )
+    tokenizer.train_from_iterator(["the number then there numbers 12345 1234567 's " * 20], trainer)
+    tokenizer.add_special_tokens(["<|end|>", "<|user|>", "<|assistant|>"])
+    make: Any = PreTrainedTokenizerFast
+    return TransformersChatTokenizer(make(tokenizer_object=tokenizer, chat_template=TEMPLATE))
+
+
+words = word_tokenizer()
+characters = TransformersChatTokenizer.load(str(TINY_MODEL))
+texts = st.lists(st.sampled_from(WORDS), min_size=200, max_size=600).map(" ".join)
+
+
+class Lengths:
+    """Notes the lengths of the texts that a tokenizer encodes."""
+
+    def __init__(self, tokenizer: TransformersChatTokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.noted: list[int] = []
+        encode = tokenizer._encoder.encode
+
+        def noted(text: str) -> Any:
+            self.noted.append(len(text))
+            return encode(text)
+
+        monkeypatch.setattr(tokenizer._encoder, "encode", noted)
+
+
+def observed(
+    tokenizer: TransformersChatTokenizer, content: str, room: int, options: ChatOptions = RAW
+) -> TokenizedObservation:
+    [only] = tokenizer.observations([{"role": "user", "content": content}], [], options, room)
+    return only
+
+
+@given(texts, st.integers(0, 40), st.sampled_from([RAW, CHAT]))
+def test_what_is_kept_of_a_long_text_is_what_would_be_kept_of_the_whole(
+    text: str, room: int, options: ChatOptions
+) -> None:
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        lengths = Lengths(words, monkeypatch)
+        by_beginning = observed(words, text, room, options)
+        assert len(lengths.noted) > 0
+        monkeypatch.setattr(text_encoder, "CHARACTERS_PER_TOKEN", 10**6)
+        assert observed(words, text, room, options) == by_beginning
+    assert by_beginning.was_cut
+    assert len(by_beginning.token_ids) == room
+
+
+def test_a_long_text_is_not_tokenized_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    lengths = Lengths(words, monkeypatch)
+    text = "the numbers " * 100_000
+    assert observed(words, text, 100).content == text[: len(words.decode(observed(words, text, 100).token_ids))]
+    assert max(lengths.noted) < 3000
+
+
+def test_a_beginning_that_ends_inside_a_word_or_an_added_token_is_not_trusted() -> None:
+    """Without a space the text is cut anywhere: its end is a part of a word, then a part of an added token."""
+    whole = "x" * 3 + "numbers" * 400 + "<|end|>" * 400
+    expected = words._encoder.encode(whole).ids
+    for room in (1, 300, 350, 700, 1000, len(expected) - 1):
+        assert list(observed(words, whole, room).token_ids) == expected[:room]
+
+
+def test_a_text_without_words_is_tokenized_up_to_what_its_room_can_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    lengths = Lengths(characters, monkeypatch)
+    kept = observed(characters, "a" * 10_000_000, 1000)
+    assert (len(kept.token_ids), kept.content, kept.was_cut) == (1000, "a" * 1000, True)
+    assert max(lengths.noted) <= 1100 * len("<|endoftext|>") + MARGIN_CHARACTERS
+
+
+def test_a_prompt_of_too_many_tokens_is_refused_before_its_tokens_become_objects() -> None:
+    messages = [PromptMessage(role="user", content="a" * 1000)]
+    [message] = characters.prompt(messages, CHAT, max_tokens=1006)
+    assert len(message.token_ids) == 1006
+    with pytest.raises(PromptRejected) as raised:
+        characters.prompt(messages, CHAT, max_tokens=1005)
+    assert str(raised.value) == (
+        "The prompt has 1006 tokens and max_seq_len is 1005: shorten the prompt or raise max_seq_len."
+    )

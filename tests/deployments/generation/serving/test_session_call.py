@@ -1,0 +1,269 @@
+"""Calls of a session beside the engine: their prompts, their records, and what becomes of those that are left."""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from functools import wraps
+from typing import Any
+
+import pytest
+
+from deployments.failures import ReplicaShuttingDown, SessionStoreLost
+from deployments.generation.serving import session_calls_in_flight
+from deployments.generation.serving.served_call import GeneratedChoice, ServedCall
+from deployments.generation.serving.session_call import SessionCall, context_of
+from deployments.generation.serving.session_calls_in_flight import SessionCallsInFlight
+from deployments.protocols import SamplingOptions, WeightSpan, packed_ids, packed_logprobs
+from deployments.serving_records import ServedRequest, ServedTokens
+from deployments.sessions.records import ChatContext, EngineCall, OpenSession
+from deployments.sessions.settings import SessionsSettings
+from deployments.sessions.store import SessionStore
+from rollout_client.contract import RolloutDemand
+from rollout_client.session_contract import SessionRequest, SessionSample
+from tests.deployments.sessions.renderer import PLAIN, small
+
+QUESTION = {"role": "user", "content": "What is 2 + 3?"}
+MORE = {"role": "user", "content": "And 1 + 1?"}
+
+
+def runs(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    @wraps(test)
+    def run(**given: Any) -> None:
+        asyncio.run(test(**given))
+
+    return run
+
+
+class Replica:
+    """The calls of one session over a store in this process. The engine ends a call when it is interrupted."""
+
+    def __init__(self) -> None:
+        self.store = SessionStore(SessionsSettings())
+        unchecked: Any = self.store
+        renderer: Any = small()
+        self.calls = SessionCallsInFlight(unchecked, "replica", renderer, self._interrupt)
+        self.interrupted: list[str] = []
+        self._running: dict[str, ServedCall] = {}
+
+    async def open(self, request: SessionRequest | None = None) -> "Replica":
+        await self.store.open(OpenSession("s", "", "", "http://service", request or SessionRequest()))
+        return self
+
+    def call(self, name: str) -> ServedCall:
+        call = ServedCall(ServedRequest(name, range(3), 8, (), SamplingOptions(), session_id="s"))
+        call.session = SessionCall(call, "s", self.calls)
+        call.session.answer_id = f"chatcmpl-{name}"
+        self._running[name] = call
+        return call
+
+    async def samples(self) -> list[SessionSample]:
+        return (await self.store.samples("s", "")).samples
+
+    async def _interrupt(self, names: Sequence[str]) -> None:
+        for name in names:
+            self.interrupted.append(name)
+            ended = self._running[name].engine_ended
+            assert ended is not None
+            ended.set()
+
+
+def generate(call: ServedCall, text: str, finish_reason: str | None = "stop", index: int = 0) -> list[int]:
+    """What the recording client notes while the engine generates."""
+    call.engine_ended = call.engine_ended or asyncio.Event()
+    ids = [*small().encode(text), *([small().end_of_turn] if finish_reason == "stop" else [])]
+    spans = (WeightSpan("3", 0, len(ids)),)
+    call.choices[index] = GeneratedChoice(packed_ids(ids), packed_logprobs([-0.5] * len(ids)), finish_reason, spans)
+    return ids
+
+
+async def prepared(call: ServedCall, messages: list[Any], context: ChatContext = PLAIN) -> list[int]:
+    assert call.session is not None
+    return list(await call.session.prepare(messages, context))
+
+
+@runs
+async def test_the_prompt_of_a_call_that_continues_another_begins_with_its_ids() -> None:
+    replica = await Replica().open()
+    first = replica.call("one")
+    assert first.session is not None
+    prompt = await prepared(first, [QUESTION])
+    assert prompt == small().fresh([QUESTION], PLAIN)
+    made = generate(first, "5")
+    await first.session.record({0: {"role": "assistant", "content": "5"}})
+    second = replica.call("two")
+    continued = await prepared(second, [QUESTION, {"role": "assistant", "content": " 5\n"}, MORE])
+    assert continued[: len(prompt) + len(made)] == prompt + made
+    second.prompt_tokens = len(continued)
+    assert second.tokens == ServedTokens(len(continued) - len(prompt) - len(made), 0)
+    [sample] = await replica.samples()
+    assert (sample.branch, sample.status) == ("chatcmpl-one", "completed")
+
+
+@pytest.mark.parametrize(("policy", "oldest"), [(None, 3), ("run-b", None)])
+@runs
+async def test_the_engine_is_told_the_oldest_version_of_what_a_call_continues(
+    policy: str | None, oldest: int | None
+) -> None:
+    replica = await Replica().open(SessionRequest(policy=RolloutDemand(name=policy)))
+    first, second = replica.call("one"), replica.call("two")
+    assert first.session is not None
+    await prepared(first, [QUESTION])
+    assert first.generation([1], 8).oldest_version is None
+    generate(first, "5")
+    await first.session.record({})
+    await prepared(second, [QUESTION, {"role": "assistant", "content": "5"}, MORE])
+    assert second.generation([1], 8).oldest_version == oldest
+
+
+@runs
+async def test_each_choice_of_an_answer_is_recorded_by_its_index() -> None:
+    replica = await Replica().open()
+    call = replica.call("one")
+    assert call.session is not None
+    await prepared(call, [QUESTION])
+    for index in (1, 0):
+        generate(call, f"answer {index}", index=index)
+    await call.session.record({})
+    samples = await replica.samples()
+    assert [sample.branch for sample in samples] == ["chatcmpl-one-0", "chatcmpl-one-1"]
+    assert [sample.message_log[-1].content for sample in samples] == ["answer 0", "answer 1"]
+
+
+@runs
+async def test_a_call_that_is_left_is_interrupted_and_recorded_as_far_as_it_came() -> None:
+    replica = await Replica().open()
+    call = replica.call("one")
+    assert call.session is not None
+    await prepared(call, [QUESTION])
+    ids = generate(call, "half of an ans", "abort")
+    call.session.leave()
+    await asyncio.gather(*replica.calls._tasks)
+    [sample] = await replica.samples()
+    assert (replica.interrupted[0], sample.status) == ("one", "cancelled")
+    assert list(sample.message_log[-1].token_ids) == ids
+    assert (await replica.store.info("s", "")).calls_in_flight == 0
+
+
+@runs
+async def test_a_call_that_is_left_before_the_engine_was_called_ends_without_a_record() -> None:
+    replica = await Replica().open()
+    call = replica.call("one")
+    assert call.session is not None
+    await prepared(call, [QUESTION])
+    call.session.leave()
+    await asyncio.gather(*replica.calls._tasks)
+    info = await replica.store.info("s", "")
+    assert (info.calls, info.calls_in_flight, info.branches) == (1, 0, 0)
+
+
+@runs
+async def test_a_call_that_was_recorded_is_not_recorded_again_when_it_is_left() -> None:
+    replica = await Replica().open()
+    call = replica.call("one")
+    assert call.session is not None
+    await prepared(call, [QUESTION])
+    generate(call, "5")
+    await call.session.record({})
+    call.session.leave()
+    assert replica.calls._tasks == set()
+    assert len(await replica.samples()) == 1
+
+
+@runs
+async def test_a_call_whose_caller_leaves_while_it_is_recorded_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    replica = await Replica().open()
+    add, adding, may_add = replica.store.add, asyncio.Event(), asyncio.Event()
+
+    async def slow_add(session_id: str, call: EngineCall) -> None:
+        adding.set()
+        await may_add.wait()
+        await add(session_id, call)
+
+    monkeypatch.setattr(replica.store, "add", slow_add)
+    call = replica.call("one")
+    assert call.session is not None
+    await prepared(call, [QUESTION])
+    generate(call, "5")
+    answering = asyncio.create_task(call.session.record({}))
+    await adding.wait()
+    answering.cancel()
+    await asyncio.wait([answering])
+    call.session.leave()
+    may_add.set()
+    await asyncio.gather(*replica.calls._tasks)
+    [sample] = await replica.samples()
+    assert (sample.branch, sample.status) == ("chatcmpl-one", "completed")
+
+
+@runs
+async def test_a_call_whose_caller_leaves_while_it_begins_counts_no_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    replica = await Replica().open()
+    plan = replica.store.plan
+
+    async def planned_unheard(*given: Any) -> Any:
+        await plan(*given)
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(replica.store, "plan", planned_unheard)
+    call = replica.call("one")
+    assert call.session is not None
+    beginning = asyncio.create_task(call.session.prepare([QUESTION], PLAIN))
+    while not (await replica.store.info("s", "")).calls_in_flight:
+        await asyncio.sleep(0)
+    beginning.cancel()
+    await asyncio.wait([beginning])
+    call.session.leave()
+    await asyncio.gather(*replica.calls._tasks)
+    assert (await replica.store.info("s", "")).calls_in_flight == 0
+
+
+@runs
+async def test_what_another_replica_makes_anew_is_not_recorded() -> None:
+    replica = await Replica().open()
+    call = replica.call("one")
+    assert call.session is not None
+    await prepared(call, [QUESTION])
+    generate(call, "half of an ans", None)
+    call.note_failure(ReplicaShuttingDown("it ends"))
+    call.session.leave()
+    await asyncio.gather(*replica.calls._tasks)
+    info = await replica.store.info("s", "")
+    assert (info.calls, info.calls_in_flight, info.branches) == (1, 0, 0)
+
+
+@runs
+async def test_a_session_that_is_ended_elsewhere_interrupts_its_calls_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session_calls_in_flight, "HEARD_EVERY_S", 0)
+    replica = await Replica().open()
+    call = replica.call("one")
+    await prepared(call, [QUESTION])
+    generate(call, "5", None)
+    await replica.store.end("s", "")
+    assert call.engine_ended is not None
+    await call.engine_ended.wait()
+    assert "one" in replica.interrupted
+
+
+@runs
+async def test_a_record_is_sent_again_until_the_store_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session_calls_in_flight, "ADD_RETRY_S", 0)
+    replica = await Replica().open()
+    add, failures = replica.store.add, [SessionStoreLost("gone"), SessionStoreLost("gone")]
+
+    async def adding(session_id: str, call: EngineCall) -> None:
+        if failures:
+            raise failures.pop()
+        await add(session_id, call)
+
+    monkeypatch.setattr(replica.store, "add", adding)
+    call = replica.call("one")
+    assert call.session is not None
+    await prepared(call, [QUESTION])
+    generate(call, "5")
+    await call.session.record({})
+    assert len(await replica.samples()) == 1
+
+
+def test_what_vllm_adds_to_the_arguments_of_a_template_makes_no_other_root() -> None:
+    given = {"tools": None, "tokenize": False, "add_generation_prompt": True, "continue_final_message": False}
+    assert context_of(None, {**given, "documents": None}) == PLAIN
+    assert context_of([], {**given, "enable_thinking": False}) == ChatContext(None, {"enable_thinking": False})

@@ -1,0 +1,128 @@
+"""Completions that updates of the weights interrupt: their requests, and their outputs as those of one request."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from vllm.logprobs import FlatLogprobs, Logprob
+from vllm.outputs import CompletionOutput, RequestOutput, WeightVersionSpan
+from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
+
+from deployments.generation.continued_completion import ContinuedCompletion, params_of_choice
+from deployments.seeds import derived_seed
+
+# Importing vLLM takes seconds.
+pytestmark = pytest.mark.slow
+PROMPT = [1, 2, 3]
+FINAL, DELTA = RequestOutputKind.FINAL_ONLY, RequestOutputKind.DELTA
+
+
+def text_of(token_ids: Sequence[int]) -> str:
+    return "".join(map(chr, token_ids))
+
+
+def params(kind: RequestOutputKind = FINAL, **given: Any) -> SamplingParams:
+    return SamplingParams(max_tokens=100, seed=7, logprobs=0, output_kind=kind, **given)
+
+
+def output(
+    text: str, finish_reason: str | None = None, version: str = "0", tokens: int | None = None, flat: bool = True
+) -> RequestOutput:
+    """Args: `tokens`: of the request so far, where the output has a part of them."""
+    ids = list(map(ord, text))
+    logprobs: Any = FlatLogprobs() if flat else []
+    for token_id in ids:
+        logprobs.append({token_id: Logprob(-token_id / 100)})
+    spans = None if finish_reason is None else [WeightVersionSpan(version, 0, len(ids) if tokens is None else tokens)]
+    completion = CompletionOutput(0, text, ids, -1.0, logprobs, finish_reason=finish_reason, weight_versions=spans)
+    return RequestOutput("id", None, [9], None, [completion], finish_reason is not None, num_cached_tokens=2)
+
+
+def completion_of(sampling: SamplingParams, index: int = 0) -> ContinuedCompletion:
+    return ContinuedCompletion(PROMPT, sampling, text_of, index)
+
+
+def spans_of(whole: RequestOutput) -> list[tuple[str, int, int]]:
+    return [(span.version, span.start, span.end) for span in whole.outputs[0].weight_versions or ()]
+
+
+@pytest.mark.parametrize("flat", [True, False])
+def test_what_was_interrupted_goes_on_after_its_tokens_as_one_completion(flat: bool) -> None:
+    completion = completion_of(params(min_tokens=5), index=3)
+    assert (completion.next_prompt(), completion.next_params()) == (PROMPT, params(min_tokens=5))
+    assert completion.interrupt(completion.add(output("ab", "abort", flat=flat), None))
+    assert completion.next_prompt() == [*PROMPT, *map(ord, "ab")]
+    rest = completion.next_params()
+    assert (rest.max_tokens, rest.min_tokens, rest.seed) == (98, 3, derived_seed(7, 2))
+    whole = completion.add(output("cde", "stop", "1", flat=flat), None)
+    [made] = whole.outputs
+    assert (made.text, made.token_ids, made.finish_reason, made.index) == ("abcde", list(map(ord, "abcde")), "stop", 3)
+    assert made.logprobs is not None
+    assert [list(position) for position in made.logprobs if position] == [[ord(letter)] for letter in "abcde"]
+    assert made.cumulative_logprob == -2.0
+    assert spans_of(whole) == [("0", 0, 2), ("1", 2, 5)]
+    assert (whole.prompt_token_ids, whole.num_cached_tokens) == (PROMPT, 2)
+
+
+@given(
+    parts=st.lists(st.text("abc", max_size=5), min_size=1, max_size=5),
+    versions=st.lists(st.sampled_from("01"), min_size=5, max_size=5),
+    streams=st.booleans(),
+)
+def test_no_token_is_lost_and_none_comes_twice(parts: list[str], versions: list[str], streams: bool) -> None:
+    completion = completion_of(params(DELTA if streams else FINAL))
+    text, ids = "", list[int]()
+    for place, (part, version) in enumerate(zip(parts, versions, strict=False)):
+        completion.next_prompt()
+        completion.next_params()
+        finish_reason = "stop" if place == len(parts) - 1 else "abort"
+        given_now = [output(letter) for letter in part] if streams else []
+        ending = output("" if streams else part, finish_reason, version, tokens=len(part))
+        for each in [*given_now, ending]:
+            whole = completion.add(each, None)
+            [made] = whole.outputs
+            text = text + made.text if streams else made.text
+            ids = ids + list(made.token_ids) if streams else list(made.token_ids)
+        if finish_reason == "abort":
+            assert completion.interrupt(whole)
+            assert (made.finish_reason, whole.finished) == (None, False)
+    expected = "".join(parts)
+    assert (text, ids) == (expected, list(map(ord, expected)))
+    covered = [version for version, start, end in spans_of(whole) for _ in range(start, end)]
+    assert covered == [version for part, version in zip(parts, versions, strict=False) for _ in part]
+
+
+def test_an_adapters_label_is_that_of_the_tokens_that_it_made() -> None:
+    completion = completion_of(params())
+    assert completion.interrupt(completion.add(output("ab", "abort"), "run/1"))
+    completion.next_prompt()
+    assert spans_of(completion.add(output("c", "stop"), "run/2")) == [("run/1", 0, 2), ("run/2", 2, 3)]
+
+
+ENDS_OPEN = [
+    (params(stop=["ab"]), "xa"),
+    (params(), "x\N{REPLACEMENT CHARACTER}"),
+    (params(structured_outputs=StructuredOutputsParams(json="{}")), "{"),
+    (params(presence_penalty=0.5), "a"),
+]
+
+
+@pytest.mark.parametrize(("sampling", "made"), ENDS_OPEN, ids=["stop string", "character", "schema", "penalty"])
+def test_what_cannot_be_continued_begins_anew_unless_a_part_was_sent(sampling: SamplingParams, made: str) -> None:
+    completion = completion_of(sampling)
+    assert completion.interrupt(completion.add(output(made, "abort"), None))
+    assert (completion.next_prompt(), completion.next_params()) == (PROMPT, sampling)
+    assert completion.add(output("anew", "stop"), None).outputs[0].text == "anew"
+    sampling.output_kind = DELTA
+    stream = completion_of(sampling)
+    stream.add(output(made), None)
+    ending = stream.add(output("", "abort", tokens=len(made)), None)
+    assert not stream.interrupt(ending)
+    assert ending.outputs[0].finish_reason == "abort"
+
+
+def test_each_choice_has_the_seed_that_vllm_gives_it() -> None:
+    each = [params_of_choice(params(n=3), index) for index in range(3)]
+    assert [(one.n, one.seed) for one in each] == [(1, 7), (1, 8), (1, 9)]

@@ -1,0 +1,168 @@
+"""The engine's outputs for calls of model servers' APIs, over a scripted vLLM: updates, interruptions, and failures."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from dataclasses import replace
+from functools import wraps
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from vllm.outputs import CompletionOutput, RequestOutput, WeightVersionSpan
+from vllm.sampling_params import RequestOutputKind, SamplingParams
+from vllm.v1.engine.exceptions import EngineDeadError
+
+from deployments.failures import (
+    GenerationLost,
+    OtherVersionLoaded,
+    ReplicaShuttingDown,
+    RolloutFailure,
+    TokensTooOld,
+    VersionReplaced,
+)
+from deployments.generation.engine import VLLMEngine
+from deployments.generation.engine_progress import StepCounter
+from deployments.policy.replicas.commands import LoadedWeights
+from deployments.protocols import GenerationRequest, SamplingOptions
+
+# Importing vLLM takes seconds.
+pytestmark = pytest.mark.slow
+REQUEST = GenerationRequest("call", [1, 2], 10, (), SamplingOptions())
+Step = str | Exception | Callable[[], None]
+"""A text that is generated, a failure, or what happens meanwhile."""
+
+
+def runs(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    @wraps(test)
+    def run(**given: Any) -> None:
+        asyncio.run(test(**given))
+
+    return run
+
+
+class ScriptedVLLM:
+    """Each request of the engine goes through the next of `scripts`; "!" in a text ends the request as aborted."""
+
+    def __init__(self, *scripts: Sequence[Step]) -> None:
+        self._scripts = list(scripts)
+        self.prompts: list[list[int]] = []
+        self.version = "0"
+
+    def get_tokenizer(self) -> Any:
+        return SimpleNamespace(decode=lambda ids: "".join(map(chr, ids)))
+
+    async def abort(self, _engine_ids: Sequence[str]) -> None:
+        pass
+
+    async def generate(
+        self, prompt: Any, _params: SamplingParams, _engine_id: str, **_options: Any
+    ) -> AsyncGenerator[RequestOutput, None]:
+        self.prompts.append(prompt["prompt_token_ids"])
+        made = 0
+        for step in self._scripts.pop(0):
+            await asyncio.sleep(0)
+            if isinstance(step, Exception):
+                raise step
+            if not isinstance(step, str):
+                step()
+                continue
+            ends = {"!": "abort", ".": "stop"}.get(step[-1])
+            text = step.rstrip("!.")
+            made += len(text)
+            spans = [WeightVersionSpan(self.version, 0, made)] if ends else None
+            completion = CompletionOutput(
+                0, text, list(map(ord, text)), None, None, finish_reason=ends, weight_versions=spans
+            )
+            yield RequestOutput("id", None, prompt["prompt_token_ids"], None, [completion], ends is not None)
+
+
+class World:
+    def __init__(self, *scripts: Sequence[Step]) -> None:
+        self.llm = ScriptedVLLM(*scripts)
+        unchecked: Any = self.llm
+        self.engine = VLLMEngine(unchecked, StepCounter())
+
+    def update(self) -> None:
+        """An update of the weights that aborts what runs."""
+        self.engine.weights.aborts += 1
+        self.engine.weights.loaded = LoadedWeights(self.engine.weights.loaded.version + 1)
+
+    def interrupt(self, failure: RolloutFailure | None = None) -> None:
+        [running] = self.engine._running
+        running.interrupt(failure)
+
+    async def outputs(self, request: GenerationRequest = REQUEST) -> list[RequestOutput]:
+        params = SamplingParams(max_tokens=10, output_kind=RequestOutputKind.DELTA)
+        prompt = {"prompt_token_ids": [1, 2]}
+        return [output async for output in self.engine.outputs(request, prompt, params)]
+
+
+def text_of(outputs: Sequence[RequestOutput]) -> str:
+    return "".join(output.outputs[0].text for output in outputs)
+
+
+@runs
+async def test_an_update_does_not_end_a_call() -> None:
+    world = World()
+    world.llm._scripts = [["ab", world.update, "!"], ["c", world.update, "!"], ["d."]]
+    outputs = await world.outputs()
+    assert text_of(outputs) == "abcd"
+    assert [output.outputs[0].finish_reason for output in outputs if output.finished] == ["stop"]
+    assert world.llm.prompts == [[1, 2], [1, 2, 97, 98], [1, 2, 97, 98, 99]]
+
+
+@runs
+async def test_an_interruption_ends_a_call_with_what_it_has_also_during_an_update() -> None:
+    world = World()
+    world.llm._scripts = [["ab", world.update, world.interrupt, "!"]]
+    outputs = await world.outputs()
+    assert (text_of(outputs), outputs[-1].outputs[0].finish_reason) == ("ab", "abort")
+
+
+@runs
+async def test_a_call_that_its_replica_hands_over_fails_so() -> None:
+    world = World()
+    world.llm._scripts = [["ab", lambda: world.interrupt(ReplicaShuttingDown("it ends")), "!"]]
+    with pytest.raises(ReplicaShuttingDown):
+        await world.outputs()
+
+
+@pytest.mark.parametrize("broken", [["ab", "!"], ["ab", EngineDeadError()]], ids=["ended early", "dead"])
+@runs
+async def test_a_call_whose_engine_breaks_can_be_made_again(broken: list[Step]) -> None:
+    with pytest.raises(GenerationLost):
+        await World(broken).outputs()
+
+
+@runs
+async def test_versions_are_looked_at_again_right_before_the_engine() -> None:
+    world = World()
+    world.engine.weights.may_generate.clear()
+    call = asyncio.create_task(world.outputs(replace(REQUEST, weight_version=0)))
+    await asyncio.sleep(0)
+    world.update()
+    world.engine.weights.may_generate.set()
+    with pytest.raises(OtherVersionLoaded):
+        await call
+    assert world.llm.prompts == []
+
+
+@runs
+async def test_what_another_version_has_generated_a_part_of_is_refused() -> None:
+    world = World()
+
+    def swap() -> None:
+        world.llm.version = "1"
+
+    world.llm._scripts = [["ab", swap, "c."]]
+    with pytest.raises(VersionReplaced):
+        await world.outputs(replace(REQUEST, weight_version=0))
+
+
+@runs
+async def test_what_would_become_too_old_does_not_go_on() -> None:
+    world = World()
+    world.llm._scripts = [["ab", world.update, "!"], ["c", world.update, "!"], ["d."]]
+    with pytest.raises(TokensTooOld):
+        await world.outputs(replace(REQUEST, max_staleness=1))
+    assert len(world.llm.prompts) == 2

@@ -1,0 +1,41 @@
+"""When an engine is taken for hung."""
+
+import pytest
+
+from deployments.generation.hang_watch import LEAST_OBSERVATIONS, HangWatch
+
+
+def test_an_engine_that_has_work_and_takes_no_step_hangs_after_the_timeout() -> None:
+    watch = HangWatch(10.0)
+    assert watch.observe(0.0, steps=5, ongoing=1, is_paused=False) == "moves"
+    assert [watch.observe(now, 5, 1, False) for now in (1.0, 6.0, 10.9, 11.0)] == ["moves", "moves", "moves", "hangs"]
+
+
+def test_each_step_begins_the_timeout_anew() -> None:
+    watch = HangWatch(10.0)
+    assert {watch.observe(5.0 * number, number // 2, 1, False) for number in range(40)} == {"moves"}
+
+
+@pytest.mark.parametrize(
+    ("ongoing", "is_paused", "verdict"), [(0, False, "idle"), (1, True, "moves"), (0, True, "moves")]
+)
+def test_an_engine_without_work_or_paused_never_hangs(ongoing: int, is_paused: bool, verdict: str) -> None:
+    watch = HangWatch(10.0)
+    watch.observe(0.0, 5, 1, False)
+    assert {watch.observe(100.0 * number, 5, ongoing, is_paused) for number in range(1, 9)} == {verdict}
+    assert watch.observe(1000.0, 5, 1, False) == "moves"
+
+
+def test_an_observer_that_stalled_itself_looks_again_before_it_judges() -> None:
+    watch = HangWatch(10.0)
+    watch.observe(0.0, 5, 1, False)
+    watch.observe(1.0, 5, 1, False)
+    assert watch.observe(100.0, 5, 1, False) == "moves"
+    assert watch.observe(101.0, 9, 1, False) == "moves"
+    verdicts = [watch.observe(200.0 + number, 9, 1, False) for number in range(LEAST_OBSERVATIONS)]
+    assert set(verdicts) == {"moves"}
+
+
+def test_without_a_timeout_no_engine_hangs() -> None:
+    watch = HangWatch(None)
+    assert {watch.observe(100.0 * number, 5, 1, False) for number in range(9)} == {"moves"}

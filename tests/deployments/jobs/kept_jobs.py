@@ -1,0 +1,62 @@
+"""What a job store keeps, without a store: for tests of the book alone."""
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from deployments.jobs.records import Change, EntryName, JobRecord, JobRequest, LoadedJob
+
+
+class Asked(NamedTuple):
+    request: JobRequest
+    owner: str
+
+
+def asked(
+    key: str | None = "k", owner: str = "a", namespace: str = "", fingerprint: str = "f", runs_alone: bool = True
+) -> Asked:
+    request = JobRequest(
+        namespace=namespace,
+        kind="rollout",
+        media_type="application/json",
+        request_id="r",
+        key=key,
+        fingerprint=fingerprint,
+        runs_alone=runs_alone,
+    )
+    return Asked(request, owner)
+
+
+def event(number: int) -> EntryName:
+    return EntryName("event", number)
+
+
+def journal(number: int) -> EntryName:
+    return EntryName("journal", number)
+
+
+class KeptJobs:
+    """Records and entries, as changes leave them."""
+
+    def __init__(self) -> None:
+        self.records: dict[str, JobRecord] = {}
+        self.entries: dict[str, dict[EntryName, bytes]] = {}
+        self.epoch = 0
+        """Of the store that may change them."""
+
+    def apply(self, changes: Iterable[Change]) -> None:
+        for change in changes:
+            if change.record is None:
+                self.records.pop(change.job_id, None)
+                self.entries.pop(change.job_id, None)
+                continue
+            self.records[change.job_id] = change.record
+            entries = self.entries.setdefault(change.job_id, {})
+            for name in change.removed:
+                entries.pop(name, None)
+            entries.update(change.added)
+
+    def loaded(self) -> list[LoadedJob]:
+        return [
+            LoadedJob(record, {name: len(data) for name, data in self.entries[job_id].items()})
+            for job_id, record in self.records.items()
+        ]

@@ -1,0 +1,428 @@
+"""Who plays which job, and what is kept of it."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from deployments.jobs.book import BODY, JobBook
+from deployments.jobs.failures import (
+    EventsAcknowledged,
+    EventUnknown,
+    JobsFull,
+    JobUnknown,
+    KeyReused,
+)
+from deployments.jobs.records import Claim, JobWrite, Opened
+from deployments.jobs.settings import JobsSettings
+from tests.deployments.jobs.kept_jobs import Asked, KeptJobs, asked, event, journal
+
+SETTINGS = JobsSettings(lease_s=5, keep_s=100, abandoned_after_s=20, max_jobs=3, max_bytes=100)
+
+
+class Book:
+    """A book whose changes are stored and committed at once, and a clock."""
+
+    def __init__(self, settings: JobsSettings = SETTINGS) -> None:
+        self.kept = KeptJobs()
+        self.settings = settings
+        self.now = 0.0
+        self.restart()
+
+    def restart(self) -> None:
+        self.book = JobBook(self.settings, self.kept.loaded(), self.now)
+
+    def commit(self, changes) -> None:  # type: ignore[no-untyped-def]
+        self.kept.apply(changes)
+        self.book.commit(changes, self.now)
+
+    def open(self, request: Asked, body: bytes = b"body") -> Opened:
+        opened, changes = self.book.open(*request, body, self.now, self.now)
+        self.commit(changes)
+        return opened
+
+    def claim(self, job_id: str, owner: str) -> Claim | None:
+        claim, changes = self.book.claim(job_id, owner, self.now, self.now)
+        self.commit(changes)
+        return claim
+
+    def write(self, owner: str, write: JobWrite) -> bool:
+        change = self.book.write(owner, write, self.now)
+        self.commit([] if change is None else [change])
+        return change is not None
+
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+        self.commit(self.book.passed(self.now, self.now))
+
+    def acknowledge(self, job_id: str, last: int) -> None:
+        self.commit(self.book.acknowledge(job_id, "", last))
+
+    def delete(self, job_id: str) -> None:
+        self.commit(self.book.delete(job_id, ""))
+
+
+def test_a_new_job_is_played_by_the_replica_that_opened_it() -> None:
+    book = Book()
+    opened = book.open(asked())
+    assert opened.claim is not None
+    assert (opened.claim.record.owner, opened.claim.record.epoch, opened.claim.entries) == ("a", 1, (BODY,))
+
+
+def test_the_same_key_attaches_to_the_running_job_whichever_replica_it_reaches() -> None:
+    book = Book()
+    first, second = book.open(asked(owner="a")), book.open(asked(owner="b"))
+    assert (second.record.job_id, second.claim) == (first.record.job_id, None)
+
+
+def test_the_same_key_with_another_request_is_refused() -> None:
+    book = Book()
+    book.open(asked())
+    with pytest.raises(KeyReused, match="it was sent with another request"):
+        book.open(asked(fingerprint="other"))
+
+
+def test_a_key_is_its_callers_own() -> None:
+    book = Book()
+    mine, other = book.open(asked()), book.open(asked(namespace="other", fingerprint="other"))
+    assert mine.record.job_id != other.record.job_id
+    with pytest.raises(JobUnknown):
+        book.book.record(mine.record.job_id, "other")
+
+
+def test_a_job_without_a_key_is_always_new() -> None:
+    book = Book()
+    assert book.open(asked(key=None)).record.job_id != book.open(asked(key=None)).record.job_id
+
+
+def test_the_jobs_of_a_replica_that_is_silent_wait_for_another_one() -> None:
+    book = Book()
+    job_id = book.open(asked(owner="a")).record.job_id
+    book.wait(4.9)
+    assert book.book.orders("b", (), book.now).waiting == []
+    book.wait(0.2)
+    assert book.book.orders("b", (), book.now).waiting == [job_id]
+    claim = book.claim(job_id, "b")
+    assert claim is not None
+    assert (claim.record.owner, claim.record.epoch) == ("b", 2)
+    assert claim.age_s == pytest.approx(5.1)
+    assert book.claim(job_id, "c") is None, "another replica was first"
+
+
+def test_a_replica_that_asks_for_orders_keeps_its_jobs() -> None:
+    book = Book()
+    job_id = book.open(asked(owner="a")).record.job_id
+    for _ in range(10):
+        book.wait(4)
+        assert book.book.orders("a", [job_id], book.now).lost == []
+    assert book.kept.records[job_id].owner == "a"
+
+
+def test_a_store_that_was_away_counts_its_absence_against_nobody() -> None:
+    book = Book()
+    job_id = book.open(asked(owner="a")).record.job_id
+    book.now += 3600
+    book.restart()
+    book.wait(4)
+    assert book.kept.records[job_id].owner == "a"
+    book.wait(2)
+    assert book.kept.records[job_id].state == "waiting"
+
+
+def test_a_replica_that_lost_a_job_is_told_and_can_write_no_more() -> None:
+    book = Book()
+    job_id = book.open(asked(owner="a")).record.job_id
+    book.wait(6)
+    book.claim(job_id, "b")
+    assert book.book.orders("a", [job_id], book.now).lost == [job_id]
+    assert not book.write("a", JobWrite(job_id, 1, {event(1): b"late"}))
+    assert not book.write("a", JobWrite(job_id, 2, {event(1): b"late"})), "the epoch is another owner's"
+    assert book.write("b", JobWrite(job_id, 2, {event(1): b"first"}))
+
+
+def test_a_write_that_is_made_twice_changes_nothing_the_second_time() -> None:
+    book = Book()
+    job_id = book.open(asked()).record.job_id
+    write = JobWrite(job_id, 1, {event(1): b"one", event(2): b"two"})
+    assert book.write("a", write)
+    assert book.write("a", write)
+    assert book.kept.records[job_id].last_event == 2
+    last = JobWrite(job_id, 1, {event(3): b"summary"}, ended="completed")
+    assert book.write("a", last)
+    assert book.write("a", last)
+    assert book.kept.records[job_id].last_event == 3
+
+
+def test_events_have_no_gaps() -> None:
+    book = Book()
+    job_id = book.open(asked()).record.job_id
+    assert not book.write("a", JobWrite(job_id, 1, {event(2): b"two"}))
+
+
+def test_the_end_removes_what_only_the_run_needed() -> None:
+    book = Book()
+    job_id = book.open(asked()).record.job_id
+    book.write("a", JobWrite(job_id, 1, {journal(1): b"turn", journal(2): b"turn"}))
+    book.write("a", JobWrite(job_id, 1, {event(1): b"group"}, removed=[journal(1)]))
+    assert set(book.kept.entries[job_id]) == {BODY, journal(2), event(1)}
+    book.write("a", JobWrite(job_id, 1, {event(2): b"summary"}, ended="completed"))
+    assert set(book.kept.entries[job_id]) == {event(1), event(2)}
+    assert book.book.size_bytes == len(b"group") + len(b"summary")
+
+
+def test_the_same_key_gets_the_answer_until_it_expires() -> None:
+    book = Book()
+    job_id = book.open(asked()).record.job_id
+    book.write("a", JobWrite(job_id, 1, {event(1): b"summary"}, ended="completed"))
+    book.wait(99)
+    again = book.open(asked(owner="b"))
+    assert (again.record.job_id, again.record.state, again.claim) == (job_id, "completed", None)
+    book.wait(2)
+    assert book.open(asked(owner="b")).record.job_id != job_id
+    assert job_id not in book.kept.records
+
+
+def test_a_request_that_was_refused_does_not_use_up_its_key() -> None:
+    book = Book()
+    job_id = book.open(asked()).record.job_id
+    book.write("a", JobWrite(job_id, 1, {event(1): b"problem"}, ended="failed", forgets_key=True))
+    assert book.book.record(job_id, "").state == "failed", "those that wait for it learn why"
+    assert book.open(asked()).claim is not None
+
+
+def test_acknowledged_events_are_not_kept_and_the_others_are() -> None:
+    book = Book()
+    job_id = book.open(asked()).record.job_id
+    book.write("a", JobWrite(job_id, 1, {event(1): b"one", event(2): b"two", event(3): b"three"}))
+    book.acknowledge(job_id, 2)
+    book.acknowledge(job_id, 1)
+    assert set(book.kept.entries[job_id]) == {BODY, event(3)}
+    assert book.book.events_after(job_id, "", 2, 100) == [event(3)]
+    with pytest.raises(EventsAcknowledged, match="events up to 2 were acknowledged"):
+        book.book.events_after(job_id, "", 1, 100)
+    with pytest.raises(EventUnknown, match="the last event is 3"):
+        book.acknowledge(job_id, 4)
+    with pytest.raises(EventUnknown, match="the last event is 3"):
+        book.book.events_after(job_id, "", 4, 100)
+
+
+def test_a_page_of_events_has_at_least_one_and_no_more_than_its_bytes() -> None:
+    book = Book()
+    job_id = book.open(asked()).record.job_id
+    book.write("a", JobWrite(job_id, 1, {event(1): b"x" * 50, event(2): b"x" * 10, event(3): b"x" * 10}))
+    assert book.book.events_after(job_id, "", 0, 20) == [event(1)]
+    assert book.book.events_after(job_id, "", 1, 20) == [event(2), event(3)]
+    assert book.book.events_after(job_id, "", 3, 20) == []
+
+
+def test_a_request_without_listeners_is_suspended_and_goes_on_when_it_is_posted_again() -> None:
+    book = Book(replace_settings(lease_s=1000))
+    job_id = book.open(asked(runs_alone=False)).record.job_id
+    book.write("a", JobWrite(job_id, 1, {journal(1): b"turn"}))
+    book.wait(19)
+    book.book.note_listener(job_id, book.now)
+    book.wait(19)
+    assert book.kept.records[job_id].state == "running"
+    book.wait(2)
+    assert book.kept.records[job_id].state == "suspended"
+    assert book.book.orders("a", [job_id], book.now).lost == [job_id]
+    again = book.open(asked(owner="b", runs_alone=False))
+    assert again.claim is not None
+    assert (again.claim.record.epoch, set(again.claim.entries)) == (2, {BODY, journal(1)})
+
+
+def test_a_job_runs_without_listeners() -> None:
+    book = Book(replace_settings(lease_s=1000))
+    job_id = book.open(asked(runs_alone=True)).record.job_id
+    book.wait(99)
+    assert book.kept.records[job_id].state == "running"
+
+
+def test_jobs_that_a_replica_gives_up_wait_for_another_one() -> None:
+    book = Book()
+    job_id = book.open(asked()).record.job_id
+    book.commit(book.book.release("b", [job_id]))
+    assert book.kept.records[job_id].state == "running", "it is not that replica's"
+    book.commit(book.book.release("a", [job_id]))
+    assert book.kept.records[job_id].state == "waiting"
+
+
+def test_a_deleted_job_is_lost_to_its_replica_and_its_key_is_free() -> None:
+    book = Book()
+    job_id = book.open(asked()).record.job_id
+    book.delete(job_id)
+    assert book.book.orders("a", [job_id], book.now).lost == [job_id]
+    assert not book.write("a", JobWrite(job_id, 1, {event(1): b"x"}))
+    assert (book.book.size_bytes, len(book.book)) == (0, 0)
+    assert book.open(asked()).record.job_id != job_id
+
+
+def test_what_is_kept_is_bounded() -> None:
+    book = Book()
+    book.open(asked(key="1"), b"x" * 90)
+    with pytest.raises(JobsFull, match=r"of all callers have 90 bytes and jobs\.max_bytes allows 100"):
+        book.open(asked(key="2"), b"x" * 20)
+    book.open(asked(key="2"), b"")
+    book.open(asked(key="3"), b"")
+    with pytest.raises(JobsFull, match=r"3 jobs of all callers are kept and jobs\.max_jobs allows 3"):
+        book.open(asked(key="4"), b"")
+    assert book.open(asked(key="1"), b"").claim is None, "a known key needs no room"
+
+
+def test_one_caller_takes_at_most_its_share_of_what_is_kept() -> None:
+    book = Book(replace_settings(max_jobs=4, max_share=0.5))
+    book.open(asked(key="1", namespace="team"), b"x" * 40)
+    with pytest.raises(
+        JobsFull, match=r"this caller have 40 bytes and jobs\.max_bytes x jobs\.max_share \(0\.5\) allows 50"
+    ):
+        book.open(asked(key="2", namespace="team"), b"x" * 20)
+    book.open(asked(key="2", namespace="team"), b"")
+    with pytest.raises(JobsFull, match=r"2 jobs of this caller are kept .* allows 2; delete"):
+        book.open(asked(key="3", namespace="team"), b"")
+    for key in ("1", "2"):
+        book.open(asked(key=key, namespace="others"), b"x" * 20)
+
+
+def test_what_was_refused_takes_no_room_and_goes_once_those_who_waited_were_told() -> None:
+    book = Book()
+    for number in range(5):
+        job_id = book.open(asked(), b"x" * 90).record.job_id
+        refusal = JobWrite(job_id, 1, {event(1): b"problem"}, ended="failed", forgets_key=True)
+        assert book.write("a", refusal)
+        assert book.write("a", refusal), number
+    assert (len(book.book), book.book.size_bytes) == (5, 0)
+    book.restart()
+    assert (len(book.book), book.book.size_bytes) == (5, 0)
+    book.wait(59)
+    assert book.book.events_after(job_id, "", 0, 100) == [event(1)]
+    book.wait(2)
+    assert (len(book.book), book.kept.records) == (0, {})
+
+
+def replace_settings(**changes: float) -> JobsSettings:
+    return SETTINGS.model_copy(update=changes)
+
+
+class DyingReplicas(RuleBasedStateMachine):
+    """Replicas play jobs, fall silent and come back, and the store dies, in any order.
+
+    Each job has as many events as `EVENTS`; what a replica writes names its job and its number. So a job that was
+    played twice, or whose owner went on after it was replaced, shows as an event that changed or came twice.
+    """
+
+    EVENTS = 4
+    OWNERS = ("a", "b", "c")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.book = Book(JobsSettings(lease_s=5, keep_s=10**6, abandoned_after_s=8))
+        self.playing: dict[str, dict[str, Claim]] = {owner: {} for owner in self.OWNERS}
+        """What each replica believes that it plays, whether that is still so or not."""
+        self.written: dict[str, list[int]] = {}
+        """Events that the store accepted, by job."""
+        self.jobs: dict[str, str] = {}
+        """By key."""
+        self.claims: list[Claim] = []
+        """All that were ever given."""
+
+    @rule(owner=st.sampled_from(OWNERS), key=st.sampled_from("xyz"), runs_alone=st.booleans())
+    def post(self, owner: str, key: str, runs_alone: bool) -> None:
+        opened = self.book.open(asked(key=key, owner=owner, runs_alone=runs_alone))
+        assert self.jobs.setdefault(key, opened.record.job_id) == opened.record.job_id, "a second run"
+        if opened.claim is not None:
+            self.note_claim(owner, opened.claim)
+
+    def note_claim(self, owner: str, claim: Claim) -> None:
+        self.playing[owner][claim.record.job_id] = claim
+        self.claims.append(claim)
+
+    @rule(owner=st.sampled_from(OWNERS))
+    def take_orders(self, owner: str) -> None:
+        orders = self.book.book.orders(owner, list(self.playing[owner]), self.book.now)
+        for job_id in orders.lost:
+            del self.playing[owner][job_id]
+        for job_id in orders.waiting:
+            if (claim := self.book.claim(job_id, owner)) is not None:
+                self.note_claim(owner, claim)
+
+    @precondition(lambda self: self.claims)
+    @rule(data=st.data())
+    def write_late(self, data: st.DataObject) -> None:
+        """By a replica that does not know what has happened since it got the job."""
+        claim = data.draw(st.sampled_from(self.claims))
+        record = self.book.kept.records[claim.record.job_id]
+        is_owner = (claim.record.owner, claim.record.epoch) == (record.owner, record.epoch)
+        assert self.book.write(claim.record.owner, JobWrite(record.job_id, claim.record.epoch)) == is_owner
+
+    @precondition(lambda self: any(self.playing.values()))
+    @rule(data=st.data(), owner=st.sampled_from(OWNERS), is_repeated=st.booleans())
+    def play(self, data: st.DataObject, owner: str, is_repeated: bool) -> None:
+        """Writes the event that the replica believes to be the next, maybe twice."""
+        if not (mine := self.playing[owner]):
+            return
+        job_id = data.draw(st.sampled_from(sorted(mine)))
+        claim = mine[job_id]
+        number = claim.record.last_event + 1
+        if number > self.EVENTS:
+            return
+        ended = "completed" if number == self.EVENTS else None
+        write = JobWrite(job_id, claim.record.epoch, {event(number): b"%d" % number}, ended=ended)  # type: ignore[arg-type]
+        if self.book.write(owner, write):
+            self.written.setdefault(job_id, []).append(number)
+            mine[job_id] = replace(claim, record=replace(claim.record, last_event=number))
+            if is_repeated:
+                assert self.book.write(owner, write)
+        else:
+            del mine[job_id]
+
+    @rule(seconds=st.sampled_from([0.5, 3, 6, 9]))
+    def wait(self, seconds: float) -> None:
+        self.book.wait(seconds)
+
+    @rule(owner=st.sampled_from(OWNERS))
+    def die(self, owner: str) -> None:
+        self.playing[owner] = {}
+
+    @rule()
+    def store_dies(self) -> None:
+        self.book.restart()
+
+    @invariant()
+    def every_event_was_accepted_once_and_in_order(self) -> None:
+        for job_id, numbers in self.written.items():
+            assert numbers == list(range(1, len(numbers) + 1))
+            entries = self.book.kept.entries[job_id]
+            assert [entries[event(number)] for number in numbers] == [b"%d" % number for number in numbers]
+
+    @invariant()
+    def at_most_one_replica_may_write_to_a_job(self) -> None:
+        for job_id, record in self.book.kept.records.items():
+            holders = [
+                owner
+                for owner, mine in self.playing.items()
+                if job_id in mine and (owner, mine[job_id].record.epoch) == (record.owner, record.epoch)
+            ]
+            assert len(holders) <= 1
+
+    def teardown(self) -> None:
+        """Whatever has happened, a replica that lives ends every job."""
+        for _ in range(2):
+            self.book.wait(6)
+            for key in self.jobs:
+                self.post("a", key, True)
+            self.take_orders("a")
+        for job_id, claim in self.playing["a"].items():
+            for number in range(claim.record.last_event + 1, self.EVENTS + 1):
+                ended = "completed" if number == self.EVENTS else None
+                write = JobWrite(job_id, claim.record.epoch, {event(number): b"%d" % number}, ended=ended)  # type: ignore[arg-type]
+                assert self.book.write("a", write)
+        assert {self.book.kept.records[job_id].state for job_id in self.jobs.values()} <= {"completed"}
+        assert all(self.book.kept.records[job_id].last_event == self.EVENTS for job_id in self.jobs.values())
+
+
+TestDyingReplicas = DyingReplicas.TestCase
+TestDyingReplicas.settings = settings(
+    stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)

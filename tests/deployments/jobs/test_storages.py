@@ -1,0 +1,191 @@
+"""What every storage of the job store does: SQLite, and Redis, both as `fakeredis` and as a server."""
+
+import asyncio
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+from fakeredis import FakeAsyncRedis, FakeServer
+
+from deployments.jobs.records import Change, EntryName, JobRecord, LoadedJob
+from deployments.jobs.redis_storage import RedisStorage
+from deployments.jobs.settings import JobsSettings
+from deployments.jobs.sqlite_storage import SqliteStorage
+from deployments.jobs.storage import JobStorage, StorageFailed, StoreReplaced
+from deployments.jobs.store import FolderNotShared, storage_of
+
+BODY, EVENT, TURN = EntryName("body", 0), EntryName("event", 1), EntryName("journal", 7)
+Open = Callable[[], JobStorage]
+
+
+@pytest.fixture(scope="module")
+def redis_socket() -> Iterator[Path]:
+    """Of a Redis that runs for the length of the module."""
+    program = shutil.which("redis-server")
+    if program is None:
+        pytest.fail("There is no redis-server on this machine: apt-get install -y redis-server")
+    with tempfile.TemporaryDirectory(prefix="redis-") as folder:
+        socket = Path(folder) / "socket"
+        options = ["--port", "0", "--unixsocket", str(socket), "--save", "", "--dir", folder]
+        with subprocess.Popen([program, *options], stdout=subprocess.PIPE, text=True) as server:
+            try:
+                assert server.stdout is not None
+                for line in server.stdout:
+                    if "eady to accept connections" in line:
+                        break
+                yield socket
+            finally:
+                server.kill()
+
+
+@pytest.fixture(params=["sqlite", "redis", "redis-server"])
+def open_storage(request: pytest.FixtureRequest, tmp_path: Path) -> Open:
+    """Each call opens the same jobs again."""
+    if request.param == "sqlite":
+        return lambda: SqliteStorage(tmp_path / "jobs")
+    if request.param == "redis-server":
+        url, prefix = f"unix://{request.getfixturevalue('redis_socket')}", uuid4().hex
+        return lambda: storage_of(JobsSettings(redis_url=url, redis_prefix=prefix))
+    server = FakeServer()
+    return lambda: RedisStorage(FakeAsyncRedis(server=server), "test")
+
+
+def run(scenario: Callable[[], Awaitable[None]]) -> None:
+    async def limited() -> None:
+        await scenario()
+
+    asyncio.run(limited())
+
+
+def record(job_id: str = "j", **changes: str) -> JobRecord:
+    return JobRecord(
+        job_id=job_id,
+        namespace="team",
+        kind="rollout",
+        media_type="application/json",
+        request_id="r",
+        created_at=12.5,
+        **changes,  # type: ignore[arg-type]
+    )
+
+
+def test_what_was_applied_is_there_for_the_next_store(open_storage: Open) -> None:
+    async def scenario() -> None:
+        first = open_storage()
+        assert await first.take_over() == []
+        await first.apply([Change("j", record(key="k"), {BODY: b"\x00body", EVENT: b"one", TURN: b""})])
+        await first.apply([Change("j", record(key="k", owner="b"), {EVENT: b"two"}, [TURN])])
+        await first.apply([Change("gone", record("gone"), {BODY: b"x"})])
+        await first.apply([Change("gone", None)])
+        await first.close()
+        second = open_storage()
+        assert await second.take_over() == [LoadedJob(record(key="k", owner="b"), {BODY: 5, EVENT: 3})]
+        assert await second.read("j", [EVENT, TURN, BODY]) == {EVENT: b"two", BODY: b"\x00body"}
+        assert await second.read("gone", [BODY]) == {}
+        assert await second.read("j", []) == {}
+        await second.close()
+
+    run(scenario)
+
+
+def test_a_store_that_was_replaced_writes_no_more(open_storage: Open) -> None:
+    async def scenario() -> None:
+        old, new = open_storage(), open_storage()
+        await old.take_over()
+        await old.apply([Change("j", record())])
+        await new.take_over()
+        with pytest.raises(StoreReplaced):
+            await old.apply([Change("j", record(owner="late"))])
+        await new.apply([Change("k", record("k"))])
+        third = open_storage()
+        assert {loaded.record.owner for loaded in await third.take_over()} == {""}
+        for storage in (old, new, third):
+            await storage.close()
+
+    run(scenario)
+
+
+def test_changes_are_made_together_or_not_at_all(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        storage = SqliteStorage(tmp_path)
+        await storage.take_over()
+        unstorable: list[Change] = [Change("a", record("a")), Change("b", record("b"), {EVENT: object()})]  # type: ignore[dict-item]
+        with pytest.raises(Exception, match="The database of the jobs fails"):
+            await storage.apply(unstorable)
+        assert await storage.take_over() == []
+        await storage.close()
+
+    run(scenario)
+
+
+def test_a_full_disk_is_named_changes_nothing_and_passes(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        storage = SqliteStorage(tmp_path)
+        await storage.take_over()
+        await limit_pages(storage, 40)
+        with pytest.raises(StorageFailed, match="OperationalError") as failed:
+            await storage.apply([Change("j", record(), {BODY: b"x" * 10**6})])
+        assert str(failed.value.__cause__) == "database or disk is full"
+        await limit_pages(storage, 4000)
+        await storage.apply([Change("k", record("k"), {BODY: b"x" * 10**6})])
+        assert [loaded.record.job_id for loaded in await storage.take_over()] == ["k"]
+        await storage.close()
+
+    async def limit_pages(storage: SqliteStorage, most: int) -> None:
+        await storage._in_thread(lambda: storage._connection.execute(f"pragma max_page_count={most}").fetchall())
+
+    run(scenario)
+
+
+def test_a_database_that_cannot_be_reached_is_named_by_every_call(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        nobody = storage_of(JobsSettings(redis_url=f"unix://{tmp_path}/nobody"))
+        (tmp_path / "jobs.sqlite").mkdir()
+        for storage in (nobody, SqliteStorage(tmp_path)):
+            for call in (storage.take_over(), storage.apply([Change("j", record())]), storage.read("j", [BODY])):
+                with pytest.raises(StorageFailed):
+                    await call
+
+    run(scenario)
+
+
+def test_the_file_of_the_jobs_is_its_owners_alone(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        storage = SqliteStorage(tmp_path)
+        await storage.take_over()
+        assert (tmp_path / "jobs.sqlite").stat().st_mode & 0o777 == 0o600
+        await storage.close()
+
+    run(scenario)
+
+
+NODES = [{"Alive": True}, {"Alive": False}, {"Alive": True}]
+
+
+def test_several_nodes_without_redis_are_refused_with_what_to_do(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("ray.nodes", lambda: NODES)
+    with pytest.raises(FolderNotShared, match=r"has 2 nodes.* Set jobs\.redis_url to .*, or jobs: null for"):
+        storage_of(JobsSettings(folder=str(tmp_path)))
+    assert isinstance(storage_of(JobsSettings(redis_url="redis://host")), RedisStorage)
+    monkeypatch.setattr("ray.nodes", lambda: NODES[:2])
+    assert isinstance(storage_of(JobsSettings(folder=str(tmp_path))), SqliteStorage)
+
+
+def test_a_store_starts_again_beside_its_jobs_though_another_node_has_joined_and_warns(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def kept_before() -> None:
+        storage = SqliteStorage(tmp_path)
+        await storage.take_over()
+        await storage.close()
+
+    run(kept_before)
+    monkeypatch.setattr("ray.nodes", lambda: NODES)
+    assert isinstance(storage_of(JobsSettings(folder=str(tmp_path))), SqliteStorage)
+    assert "The cluster has 2 nodes" in caplog.text

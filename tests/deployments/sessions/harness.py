@@ -1,0 +1,143 @@
+"""A fake engine with a session's record behind it, and the ways in which harnesses send messages back."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from deployments.protocols import WeightSpan, packed_ids, packed_logprobs
+from deployments.sessions.prompting import PreparedPrompt, prepared_prompt
+from deployments.sessions.records import ChatContext, ChatMessage, EngineCall, GeneratedMessage, Plan
+from deployments.sessions.session_record import SessionRecord
+from tests.deployments.sessions.renderer import PLAIN, TokenizerRenderer
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What the fake engine generates."""
+
+    text: str
+    thought: str | None = None
+    arguments: str | None = None
+    """Of a call of the tool `add`, as JSON."""
+    is_cut: bool = False
+    """Whether it ends at the length limit, without the end of its turn."""
+    is_spelled: bool = False
+    """Whether its markers are spelled in several tokens, which no tokenizer would."""
+
+    @property
+    def raw(self) -> str:
+        thought = "" if self.thought is None else f"<think>{self.thought}</think>"
+        call = (
+            ""
+            if self.arguments is None
+            else (f'<tool_call>\n{{"name": "add", "arguments": {self.arguments}}}\n</tool_call>')
+        )
+        return thought + self.text + call
+
+    def shown(self, call_id: str, is_parsed: bool) -> dict[str, Any]:
+        """The message that the server answers."""
+        if not is_parsed:
+            return {"role": "assistant", "content": self.raw}
+        function = {"name": "add", "arguments": self.arguments}
+        calls = [] if self.arguments is None else [{"id": call_id, "type": "function", "function": function}]
+        return {
+            "role": "assistant",
+            "content": self.text or None,
+            "reasoning_content": self.thought,
+            "tool_calls": calls,
+        }
+
+
+@dataclass
+class Prepared:
+    """A call whose prompt is put together and whose reply is not there yet."""
+
+    plan: Plan
+    prompt: PreparedPrompt
+    context: ChatContext
+
+
+@dataclass
+class FakeEngine:
+    """Calls the engine for one session, and remembers what it was asked and what it made."""
+
+    renderer: TokenizerRenderer
+    is_parsed: bool = True
+    record: SessionRecord = field(default_factory=SessionRecord)
+    prompts: dict[str, list[int]] = field(default_factory=dict)
+    made: dict[str, GeneratedMessage] = field(default_factory=dict)
+    calls: list[EngineCall] = field(default_factory=list)
+
+    def prepare(self, messages: Sequence[ChatMessage], context: ChatContext = PLAIN) -> Prepared:
+        plan = self.record.plan(messages, context)
+        return Prepared(plan, prepared_prompt(plan, messages, context, self.renderer), context)
+
+    def finish(self, prepared: Prepared, *replies: Reply) -> list[GeneratedMessage]:
+        """Generates a choice for each reply, and records the call."""
+        name = f"call{len(self.made)}"
+        made = [self._generate(f"{name}-{place}", reply) for place, reply in enumerate(replies)]
+        for one in made:
+            self.made[one.id] = one
+            self.prompts[one.id] = list(prepared.prompt.token_ids)
+        parts = prepared.prompt.rendered, prepared.prompt.generation_prompt
+        self.calls.append(EngineCall(name, prepared.context, prepared.plan, *parts, made))
+        self.record.add(self.calls[-1])
+        return made
+
+    def call(self, messages: Sequence[ChatMessage], reply: Reply, context: ChatContext = PLAIN) -> GeneratedMessage:
+        [made] = self.finish(self.prepare(messages, context), reply)
+        return made
+
+    def _generate(self, name: str, reply: Reply) -> GeneratedMessage:
+        spelled = [token_id for letter in reply.raw for token_id in self.renderer.encode(letter)]
+        ids = spelled if reply.is_spelled else self.renderer.encode(reply.raw)
+        ids = ids if reply.is_cut else [*ids, self.renderer.end_of_turn]
+        first = len(self.made)
+        return GeneratedMessage(
+            id=name,
+            message=reply.shown(f"tool-{name}", self.is_parsed),
+            text=self.renderer.decode(ids),
+            token_ids=packed_ids(ids),
+            logprobs=packed_logprobs(-(first + place) / 8 for place in range(len(ids))),
+            finish_reason="length" if reply.is_cut else "stop",
+            weight_versions=(WeightSpan(str(first), 0, len(ids)),),
+        )
+
+
+def without_reasoning(message: dict[str, Any]) -> dict[str, Any]:
+    content = message["content"]
+    cut = content.rpartition("</think>")[2] if isinstance(content, str) else content
+    return {**message, "content": cut, "reasoning_content": None}
+
+
+def with_calls(message: dict[str, Any], arguments_of: Any) -> dict[str, Any]:
+    calls = [
+        {**call, "function": {**call["function"], "arguments": arguments_of(call["function"]["arguments"])}}
+        for call in message.get("tool_calls") or ()
+    ]
+    return {**message, "tool_calls": calls} if calls else message
+
+
+def reserialized(message: dict[str, Any]) -> dict[str, Any]:
+    return with_calls(message, lambda text: json.dumps(json.loads(text), indent=1))
+
+
+def parsed(message: dict[str, Any]) -> dict[str, Any]:
+    return with_calls(message, json.loads)
+
+
+def with_whitespace(message: dict[str, Any]) -> dict[str, Any]:
+    return {**message, "content": f"\n {message['content'] or ''}  "}
+
+
+def with_null_fields(message: dict[str, Any]) -> dict[str, Any]:
+    return {**message, "content": message["content"] or None, "refusal": None, "name": None}
+
+
+def as_text_part(message: dict[str, Any]) -> dict[str, Any]:
+    return {**message, "content": [{"type": "text", "text": message["content"] or ""}]}
+
+
+FORMS = [dict, without_reasoning, reserialized, parsed, with_whitespace, with_null_fields, as_text_part]
+"""How harnesses send a generated message back. The first one sends it as it was."""

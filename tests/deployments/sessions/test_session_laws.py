@@ -1,0 +1,179 @@
+"""What holds for every session: random agents that continue, retry, edit, compact, forget, and call in parallel."""
+
+import pickle
+from collections import Counter
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from deployments.sessions.records import ChatContext
+from deployments.sessions.samples import samples_of
+from deployments.sessions.session_record import SessionRecord
+from tests.deployments.sessions.harness import FORMS, FakeEngine, Prepared, Reply
+from tests.deployments.sessions.renderer import PLAIN, small, tiny
+
+ADD = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
+CONTEXTS = [PLAIN, ChatContext(tools=[ADD]), ChatContext(chat_template_kwargs={"enable_thinking": False})]
+CONTINUE, RETRY, EDIT, COMPACT, FORGET, SUBAGENT = "continue", "retry", "edit", "compact", "forget", "subagent"
+ACTIONS = [CONTINUE, CONTINUE, CONTINUE, RETRY, EDIT, COMPACT, FORGET, SUBAGENT]
+
+
+@dataclass
+class Conversation:
+    """What an agent remembers: messages, and of each where it comes from."""
+
+    context: ChatContext = PLAIN
+    messages: list[dict[str, Any]] = field(default_factory=list)
+    origins: list[str] = field(default_factory=list)
+    """Equal for two messages only if they say the same; the id of one that was generated."""
+
+    def with_new(self, *messages: dict[str, Any]) -> "Conversation":
+        texts = [f"{message['role']}: {message['content']}" for message in messages]
+        return Conversation(self.context, [*self.messages, *messages], [*self.origins, *texts])
+
+    def of(self, places: list[int]) -> "Conversation":
+        kept = [self.messages[place] for place in places], [self.origins[place] for place in places]
+        return Conversation(self.context, *kept)
+
+
+class Agent:
+    """Draws what an agent does. No two texts are the same, so that an origin says what a message continues."""
+
+    def __init__(self, data: st.DataObject, engine: FakeEngine, has_tools: bool) -> None:
+        self._data = data
+        self.engine = engine
+        self._has_tools = has_tools
+        self._texts = 0
+        self.conversations: list[Conversation] = []
+        self.said: dict[tuple[int, tuple[str, ...]], str] = {}
+        """The id of what was generated at the end of a conversation, by its context and its origins."""
+        self.stable = 0
+
+    def draw(self, choices: Any) -> Any:
+        return self._data.draw(choices if isinstance(choices, st.SearchStrategy) else st.sampled_from(choices))
+
+    def text(self) -> str:
+        self._texts += 1
+        return f"{self.draw(['a', 'b b', ' c', 'd '])}{self._texts}"
+
+    def new(self, *roles: str) -> list[dict[str, Any]]:
+        return [{"role": role, "content": self.text()} for role in roles]
+
+    def play(self) -> None:
+        """One action, and one to three calls at the same time."""
+        action = self.draw(ACTIONS) if self.conversations else SUBAGENT
+        before = self.draw(self.conversations) if self.conversations else Conversation()
+        asked = [self._next(action, before) for _ in range(self.draw([1, 1, 1, 2, 3]))]
+        calls = [(conversation, self._prepared(conversation)) for conversation in asked]
+        for conversation, prepared in self.draw(st.permutations(calls)):
+            self._finish(conversation, prepared)
+
+    def _next(self, action: str, before: Conversation) -> Conversation:
+        answers = [place for place, message in enumerate(before.messages) if message["role"] == "assistant"]
+        count = len(before.messages)
+        role = self.draw(["user", "tool"]) if self._has_tools else "user"
+        if action == CONTINUE:
+            return before.with_new(*self.new(*self.draw([[role], [role, "user"]])))
+        if action == RETRY:
+            return before.of(list(range(answers[-1])))
+        if action == EDIT:
+            place = self.draw(range(count))
+            edited = {**before.messages[place], "content": self.text()}
+            return before.of(list(range(place))).with_new(edited).with_new(*self.new("user"))
+        if action == COMPACT:
+            kept = self.draw(range(count))
+            summary = before.of([0]).with_new(*self.new("user"))
+            rest = before.of(list(range(count - kept, count)))
+            joined = Conversation(before.context, summary.messages + rest.messages, summary.origins + rest.origins)
+            return joined.with_new(*self.new("user"))
+        if action == FORGET:
+            dropped = self.draw(range(count))
+            return before.of([place for place in range(count) if place != dropped]).with_new(*self.new("user"))
+        context = self.draw(CONTEXTS if self._has_tools else [PLAIN])
+        return Conversation(context).with_new(*self.new(*self.draw([["system", "user"], ["user"]])))
+
+    def _prepared(self, asked: Conversation) -> Prepared:
+        """Puts the prompt together, and checks it."""
+        prepared = self.engine.prepare(asked.messages, asked.context)
+        prompt = list(prepared.prompt.token_ids)
+        fresh = self.engine.renderer.fresh(asked.messages, asked.context)
+        continued = self._continued(asked)
+        own = [] if continued is None else self._ids_up_to(continued)
+        assert list(prepared.plan.token_ids) == own
+        assert prompt[: len(own)] == own
+        if fresh[: len(own)] == own:
+            assert prompt == fresh
+            self.stable += continued is not None
+        return prepared
+
+    def _continued(self, asked: Conversation) -> str | None:
+        """The id of the last generated message that the conversation continues."""
+        for count in range(len(asked.origins) - 1, 0, -1):
+            name = self.said.get((CONTEXTS.index(asked.context), tuple(asked.origins[:count])))
+            if name is not None:
+                return name
+        return None
+
+    def _ids_up_to(self, name: str) -> list[int]:
+        return [*self.engine.prompts[name], *self.engine.made[name].token_ids]
+
+    def _finish(self, asked: Conversation, prepared: Prepared) -> None:
+        replies = [self._reply() for _ in range(self.draw([1, 1, 1, 2]))]
+        for made in self.engine.finish(prepared, *replies):
+            origins = [*asked.origins, made.id]
+            self.said[CONTEXTS.index(asked.context), tuple(origins)] = made.id
+            sent = self.draw(FORMS)(dict(made.message))
+            self.conversations.append(Conversation(asked.context, [*asked.messages, sent], origins))
+
+    def _reply(self) -> Reply:
+        if not self._has_tools:
+            return Reply(self.text(), is_cut=self.draw([False, False, True]))
+        thought = self.draw([None, "", "think"])
+        arguments = self.draw([None, f'{{"a": {self._texts}, "b": "x y"}}', f'{{"b":1,  "a":{self._texts}}}'])
+        return Reply(self.text(), thought, arguments, self.draw([False, False, True]), self.draw([False, False, True]))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("model", "is_parsed"), [(small, True), (small, False), (tiny, False)])
+@given(data=st.data())
+def test_the_record_of_any_session_is_what_the_engine_did(model: Any, is_parsed: bool, data: st.DataObject) -> None:
+    engine = FakeEngine(model(), is_parsed)
+    agent = Agent(data, engine, has_tools=model is small)
+    for _ in range(data.draw(st.integers(1, 30))):
+        if len(engine.made) < 30:
+            agent.play()
+    record = engine.record
+    assert {one.id: one for one in record.generated} == engine.made
+    assert len(record.generated) == len(engine.made)
+    assert record.generated_tokens == sum(len(one.token_ids) for one in engine.made.values())
+    for name, prompt in engine.prompts.items():
+        assert list(record.prompt_ids(name)) == prompt
+    samples = samples_of("s", record)
+    for sample in samples:
+        assert list(chain.from_iterable(message.token_ids for message in sample.message_log)) == agent._ids_up_to(
+            sample.branch
+        )
+        responses = [message for message in sample.message_log if message.generation_logprobs is not None]
+        assert [list(one.token_ids) for one in responses] == [
+            list(engine.made[name].token_ids) for name in sample.generation_ids
+        ]
+        assert [one.generation_logprobs for one in responses] == [
+            engine.made[name].logprobs for name in sample.generation_ids
+        ]
+    replayed = SessionRecord()
+    for call in pickle.loads(pickle.dumps(engine.calls)):
+        replayed.add(call)
+    assert samples_of("s", replayed) == samples
+    assert (replayed.calls, replayed.size_bytes) == (record.calls, record.size_bytes)
+    assert Counter(chain.from_iterable(own_generations(sample) for sample in samples)) == Counter(engine.made.keys())
+
+
+def own_generations(sample: Any) -> list[str]:
+    """The generated messages that no earlier sample has."""
+    places = [place for place, one in enumerate(sample.message_log) if one.generation_logprobs is not None]
+    named = zip(places, sample.generation_ids, strict=True)
+    return [name for place, name in named if place not in sample.shared_messages]

@@ -1,0 +1,241 @@
+"""The record of a session call by call: what continues what was generated, and what starts a branch."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from deployments.failures import PromptRejected
+from deployments.sessions.drift import drift_report
+from deployments.sessions.message_forms import response_key
+from deployments.sessions.records import ChatContext, EngineCall
+from deployments.sessions.session_record import UnknownGeneration
+from rollout_client.session_contract import MessageDrift
+from tests.deployments.sessions import harness
+from tests.deployments.sessions.harness import FakeEngine, Reply
+from tests.deployments.sessions.renderer import PLAIN, small, tiny
+
+SYSTEM = {"role": "system", "content": "Be brief."}
+QUESTION = {"role": "user", "content": "1 + 2?"}
+NEXT = {"role": "user", "content": "And 3?"}
+THOUGHTFUL = Reply("Let me see.", "add them", '{"b": 2, "a": 1}')
+SPELLED = replace(THOUGHTFUL, is_spelled=True)
+
+
+@pytest.fixture
+def engine() -> FakeEngine:
+    return FakeEngine(small())
+
+
+def assistant(content: str | None, **fields: Any) -> dict[str, Any]:
+    return {"role": "assistant", "content": content, **fields}
+
+
+def call(name: str, arguments: Any) -> dict[str, Any]:
+    return {"id": name, "type": "function", "function": {"name": "add", "arguments": arguments}}
+
+
+SENT_BACK = {
+    "as it was": (lambda shown: shown, []),
+    "reasoning in another field": (
+        lambda shown: {**shown, "reasoning_content": None, "reasoning": shown["reasoning_content"]},
+        [],
+    ),
+    "without reasoning": (harness.without_reasoning, ["reasoning_content"]),
+    "arguments as an object": (harness.parsed, []),
+    "arguments sorted and indented": (
+        lambda shown: {**shown, "tool_calls": [call(shown["tool_calls"][0]["id"], '{\n "a": 1,\n "b": 2}')]},
+        ["tool_calls"],
+    ),
+    "calls with other ids": (lambda shown: {**shown, "tool_calls": [call("x", '{"b": 2, "a": 1}')]}, []),
+    "whitespace": (lambda shown: {**shown, "content": " Let  me see.\n"}, ["content"]),
+    "one part": (harness.as_text_part, []),
+    "the raw text": (lambda _: assistant(THOUGHTFUL.raw), ["content", "reasoning_content", "tool_calls"]),
+    "the raw text after the reasoning": (
+        lambda _: assistant(THOUGHTFUL.raw.partition("</think>")[2]),
+        ["content", "reasoning_content", "tool_calls"],
+    ),
+}
+
+
+@pytest.mark.parametrize("reply", [THOUGHTFUL, SPELLED], ids=["canonical", "spelled"])
+@pytest.mark.parametrize(("form", "fields"), SENT_BACK.values(), ids=SENT_BACK.keys())
+def test_a_generated_message_in_another_form_keeps_its_ids(
+    engine: FakeEngine, form: Any, fields: list[str], reply: Reply
+) -> None:
+    made = engine.call([SYSTEM, QUESTION], reply)
+    prepared = engine.prepare([SYSTEM, QUESTION, form(dict(made.message)), NEXT])
+    bridge = engine.renderer.encode("\n<|im_start|>user\nAnd 3?<|im_end|>\n<|im_start|>assistant\n")
+    assert list(prepared.prompt.token_ids) == [*engine.prompts[made.id], *made.token_ids, *bridge]
+    if form is not harness.parsed:
+        assert [(one.message, one.action, one.fields) for one in prepared.plan.drift] == (
+            [(2, "generated_ids", fields)] if fields else []
+        )
+
+
+def test_null_is_the_empty_content(engine: FakeEngine) -> None:
+    made = engine.call([QUESTION], Reply("", None, "{}"))
+    assert made.message["content"] is None
+    contents: list[Any] = [None, "", []]
+    for content in contents:
+        plan = engine.record.plan([QUESTION, {**made.message, "content": content}, NEXT], PLAIN)
+        assert (plan.covered, plan.drift) == (2, ())
+
+
+def test_a_response_that_was_cut_gets_the_end_of_its_turn_from_the_template(engine: FakeEngine) -> None:
+    made = engine.call([QUESTION], Reply("3 is", is_cut=True))
+    prepared = engine.prepare([QUESTION, made.message, NEXT])
+    assert made.token_ids[-1] != engine.renderer.end_of_turn
+    assert engine.renderer.hf.decode(prepared.prompt.token_ids).endswith(
+        "assistant\n3 is<|im_end|>\n<|im_start|>user\nAnd 3?<|im_end|>\n<|im_start|>assistant\n"
+    )
+
+
+EDITS = {
+    "another content": lambda shown: {**shown, "content": "Let me not see."},
+    "another argument": lambda shown: {**shown, "tool_calls": [call("x", '{"a": 1, "b": 3}')]},
+    "without its calls": lambda shown: {**shown, "tool_calls": None},
+    "another reasoning": lambda shown: {**shown, "reasoning_content": "add"},
+}
+
+
+@pytest.mark.parametrize("edit", EDITS.values(), ids=EDITS.keys())
+def test_an_edited_response_starts_a_branch_after_what_was_generated_before(engine: FakeEngine, edit: Any) -> None:
+    first = engine.call([QUESTION], Reply("3"))
+    second = engine.call([QUESTION, first.message, NEXT], THOUGHTFUL)
+    messages = [QUESTION, first.message, NEXT, edit(dict(second.message)), QUESTION]
+    prepared = engine.prepare(messages)
+    assert (prepared.plan.covered, prepared.plan.after is not None) == (2, True)
+    assert [(one.message, one.action) for one in prepared.plan.drift] == [(3, "new_branch")]
+    third = engine.finish(prepared, Reply("5"))[0]
+    assert [node.generated.id for node in engine.record.branches() if node.generated] == [second.id, third.id]
+
+
+def test_the_whitespace_of_a_message_that_was_not_generated_counts(engine: FakeEngine) -> None:
+    engine.call([QUESTION], Reply("3"))
+    plan = engine.record.plan([{**QUESTION, "content": "1 +  2?"}, NEXT], PLAIN)
+    assert plan.drift == (
+        MessageDrift(message=0, role="user", action="new_branch", recorded="1 + 2?", received="1 +  2?"),
+    )
+
+
+def test_what_follows_a_compaction_is_rendered_anew(engine: FakeEngine) -> None:
+    first = engine.call([SYSTEM, QUESTION], Reply("3"))
+    second = engine.call([SYSTEM, QUESTION, first.message, NEXT], Reply("6"))
+    summary = {"role": "user", "content": "So far: 3."}
+    messages = [SYSTEM, summary, second.message, NEXT]
+    prepared = engine.prepare(messages)
+    assert list(prepared.prompt.token_ids) == engine.renderer.fresh(messages, PLAIN)
+    assert [(one.message, one.action, one.recorded) for one in prepared.plan.drift] == [
+        (1, "new_branch", "1 + 2?"),
+        (2, "rendered_anew", None),
+    ]
+
+
+def test_a_retry_is_a_second_response_to_one_prompt_that_is_held_once() -> None:
+    engine = FakeEngine(tiny(), is_parsed=False)
+    engine.call([QUESTION], Reply("3"))
+    tokens, prompt = engine.record.total_tokens, list(engine.prompts["call0-0"])
+    again = engine.call([QUESTION], Reply("4"))
+    assert engine.prompts[again.id] == prompt
+    assert engine.record.total_tokens == tokens + len(again.token_ids)
+    assert len(engine.record.branches()) == 2
+
+
+def test_a_prompt_that_another_message_joins_is_held_once(engine: FakeEngine) -> None:
+    engine.call([SYSTEM], Reply("3"))
+    tokens = engine.record.total_tokens
+    second = engine.call([SYSTEM, QUESTION], Reply("3"))
+    of_system = len(engine.renderer.prompt([SYSTEM, QUESTION], PLAIN)[0])
+    assert engine.record.total_tokens == tokens + len(engine.prompts[second.id]) - of_system + len(second.token_ids)
+
+
+def test_parallel_calls_with_the_same_text_are_told_apart_by_the_ids_of_their_calls(engine: FakeEngine) -> None:
+    prepared = [engine.prepare([QUESTION]) for _ in range(2)]
+    one, other = (engine.finish(each, THOUGHTFUL)[0] for each in prepared)
+    for made in (one, other, one):
+        result = {"role": "tool", "content": "3", "tool_call_id": made.message["tool_calls"][0]["id"]}
+        plan = engine.record.plan([QUESTION, made.message, result], PLAIN)
+        assert plan.after is not None
+        assert engine.record._nodes[plan.after].generated is made
+
+
+def test_of_responses_that_say_the_same_the_one_with_the_longest_continuation_goes_on(engine: FakeEngine) -> None:
+    first = engine.call([QUESTION], Reply("3"))
+    continued = engine.call([QUESTION, first.message, NEXT], Reply("6"))
+    engine.call([QUESTION], Reply("3"))
+    plan = engine.record.plan([QUESTION, first.message, NEXT, continued.message, NEXT], PLAIN)
+    assert list(plan.token_ids) == [*engine.prompts[continued.id], *continued.token_ids]
+
+
+def test_a_conversation_with_other_tools_continues_nothing(engine: FakeEngine) -> None:
+    made = engine.call([QUESTION], Reply("3"))
+    tools = ChatContext(tools=[{"type": "function", "function": {"name": "add", "parameters": {}}}])
+    assert engine.record.plan([QUESTION, made.message, NEXT], tools).after is None
+
+
+def test_a_conversation_that_ends_with_its_own_response_is_continued_from_the_one_before(engine: FakeEngine) -> None:
+    first = engine.call([QUESTION], Reply("3"))
+    second = engine.call([QUESTION, first.message, NEXT], Reply("6"))
+    assert engine.record.plan([QUESTION, first.message, NEXT, second.message], PLAIN).covered == 2
+
+
+def test_a_call_that_is_added_twice_is_recorded_once_and_one_without_tokens_not_at_all(engine: FakeEngine) -> None:
+    prepared = engine.prepare([QUESTION])
+    parts = prepared.context, prepared.plan, prepared.prompt.rendered, prepared.prompt.generation_prompt
+    [made] = engine.finish(prepared, Reply("3"))
+    held = engine.record.size_bytes, engine.record.total_tokens, engine.record.calls
+    engine.record.add(EngineCall("call0", *parts, [replace(made, id="other")]))
+    empty = replace(made, id="empty", token_ids=[], logprobs=[], finish_reason=None, weight_versions=())
+    engine.record.add(EngineCall("call1", *parts, [empty]))
+    assert (engine.record.size_bytes, engine.record.total_tokens, engine.record.calls) == held
+
+
+def test_a_form_of_a_message_is_reported_with_the_first_call_that_sends_it(engine: FakeEngine) -> None:
+    made = engine.call([QUESTION], THOUGHTFUL)
+    sent = [QUESTION, harness.without_reasoning(dict(made.message)), NEXT]
+    second = engine.call(sent, Reply("6"))
+    engine.call([*sent, second.message, NEXT], Reply("9"))
+    report = drift_report("s", engine.record.calls)
+    assert report.counts == {"generated_ids": 1, "new_branch": 0, "rendered_anew": 0}
+    assert (report.calls, [one.generation_ids for one in report.drift]) == (3, [[second.id]])
+
+
+def test_a_drift_report_shows_long_texts_from_their_first_difference_on(engine: FakeEngine) -> None:
+    long = "a" * 1000
+    made = engine.call([QUESTION], Reply(f"{long} b{long}"))
+    [drift] = engine.record.plan([QUESTION, assistant(f"{long}  b{long}"), NEXT], PLAIN).drift
+    assert drift.recorded == "a" * 19 + " b" + "a" * 479
+    assert drift.received == "a" * 19 + "  b" + "a" * 478
+    assert made.id == "call0-0"
+
+
+def test_messages_that_are_nested_too_deeply_are_refused(engine: FakeEngine) -> None:
+    nested: Any = "a"
+    for _ in range(100_000):
+        nested = [nested]
+    with pytest.raises(PromptRejected, match="nested too deeply"):
+        engine.record.plan([QUESTION], ChatContext(tools=[{"parameters": nested}]))
+
+
+@pytest.mark.parametrize("arguments", ["no JSON", "[" * 100_000, "", '"\\ud800"', None])
+def test_arguments_that_are_no_object_are_the_empty_one(engine: FakeEngine, arguments: Any) -> None:
+    engine.call([QUESTION], THOUGHTFUL)
+    edited = assistant("\ud800", tool_calls=[call("x", arguments), {}])
+    prepared = engine.record.plan([QUESTION, edited, NEXT], PLAIN)
+    assert [one.action for one in prepared.drift] == ["new_branch"]
+    assert prepared.drift[0].received.startswith("\\ud800\nadd(")
+    assert response_key(edited) == response_key(assistant(" \ud800", tool_calls=[call("y", {}), {}]))
+
+
+def test_a_generated_call_without_valid_json_is_known_when_it_comes_back_as_an_empty_object(engine: FakeEngine) -> None:
+    made = engine.call([QUESTION], Reply("", None, '{"a": 1'))
+    plan = engine.record.plan([QUESTION, {**made.message, "tool_calls": [call("x", {})]}, NEXT], PLAIN)
+    assert (plan.covered, [one.fields for one in plan.drift]) == (2, [["tool_calls"]])
+
+
+def test_a_reward_for_what_was_not_generated_is_refused(engine: FakeEngine) -> None:
+    with pytest.raises(UnknownGeneration, match="no message 'x'"):
+        engine.record.reward({"reward": 1.0}, "x")
+    with pytest.raises(UnknownGeneration, match="no message 'x'"):
+        engine.record.prompt_ids("x")

@@ -1,0 +1,201 @@
+"""The session store: calls that begin and end, records, rewards, expiry, and replicas that are gone."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from functools import wraps
+from typing import Any
+
+import pytest
+
+from deployments.protocols import WeightSpan, packed_ids, packed_logprobs
+from deployments.sessions.failures import (
+    GenerationUnknown,
+    SessionClosed,
+    SessionLimitReached,
+    SessionUnknown,
+)
+from deployments.sessions.records import ChatContext, EngineCall, GeneratedMessage, OpenSession, Plan, RenderedMessage
+from deployments.sessions.settings import SessionsSettings
+from deployments.sessions.store import SessionStore
+from rollout_client.contract import SampleInput
+from rollout_client.session_contract import SessionLimits, SessionRequest, SessionReward
+
+QUESTION = {"role": "user", "content": "Q"}
+ANSWER = {"role": "assistant", "content": "A"}
+PLAIN = ChatContext()
+
+
+def runs(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    @wraps(test)
+    def run(**given: Any) -> None:
+        asyncio.run(test(**given))
+
+    return run
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Kept:
+    """A store with one session, `s`, of the key `team`."""
+
+    def __init__(self, settings: SessionsSettings | None = None) -> None:
+        self.clock = Clock()
+        self.store = SessionStore(settings or SessionsSettings(lease_s=10), self.clock)
+
+    async def open(self, name: str = "s", **request: Any) -> "Kept":
+        await self.store.open(opening(name, **request))
+        return self
+
+    async def call(self, name: str, messages: list[dict[str, Any]] | None = None) -> GeneratedMessage:
+        """A call that generates ids 7 and 8 after prompt 1 ... 5."""
+        given = messages or [QUESTION]
+        plan = await self.store.plan("s", name, "replica", given, PLAIN)
+        made = GeneratedMessage(
+            name, ANSWER, "A", packed_ids([7, 8]), packed_logprobs([-0.5, -1.0]), "stop", (WeightSpan("3", 0, 2),)
+        )
+        await self.store.add("s", call_of(name, plan, given, made))
+        return made
+
+
+def opening(name: str, namespace: str = "team", **request: Any) -> OpenSession:
+    return OpenSession(name, namespace, "hash", f"http://service/v1/sessions/{name}", SessionRequest(**request))
+
+
+def call_of(name: str, plan: Plan, messages: list[dict[str, Any]], *made: GeneratedMessage) -> EngineCall:
+    new = [RenderedMessage(message, packed_ids([1, 2, 3, 4])) for message in messages[plan.covered :]]
+    return EngineCall(name, PLAIN, plan, new, packed_ids([5]), made)
+
+
+@runs
+async def test_what_was_generated_is_in_the_samples_of_its_branch() -> None:
+    kept = await Kept().open(sample=SampleInput(task_name="math", id="mine"), generation_index=2)
+    await kept.call("one")
+    answered = await kept.store.samples("s", "team")
+    [sample] = answered.samples
+    assert (answered.status, answered.policy.oldest, answered.policy.newest) == ("open", "3", "3")
+    assert (sample.task_name, sample.id, sample.generation_index, sample.branch) == ("math", "mine", 2, "one")
+    assert [list(message.token_ids) for message in sample.message_log] == [[1, 2, 3, 4, 5], [7, 8]]
+    info = await kept.store.info("s", "team")
+    assert (info.calls, info.calls_in_flight, info.branches, info.generated_tokens, info.total_tokens) == (
+        1,
+        0,
+        1,
+        2,
+        7,
+    )
+
+
+@runs
+async def test_a_conversation_that_continues_what_was_generated_has_its_ids() -> None:
+    kept = await Kept().open()
+    await kept.call("one")
+    plan = await kept.store.plan("s", "two", "replica", [QUESTION, ANSWER, QUESTION], PLAIN)
+    assert (list(plan.token_ids), plan.covered) == ([1, 2, 3, 4, 5, 7, 8], 2)
+
+
+@runs
+async def test_a_call_that_is_added_twice_ends_and_counts_once() -> None:
+    kept = await Kept().open()
+    plan = await kept.store.plan("s", "one", "replica", [QUESTION], PLAIN)
+    made = GeneratedMessage("one", ANSWER, "A", packed_ids([7]), packed_logprobs([-1.0]), "stop")
+    for _ in range(2):
+        await kept.store.add("s", call_of("one", plan, [QUESTION], made))
+    info = await kept.store.info("s", "team")
+    assert (info.calls, info.calls_in_flight, info.generated_tokens) == (1, 0, 1)
+
+
+@runs
+async def test_a_session_is_its_callers_alone() -> None:
+    kept = await Kept().open()
+    for asked in (kept.store.info, kept.store.samples, kept.store.drift, kept.store.end):
+        with pytest.raises(SessionUnknown):
+            await asked("s", "other")
+    assert [info.id for info in await kept.store.infos("team")] == ["s"]
+    assert await kept.store.infos("other") == []
+
+
+@runs
+async def test_rewards_are_those_of_the_session_and_of_its_messages_together() -> None:
+    kept = await Kept().open()
+    await kept.call("one")
+    await kept.store.reward("s", "team", SessionReward(reward=1.0))
+    await kept.store.reward("s", "team", SessionReward(rewards={"style": 0.5}, generation_id="one"))
+    [sample] = (await kept.store.samples("s", "team")).samples
+    assert (sample.rewards, sample.total_reward) == ({"reward": 1.0, "style": 0.5}, 1.5)
+    with pytest.raises(GenerationUnknown):
+        await kept.store.reward("s", "team", SessionReward(reward=1.0, generation_id="two"))
+
+
+@runs
+async def test_a_session_that_was_ended_aborts_its_calls_and_takes_no_more() -> None:
+    kept = await Kept().open()
+    await kept.store.plan("s", "one", "replica", [QUESTION], PLAIN)
+    assert await kept.store.heard(["one"]) == []
+    assert (await kept.store.end("s", "team")).status == "ended"
+    assert await kept.store.heard(["one"]) == ["one"]
+    with pytest.raises(SessionClosed):
+        await kept.store.plan("s", "two", "replica", [QUESTION], PLAIN)
+    assert (await kept.store.samples("s", "team")).samples == []
+
+
+@runs
+async def test_calls_beyond_the_deadline_are_aborted() -> None:
+    kept = await Kept().open(deadline_s=5)
+    await kept.store.plan("s", "one", "replica", [QUESTION], PLAIN)
+    kept.clock.now = 5
+    await kept.store.pass_time()
+    assert await kept.store.heard(["one"]) == ["one"]
+    assert (await kept.store.info("s", "team")).status == "deadline"
+
+
+@runs
+async def test_a_limit_refuses_the_call_that_would_be_beyond_it() -> None:
+    kept = await Kept().open(limits=SessionLimits(max_calls=1))
+    await kept.call("one")
+    with pytest.raises(SessionLimitReached, match=r"limits\.max_calls"):
+        await kept.store.plan("s", "two", "replica", [QUESTION], PLAIN)
+
+
+@runs
+async def test_a_call_of_a_replica_that_is_silent_ends() -> None:
+    kept = await Kept().open()
+    await kept.store.plan("s", "one", "replica", [QUESTION], PLAIN)
+    kept.clock.now = 9
+    await kept.store.heard(["one"])
+    kept.clock.now = 19
+    await kept.store.pass_time()
+    assert (await kept.store.info("s", "team")).calls_in_flight == 1
+    kept.clock.now = 19.5
+    await kept.store.pass_time()
+    assert (await kept.store.info("s", "team")).calls_in_flight == 0
+    assert await kept.store.heard(["one"]) == ["one"]
+
+
+@runs
+async def test_an_idle_session_expires_with_its_record() -> None:
+    kept = await Kept().open(limits=SessionLimits(idle_s=60))
+    await kept.call("one")
+    kept.clock.now = 60
+    await kept.store.pass_time()
+    with pytest.raises(SessionUnknown):
+        await kept.store.samples("s", "team")
+
+
+@runs
+async def test_for_one_session_too_many_the_one_that_is_idle_longest_is_dropped() -> None:
+    kept = await Kept(SessionsSettings(max_sessions=2)).open("s")
+    kept.clock.now = 1
+    await kept.open("t")
+    await kept.store.info("s", "team")
+    await kept.open("u")
+    assert sorted(info.id for info in await kept.store.infos("team")) == ["s", "u"]
+    await kept.store.plan("s", "one", "replica", [QUESTION], PLAIN)
+    await kept.store.plan("u", "two", "replica", [QUESTION], PLAIN)
+    with pytest.raises(SessionLimitReached):
+        await kept.open("v")

@@ -1,0 +1,80 @@
+"""Whose shared memory is whose, and what is freed."""
+
+import multiprocessing
+import os
+import subprocess
+import sys
+from multiprocessing import shared_memory
+from multiprocessing.context import SpawnContext
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deployments.shared_memory import (
+    MARK,
+    OWNER_VARIABLE,
+    claim_shared_memory,
+    free_left_over,
+    is_alive,
+    name_by_owner,
+    owner_of,
+    process_namespace,
+)
+
+
+@pytest.fixture(autouse=True)
+def own_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("_SHM_NAME_PREFIX", "_SHM_SAFE_NAME_LENGTH"):
+        monkeypatch.setattr(shared_memory, name, getattr(shared_memory, name))
+    process: Any = multiprocessing.current_process()
+    monkeypatch.setitem(process._config, "semprefix", process._config["semprefix"])
+    monkeypatch.setenv(OWNER_VARIABLE, "none")
+    monkeypatch.delenv(OWNER_VARIABLE)
+
+
+def owner_that_is_gone() -> str:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        owner = owner_of(process.pid)
+        assert is_alive(owner)
+        process.communicate(b"\n")
+    return owner
+
+
+def test_what_a_dead_replica_left_is_freed_and_all_else_stays(tmp_path: Path) -> None:
+    gone, here = owner_that_is_gone(), owner_of(os.getpid())
+    elsewhere = gone.replace(process_namespace(), "1")
+    left = [f"{MARK}-{gone}-1f", f"sem.{MARK}-{gone}-_a1b"]
+    others = [f"{MARK}-{here}-1f", f"sem.{MARK}-{here}-_a1b", f"{MARK}-{elsewhere}-1f", "psm_1f", "sem.mp-1f"]
+    for name in [*left, *others]:
+        (tmp_path / name).touch()
+
+    assert free_left_over(tmp_path) == 2
+    assert {file.name for file in tmp_path.iterdir()} == set(others)
+
+
+def test_an_id_that_is_used_again_is_another_process() -> None:
+    namespace, pid, began = owner_of(os.getpid()).split("-")
+    assert is_alive(f"{namespace}-{pid}-{began}")
+    assert not is_alive(f"{namespace}-{pid}-{int(began) + 1}")
+
+
+def test_shared_memory_and_semaphores_have_the_replica_in_their_names(tmp_path: Path) -> None:
+    claim_shared_memory(tmp_path)
+    owner = os.environ[OWNER_VARIABLE]
+    assert owner == owner_of(os.getpid())
+    memory = shared_memory.SharedMemory(create=True, size=8)
+    context: SpawnContext = multiprocessing.get_context("spawn")
+    lock: Any = context.Lock()
+    try:
+        assert memory.name.rpartition("-")[0] == f"{MARK}-{owner}"
+        assert lock._semlock.name.rpartition("-")[0] == f"/{MARK}-{owner}"
+    finally:
+        memory.close()
+        memory.unlink()
+
+
+def test_a_process_of_no_replica_keeps_its_names() -> None:
+    before = shared_memory._SHM_NAME_PREFIX  # type: ignore[attr-defined]
+    name_by_owner()
+    assert before == shared_memory._SHM_NAME_PREFIX  # type: ignore[attr-defined]

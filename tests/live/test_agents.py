@@ -1,0 +1,323 @@
+"""OpenAI's and Anthropic's official clients on the running service, with and without a session that records them."""
+
+import asyncio
+import json
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import anthropic
+import httpx
+import openai
+import pytest
+from rich.console import Console
+
+from examples.task_configs import config_for
+from rollout_client import AsyncRolloutClient, RolloutClient, Sampling
+from rollout_client.contract import SampleResult
+from rollout_client.session_contract import SessionSample
+from service.local import local_service
+from tests.live.running_service import ONE_PROCESS_ENGINE, READY_WITHIN_S, replicas
+from tests.paths import REPOSITORY, SMALL_MODEL
+
+QUESTION: Any = {"role": "user", "content": "What is 2 + 3?"}
+CALCULATOR: Any = {
+    "type": "function",
+    "function": {
+        "name": "calculator",
+        "description": "Computes an expression.",
+        "parameters": {
+            "type": "object",
+            "properties": {"expression": {"type": "string"}},
+            "required": ["expression"],
+        },
+    },
+}
+GREEDY: Any = {"greedy": True, "max_new_tokens": 96}
+LETTERS: Any = {"max_tokens": 3000, "extra_body": {"allowed_token_ids": [*range(ord("a"), ord("z") + 1)]}}
+"""Each token is a whole character: a stream that is interrupted within one cannot go on."""
+ENDLESS: Any = {"max_tokens": 3000, "extra_body": {"ignore_eos": True}}
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    config = config_for(REPOSITORY / "serve_config.cpu.yaml", SMALL_MODEL, ("math",))
+    config.applications[0].args["sessions"] = {}
+    config.applications[0].args["engine"]["environment_variables"] |= ONE_PROCESS_ENGINE
+    with local_service(config, Console(stderr=True)) as service_url:
+        yield service_url
+
+
+@pytest.fixture(scope="module")
+def client(url: str) -> Iterator[RolloutClient]:
+    with RolloutClient(url) as rollout_client:
+        yield rollout_client
+
+
+@pytest.fixture(scope="module")
+def direct(url: str) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="any", max_retries=0) as model:
+        yield model
+
+
+def name_of(model: openai.OpenAI) -> str:
+    [card] = model.models.list().data
+    return card.id
+
+
+def ids_of(sample: SampleResult) -> list[int]:
+    return [token_id for message in sample.message_log for token_id in message.token_ids]
+
+
+def generated(sample: SampleResult) -> list[Any]:
+    return [message for message in sample.message_log if message.generation_logprobs is not None]
+
+
+def test_a_model_server_answers_with_ids_and_versions(direct: openai.OpenAI) -> None:
+    answer = direct.chat.completions.create(
+        model=name_of(direct),
+        messages=[QUESTION],
+        seed=3,
+        logprobs=True,
+        top_logprobs=2,
+        n=2,
+        extra_body={"return_token_ids": True},
+    )
+    assert len(answer.choices) == 2
+    for choice in answer.choices:
+        extra = choice.model_extra or {}
+        assert choice.finish_reason == "stop"
+        assert choice.logprobs is not None
+        assert choice.logprobs.content is not None
+        assert len(choice.logprobs.content) == len(extra["token_ids"])
+        assert extra["weight_versions"] == [{"version": "0", "start": 0, "end": len(extra["token_ids"])}]
+    assert len((answer.model_extra or {})["prompt_token_ids"]) == answer.usage.prompt_tokens  # type: ignore[union-attr]
+
+
+def test_what_is_streamed_is_what_is_answered_at_once(direct: openai.OpenAI) -> None:
+    asked: Any = {"model": name_of(direct), "messages": [QUESTION], "temperature": 0}
+    whole = direct.chat.completions.create(**asked).choices[0].message
+    chunks = list(direct.chat.completions.create(**asked, stream=True))
+    deltas = [chunk.choices[0].delta for chunk in chunks]
+    assert "".join(delta.content or "" for delta in deltas) == whole.content
+    reasoning = "".join((delta.model_extra or {}).get("reasoning") or "" for delta in deltas)
+    assert reasoning == (whole.model_extra or {})["reasoning"]
+
+
+def test_errors_are_those_of_the_api(direct: openai.OpenAI, url: str) -> None:
+    with pytest.raises(openai.NotFoundError, match="does not exist"):
+        direct.chat.completions.create(model="gpt-4o", messages=[QUESTION])
+    with pytest.raises(openai.BadRequestError, match="max_tokens"):
+        direct.chat.completions.create(model=name_of(direct), messages=[QUESTION], max_tokens=-3)
+    claude = anthropic.Anthropic(base_url=url, api_key="any", max_retries=0)
+    with pytest.raises(anthropic.NotFoundError, match="does not exist"):
+        claude.messages.create(model="claude", messages=[QUESTION], max_tokens=8)
+
+
+def test_the_engine_is_told_when_a_caller_goes_away(direct: openai.OpenAI, client: RolloutClient) -> None:
+    with direct.chat.completions.create(
+        model=name_of(direct), messages=[QUESTION], stream=True, temperature=1, **ENDLESS
+    ) as stream:
+        next(iter(stream))
+    assert_idle(client)
+
+
+def assert_idle(client: RolloutClient) -> None:
+    """A rollout of one token is played although the engine would still have thousands to generate."""
+    begun_at = time.monotonic()
+    sample = {"task_name": "math", "messages": [QUESTION], "extra_env_info": {"ground_truth": "5"}}
+    client.rollout([sample], sampling=Sampling(max_new_tokens=1))
+    assert time.monotonic() - begun_at < 60
+
+
+def test_log_probabilities_of_a_session_are_those_of_a_rollout(client: RolloutClient) -> None:
+    sample = {"task_name": "math", "messages": [QUESTION], "extra_env_info": {"ground_truth": "5"}}
+    [played] = client.rollout([sample], sampling=Sampling(**GREEDY)).samples
+    with (
+        client.session(sampling=GREEDY) as session,
+        openai.OpenAI(base_url=session.base_url, api_key=session.api_key) as model,
+    ):
+        model.chat.completions.create(model="gpt-4o", messages=[QUESTION])
+        [branch] = session.samples()
+    assert list(branch.message_log[0].token_ids) == list(played.message_log[0].token_ids)
+    [recorded], [response] = generated(branch), generated(played)[:1]
+    assert list(recorded.token_ids) == list(response.token_ids)
+    assert recorded.generation_logprobs == pytest.approx(response.generation_logprobs, abs=1e-3)
+    assert [span.version for span in recorded.weight_versions] == ["0"]
+
+
+def test_a_conversation_with_tools_is_one_branch_of_the_engines_own_ids(client: RolloutClient) -> None:
+    with client.session(sampling=GREEDY, sample={"task_name": "math", "id": "mine"}) as session:
+        with openai.OpenAI(base_url=session.base_url, api_key=session.api_key) as model:
+            ask: Any = {"model": "gpt-4o", "tools": [CALCULATOR], "extra_body": {"return_token_ids": True}}
+            first = model.chat.completions.create(messages=[QUESTION], **ask)
+            reply = first.choices[0].message
+            assert reply.tool_calls is not None
+            call = reply.tool_calls[0]
+            assert json.loads(call.function.arguments).keys() == {"expression"}
+            said: Any = reply.model_dump(exclude_none=True)
+            result: Any = {"role": "tool", "tool_call_id": call.id, "content": "5"}
+            second = model.chat.completions.create(messages=[QUESTION, said, result], **ask)
+            retried = model.chat.completions.create(messages=[QUESTION, said, result], temperature=1, **ask)
+        session.reward(1.0)
+        session.reward({"tools": 0.5}, generation_id=second.id)
+        branches = session.samples()
+        report = session.drift()
+    begun = ids_and_response(first)
+    assert prompt_of(second)[: len(begun)] == prompt_of(retried)[: len(begun)] == begun
+    assert [ids_of(branch) for branch in branches] == [ids_and_response(second), ids_and_response(retried)]
+    assert [branch.generation_ids for branch in branches] == [[first.id, second.id], [first.id, retried.id]]
+    assert branches[1].shared_messages == [1]
+    assert [branch.rewards for branch in branches] == [{"reward": 1.0, "tools": 0.5}, {"reward": 1.0}]
+    assert [message.role for message in branches[0].message_log] == ["user", "assistant", "tool", "assistant"]
+    assert (branches[0].id, branches[0].task_name, report.counts["rendered_anew"]) == ("mine", "math", 0)
+
+
+def prompt_of(answer: Any) -> list[int]:
+    ids: list[int] = answer.model_extra["prompt_token_ids"]
+    return ids
+
+
+def ids_and_response(answer: Any) -> list[int]:
+    return [*prompt_of(answer), *answer.choices[0].model_extra["token_ids"]]
+
+
+async def chat(session: Any, **asked: Any) -> None:
+    async with openai.AsyncOpenAI(base_url=session.base_url, api_key=session.api_key) as model:
+        answer = await model.chat.completions.create(model="gpt-4o", messages=[QUESTION], **asked)
+        if asked.get("stream"):
+            async for _ in answer:
+                pass
+
+
+async def responses(session: Any, **asked: Any) -> None:
+    async with openai.AsyncOpenAI(base_url=session.base_url, api_key=session.api_key) as model:
+        answer = await model.responses.create(model="gpt-4o", input=QUESTION["content"], **asked)
+        if asked.get("stream"):
+            async for _ in answer:
+                pass
+
+
+async def messages(session: Any, **asked: Any) -> None:
+    async with anthropic.AsyncAnthropic(base_url=session.anthropic_base_url, api_key=session.api_key) as model:
+        answer = await model.messages.create(model="claude", messages=[QUESTION], max_tokens=96, **asked)
+        if asked.get("stream"):
+            async for _ in answer:
+                pass
+
+
+def test_every_api_records_the_same_tokens_streamed_or_not(url: str) -> None:
+    async def played() -> list[SessionSample]:
+        async with AsyncRolloutClient(url) as client, client.session(sampling=GREEDY) as session:
+            calls = [api(session, **asked) for api in (chat, responses, messages) for asked in ({}, {"stream": True})]
+            await asyncio.gather(*calls)
+            return await session.samples()
+
+    branches = asyncio.run(played())
+    assert len(branches) == 6
+    assert len({tuple(ids_of(branch)) for branch in branches}) == 1
+    assert {generated(branch)[0].reasoning_content for branch in branches} == {"2+3=5"}
+
+
+def test_a_json_schema_binds_the_answer_and_not_the_reasoning_before_it(client: RolloutClient) -> None:
+    schema = {"type": "object", "properties": {"answer": {"type": "integer"}}, "required": ["answer"]}
+    form: Any = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
+    with (
+        client.session(sampling=GREEDY) as session,
+        openai.OpenAI(base_url=session.base_url, api_key=session.api_key) as model,
+    ):
+        model.chat.completions.create(model="any", messages=[QUESTION], response_format=form)
+        [branch] = session.samples()
+    [response] = generated(branch)
+    assert response.reasoning_content == "2+3=5"
+    assert json.loads(response.parsed_content).keys() == {"answer"}
+
+
+def finish_reasons(session: Any, streams: bool, **asked: Any) -> list[str]:
+    with openai.OpenAI(base_url=session.base_url, api_key=session.api_key, max_retries=0) as model:
+        answer: Any = model.chat.completions.create(**asked, stream=streams)
+        choices = [choice for each in (answer if streams else [answer]) for choice in each.choices]
+    return [choice.finish_reason for choice in choices if choice.finish_reason is not None]
+
+
+@pytest.mark.parametrize(
+    ("streams", "n"),
+    [(True, 3), *(pytest.param(*case, marks=pytest.mark.long) for case in [(True, 1), (False, 3), (False, 1)])],
+)
+def test_a_call_goes_on_with_weights_that_are_pushed_meanwhile(client: RolloutClient, streams: bool, n: int) -> None:
+    with client.session() as session, ThreadPoolExecutor() as threads:
+        call = threads.submit(finish_reasons, session, streams, model="m", messages=[QUESTION], n=n, **LETTERS)
+        while not session.info().calls_in_flight:
+            pass
+        client.push_weights(SMALL_MODEL / "model.safetensors")
+        assert not call.done()
+        assert call.result() == ["length"] * n
+        branches = session.samples()
+    for branch in branches:
+        [response] = generated(branch)
+        spans = response.weight_versions
+        assert (len(response.token_ids), len(response.generation_logprobs)) == (3000, 3000)
+        assert len(spans) == 2
+        assert [spans[0].start, spans[0].end, spans[1].end] == [0, spans[1].start, 3000]
+    assert len(branches) == n
+
+
+def test_a_stream_that_its_agent_leaves_is_recorded_as_far_as_it_came(client: RolloutClient) -> None:
+    with client.session() as session:
+        with openai.OpenAI(base_url=session.base_url, api_key=session.api_key) as model:
+            with model.chat.completions.create(model="m", messages=[QUESTION], stream=True, **ENDLESS) as stream:
+                for _, _chunk in zip(range(5), stream, strict=False):
+                    pass
+            wait_until_recorded(session)
+        [branch] = session.samples()
+        assert (branch.status, session.info().calls_in_flight) == ("cancelled", 0)
+        assert 0 < len(generated(branch)[0].token_ids) < 3000
+
+
+def wait_until_recorded(session: Any) -> None:
+    given_up_at = time.monotonic() + 60
+    while session.info().calls_in_flight:
+        assert time.monotonic() < given_up_at
+
+
+def test_a_session_that_ends_aborts_what_runs_and_keeps_its_record(client: RolloutClient) -> None:
+    async def ended(session: Any) -> Any:
+        async with openai.AsyncOpenAI(base_url=session.base_url, api_key=session.api_key, max_retries=0) as model:
+            call = asyncio.create_task(model.chat.completions.create(model="m", messages=[QUESTION], **ENDLESS))
+            while not session.info().calls_in_flight:
+                await asyncio.sleep(0)
+            session.end()
+            answer = await call
+            with pytest.raises(openai.ConflictError):
+                await model.chat.completions.create(model="m", messages=[QUESTION])
+            return answer
+
+    with client.session() as session:
+        answer = asyncio.run(ended(session))
+        assert answer.choices[0].finish_reason == "abort"
+        [branch] = session.samples()
+        assert (branch.branch, branch.status) == (answer.id, "cancelled")
+
+
+def test_another_ones_key_opens_no_session(client: RolloutClient) -> None:
+    with client.session() as session, client.session() as other:
+        sent = {"authorization": f"Bearer {other.api_key}"}
+        refused = httpx.post(f"{session.base_url}/chat/completions", json={"messages": [QUESTION]}, headers=sent)
+    assert (refused.status_code, refused.json()["type"]) == (401, "urn:rollout:problem:not-authenticated")
+
+
+@pytest.mark.long
+def test_a_record_outlives_the_ingress_and_the_generator_that_made_it(client: RolloutClient) -> None:
+    with client.session(sampling=GREEDY) as session:
+        asyncio.run(chat(session))
+        [before] = session.samples()
+        for deployment in ("Ingress", "Generator"):
+            [replica] = replicas(deployment)
+            replica.kill()
+            replica.wait()
+        client.wait_until_ready(READY_WITHIN_S)
+        [after] = session.samples()
+        assert after == before
+        asyncio.run(chat(session))
+        assert len(session.samples()) == 2

@@ -1,0 +1,207 @@
+"""Two ingress replicas that share a job store: a request is played once, whichever replica is asked and whichever dies.
+
+The engine is a simulated one, whose tokens depend on the prompt alone: what is played again comes to the same result.
+"""
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+from ray import serve
+from ray.serve.schema import DeploymentSchema, RayActorOptionsSchema
+from rich.console import Console
+
+from deployments.jobs.records import JobRecord
+from rollout_client import RolloutClient
+from rollout_client.contract import SampleInput
+from rollout_client.jobs_contract import JobEvent
+from service.local import local_service
+from service.startup.config import read_config
+from service.startup.ports import free_port
+from tests.live.following_environment import following
+from tests.live.running_service import replicas
+from tests.paths import REPOSITORY
+
+INGRESSES = 2
+TURN_S = 0.15
+LEASE_S = 2.0
+GROUPS = 8
+LEAST_TURNS = 6
+TURNS = sum(range(LEAST_TURNS, LEAST_TURNS + GROUPS))
+"""Each group has one turn more than the one before it: they end one after the other."""
+OPTIONS: dict[str, Any] = {"sampling": {"max_new_tokens": 4, "greedy": True}, "max_rollout_turns": 100}
+UNTIL_S = 180.0
+
+
+def two_ingresses_config() -> Any:
+    config = read_config(REPOSITORY / "serve_config.scale.yaml", port=free_port())
+    [application] = config.applications
+    application.args["environments"] = {
+        "following": {"import_path": "tests.live.following_environment:FollowingEnvironment"}
+    }
+    application.args["engine"]["simulated"] |= {"time_to_first_token_s": TURN_S, "time_per_token_s": 0.0}
+    application.args["jobs"] = {"lease_s": LEASE_S}
+    replicas_of = {"Ingress": INGRESSES, "following": 1, "Generator": 1}
+    application.deployments = [
+        DeploymentSchema(name=name, num_replicas=count, ray_actor_options=RayActorOptionsSchema(num_cpus=0.1))
+        for name, count in replicas_of.items()
+    ]
+    return config
+
+
+@pytest.fixture(scope="module")
+def two_ingresses() -> Iterator[RolloutClient]:
+    with local_service(two_ingresses_config(), Console(stderr=True)) as url, RolloutClient(url) as client:
+        yield client
+
+
+def samples(about: str) -> list[SampleInput]:
+    """Whose games are unlike those of another `about`."""
+    return [
+        SampleInput.model_validate(
+            following(
+                *({"observation": f"{about} {turn}", "reward": turn + 1} for turn in range(LEAST_TURNS + number)),
+                id=f"{about}-{number}",
+            )
+        )
+        for number in range(GROUPS)
+    ]
+
+
+def until(holds: Callable[[], bool], what: str) -> None:
+    end = time.monotonic() + UNTIL_S
+    while not holds():
+        assert time.monotonic() < end, f"not within {UNTIL_S:g} s: {what}"
+        time.sleep(0.02)
+
+
+def generations() -> int:
+    """How many the engine has ended so far."""
+    handle: Any = serve.get_deployment_handle("Generator", app_name="rollout")
+    return int(handle.ended_generations.remote().result())
+
+
+def newest_record() -> JobRecord:
+    handle: Any = serve.get_deployment_handle("Jobs", app_name="rollout")
+    record: JobRecord = handle.records.remote("").result()[0]
+    return record
+
+
+def player() -> psutil.Process:
+    """The process of the ingress replica that plays the newest job."""
+    _host, pid, _ = newest_record().owner.split(":")
+    [process] = [process for process in replicas("Ingress") if process.pid == int(pid)]
+    return process
+
+
+def until_all_ingresses_are_there(client: RolloutClient) -> None:
+    def are_there() -> bool:
+        found = serve.status().applications["rollout"].deployments["Ingress"].replica_states
+        return found.get("RUNNING", 0) == INGRESSES and len(replicas("Ingress")) == INGRESSES  # type: ignore[call-overload]
+
+    until(are_there, f"{INGRESSES} ingress replicas run")
+    client.wait_until_ready(UNTIL_S)
+
+
+def body_of(about: str) -> str:
+    return json.dumps({"samples": [sample.model_dump(exclude_unset=True) for sample in samples(about)], **OPTIONS})
+
+
+def played_from(answer: dict[str, Any]) -> list[Any]:
+    """What of each rollout does not say how long it took."""
+    return [
+        (sample["id"], sample["status"], sample["total_reward"], sample["metrics"], sample["message_log"])
+        for sample in answer["samples"]
+    ]
+
+
+def test_a_request_that_both_replicas_have_is_played_once_also_when_the_one_that_plays_it_is_killed(
+    two_ingresses: RolloutClient,
+) -> None:
+    client = two_ingresses
+    before = generations()
+    undisturbed = httpx.post(f"{client.base_url}/rollout", content=body_of("a"), timeout=None).json()
+    assert generations() - before == TURNS
+
+    def post() -> httpx.Response | httpx.HTTPError:
+        try:
+            headers = {"idempotency-key": '"step-1"'}
+            return httpx.post(f"{client.base_url}/rollout", content=body_of("a"), headers=headers, timeout=None)
+        except httpx.HTTPError as error:
+            return error
+
+    before = generations()
+    with ThreadPoolExecutor(6) as threads:
+        posted = [threads.submit(post) for _ in range(6)]
+        until(lambda: generations() - before > TURNS / 4, "a fourth of the turns is played")
+        player().kill()
+        answers = [each.result() for each in posted]
+    whole = [answer for answer in answers if isinstance(answer, httpx.Response) and answer.status_code == 200]
+    assert 0 < len(whole) < len(answers), "some waited at the replica that was killed, some at the other one"
+    for answer in whole:
+        assert answer.content == whole[0].content
+    assert played_from(whole[0].json()) == played_from(undisturbed)
+    assert generations() - before <= TURNS + GROUPS
+    again = post()
+    assert isinstance(again, httpx.Response)
+    assert again.content == whole[0].content
+    until_all_ingresses_are_there(client)
+
+
+def test_a_stream_of_events_that_breaks_goes_on_at_the_other_replica_after_its_last_event(
+    two_ingresses: RolloutClient,
+) -> None:
+    client = two_ingresses
+    undisturbed = client.rollout(samples("b"), **OPTIONS)
+    headers = {"prefer": "respond-async"}
+    accepted = httpx.post(f"{client.base_url}/rollout", content=body_of("b"), headers=headers)
+    assert (accepted.status_code, accepted.headers["preference-applied"]) == (202, "respond-async")
+    place = client.base_url + accepted.headers["location"]
+    job_id = accepted.json()["job_id"]
+    before = generations()
+
+    def events_of_one_stream(after: int) -> list[JobEvent]:
+        events: list[JobEvent] = []
+        try:
+            with httpx.stream("GET", f"{place}/events", params={"after": after}, timeout=None) as response:
+                for line in filter(None, response.iter_lines()):
+                    # One by one: those before a break count.
+                    event = JobEvent.model_validate_json(line)
+                    events.append(event)
+        except httpx.HTTPError:
+            return events
+        return events
+
+    with ThreadPoolExecutor(8) as threads:
+        streams = [threads.submit(events_of_one_stream, 0) for _ in range(4)]
+        followed = [threads.submit(lambda: list(client.jobs.events(job_id))) for _ in range(4)]
+        until(lambda: client.jobs.status(job_id).last_event >= 2, "two groups have ended")
+        player().kill()
+        received = [stream.result() for stream in streams]
+        by_client = [follow.result() for follow in followed]
+    numbers = list(range(1, GROUPS + 2))
+    broken = [events for events in received if [event.event for event in events] != numbers]
+    assert 0 < len(broken) < len(received), "some were read from the replica that was killed, some from the other one"
+    whole = by_client[0]
+    assert [event.event for event in whole] == numbers
+    assert by_client == [whole] * 4
+    for events in broken:
+        assert len(events) >= 2
+        assert events + events_of_one_stream(events[-1].event) == whole
+    rollouts = {each.position: each.sample for event in whole[:-1] for each in event.samples}
+    assert [what_counts(rollouts[position]) for position in range(GROUPS)] == [
+        what_counts(sample) for sample in undisturbed.samples
+    ]
+    assert whole[-1].summary is not None
+    assert whole[-1].summary.metrics["total_turns"] == TURNS
+    assert generations() - before <= TURNS + GROUPS
+    until_all_ingresses_are_there(client)
+
+
+def what_counts(sample: Any) -> tuple[Any, ...]:
+    return sample.id, sample.status, sample.total_reward, sample.metrics, sample.message_log

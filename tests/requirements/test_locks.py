@@ -1,0 +1,88 @@
+"""The locks: every package with its hashes; and what `make lint` says of known vulnerabilities."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from requirements import audit
+from tests.paths import REPOSITORY
+
+LOCKS = ("cpu", "gpu", "tools")
+ENTRY = re.compile(
+    r"(?P<name>[\w.-]+(?:\[[\w,-]+\])?)==[^\s;]+(?: ;[^\\\n]*)?"
+    r"(?: \\\n    --hash=sha256:[0-9a-f]{64})+"
+)
+
+
+@pytest.mark.parametrize("lock", LOCKS)
+def test_every_package_of_a_lock_has_one_version_and_hashes(lock: str) -> None:
+    content = (REPOSITORY / "requirements" / f"{lock}.lock").read_text()
+    entries = [ENTRY.fullmatch(entry) for entry in re.split(r"\n(?=\S)", content.strip())]
+    assert None not in entries
+    assert len({entry["name"] for entry in entries if entry}) == len(entries) > 20
+
+
+def test_no_lock_names_the_build_or_the_index_of_one_machine() -> None:
+    for lock in LOCKS:
+        content = (REPOSITORY / "requirements" / f"{lock}.lock").read_text()
+        assert "+cpu" not in content
+        assert "://" not in content
+
+
+def pip_audit(folder: Path, of_probe: Any, of_lock: Any, lock: str = "[cg]pu.lock") -> str:
+    """A program that answers as pip-audit does: for the locks of this pattern, and for all else."""
+    script = folder / "pip-audit"
+    script.write_text(f"""#!/bin/sh
+case "$*" in *{lock}*) cat <<'END'
+{of_lock}
+END
+;; *) cat <<'END'
+{of_probe}
+END
+esac
+""")
+    script.chmod(0o755)
+    return str(script)
+
+
+def answer(*vulnerabilities: dict[str, Any]) -> str:
+    return json.dumps({"dependencies": [{"name": "idna", "version": "3.6", "vulns": vulnerabilities}]})
+
+
+KNOWN = {"id": "PYSEC-1", "fix_versions": ["3.7"]}
+
+
+def test_a_vulnerability_is_named_and_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert audit.main(pip_audit(tmp_path, answer(KNOWN), answer(KNOWN))) == 1
+    assert capsys.readouterr().out == "  idna 3.6: PYSEC-1, mended in 3.7\n"
+
+
+@pytest.mark.parametrize("lock", ["cpu.lock", "gpu.lock"])
+def test_a_vulnerability_that_only_one_lock_has_is_found(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, lock: str
+) -> None:
+    monkeypatch.setattr(audit, "ACCEPTED", {"PYSEC-1": "known of the probe, and of the other lock"})
+    other = {"id": "PYSEC-2", "fix_versions": []}
+    assert audit.main(pip_audit(tmp_path, answer(KNOWN), answer(other), lock)) == 1
+    assert capsys.readouterr().out == "  idna 3.6: PYSEC-2, mended in no release yet\n"
+
+
+def test_without_vulnerabilities_nothing_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert audit.main(pip_audit(tmp_path, answer(KNOWN), answer())) == 0
+    assert capsys.readouterr().out == ""
+
+
+def test_an_accepted_one_does_not_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(audit, "ACCEPTED", {"PYSEC-1": "idna is not called"})
+    assert audit.main(pip_audit(tmp_path, answer(KNOWN), answer(KNOWN))) == 0
+
+
+@pytest.mark.parametrize("unreachable", ["", '{"dependencies": [{"name": "pip", "skip_reason": "not found"}]}'])
+def test_a_database_that_is_not_within_reach_is_said_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], unreachable: str
+) -> None:
+    assert audit.main(pip_audit(tmp_path, unreachable, unreachable)) == 0
+    assert capsys.readouterr().out == "  the database of vulnerabilities is not within reach: nothing was audited\n"

@@ -1,0 +1,72 @@
+"""The command that makes a key: it prints the key once, and the file gets the hash alone."""
+
+import stat
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner, Result
+
+from service.access.keys import Caller, KeyQuotas, parsed_keys
+from service.access.new_key import main
+
+app = typer.Typer()
+app.command()(main)
+
+
+def made(*arguments: str) -> Result:
+    return CliRunner().invoke(app, list(arguments))
+
+
+def test_a_key_is_printed_and_its_hash_written_to_a_file_that_only_its_owner_reads(tmp_path: Path) -> None:
+    path = tmp_path / "keys.yaml"
+    limits = ["--weight", "2.5", "--max-rollouts", "64", "--tokens-per-minute", "1000"]
+    first = made("team", "--scope", "rollout", "--scope", "read", "--file", str(path), *limits)
+    second = made("other", "--scope", "admin", "--file", str(path))
+    keys = [result.stdout.strip() for result in (first, second)]
+    assert [parsed_keys(path.read_bytes()).caller_with(key) for key in keys] == [
+        Caller("team", frozenset({"rollout", "read"}), 2.5, KeyQuotas(max_rollouts=64, tokens_per_minute=1000)),
+        Caller("other", frozenset({"admin"})),
+    ]
+    assert all(key not in path.read_text() for key in keys)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_the_comments_and_keys_of_a_file_stay(tmp_path: Path) -> None:
+    path = tmp_path / "keys.yaml"
+    path.write_text("# Ours.\nkeys:\n- {name: old, sha256: " + "1f" * 32 + ", scopes: [read]}")
+    before = path.read_text()
+    assert made("new", "--scope", "read", "--file", str(path)).exit_code == 0
+    assert path.read_text().startswith(before)
+    assert len(parsed_keys(path.read_bytes())) == 2
+
+
+def test_without_a_file_the_entry_is_shown_beside_the_key() -> None:
+    result = made("team", "--scope", "read")
+    entry = result.stderr.splitlines()[1]
+    caller = parsed_keys(f"keys:\n{entry}".encode()).caller_with(result.stdout.strip())
+    assert caller == Caller("team", frozenset({"read"}))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("a b", "--scope", "read"), "keys.0.name"),
+        (("team", "--scope", "root"), "keys.0.scopes.0"),
+        (("team", "--scope", "read", "--weight", "0"), "keys.0.weight"),
+    ],
+)
+def test_a_wrong_entry_is_refused_and_no_file_is_written(
+    arguments: tuple[str, ...], message: str, tmp_path: Path
+) -> None:
+    result = made(*arguments, "--file", str(tmp_path / "keys.yaml"))
+    assert result.exit_code == 2
+    assert message in result.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_that_holds_something_else_stays_as_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text('{"keys": []}')
+    assert made("team", "--scope", "read", "--file", str(path)).exit_code == 2
+    assert path.read_text() == '{"keys": []}'

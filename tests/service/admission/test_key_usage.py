@@ -1,0 +1,187 @@
+"""Quotas of keys: what is counted when a generation ends, fails or is cancelled, and what waits meanwhile."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from deployments.failures import GenerationLost
+from deployments.protocols import (
+    Generation,
+    GenerationRequest,
+    GeneratorDescription,
+    SamplingOptions,
+    ScoredPrompt,
+    ScoringRequest,
+)
+from service.access.keys import ANYBODY, Caller, KeyQuotas
+from service.admission.key_usage import LONGEST_NAP_S, KeyUsage, KeyUsages, MeteredGenerator
+from tests.virtual_time import now, run
+
+
+def caller(tokens_per_minute: int | None = 600, name: str = "team") -> Caller:
+    return Caller(name, frozenset({"rollout"}), quotas=KeyQuotas(tokens_per_minute=tokens_per_minute))
+
+
+def usage_of(caller: Caller, ingress_replicas: int = 1) -> KeyUsage:
+    usage = KeyUsages(lambda: ingress_replicas, now).of(caller)
+    assert usage is not None
+    return usage
+
+
+class TimedGenerator(MeteredGenerator):
+    """Generates `tokens` tokens in `takes_s`, or raises; notes when each generation began."""
+
+    def __init__(self, tokens: int = 10, takes_s: float = 0.0, failure: Exception | None = None) -> None:
+        self.tokens, self.takes_s, self.failure = tokens, takes_s, failure
+        self.began: list[float] = []
+        self.released: list[str] = []
+
+    async def generate(self, request: GenerationRequest) -> Generation:
+        self.began.append(now())
+        await asyncio.sleep(self.takes_s)
+        if self.failure is not None:
+            raise self.failure
+        if isinstance(request, ScoringRequest):
+            return ScoredPrompt((), (), "length", weight_version="7")
+        return Generation([1] * self.tokens, [0.0] * self.tokens, "stop")
+
+    def is_generating(self, rollout_id: str) -> bool:
+        return rollout_id == "running"
+
+    def interrupt(self, rollout_id: str) -> bool:
+        return rollout_id == "running"
+
+    def release(self, rollout_id: str) -> None:
+        self.released.append(rollout_id)
+
+    async def describe(self) -> GeneratorDescription:
+        return GeneratorDescription("tiny", 100, 262)
+
+
+def request(prompt_tokens: int = 10, rollout: str = "r", max_new_tokens: int = 10) -> GenerationRequest:
+    return GenerationRequest("g", [1] * prompt_tokens, max_new_tokens, (), SamplingOptions(), rollout_id=rollout)
+
+
+def left(usage: KeyUsage) -> float:
+    """Tokens that the key has at this moment."""
+    assert usage._budget is not None
+    usage.wait_s()
+    return usage._budget._tokens
+
+
+def in_virtual_time(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:
+    def run_test() -> None:
+        run(test())
+
+    run_test.__name__ = test.__name__
+    return run_test
+
+
+@in_virtual_time
+async def test_each_token_of_a_rollout_counts_once() -> None:
+    usage = usage_of(caller())
+    generator = MeteredGenerator(TimedGenerator(tokens=10), usage)
+    await generator.generate(request(prompt_tokens=30))
+    assert left(usage) == 600 - 40
+    await generator.generate(request(prompt_tokens=45))
+    assert left(usage) == 600 - 55
+    await generator.generate(request(prompt_tokens=30, rollout="other"))
+    assert left(usage) == 600 - 95
+
+
+@in_virtual_time
+async def test_a_scored_sequence_counts_with_its_length() -> None:
+    usage = usage_of(caller())
+    asked = ScoringRequest("g", [1] * 70, 1, (), SamplingOptions(), rollout_id="s")
+    await MeteredGenerator(TimedGenerator(), usage).generate(asked)
+    assert (left(usage), usage.expected_tokens(1000)) == (530, 256)
+
+
+@in_virtual_time
+async def test_a_generation_that_fails_is_not_charged() -> None:
+    usage = usage_of(caller())
+    generator = MeteredGenerator(TimedGenerator(failure=GenerationLost("gone")), usage)
+    for _ in range(3):
+        with pytest.raises(GenerationLost):
+            await generator.generate(request())
+    assert left(usage) == 600
+
+
+@in_virtual_time
+async def test_a_generation_that_is_cancelled_keeps_the_charge_of_its_start() -> None:
+    usage = usage_of(caller(tokens_per_minute=60_000))
+    generator = MeteredGenerator(TimedGenerator(takes_s=100), usage)
+    task = asyncio.create_task(generator.generate(request(prompt_tokens=30, max_new_tokens=20)))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert left(usage) == 60_000 - 50
+
+
+@in_virtual_time
+async def test_generations_beyond_the_quota_start_as_tokens_come() -> None:
+    usage = usage_of(caller(tokens_per_minute=60))
+    inner = TimedGenerator(tokens=10)
+    generator = MeteredGenerator(inner, usage)
+    requests = [request(prompt_tokens=20, rollout=f"{number}", max_new_tokens=10) for number in range(5)]
+    await asyncio.gather(*(generator.generate(each) for each in requests))
+    # 30 tokens each: two at once, and from then on the next when the last one is paid and a token is left.
+    assert inner.began == pytest.approx([0, 0, 1, 31, 61])
+
+
+@in_virtual_time
+async def test_a_generation_that_waits_can_be_cancelled_and_lets_the_next_one_start() -> None:
+    usage = usage_of(caller(tokens_per_minute=60))
+    usage.charge(90)
+    inner = TimedGenerator()
+    generator = MeteredGenerator(inner, usage)
+    waiting = [asyncio.create_task(generator.generate(request(rollout=f"{number}"))) for number in range(3)]
+    await asyncio.sleep(10)
+    for task in waiting[:2]:
+        task.cancel()
+    await waiting[2]
+    assert inner.began == pytest.approx([31.0])
+    assert left(usage) == pytest.approx(1 - 20)
+
+
+@in_virtual_time
+async def test_a_raised_quota_lets_those_go_on_that_wait() -> None:
+    usages = KeyUsages(lambda: 1, now)
+    usage = usages.of(caller(tokens_per_minute=1))
+    assert usage is not None
+    usage.charge(100)
+    inner = TimedGenerator()
+    task = asyncio.create_task(MeteredGenerator(inner, usage).generate(request()))
+    await asyncio.sleep(10)
+    assert usages.of(caller(tokens_per_minute=None)) is usage
+    await task
+    assert inner.began == [pytest.approx(10.0, abs=LONGEST_NAP_S)]
+
+
+@in_virtual_time
+async def test_requests_of_one_name_share_a_quota_and_those_of_others_have_their_own() -> None:
+    usages = KeyUsages(lambda: 1, now)
+    assert usages.of(ANYBODY) is None
+    assert usages.of(caller()) is usages.of(caller())
+    assert usages.of(caller()) is not usages.of(caller(name="other"))
+
+
+@in_virtual_time
+async def test_an_ingress_replica_grants_its_share() -> None:
+    assert left(usage_of(caller(tokens_per_minute=603), ingress_replicas=4)) == 150
+    assert left(usage_of(caller(tokens_per_minute=3), ingress_replicas=4)) == 1
+
+
+@in_virtual_time
+async def test_everything_else_is_the_generators() -> None:
+    inner = TimedGenerator()
+    generator = MeteredGenerator(inner, usage_of(caller()))
+    assert [generator.is_generating(name) for name in ("running", "waiting")] == [True, False]
+    assert [generator.interrupt(name) for name in ("running", "waiting")] == [True, False]
+    generator.release("r")
+    assert inner.released == ["r"]
+    assert (await generator.describe()).model == "tiny"

@@ -1,0 +1,250 @@
+"""Attempts to use more than a key's quotas, to be charged for less, and to have the service hold what it refuses."""
+
+import asyncio
+import gzip
+import json
+import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from deployments.failures import GenerationRejected
+from service.access.access_control import AccessControl
+from service.admission.capacity import Amounts
+from service.settings import Limits
+from tests.service.jobs import scripted_ingresses
+from tests.service.jobs.scripted_ingresses import ScriptedIngresses, request_of
+from tests.service.jobs.test_jobs import GivenKeys, entry
+from tests.service.keyed_http import SAMPLE, KeyedHttp
+from tests.service.routes.test_admission import served, wait_until_free
+from tests.service.scripted import ScriptedEnvironment, ScriptedGenerator, outcome
+from tests.virtual_time import run, settled
+
+NDJSON = "application/x-ndjson"
+MANY = {"samples": [SAMPLE], "num_generations": 4}
+BOMB_BYTES = 64 * 2**20
+
+
+def keyed(
+    folder: Path, generator: ScriptedGenerator | None = None, ingress_replicas: int = 1, **quotas: int
+) -> KeyedHttp:
+    fields = {"rollout": {"quotas": quotas}}
+    return KeyedHttp(folder, fields, limits=Limits(), generator=generator, ingress_replicas=ingress_replicas)
+
+
+def held_by_key(service: KeyedHttp) -> Amounts:
+    return service.service.admission._keys._by_name["rollout"].capacity.in_flight
+
+
+def post(service: KeyedHttp, body: Any, **headers: str) -> httpx.Response:
+    return service.service.request("POST", "/rollout", json=body, headers=service.bearer("rollout") | headers)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"samples": [SAMPLE], "num_generations": 5},
+        {"samples": [SAMPLE] * 5},
+        {"samples_from": [{"task_name": "math", "count": 5}]},
+        {"samples_from": [{"task_name": "math", "count": 2}], "num_generations": 3},
+        {"samples": [SAMPLE], "samples_from": [{"task_name": "math", "count": 4}]},
+    ],
+)
+def test_no_way_to_ask_for_rollouts_gets_more_than_the_quota(tmp_path: Path, body: dict[str, Any]) -> None:
+    service = keyed(tmp_path, max_rollouts=4)
+    answer = post(service, body)
+    assert (answer.status_code, answer.json()["type"]) == (422, "urn:rollout:problem:invalid-request")
+    assert not service.service.has_started_something
+
+
+@pytest.mark.parametrize(("rollouts", "status"), [(8, 422), (3, 422), (2, 200)])
+def test_several_ingress_replicas_play_no_more_than_the_quota_of_a_key_together(
+    tmp_path: Path, rollouts: int, status: int
+) -> None:
+    async def attempt() -> None:
+        folders = [tmp_path / str(number) for number in range(4)]
+        for folder in folders:
+            folder.mkdir()
+        generators = [ScriptedGenerator(["A"], delay_s=60) for _ in folders]
+        replicas = [
+            keyed(folder, generator, ingress_replicas=4, max_rollouts=8)
+            for folder, generator in zip(folders, generators, strict=True)
+        ]
+        posts = [asyncio.create_task(posted(each, rollouts)) for each in replicas for _ in range(2)]
+        await settled()
+        in_flight = sum(each.service.admission.in_flight.rollouts for each in replicas)
+        assert in_flight == (8 if status == 200 else 0)
+        answers = await asyncio.gather(*posts)
+        # Both of a replica hold one rollout each before their bodies are read.
+        refusals = {422, 429} if status == 422 else {200, 429}
+        assert {answer.status_code for answer in answers} <= refusals
+        assert sum(len(generator.requests) for generator in generators) == in_flight
+
+    run(attempt())
+
+
+async def posted(service: KeyedHttp, rollouts: int) -> httpx.Response:
+    body = {"samples": [SAMPLE], "num_generations": rollouts}
+    async with httpx.AsyncClient(
+        transport=httpx.ASGITransport(service.service.app), base_url="http://service", timeout=None
+    ) as http:
+        return await http.post("/rollout", json=body, headers=service.bearer("rollout"))
+
+
+def test_scored_sequences_count_as_rollouts(tmp_path: Path) -> None:
+    service = keyed(tmp_path, max_rollouts=4)
+    body, headers = {"sequences": [[1, 2]] * 5}, service.bearer("rollout")
+    assert service.service.request("POST", "/score", json=body, headers=headers).status_code == 422
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"{",
+        json.dumps({"samples": [{**SAMPLE, "task_name": "chess"}]}).encode(),
+        json.dumps({**MANY, "on_error": "fail"}).encode(),
+        json.dumps(MANY).encode(),
+    ],
+)
+@pytest.mark.parametrize("accept", ["application/json", NDJSON])
+def test_a_request_that_ends_in_whatever_way_leaves_nothing_of_the_quota_held(
+    tmp_path: Path, body: bytes, accept: str
+) -> None:
+    service = keyed(tmp_path, ScriptedGenerator([GenerationRejected("no")]), max_rollouts=4)
+    headers = service.bearer("rollout") | {"accept": accept}
+    for _ in range(3):
+        service.service.request("POST", "/rollout", content=body, headers=headers)
+    assert held_by_key(service) == Amounts()
+
+
+def test_many_requests_at_once_get_no_more_than_the_quota_and_a_client_that_goes_away_frees_it(tmp_path: Path) -> None:
+    service = keyed(tmp_path, ScriptedGenerator(["A"], delay_s=60), max_rollouts=8)
+    headers = service.bearer("rollout") | {"accept": NDJSON}
+
+    def begin(number: int) -> tuple[int, httpx.Client, Any]:
+        # One connection each, with what some count their callers by.
+        client = httpx.Client(base_url=url)
+        own = {"x-forwarded-for": f"10.0.0.{number}", "x-request-id": f"{number}", "user-agent": f"{number}"}
+        request = client.build_request("POST", "/rollout", json=MANY, headers=headers | own)
+        response = client.send(request, stream=True)
+        return response.status_code, client, response
+
+    with served(service.service) as url, ThreadPoolExecutor(20) as pool:
+        begun = list(pool.map(begin, range(20)))
+        assert sorted(status for status, _, _ in begun) == [200] * 2 + [429] * 18
+        assert held_by_key(service).rollouts == 8
+        for _, client, response in begun:
+            response.close()
+            client.close()
+        wait_until_free(service.service)
+        assert held_by_key(service) == Amounts()
+
+
+def test_requests_that_are_cancelled_before_their_tokens_come_are_charged_all_the_same(tmp_path: Path) -> None:
+    """Else a key could keep the engines busy for nothing, by going away a moment before each answer."""
+
+    async def attempt() -> None:
+        service = keyed(tmp_path, ScriptedGenerator(["A" * 50], delay_s=60), tokens_per_minute=200)
+        transport = httpx.ASGITransport(service.service.app)
+        statuses = []
+        async with httpx.AsyncClient(transport=transport, base_url="http://service") as http:
+            for _ in range(10):
+                sampling = {"max_new_tokens": 50}
+                body = {"samples": [SAMPLE], "sampling": sampling}
+                task = asyncio.create_task(http.post("/rollout", json=body, headers=service.bearer("rollout")))
+                await settled()
+                if task.done():
+                    statuses.append((await task).status_code)
+                task.cancel()
+                await settled()
+        assert len(service.service.generator.requests) <= 4
+        assert set(statuses) == {429}
+
+    run(attempt())
+
+
+def test_a_compressed_bomb_is_neither_read_without_a_key_nor_held_with_one(tmp_path: Path) -> None:
+    service = KeyedHttp(tmp_path, limits=Limits(max_body_bytes=2**20))
+    bomb = gzip.compress(bytes(BOMB_BYTES))
+    read: list[int] = []
+
+    async def slowly() -> Any:
+        for begin in range(0, len(bomb), 1024):
+            read.append(begin)
+            yield bomb[begin : begin + 1024]
+
+    encoding = {"content-encoding": "gzip"}
+    answer = service.service.request("POST", "/rollout", content=slowly(), headers=encoding)
+    assert (answer.status_code, read) == (401, [])
+    tracemalloc.start()
+    try:
+        headers = encoding | service.bearer("rollout")
+        answer = service.service.request("POST", "/rollout", content=bomb, headers=headers)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert answer.status_code == 413
+    assert peak < BOMB_BYTES / 4
+
+
+TEAM = {"authorization": "Bearer secret"}
+
+
+def of_team(**quotas: int) -> ScriptedIngresses:
+    """One ingress replica whose generations take 30 s."""
+    access = AccessControl(GivenKeys(entry("team", "secret", quotas=quotas)))  # type: ignore[arg-type]
+    environment = ScriptedEnvironment([outcome("x", terminated=True)])
+    return ScriptedIngresses(1, ScriptedGenerator(["abc"], delay_s=30), environment, access)
+
+
+def tokens_left(cluster: ScriptedIngresses) -> float:
+    """Of the key `team` at this moment."""
+    usage = cluster.replicas[0].rollouts.admission._keys._by_name["team"]
+    assert usage._budget is not None
+    usage.wait_s()
+    return usage._budget._tokens
+
+
+def held_on(cluster: ScriptedIngresses) -> list[int]:
+    """Rollouts that the key `team` holds on each ingress replica."""
+    usages = [replica.rollouts.admission._keys._by_name.get("team") for replica in cluster.replicas]
+    return [0 if usage is None else usage.capacity.in_flight.rollouts for usage in usages]
+
+
+@pytest.mark.parametrize(("path", "headers"), [("/rollout", {"idempotency_key": "k"}), ("/jobs", {})])
+def test_a_job_holds_the_rollouts_of_its_key_until_it_ends(path: str, headers: dict[str, str]) -> None:
+    async def scenario() -> None:
+        cluster = of_team(max_rollouts=2)
+        posted = asyncio.create_task(cluster.post(0, request_of(groups=1), path=path, **TEAM, **headers))
+        await asyncio.sleep(5)
+        assert held_on(cluster) == [2]
+        refused = await cluster.post(0, request_of(groups=1), **TEAM)
+        assert (refused.status_code, refused.json()["type"]) == (429, "urn:rollout:problem:quota-exceeded")
+        await asyncio.sleep(60)
+        assert held_on(cluster) == [0]
+        assert (await posted).status_code in (200, 202)
+
+    scripted_ingresses.run(scenario)
+
+
+def test_a_request_that_is_posted_again_costs_its_quotas_once() -> None:
+    async def scenario() -> None:
+        cluster = of_team(max_rollouts=4, tokens_per_minute=600)
+        posts = []
+        for _ in range(3):
+            posts.append(asyncio.create_task(cluster.post(0, request_of(groups=1), **TEAM, idempotency_key="k")))
+            await asyncio.sleep(5)
+            assert held_on(cluster) == [2]
+        answers = await asyncio.gather(*posts)
+        left = tokens_left(cluster)
+        again = await cluster.post(0, request_of(groups=1), **TEAM, idempotency_key="k")
+        assert {answer.content for answer in answers} == {again.content}
+        assert len(cluster.generator.requests) == 2  # type: ignore[attr-defined]
+        # Some have come back meanwhile.
+        assert tokens_left(cluster) >= left
+        assert held_on(cluster) == [0]
+
+    scripted_ingresses.run(scenario)

@@ -1,0 +1,174 @@
+"""Several ingress replicas that share a job store, in one process and in virtual time; any of them can be killed."""
+
+import asyncio
+import json
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import httpx
+from fastapi import FastAPI
+
+from deployments.chat.chat_tokenizer import TransformersChatTokenizer
+from deployments.data.reader import DataReader
+from deployments.failures import JobStoreLost
+from deployments.jobs.settings import JobsSettings
+from deployments.jobs.store import JobStore
+from deployments.protocols import Environment, Generator, GeneratorDescription
+from rollout_client import AsyncRolloutClient
+from service.access.access_control import OPEN_TO_ALL, AccessControl
+from service.admission.admission import Admission
+from service.jobs.runner import JobRunner
+from service.remote.policy import RemotePolicy
+from service.requests.episodes import EpisodeFactory
+from service.requests.task_samples import TaskSampler
+from service.rollout_service import RolloutService
+from service.settings import AdmissionSettings, Limits
+from tests import virtual_time
+from tests.deployments.jobs.kept_jobs import KeptJobs
+from tests.deployments.jobs.test_store import ScriptedStorage
+from tests.paths import TINY_MODEL
+from tests.service.rollouts.playing import RandomEnvironment, RandomGenerator
+from tests.service.scripted_http import app_of
+from tests.service.scripted_store import ScriptedStore
+
+MAX_MODEL_LEN = 60
+DESCRIPTION = GeneratorDescription("tiny", MAX_MODEL_LEN, 262)
+LIMITS = Limits(max_body_bytes=2**16)
+SETTINGS = JobsSettings(lease_s=5, keep_s=3600, abandoned_after_s=20)
+ENDS_WITHIN_S = 300.0
+tokenizer = TransformersChatTokenizer.load(str(TINY_MODEL))
+
+
+class StoreLink:
+    """The store as one ingress replica reaches it: not at all once the replica was killed, or while the store is
+    away."""
+
+    def __init__(self, cluster: "ScriptedIngresses") -> None:
+        self._cluster = cluster
+        self.is_cut = False
+
+    def __getattr__(self, method: str) -> Callable[..., Coroutine[Any, Any, Any]]:
+        async def call(*arguments: Any) -> Any:
+            await asyncio.sleep(0.001)
+            if self.is_cut:
+                await asyncio.Event().wait()
+            if self._cluster.store_is_away:
+                raise JobStoreLost("The job store died during the call.")
+            answer = await getattr(self._cluster.store, method)(*arguments)
+            if method == self._cluster.dies_after and answer is not None:
+                self._cluster.dies_after = ""
+                self._cluster.start_store()
+                raise JobStoreLost("The job store died during the call.")
+            if method == self._cluster.away_after and answer is not None:
+                self._cluster.away_after = ""
+                self._cluster.store_is_away = True
+                asyncio.get_running_loop().call_later(3, self._cluster.start_store)
+            return answer
+
+        return call
+
+
+class ScriptedIngress:
+    def __init__(self, cluster: "ScriptedIngresses", access: AccessControl, admission: AdmissionSettings) -> None:
+        factory = EpisodeFactory(frozenset(cluster.environments), DESCRIPTION, tokenizer, LIMITS)
+        policy = RemotePolicy(ScriptedStore())  # type: ignore[arg-type]
+        self.rollouts = RolloutService(
+            cluster.generator,
+            cluster.environments,
+            policy,
+            factory,
+            LIMITS,
+            Admission(admission, MAX_MODEL_LEN),
+            TaskSampler(cluster.environments, cluster.data, {"task"} if cluster.data else frozenset()),
+        )
+        self.link = StoreLink(cluster)
+        self.jobs = JobRunner(self.link, self.rollouts, access, SETTINGS.max_body_bytes)  # type: ignore[arg-type]
+        self.jobs.follow()
+        self.app: FastAPI = app_of(self.rollouts, access, sets_request_id_header=True, jobs=self.jobs)
+
+    def kill(self) -> None:
+        """Nothing that it does from now on reaches anybody."""
+        self.link.is_cut = True
+        assert self.jobs._following is not None
+        for task in (self.jobs._following, *self.jobs._players.values()):
+            task.cancel()
+
+
+class ScriptedIngresses:
+    def __init__(
+        self,
+        replicas: int = 2,
+        generator: Generator | None = None,
+        environment: Environment | None = None,
+        access: AccessControl = OPEN_TO_ALL,
+        admission: AdmissionSettings | None = None,
+        data: DataReader | None = None,
+    ) -> None:
+        """Args: `data` are those of `task`."""
+        self.data = data
+        self.kept = KeptJobs()
+        self.store_is_away = False
+        self.dies_after = ""
+        """The method of the store that it carries out and does not answer, because it dies."""
+        self.away_after = ""
+        """The method of the store after whose answer it is away for 3 s."""
+        self.start_store()
+        self.generator = generator or RandomGenerator()
+        self.environments = {"task": environment or RandomEnvironment()}
+        self._access, self._admission = access, admission or AdmissionSettings()
+        self.replicas = [self._new() for _ in range(replicas)]
+
+    def _new(self) -> ScriptedIngress:
+        return ScriptedIngress(self, self._access, self._admission)
+
+    def start_store(self) -> None:
+        """A store that knows what the one before it has stored."""
+        self.storage = ScriptedStorage(self.kept)
+        self.store = JobStore(SETTINGS, self.storage, virtual_time.now)
+        self.store_is_away = False
+
+    def kill(self, replica: int) -> None:
+        """Serve starts another one in its place."""
+        self.replicas[replica].kill()
+        self.replicas[replica] = self._new()
+
+    def client(self, replica: int) -> AsyncRolloutClient:
+        http = httpx.AsyncClient(transport=httpx.ASGITransport(self.replicas[replica].app), base_url="http://service")
+        return AsyncRolloutClient(http_client=http)
+
+    async def request(self, replica: int, method: str, path: str, **options: Any) -> httpx.Response:
+        transport = httpx.ASGITransport(self.replicas[replica].app, raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://service", timeout=None) as http:
+            return await http.request(method, path, **options)
+
+    async def post(self, replica: int, body: dict[str, Any], path: str = "/rollout", **headers: str) -> httpx.Response:
+        """An underscore in the name of a header stands for a hyphen."""
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        return await self.request(replica, "POST", path, content=json.dumps(body), headers=named)
+
+    async def ended(self, job_id: str) -> dict[str, Any]:
+        """The state of the job when it has ended."""
+        async with asyncio.timeout(ENDS_WITHIN_S):
+            while True:
+                state: dict[str, Any] = (await self.request(0, "GET", f"/jobs/{job_id}")).json()
+                if state.get("state") in ("completed", "failed"):
+                    return state
+                await asyncio.sleep(0.5)
+
+    async def events(self, job_id: str, replica: int = 0, **query: Any) -> list[dict[str, Any]]:
+        response = await self.request(replica, "GET", f"/jobs/{job_id}/events", params=query)
+        assert response.status_code == 200, response.text
+        return [json.loads(line) for line in response.text.splitlines() if line]
+
+
+def run(scenario: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
+    return virtual_time.run(scenario())
+
+
+def request_of(groups: int = 2, **options: Any) -> dict[str, Any]:
+    samples = [
+        {"task_name": "task", "messages": [{"role": "user", "content": "q" * (1 + place)}], "id": f"s{place}"}
+        for place in range(groups)
+    ]
+    defaults = {"num_generations": 2, "sampling": {"max_new_tokens": 6}, "max_rollout_turns": 5}
+    return {"samples": samples, **defaults, **options}

@@ -1,0 +1,213 @@
+"""`Idempotency-Key` of `POST /rollout`: one run, whichever replica is asked and how often."""
+
+import asyncio
+import json
+from typing import Any
+
+import httpx
+import pytest
+
+from rollout_client.arrow.response import read_response
+from rollout_client.arrow.schema import ARROW
+from service.jobs.runner import MOST_GATHERING
+from service.settings import AdmissionBounds, AdmissionSettings
+from tests.service.jobs.scripted_ingresses import ScriptedIngresses, request_of, run
+from tests.service.scripted import ScriptedEnvironment, ScriptedGenerator, outcome
+
+REQUEST = request_of()
+
+
+def without_request_id(response: httpx.Response) -> dict[str, Any]:
+    answer: dict[str, Any] = response.json()
+    del answer["request_id"]
+    return answer
+
+
+def test_a_request_with_a_key_has_the_answer_of_one_without() -> None:
+    async def scenario() -> None:
+        plain = await ScriptedIngresses().post(0, REQUEST)
+        cluster = ScriptedIngresses()
+        keyed = await cluster.post(0, REQUEST, idempotency_key='"k"')
+        assert (plain.status_code, keyed.status_code) == (200, 200)
+        expected, found = without_request_id(plain), without_request_id(keyed)
+        # Their order is that in which rollouts end.
+        for answer in (expected, found):
+            for name in list(answer["metrics"]):
+                if name.startswith("histogram/"):
+                    answer["metrics"][name].sort()
+        assert found == expected
+
+    run(scenario)
+
+
+def test_a_request_that_is_posted_again_attaches_to_the_running_one_on_any_replica() -> None:
+    async def scenario() -> None:
+        cluster = ScriptedIngresses()
+        first = asyncio.create_task(cluster.post(0, REQUEST, idempotency_key='"k"'))
+        await asyncio.sleep(1)
+        again = asyncio.create_task(cluster.post(1, REQUEST, idempotency_key='"k"'))
+        assert (await again).content == (await first).content
+        generations = [request.generation_id for request in cluster.generator.requests]  # type: ignore[attr-defined]
+        assert len(generations) == len(set(generations))
+        assert {generation.rpartition("-")[0].split("-")[1] for generation in generations} == {
+            generations[0].split("-")[1]
+        }, "all of one run"
+
+    run(scenario)
+
+
+def test_a_request_that_is_posted_again_after_its_end_gets_the_stored_answer_in_any_format() -> None:
+    async def scenario() -> None:
+        cluster = ScriptedIngresses()
+        first = await cluster.post(0, REQUEST, idempotency_key='"k"')
+        played = len(cluster.generator.requests)  # type: ignore[attr-defined]
+        assert (await cluster.post(1, REQUEST, idempotency_key="k")).content == first.content
+        lines = (await cluster.post(1, REQUEST, idempotency_key="k", accept="application/x-ndjson")).text.splitlines()
+        by_position = {line["position"]: line["sample"] for line in map(json.loads, lines[:-1])}
+        assert [by_position[position] for position in range(4)] == first.json()["samples"]
+        assert json.loads(lines[-1])["summary"]["metrics"] == first.json()["metrics"]
+        arrow = read_response((await cluster.post(1, REQUEST, idempotency_key="k", accept=ARROW)).content)
+        assert [row["id"] for row in arrow.rollouts.select(["id"]).to_pylist()] == ["s0", "s0", "s1", "s1"]
+        assert len(cluster.generator.requests) == played  # type: ignore[attr-defined]
+
+    run(scenario)
+
+
+def test_a_key_with_another_body_is_refused() -> None:
+    async def scenario() -> None:
+        cluster = ScriptedIngresses()
+        await cluster.post(0, REQUEST, idempotency_key='"k"')
+        other = await cluster.post(1, request_of(groups=1), idempotency_key='"k"')
+        assert (other.status_code, other.json()["type"]) == (422, "urn:rollout:problem:idempotency-key-reused")
+        assert other.json()["errors"][0]["field"] == "header.Idempotency-Key"
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("key", ['""', '"open', "a b", '"k";x=1', '("k")', "?1", '"' + "k" * 256 + '"', "ü"])
+def test_a_key_that_is_none_is_refused(key: str) -> None:
+    async def scenario() -> None:
+        headers = [(b"idempotency-key", key.encode("latin-1"))]
+        response = await ScriptedIngresses().request(0, "POST", "/rollout", content="{}", headers=headers)
+        assert (response.status_code, response.json()["errors"][0]["field"]) == (422, "header.Idempotency-Key")
+
+    run(scenario)
+
+
+def test_two_keys_in_one_request_are_refused() -> None:
+    async def scenario() -> None:
+        headers = [("idempotency-key", "a"), ("idempotency-key", "b")]
+        response = await ScriptedIngresses().request(0, "POST", "/rollout", content="{}", headers=headers)
+        assert response.status_code == 422
+
+    run(scenario)
+
+
+def test_a_request_that_is_refused_leaves_its_key_free() -> None:
+    async def scenario() -> None:
+        cluster = ScriptedIngresses()
+        unknown = {"samples": [{"task_name": "chess", "messages": [{"role": "user", "content": "q"}]}]}
+        refused = await cluster.post(0, unknown, idempotency_key="k")
+        assert (refused.status_code, refused.json()["errors"][0]["field"]) == (422, "samples[0].task_name")
+        assert (await cluster.post(1, REQUEST, idempotency_key="k")).status_code == 200
+        await asyncio.sleep(61)
+        [job] = (await cluster.request(0, "GET", "/jobs")).json()["jobs"]
+        assert job["state"] == "completed", "what was refused is forgotten"
+
+    run(scenario)
+
+
+def test_a_service_that_is_full_leaves_the_key_free() -> None:
+    async def scenario() -> None:
+        full = AdmissionSettings(replica=AdmissionBounds(max_rollouts=3))
+        cluster = ScriptedIngresses(admission=full)
+        refused = await cluster.post(0, REQUEST, idempotency_key="k")
+        assert refused.status_code == 422, "four rollouts never fit"
+        fits = await cluster.post(0, request_of(groups=1, num_generations=3), idempotency_key="k")
+        assert fits.status_code == 200, "the request that waits for the job takes no room beside it"
+
+    run(scenario)
+
+
+def test_a_failed_request_fails_again_without_a_second_run() -> None:
+    async def scenario() -> None:
+        from deployments.failures import GenerationRejected
+
+        generator = ScriptedGenerator([GenerationRejected("no")])
+        cluster = ScriptedIngresses(generator=generator)
+        request = request_of(on_error="fail", groups=1, num_generations=1)
+        answers = [await cluster.post(replica, request, idempotency_key="k") for replica in (0, 1)]
+        assert [answer.status_code for answer in answers] == [502, 502]
+        assert [answer.json()["type"] for answer in answers] == ["urn:rollout:problem:sample-failed"] * 2
+        assert len(generator.requests) == 1
+
+    run(scenario)
+
+
+def test_a_caller_that_goes_away_finds_its_run_when_it_posts_again() -> None:
+    async def scenario() -> None:
+        environment = ScriptedEnvironment([outcome("x", terminated=True)])
+        generator = ScriptedGenerator(["abc"], delay_s=10)
+        cluster = ScriptedIngresses(generator=generator, environment=environment)
+        first = asyncio.create_task(cluster.post(0, REQUEST, idempotency_key="k"))
+        await asyncio.sleep(2)
+        first.cancel()
+        await asyncio.sleep(2)
+        assert (await cluster.post(1, REQUEST, idempotency_key="k")).status_code == 200
+        assert len(generator.requests) == 4
+
+    run(scenario)
+
+
+def test_a_run_that_nobody_waits_for_stops_and_goes_on_when_it_is_posted_again() -> None:
+    async def scenario() -> None:
+        environment = ScriptedEnvironment([outcome("x", reward=1.0), outcome("x", reward=2.0, terminated=True)])
+        generator = ScriptedGenerator(["abc"], delay_s=15)
+        cluster = ScriptedIngresses(generator=generator, environment=environment)
+        request = request_of(groups=1, num_generations=1)
+        first = asyncio.create_task(cluster.post(0, request, idempotency_key="k"))
+        await asyncio.sleep(2)
+        first.cancel()
+        await asyncio.sleep(60)
+        assert (len(generator.requests), generator.cancelled) == (2, 1), "one turn was played, the next one cancelled"
+        [job] = (await cluster.request(0, "GET", "/jobs")).json()["jobs"]
+        assert job["state"] == "suspended"
+        events = f"/jobs/{job['job_id']}/events"
+        stopped = await cluster.request(0, "GET", events)
+        assert (stopped.status_code, stopped.json()["type"]) == (409, "urn:rollout:problem:run-suspended")
+        assert "post its request again" in stopped.json()["detail"]
+        assert (await cluster.request(0, "GET", events, params={"follow": False})).text == ""
+        answer = (await cluster.post(1, request, idempotency_key="k")).json()
+        assert len(generator.requests) == 3, "the first turn was not played again"
+        assert answer["samples"][0]["total_reward"] == 3.0
+
+    run(scenario)
+
+
+def test_only_so_many_callers_gather_the_answer_of_one_key_at_once() -> None:
+    async def scenario() -> None:
+        environment = ScriptedEnvironment([outcome("x", terminated=True)])
+        cluster = ScriptedIngresses(generator=ScriptedGenerator(["abc"], delay_s=10), environment=environment)
+        waiting = [asyncio.create_task(cluster.post(0, REQUEST, idempotency_key="k")) for _ in range(MOST_GATHERING)]
+        await asyncio.sleep(1)
+        refused = await cluster.post(0, REQUEST, idempotency_key="k")
+        assert (refused.status_code, refused.headers["retry-after"]) == (429, "5")
+        assert refused.json()["type"] == "urn:rollout:problem:overloaded"
+        streams = cluster.post(0, REQUEST, idempotency_key="k", accept="application/x-ndjson")
+        elsewhere = cluster.post(1, REQUEST, idempotency_key="k")
+        answers = await asyncio.gather(*waiting, streams, elsewhere)
+        assert {answer.status_code for answer in answers} == {200}
+        assert (await cluster.post(0, REQUEST, idempotency_key="k")).status_code == 200
+        assert not cluster.replicas[0].jobs._gathering
+
+    run(scenario)
+
+
+def test_a_service_without_jobs_refuses_keys_and_jobs() -> None:
+    from tests.service.scripted_http import ScriptedHttp
+
+    service = ScriptedHttp()
+    refused = service.post(REQUEST, idempotency_key="k")
+    assert (refused.status_code, refused.json()["type"]) == (501, "urn:rollout:problem:jobs-not-configured")
+    assert service.request("GET", "/jobs").status_code == 501
+    assert not service.has_started_something

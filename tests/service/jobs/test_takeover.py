@@ -1,0 +1,314 @@
+"""Ingress replicas and stores that die at any moment: every rollout ends as if nothing had happened."""
+
+import asyncio
+from collections import Counter
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from deployments.jobs.storage import StorageFailed, StoreReplaced
+from deployments.protocols import GenerationRequest, StepRequest
+from deployments.rpc import draining
+from tests.service.jobs.scripted_ingresses import ENDS_WITHIN_S, SETTINGS, ScriptedIngresses, request_of, run
+from tests.service.rollouts.playing import RandomEnvironment, RandomGenerator
+from tests.service.scripted import ScriptedEnvironment, ScriptedGenerator, outcome
+
+REQUEST = request_of(groups=3, max_rollout_turns=6)
+deaths = st.lists(
+    st.tuples(st.sampled_from([0.5, 1, 2, 3, 7]), st.sampled_from(["ingress", "store"])), min_size=1, max_size=6
+)
+
+
+async def undisturbed() -> tuple[list[dict[str, Any]], dict[str, Any], int]:
+    """The rollouts, the metrics, and how many generations they took."""
+    cluster = ScriptedIngresses()
+    answer = (await cluster.post(0, REQUEST, idempotency_key="k")).json()
+    return answer["samples"], comparable(answer["metrics"]), len(cluster.generator.requests)  # type: ignore[attr-defined]
+
+
+def comparable(metrics: dict[str, Any]) -> dict[str, Any]:
+    """Without the order in which rollouts ended."""
+    return {name: sorted(value) if isinstance(value, list) else value for name, value in metrics.items()}
+
+
+EXPECTED = run(undisturbed)
+
+
+@pytest.mark.slow
+@given(deaths)
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_after_any_deaths_the_answer_is_that_of_an_undisturbed_run_and_each_death_costs_at_most_one_turn_of_a_rollout(
+    deaths: list[tuple[float, str]],
+) -> None:
+    async def scenario() -> None:
+        cluster = ScriptedIngresses(replicas=2)
+        job_id = (await cluster.post(0, REQUEST, path="/jobs", idempotency_key="k")).json()["job_id"]
+        killed = 0
+        for after_s, what in deaths:
+            await asyncio.sleep(after_s)
+            if what == "store":
+                cluster.store_is_away = True
+                await asyncio.sleep(1)
+                cluster.start_store()
+            else:
+                playing = [place for place, replica in enumerate(cluster.replicas) if replica.jobs._players]
+                cluster.kill(playing[0] if playing else 0)
+                killed += bool(playing)
+        state = await cluster.ended(job_id)
+        assert state["state"] == "completed"
+        answer = (await cluster.post(1, REQUEST, idempotency_key="k")).json()
+        samples, metrics, generations = EXPECTED
+        assert answer["samples"] == samples
+        assert comparable(answer["metrics"]) == metrics
+        played: list[GenerationRequest] = cluster.generator.requests  # type: ignore[attr-defined]
+        assert len(played) <= generations + killed * len(samples)
+        turns = Counter((request.generation_id.split("-")[2], request.turn) for request in played)
+        assert max(turns.values()) <= 1 + killed
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("path", ["/jobs", "/rollout"])
+def test_a_job_whose_opening_was_stored_and_not_answered_is_played(path: str) -> None:
+    async def scenario() -> None:
+        cluster = ScriptedIngresses(replicas=2)
+        cluster.dies_after = "open"
+        assert (await cluster.post(0, REQUEST, path=path, idempotency_key="k")).status_code == 503
+        async with asyncio.timeout(ENDS_WITHIN_S):
+            again = await cluster.post(0, REQUEST, idempotency_key="k")
+        assert (again.status_code, again.json()["samples"]) == (200, EXPECTED[0])
+        assert len((await cluster.request(0, "GET", "/jobs")).json()["jobs"]) == 1
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("what", ["claim not answered", "store away after the claim", "read fails", "read broken"])
+def test_a_job_ends_whatever_breaks_while_it_is_taken_over(what: str) -> None:
+    async def scenario() -> None:
+        cluster = ScriptedIngresses(replicas=2)
+        job_id = (await cluster.post(0, REQUEST, path="/jobs")).json()["job_id"]
+        await asyncio.sleep(1)
+        match what:
+            case "claim not answered":
+                cluster.dies_after = "claim"
+            case "store away after the claim":
+                cluster.away_after = "claim"
+            case "read fails":
+                cluster.storage.read_errors = [StorageFailed("away")]
+            case "read broken":
+                cluster.storage.read_errors = [StoreReplaced("by another")]
+        cluster.kill(0)
+        assert (await cluster.ended(job_id))["state"] == "completed"
+        answer = [event.get("samples", ()) for event in await cluster.events(job_id)]
+        assert sorted(each["position"] for group in answer for each in group) == list(range(6))
+
+    run(scenario)
+
+
+def test_a_failing_database_costs_no_rollout_once_it_is_back() -> None:
+    async def scenario() -> None:
+        cluster = ScriptedIngresses(replicas=2)
+        job_id = (await cluster.post(0, REQUEST, path="/jobs", idempotency_key="k")).json()["job_id"]
+        await asyncio.sleep(1)
+        cluster.storage.is_failing = True
+        refused = await cluster.post(1, REQUEST, path="/jobs")
+        assert (refused.status_code, refused.json()["type"]) == (503, "urn:rollout:problem:not-ready")
+        assert (await cluster.request(0, "GET", f"/jobs/{job_id}")).json()["state"] == "running"
+        await asyncio.sleep(60)
+        cluster.storage.is_failing = False
+        await cluster.ended(job_id)
+        assert (await cluster.post(1, REQUEST, idempotency_key="k")).json()["samples"] == EXPECTED[0]
+
+    run(scenario)
+
+
+def test_a_write_that_breaks_unexpectedly_is_made_again_from_the_journal() -> None:
+    async def scenario() -> None:
+        cluster = ScriptedIngresses(replicas=2)
+        job_id = (await cluster.post(0, REQUEST, path="/jobs", idempotency_key="k")).json()["job_id"]
+        await asyncio.sleep(1)
+        cluster.storage.errors = [RuntimeError("a bug")]
+        await cluster.ended(job_id)
+        assert (await cluster.post(1, REQUEST, idempotency_key="k")).json()["samples"] == EXPECTED[0]
+
+    run(scenario)
+
+
+def test_the_events_of_a_job_wait_for_a_database_that_fails_and_are_refused_in_time() -> None:
+    async def scenario() -> None:
+        cluster = ScriptedIngresses()
+        job_id = (await cluster.post(0, REQUEST, path="/jobs")).json()["job_id"]
+        await cluster.ended(job_id)
+        cluster.storage.is_failing = True
+        refused = await cluster.request(1, "GET", f"/jobs/{job_id}/events")
+        assert (refused.status_code, refused.json()["type"]) == (503, "urn:rollout:problem:not-ready")
+        asked = asyncio.create_task(cluster.events(job_id))
+        await asyncio.sleep(20)
+        cluster.storage.is_failing = False
+        assert len(await asked) == 4
+
+    run(scenario)
+
+
+def test_seeded_rollouts_go_on_with_the_seeds_of_their_turns() -> None:
+    async def seeds(is_killed: bool) -> set[tuple[str, int, int | None]]:
+        cluster = ScriptedIngresses(replicas=2)
+        request = {**REQUEST, "sampling": {"max_new_tokens": 6, "seed": 7}}
+        job_id = (await cluster.post(0, request, path="/jobs")).json()["job_id"]
+        await asyncio.sleep(4)
+        if is_killed:
+            cluster.kill(0)
+        await cluster.ended(job_id)
+        played: list[GenerationRequest] = cluster.generator.requests  # type: ignore[attr-defined]
+        return {(request.generation_id.split("-")[2], request.turn, request.sampling.seed) for request in played}
+
+    assert run(lambda: seeds(is_killed=True)) == run(lambda: seeds(is_killed=False))
+
+
+def test_a_start_is_made_once_whoever_goes_on() -> None:
+    class StartedEnvironment(RandomEnvironment):
+        """Its starts differ, as those of a game with its own dice do."""
+
+        starts = 0
+
+        async def describe(self) -> Any:
+            from dataclasses import replace
+
+            return replace(await super().describe(), has_start=True)
+
+        async def start(self, request: StepRequest) -> Any:
+            self.starts += 1
+            return outcome("x" * self.starts)
+
+    async def scenario() -> None:
+        environment = StartedEnvironment()
+        cluster = ScriptedIngresses(replicas=2, environment=environment)
+        job_id = (await cluster.post(0, REQUEST, path="/jobs")).json()["job_id"]
+        await asyncio.sleep(2)
+        before = environment.starts
+        cluster.kill(0)
+        await cluster.ended(job_id)
+        assert (before, environment.starts) == (3, 3)
+
+    run(scenario)
+
+
+def test_a_deadline_goes_on_counting_while_nobody_plays() -> None:
+    async def scenario() -> None:
+        generator = ScriptedGenerator(["abc"], delay_s=2)
+        cluster = ScriptedIngresses(generator=generator, environment=ScriptedEnvironment([outcome("x")]))
+        request = request_of(groups=1, num_generations=1, deadline_s=7, max_rollout_turns=50)
+        job_id = (await cluster.post(0, request, path="/jobs")).json()["job_id"]
+        await asyncio.sleep(5)
+        cluster.kill(0)
+        await cluster.ended(job_id)
+        [group, _] = await cluster.events(job_id)
+        assert group["samples"][0]["sample"]["status"] == "deadline"
+
+    run(scenario)
+
+
+def test_a_replica_that_shuts_down_hands_its_jobs_over_at_once() -> None:
+    async def scenario() -> None:
+        cluster = ScriptedIngresses(replicas=2)
+        job_id = (await cluster.post(0, REQUEST, path="/jobs")).json()["job_id"]
+        await asyncio.sleep(2)
+        await cluster.replicas[0].jobs.close()
+        await asyncio.sleep(0.1)
+        assert list(cluster.replicas[1].jobs._players) == [job_id]
+        await cluster.ended(job_id)
+
+    run(scenario)
+
+
+def test_a_replica_that_serve_shuts_down_hands_its_jobs_over_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Draining:
+        """As much of Serve's replica as its shutdown needs."""
+
+        _deployment_config = SimpleNamespace(graceful_shutdown_timeout_s=20)
+        drained = 0
+
+        async def perform_graceful_shutdown(self) -> None:
+            self.drained += 1
+            await asyncio.sleep(10)
+
+    async def scenario() -> None:
+        monkeypatch.setattr(draining, "Replica", Draining)
+        cluster = ScriptedIngresses(replicas=2)
+        draining.call_at_shutdown(cluster.replicas[0].jobs.hand_over)
+        job_id = (await cluster.post(0, REQUEST, path="/jobs")).json()["job_id"]
+        await asyncio.sleep(2)
+        replica = Draining()
+        shutdowns = [asyncio.create_task(replica.perform_graceful_shutdown()) for _ in range(2)]
+        await asyncio.sleep(0.1)
+        closing = cluster.replicas[0].jobs._closing
+        assert closing is not None
+        await closing
+        await asyncio.sleep(0.1)
+        assert (list(cluster.replicas[0].jobs._players), list(cluster.replicas[1].jobs._players)) == ([], [job_id])
+        await asyncio.gather(*shutdowns)
+        assert (replica.drained, cluster.replicas[0].jobs._closing) == (2, closing)
+        events = await cluster.events(job_id, replica=1)
+        assert events[-1]["summary"]
+        assert sorted(each["position"] for event in events[:-1] for each in event["samples"]) == list(range(6))
+
+    run(scenario)
+
+
+def test_a_replica_that_is_shut_down_while_the_store_is_away_loses_nothing() -> None:
+    async def scenario() -> None:
+        cluster = ScriptedIngresses(replicas=2)
+        job_id = (await cluster.post(0, REQUEST, path="/jobs", idempotency_key="k")).json()["job_id"]
+        await asyncio.sleep(2)
+        cluster.store_is_away = True
+        await cluster.replicas[0].jobs.close()
+        cluster.start_store()
+        await asyncio.sleep(SETTINGS.lease_s + 2)
+        assert list(cluster.replicas[1].jobs._players) == [job_id]
+        await cluster.ended(job_id)
+        assert (await cluster.post(1, REQUEST, idempotency_key="k")).json()["samples"] == EXPECTED[0]
+
+    run(scenario)
+
+
+def test_a_replica_that_was_only_slow_stops_playing_what_it_has_lost() -> None:
+    async def scenario() -> None:
+        cluster = ScriptedIngresses(replicas=2)
+        job_id = (await cluster.post(0, REQUEST, path="/jobs")).json()["job_id"]
+        await asyncio.sleep(1)
+        slow = cluster.replicas[0]
+        slow.link.is_cut = True
+        await asyncio.sleep(8)
+        slow.link.is_cut = False
+        # The call that hung is not answered any more; the next one is.
+        assert slow.jobs._following is not None
+        slow.jobs._following.cancel()
+        slow.jobs.follow()
+        await asyncio.sleep(0.5)
+        assert not slow.jobs._players
+        await cluster.ended(job_id)
+        assert (await cluster.events(job_id, replica=1))[-1]["summary"]
+
+    run(scenario)
+
+
+def test_early_stopping_counts_the_rollouts_that_ended_before_the_death() -> None:
+    async def samples(is_killed: bool) -> Any:
+        cluster = ScriptedIngresses(replicas=2, generator=RandomGenerator())
+        request = {**REQUEST, "num_generations": 1, "keep": {"groups": 2}}
+        job_id = (await cluster.post(0, request, path="/jobs")).json()["job_id"]
+        await asyncio.sleep(6)
+        if is_killed:
+            cluster.kill(0)
+        await cluster.ended(job_id)
+        events = await cluster.events(job_id)
+        return sorted(
+            (each["position"], each["sample"]["status"]) for event in events for each in event.get("samples", ())
+        )
+
+    kept = run(lambda: samples(is_killed=True))
+    assert [status for _, status in kept].count("cancelled") <= 1
+    assert len(kept) == 3

@@ -1,0 +1,35 @@
+"""The HTTP application of `scripted_http` behind keys."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from service.access.access_control import AccessControl
+from service.access.keys import SCOPES, hash_of, new_key
+from service.access.settings import AccessSettings
+from tests.service.scripted_http import ScriptedHttp
+
+SAMPLE = {"task_name": "math", "messages": [{"role": "user", "content": "What is 1 + 1?"}]}
+
+
+class KeyedHttp:
+    """A service with one key of each scope, named after it."""
+
+    def __init__(self, folder: Path, fields: dict[str, dict[str, Any]] | None = None, **service: Any) -> None:
+        """Args: `fields` are those of the keys beside name, hash and scope, by name."""
+        self.keys: dict[str, str] = {scope: new_key() for scope in SCOPES}
+        self.path = folder / "keys.json"
+        self.write({scope: (fields or {}).get(scope, {}) for scope in SCOPES})
+        self.access = AccessControl.of(AccessSettings(keys_file=str(self.path)), "0.0.0.0")
+        self.service = ScriptedHttp(access=self.access, **service)
+
+    def write(self, fields: dict[str, dict[str, Any]]) -> None:
+        """Makes the keys of these names the valid ones."""
+        entries = [
+            {"name": name, "sha256": hash_of(self.keys[name]), "scopes": [name], **more}
+            for name, more in fields.items()
+        ]
+        self.path.write_text(json.dumps({"keys": entries}))
+
+    def bearer(self, name: str) -> dict[str, str]:
+        return {"authorization": f"Bearer {self.keys[name]}"}

@@ -1,0 +1,170 @@
+"""Keys over HTTP: who is let in, who is not, and what is said then."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from fastapi.routing import APIRoute
+
+from service.access.access_control import AccessControl
+from service.access.keys import SCOPES, hash_of, new_key
+from service.access.settings import AccessSettings
+from tests.service.scoring_generator import ScoringGenerator
+from tests.service.scripted import ScriptedGenerator
+from tests.service.scripted_http import ScriptedHttp
+
+DOCUMENT: dict[str, Any] = ScriptedHttp().request("GET", "/openapi.json").json()
+OPERATIONS = {
+    f"{method.upper()} {path}": operation
+    for path, methods in DOCUMENT["paths"].items()
+    for method, operation in methods.items()
+}
+NEEDED = {
+    "POST /v1/rollout": "rollout",
+    "POST /v1/jobs": "rollout",
+    "GET /v1/jobs": "rollout",
+    "GET /v1/jobs/{job_id}": "rollout",
+    "GET /v1/jobs/{job_id}/events": "rollout",
+    "GET /v1/jobs/{job_id}/cursor": "rollout",
+    "POST /v1/jobs/{job_id}/acknowledge": "rollout",
+    "DELETE /v1/jobs": "rollout",
+    "DELETE /v1/jobs/{job_id}": "rollout",
+    "POST /v1/score": "rollout",
+    "POST /v1/sessions": "rollout",
+    "GET /v1/sessions": "rollout",
+    "GET /v1/sessions/{session_id}": "rollout",
+    "GET /v1/sessions/{session_id}/samples": "rollout",
+    "GET /v1/sessions/{session_id}/drift": "rollout",
+    "POST /v1/sessions/{session_id}/reward": "rollout",
+    "DELETE /v1/sessions/{session_id}": "rollout",
+    "GET /v1/models": "read",
+    "POST /v1/chat/completions": "rollout",
+    "POST /v1/responses": "rollout",
+    "POST /v1/messages": "rollout",
+    "POST /v1/messages/count_tokens": "rollout",
+    "POST /v1/tokenize": "rollout",
+    "POST /v1/detokenize": "rollout",
+    "GET /v1/tasks": "read",
+    "GET /v1/tasks/{task_name}/samples": "rollout",
+    "GET /v1/info": "read",
+    "GET /v1/info/vocabulary": "read",
+    "GET /v1/policy": "read",
+    "GET /v1/policy/layout": "read",
+    "GET /v1/policy/versions/{version}/upload": "policy",
+    "PUT /v1/policy/versions/{version}": "policy",
+    "DELETE /v1/policy/names/{name}": "policy",
+    "POST /v1/policy/rollback": "policy",
+    "POST /v1/policy/transfer/init": "policy",
+    "POST /v1/policy/transfer/start": "policy",
+    "POST /v1/policy/transfer/update": "policy",
+    "POST /v1/policy/transfer/finish": "policy",
+}
+OPEN = {"GET /v1/healthz", "GET /v1/readyz"}
+OF_A_SESSION = {
+    "GET /v1/sessions/{session_id}/v1/models",
+    "POST /v1/sessions/{session_id}/v1/chat/completions",
+    "POST /v1/sessions/{session_id}/v1/responses",
+    "POST /v1/sessions/{session_id}/v1/messages",
+    "POST /v1/sessions/{session_id}/v1/messages/count_tokens",
+    "POST /v1/sessions/{session_id}/v1/tokenize",
+}
+"""They take the key of the session: tests/service/routes/test_sessions.py."""
+
+
+class Keys:
+    """A keys file with one key of each scope, named after it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.of = {scope: new_key() for scope in SCOPES}
+        entries = [{"name": scope, "sha256": hash_of(key), "scopes": [scope]} for scope, key in self.of.items()]
+        self.path = folder / "keys.json"
+        self.path.write_text(json.dumps({"keys": entries}))
+        self.service = ScriptedHttp(access=AccessControl.of(AccessSettings(keys_file=str(self.path)), "0.0.0.0"))
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> Keys:
+    return Keys(tmp_path)
+
+
+def call(service: ScriptedHttp, name: str, authorization: str | None, prefix: str = "/v1") -> httpx.Response:
+    """One request to the route, with a body that no route accepts."""
+    method, path = name.split()
+    path = path.removeprefix("/v1").format(job_id="j", task_name="chess", version=7, name="no-such", session_id="s")
+    headers = {} if authorization is None else {"authorization": authorization}
+    return service.request(method, f"{prefix}{path}", headers=headers, content=b"{" if method != "GET" else None)
+
+
+def test_every_route_states_its_scope_in_the_openapi_document() -> None:
+    assert [name for name, operation in OPERATIONS.items() if "security" not in operation] == []
+    stated = {
+        name: [scope for requirement in operation["security"] for scope in requirement["Key"]]
+        for name, operation in OPERATIONS.items()
+        if operation["security"] and name not in OF_A_SESSION
+    }
+    assert {name for name, operation in OPERATIONS.items() if operation["security"] == [{"SessionKey": []}]} == (
+        OF_A_SESSION
+    )
+    assert stated == {name: [scope] for name, scope in NEEDED.items()}
+    assert {name for name, operation in OPERATIONS.items() if operation["security"] == []} == OPEN
+    assert DOCUMENT["components"]["securitySchemes"]["Key"]["scheme"] == "bearer"
+
+
+@pytest.mark.parametrize("prefix", ["/v1", ""])
+@pytest.mark.parametrize("name", NEEDED)
+def test_a_route_refuses_a_request_without_a_key_and_one_with_the_key_of_another_scope(
+    keys: Keys, name: str, prefix: str
+) -> None:
+    missing = call(keys.service, name, None, prefix)
+    assert (missing.status_code, missing.json()["type"]) == (401, "urn:rollout:problem:not-authenticated")
+    assert missing.headers["www-authenticate"] == 'Bearer realm="rollout"'
+    for scope, key in keys.of.items():
+        answer = call(keys.service, name, f"Bearer {key}", prefix)
+        if scope in (NEEDED[name], "admin"):
+            assert answer.status_code not in (401, 403), scope
+        else:
+            assert (answer.status_code, answer.json()["type"]) == (403, "urn:rollout:problem:not-allowed")
+            challenge = f'Bearer realm="rollout", error="insufficient_scope", scope="{NEEDED[name]}"'
+            assert answer.headers["www-authenticate"] == challenge
+    assert not keys.service.has_started_something
+
+
+@pytest.mark.parametrize("name", OPEN)
+def test_an_open_route_asks_for_no_key(keys: Keys, name: str) -> None:
+    assert call(keys.service, name, None).status_code == 200
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_the_refusals_of_a_key_are_documented(name: str) -> None:
+    assert ({"401", "403"} <= OPERATIONS[name]["responses"].keys()) == (name not in OPEN)
+
+
+def test_no_route_has_its_body_read_before_its_key_is_checked() -> None:
+    routes = [route for route in ScriptedHttp().app.routes if isinstance(route, APIRoute)]
+    assert len(routes) == 2 * len(OPERATIONS)
+    assert [route.path for route in routes if route.body_field is not None] == []
+
+
+def test_a_service_without_keys_serves_requests_with_and_without_one() -> None:
+    service = ScriptedHttp()
+    assert call(service, "GET /v1/policy", None).status_code == 200
+    assert call(service, "GET /v1/policy", "Bearer anything").status_code == 200
+
+
+def test_the_rollouts_of_a_key_share_the_engines_as_one_party_with_its_weight(tmp_path: Path) -> None:
+    path, key = tmp_path / "keys.json", new_key()
+    entry = {"name": "team", "sha256": hash_of(key), "scopes": ["rollout"], "weight": 4}
+    path.write_text(json.dumps({"keys": [entry]}))
+    access = AccessControl.of(AccessSettings(keys_file=str(path)), None)
+    headers = {"authorization": f"bearer {key}"}
+    bodies = {
+        "/rollout": {"samples": [{"task_name": "math", "messages": [{"role": "user", "content": "What is 1 + 1?"}]}]},
+        "/score": {"sequences": [[5, 6]]},
+    }
+    for route, generator in {"/rollout": ScriptedGenerator(["A"]), "/score": ScoringGenerator([""])}.items():
+        service = ScriptedHttp(generator=generator, access=access)
+        assert service.request("POST", route, json=bodies[route], headers=headers).status_code == 200
+        [share] = [request.share for request in generator.requests]
+        assert (share.key, share.key_weight, share.weight) == ("team", 4.0, 1.0)

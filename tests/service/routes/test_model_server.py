@@ -1,0 +1,123 @@
+"""OpenAI's and Anthropic's APIs: bytes in and out, who may call, and what a call counts."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from deployments.failures import GenerationLost
+from deployments.serving_records import ServedPart, ServedTokens
+from service.access.access_control import OPEN_TO_ALL, AccessControl
+from service.access.keys import hash_of, new_key
+from service.access.settings import AccessSettings
+from tests.service.scripted_http import ScriptedHttp
+from tests.service.scripted_model_server import ScriptedModelServer
+
+CALLS = {
+    "chat/completions": b'{"messages": []}',
+    "responses": b'{"input": "Hi"}',
+    "messages": b'{"max_tokens": 3}',
+    "messages/count_tokens": b"{}",
+    "tokenize": b'{"prompt": "Hi"}',
+    "detokenize": b'{"tokens": [5]}',
+}
+JSON = {"content-type": "application/json"}
+
+
+def serving(server: ScriptedModelServer, access: AccessControl = OPEN_TO_ALL) -> ScriptedHttp:
+    return ScriptedHttp(access=access, model_server=server)
+
+
+@pytest.mark.parametrize("prefix", ["", "/v1"])
+@pytest.mark.parametrize("endpoint", CALLS)
+def test_a_call_reaches_the_model_server_as_it_was_sent_and_its_answer_comes_back_so(
+    endpoint: str, prefix: str
+) -> None:
+    server = ScriptedModelServer()
+    answer = serving(server).request("POST", f"{prefix}/{endpoint}", content=CALLS[endpoint], headers=JSON)
+    assert (answer.status_code, answer.headers["content-type"], answer.content) == (
+        200,
+        "application/json",
+        b'{"id":"a"}',
+    )
+    [request] = server.requests
+    assert (request.endpoint, request.body, request.share.weight) == (endpoint, CALLS[endpoint], 16.0)
+    assert server.released == [request.rollout_id]
+
+
+def test_models_are_asked_for_without_a_body() -> None:
+    server = ScriptedModelServer()
+    assert serving(server).request("GET", "/v1/models").json() == {"id": "a"}
+    assert [(request.endpoint, request.body) for request in server.requests] == [("models", b"")]
+
+
+def test_events_are_streamed_as_they_come() -> None:
+    parts = [
+        ServedPart(b"data: 1\n\n", 200, "text/event-stream; charset=utf-8"),
+        ServedPart(b"data: 2\n\n"),
+        ServedPart(tokens=ServedTokens(1, 2)),
+    ]
+    answer = serving(ScriptedModelServer(parts)).request("POST", "/chat/completions", content=b"{}", headers=JSON)
+    assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
+    assert answer.content == b"data: 1\n\ndata: 2\n\n"
+
+
+def test_the_status_of_the_model_server_is_that_of_the_answer() -> None:
+    parts = [ServedPart(b'{"error":{}}', 404, "application/json", ServedTokens())]
+    answer = serving(ScriptedModelServer(parts)).request("POST", "/v1/chat/completions", content=b"{}", headers=JSON)
+    assert (answer.status_code, answer.json()) == (404, {"error": {}})
+
+
+def test_a_call_that_no_replica_can_answer_may_be_tried_again() -> None:
+    server = ScriptedModelServer([GenerationLost("It is gone.")])
+    answer = serving(server).request("POST", "/v1/messages", content=b"{}", headers=JSON)
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "2")
+    assert answer.json()["detail"] == "It is gone."
+
+
+def test_a_body_of_another_type_is_refused_before_it_is_read() -> None:
+    server = ScriptedModelServer()
+    refused = serving(server).request("POST", "/v1/responses", content=b"x", headers={"content-type": "text/csv"})
+    assert (refused.status_code, server.requests) == (415, [])
+
+
+def test_a_service_without_engines_says_so() -> None:
+    refused = ScriptedHttp().request("POST", "/v1/chat/completions", content=b"{}", headers=JSON)
+    assert (refused.status_code, refused.json()["type"]) == (501, "urn:rollout:problem:no-model-server")
+
+
+def test_the_tokens_of_a_call_count_against_the_quota_of_its_key(tmp_path: Path) -> None:
+    path, key = tmp_path / "keys.json", new_key()
+    entry = {"name": "team", "sha256": hash_of(key), "scopes": ["rollout"], "quotas": {"tokens_per_minute": 60}}
+    path.write_text(json.dumps({"keys": [entry]}))
+    parts = [ServedPart(b"{}", 200, "application/json", ServedTokens(prompt=40, generated=60))]
+    service = serving(ScriptedModelServer(parts), AccessControl.of(AccessSettings(keys_file=str(path)), None))
+    headers = {**JSON, "authorization": f"Bearer {key}"}
+    assert service.request("POST", "/v1/chat/completions", content=b"{}", headers=headers).status_code == 200
+    refused = service.request("POST", "/v1/messages", content=b"{}", headers={**JSON, "x-api-key": key})
+    assert (refused.status_code, refused.json()["type"]) == (429, "urn:rollout:problem:quota-exceeded")
+
+
+@pytest.mark.parametrize(
+    ("path", "content", "status"),
+    [
+        ("/v1/chat/completions", b'{"n": 5}', 422),
+        ("/chat/completions", b'{"n": 5}', 422),
+        ("/v1/chat/completions", b'{"n": 4}', 200),
+        ("/v1/messages", b'{"n": 5}', 200),
+    ],
+)
+def test_each_choice_of_a_call_counts_as_a_rollout_of_its_key(
+    tmp_path: Path, path: str, content: bytes, status: int
+) -> None:
+    key_path, key = tmp_path / "keys.json", new_key()
+    entry = {"name": "team", "sha256": hash_of(key), "scopes": ["rollout"], "quotas": {"max_rollouts": 4}}
+    key_path.write_text(json.dumps({"keys": [entry]}))
+    server = ScriptedModelServer()
+    service = serving(server, AccessControl.of(AccessSettings(keys_file=str(key_path)), None))
+    answer = service.request("POST", path, content=content, headers={**JSON, "authorization": f"Bearer {key}"})
+    assert answer.status_code == status
+    if status == 422:
+        [error] = answer.json()["errors"]
+        assert (error["field"], server.requests) == ("n", [])
+        assert error["message"].startswith("5 rollouts are more than max_rollouts of the key team allows, which is 4;")

@@ -1,0 +1,189 @@
+"""No import path, file, URL, host or pickle that a request names is followed, whichever route and field it is sent to.
+
+Python's audit events show what the process opens, connects to, imports, unpickles and runs.
+"""
+
+import ast
+import pickle
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rollout_client.arrow.schema import ARROW
+from rollout_client.policy_contract import SAFETENSORS
+from tests.paths import REPOSITORY
+from tests.service.scripted_http import ScriptedHttp
+
+MARK = "followedmark"
+NAMES = (
+    f"{MARK}.module:Class",
+    f"/tmp/{MARK}/file",
+    f"../../../../tmp/{MARK}",
+    f"file:///tmp/{MARK}",
+    f"http://{MARK}.invalid/weights",
+    f"s3://{MARK}/weights",
+    f"{{{{ ''.__class__.__mro__[1].__subclasses__() }}}} {MARK}",
+)
+WATCHED = (
+    "open",
+    "import",
+    "socket.connect",
+    "socket.getaddrinfo",
+    "subprocess.Popen",
+    "os.system",
+    "pickle.find_class",
+)
+TYPES = ("application/json", ARROW, SAFETENSORS, "application/octet-stream", "application/x-python-pickle", "")
+DOCUMENT: dict[str, Any] = ScriptedHttp().request("GET", "/openapi.json").json()
+ROUTES = {
+    f"{method.upper()} {path}": operation
+    for path, methods in DOCUMENT["paths"].items()
+    for method, operation in methods.items()
+}
+WITH_BODY = [name for name, operation in ROUTES.items() if "requestBody" in operation]
+
+
+class Watch:
+    """Python's audit hooks cannot be taken away again: this one rests while nothing is watched."""
+
+    def __init__(self) -> None:
+        self.is_watching = False
+        self.seen: list[str] = []
+
+    def note(self, event: str, arguments: tuple[Any, ...]) -> None:
+        if self.is_watching and event in WATCHED:
+            self.seen.append(f"{event} {arguments}")
+
+
+WATCH = Watch()
+sys.addaudithook(WATCH.note)
+
+
+@contextmanager
+def watched() -> Iterator[list[str]]:
+    """Collects what happens in the block."""
+    WATCH.seen = []
+    WATCH.is_watching = True
+    try:
+        yield WATCH.seen
+    finally:
+        WATCH.is_watching = False
+
+
+class Payload:
+    """Opens a file when it is unpickled."""
+
+    def __reduce__(self) -> tuple[Any, tuple[str, str]]:
+        return open, (f"/tmp/{MARK}-pickle", "w")
+
+
+def example_body(name: str) -> Any:
+    return ROUTES[name]["requestBody"]["content"]["application/json"]["example"]
+
+
+def with_names(document: Any, name: str) -> Iterator[Any]:
+    """The document with one value after the other replaced by `name`, and with one more field of that value."""
+    if isinstance(document, dict):
+        yield {**document, "import_path": name}
+        yield {**document, "chat_template": name}
+        for key, value in document.items():
+            yield {**document, key: name}
+            yield from ({**document, key: changed} for changed in with_names(value, name))
+    elif isinstance(document, list):
+        for position, value in enumerate(document):
+            for changed in (name, *with_names(value, name)):
+                yield [*document[:position], changed, *document[position + 1 :]]
+
+
+@pytest.mark.parametrize("route", WITH_BODY)
+def test_no_value_of_a_body_is_followed(route: str) -> None:
+    method, path = route.split(" ")
+    http = ScriptedHttp()
+    url = path.replace("{version}", "7").replace("{name}", "x")
+    with watched() as happened:
+        for name in NAMES:
+            for body in with_names(example_body(route), name):
+                http.request(method, url, json=body)
+    assert [event for event in happened if MARK in event] == []
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_no_parameter_is_followed(route: str) -> None:
+    method, path = route.split(" ")
+    parameters = [each for each in ROUTES[route].get("parameters", []) if "name" in each]
+    http = ScriptedHttp()
+    with watched() as happened:
+        for name in NAMES:
+            encoded = name.replace("/", "%2F").replace(" ", "%20")
+            url = path.replace("{version}", "7")
+            for each in parameters:
+                url = url.replace(f"{{{each['name']}}}", encoded)
+            query = {each["name"]: name for each in parameters if each["in"] == "query"}
+            headers = {each["name"]: name for each in parameters if each["in"] == "header"} | {
+                "Referer": name,
+                "X-Forwarded-Host": name,
+                "Forwarded": f"host={name}",
+            }
+            http.request(method, url, params=query, headers=headers)
+    assert [event for event in happened if MARK in event] == []
+
+
+@pytest.mark.parametrize("content_type", TYPES)
+@pytest.mark.parametrize("route", WITH_BODY)
+def test_no_pickle_in_a_body_is_read(route: str, content_type: str) -> None:
+    method, path = route.split(" ")
+    body = pickle.dumps(Payload())
+    headers = {"content-type": content_type} if content_type else {}
+    with watched() as happened:
+        response = ScriptedHttp().request(
+            method, path.replace("{version}", "7").replace("{name}", "x"), content=body, headers=headers
+        )
+    # The scripted store takes any weights; the real one reads safetensors only.
+    # A service that keeps no jobs refuses theirs before it reads them: 501.
+    assert response.status_code in (400, 415, 422, 501) or content_type in (SAFETENSORS, "application/octet-stream", "")
+    assert [event for event in happened if "find_class" in event or MARK in event] == []
+
+
+def test_the_watch_sees_what_it_must_see(tmp_path: Path) -> None:
+    with watched() as happened:
+        pickle.loads(pickle.dumps(Path(tmp_path, MARK)))
+        with pytest.raises(FileNotFoundError):
+            Path(tmp_path, MARK).read_text()
+    assert [event.split(" ")[0] for event in happened if MARK in event or "find_class" in event] == [
+        "pickle.find_class",
+        "open",
+    ]
+
+
+READS_PICKLES: dict[str, str] = {
+    "service/requests/body_parser.py": "answers of the process that parses bodies, its own child",
+    "service/requests/parser_process.py": "parameters that its parent writes",
+    "service/requests/rollout_parsing.py": "slices that the parsing process has made",
+    "service/requests/score_parsing.py": "slices that the parsing process has made",
+}
+"""Files that may call `pickle.loads`, and whose bytes these are."""
+LOADERS = {"loads", "load", "Unpickler"}
+PICKLERS = {"pickle", "cloudpickle", "_pickle", "dill", "marshal", "joblib", "shelve", "torch"}
+
+
+def is_loader(node: ast.AST) -> bool:
+    """Whether the node names a function that reads pickles, or the like."""
+    match node:
+        case ast.Attribute(value=ast.Name(id=module), attr=name):
+            return module in PICKLERS and name in LOADERS
+        case ast.ImportFrom(module=module, names=names):
+            return module in PICKLERS and bool({each.name for each in names} & LOADERS)
+    return False
+
+
+def test_only_bytes_of_the_services_own_processes_are_unpickled() -> None:
+    found = set()
+    for room in ("service", "deployments", "clients/rollout_client", "clients/rollout_env"):
+        for file in (REPOSITORY / room).rglob("*.py"):
+            if any(is_loader(node) for node in ast.walk(ast.parse(file.read_text()))):
+                found.add(str(file.relative_to(REPOSITORY)))
+    assert found == set(READS_PICKLES)

@@ -1,0 +1,243 @@
+"""The routes of `/sessions`: their keys, what reaches the model server, and what can be read and rewarded."""
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from deployments.protocols import WeightSpan, packed_ids, packed_logprobs
+from deployments.sessions.records import ChatContext, EngineCall, GeneratedMessage, RenderedMessage
+from deployments.sessions.settings import SessionsSettings
+from deployments.sessions.store import SessionStore
+from rollout_client import AsyncRolloutClient
+from rollout_client.arrow.response import read_response
+from rollout_client.arrow.schema import ARROW
+from service.access.access_control import OPEN_TO_ALL, AccessControl
+from service.access.keys import hash_of, new_key
+from service.access.settings import AccessSettings
+from tests.service.scripted_http import ScriptedHttp
+from tests.service.scripted_model_server import ScriptedModelServer
+
+JSON = {"content-type": "application/json"}
+
+
+class Opened:
+    """A service with one session."""
+
+    def __init__(
+        self, request: dict[str, Any] | None = None, access: AccessControl = OPEN_TO_ALL, key: str = ""
+    ) -> None:
+        self.server = ScriptedModelServer()
+        self.store = SessionStore(SessionsSettings())
+        self.service = ScriptedHttp(access=access, model_server=self.server, session_store=self.store)
+        self.headers = {"authorization": f"Bearer {key}"} if key else {}
+        opened = self.service.request("POST", "/v1/sessions", json=request or {}, headers=self.headers)
+        assert opened.status_code == 201, opened.text
+        self.info = opened.json()
+        self.path = f"/v1/sessions/{self.info['id']}"
+        assert opened.headers["location"] == self.path
+
+    def get(self, path: str = "") -> httpx.Response:
+        return self.service.request("GET", self.path + path, headers=self.headers)
+
+    def call(self, endpoint: str = "chat/completions", key: str | None = None, **headers: str) -> httpx.Response:
+        sent = {"authorization": f"Bearer {key or self.info['api_key']}"} | JSON | headers
+        return self.service.request("POST", f"{self.path}/v1/{endpoint}", content=b'{"n": 2}', headers=sent)
+
+
+def test_a_session_has_an_address_and_a_key_of_its_own() -> None:
+    opened = Opened()
+    assert opened.info["base_url"] == f"http://service{opened.path}"
+    assert opened.info["status"] == "open"
+    assert opened.info["api_key"].startswith("session-")
+    assert "api_key" not in opened.get().json()
+    assert [one["id"] for one in opened.service.request("GET", "/sessions").json()["sessions"]] == [opened.info["id"]]
+
+
+@pytest.mark.parametrize("endpoint", ["chat/completions", "responses", "messages", "messages/count_tokens", "tokenize"])
+def test_a_call_reaches_the_model_server_as_one_of_the_session(endpoint: str) -> None:
+    opened = Opened({"sampling": {"temperature": 0.5, "seed": 3}, "policy": {"min_version": 0}, "priority": "batch"})
+    assert opened.call(endpoint).json() == {"id": "a"}
+    assert opened.call(endpoint).json() == {"id": "a"}
+    first, second = opened.server.requests
+    assert (first.endpoint, first.body, first.session_id, first.rollout_id) == (
+        endpoint,
+        b'{"n": 2}',
+        opened.info["id"],
+        opened.info["id"],
+    )
+    assert first.choices == (2 if endpoint == "chat/completions" else 1)
+    assert first.generation_id != second.generation_id
+    assert (first.share.id, first.share.weight) == (opened.info["id"], 1 / 16)
+    assert first.session_sampling is not None
+    assert first.session_sampling.temperature == 0.5
+    assert first.session_sampling == second.session_sampling
+    assert opened.server.released == []
+
+
+def test_a_call_needs_the_key_of_its_session() -> None:
+    opened = Opened()
+    refused = opened.call(key="session-other")
+    assert (refused.status_code, refused.json()["type"]) == (401, "urn:rollout:problem:not-authenticated")
+    without = opened.service.request("POST", f"{opened.path}/v1/chat/completions", content=b"{}", headers=JSON)
+    assert without.status_code == 401
+    assert opened.server.requests == []
+    by_header = {**JSON, "x-api-key": opened.info["api_key"]}
+    answer = opened.service.request("POST", f"{opened.path}/v1/messages", content=b"{}", headers=by_header)
+    assert answer.status_code == 200
+
+
+def test_models_are_listed_under_a_session_too() -> None:
+    opened = Opened()
+    headers = {"authorization": f"Bearer {opened.info['api_key']}"}
+    assert opened.service.request("GET", f"{opened.path}/v1/models", headers=headers).json() == {"id": "a"}
+
+
+def test_the_key_of_a_session_opens_nothing_else(tmp_path: Path) -> None:
+    opened = keyed(tmp_path)
+    headers = {"authorization": f"Bearer {opened.info['api_key']}"}
+    assert opened.service.request("GET", opened.path, headers=headers).status_code == 401
+    assert opened.call().status_code == 200
+    [request] = opened.server.requests
+    assert (request.share.key, request.share.key_weight) == ("team", 4.0)
+
+
+def test_a_session_ends_with_the_key_that_opened_it(tmp_path: Path) -> None:
+    opened = keyed(tmp_path)
+    access = opened.service.app.state.access
+    access._key_file._keys = type(access._key_file._keys)([])
+    assert opened.call().status_code == 401
+
+
+def keyed(folder: Path) -> Opened:
+    path, key = folder / "keys.json", new_key()
+    entry = {"name": "team", "sha256": hash_of(key), "scopes": ["rollout"], "weight": 4}
+    path.write_text(json.dumps({"keys": [entry]}))
+    return Opened(access=AccessControl.of(AccessSettings(keys_file=str(path)), None), key=key)
+
+
+def test_a_reward_that_names_an_unknown_message_is_refused() -> None:
+    opened = Opened()
+    rewarded = opened.service.request("POST", f"{opened.path}/reward", json={"reward": 1.0})
+    assert (rewarded.status_code, rewarded.json()["id"]) == (200, opened.info["id"])
+    refused = opened.service.request("POST", f"{opened.path}/reward", json={"reward": 1.0, "generation_id": "x"})
+    assert (refused.status_code, refused.json()["type"]) == (404, "urn:rollout:problem:generation-unknown")
+
+
+def test_samples_and_drift_of_a_session_without_calls_are_empty() -> None:
+    opened = Opened()
+    assert opened.get("/samples").json()["samples"] == []
+    assert opened.get("/drift").json()["calls"] == 0
+
+
+def test_samples_come_as_json_as_lines_and_as_arrow() -> None:
+    opened = Opened({"sample": {"task_name": "math", "further": 1}, "generation_index": 2})
+    asyncio.run(record_a_call(opened.store, opened.info["id"]))
+    whole = opened.get("/samples").json()
+    [sample] = whole["samples"]
+    assert (sample["branch"], sample["further"], sample["message_log"][1]["token_ids"]) == ("answer", 1, [7, 8])
+    path = f"{opened.path}/samples"
+    lines = opened.service.request("GET", path, headers={"accept": "application/x-ndjson"})
+    first, last = map(json.loads, lines.content.splitlines())
+    assert (lines.headers["content-type"], first) == ("application/x-ndjson", {"position": 0, "sample": sample})
+    assert (last["summary"]["request_id"], last["summary"]["policy"]) == (opened.info["id"], whole["policy"])
+    assert last["summary"]["metrics"]["total_generated_tokens"] == 2
+    arrow = opened.service.request("GET", path, headers={"accept": ARROW})
+    assert arrow.headers["content-type"] == ARROW
+    read = read_response(arrow.content)
+    assert read.to_response().model_dump(mode="json", exclude_unset=True)["samples"] == [sample]
+    assert read.request_id == opened.info["id"]
+
+
+async def record_a_call(store: SessionStore, session_id: str) -> None:
+    messages = [{"role": "user", "content": "2 + 3?"}]
+    plan = await store.plan(session_id, "call", "replica", messages, ChatContext())
+    rendered = [RenderedMessage(messages[0], packed_ids([1, 2]))]
+    generated = GeneratedMessage(
+        "answer",
+        {"role": "assistant", "content": "5"},
+        "5",
+        packed_ids([7, 8]),
+        packed_logprobs([-0.5, -0.25]),
+        "stop",
+        (WeightSpan("3", 0, 2),),
+    )
+    await store.add(session_id, EngineCall("call", ChatContext(), plan, rendered, packed_ids([3]), [generated]))
+
+
+def test_a_session_that_was_ended_stays_readable() -> None:
+    opened = Opened()
+    ended = opened.service.request("DELETE", opened.path)
+    assert (ended.status_code, ended.json()["status"]) == (200, "ended")
+    assert opened.get().json()["status"] == "ended"
+
+
+def test_an_unknown_session_is_a_404() -> None:
+    opened = Opened()
+    for path in ("", "/samples", "/drift"):
+        refused = opened.service.request("GET", f"/v1/sessions/no-such{path}")
+        assert (refused.status_code, refused.json()["type"]) == (404, "urn:rollout:problem:session-unknown")
+
+
+def test_a_call_carries_what_its_session_demands_of_the_weights() -> None:
+    opened = Opened({"policy": {"min_version": 0, "max_staleness": 1}})
+    assert opened.call().status_code == 200
+    [request] = opened.server.requests
+    assert (request.min_weight_version, request.weight_version, request.max_staleness) == (0, None, 1)
+
+
+def test_a_service_that_keeps_no_sessions_says_so() -> None:
+    refused = ScriptedHttp(model_server=ScriptedModelServer()).request("POST", "/v1/sessions", json={})
+    assert (refused.status_code, refused.json()["type"]) == (501, "urn:rollout:problem:sessions-not-configured")
+
+
+def test_a_call_that_is_under_way_keeps_the_session_where_its_prefix_is() -> None:
+    opened = Opened()
+    calls: Any = opened.service.app.state.calls
+
+    async def forget() -> None:
+        calls._forgetting["s"] = asyncio.get_running_loop().call_later(60, lambda: None)
+        calls._in_flight["s"] += 1
+        calls._forget("s")
+        assert opened.server.released == []
+        del calls._in_flight["s"]
+        calls._forgetting["s"] = asyncio.get_running_loop().call_later(60, lambda: None)
+        calls._forget("s")
+        assert opened.server.released == ["s"]
+
+    asyncio.run(forget())
+
+
+def test_the_clients_session_is_open_inside_of_its_block() -> None:
+    service = ScriptedHttp(model_server=ScriptedModelServer(), session_store=SessionStore(SessionsSettings()))
+
+    async def play(client: AsyncRolloutClient) -> tuple[str, list[str]]:
+        async with client.session(sampling={"temperature": 0.5}, deadline_s=60) as session:
+            assert session.anthropic_base_url == f"http://service/v1/sessions/{session.id}"
+            assert session.base_url == f"{session.anthropic_base_url}/v1"
+            assert session.api_key.startswith("session-")
+            assert (await session.reward({"style": 0.5})).status == "open"
+            assert await session.samples() == []
+            assert (await session.drift()).calls == 0
+        return (await session.info()).status, [one.id for one in await client.sessions()]
+
+    status, names = service.call(play)
+    assert (status, len(names)) == ("ended", 1)
+
+
+def test_a_session_of_the_client_that_is_not_open_says_so() -> None:
+    with pytest.raises(ValueError, match="not open"):
+        _ = AsyncRolloutClient("http://service").session().base_url
+
+
+@pytest.mark.parametrize("request_fields", [{"sampling": {"temperature": 3}}, {"unknown": 1}])
+def test_fields_that_no_session_has_are_refused_before_they_are_sent(request_fields: dict[str, Any]) -> None:
+    async def open_one() -> None:
+        async with AsyncRolloutClient("http://service").session(**request_fields):
+            pass
+
+    with pytest.raises(ValueError, match="SessionRequest"):
+        asyncio.run(open_one())

@@ -1,0 +1,56 @@
+"""How long a whole service waits for its rollouts when it is shut down."""
+
+import pytest
+from ray.serve._private.common import DeploymentID
+from ray.serve.exceptions import DeploymentUnavailableError
+from ray.serve.schema import DeploymentSchema, ServeApplicationSchema
+
+from service.startup import draining
+from service.startup.draining import drain_replicas, shutdown_bound_s
+
+
+class HandleThatLearnsItsReplicas:
+    """As Ray Serve's: `broadcast` finds no replica before the controller's second message."""
+
+    def __init__(self, calls_before: int, left_by_replica: list[int]) -> None:
+        self._calls_before = calls_before
+        self._left_by_replica = left_by_replica
+        self.bounds_s: list[float] = []
+
+    def broadcast(self, method: str, bound_s: float) -> "HandleThatLearnsItsReplicas":
+        assert method == "drain"
+        self.bounds_s.append(bound_s)
+        return self
+
+    def results(self, timeout_s: float) -> list[int]:
+        if len(self.bounds_s) <= self._calls_before:
+            raise DeploymentUnavailableError(DeploymentID("Ingress", "rollout"))
+        assert timeout_s > self.bounds_s[-1]
+        return self._left_by_replica
+
+
+def application(**options: float) -> ServeApplicationSchema:
+    ingress = DeploymentSchema(name="Ingress", **options)  # type: ignore[arg-type]
+    others = DeploymentSchema(name="Generator", graceful_shutdown_timeout_s=600)
+    return ServeApplicationSchema(import_path="service.app:build", deployments=[others, ingress])
+
+
+def test_the_rollouts_have_as_long_as_the_ingress_has_to_shut_down() -> None:
+    assert shutdown_bound_s(application(graceful_shutdown_timeout_s=3600)) == 3600
+
+
+def test_without_a_setting_they_have_as_long_as_ray_serve_gives() -> None:
+    assert shutdown_bound_s(application()) == 20
+    assert shutdown_bound_s(ServeApplicationSchema(import_path="service.app:build")) == 20
+
+
+def test_a_handle_that_does_not_know_its_replicas_yet_is_asked_again() -> None:
+    handle = HandleThatLearnsItsReplicas(calls_before=2, left_by_replica=[3, 4])
+    assert drain_replicas(handle, 20) == 7
+    assert handle.bounds_s == [20, 20, 20]
+
+
+def test_an_ingress_without_replicas_is_not_waited_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drain_replicas.retry, "stop", draining.stop_after_delay(0.1))  # type: ignore[attr-defined]
+    with pytest.raises(DeploymentUnavailableError):
+        drain_replicas(HandleThatLearnsItsReplicas(calls_before=10_000, left_by_replica=[]), 20)

@@ -1,0 +1,121 @@
+"""The Serve config that `rollout serve` makes."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from ray.serve.schema import ServeDeploySchema
+
+from examples.task_configs import known_tasks
+from rollout_env.loading import load_environment_class
+from service.settings import ServiceSettings
+from service.startup.config import unknown_keys
+from service.startup.failures import ServiceNotStarted
+from service.startup.generated_config import (
+    BUILT_IN,
+    EMBEDDED_MODEL,
+    ServedModel,
+    generated_config,
+    task_name_of,
+)
+from tests.paths import REPOSITORY
+
+CPU = ServedModel(str(EMBEDDED_MODEL), gpus=0)
+
+
+def generated(served: ServedModel = CPU, *tasks: str, **access: str) -> dict[str, Any]:
+    config = generated_config(served, tasks or ["math"], {}, access)
+    assert list(unknown_keys(config)) == []
+    ServeDeploySchema.model_validate(config)
+    ServiceSettings.model_validate(config["applications"][0]["args"])
+    return config
+
+
+def application(served: ServedModel = CPU, *tasks: str, **access: str) -> dict[str, Any]:
+    [found] = generated(served, *tasks, **access)["applications"]
+    return dict(found)
+
+
+def shipped_config(name: str) -> dict[str, Any]:
+    config: dict[str, Any] = yaml.safe_load((REPOSITORY / name).read_text())
+    return config
+
+
+def replicas(of: dict[str, Any]) -> dict[str, int]:
+    return {deployment["name"]: deployment["num_replicas"] for deployment in of["deployments"]}
+
+
+def test_the_embedded_model_with_its_tasks_is_the_shipped_config() -> None:
+    [shipped] = shipped_config("serve_config.cpu.yaml")["applications"]
+    made = application(CPU, "math", "sliding_puzzle")
+    shipped["args"]["engine"]["model"] = str(EMBEDDED_MODEL)
+    assert made["args"] == shipped["args"]
+    assert replicas(made) == replicas(shipped)
+
+
+def test_gpus_are_divided_between_replicas_and_the_model_says_how_long_its_context_is() -> None:
+    made = application(ServedModel("Qwen/Qwen3-8B", gpus=8, tensor_parallel_size=2), "math")
+    engine = made["args"]["engine"]
+    [shipped] = shipped_config("serve_config.yaml")["applications"]
+    del shipped["args"]["engine"]["max_model_len"]
+    assert engine == shipped["args"]["engine"] | {"model": "Qwen/Qwen3-8B", "tensor_parallel_size": 2}
+    assert replicas(made) == {"Ingress": 1, "Generator": 4, "math": 1}
+
+
+def test_on_processors_a_batch_has_room_for_the_longest_prompt(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"max_position_embeddings": 1024}))
+    lengths = ("max_model_len", "max_num_batched_tokens")
+    short = application(ServedModel(str(tmp_path), gpus=0))["args"]["engine"]
+    assert [short[name] for name in lengths] == [1024, 1024]
+    given = application(ServedModel(str(tmp_path), gpus=0, max_model_len=512))["args"]["engine"]
+    assert [given[name] for name in lengths] == [512, 512]
+    hub = application(ServedModel("Qwen/Qwen3-0.6B", gpus=0))["args"]["engine"]
+    assert [hub[name] for name in lengths] == [4096, 4096]
+
+
+def test_a_task_is_a_built_in_one_or_an_environment_by_its_import_path() -> None:
+    made = application(CPU, "code", "my_package.games:GuessTheNumberEnv", "hard=my_package.games:GuessTheNumberEnv")
+    assert made["args"]["environments"] == {
+        "code": {"import_path": "deployments.environments.code:CodeEnvironment"},
+        "guess_the_number": {"import_path": "my_package.games:GuessTheNumberEnv"},
+        "hard": {"import_path": "my_package.games:GuessTheNumberEnv"},
+    }
+
+
+@pytest.mark.parametrize(
+    ("class_name", "task_name"),
+    [("MathEnvironment", "math"), ("MyEnv", "my"), ("Environment", "environment"), ("Gsm8kTask", "gsm8k_task")],
+)
+def test_a_task_without_a_name_gets_that_of_its_class(class_name: str, task_name: str) -> None:
+    assert task_name_of(class_name) == task_name
+
+
+@pytest.mark.parametrize("task_name", BUILT_IN)
+def test_each_built_in_task_is_there_and_needs_no_settings(task_name: str) -> None:
+    assert load_environment_class(BUILT_IN[task_name])
+    assert known_tasks()[task_name] == {"import_path": BUILT_IN[task_name]}
+
+
+def test_where_it_listens_and_who_may_come_in_are_in_the_config() -> None:
+    made = generated_config(CPU, ["math"], {"host": "0.0.0.0", "port": 9000}, {"keys_file": "/keys.yaml"})
+    assert made["http_options"] == {"host": "0.0.0.0", "port": 9000}
+    assert made["applications"][0]["args"]["access"] == {"keys_file": "/keys.yaml"}
+    assert generated()["http_options"] == {"host": "127.0.0.1", "port": 8000}
+    assert "access" not in application()["args"]
+
+
+@pytest.mark.parametrize(
+    ("served", "tasks", "message"),
+    [
+        (ServedModel("m", gpus=3, tensor_parallel_size=2), ["math"], "--gpus: 3 is no multiple of"),
+        (ServedModel("m", gpus=0, tensor_parallel_size=2), ["math"], "--tensor-parallel-size: there are no GPUs"),
+        (CPU, ["maths"], "--env: 'maths' is no task. Write MODULE:CLASS"),
+        (CPU, ["x=math"], "--env: 'x=math' is no task"),
+        (CPU, ["math", "a:Math"], "--env: there are two tasks 'math'"),
+    ],
+)
+def test_what_cannot_work_is_a_sentence_with_the_option(served: ServedModel, tasks: list[str], message: str) -> None:
+    with pytest.raises(ServiceNotStarted, match=message):
+        generated_config(served, tasks, {}, {})

@@ -1,0 +1,82 @@
+"""`rollout serve`, a plug-in of the client's command line."""
+
+import sys
+import tomllib
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+import typer
+import yaml
+from typer.testing import CliRunner
+
+from rollout_client.cli import app as command_line
+from service.serve_command import make_importable, serve
+from service.startup import generated_config
+from service.startup.generated_config import EMBEDDED_MODEL
+from tests.paths import REPOSITORY
+
+
+def invoke(*arguments: str) -> tuple[int, str, str]:
+    command = typer.Typer()
+    command.command()(serve)
+    done = CliRunner().invoke(command, arguments)
+    return done.exit_code, done.stdout, done.stderr
+
+
+def test_the_config_is_printed_and_nothing_is_started() -> None:
+    code, printed, _ = invoke("--env", "math", "--port", "9000", "--gpus", "0", "--print-config")
+    config = yaml.safe_load(printed)
+    assert code == 0
+    assert config["http_options"] == {"host": "127.0.0.1", "port": 9000}
+    assert config["applications"][0]["args"]["engine"]["model"] == str(EMBEDDED_MODEL)
+    assert list(config["applications"][0]["args"]["environments"]) == ["math"]
+
+
+def test_a_models_folder_is_named_by_its_absolute_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mine").mkdir()
+    monkeypatch.chdir(tmp_path)
+    _, printed, _ = invoke("mine", "--gpus", "1", "--print-config")
+    assert yaml.safe_load(printed)["applications"][0]["args"]["engine"]["model"] == str(tmp_path / "mine")
+    _, printed, _ = invoke("org/model", "--gpus", "1", "--print-config")
+    assert yaml.safe_load(printed)["applications"][0]["args"]["engine"]["model"] == "org/model"
+
+
+def test_without_a_checkout_a_model_must_be_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(generated_config, "EMBEDDED_MODEL", tmp_path / "none")
+    code, _, told = invoke("--gpus", "0", "--print-config")
+    assert (code, told.split(":")[0]) == (1, "MODEL")
+
+
+def test_what_cannot_work_is_one_sentence() -> None:
+    code, printed, told = invoke("--env", "maths", "--gpus", "0")
+    assert (code, printed) == (1, "")
+    assert told.startswith("--env: 'maths' is no task.")
+    assert "Traceback" not in told
+
+
+def test_environments_of_the_working_directory_can_be_imported_in_replicas(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", ["/one"])
+    monkeypatch.setenv("PYTHONPATH", "/two")
+    make_importable(tmp_path)
+    assert sys.path == [str(tmp_path), "/one"]
+    monkeypatch.delenv("PYTHONPATH")
+    make_importable(tmp_path)
+
+
+def test_the_servers_package_brings_the_command_to_the_clients_command_line() -> None:
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
+    module, _, function = project["entry-points"][command_line.SERVER_COMMANDS]["serve"].partition(":")
+    assert getattr(import_module(module), function) is serve
+
+
+def test_without_the_servers_package_the_command_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command_line, "entry_points", lambda group: [])  # noqa: ARG005
+    alone = typer.Typer()
+    alone.callback()(lambda: None)
+    command_line.add_server_commands(alone)
+    done = CliRunner().invoke(alone, ["serve", "org/model", "--env", "math"])
+    assert done.exit_code == 1
+    assert done.stderr == '`rollout serve` needs the server: pip install "rollout-service[gpu]", or [cpu].\n'
