@@ -1,12 +1,14 @@
 """vLLM calls `install` in each of its processes before it configures the engine (entry point `vllm.general_plugins`).
 
 It names the engine's shared memory by the replica, lets the engine's processes end with the replica, and works around
-four faults of vLLM's build for processors.
+five faults of vLLM's build for processors.
 """
 
+import functools
 import os
-from collections.abc import MutableMapping
+from collections.abc import Callable, MutableMapping
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -15,6 +17,8 @@ from deployments.generation.parent_death import die_with_parent
 from deployments.shared_memory import name_by_owner
 
 OPENMP_LIBRARIES = ("libgomp", "libiomp", "libomp")
+ADAPTER_OPERATIONS = ("bgmv_shrink", "bgmv_expand", "bgmv_expand_slice")
+"""All others of vLLM's build for processors call these."""
 
 
 def install() -> None:
@@ -28,10 +32,13 @@ def install() -> None:
     allow_amx_tiles()
     for library in sorted(Path(torch.__file__).parent.glob("lib/libgomp.so*")):
         preload_by_name(library, os.environ)
-    from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
+    from vllm.lora.ops.torch_ops import lora_ops
+    from vllm.lora.punica_wrapper import punica_cpu
     from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
 
-    leave_out_head_adapters_of_prompts(PunicaWrapperCPU)
+    for module in (lora_ops, punica_cpu):
+        keep_adapters_from_tokens_without(module)
+    leave_out_head_adapters_of_prompts(punica_cpu.PunicaWrapperCPU)
     pack_experts_at_each_load(UnquantizedFusedMoEMethod)
 
 
@@ -42,6 +49,36 @@ def allow_amx_tiles() -> None:
     """
     if torch.cpu._is_amx_tile_supported():
         torch.cpu._init_amx()
+
+
+def keep_adapters_from_tokens_without(module: ModuleType) -> None:
+    """Lets tokens of the plain weights stay as they are in a batch beside tokens of adapters.
+
+    vLLM marks a token without an adapter by the index -1, and takes this index for the last adapter
+    (vllm-project/vllm#48421).
+    """
+    for name in ADAPTER_OPERATIONS:
+        setattr(module, name, for_tokens_with_an_adapter(getattr(module, name)))
+
+
+def for_tokens_with_an_adapter(operation: Callable[..., None]) -> Callable[..., None]:
+    """`operation`, with zeros as the inputs of tokens whose index is -1: an adapter adds nothing to those."""
+    if getattr(operation, "leaves_out_other_tokens", False):
+        return operation
+
+    @functools.wraps(operation)
+    def on_tokens_with_an_adapter(
+        inputs: torch.Tensor,
+        weights: torch.Tensor,
+        output: torch.Tensor,
+        indices: torch.Tensor,
+        *sizes: Any,
+        **options: Any,
+    ) -> None:
+        operation(inputs.masked_fill(indices.unsqueeze(1) < 0, 0), weights, output, indices, *sizes, **options)
+
+    on_tokens_with_an_adapter.leaves_out_other_tokens = True  # type: ignore[attr-defined]
+    return on_tokens_with_an_adapter
 
 
 def leave_out_head_adapters_of_prompts(punica_wrapper: type[Any]) -> None:

@@ -7,6 +7,9 @@ from rollout_client.contract import RolloutResponse, SampleResult, Sampling
 from tests.live.forward_pass import State, logprob_differences, model_of
 
 LOGPROB_TOLERANCE = 0.02
+SAME_WEIGHTS_TOLERANCE = 0.008
+"""Of 32 samples or more. The same weights differ by 0.001 to 0.004, the nearest others (an adapter's) by 0.014 and
+more."""
 CHECKSUMS_WITHIN_S = 60.0
 """For `client.policy`: the checksums of the weights in the engines."""
 
@@ -20,10 +23,8 @@ def versions_of(results: list[SampleResult]) -> set[str]:
     return {span.version for result in results for m in result.message_log for span in m.weight_versions or ()}
 
 
-def assert_of_weights(
-    results: list[SampleResult], version: int | str, state: State, tolerance: float = LOGPROB_TOLERANCE
-) -> None:
+def assert_of_weights(results: list[SampleResult], version: int | str, state: State) -> None:
     """Every token was made by `state`, under the name `version`."""
     assert versions_of(results) == {str(version)}
     differences = logprob_differences(results, {str(version): model_of(state)})[str(version)]
-    assert differences.mean().item() <= tolerance
+    assert differences.mean().item() <= SAME_WEIGHTS_TOLERANCE

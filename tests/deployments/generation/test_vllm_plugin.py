@@ -1,14 +1,17 @@
 """What the plugin does to the environment of vLLM's processes."""
 
+import importlib
 import os
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import torch
+from vllm.lora.ops.torch_ops import lora_ops
 
 from deployments.generation.vllm_plugin import (
+    keep_adapters_from_tokens_without,
     leave_out_head_adapters_of_prompts,
     pack_experts_at_each_load,
     preload_by_name,
@@ -45,6 +48,23 @@ def test_an_openmp_library_that_the_user_preloads_is_kept() -> None:
     environment = {"LD_PRELOAD": "/opt/libiomp5.so"}
     preload_by_name(Path("/a folder/libgomp.so.1"), environment)
     assert environment == {"LD_PRELOAD": "/opt/libiomp5.so"}
+
+
+def test_an_adapter_is_added_to_its_own_tokens_only() -> None:
+    operations = ModuleType("operations", "vLLM's, as they come")
+    vars(operations).update(vars(importlib.reload(lora_ops)))
+    keep_adapters_from_tokens_without(operations)
+    keep_adapters_from_tokens_without(operations)
+    adapters = torch.tensor([[[[1.0, 2.0]]], [[[30.0, 40.0]]]])
+    hidden, shrunk = torch.tensor([[1.0, 1.0], [1.0, 1.0], [1.0, 1.0]]), torch.zeros(3, 1)
+    indices = torch.tensor([0, -1, 1])
+    operations.bgmv_shrink(hidden, adapters, shrunk, indices, 2.0)
+    assert shrunk.tolist() == [[6.0], [0.0], [140.0]]
+    outputs = torch.full((3, 2), 5.0)
+    operations.bgmv_expand(torch.ones(3, 1), adapters.transpose(2, 3), outputs, indices, add_inputs=True)
+    assert outputs.tolist() == [[6.0, 7.0], [5.0, 5.0], [35.0, 45.0]]
+    operations.bgmv_expand_slice(torch.ones(3, 1), adapters.transpose(2, 3), outputs, indices, 0, 2, add_inputs=True)
+    assert outputs.tolist() == [[7.0, 9.0], [5.0, 5.0], [65.0, 85.0]]
 
 
 class ScriptedPunica:
