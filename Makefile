@@ -16,6 +16,7 @@ PARTS ?= routes,bodies,slow
 KIND ?= all
 ROUNDS ?= 20
 MINUTES ?= 600
+RESULTS ?= chaos.jsonl
 PROFILE = fast
 # A service is a dozen processes that import the same code, and tests start many: it is compiled once, whatever the caller says.
 unexport PYTHONDONTWRITEBYTECODE
@@ -238,7 +239,7 @@ fuzz: $(READY)
 	@$(PYTHON) -m benchmarks.fuzz --cases $(CASES) --parts $(PARTS) $(if $(ONLY),--only "$(ONLY)")
 
 chaos: $(READY)
-	@$(PYTHON) -m benchmarks.chaos $(CONFIG) --kind $(KIND) --rounds $(ROUNDS) --minutes $(MINUTES)
+	@$(PYTHON) -m benchmarks.chaos $(CONFIG) --kind $(KIND) --rounds $(ROUNDS) --minutes $(MINUTES) --results $(RESULTS)
 
 # HAProxy, which comes with Ray Serve, in place of its Python proxy, as a cluster has it (serve.env).
 bench bench-scale: export RAY_SERVE_ENABLE_HA_PROXY = 1

@@ -15,7 +15,7 @@ CHECKSUMS_WITHIN_S = 60.0
 
 
 def play(client: RolloutClient, count: int = 32, **options: Any) -> RolloutResponse:
-    sampling = options.pop("sampling", Sampling(max_new_tokens=48))
+    sampling = options.pop("sampling", Sampling(max_new_tokens=48, seed=5))
     return client.rollout(client.example_samples("math", count, seed=5), sampling=sampling, **options)
 
 
@@ -23,8 +23,13 @@ def versions_of(results: list[SampleResult]) -> set[str]:
     return {span.version for result in results for m in result.message_log for span in m.weight_versions or ()}
 
 
-def assert_of_weights(results: list[SampleResult], version: int | str, state: State) -> None:
-    """Every token was made by `state`, under the name `version`."""
+def assert_of_weights(
+    results: list[SampleResult], version: int | str, state: State, before: State | None = None
+) -> None:
+    """Every token was made by `state`, under the name `version`, and not by the weights `before`."""
     assert versions_of(results) == {str(version)}
     differences = logprob_differences(results, {str(version): model_of(state)})[str(version)]
     assert differences.mean().item() <= SAME_WEIGHTS_TOLERANCE
+    if before is not None:
+        others = logprob_differences(results, {str(version): model_of(before)})[str(version)]
+        assert others.mean().item() > 2 * SAME_WEIGHTS_TOLERANCE, "the samples do not tell the old weights from the new"
