@@ -5,8 +5,8 @@ from all requests (`fair_queue.py`), and a rollout goes to the replica that has 
 (`replica_affinity.py`) unless the wait there costs more than computing the prefix again elsewhere.
 
 Guarantees: each generation that was submitted starts exactly once, unless it is cancelled before; no replica has more
-generations than its window holds; no generation waits for one replica while another has room for it and moving costs
-less than waiting.
+generations than its window holds, but for the choices of one call beyond half of it; no generation waits for one
+replica while another has room for it and moving costs less than waiting.
 """
 
 import math
@@ -70,13 +70,15 @@ class GenerationScheduler:
         return len(self._queue)
 
     def waiting_for(self, replica: str) -> int:
-        """How many of them wait for this replica."""
+        """How many of them wait for this replica; each choice of a call counts."""
         return self._queue.size_at(replica)
 
     def submit(self, request: GenerationRequest) -> ScheduledGeneration:
         """The generation has started when this returns, or it waits."""
         of_request = self._request_of.get(request.rollout_id) or self._add_rollout(request)
-        generation = ScheduledGeneration(request, of_request, self._assignment(request))
+        generation = ScheduledGeneration(
+            request, of_request, self._assignment(request), sequences=sequences_of(request)
+        )
         if self._load_of_others:
             self._leave_suspect(generation)
         self._place(generation)
@@ -97,7 +99,8 @@ class GenerationScheduler:
         """
         window, replica = generation.window, generation.replica
         assert window is not None
-        window.remove(generation.kv_tokens, generation.shared_tokens, generation.request.policy)
+        policy = generation.request.policy
+        window.remove(generation.kv_tokens, generation.shared_tokens, policy, generation.sequences)
         generation.window = None
         if new_tokens is not None:
             self._learn(generation, new_tokens)
@@ -242,7 +245,7 @@ class GenerationScheduler:
             self._wait(generation, replica)
             return
         self._estimate(generation)
-        if not window.has_room(generation.kv_tokens):
+        if not window.has_room(generation.kv_tokens, generation.sequences):
             self._wait(generation, replica)
             return
         generation.replica = replica
@@ -252,14 +255,15 @@ class GenerationScheduler:
     def _estimate(self, generation: ScheduledGeneration) -> None:
         request, assignment = generation.request, generation.assignment
         prompt_tokens = len(request.prompt_token_ids)
-        new_tokens = choices_of(request) * min(generation.of_request.expected_tokens, request.max_new_tokens)
+        new_tokens = generation.sequences * min(generation.of_request.expected_tokens, request.max_new_tokens)
         generation.cost = new_tokens + PREFILL_COST * max(prompt_tokens - assignment.cached_tokens, 0)
         generation.shared_tokens = assignment.shared_tokens
         generation.kv_tokens = new_tokens + prompt_tokens - generation.shared_tokens
 
     def _start(self, generation: ScheduledGeneration, window: ReplicaWindow, virtual_time: float) -> None:
         cost = generation.cost / generation.of_request.flow.weight
-        window.add(generation.kv_tokens, generation.shared_tokens, generation.request.policy, cost)
+        policy = generation.request.policy
+        window.add(generation.kv_tokens, generation.shared_tokens, policy, cost, generation.sequences)
         generation.window = window
         if self._window_factor is not None:
             generation.virtual_time = int(virtual_time)
@@ -279,7 +283,7 @@ class GenerationScheduler:
                 and (generation := self._worth_moving_to(replica)) is not None
             ):
                 self._move(generation, replica)
-            if generation is None or not window.has_room(generation.kv_tokens):
+            if generation is None or not window.has_room(generation.kv_tokens, generation.sequences):
                 break
             self._start(generation, window, self._queue.start(generation, generation.cost))
             started.append(generation)
@@ -293,7 +297,8 @@ class GenerationScheduler:
         if longest is None or generation is None:
             return None
         window = self._windows[replica]
-        has_room = window.has_room(generation.kv_tokens + generation.assignment.shared_tokens)
+        tokens = generation.kv_tokens + generation.assignment.shared_tokens
+        has_room = window.has_room(tokens, generation.sequences)
         can_start = has_room and window.turns.may_start(generation.request.policy)
         return generation if can_start and self._pays(generation, longest[0], replica) else None
 
@@ -335,7 +340,7 @@ class GenerationScheduler:
         if isinstance(generation.request, ScoringRequest):
             # It generates nothing, and says nothing of the length of generations.
             return
-        length = new_tokens / choices_of(generation.request)
+        length = new_tokens / generation.sequences
         of_request.expected_tokens += LEARNING_RATE * (length - of_request.expected_tokens)
         self._mean_tokens += LEARNING_RATE * (length - self._mean_tokens)
         if assignment.replica == generation.replica:
@@ -354,6 +359,6 @@ class GenerationScheduler:
             self._load_of_others.pop(replica, None)
 
 
-def choices_of(request: GenerationRequest) -> int:
+def sequences_of(request: GenerationRequest) -> int:
     """Texts that the engine generates for it at once."""
     return request.choices if isinstance(request, ServedRequest) else 1

@@ -21,28 +21,28 @@ class ReplicaQueues(FairQueue[ScheduledGeneration, Lane]):
     def __init__(self) -> None:
         super().__init__()
         self._policies: dict[str, dict[str | None, int]] = {}
-        """By replica, how many generations of each policy wait there."""
+        """By replica, how many sequences of each policy wait there."""
 
     def wait(self, generation: ScheduledGeneration, replica: str, rank: int) -> None:
         policy = generation.request.policy
         of_request = generation.of_request
         self.add(generation, (replica, policy), of_request.flow, rank, of_request.part)
         policies = self._policies.setdefault(replica, {})
-        policies[policy] = policies.get(policy, 0) + 1
+        policies[policy] = policies.get(policy, 0) + generation.sequences
 
     def remove(self, item: ScheduledGeneration) -> None:
         """Takes out a generation that does not start where it waits. Raises `KeyError` if it does not wait."""
         replica, policy = self.lane_of(item)
         super().remove(item)
         policies = self._policies[replica]
-        policies[policy] -= 1
+        policies[policy] -= item.sequences
         if not policies[policy]:
             del policies[policy]
         if not policies:
             del self._policies[replica]
 
     def size_at(self, replica: str) -> int:
-        """How many generations wait for the replica."""
+        """How many sequences wait for the replica: the choices of a call each count."""
         return sum(self._policies[replica].values()) if replica in self._policies else 0
 
     def items_at(self, replica: str) -> list[ScheduledGeneration]:

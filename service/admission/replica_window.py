@@ -1,4 +1,7 @@
-"""The window of one generator replica: how many generations this ingress may have there at once. No I/O, no Ray."""
+"""The window of one generator replica: how many generations this ingress may have there at once. No I/O, no Ray.
+
+A call of a model server's API that asks for several choices counts as so many generations.
+"""
 
 import math
 from dataclasses import dataclass
@@ -6,6 +9,8 @@ from dataclasses import dataclass
 from deployments.protocols import GeneratorDescription, ReplicaLoad
 from service.admission.adapter_turns import AdapterTurns
 
+LARGEST_PART = 1 / 2
+"""Of the window, in generations and in tokens: a call of several choices that takes more starts when this is free."""
 SUSPECT_AFTER = 3
 """Failures of a replica without a success between them."""
 
@@ -35,8 +40,9 @@ class ReplicaWindow:
 
     The window holds `factor` times as many generations as the engine's batch, so that the engine never waits for the
     ingress, and no more tokens than its KV cache holds, because an engine that runs out of it computes prompts twice.
-    One generation always fits. The ingress replicas share the window: each has what the others leave, and at least the
-    same part as each of the others.
+    One generation always fits, and one call where half of the window is free: waiting for room for all of its choices
+    would let the engine run empty. The ingress replicas share the window: each has what the others leave, and at least
+    the same part as each of the others.
     """
 
     def __init__(self, capacity: EngineCapacity, factor: float | None) -> None:
@@ -71,28 +77,41 @@ class ReplicaWindow:
         """Whether the engine can run one more generation at once."""
         return self.generations + self.of_others < self._capacity.sequences and not self.is_suspect
 
-    def has_room(self, tokens: float) -> bool:
-        """Whether a generation that needs `tokens` tokens of KV cache may start."""
-        return self.generations == 0 or (
-            self.generations < self._max_generations
-            and self._tokens + self._unexpected_tokens + tokens <= self._max_tokens
-        )
+    def has_room(self, tokens: float, sequences: int = 1) -> bool:
+        """Whether a call of so many choices that needs `tokens` tokens of KV cache in all may start."""
+        if self.generations == 0:
+            return True
+        places: float = sequences
+        if sequences > 1:
+            places = min(sequences, max(self._max_generations * LARGEST_PART, 1))
+            tokens = min(tokens, self._max_tokens * LARGEST_PART)
+        has_tokens = self._tokens + self._unexpected_tokens + tokens <= self._max_tokens
+        return self.generations + places - 1 < self._max_generations and has_tokens
 
-    def add(self, tokens: float, shared_tokens: float = 0.0, policy: str | None = None, cost: float = 0.0) -> None:
+    def add(
+        self,
+        tokens: float,
+        shared_tokens: float = 0.0,
+        policy: str | None = None,
+        cost: float = 0.0,
+        sequences: int = 1,
+    ) -> None:
         """Args:
-        tokens: what the generation needs of the KV cache at its end.
+        tokens: what the call needs of the KV cache at its end.
         shared_tokens: what it needs besides and another generation has there already.
         policy: the named policy that generates.
         cost: what its flow is charged, divided by its weight.
+        sequences: the choices of the call.
         """
         self.turns.add(policy, cost)
-        self.generations += 1
+        self.generations += sequences
         self._tokens += tokens
         self._shared_tokens += shared_tokens
 
-    def remove(self, tokens: float, shared_tokens: float = 0.0, policy: str | None = None) -> None:
+    def remove(self, tokens: float, shared_tokens: float = 0.0, policy: str | None = None, sequences: int = 1) -> None:
+        """With what `add` was called for it."""
         self.turns.remove(policy)
-        self.generations -= 1
+        self.generations -= sequences
         self._tokens -= tokens
         self._shared_tokens -= shared_tokens
         if not self.generations:

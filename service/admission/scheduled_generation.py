@@ -37,6 +37,8 @@ class ScheduledGeneration:
     """What its request is charged, in generated tokens."""
     kv_tokens: float = 0.0
     """What it needs of the KV cache at its end, without `shared_tokens`."""
+    sequences: int = 1
+    """Texts that the engine generates for it at once."""
     shared_tokens: int = 0
     """Tokens of its prompt that another rollout of its group holds there."""
     replica: str = UNKNOWN_REPLICA

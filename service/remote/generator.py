@@ -132,7 +132,8 @@ class RemoteGenerator(Generator, ModelServer, ComparedReplicas):
                 if part.tokens is not None:
                     new_tokens = part.tokens.generated
                 if part.load is not None:
-                    self._wake(self._scheduler.observe(replica, part.load, ended=int(part.tokens is not None)))
+                    ended = request.choices if part.tokens is not None else 0
+                    self._wake(self._scheduler.observe(replica, part.load, ended))
                 if part.body or part.status is not None or part.tokens is not None:
                     yield part
         except OtherVersionLoaded:

@@ -96,6 +96,33 @@ def test_a_call_is_charged_for_each_of_its_choices_and_learned_from_as_one_of_th
     assert scheduler._mean_tokens == before + LEARNING_RATE * (10 - before)
 
 
+def call_of(choices: int, name: str = "call") -> ServedRequest:
+    share = RequestShare(name)
+    return ServedRequest(name, range(10), 100, (), SamplingOptions(), rollout_id=name, share=share, choices=choices)
+
+
+def test_a_call_takes_a_place_of_the_window_for_each_of_its_choices() -> None:
+    scheduler = new_scheduler("a")
+    call = scheduler.submit(call_of(3))
+    others = submit_many(scheduler, 3)
+    assert [each.has_started for each in (call, *others)] == [True, True, False, False]
+    assert names(scheduler.end(call, new_tokens=300)) == ["r1", "r2"]
+
+
+def test_a_call_of_more_choices_than_the_window_holds_starts_when_half_of_it_is_free() -> None:
+    scheduler = new_scheduler("a")
+    running = submit_many(scheduler, WINDOW)
+    call = scheduler.submit(call_of(128))
+    assert scheduler.waiting_for("a") == 128
+    assert names(scheduler.end(running[0], new_tokens=100)) == []
+    assert names(scheduler.end(running[1], new_tokens=100)) == ["call"]
+    later = scheduler.submit(generation("later", "later"))
+    assert names(scheduler.end(running[2], new_tokens=100)) == []
+    assert not later.has_started
+    assert names(scheduler.end(call, new_tokens=12_800)) == ["later"]
+    assert scheduler.waiting_for("a") == 0
+
+
 def test_a_cancelled_generation_leaves_the_queue_at_once() -> None:
     scheduler = new_scheduler("a")
     generations = submit_many(scheduler, 6)
@@ -331,7 +358,7 @@ class Events:
     def play(self, event: str, pick: int) -> None:
         if event == "submit":
             request = generation(f"{self.submitted}", f"request {pick % 3}", turn=pick % 4, group=f"{pick % 7}")
-            scheduled = self.scheduler.submit(request)
+            scheduled = self.scheduler.submit(request if pick % 9 else call_of(1 + pick % 7, f"{self.submitted}"))
             self.submitted += 1
             (self.running if scheduled.has_started else self.waiting).append(scheduled)
         elif event in ("end", "fail") and self.running:
@@ -366,8 +393,12 @@ class Events:
         assert all(scheduled.has_started for scheduled in self.running)
         assert not any(scheduled.has_started for scheduled in self.waiting)
         assert {scheduled.replica for scheduled in self.waiting} <= set(self.replicas)
-        ongoing = Counter(scheduled.replica for scheduled in self.running)
-        assert all(count <= WINDOW for count in ongoing.values())
+        ongoing = Counter[str]()
+        largest = Counter[str]()
+        for scheduled in self.running:
+            ongoing[scheduled.replica] += scheduled.sequences
+            largest[scheduled.replica] = max(largest[scheduled.replica], scheduled.sequences)
+        assert all(count <= WINDOW + max(largest[name] - WINDOW // 2, 0) for name, count in ongoing.items())
 
 
 EVENTS = st.lists(

@@ -57,6 +57,49 @@ def test_one_generation_fits_however_large_it_is() -> None:
     assert room_of(ReplicaWindow(CAPACITY, 2.0), tokens=5000.0) == 1
 
 
+def test_each_choice_of_a_call_takes_a_place() -> None:
+    window = ReplicaWindow(CAPACITY, 2.0)
+    window.add(8.0, sequences=8)
+    assert room_of_more(window, tokens=1.0) == 12
+    window.remove(8.0, sequences=8)
+    assert (window.generations, room_of(window)) == (0, 20)
+
+
+@pytest.mark.parametrize(("running", "has_room"), [(0, True), (1, True), (10, True), (11, False), (20, False)])
+@pytest.mark.parametrize("choices", [10, 20, 128])
+def test_a_call_of_more_choices_than_half_of_the_window_starts_when_half_of_it_is_free(
+    choices: int, running: int, has_room: bool
+) -> None:
+    window = ReplicaWindow(CAPACITY, 2.0)
+    for _ in range(running):
+        window.add(1.0)
+    assert window.has_room(1.0, choices) is has_room
+
+
+def test_a_call_whose_choices_take_more_tokens_than_half_of_the_cache_starts_when_half_of_it_is_free() -> None:
+    window = ReplicaWindow(CAPACITY, 2.0)
+    window.add(500.0)
+    assert window.has_room(5000.0, sequences=4)
+    assert not window.has_room(5000.0)
+    window.add(1.0)
+    assert not window.has_room(5000.0, sequences=4)
+
+
+def test_after_a_call_that_is_larger_than_the_window_nothing_starts_before_its_end() -> None:
+    window = ReplicaWindow(CAPACITY, 2.0)
+    window.add(1.0, sequences=128)
+    assert not window.has_room(1.0)
+    window.remove(1.0, sequences=128)
+    assert room_of(window) == 20
+
+
+def test_the_choices_of_a_call_are_not_taken_for_generations_of_others() -> None:
+    window = ReplicaWindow(CAPACITY, 2.0)
+    window.add(8.0, sequences=8)
+    window.observe(ReplicaLoad(11, ingresses=2), ended=0)
+    assert window.of_others == 3
+
+
 def test_an_unknown_capacity_has_no_bound() -> None:
     assert room_of(ReplicaWindow(EngineCapacity.of(GeneratorDescription("m", 10, 10)), 2.0)) == 100
 
