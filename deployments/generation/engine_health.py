@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 
 import psutil
 
-from deployments.failures import GenerationNotFinite, RolloutFailure
+from deployments.failures import GenerationLost, GenerationNotFinite, RolloutFailure
 from deployments.generation.hang_watch import HangWatch
 
 RESOURCE_TRACKER = "multiprocessing.resource_tracker"
@@ -67,6 +67,13 @@ class EngineHealth:
         if failure is not None:
             # Serve replaces a replica after several checks that failed: a bit that flipped once is no reason to.
             raise failure
+
+    def refuse_suspect(self) -> None:
+        """Raises `GenerationLost` for an engine that seems to hang, before the checks are sure of it."""
+        if (still_s := self._watch.suspected_for(time.monotonic(), *self._observed())) is not None:
+            raise GenerationLost(
+                f"The engine has work and took no step for {still_s:.0f} s; after {self._timeout_s:g} s it is replaced."
+            )
 
     async def _generate(self) -> None:
         try:

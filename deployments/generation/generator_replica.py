@@ -95,8 +95,7 @@ class GeneratorReplica(GeneratorReplicaBase):
     async def answer(self) -> None:
         await super().answer()
         self._refuse_if_broken()
-        if not await self._engine.is_alive():
-            raise GenerationLost("The engine of the generator replica died; the replica is being replaced.")
+        await self._engine.answer()
 
     def _refuse_if_broken(self) -> None:
         if self._commands.broken is not None:

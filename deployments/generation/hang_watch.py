@@ -7,6 +7,11 @@ LEAST_OBSERVATIONS = 3
 before the steps that the engine has taken meanwhile are known."""
 
 
+LEAST_OBSERVATIONS_OF_SUSPECT = 2
+SUSPECT_AFTER = 1 / 3
+"""Of the timeout: an engine that took no step for so long is named to those who ask whether the service is ready."""
+
+
 class HangWatch:
     """An engine hangs if it has work and takes no step for `timeout_s` seconds, in which it is not paused.
 
@@ -40,3 +45,14 @@ class HangWatch:
         if self._timeout_s is None or self._observations < LEAST_OBSERVATIONS:
             return "moves"
         return "hangs" if now - self._since >= self._timeout_s else "moves"
+
+    def suspected_for(self, now: float, steps: int, ongoing: int, is_paused: bool) -> float | None:
+        """For how many seconds an engine that seems to hang was seen without a step; `None` for one that does not.
+
+        Asking changes nothing, however often: only `observe` sees an engine. Args: as there.
+        """
+        if self._timeout_s is None or self._since is None or steps != self._steps or is_paused or not ongoing:
+            return None
+        still_s = now - self._since
+        is_suspect = still_s >= SUSPECT_AFTER * self._timeout_s
+        return still_s if is_suspect and self._observations >= LEAST_OBSERVATIONS_OF_SUSPECT else None

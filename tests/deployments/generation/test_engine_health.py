@@ -78,6 +78,44 @@ def test_an_engine_that_hangs_is_killed_whether_it_was_idle_or_busy(ongoing: int
     assert engine.kills == 1
 
 
+@pytest.mark.parametrize("ongoing", [0, 3])
+def test_an_engine_that_hangs_says_so_to_who_asks_before_it_is_killed(ongoing: int) -> None:
+    engine = ScriptedEngine(timeout_s=30.0)
+    engine.hangs, engine.ongoing = True, ongoing
+
+    async def asked() -> list[str]:
+        """Every 5 s, after each check."""
+        said = []
+        for _ in range(6):
+            engine.health.check()
+            try:
+                engine.health.refuse_suspect()
+                said.append("")
+            except GenerationLost as lost:
+                said.append(str(lost))
+            await asyncio.sleep(5.0)
+        engine.health.close()
+        return said
+
+    said = virtual_time.run(asked())
+    first = 3 if ongoing == 0 else 2
+    assert said[:first] == [""] * first
+    assert said[first] == "The engine has work and took no step for 10 s; after 30 s it is replaced."
+    assert engine.kills == 0
+
+
+def test_an_engine_that_moves_is_suspected_of_nothing() -> None:
+    engine = ScriptedEngine(timeout_s=3.0)
+
+    async def asked() -> None:
+        for _ in range(9):
+            await engine.checked(1)
+            engine.health.refuse_suspect()
+
+    virtual_time.run(asked())
+    assert engine.tokens == 9
+
+
 def test_a_token_that_is_not_finite_fails_the_next_check_and_is_tried_again() -> None:
     engine = ScriptedEngine()
 

@@ -39,3 +39,32 @@ def test_an_observer_that_stalled_itself_looks_again_before_it_judges() -> None:
 def test_without_a_timeout_no_engine_hangs() -> None:
     watch = HangWatch(None)
     assert {watch.observe(100.0 * number, 5, 1, False) for number in range(9)} == {"moves"}
+
+
+def test_an_engine_without_a_step_is_suspected_after_a_third_of_the_timeout() -> None:
+    watch = HangWatch(30.0)
+    for now in (0.0, 5.0, 10.0):
+        watch.observe(now, 5, 1, False)
+    assert [watch.suspected_for(now, 5, 1, False) for now in (14.9, 15.0, 20.0)] == [None, 10.0, 15.0]
+
+
+@pytest.mark.parametrize(("steps", "ongoing", "is_paused"), [(6, 1, False), (5, 0, False), (5, 1, True)])
+def test_an_engine_that_has_moved_is_idle_or_paused_is_not_suspected(steps: int, ongoing: int, is_paused: bool) -> None:
+    watch = HangWatch(30.0)
+    for now in (0.0, 5.0, 10.0):
+        watch.observe(now, 5, 1, False)
+    assert watch.suspected_for(100.0, steps, ongoing, is_paused) is None
+
+
+def test_asking_does_not_count_as_seeing_the_engine() -> None:
+    watch = HangWatch(30.0)
+    watch.observe(0.0, 5, 1, False)
+    watch.observe(5.0, 5, 1, False)
+    assert [watch.suspected_for(100.0, 5, 1, False) for _ in range(5)] == [None] * 5
+
+
+def test_without_a_timeout_no_engine_is_suspected() -> None:
+    watch = HangWatch(None)
+    for number in range(9):
+        watch.observe(100.0 * number, 5, 1, False)
+    assert watch.suspected_for(1000.0, 5, 1, False) is None
