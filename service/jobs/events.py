@@ -10,6 +10,7 @@ from collections.abc import AsyncGenerator, Iterator
 from deployments.failures import JobStoreLost
 from deployments.jobs.failures import run_suspended
 from deployments.jobs.records import EventsPage
+from deployments.jobs.storage import StorageFailed
 from deployments.jobs.store_client import JobStoreClient
 from service.responses.heartbeats import EMPTY_LINE
 
@@ -19,8 +20,6 @@ WAIT_S = 10.0
 STORE_BACK_WITHIN_S = 30.0
 """A store that was lost is asked again for so long."""
 RETRY_S = 0.2
-SSE = "text/event-stream"
-SSE_HEARTBEAT = b":\n\n"
 SAMPLE = b',"sample":'
 
 
@@ -34,7 +33,7 @@ async def pages_of(
 
     Raises:
         JobFailure: the job is not known, its events are not kept, or it is suspended and there are none.
-        JobStoreLost: the store was lost and did not come back.
+        JobStoreLost: the store was lost and did not come back, or its database fails before the first page.
     """
     # The first page does not wait: an answer begins at once.
     wait_s = 0.0
@@ -52,12 +51,15 @@ async def pages_of(
 
 
 async def page_of(store: JobStoreClient, job_id: str, namespace: str, after: int, wait_s: float) -> EventsPage:
+    """Args: `wait_s` is 0 for the first page, which somebody waits for who was sent nothing yet."""
     deadline = asyncio.get_running_loop().time() + STORE_BACK_WITHIN_S
     while True:
         try:
             return await store.events(job_id, namespace, after, PAGE_BYTES, wait_s)
-        except JobStoreLost:
-            if asyncio.get_running_loop().time() >= deadline:
+        except JobStoreLost as lost:
+            # A store that restarts is there again in seconds; one that says that its database fails has waited for it.
+            says_so_at_once = wait_s == 0 and isinstance(lost, StorageFailed)
+            if says_so_at_once or asyncio.get_running_loop().time() >= deadline:
                 raise
             await asyncio.sleep(RETRY_S)
 

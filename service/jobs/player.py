@@ -9,7 +9,6 @@ from functools import partial
 
 import zstandard
 
-from deployments.failures import RolloutFailure
 from deployments.jobs.records import Claim, EntryKind, EntryName
 from deployments.jobs.store_client import JobStoreClient
 from rollout_client.contract import RolloutRequest
@@ -164,7 +163,3 @@ def compressed_body(body: bytes | bytearray) -> bytes:
 def decompressed(body: bytes) -> bytes:
     """Of `compressed_body`."""
     return zstandard.ZstdDecompressor().decompress(body)
-
-
-def problem_of(error: RequestProblem | RolloutFailure) -> RequestProblem:
-    return error if isinstance(error, RequestProblem) else not_ready(str(error))

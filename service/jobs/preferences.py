@@ -9,6 +9,7 @@ from starlette.datastructures import Headers
 
 from rollout_client.jobs_contract import HEARTBEAT, IDEMPOTENCY_KEY, PREFER, RESPOND_ASYNC
 from rollout_client.problem_contract import FieldProblem
+from service.responses.heartbeats import PERIOD_S
 from service.responses.problems import RequestProblem, invalid_request, shown
 
 FIELD = "header.Idempotency-Key"
@@ -16,7 +17,6 @@ BARE_KEY = re.compile(r"[A-Za-z0-9._~-]{1,255}")
 """A key without quotes, which the draft does not allow and many clients send."""
 MOST_CHARACTERS = 255
 SHORTEST_HEARTBEAT_S = 1.0
-LONGEST_HEARTBEAT_S = 15.0
 
 
 def idempotency_key(headers: Headers) -> str | None:
@@ -73,7 +73,7 @@ def heartbeat_s(headers: Headers) -> float | None:
     asked = preferences(headers).get(HEARTBEAT)
     if asked is None or not asked.isdecimal():
         return None
-    return min(max(float(asked), SHORTEST_HEARTBEAT_S), LONGEST_HEARTBEAT_S)
+    return min(max(float(asked), SHORTEST_HEARTBEAT_S), PERIOD_S)
 
 
 def last_event_id(headers: Headers) -> int | None:

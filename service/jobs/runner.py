@@ -17,9 +17,9 @@ from deployments.jobs.records import Claim, JobRequest, Opened
 from deployments.jobs.store_client import JobStoreClient
 from deployments.policy.failures import PolicyFailure
 from service.access.access_control import AccessControl
-from service.jobs.player import JobPlayer, problem_of
+from service.jobs.player import JobPlayer
 from service.jobs.writer import JobWriter
-from service.responses.problems import OVERLOADED, RequestProblem, internal_error, refused_for_now, store_problem
+from service.responses.problems import OVERLOADED, RequestProblem, internal_error, problem_of, refused_for_now
 from service.rollout_service import RolloutService
 
 TRY_AGAIN_S = 0.5
@@ -119,7 +119,7 @@ class JobRunner:
         try:
             await player.play()
         except (RequestProblem, RolloutFailure, PolicyFailure) as error:
-            problem = store_problem(error) if isinstance(error, PolicyFailure) else problem_of(error)
+            problem = problem_of(error)
             may_pass = problem.problem.status in (429, 503)
             if record.epoch > 1 and may_pass:
                 logger.info("A job cannot go on here now: %s", problem, extra={"job_id": record.job_id})

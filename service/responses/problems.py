@@ -9,6 +9,7 @@ from fastapi.responses import Response
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
+from deployments.failures import RolloutFailure
 from deployments.store_failure import StoreFailure
 from rollout_client.problem_contract import FieldProblem, Problem
 
@@ -227,6 +228,18 @@ def internal_error(error: Exception) -> RequestProblem:
     """Without the exception's message, which nobody has looked at: it could hold a path, or a part of the data."""
     message = f"{type(error).__name__}: the service's log has the message and the traceback under the request's id"
     return RequestProblem(INTERNAL, [FieldProblem(field="", message=message)])
+
+
+def problem_of(error: Exception) -> RequestProblem:
+    """The problem with which an exception ends a request, or a part of one."""
+    match error:
+        case RequestProblem():
+            return error
+        case StoreFailure():
+            return store_problem(error)
+        case RolloutFailure():
+            return not_ready(str(error))
+    return internal_error(error)
 
 
 def validation_problem(error: ValidationError) -> RequestProblem:

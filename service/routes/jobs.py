@@ -8,12 +8,12 @@ from fastapi.responses import Response, StreamingResponse
 
 from deployments.jobs.records import JobRecord
 from rollout_client.jobs_contract import Acknowledgement, JobCursor, JobList, JobStatus
-from service.jobs.events import SSE, SSE_HEARTBEAT, job_event_lines, pages_of
+from service.jobs.events import job_event_lines, pages_of
 from service.jobs.ledger import cursor_of
-from service.jobs.preferences import LONGEST_HEARTBEAT_S, heartbeat_s, idempotency_key, last_event_id, required_key
+from service.jobs.preferences import heartbeat_s, idempotency_key, last_event_id, required_key
 from service.jobs.submission import Submission, namespace_of, submitted
 from service.requests.json_body import read_json_body
-from service.responses.heartbeats import EMPTY_LINE, with_heartbeats
+from service.responses.heartbeats import EMPTY_LINE, PERIOD_S, SSE, SSE_HEARTBEAT, with_heartbeats
 from service.responses.json_encoder import JSON, json_of
 from service.responses.ndjson import NDJSON
 from service.routes import descriptions
@@ -72,7 +72,7 @@ async def job_events(
     pages = pages_of(jobs.store, job_id, namespace_of(caller), begin, follow)
     first = await anext(pages)
     lines = job_event_lines(first, pages, accepts_sse)
-    period_s = heartbeat_s(request.headers) or LONGEST_HEARTBEAT_S
+    period_s = heartbeat_s(request.headers) or PERIOD_S
     stream = with_heartbeats(lines, period_s, SSE_HEARTBEAT if accepts_sse else EMPTY_LINE)
     return StreamingResponse(stream, media_type=SSE if accepts_sse else NDJSON)
 

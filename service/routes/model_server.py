@@ -1,15 +1,12 @@
 """The routes of a model server: OpenAI's and Anthropic's APIs, as vLLM's own servers answer them."""
 
-from contextlib import aclosing
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Request
-from fastapi.responses import Response, StreamingResponse
-from starlette.types import Receive, Scope, Send
+from fastapi.responses import Response
 
 from deployments.serving_records import Endpoint
 from service.admission.admission import AdmittedRequest
-from service.model_calls import ModelAnswer
 from service.requests.body import read_body
 from service.requests.choices import choices_of
 from service.requests.media_types import refuse_other_than_json
@@ -17,8 +14,8 @@ from service.rollout_service import RolloutService
 from service.routes import descriptions
 from service.routes.access import AuthorizedCaller, needs_of_client
 from service.routes.dependencies import Admitted, Calls, RequestId, Rollouts
+from service.routes.model_answers import response_to
 
-ONE_PART = "application/json"
 SHORTEN = "shorten the conversation"
 router = APIRouter(tags=["model server"])
 
@@ -59,38 +56,17 @@ class ModelCall:
 
     async def answered(self, endpoint: Endpoint) -> Response:
         body, choices = await read_call(endpoint, self._request, self._rollouts, self._admitted)
-        answer = await self._calls.answer(endpoint, body, self._request_id, self._caller, choices=choices)
-        return await response_of(answer)
+        answer = self._calls.answer(endpoint, body, self._request_id, self._caller, choices=choices)
+        return await response_to(endpoint, body, answer, self._request_id)
 
 
 Call = Annotated[ModelCall, Depends()]
 
 
-async def response_of(answer: ModelAnswer) -> Response:
-    """A whole response for JSON, a stream for events."""
-    if answer.media_type == ONE_PART:
-        async with aclosing(answer):
-            body = b"".join([part async for part in answer.body])
-        return Response(body, answer.status, media_type=answer.media_type)
-    return AnswerStream(answer)
-
-
-class AnswerStream(StreamingResponse):
-    """Aborts its call when nobody reads it any longer, also if nobody has begun to."""
-
-    def __init__(self, answer: ModelAnswer) -> None:
-        super().__init__(answer.body, answer.status, media_type=answer.media_type)
-        self._answer = answer
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async with aclosing(self._answer):
-            await super().__call__(scope, receive, send)
-
-
 @router.get("/models", response_model=None, **needs_of_client("read"), **descriptions.MODELS)
 async def models(calls: Calls, request_id: RequestId, caller: AuthorizedCaller) -> Response:
     """The model, by the name that calls give in `model`, as OpenAI's clients read it."""
-    return await response_of(await calls.answer("models", b"", request_id, caller))
+    return await response_to("models", b"", calls.answer("models", b"", request_id, caller), request_id)
 
 
 @router.post("/chat/completions", response_model=None, **needs_of_client("rollout"), **descriptions.CHAT_COMPLETIONS)

@@ -31,7 +31,8 @@ from service.rollouts.request_metrics import RequestMetricsAccumulator
 from service.routes import descriptions
 from service.routes.access import AuthorizedCaller, given_keys, needs, with_session_key
 from service.routes.dependencies import RequestId, Rollouts, Sessions, admitted_request
-from service.routes.model_server import read_call, response_of
+from service.routes.model_answers import response_to
+from service.routes.model_server import read_call
 
 SessionId = Annotated[str, Path(description="The `id` that `POST /sessions` has answered.")]
 router = APIRouter(prefix="/sessions", tags=["sessions"])
@@ -153,7 +154,8 @@ def call_of(endpoint: Endpoint) -> Any:
     ) -> Response:
         admitted, caller = admitted_call
         body, choices = await read_call(endpoint, request, rollouts, admitted)
-        return await response_of(await sessions.answer(endpoint, body, request_id, opened, caller, choices))
+        answer = sessions.answer(endpoint, body, request_id, opened, caller, choices)
+        return await response_to(endpoint, body, answer, request_id)
 
     return call
 
@@ -179,4 +181,5 @@ for endpoint, (name, description) in CALLS.items():
 async def session_models(sessions: Sessions, opened: Opened, request_id: RequestId) -> Response:
     """The model. A call of a session may name any."""
     caller = await sessions.caller_of(opened)
-    return await response_of(await sessions.answer("models", b"", request_id, opened, caller))
+    answer = sessions.answer("models", b"", request_id, opened, caller)
+    return await response_to("models", b"", answer, request_id)

@@ -1,8 +1,8 @@
 """A model server that answers as it is told, and notes what it was asked."""
 
+import asyncio
 from collections.abc import AsyncGenerator, Sequence
 
-from deployments.failures import RolloutFailure
 from deployments.serving_records import ModelServer, ServedPart, ServedRequest, ServedTokens
 
 JSON_PARTS = [
@@ -12,7 +12,8 @@ JSON_PARTS = [
 
 
 class ScriptedModelServer(ModelServer):
-    def __init__(self, parts: Sequence[ServedPart | RolloutFailure] = JSON_PARTS) -> None:
+    def __init__(self, parts: Sequence[ServedPart | Exception | float] = JSON_PARTS) -> None:
+        """Args: `parts` of each answer; a number is a pause of so many seconds."""
         self.parts = parts
         self.requests: list[ServedRequest] = []
         self.released: list[str] = []
@@ -22,10 +23,13 @@ class ScriptedModelServer(ModelServer):
         self.requests.append(request)
         try:
             for part in self.parts:
-                if isinstance(part, RolloutFailure):
+                if isinstance(part, Exception):
                     raise part
-                yield part
-        except GeneratorExit:
+                if isinstance(part, ServedPart):
+                    yield part
+                else:
+                    await asyncio.sleep(part)
+        except (GeneratorExit, asyncio.CancelledError):
             self.was_left = True
             raise
 

@@ -25,7 +25,7 @@ BODY = b"x" * 76
 
 class World:
     def __init__(self, parts: Sequence[ServedPart | Exception] = ()) -> None:
-        self.server = ScriptedModelServer(parts)  # type: ignore[arg-type]
+        self.server = ScriptedModelServer(parts)
         self.admission = Admission(AdmissionSettings(), max_model_len=100, now_s=virtual_time.now)
         self.calls = ModelCalls(self.server, self.admission)
 

@@ -47,7 +47,9 @@ def serving_app(client: RecordingClient, settings: ResponseSettings) -> FastAPI:
     app = FastAPI(openapi_url=None)
     state = app.state
     state.engine_client = engine
-    # What vLLM's handlers of errors look up. Serve replaces a replica with a dead engine: there is no server to end.
+    # What vLLM's handlers look up. Serve replaces a replica with a dead engine: there is no server to end. Heartbeats
+    # are the ingress's (`service/routes/model_answers.py`): vLLM has them for chat completions alone, and not while a
+    # call waits for its turn there.
     state.args = SimpleNamespace(log_error_stack=False, sse_keep_alive_interval=0)
     state.server = SimpleNamespace(should_exit=False)
     state.openai_serving_models = models

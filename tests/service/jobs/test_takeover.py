@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from deployments.jobs.storage import StorageFailed, StoreReplaced
 from deployments.protocols import GenerationRequest, StepRequest
 from deployments.rpc import draining
+from tests import virtual_time
 from tests.service.jobs.scripted_ingresses import ENDS_WITHIN_S, SETTINGS, ScriptedIngresses, request_of, run
 from tests.service.rollouts.playing import RandomEnvironment, RandomGenerator
 from tests.service.scripted import ScriptedEnvironment, ScriptedGenerator, outcome
@@ -137,17 +138,46 @@ def test_a_write_that_breaks_unexpectedly_is_made_again_from_the_journal() -> No
     run(scenario)
 
 
-def test_the_events_of_a_job_wait_for_a_database_that_fails_and_are_refused_in_time() -> None:
+def test_events_that_are_asked_for_while_the_database_fails_are_refused_within_seconds() -> None:
     async def scenario() -> None:
         cluster = ScriptedIngresses()
         job_id = (await cluster.post(0, REQUEST, path="/jobs")).json()["job_id"]
         await cluster.ended(job_id)
         cluster.storage.is_failing = True
+        asked_at = virtual_time.now()
         refused = await cluster.request(1, "GET", f"/jobs/{job_id}/events")
         assert (refused.status_code, refused.json()["type"]) == (503, "urn:rollout:problem:not-ready")
+        assert refused.headers["retry-after"] == "2"
+        assert virtual_time.now() - asked_at == pytest.approx(5, abs=0.1)
+        cluster.storage.is_failing = False
+        assert len(await cluster.events(job_id)) == 4
+
+    run(scenario)
+
+
+def test_a_stream_of_events_that_has_begun_outlasts_a_database_that_fails_for_a_while() -> None:
+    async def scenario() -> None:
+        cluster = ScriptedIngresses()
+        job_id = (await cluster.post(0, REQUEST, path="/jobs")).json()["job_id"]
         asked = asyncio.create_task(cluster.events(job_id))
+        await asyncio.sleep(0.5)
+        cluster.storage.is_failing = True
         await asyncio.sleep(20)
         cluster.storage.is_failing = False
+        assert [event["event"] for event in await asked] == [1, 2, 3, 4]
+
+    run(scenario)
+
+
+def test_events_that_are_asked_for_while_the_store_restarts_wait_for_it() -> None:
+    async def scenario() -> None:
+        cluster = ScriptedIngresses()
+        job_id = (await cluster.post(0, REQUEST, path="/jobs")).json()["job_id"]
+        await cluster.ended(job_id)
+        cluster.store_is_away = True
+        asked = asyncio.create_task(cluster.events(job_id))
+        await asyncio.sleep(20)
+        cluster.start_store()
         assert len(await asked) == 4
 
     run(scenario)

@@ -1,0 +1,188 @@
+"""Calls for a stream that wait: heartbeats, errors that come late, and callers that leave. In virtual time."""
+
+import asyncio
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import httpx
+import httpx2
+import openai
+import pytest
+
+from deployments.failures import GenerationLost
+from deployments.serving_records import ServedPart, ServedTokens
+from deployments.sessions.settings import SessionsSettings
+from deployments.sessions.store import SessionStore
+from tests import virtual_time
+from tests.service.scripted_http import ScriptedHttp
+from tests.service.scripted_model_server import ScriptedModelServer
+
+EVENTS = "text/event-stream; charset=utf-8"
+CHUNK = b'data: {"id":"a","object":"chat.completion.chunk","choices":[{"index":0,"delta":{"content":"%s"}}]}\n\n'
+DONE = [ServedPart(b"data: [DONE]\n\n"), ServedPart(tokens=ServedTokens(1, 2))]
+BEATS = b":\n\n"
+STREAM = b'{"messages": [], "stream": true}'
+
+
+def answer_to(
+    parts: Sequence[ServedPart | Exception | float], body: bytes = STREAM, path: str = "chat/completions"
+) -> httpx.Response:
+    server = ScriptedModelServer(parts)
+    service = ScriptedHttp(model_server=server)
+
+    async def ask() -> httpx.Response:
+        transport = httpx.ASGITransport(service.app, raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://service") as http:
+            return await http.post(f"/v1/{path}", content=body, headers={"content-type": "application/json"})
+
+    return virtual_time.run(ask())
+
+
+def events(data: bytes = CHUNK % b"Hi") -> list[ServedPart]:
+    return [ServedPart(data, 200, EVENTS), *DONE]
+
+
+def test_a_stream_that_waits_for_its_turn_begins_with_heartbeats() -> None:
+    answer = answer_to([40.0, *events()])
+    assert (answer.status_code, answer.headers["content-type"]) == (200, EVENTS)
+    assert answer.content == BEATS * 2 + CHUNK % b"Hi" + b"data: [DONE]\n\n", "one after 15 s and one after 30 s"
+
+
+def test_a_stream_that_falls_silent_between_two_events_has_heartbeats() -> None:
+    first, *rest = events()
+    answer = answer_to([first, 31.0, ServedPart(CHUNK % b"!"), *rest])
+    assert answer.content == CHUNK % b"Hi" + BEATS * 2 + CHUNK % b"!" + b"data: [DONE]\n\n"
+
+
+def test_a_stream_that_is_not_silent_has_none() -> None:
+    first, *rest = events()
+    assert BEATS not in answer_to([14.0, first, 14.0, *rest]).content
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("chat/completions", b'{"messages": [{"role": "user", "content": "\\"stream\\": true"}]}'),
+        ("chat/completions", b'{"metadata": {"stream": true}}'),
+        ("chat/completions", b'{"stream": false}'),
+        ("chat/completions", b'{"stream": null}'),
+        ("chat/completions", b'{"stream": tru'),
+        ("messages/count_tokens", b'{"stream": true}'),
+    ],
+)
+def test_an_answer_that_is_no_stream_has_none_however_long_it_takes(path: str, body: bytes) -> None:
+    answer = answer_to([100.0, ServedPart(b"{}", 200, "application/json", ServedTokens())], body, path)
+    assert (answer.headers["content-type"], answer.content) == ("application/json", b"{}")
+
+
+def test_what_fails_before_a_heartbeat_was_sent_has_its_status() -> None:
+    assert answer_to([14.0, GenerationLost("It is gone.")]).status_code == 503
+
+
+def late_error(path: str, failure: Sequence[ServedPart | Exception]) -> tuple[str, Any]:
+    """Whatever precedes the data of the last event, and the data."""
+    answer = answer_to([20.0, *failure], b'{"stream":  true}', path)
+    assert answer.status_code == 200
+    text = answer.text.removeprefix(":\n\n").removesuffix("\n\ndata: [DONE]\n\n")
+    before, _, data = text.partition("data: ")
+    return before, json.loads(data)
+
+
+GONE = {"type": "urn:rollout:problem:not-ready", "message": "It is gone.", "code": 503}
+
+
+@pytest.mark.parametrize(
+    ("path", "event", "data"),
+    [
+        ("chat/completions", "", {"error": GONE}),
+        ("messages", "event: error\n", {"type": "error", "error": GONE}),
+        (
+            "responses",
+            "event: error\n",
+            {
+                "type": "error",
+                "code": "503",
+                "message": "It is gone.",
+                "param": None,
+                "sequence_number": 0,
+                "error": GONE,
+            },
+        ),
+    ],
+)
+def test_what_fails_later_ends_the_stream_with_an_error_as_the_api_has_it(path: str, event: str, data: Any) -> None:
+    assert late_error(path, [GenerationLost("It is gone.")]) == (event, data)
+
+
+@pytest.mark.parametrize(
+    ("body", "error"),
+    [
+        (
+            b'{"error": {"type": "NotFound", "message": "No model.", "param": 1}}',
+            {"type": "NotFound", "message": "No model."},
+        ),
+        (b"Broken", {"type": "error", "message": "Broken"}),
+    ],
+)
+def test_what_the_model_server_refuses_later_is_such_an_error_too(body: bytes, error: dict[str, str]) -> None:
+    refused = ServedPart(body, 404, "application/json", ServedTokens())
+    assert late_error("chat/completions", [refused]) == ("", {"error": {**error, "code": 404}})
+
+
+def test_an_exception_that_nobody_expected_shows_nothing_of_itself() -> None:
+    _, data = late_error("chat/completions", [KeyError("/secret/path")])
+    assert data["error"]["type"] == "urn:rollout:problem:internal"
+    assert "secret" not in data["error"]["message"]
+
+
+@pytest.mark.parametrize("leaves_after_s", [10.0, 20.0])
+def test_a_caller_that_leaves_a_stream_that_waits_aborts_its_call(leaves_after_s: float) -> None:
+    server = ScriptedModelServer([40.0, *events()])
+    service = ScriptedHttp(model_server=server)
+
+    async def scenario() -> None:
+        transport = httpx.ASGITransport(service.app, raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://service") as http:
+            call = asyncio.create_task(http.post("/v1/chat/completions", json={"stream": True}))
+            await asyncio.sleep(leaves_after_s)
+            call.cancel()
+            await asyncio.wait({call})
+        assert server.was_left
+        assert service.admission.in_flight.rollouts == 0
+
+    virtual_time.run(scenario())
+
+
+def test_a_stream_of_a_session_has_heartbeats() -> None:
+    server = ScriptedModelServer([20.0, *events()])
+    service = ScriptedHttp(model_server=server, session_store=SessionStore(SessionsSettings()))
+
+    async def scenario() -> bytes:
+        transport = httpx.ASGITransport(service.app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://service") as http:
+            session = (await http.post("/v1/sessions", json={})).json()
+            key = {"authorization": f"Bearer {session['api_key']}"}
+            path = f"/v1/sessions/{session['id']}/v1/chat/completions"
+            return (await http.post(path, json={"stream": True}, headers=key)).content
+
+    assert virtual_time.run(scenario()).startswith(BEATS + b"data: {")
+
+
+def read_by_official_client(parts: Sequence[ServedPart | Exception | float]) -> list[str]:
+    content = answer_to(parts).content
+    response = httpx2.Response(200, content=content, headers={"content-type": EVENTS})
+    http = httpx2.Client(transport=httpx2.MockTransport(lambda _request: response))
+    with openai.OpenAI(base_url="http://service/v1", api_key="any", http_client=http, max_retries=0) as client:
+        stream = client.chat.completions.create(model="any", messages=[], stream=True)
+        return [chunk.choices[0].delta.content or "" for chunk in stream]
+
+
+def test_the_official_client_passes_over_heartbeats() -> None:
+    first, *rest = events()
+    assert read_by_official_client([40.0, first, 31.0, ServedPart(CHUNK % b"!"), *rest]) == ["Hi", "!"]
+
+
+def test_the_official_client_raises_an_error_that_comes_late() -> None:
+    with pytest.raises(openai.APIError, match="It is gone"):
+        read_by_official_client([40.0, GenerationLost("It is gone.")])
