@@ -7,6 +7,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.routing import Match, Route
 
 from deployments.failures import RolloutFailure
@@ -26,6 +27,8 @@ from service.responses.problems import (
 from service.routes.request_ids import request_id_headers_of, request_id_of
 
 RETRY_AFTER_S = 2
+CLIENT_CLOSED_REQUEST = 499
+"""What nginx names so. Nobody reads it."""
 JOBS_RETRY_AFTER_S = 30
 """Kept jobs go when they are acknowledged, deleted or old."""
 logger = logging.getLogger("rollout_service.routes")
@@ -39,6 +42,7 @@ def install_error_handlers(app: FastAPI) -> None:
     app.exception_handler(RequestValidationError)(on_invalid_parameters)
     app.exception_handler(RolloutFailure)(on_rollout_failure)
     app.exception_handler(HTTPException)(on_http_exception)
+    app.exception_handler(ClientDisconnect)(on_client_disconnect)
     app.exception_handler(Exception)(on_unexpected_error)
 
 
@@ -82,6 +86,11 @@ async def on_http_exception(request: Request, error: HTTPException) -> Response:
     if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
         headers["Allow"] = ", ".join(allowed_methods(request))
     return problem_response(problem, request_id_of(request), headers)
+
+
+async def on_client_disconnect(_request: Request, _error: ClientDisconnect) -> Response:
+    """The client went away before its body had arrived."""
+    return Response(status_code=CLIENT_CLOSED_REQUEST)
 
 
 def allowed_methods(request: Request) -> list[str]:

@@ -1,7 +1,8 @@
 """What Serve's proxy does with a request before Serve reads its headers. `serve.env` names `proxy_middlewares`.
 
 Serve obeys headers of its own, which are no part of the contract, and answers a value that is not UTF-8 with a 500.
-Whoever may play could have rollouts go on without a client, or choose the replica. So they end here.
+Whoever may play could have rollouts go on without a client, or choose the replica. So they end here. Bodies are
+gathered here too.
 """
 
 from uuid import uuid4
@@ -11,6 +12,7 @@ from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from service.responses.problems import REQUEST_ID_HEADER, problem_response
+from service.routes.gathered_bodies import GatheredBodies
 from service.routes.request_ids import ALLOWED_ID, id_not_allowed
 
 HEADERS_OF_SERVE = (
@@ -48,4 +50,4 @@ def named(header: bytes) -> str:
 
 def proxy_middlewares() -> list[Middleware]:
     """The middlewares that Serve puts before its own."""
-    return [Middleware(HeadersOfServe)]
+    return [Middleware(HeadersOfServe), Middleware(GatheredBodies)]

@@ -1,10 +1,12 @@
 """Bad requests through the whole HTTP application: a problem document names the field, and nothing is started."""
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+from starlette.types import Message
 
 from service.settings import Limits
 from tests.service.scripted_http import VOCAB_SIZE, ScriptedHttp
@@ -318,3 +320,23 @@ def test_a_digest_that_is_not_base64_is_an_unreadable_header(digest: bytes) -> N
     response = ScriptedHttp().request("PUT", "/policy/versions/7", content=b"weights", headers=headers)
     assert response.status_code == 400
     assert "sha-256" in response.json()["detail"]
+
+
+def test_a_client_that_goes_away_before_its_body_has_arrived_is_no_error(caplog: pytest.LogCaptureFixture) -> None:
+    service = ScriptedHttp()
+    coming: list[Message] = [
+        {"type": "http.request", "body": b'{"samples"', "more_body": True},
+        {"type": "http.disconnect"},
+    ]
+    sent: list[Message] = []
+
+    async def receive() -> Message:
+        return coming.pop(0)
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    scope = {"type": "http", "method": "POST", "path": "/rollout", "headers": [], "query_string": b""}
+    asyncio.run(service.app(scope, receive, send))
+    assert (sent[0]["status"], sent[1]["body"]) == (499, b"")
+    assert (caplog.records, service.has_started_something) == ([], False)
