@@ -26,10 +26,10 @@ LARGE_SAMPLE = {
     "task_name": "math",
     "messages": [{"role": "user", "content": "1"}],
     "extra_env_info": {"ground_truth": "2"},
-    "further": "y" * 2**14,
+    "further": "y" * 2**17,
 }
 LARGE_ANSWER = json.dumps(
-    {"samples": [LARGE_SAMPLE], "num_generations": 16, "sampling": {"max_new_tokens": 8}, "max_rollout_turns": 1}
+    {"samples": [LARGE_SAMPLE], "num_generations": 2, "sampling": {"max_new_tokens": 8}, "max_rollout_turns": 1}
 ).encode()
 """A request whose answer has 260 KB."""
 Slow = Callable[[socket.socket, bytes, float], Awaitable[None]]
