@@ -201,6 +201,10 @@ class RolloutService:
             return 0
         return await self._task_sampler.fill(request, self.body_parser, self.limits, hold)
 
+    async def with_revisions(self, ranges: Sequence[SampleRange]) -> list[SampleRange]:
+        """The ranges with the revisions of their data; see `TaskSampler.with_revisions`."""
+        return await self._task_sampler.with_revisions(ranges)
+
     async def rollout(
         self,
         request: RolloutRequest,

@@ -68,12 +68,20 @@ class JobCursor(Lenient):
     """Events up to this one have arrived, and the checkpoint has what they brought."""
     samples_from: list[SampleRange]
     """The job's ranges without the samples that are in those events: posted as `samples_from`, they are played, and no
-    other sample is."""
+    other sample is. With the revision of their data: they are refused where the data have changed."""
+    failed: list[SampleRange] = []  # noqa: RUF012 - pydantic copies it
+    """The samples that are in those events and whose group has failed: none of its rollouts was played to its end, and
+    each has the status `error`, `deadline`, `stale` or `cancelled`. Posted as `samples_from`, they are played again.
+    `resume` does so where it begins a new job; whoever has asked for them takes them out."""
 
     @property
     def samples_left(self) -> int:
         """How many samples no event up to `event` has brought."""
         return sum(drawn.size for drawn in self.samples_from)
+
+    def ranges_to_play(self) -> list[SampleRange]:
+        """Those that have samples: of what no event has brought, then of what has failed."""
+        return [drawn for drawn in (*self.samples_from, *self.failed) if drawn.size]
 
 
 class PositionedResult(Lenient):

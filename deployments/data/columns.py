@@ -25,6 +25,11 @@ class SampleColumns:
         }
 
     @property
+    def fingerprint(self) -> bytes:
+        """Equal for columns that make equal samples of equal rows."""
+        return self._settings.model_dump_json(include={"columns", "system_prompt", "prompt_template"}).encode()
+
+    @property
     def named(self) -> list[tuple[str, str]]:
         """The fields and columns that the config names."""
         return [(target, self._sources[target].column) for target in self._settings.columns]

@@ -120,7 +120,7 @@ def splits_of(sources: Mapping[str, Rows], settings: DataSettings) -> dict[str, 
     order = Permutation(len(rows), ("held out", settings.held_out_seed))
     begin = 0
     for name, size in ({first: left} | sizes).items():
-        splits[name] = Split(first, rows, size, begin, order)
+        splits[name] = Split(first, rows, size, begin, order, settings.held_out_seed)
         begin += size
     return splits
 

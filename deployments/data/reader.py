@@ -11,6 +11,15 @@ class DataReader(Protocol):
         """Rows by split, by task that has data; the first split is meant where none is named. Raises `DataLost`."""
         ...
 
+    async def revision(self, wanted: SampleRange) -> str:
+        """Of the data behind the range: another one where its places may have other samples.
+
+        Raises:
+            DataRefused: there is no such split.
+            DataLost: the data cannot be reached.
+        """
+        ...
+
     def samples(self, wanted: SampleRange, most_bytes: int) -> AsyncGenerator[bytes, None]:
         """Yields parts of JSON lines, each a sample of a task that has data.
 

@@ -38,6 +38,10 @@ class DataStore:
         """Rows by split, by task."""
         return {task_name: data.sizes for task_name, data in self._data.items()}
 
+    async def revision(self, task_name: str, split: str | None, shuffle_seed: int | None) -> str:
+        """As `TaskData.revision`."""
+        return await asyncio.to_thread(self._data[task_name].revision, split, shuffle_seed)
+
     async def samples(
         self, task_name: str, split: str | None, start: int, count: int, shuffle_seed: int | None, most_bytes: int
     ) -> AsyncGenerator[bytes, None]:

@@ -90,11 +90,12 @@ class JobJournal(ProgressLog):
     def add_group(self, group: int, lines: Mapping[int, bytes]) -> None:
         """All rollouts of a group have ended, with these lines by position."""
         number = self._next_number()
-        outline = outline_entry({position: self._outlines.pop(position) for position in lines})
+        outlines = {position: self._outlines.pop(position) for position in lines}
         event = b"".join(lines[position] for position in sorted(lines))
-        added = {EntryName("event", number): event, EntryName("outline", number): outline}
+        added = {EntryName("event", number): event, EntryName("outline", number): outline_entry(outlines)}
         if self._has_ledger:
-            added[EntryName("ledger", number)] = ledger_entry(group)
+            statuses = [state.status for state in outlines.values()]
+            added[EntryName("ledger", number)] = ledger_entry(group, statuses)
         removed = [name for position in lines for name in self._entries_of.pop(position, ())]
         self.in_events.update(lines)
         self._writer.put(self._job_id, self._epoch, added, removed)

@@ -1,4 +1,7 @@
-"""Which samples of a job's data set were delivered, and what is left of them. No I/O."""
+"""Which samples of a job's data set were delivered, which of their groups have failed, and what is left. No I/O.
+
+A group has failed when none of its rollouts was played to its end: nothing of it can be trained on.
+"""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
@@ -6,11 +9,16 @@ from itertools import chain
 from pydantic import TypeAdapter
 
 from deployments.jobs.records import EntryName
+from rollout_client.contract import SampleStatus
 from rollout_client.jobs_contract import JobCursor
 from rollout_client.sample_range_contract import PlaceRange, SampleRange
 
 RANGES = EntryName("ledger", 0)
 """The entry of the job's ranges, in JSON."""
+PLAYED: frozenset[SampleStatus | None] = frozenset(("completed", "truncated", "max_turns"))
+"""The statuses of rollouts that were played to their ends."""
+FAILED = b" failed"
+"""Follows the place of a group that has failed."""
 ranges_adapter = TypeAdapter(list[SampleRange])
 
 
@@ -18,35 +26,65 @@ def ranges_entry(ranges: Sequence[SampleRange]) -> bytes:
     return ranges_adapter.dump_json(list(ranges), exclude_unset=True)
 
 
-def ledger_entry(group: int) -> bytes:
-    """Args: `group` is the place of the sample among those of the request."""
-    return b"%d" % group
+def ranges_in(entry: bytes) -> list[SampleRange]:
+    return ranges_adapter.validate_json(entry)
+
+
+def ledger_entry(group: int, statuses: Iterable[SampleStatus | None]) -> bytes:
+    """Args:
+    group: the place of the sample among those of the request.
+    statuses: those of its rollouts.
+    """
+    return b"%d%s" % (group, FAILED if PLAYED.isdisjoint(statuses) else b"")
 
 
 def cursor_of(job_id: str, event: int, ledger: Mapping[EntryName, bytes]) -> JobCursor:
     """Args: `ledger` has the entries of the events up to `event`, and that of the ranges."""
-    ranges = ranges_adapter.validate_json(ledger[RANGES])
-    groups = sorted(int(entry) for name, entry in ledger.items() if name != RANGES)
-    return JobCursor(job_id=job_id, event=event, samples_from=list(ranges_without(ranges, groups)))
+    ranges = ranges_in(ledger[RANGES])
+    entries = [entry for name, entry in ledger.items() if name != RANGES]
+    delivered = sorted(int(entry.removesuffix(FAILED)) for entry in entries)
+    failed = sorted(int(entry.removesuffix(FAILED)) for entry in entries if entry.endswith(FAILED))
+    return JobCursor(
+        job_id=job_id,
+        event=event,
+        samples_from=list(ranges_without(ranges, delivered)),
+        failed=list(ranges_of(ranges, failed)),
+    )
 
 
 def ranges_without(ranges: Iterable[SampleRange], groups: Sequence[int]) -> Iterator[SampleRange]:
-    """The ranges, which leave these groups out as well.
+    """The ranges, which leave these groups out as well. Args: as `with_places`."""
+    for drawn, places in with_places(ranges, groups):
+        before = chain.from_iterable(range(piece.start, piece.end) for piece in drawn.without)
+        yield drawn.model_copy(update={"without": list(runs(sorted([*before, *places])))})
+
+
+def ranges_of(ranges: Iterable[SampleRange], groups: Sequence[int]) -> Iterator[SampleRange]:
+    """These groups alone, as parts of their ranges. Args: as `with_places`."""
+    for drawn, places in with_places(ranges, groups):
+        if places:
+            start, end = places[0], places[-1] + 1
+            others = sorted(set(range(start, end)).difference(places))
+            yield drawn.model_copy(update={"start": start, "count": end - start, "without": list(runs(others))})
+
+
+def with_places(ranges: Iterable[SampleRange], groups: Sequence[int]) -> Iterator[tuple[SampleRange, list[int]]]:
+    """Each range with the places in it of its groups.
 
     Args:
         groups: places among the samples of all ranges, in ascending order.
     """
     first = 0
-    delivered = iter(groups)
-    group = next(delivered, None)
+    following = iter(groups)
+    group = next(following, None)
     for drawn in ranges:
-        places = list(chain.from_iterable(range(piece.start, piece.end) for piece in drawn.pieces()))
-        left_out = list(chain.from_iterable(range(piece.start, piece.end) for piece in drawn.without))
-        while group is not None and group < first + len(places):
-            left_out.append(places[group - first])
-            group = next(delivered, None)
-        first += len(places)
-        yield drawn.model_copy(update={"without": list(runs(sorted(left_out)))})
+        of_range = list(chain.from_iterable(range(piece.start, piece.end) for piece in drawn.pieces()))
+        places = list[int]()
+        while group is not None and group < first + len(of_range):
+            places.append(of_range[group - first])
+            group = next(following, None)
+        first += len(of_range)
+        yield drawn, places
 
 
 def runs(places: Iterable[int]) -> Iterator[PlaceRange]:

@@ -12,10 +12,12 @@ import zstandard
 from deployments.jobs.records import Claim, EntryKind, EntryName
 from deployments.jobs.store_client import JobStoreClient
 from rollout_client.contract import RolloutRequest
+from rollout_client.sample_range_contract import SampleRange
 from service.access.access_control import AccessControl
 from service.access.keys import Caller, Scope
 from service.admission.admission import AdmittedRequest
 from service.jobs.journal import JobJournal
+from service.jobs.ledger import RANGES, ranges_in
 from service.jobs.writer import JobWriter
 from service.responses.ndjson import problem_line, sample_line, summary_line
 from service.responses.problems import RequestProblem, internal_error, not_ready
@@ -86,13 +88,19 @@ class JobPlayer:
         size += await rollouts.take_samples(request, admitted.hold_body)
         self._num_generations = request.num_generations
         if request.samples_from:
-            await self._journal.begin_ledger(request.samples_from)
+            await self._begin_ledger(request.samples_from)
         if record.epoch > 1:
             await self._load()
             request.deadline_s = left_of(request, self.claim.age_s)
         echoed_bytes = size // len(request.samples)
         running = await rollouts.rollout(request, record.request_id, size, caller, self._journal)
         return running, echoed_bytes
+
+    async def _begin_ledger(self, asked: Sequence[SampleRange]) -> None:
+        """Raises `RequestProblem` if the data have changed since the ranges were made, or since the job began."""
+        stored = await self._read([RANGES]) if self.claim.record.epoch > 1 else {}
+        ranges = ranges_in(stored[RANGES]) if RANGES in stored else asked
+        await self._journal.begin_ledger(await self._rollouts.with_revisions(ranges))
 
     async def _play(self, running: RunningRollout, echoed_bytes: int) -> None:
         try:

@@ -24,6 +24,11 @@ class RemoteData(DataReader):
         sizes: dict[str, dict[str, int]] = await call_result(response, response, DataLost, WHO)
         return sizes
 
+    async def revision(self, wanted: SampleRange) -> str:
+        response = self._handle.revision.remote(wanted.task_name, wanted.split, wanted.seed)
+        revision: str = await call_result(response, response, DataLost, WHO)
+        return revision
+
     async def samples(self, wanted: SampleRange, most_bytes: int) -> AsyncGenerator[bytes, None]:
         stream: Any = self._handle.options(stream=True).samples.remote(
             wanted.task_name, wanted.split, wanted.start, wanted.count, wanted.seed, most_bytes

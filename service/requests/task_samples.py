@@ -1,8 +1,8 @@
 """Samples that a caller need not send: those of a task's data, or else those that its environment makes."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Mapping, Set
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence, Set
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from itertools import chain
 
@@ -46,6 +46,29 @@ class TaskSampler:
         await self._add(page, self._lines(wanted, most_bytes), "query")
         return page.document({"next_start": wanted.start + page.count})
 
+    async def with_revisions(self, ranges: Sequence[SampleRange]) -> list[SampleRange]:
+        """The ranges with the revisions of their data. Those of a task without data have none.
+
+        Raises:
+            RequestProblem: 422, a range names another revision, or there is no such split.
+            DataLost: the data do not answer.
+        """
+        return [await self._with_revision(drawn, f"samples_from[{place}]") for place, drawn in enumerate(ranges)]
+
+    async def _with_revision(self, drawn: SampleRange, field: str) -> SampleRange:
+        revision = None
+        if self.data is not None and drawn.task_name in self.tasks_with_data:
+            with refusals(field):
+                revision = await self.data.revision(drawn)
+        if drawn.revision is not None and drawn.revision != revision:
+            message = (
+                f"the data of task {drawn.task_name!r}, or their settings, are not those that this range was made for, "
+                "so its places may have other samples; bring those data back, or send a range without a revision, "
+                "which may play samples again and leave some out"
+            )
+            raise invalid_request(FieldProblem(field=f"{field}.revision", message=message, value=drawn.revision))
+        return drawn if revision is None else drawn.model_copy(update={"revision": revision})
+
     async def fill(
         self, request: RolloutRequest, parser: BodyParser, limits: Limits, hold: Callable[[int], None]
     ) -> int:
@@ -59,6 +82,8 @@ class TaskSampler:
             RolloutFailure: the data or an environment do not answer.
         """
         self._refuse_invalid(request, limits)
+        if any(drawn.revision is not None for drawn in request.samples_from):
+            await self.with_revisions(request.samples_from)
         body = SamplesJson()
         for place, wanted in enumerate(request.samples_from):
             field = f"samples_from[{place}]"
@@ -91,14 +116,11 @@ class TaskSampler:
         field: str,
         hold: Callable[[int], None] = lambda _size: None,
     ) -> None:
-        try:
+        with refusals(field):
             async with aclosing(lines) as parts:
                 async for part in parts:
                     hold(samples.size + len(part))
                     samples.add(part)
-        except DataRefused as error:
-            path = f"{field}.{error.field}".removesuffix(".")
-            raise invalid_request(FieldProblem(field=path, message=str(error), value=error.value)) from error
 
     def _lines(self, wanted: SampleRange, most_bytes: int, needs_all: bool = False) -> AsyncGenerator[bytes, None]:
         """Parts of JSON lines, fewer than wanted if they would take more than `most_bytes`.
@@ -125,6 +147,16 @@ class TaskSampler:
         chosen = (made[piece.start - wanted.start : piece.end - wanted.start] for piece in wanted.pieces())
         samples = within_bytes(map(to_json, chain.from_iterable(chosen)), most_bytes)
         yield await asyncio.to_thread(lambda: b"".join(sample + b"\n" for sample in samples))
+
+
+@contextmanager
+def refusals(field: str) -> Iterator[None]:
+    """Raises `RequestProblem` (422) for `DataRefused`. Args: `field` is that of the range."""
+    try:
+        yield
+    except DataRefused as error:
+        path = f"{field}.{error.field}".removesuffix(".")
+        raise invalid_request(FieldProblem(field=path, message=str(error), value=error.value)) from error
 
 
 async def lines_of_data(data: DataReader, wanted: SampleRange, most_bytes: int) -> AsyncGenerator[bytes, None]:

@@ -59,25 +59,31 @@ class AsyncJobs:
         """Goes on from a checkpoint: the events after the returned cursor bring each sample that those up to `cursor`
         have not brought, once, and no other one.
 
-        That is the same job as long as the service keeps it and none of these events was acknowledged. Otherwise a new
-        job plays what is left. `None` if nothing is left.
+        That is the same job as long as the service keeps it, it has further samples, and none of these events was
+        acknowledged. Otherwise a new job plays what is left, and the samples of `cursor.failed` again. `None` if there
+        is neither.
 
         Args:
             options: those of a new job, as `submit` takes them; `samples_from` is the cursor's.
+
+        Raises:
+            RequestRejected: a new job is needed, and the data have changed since the cursor was made.
         """
-        if not cursor.samples_left:
+        if cursor.samples_left:
+            try:
+                status = await self.status(cursor.job_id, **call_options(options))
+            except RequestRejected as error:
+                if error.status != NOT_FOUND:
+                    raise
+            else:
+                if goes_on(cursor, status):
+                    return cursor
+        left = cursor.ranges_to_play()
+        if not left:
             return None
-        try:
-            status = await self.status(cursor.job_id, **call_options(options))
-        except RequestRejected as error:
-            if error.status != NOT_FOUND:
-                raise
-        else:
-            if goes_on(cursor, status):
-                return cursor
-        options["samples_from"] = cursor.samples_from
+        options["samples_from"] = left
         status = await self.submit(**options)
-        return JobCursor(job_id=status.job_id, event=0, samples_from=cursor.samples_from)
+        return JobCursor(job_id=status.job_id, event=0, samples_from=left)
 
     async def delete(self, job_id: str, **options: Unpack[CallOptions]) -> None:
         """Cancels what still runs and forgets the job."""

@@ -36,6 +36,16 @@ def samples(settings: dict[str, Any], split: str, count: int) -> list[dict[str, 
     return [json.loads(sample) for sample in data.samples(split, 0, count, None)]
 
 
+def test_parquet_files_have_a_revision_by_their_rows(tmp_path: Path) -> None:
+    def revision_of(name: str, rows: list[dict[str, Any]]) -> str:
+        written(tmp_path / name, rows)
+        return load_task_data("t", DataSettings(files=str(tmp_path / name))).revision(None, None)
+
+    first = revision_of("a.parquet", ROWS)
+    assert revision_of("b.parquet", ROWS) == first
+    assert first not in (revision_of("c.parquet", ROWS[::-1]), revision_of("d.parquet", ROWS[:2]))
+
+
 def test_rows_of_parquet_files_are_samples_without_the_nulls_of_their_columns(tmp_path: Path) -> None:
     written(tmp_path / "1.parquet", ROWS[:2])
     written(tmp_path / "2.parquet", ROWS[2:])

@@ -55,6 +55,12 @@ def test_data_that_cannot_be_loaded_name_their_task() -> None:
         DataStore({"sums": DataSettings(files="/no/where.jsonl")})
 
 
+def test_the_revision_is_that_of_the_split_and_the_seed(store: DataStore) -> None:
+    first, second = (asyncio.run(store.revision("sums", "train", seed)) for seed in (None, 1))
+    assert first != second
+    assert asyncio.run(store.revision("sums", None, 1)) == second
+
+
 class ScriptedDataHandle:
     """Its call of `samples` has these items."""
 

@@ -1,6 +1,7 @@
 """The samples of a data set: splits, epochs, and what becomes of a row."""
 
 import json
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -52,6 +53,45 @@ def samples(
 
 def ids(data: TaskData, start: int, count: int, split: str | None = None, shuffle_seed: int | None = None) -> list[int]:
     return [int(sample["id"].rpartition("/")[2]) for sample in samples(data, start, count, split, shuffle_seed)]
+
+
+def test_equal_data_have_equal_revisions_wherever_they_are(data_of: Callable[..., TaskData], tmp_path: Path) -> None:
+    first = data_of(sums(9), held_out={"test": 3}, shuffle_seed=5)
+    revisions = [first.revision(*asked) for asked in ((None, None), ("train", 5), ("test", None), (None, 6))]
+    assert len(set(revisions)) == 3, "the first two are the same split with the same seed"
+    (tmp_path / "other").mkdir()
+    elsewhere = tmp_path / "other" / "rows.jsonl"
+    elsewhere.write_bytes((tmp_path / "rows.jsonl").read_bytes())
+    os.utime(elsewhere, (0, 0))
+    moved = data_of(sums(9), files=str(elsewhere), held_out={"test": 3}, shuffle_seed=5, checked_rows=2)
+    assert [moved.revision(*asked) for asked in ((None, None), ("train", 5), ("test", None), (None, 6))] == revisions
+
+
+@pytest.mark.parametrize(
+    ("rows", "settings"),
+    [
+        (sums(10), {}),
+        (sums(8), {}),
+        (sums(9)[::-1], {}),
+        ([*sums(8), {"prompt": "other", "extra_env_info": {"ground_truth": 1}}], {}),
+        (sums(9), {"shuffle_seed": 6}),
+        (sums(9), {"held_out_seed": 1}),
+        (sums(9), {"held_out": {"test": 2}}),
+        (sums(9), {"system_prompt": "Add."}),
+        (sums(9), {"prompt_template": "Add: {prompt}"}),
+    ],
+)
+def test_what_can_give_a_place_another_sample_changes_the_revision(
+    data_of: Callable[..., TaskData], rows: list[dict[str, Any]], settings: dict[str, Any]
+) -> None:
+    given = {"held_out": {"test": 3}, "shuffle_seed": 5}
+    before = data_of(sums(9), **given).revision(None, None)
+    assert data_of(rows, **{**given, **settings}).revision(None, None) != before
+
+
+def test_a_split_that_is_not_there_has_no_revision(data_of: Callable[..., TaskData]) -> None:
+    with pytest.raises(DataRefused, match="no split 'other'"):
+        data_of(sums(3)).revision("other", None)
 
 
 def test_a_row_becomes_a_sample_of_the_task_that_is_named_after_its_row(data_of: Callable[..., TaskData]) -> None:

@@ -3,7 +3,7 @@
 import asyncio
 import json
 from collections import Counter
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,20 +13,32 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from deployments.data.reader import DataReader
+from deployments.failures import EnvironmentBroken
+from deployments.protocols import StepRequest
 from rollout_client import RequestRejected
+from rollout_client.contract import SampleStatus
 from rollout_client.jobs_contract import JobCursor, JobEvent
 from rollout_client.sample_range_contract import SampleRange
-from service.jobs.ledger import cursor_of, ledger_entry, ranges_entry, ranges_without
+from rollout_env import StepOutcome
+from service.jobs.ledger import PLAYED, cursor_of, ledger_entry, ranges_entry, ranges_without
 from tests.service.jobs.scripted_ingresses import ScriptedIngresses, request_of, run
+from tests.service.rollouts.playing import RandomEnvironment
 
 FIRST, COUNT = 5, 8
 RANGE = {"task_name": "task", "start": FIRST, "count": COUNT, "seed": 3}
 ALL = {f"s{place}" for place in range(FIRST, FIRST + COUNT)}
+FAILURES = {FIRST + 1: 2, FIRST + 3: 4, FIRST + 6: 1}
 OPTIONS: dict[str, Any] = {"num_generations": 2, "sampling": {"max_new_tokens": 6}, "max_rollout_turns": 5}
 
 
 class Rows(DataReader):
     """The sample of a place is named after it."""
+
+    def __init__(self) -> None:
+        self.version = 1
+
+    async def revision(self, wanted: SampleRange) -> str:
+        return f"{self.version} with seed {wanted.seed}"
 
     async def sizes(self) -> dict[str, dict[str, int]]:
         return {"task": {"train": 1000}}
@@ -34,7 +46,23 @@ class Rows(DataReader):
     async def samples(self, wanted: SampleRange, most_bytes: int) -> AsyncGenerator[bytes, None]:
         for place in range(wanted.start, wanted.end):
             prompt = {"role": "user", "content": "q" * (1 + place % 4)}
-            yield json.dumps({"id": f"s{place}", "task_name": "task", "messages": [prompt]}).encode() + b"\n"
+            sample = {"id": f"s{place}", "task_name": "task", "messages": [prompt], "extra_env_info": {"place": place}}
+            yield json.dumps(sample).encode() + b"\n"
+
+
+class FlakyEnvironment(RandomEnvironment):
+    """Fails at the first step of some samples, so many times: a group of two rollouts, two groups, half of a group."""
+
+    def __init__(self, failures: Mapping[int, int] = FAILURES) -> None:
+        super().__init__()
+        self._failures = Counter(failures)
+
+    async def step(self, request: StepRequest) -> StepOutcome:
+        place: Any = request.extra_env_info.get("place")
+        if self._failures[place] > 0:
+            self._failures[place] -= 1
+            raise EnvironmentBroken("It fails.")
+        return await super().step(request)
 
 
 @dataclass
@@ -74,10 +102,12 @@ class Trainer:
             await asyncio.sleep(1)
             return True
         event = JobEvent.model_validate_json(answer.text.splitlines()[0])
-        now.trained += {str(each.sample.id) for each in event.samples}
+        now.trained += {str(each.sample.id) for each in event.samples if each.sample.status in PLAYED}
         now.cursor = now.cursor.model_copy(update={"event": event.event})
         if event.is_last:
-            self.now = None
+            # What has failed is asked for again.
+            await self.save(acknowledges=False)
+            await self.die(-1)
         return not event.is_last
 
     async def save(self, acknowledges: bool) -> None:
@@ -119,7 +149,7 @@ def test_each_sample_is_trained_on_once_whatever_dies_and_whichever_checkpoint_i
     happenings: list[tuple[str, Any]],
 ) -> None:
     async def scenario() -> None:
-        cluster = ScriptedIngresses(data=Rows())
+        cluster = ScriptedIngresses(data=Rows(), environment=FlakyEnvironment())
         trainer = Trainer(cluster)
         await trainer.begin()
         trained = trainer.checkpoints[0].trained
@@ -163,7 +193,11 @@ def test_a_cursor_names_what_is_left_and_posted_it_plays_that_alone() -> None:
         rest = await cluster.client(1).rollout(samples_from=cursor.samples_from)
         assert [sample.id for sample in rest.samples] == sorted(left, key=lambda name: int(name[1:]))
         [following] = rest.next_samples_from
-        assert following.model_dump(exclude_none=True, exclude={"without"}) == {**RANGE, "start": FIRST + COUNT}
+        assert following.model_dump(exclude_none=True, exclude={"without"}) == {
+            **RANGE,
+            "start": FIRST + COUNT,
+            "revision": "1 with seed 3",
+        }
         at_end = await jobs.cursor(job.job_id, COUNT + 1)
         assert at_end.samples_left == 0
         assert await jobs.resume(at_end) is None
@@ -184,6 +218,66 @@ def test_a_restart_from_a_cursor_follows_the_same_job_while_its_events_are_there
         assert other is not None
         assert (other.job_id != job.job_id, other.event, other.samples_from) == (True, 0, cursor.samples_from)
         assert (await jobs.cursor(other.job_id, 0)).samples_from == cursor.samples_from
+
+    run(scenario)
+
+
+def test_a_cursor_names_the_groups_that_have_failed_and_a_restart_plays_them_again() -> None:
+    async def scenario() -> None:
+        failing = {FIRST + 1: 2, FIRST + 2: 2, FIRST + 4: 1, FIRST + 6: 2}
+        cluster = ScriptedIngresses(data=Rows(), environment=FlakyEnvironment(failing))
+        jobs = cluster.client(0).jobs
+        job = await jobs.submit(samples_from=[RANGE], **OPTIONS)
+        await cluster.ended(job.job_id)
+        await jobs.acknowledge(job.job_id, COUNT)
+        cursor = await jobs.cursor(job.job_id, COUNT + 1)
+        assert (cursor.samples_left, (await jobs.cursor(job.job_id, 0)).failed) == (0, [])
+        [failed] = cursor.failed
+        assert [(piece.start, piece.count) for piece in failed.pieces()] == [(FIRST + 1, 2), (FIRST + 6, 1)]
+        assert (failed.seed, failed.revision) == (3, "1 with seed 3")
+        again = await jobs.resume(cursor, **OPTIONS)
+        assert again is not None
+        await cluster.ended(again.job_id)
+        played = [event["samples"] for event in await cluster.events(again.job_id) if "samples" in event]
+        assert {each["sample"]["id"] for group in played for each in group} == {"s6", "s7", "s11"}
+        at_end = await jobs.cursor(again.job_id, len(played) + 1)
+        assert (at_end.failed, await jobs.resume(at_end, **OPTIONS)) == ([], None)
+        assert await jobs.resume(cursor.model_copy(update={"failed": []}), **OPTIONS) is None, "it was asked for"
+
+    run(scenario)
+
+
+def test_a_cursor_of_other_data_begins_no_job_and_says_so() -> None:
+    async def scenario() -> None:
+        data = Rows()
+        cluster = ScriptedIngresses(data=data)
+        jobs = cluster.client(0).jobs
+        job = await jobs.submit(samples_from=[RANGE], **OPTIONS)
+        await cluster.ended(job.job_id)
+        cursor = await jobs.cursor(job.job_id, 3)
+        data.version = 2
+        assert await jobs.resume(cursor, **OPTIONS) == cursor, "the job is there, and needs no data any longer"
+        await jobs.delete(job.job_id)
+        with pytest.raises(RequestRejected, match=r"samples_from\[0\]\.revision: the data of task 'task'"):
+            await jobs.resume(cursor, **OPTIONS)
+        assert [refused.state for refused in await jobs.all()] == ["failed"]
+        data.version = 1
+        assert (await jobs.resume(cursor, **OPTIONS)) is not None
+
+    run(scenario)
+
+
+def test_a_job_that_is_taken_over_after_its_data_have_changed_fails_in_place_of_mixing_them() -> None:
+    async def scenario() -> None:
+        data = Rows()
+        cluster = ScriptedIngresses(data=data)
+        job = await cluster.client(0).jobs.submit(samples_from=[RANGE], **OPTIONS)
+        await asyncio.sleep(1)
+        data.version = 2
+        cluster.kill(0)
+        assert (await cluster.ended(job.job_id))["state"] == "failed"
+        last = (await cluster.events(job.job_id))[-1]
+        assert last["problem"]["errors"][0]["field"] == "samples_from[0].revision"
 
     run(scenario)
 
@@ -216,9 +310,22 @@ def test_what_was_delivered_and_what_is_left_are_the_whole_and_share_nothing(
     assert len(places) == sum(drawn.size for drawn in with_holes)
     groups = data.draw(st.lists(st.sampled_from(range(len(places))), unique=True) if places else st.just([]))
     ledger = {("ledger", 0): ranges_entry(with_holes)}
-    ledger |= {("ledger", event): ledger_entry(group) for event, group in enumerate(groups, start=1)}
-    left = places_of(cursor_of("j", len(groups), ledger).samples_from)  # type: ignore[arg-type]
+    statuses = data.draw(st.lists(GROUPS_STATUSES, min_size=len(groups), max_size=len(groups)))
+    entries = [ledger_entry(group, ended) for group, ended in zip(groups, statuses, strict=True)]
+    ledger |= {("ledger", event): entry for event, entry in enumerate(entries, start=1)}
+    cursor = cursor_of("j", len(groups), ledger)  # type: ignore[arg-type]
+    left = places_of(cursor.samples_from)
     assert sorted([*left, *(places[group] for group in groups)]) == sorted(places)
+    failed = [
+        places[group]
+        for group, ended in zip(groups, statuses, strict=True)
+        if not {"completed", "truncated"} & {*ended}
+    ]
+    assert sorted(place for _, place in places_of(cursor.failed)) == sorted(place for _, place in failed)
+
+
+STATUSES: list[SampleStatus] = ["completed", "truncated", "error", "deadline", "cancelled", "stale"]
+GROUPS_STATUSES = st.lists(st.sampled_from(STATUSES), min_size=1, max_size=3)
 
 
 def places_of(ranges: list[SampleRange]) -> list[tuple[int, int]]:

@@ -4,6 +4,8 @@ import json
 from collections.abc import AsyncGenerator
 from typing import Any
 
+import pytest
+
 from deployments.data.failures import DataRefused
 from deployments.data.reader import DataReader
 from deployments.failures import DataLost
@@ -27,6 +29,11 @@ class ScriptedData(DataReader):
 
     async def sizes(self) -> dict[str, dict[str, int]]:
         return {"math": {"train": ROWS}}
+
+    async def revision(self, wanted: SampleRange) -> str:
+        if wanted.split is not None:
+            raise DataRefused("task 'math' has no such split", "split", wanted.split)
+        return f"revision of seed {wanted.seed}"
 
     async def samples(self, wanted: SampleRange, most_bytes: int) -> AsyncGenerator[bytes, None]:
         if wanted.split == "lost":
@@ -106,6 +113,23 @@ def test_the_next_ranges_of_an_answer_can_be_asked_for_as_they_are() -> None:
         return ids(await client.rollout(samples_from=first.next_samples_from))
 
     assert service().call(play) == ["2", "3"]
+
+
+def test_a_range_of_the_revision_that_the_data_have_is_played_and_the_next_one_has_it_too() -> None:
+    wanted = {"task_name": "math", "count": 1, "seed": 3, "revision": "revision of seed 3"}
+    answer = service().post({"samples_from": [wanted]})
+    assert answer.json()["next_samples_from"] == [{**wanted, "start": 1}]
+
+
+@pytest.mark.parametrize("task_name", ["math", "sliding_puzzle"])
+def test_a_range_of_another_revision_is_refused_before_anything_is_played(task_name: str) -> None:
+    http = service()
+    games = {"task_name": "sliding_puzzle", "count": 1}
+    refused = http.post({"samples_from": [games, {"task_name": task_name, "count": 1, "revision": "other"}]})
+    [error] = refused.json()["errors"]
+    assert (refused.status_code, error["field"], error["value"]) == (422, "samples_from[1].revision", "other")
+    assert error["message"].startswith(f"the data of task '{task_name}', or their settings, are not those that this")
+    assert not http.has_started_something
 
 
 def test_a_request_with_samples_has_no_next_ranges() -> None:
