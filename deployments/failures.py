@@ -104,16 +104,18 @@ class PolicyStoreLost(RolloutFailure):
     retryable = True
 
 
-class JobStoreLost(RolloutFailure):
-    """The job store broke during the call. Serve restarts it with all that it has stored."""
+class StoreLost(RolloutFailure):
+    """A store broke during the call, or its database. Serve restarts it with all that it has stored."""
 
     retryable = True
 
 
-class SessionStoreLost(RolloutFailure):
-    """The session store broke during the call. The records of its sessions are gone with it."""
+class JobStoreLost(StoreLost):
+    """The job store broke during the call."""
 
-    retryable = True
+
+class SessionStoreLost(StoreLost):
+    """The session store broke during the call."""
 
 
 class DataLost(RolloutFailure):

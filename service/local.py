@@ -15,9 +15,9 @@ from ray import serve
 from ray.serve.schema import HTTPOptionsSchema, ServeDeploySchema
 from rich.console import Console
 
-from deployments.jobs.cluster_folder import cluster_jobs_folder
 from deployments.logs import serve_logs_folder
 from deployments.policy.cluster import cluster_weights_folder
+from deployments.storage.cluster_folder import cluster_folder
 from service.startup.cluster_token import require_cluster_token
 from service.startup.console_logs import replica_logs_shown
 from service.startup.draining import finish_rollouts
@@ -122,11 +122,11 @@ def stop(console: Console) -> None:
 
 
 def stop_ray() -> None:
-    """Ends the applications, then Ray, then the processes that did not end by themselves; removes their weights and
-    jobs."""
+    """Ends the applications, then Ray, then the processes that did not end by themselves; removes their
+    weights, jobs and sessions."""
     folders: list[Path] = []
     if ray.is_initialized():
-        folders = [cluster_weights_folder(), cluster_jobs_folder()]
+        folders = [cluster_weights_folder(), cluster_folder("job"), cluster_folder("session")]
         for name in serve.status().applications:
             serve.delete(name)
         ray.shutdown()

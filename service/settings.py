@@ -155,8 +155,8 @@ class ServiceSettings(StrictSettings):
     """Where jobs and requests with an `Idempotency-Key` are kept; by default in SQLite in a temporary folder. A cluster
     of several nodes needs `redis_url`. With null the service keeps none and refuses both with 501."""
     sessions: SessionsSettings | None = None
-    """How many records of agents' sessions are kept; `{}` for the defaults. With null, the default, there are no
-    sessions."""
+    """Where records of agents' sessions are kept, and how many; `{}` for the defaults. A cluster of several nodes needs
+    `redis_url`. With null, the default, there are no sessions."""
 
     @model_validator(mode="after")
     def refuse_sessions_without_a_model(self) -> Self:

@@ -110,7 +110,7 @@ class GeneratorReplica(GeneratorReplicaBase):
             # Imported with the first call: the modules of vLLM's servers take a second.
             from deployments.generation.serving.layers import ServingLayers
 
-            self._serving = ServingLayers(self._engine, self._responses, self._sessions, replica_id())
+            self._serving = ServingLayers(self._engine, self._responses, self._sessions)
         return self._serving.answer(request)
 
     async def prefix_cache_tokens(self) -> PrefixCacheTokens:

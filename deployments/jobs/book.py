@@ -36,7 +36,6 @@ from deployments.jobs.records import (
     Change,
     Claim,
     EntryKind,
-    EntryName,
     JobRecord,
     JobRequest,
     JobWrite,
@@ -45,6 +44,7 @@ from deployments.jobs.records import (
     Orders,
 )
 from deployments.jobs.settings import JobsSettings
+from deployments.storage.records import EntryName
 
 BODY = EntryName("body", 0)
 OF_THE_RUN: tuple[EntryKind, ...] = ("body", "journal", "outline")

@@ -1,8 +1,12 @@
 """What the job store keeps of a job, and what its callers send and get."""
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from dataclasses import asdict, dataclass, field, fields
+from typing import Literal
+
+import orjson
+
+from deployments.storage.records import EntryName, StoredChange, StoredRecord
 
 JobState = Literal["waiting", "running", "suspended", "completed", "failed"]
 """`waiting`: its ingress replica was lost, and the next one takes it; `running`: an ingress replica plays it;
@@ -14,13 +18,6 @@ EntryKind = Literal["body", "journal", "outline", "event", "ledger"]
 summary needs of the rollouts of an event; `event`: groups that have ended and, as the last one, the summary or the
 problem; `ledger`: of a job over a data set, number 0 its ranges, each other one the place of the group of the event of
 this number, which stays when the event was acknowledged."""
-
-
-class EntryName(NamedTuple):
-    """One entry of a job; equal names replace each other."""
-
-    kind: EntryKind
-    number: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +73,11 @@ class Change:
     """`None` removes the job with all its entries."""
     added: Mapping[EntryName, bytes] = field(default_factory=dict)
     removed: Collection[EntryName] = ()
+
+    @property
+    def stored(self) -> StoredChange:
+        record = None if self.record is None else record_bytes(self.record)
+        return StoredChange(self.job_id, record, self.added, self.removed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,3 +141,17 @@ class EventsPage:
     record: JobRecord
     events: Sequence[tuple[int, bytes]]
     """With their numbers, in order; empty if none came in time."""
+
+
+def loaded_job(stored: StoredRecord) -> LoadedJob:
+    return LoadedJob(record_of(stored.record), stored.sizes)
+
+
+def record_bytes(record: JobRecord) -> bytes:
+    return orjson.dumps(asdict(record))
+
+
+def record_of(data: bytes) -> JobRecord:
+    """Fields that this version does not know are ignored."""
+    stored = orjson.loads(data)
+    return JobRecord(**{field.name: stored[field.name] for field in fields(JobRecord) if field.name in stored})

@@ -2,21 +2,12 @@
 
 from pydantic import Field
 
-from deployments.strict_settings import StrictSettings
+from deployments.storage.settings import StorageSettings
 
 GIB = 2**30
 
 
-class JobsSettings(StrictSettings):
-    folder: str | None = None
-    """Where jobs are kept, in a SQLite database. If it outlives the machine, so do the jobs. It must be on a disk of
-    the node itself: SQLite is not safe on a network file system. Default: a temporary folder of the Ray cluster, which
-    lives as long as the cluster."""
-    redis_url: str | None = None
-    """A Redis in place of the folder, such as `redis://:password@host:6379/0`. A cluster of several nodes needs it,
-    because the store may be started again on another node."""
-    redis_prefix: str = Field(default="rollout", min_length=1, max_length=100)
-    """Begins the names of all keys in Redis: two services that share a Redis need two prefixes."""
+class JobsSettings(StorageSettings):
     keep_s: float = Field(default=86_400, gt=0)
     """A job that has ended is forgotten after so many seconds, with the groups that nobody has acknowledged."""
     max_bytes: int = Field(default=16 * GIB, ge=1)

@@ -6,8 +6,9 @@ from typing import Any
 from ray.serve.handle import DeploymentHandle
 
 from deployments.failures import JobStoreLost
-from deployments.jobs.records import Claim, EntryName, EventsPage, JobRecord, JobRequest, JobWrite, Opened, Orders
+from deployments.jobs.records import Claim, EventsPage, JobRecord, JobRequest, JobWrite, Opened, Orders
 from deployments.rpc.handle_calls import call_result
+from deployments.storage.records import EntryName
 
 
 class JobStoreClient:

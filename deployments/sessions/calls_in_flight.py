@@ -2,7 +2,8 @@
 
 A replica's half is `deployments/generation/serving/session_calls_in_flight.py`.
 
-Guarantees: each call that has begun ends once; a call whose replica is silent for longer than its lease has ended.
+Guarantees: each call that has begun ends once; a call whose replica is silent for longer than its lease is lost, unless
+the replica is heard again. A store that starts anew knows of no call: it takes those over that replicas name.
 """
 
 from collections.abc import Collection
@@ -12,7 +13,6 @@ from dataclasses import dataclass
 @dataclass(slots=True)
 class CallInFlight:
     session_id: str
-    replica: str
     heard_at: float
     is_aborted: bool = False
     """Whether its replica must abort it."""
@@ -22,14 +22,24 @@ class CallsInFlight:
     def __init__(self, lease_s: float) -> None:
         self._lease_s = lease_s
         self._calls: dict[str, CallInFlight] = {}
+        self._ended_at: dict[str, float] = {}
+        """Of calls that have ended: a replica may still name them once."""
 
-    def begin(self, call_id: str, session_id: str, replica: str, now: float) -> None:
-        self._calls[call_id] = CallInFlight(session_id, replica, now)
+    def __contains__(self, call_id: str) -> bool:
+        return call_id in self._calls
 
-    def end(self, call_id: str) -> str | None:
-        """The session of the call; `None` if it has ended already."""
+    def begin(self, call_id: str, session_id: str, now: float) -> None:
+        self._calls[call_id] = CallInFlight(session_id, now)
+
+    def end(self, call_id: str, now: float) -> str | None:
+        """The session of the call; `None` if it is not in flight."""
+        self._ended_at[call_id] = now
         call = self._calls.pop(call_id, None)
         return None if call is None else call.session_id
+
+    def has_ended(self, call_id: str) -> bool:
+        """Whether the call has ended since about a lease ago."""
+        return call_id in self._ended_at
 
     def abort(self, session_ids: Collection[str]) -> None:
         """Lets the replicas abort the calls of these sessions."""
@@ -37,12 +47,15 @@ class CallsInFlight:
             call.is_aborted |= call.session_id in session_ids
 
     def heard(self, call_ids: Collection[str], now: float) -> list[str]:
-        """A replica makes these calls. Returns those that it must abort, calls that have ended here among them."""
+        """A replica makes these calls. Returns those that it must abort, calls that are not in flight here among
+        them."""
         for call_id in call_ids:
             if (call := self._calls.get(call_id)) is not None:
                 call.heard_at = now
         return [name for name in call_ids if name not in self._calls or self._calls[name].is_aborted]
 
-    def lost(self, now: float) -> list[str]:
-        """The calls whose replicas were silent for too long."""
-        return [name for name, call in self._calls.items() if now - call.heard_at > self._lease_s]
+    def lost(self, now: float) -> list[tuple[str, str]]:
+        """The calls whose replicas were silent for too long, each with its session. They are no longer in flight."""
+        silent = [name for name, call in self._calls.items() if now - call.heard_at > self._lease_s]
+        self._ended_at = {name: at for name, at in self._ended_at.items() if now - at <= self._lease_s}
+        return [(name, self._calls.pop(name).session_id) for name in silent]

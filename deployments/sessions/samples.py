@@ -7,7 +7,8 @@ from deployments.protocols import packed_ids
 from deployments.sessions.message_forms import reasoning_of, text_of
 from deployments.sessions.records import GeneratedMessage
 from deployments.sessions.session_record import Node, SessionRecord
-from rollout_client.contract import Message, SampleInput, SampleMetrics, SampleStatus, WeightVersionSpan
+from rollout_client.contract import Message, PolicyVersions, SampleInput, SampleMetrics, SampleStatus, WeightVersionSpan
+from rollout_client.policy_names import read_label
 from rollout_client.session_contract import SessionSample
 
 NO_TASK = ""
@@ -151,3 +152,15 @@ def metrics_of(log: Sequence[Message], total_reward: float) -> SampleMetrics:
         turn_gen_tokens=generated,
         turn_input_tokens=inputs,
     )
+
+
+def policy_versions(record: SessionRecord) -> PolicyVersions:
+    """The oldest and the newest version that generated tokens of the record."""
+    labels = {span.version for generated in record.generated for span in generated.weight_versions}
+    if not labels:
+        return PolicyVersions()
+    return PolicyVersions(oldest=min(labels, key=version_of), newest=max(labels, key=version_of))
+
+
+def version_of(label: str) -> int:
+    return read_label(label).number

@@ -121,6 +121,18 @@ class SessionRecord:
         return list(self._calls.values())
 
     @property
+    def call_count(self) -> int:
+        """How many calls were recorded."""
+        return len(self._calls)
+
+    def has_call(self, call_id: str) -> bool:
+        return call_id in self._calls
+
+    def would_add(self, call: EngineCall) -> bool:
+        """Whether `add` changes something: the call is new, and has generated something."""
+        return call.id not in self._calls and any(one.token_ids for one in call.generated)
+
+    @property
     def generated(self) -> Sequence[GeneratedMessage]:
         """Every message that the engine has generated, in the order in which they were added."""
         return [node.generated for node in self._generated.values() if node.generated is not None]
@@ -161,9 +173,9 @@ class SessionRecord:
 
     def add(self, call: EngineCall) -> None:
         """Records a call. The plan that it was prompted by may be older than other calls of the session."""
-        generated = [one for one in call.generated if one.token_ids]
-        if call.id in self._calls or not generated:
+        if not self.would_add(call):
             return
+        generated = [one for one in call.generated if one.token_ids]
         node = self._root(call.context) if call.plan.after is None else self._nodes[call.plan.after]
         node.is_continued = True
         for rendered in call.rendered:
@@ -183,10 +195,16 @@ class SessionRecord:
         """
         if generation_id is None:
             self.rewards = dict(parts)
-        elif (node := self._generated.get(generation_id)) is not None:
-            node.rewards = dict(parts)
         else:
-            raise UnknownGeneration(f"The session has generated no message {generation_id!r}.")
+            self._generated_node(generation_id).rewards = dict(parts)
+
+    def reward_number(self, generation_id: str | None) -> int:
+        """Names a reward among those of the session, in the same way for the same calls in the same order.
+
+        Raises:
+            UnknownGeneration: there is no such message.
+        """
+        return 0 if generation_id is None else self._generated_node(generation_id).number + 1
 
     def branches(self) -> list[Node]:
         """The last generated message of each conversation, in the order in which they were added."""
@@ -194,10 +212,14 @@ class SessionRecord:
 
     def prompt_ids(self, generation_id: str) -> Sequence[int]:
         """The prompt that the engine had for a generated message. Raises `UnknownGeneration`."""
-        node = self._generated.get(generation_id)
-        if node is None or node.parent is None:
+        parent = self._generated_node(generation_id).parent
+        assert parent is not None
+        return parent.prefix_ids()
+
+    def _generated_node(self, generation_id: str) -> Node:
+        if (node := self._generated.get(generation_id)) is None:
             raise UnknownGeneration(f"The session has generated no message {generation_id!r}.")
-        return node.parent.prefix_ids()
+        return node
 
     def _matching(self, messages: Sequence[ChatMessage], context: ChatContext) -> list[list[Node]]:
         """For 0, 1, 2, ... messages the nodes that hold the last of them, up to the last place where there are any.

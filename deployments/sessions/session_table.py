@@ -105,6 +105,19 @@ class SessionTable:
         self._sessions[session_id] = HeldSession(namespace, limits, now, deadline_at)
         return [*dropped, *self.note_record(session_id, 0, size_bytes)]
 
+    def restore(self, session_id: str, session: HeldSession, size_bytes: int) -> list[str]:
+        """Adds a session that was opened before, after those that were used before it.
+
+        Returns the ids of those that were dropped because there are too many, or their records are too large.
+        """
+        self._sessions[session_id] = session
+        dropped = []
+        if len(self._sessions) > self._max_sessions:
+            sessions = Counter(other.namespace for other in self._sessions.values())
+            if (idle := self._longest_idle(sessions)) is not None:
+                dropped.append(self.drop(idle))
+        return [*dropped, *self.note_record(session_id, 0, size_bytes)]
+
     def use(self, session_id: str, now: float) -> HeldSession:
         """Notes that something was asked of the session. Raises `SessionRefused` if there is none."""
         session = self.get(session_id)
@@ -128,6 +141,12 @@ class SessionTable:
         for name, value, bound in bounds:
             if value >= bound:
                 raise SessionRefused(name, f"Session {session_id!r} has reached limits.{name}: {value} of {bound}.")
+        session.calls += 1
+        session.in_flight += 1
+
+    def resume_call(self, session_id: str, now: float) -> None:
+        """Counts a call that has begun before this table was made. Raises `SessionRefused` if there is no session."""
+        session = self.use(session_id, now)
         session.calls += 1
         session.in_flight += 1
 

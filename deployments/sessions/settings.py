@@ -1,19 +1,19 @@
-"""Settings of the session store: how many records of agents' sessions are kept, and how large they may be."""
+"""Settings of the session store: where records of agents' sessions are kept, how many, and how large they may be."""
 
 from pydantic import Field
 
-from deployments.strict_settings import StrictSettings
+from deployments.storage.settings import StorageSettings
 
 GIB = 2**30
 
 
-class SessionsSettings(StrictSettings):
+class SessionsSettings(StorageSettings):
     max_sessions: int = Field(default=10_000, ge=1)
     """Sessions that are kept, those that have ended included. For another one the caller who has the most loses that
     which is idle for the longest time; the request is refused with 429 if all have calls in flight."""
     max_bytes: int = Field(default=4 * GIB, ge=1)
-    """Of all records together, in memory. Beyond it the caller whose records are the largest loses that which is idle
-    for the longest time."""
+    """Of all records together, in memory; the database takes about half more. Beyond it the caller whose records are
+    the largest loses that which is idle for the longest time."""
     lease_s: float = Field(default=10, gt=0)
     """A generator replica that was not heard of for so many seconds has lost its calls: they end without a record."""
     base_url: str | None = Field(default=None, pattern=r"^https?://[^/]+(/.*)?$")

@@ -1,227 +1,322 @@
 """The session store, one for the service: the Serve deployment that `store_client.SessionStoreClient` calls.
 
-It holds the record of each session, which so outlives the agent, the ingress replica and the generator replica that
-worked for it. What may begin is decided in `SessionTable`, what a conversation continues in `SessionRecord`.
+It keeps the record of each session, which so outlives the agent, the ingress replica and the generator replica that
+worked for it, and the store itself. What is kept and for how long is in `SessionBook`, what may begin in
+`SessionTable`, what a conversation continues in `SessionRecord`, what a failing database does in `StoredState`.
+
+Guarantee: what `open`, `add`, `reward` and `end` return for is stored. A store that starts again has it.
 """
 
 import asyncio
+import logging
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from typing import TypeVar
 
 from deployments import logs
-from deployments.sessions.calls_in_flight import CallsInFlight
 from deployments.sessions.drift import drift_report
 from deployments.sessions.failures import (
     GenerationUnknown,
     SessionLimitReached,
+    SessionUnknown,
     failure_of_refusal,
     session_unknown,
 )
+from deployments.sessions.journal import (
+    OPENED,
+    ReadSession,
+    call_entry,
+    call_name,
+    opened_entry,
+    reward_entry,
+    reward_name,
+    session_of,
+)
 from deployments.sessions.records import ChatContext, ChatMessage, EngineCall, OpenSession, Plan
-from deployments.sessions.samples import samples_of
-from deployments.sessions.session_record import SessionRecord, UnknownGeneration
-from deployments.sessions.session_table import SessionRefused, SessionTable
+from deployments.sessions.samples import policy_versions, samples_of
+from deployments.sessions.session_book import KeptSession, Now, SessionBook
+from deployments.sessions.session_record import UnknownGeneration
+from deployments.sessions.session_table import SessionRefused
 from deployments.sessions.settings import SessionsSettings
-from rollout_client.contract import PolicyVersions
-from rollout_client.policy_names import read_label
+from deployments.storage.opening import storage_of
+from deployments.storage.records import EntryName, StoredRecord
+from deployments.storage.storage import Storage, StorageFailed, StoreReplaced
+from deployments.storage.stored_state import Planned, StoredState
 from rollout_client.problem_contract import FieldProblem
-from rollout_client.session_contract import DriftReport, SessionInfo, SessionReward, SessionSamples, SessionStatus
+from rollout_client.session_contract import DriftReport, SessionInfo, SessionReward, SessionSamples
 
 TICK_S = 0.5
 TOO_LARGE = "it is larger than sessions.max_bytes leaves room for; shorten it"
-
-
-@dataclass(slots=True, eq=False)
-class KeptSession:
-    opened: OpenSession
-    opened_bytes: int
-    """Of what it was opened with."""
-    record: SessionRecord = field(default_factory=SessionRecord)
-    is_ended: bool = False
+Result = TypeVar("Result")
+logger = logging.getLogger("rollout_service.sessions")
 
 
 class SessionStore:
-    """One replica. Times are in seconds of a monotonic clock.
+    """One replica.
 
-    Every method that names a session raises `SessionUnknown` if it is not kept (any longer), or not of `namespace`.
+    Every method that names a session raises `SessionUnknown` if it is not kept (any longer), or not of `namespace`, and
+    `StorageFailed` if it must be read or stored and the database fails.
+
+    Args:
+        now_s: seconds of a monotonic clock.
+        time_s: seconds since 1970.
     """
 
-    def __init__(self, settings: SessionsSettings, now_s: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        settings: SessionsSettings,
+        storage: Storage | None = None,
+        now_s: Callable[[], float] = time.monotonic,
+        time_s: Callable[[], float] = time.time,
+    ) -> None:
         logs.configure()
+        self._settings = settings
         self._now_s = now_s
-        self._table = SessionTable(settings.max_sessions, settings.max_bytes)
-        self._calls = CallsInFlight(settings.lease_s)
-        self._sessions: dict[str, KeptSession] = {}
+        self._time_s = time_s
+        self._state = StoredState(storage or storage_of(settings, "session"), "session", self._begin)
+        self._reading: dict[str, asyncio.Task[None]] = {}
+        """By the session that is read just now."""
         self._ticking: asyncio.Task[None] | None = None
 
+    async def check_health(self) -> None:
+        """Called by Serve. Raises `StoreReplaced` in a store that another one has replaced."""
+        if self._state.replaced is not None:
+            raise self._state.replaced
+
     async def answer(self) -> None:
-        """Says that it lives."""
+        """Says that it reads and writes. Raises `StorageFailed` if what comes first cannot be stored."""
+        await self._state.change(lambda book: (book.unstored(self._now()), lambda: None))
+        await self._state.read("", [OPENED])
 
     # Called by the ingress.
 
     async def open(self, opened: OpenSession) -> SessionInfo:
-        """Raises `SessionLimitReached`: all sessions that are kept have calls in flight."""
-        if self._ticking is None:
-            self._ticking = asyncio.create_task(self._tick())
-        request = opened.request
-        with refusals(opened.id):
-            size_bytes = len(request.model_dump_json())
-            self._drop(
-                self._table.open(
-                    opened.id, request.limits, self._now_s(), request.deadline_s, opened.namespace, size_bytes
-                )
-            )
-        if opened.id not in self._table:
-            raise SessionLimitReached(FieldProblem(field="sample", message=TOO_LARGE))
-        self._sessions[opened.id] = KeptSession(opened, size_bytes)
-        return self._info(opened.id)
+        """Doing it again changes nothing.
+
+        Raises:
+            SessionLimitReached: all sessions that are kept have calls in flight, or it is too large.
+        """
+        entry = opened_entry(opened)
+
+        def plan(book: SessionBook) -> Planned[SessionInfo]:
+            if (kept := book.find(opened.id)) is not None:
+                return [], lambda: self._info(book, kept)
+            with refusals(opened.id):
+                new = book.open(opened, len(entry), self._now())
+            if new is None:
+                raise SessionLimitReached(FieldProblem(field="sample", message=TOO_LARGE))
+            return [book.change(new, self._now(), {OPENED: entry})], lambda: self._info(book, still_kept(book, new))
+
+        return await self._state.change(plan)
 
     async def opened(self, session_id: str) -> OpenSession:
         """What the session was opened with, for whoever checks its key."""
-        return self._kept(session_id, None).opened
+        book = await self._state.started()
+        return (await self._read(book, book.get(session_id))).opened
 
     async def info(self, session_id: str, namespace: str) -> SessionInfo:
-        self._used(session_id, namespace)
-        return self._info(session_id)
+        book, kept, _ = await self._used(session_id, namespace)
+        return self._info(book, still_kept(book, kept))
 
     async def infos(self, namespace: str) -> list[SessionInfo]:
-        names = [name for name, kept in self._sessions.items() if kept.opened.namespace == namespace]
-        return [self._info(name) for name in names]
+        book = await self._state.started()
+        for kept in book.of_caller(namespace):
+            await self._read(book, kept)
+        return [self._info(book, kept) for kept in book.of_caller(namespace)]
 
     async def samples(self, session_id: str, namespace: str) -> SessionSamples:
-        kept = self._used(session_id, namespace)
-        request = kept.opened.request
-        samples = samples_of(session_id, kept.record, request.sample, request.generation_index)
+        book, kept, read = await self._used(session_id, namespace)
+        request = read.opened.request
+        samples = samples_of(session_id, read.record, request.sample, request.generation_index)
         return SessionSamples(
             session_id=session_id,
-            status=self._status(session_id),
+            status=book.status(kept, self._now()),
             samples=samples,
-            policy=policy_versions(kept.record),
+            policy=policy_versions(read.record),
         )
 
     async def drift(self, session_id: str, namespace: str) -> DriftReport:
-        return drift_report(session_id, self._used(session_id, namespace).record.calls)
+        _, _, read = await self._used(session_id, namespace)
+        return drift_report(session_id, read.record.calls)
 
     async def reward(self, session_id: str, namespace: str, reward: SessionReward) -> SessionInfo:
         """Raises `GenerationUnknown`."""
-        kept = self._used(session_id, namespace)
+        _, kept, read = await self._used(session_id, namespace)
         try:
-            kept.record.reward(reward.parts, reward.generation_id)
+            name = reward_name(read.record.reward_number(reward.generation_id))
         except UnknownGeneration as error:
             problem = FieldProblem(field="generation_id", message=str(error), value=reward.generation_id)
             raise GenerationUnknown(problem) from error
-        return self._info(session_id)
+        added = {name: reward_entry(reward.parts, reward.generation_id)}
+
+        def commit(book: SessionBook) -> SessionInfo:
+            read.record.reward(reward.parts, reward.generation_id)
+            return self._info(book, kept)
+
+        return await self._stored(kept, lambda: added, commit)
 
     async def end(self, session_id: str, namespace: str) -> SessionInfo:
         """Lets the session take no more calls, and aborts those in flight. Its record stays until it expires."""
-        self._used(session_id, namespace).is_ended = True
-        self._table.end(session_id, self._now_s())
-        self._calls.abort({session_id})
-        return self._info(session_id)
+        book = await self._state.started()
+        kept = book.get(session_id, namespace)
+        # At once, whatever the database does: nobody wants these calls any longer.
+        book.end(kept, self._now())
+        await self._read(book, kept)
+        return await self._stored(kept, dict, lambda book: self._info(book, kept))
 
     # Called by a generator replica.
 
-    async def plan(
-        self, session_id: str, call_id: str, replica: str, messages: Sequence[ChatMessage], context: ChatContext
-    ) -> Plan:
-        """Begins a call and finds what its conversation continues.
+    async def plan(self, session_id: str, call_id: str, messages: Sequence[ChatMessage], context: ChatContext) -> Plan:
+        """Begins a call and finds what its conversation continues. Doing it again begins no other call.
 
         Raises:
             SessionClosed: the session takes no more calls.
             SessionLimitReached: not this one now.
             PromptRejected: the messages or tools are nested too deeply.
         """
-        kept = self._kept(session_id, None)
-        plan = kept.record.plan(messages, context, kept.opened.request.policy.name)
+        book = await self._state.started()
+        kept = book.get(session_id)
+        read = await self._read(book, kept)
+        plan = read.record.plan(messages, context, read.opened.request.policy.name)
         with refusals(session_id):
-            self._table.begin_call(session_id, self._now_s())
-        self._calls.begin(call_id, session_id, replica, self._now_s())
+            book.begin_call(kept, call_id, self._now())
         return plan
 
     async def add(self, session_id: str, call: EngineCall) -> None:
         """Records a call, and ends it. Doing it again changes nothing."""
-        await self.end_call(call.id)
-        if (kept := self._sessions.get(session_id)) is not None:
-            kept.record.add(call)
-            record = kept.record
-            size_bytes = kept.opened_bytes + record.size_bytes
-            self._drop(self._table.note_record(session_id, record.total_tokens, size_bytes))
+        book = await self._state.started()
+        if (kept := book.find(session_id)) is None:
+            return book.end_call(call.id, self._now())
+        record = (await self._read(book, kept)).record
+        entry = call_entry(call)
+
+        def added() -> Mapping[EntryName, bytes] | None:
+            return {call_name(record.call_count): entry} if record.would_add(call) else None
+
+        def commit(book: SessionBook) -> None:
+            book.end_call(call.id, self._now())
+            record.add(call)
+            book.note_record(kept)
+
+        try:
+            await self._stored(kept, added, commit)
+        except SessionUnknown:
+            # It was dropped meanwhile.
+            book.end_call(call.id, self._now())
 
     async def end_call(self, call_id: str) -> None:
         """Ends a call that generated nothing. Unknown ids are ignored."""
-        if (session_id := self._calls.end(call_id)) is not None:
-            self._table.end_call(session_id, self._now_s())
+        (await self._state.started()).end_call(call_id, self._now())
 
-    async def heard(self, call_ids: Collection[str]) -> list[str]:
-        """A replica makes these calls. Returns those that it must abort."""
-        return self._calls.heard(call_ids, self._now_s())
+    async def heard(self, calls: Mapping[str, str]) -> list[str]:
+        """A replica makes these calls, each of a session. Returns those that it must abort."""
+        book = await self._state.started()
+        for session_id in {session_id for call_id, session_id in calls.items() if call_id not in book.calls}:
+            if (kept := book.find(session_id)) is not None:
+                # Its record says whether the call has ended.
+                await self._read(book, kept)
+        return book.heard(calls, self._now())
+
+    def _begin(self, kept: Sequence[StoredRecord]) -> SessionBook:
+        self._ticking = asyncio.create_task(self._tick())
+        return SessionBook(self._settings, kept, self._now())
 
     async def _tick(self) -> None:
-        while True:
+        while self._state.replaced is None:
             await asyncio.sleep(TICK_S)
-            await self.pass_time()
+            try:
+                await self.pass_time()
+            except StoreReplaced:
+                logger.error("Another session store has taken over; this one ends.")
+            except StorageFailed:
+                # Was logged where it was tried.
+                continue
+            except Exception:
+                logger.exception("What time changes of the sessions could not be done; it is tried again.")
 
     async def pass_time(self) -> None:
-        """Drops what has expired, aborts what is beyond its deadline, and ends the calls of replicas that are gone."""
-        now = self._now_s()
-        for call_id in self._calls.lost(now):
-            await self.end_call(call_id)
-        self._calls.abort(self._table.beyond_deadline(now))
-        self._drop(self._table.drop_expired(now))
+        """Does what follows from the time alone."""
+        (await self._state.started()).pass_time(self._now())
+        await self._state.change(lambda book: (book.unstored(self._now()), lambda: None))
 
-    def _drop(self, session_ids: Collection[str]) -> None:
-        for session_id in session_ids:
-            self._sessions.pop(session_id, None)
+    async def _read(self, book: SessionBook, kept: KeptSession) -> ReadSession:
+        """What the session holds, read at the first call that needs it after a start."""
+        while kept.read is None:
+            if (reading := self._reading.get(kept.id)) is None:
+                reading = self._reading[kept.id] = asyncio.create_task(self._read_now(book, kept))
+                reading.add_done_callback(lambda _: self._reading.pop(kept.id))
+            await asyncio.shield(reading)
+        return kept.read
 
-    def _kept(self, session_id: str, namespace: str | None) -> KeptSession:
-        kept = self._sessions.get(session_id)
-        if kept is None or (namespace is not None and kept.opened.namespace != namespace):
-            raise session_unknown(session_id)
-        return kept
+    async def _read_now(self, book: SessionBook, kept: KeptSession) -> None:
+        entries = await self._state.read(kept.id, list(kept.names))
+        book.note_read(kept, await asyncio.to_thread(session_of, entries))
 
-    def _used(self, session_id: str, namespace: str) -> KeptSession:
+    async def _stored(
+        self,
+        kept: KeptSession,
+        added: Callable[[], Mapping[EntryName, bytes] | None],
+        commit: Callable[[SessionBook], Result],
+    ) -> Result:
+        """Stores the session with further entries, then commits. Raises `SessionUnknown` if it was dropped.
+
+        Args:
+            added: is asked once all earlier changes are stored. `None`: there is nothing to store.
+        """
+
+        def plan(book: SessionBook) -> Planned[Result]:
+            entries = added() if is_kept(book, kept) else None
+            changes = [] if entries is None else [book.change(kept, self._now(), entries)]
+
+            def commit_if_kept() -> Result:
+                if is_kept(book, kept):
+                    return commit(book)
+                book.forget(kept.id)
+                raise session_unknown(kept.id)
+
+            return changes, commit_if_kept
+
+        return await self._state.change(plan)
+
+    async def _used(self, session_id: str, namespace: str) -> tuple[SessionBook, KeptSession, ReadSession]:
         """The session, which something is asked of now."""
-        kept = self._kept(session_id, namespace)
-        self._table.use(session_id, self._now_s())
-        return kept
+        book = await self._state.started()
+        kept = book.get(session_id, namespace)
+        book.use(kept, self._now())
+        return book, kept, await self._read(book, kept)
 
-    def _status(self, session_id: str) -> SessionStatus:
-        kept, held = self._sessions[session_id], self._table.get(session_id)
-        if kept.is_ended:
-            return "ended"
-        return "deadline" if held.deadline_at is not None and self._now_s() >= held.deadline_at else "open"
+    def _now(self) -> Now:
+        return Now(self._now_s(), self._time_s())
 
-    def _info(self, session_id: str) -> SessionInfo:
-        kept, held = self._sessions[session_id], self._table.get(session_id)
-        record, expires_at = kept.record, held.expires_at
-        left_s = None if expires_at is None else expires_at - self._now_s()
+    def _info(self, book: SessionBook, kept: KeptSession) -> SessionInfo:
+        now, held, read = self._now(), book.held(kept), kept.read
+        assert read is not None
+        left_s = None if held.expires_at is None else held.expires_at - now.monotonic
         return SessionInfo(
-            id=session_id,
-            base_url=kept.opened.base_url,
-            status=self._status(session_id),
+            id=kept.id,
+            base_url=read.opened.base_url,
+            status=book.status(kept, now),
             calls=held.calls,
             calls_in_flight=held.in_flight,
-            branches=len(record.branches()),
-            generated_tokens=record.generated_tokens,
-            total_tokens=record.total_tokens,
+            branches=len(read.record.branches()),
+            generated_tokens=read.record.generated_tokens,
+            total_tokens=read.record.total_tokens,
             record_bytes=held.size_bytes,
-            expires_at=None if left_s is None else datetime.fromtimestamp(time.time() + left_s, UTC),
+            expires_at=None if left_s is None else datetime.fromtimestamp(now.time_s + left_s, UTC),
         )
 
 
-def policy_versions(record: SessionRecord) -> PolicyVersions:
-    """The oldest and the newest version that generated tokens of the record."""
-    labels = {span.version for generated in record.generated for span in generated.weight_versions}
-    if not labels:
-        return PolicyVersions()
-    return PolicyVersions(oldest=min(labels, key=number_of), newest=max(labels, key=number_of))
+def still_kept(book: SessionBook, kept: KeptSession) -> KeptSession:
+    """Raises `SessionUnknown` if it was dropped meanwhile."""
+    if not is_kept(book, kept):
+        raise session_unknown(kept.id)
+    return kept
 
 
-def number_of(label: str) -> int:
-    return read_label(label).number
+def is_kept(book: SessionBook, kept: KeptSession) -> bool:
+    return book.find(kept.id) is kept
 
 
 @contextmanager

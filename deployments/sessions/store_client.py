@@ -1,27 +1,34 @@
 """The session store over its Serve handle, for ingress and generator replicas: the client of `store.SessionStore`."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ray.serve.handle import DeploymentHandle
+from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, wait_fixed
 
 from deployments.failures import SessionStoreLost
 from deployments.rpc.handle_calls import call_result
 from deployments.sessions.records import ChatContext, ChatMessage, EngineCall, OpenSession, Plan
+from deployments.storage.storage import StoreReplaced
 from rollout_client.session_contract import DriftReport, SessionInfo, SessionReward, SessionSamples
+
+AWAY_S = 60.0
+"""How long a call waits for a store that has died: the next one takes about ten seconds to start."""
+AWAY_RETRY_S = 0.5
 
 
 class SessionStoreClient:
     """Has the methods of `SessionStore`.
 
-    Each raises what the store raises, and `SessionStoreLost` if the store dies or cannot be reached.
+    Each raises what the store raises, and `SessionStoreLost` if the store cannot be reached for `AWAY_S` seconds;
+    `answer` and `heard` raise it at once.
     """
 
     def __init__(self, handle: DeploymentHandle[Any]) -> None:
         self._handle = handle
 
     async def answer(self) -> None:
-        await self._call("answer")
+        await self._call_once("answer")
 
     async def open(self, opened: OpenSession) -> SessionInfo:
         info: SessionInfo = await self._call("open", opened)
@@ -55,10 +62,8 @@ class SessionStoreClient:
         info: SessionInfo = await self._call("end", session_id, namespace)
         return info
 
-    async def plan(
-        self, session_id: str, call_id: str, replica: str, messages: Sequence[ChatMessage], context: ChatContext
-    ) -> Plan:
-        plan: Plan = await self._call("plan", session_id, call_id, replica, messages, context)
+    async def plan(self, session_id: str, call_id: str, messages: Sequence[ChatMessage], context: ChatContext) -> Plan:
+        plan: Plan = await self._call("plan", session_id, call_id, messages, context)
         return plan
 
     async def add(self, session_id: str, call: EngineCall) -> None:
@@ -67,10 +72,20 @@ class SessionStoreClient:
     async def end_call(self, call_id: str) -> None:
         await self._call("end_call", call_id)
 
-    async def heard(self, call_ids: Collection[str]) -> list[str]:
-        to_abort: list[str] = await self._call("heard", call_ids)
+    async def heard(self, calls: Mapping[str, str]) -> list[str]:
+        to_abort: list[str] = await self._call_once("heard", calls)
         return to_abort
 
     async def _call(self, method: str, *arguments: Any) -> Any:
+        """Calls again while the store is away: made twice, a call changes nothing the second time."""
+        attempts = AsyncRetrying(
+            retry=retry_if_exception_type((SessionStoreLost, StoreReplaced)),
+            wait=wait_fixed(AWAY_RETRY_S),
+            stop=stop_after_delay(AWAY_S),
+            reraise=True,
+        )
+        return await attempts(self._call_once, method, *arguments)
+
+    async def _call_once(self, method: str, *arguments: Any) -> Any:
         response: Any = getattr(self._handle, method).remote(*arguments)
         return await call_result(response, response, SessionStoreLost, "The session store")

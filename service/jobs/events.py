@@ -7,11 +7,11 @@ An event of the store is what `service/jobs/entries.py` says. The readers of wha
 import asyncio
 from collections.abc import AsyncGenerator, Iterator
 
-from deployments.failures import JobStoreLost
+from deployments.failures import StoreLost
 from deployments.jobs.failures import run_suspended
 from deployments.jobs.records import EventsPage
-from deployments.jobs.storage import StorageFailed
 from deployments.jobs.store_client import JobStoreClient
+from deployments.storage.storage import StorageFailed
 from service.responses.heartbeats import EMPTY_LINE
 
 PAGE_BYTES = 2**21
@@ -33,7 +33,7 @@ async def pages_of(
 
     Raises:
         JobFailure: the job is not known, its events are not kept, or it is suspended and there are none.
-        JobStoreLost: the store was lost and did not come back, or its database fails before the first page.
+        StoreLost: the store was lost and did not come back, or its database fails before the first page.
     """
     # The first page does not wait: an answer begins at once.
     wait_s = 0.0
@@ -56,7 +56,7 @@ async def page_of(store: JobStoreClient, job_id: str, namespace: str, after: int
     while True:
         try:
             return await store.events(job_id, namespace, after, PAGE_BYTES, wait_s)
-        except JobStoreLost as lost:
+        except StoreLost as lost:
             # A store that restarts is there again in seconds; one that says that its database fails has waited for it.
             says_so_at_once = wait_s == 0 and isinstance(lost, StorageFailed)
             if says_so_at_once or asyncio.get_running_loop().time() >= deadline:

@@ -5,7 +5,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import count
 
-from deployments.jobs.records import Claim, EntryName
+from deployments.jobs.records import Claim
+from deployments.storage.records import EntryName
 from rollout_client.contract import SampleInput
 from rollout_client.sample_range_contract import SampleRange
 from service.jobs.entries import Progress, outline_entry, start_entries, turn_entry

@@ -12,7 +12,7 @@ from uuid import uuid4
 
 from tenacity import retry, retry_if_exception_type, wait_fixed
 
-from deployments.failures import JobStoreLost, RolloutFailure
+from deployments.failures import RolloutFailure, StoreLost
 from deployments.jobs.records import Claim, JobRequest, Opened
 from deployments.jobs.store_client import JobStoreClient
 from deployments.policy.failures import PolicyFailure
@@ -62,7 +62,7 @@ class JobRunner:
 
         Raises:
             JobFailure: the store refuses it.
-            JobStoreLost: the store does not answer.
+            StoreLost: the store does not answer.
             RequestProblem: a new job was refused; it is kept no longer under its key.
         """
         opened = await asyncio.shield(asyncio.create_task(self._open(request, body), context=Context()))
@@ -98,7 +98,7 @@ class JobRunner:
             self._cancel(job_id)
         try:
             await self.store.release(self.owner, job_ids)
-        except JobStoreLost as lost:
+        except StoreLost as lost:
             logger.warning("Jobs cannot be handed over; others take them when the lease has run out: %s", lost)
 
     async def _open(self, request: JobRequest, body: bytes) -> Opened:
@@ -133,7 +133,7 @@ class JobRunner:
         finally:
             player.give_up()
 
-    @retry(retry=retry_if_exception_type(JobStoreLost), wait=wait_fixed(TRY_AGAIN_S))
+    @retry(retry=retry_if_exception_type(StoreLost), wait=wait_fixed(TRY_AGAIN_S))
     async def _release(self, job_id: str) -> None:
         await self.store.release(self.owner, [job_id])
 
@@ -153,7 +153,7 @@ class JobRunner:
             try:
                 await self._take_orders()
                 is_lost = False
-            except JobStoreLost as lost:
+            except StoreLost as lost:
                 if not is_lost:
                     logger.warning("The job store cannot be asked, trying again: %s", lost)
                 is_lost = True

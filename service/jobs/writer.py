@@ -8,10 +8,11 @@ from contextvars import Context
 from dataclasses import dataclass, field
 from typing import Literal
 
-from deployments.failures import JobStoreLost
-from deployments.jobs.records import EntryName, JobWrite
+from deployments.failures import StoreLost
+from deployments.jobs.records import JobWrite
 from deployments.jobs.store_client import JobStoreClient
 from deployments.rpc.message_size import MOST_BYTES_PER_MESSAGE, divided
+from deployments.storage.records import EntryName
 
 RETRY_S = 0.2
 Ended = Literal["completed", "failed"]
@@ -106,7 +107,7 @@ class JobWriter:
         while True:
             try:
                 return await self._store.write(self._owner, writes)
-            except JobStoreLost as lost:
+            except StoreLost as lost:
                 if not is_lost:
                     logger.warning("Jobs cannot be written, trying again: %s", lost)
                 is_lost = True

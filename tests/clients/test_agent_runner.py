@@ -11,6 +11,7 @@ from deployments.sessions.records import ChatContext, EngineCall, GeneratedMessa
 from deployments.sessions.settings import SessionsSettings
 from deployments.sessions.store import SessionStore
 from rollout_client import AgentRollout, AsyncRolloutClient, SampleInput, StatusError, agent_rollouts, play_agent
+from tests.deployments.storage.scripted_storage import ScriptedStorage
 from tests.service.scripted_http import ScriptedHttp
 from tests.service.scripted_model_server import ScriptedModelServer
 
@@ -19,7 +20,7 @@ PROMPTS = [{"task_name": "math", "messages": [{"role": "user", "content": f"What
 
 class Service:
     def __init__(self) -> None:
-        self.store = SessionStore(SessionsSettings())
+        self.store = SessionStore(SessionsSettings(), ScriptedStorage())
         self.http = ScriptedHttp(model_server=ScriptedModelServer(), session_store=self.store)
 
     def call(self, use: Callable[[AsyncRolloutClient], Awaitable[Any]]) -> Any:
@@ -30,7 +31,7 @@ class Service:
         session_id = URL(base_url).path.split("/")[-2]
         messages = [{"role": "user", "content": "Go on."}]
         call_id = f"call-{len(token_ids)}"
-        plan = await self.store.plan(session_id, call_id, "replica", messages, ChatContext())
+        plan = await self.store.plan(session_id, call_id, messages, ChatContext())
         message = {"role": "assistant", "content": "2"}
         generated = GeneratedMessage("g", message, "2", token_ids, [-0.5] * len(token_ids), "stop")
         rendered = [RenderedMessage(messages[0], [1])]
@@ -95,17 +96,23 @@ def test_an_agent_that_does_not_judge_itself_leaves_the_reward_open() -> None:
 
 def test_no_more_than_so_many_run_at_once_and_each_is_yielded_when_it_ends() -> None:
     service, running, most = Service(), 0, 0
+    others_ended = asyncio.Event()
 
     async def agent(_base_url: str, _api_key: str, sample: SampleInput) -> float:
         nonlocal running, most
         running += 1
         most = max(most, running)
-        await asyncio.sleep(0.3 if sample.idx == 0 else 0.01)
+        await (others_ended.wait() if sample.idx == 0 else asyncio.sleep(0.01))
         running -= 1
         return 0.0
 
     async def order(client: AsyncRolloutClient) -> list[int]:
-        return [rollout.idx async for rollout in agent_rollouts(client, agent, PROMPTS, concurrency=2)]
+        ended = []
+        async for rollout in agent_rollouts(client, agent, PROMPTS, concurrency=2):
+            ended.append(rollout.idx)
+            if len(ended) == 2:
+                others_ended.set()
+        return ended
 
     assert service.call(order) == [1, 2, 0]
     assert most == 2

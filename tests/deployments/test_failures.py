@@ -30,6 +30,7 @@ def test_each_failure_has_the_kind_of_the_boundary_that_broke_and_says_whether_a
         "SessionLost": ("environment", True),
         "RestartableSessionLost": ("environment", True),
         "PolicyStoreLost": ("internal", True),
+        "StoreLost": ("internal", True),
         "JobStoreLost": ("internal", True),
         "SessionStoreLost": ("internal", True),
         "DataLost": ("internal", True),

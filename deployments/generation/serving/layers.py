@@ -25,12 +25,8 @@ class ServingLayers:
         engine: VLLMEngine,
         settings: ResponseSettings,
         sessions: SessionStoreClient | None = None,
-        replica: str = "",
     ) -> None:
-        """Args:
-        sessions: where calls of sessions are recorded; `None` for a service that keeps none.
-        replica: the id of the replica.
-        """
+        """Args: `sessions` is where calls of sessions are recorded; `None` for a service that keeps none."""
         self._app = serving_app(RecordingClient(engine), settings)
         self._sessions: SessionCallsInFlight | None = None
         if sessions is not None:
@@ -38,7 +34,7 @@ class ServingLayers:
             # One of its own: vLLM's threads use theirs meanwhile.
             tokenizer = TransformersChatTokenizer.load(config.tokenizer, config.model)
             renderer = TemplateRenderer(tokenizer, config.max_model_len)
-            self._sessions = SessionCallsInFlight(sessions, replica, renderer, engine.interrupt)
+            self._sessions = SessionCallsInFlight(sessions, renderer, engine.interrupt)
 
     def answer(self, request: ServedRequest) -> AsyncGenerator[ServedPart, None]:
         """Yields the answer in parts. Closing the generator breaks the call off.

@@ -1,21 +1,27 @@
 """The calls of sessions that are in flight in one replica. Store's half: `deployments/sessions/calls_in_flight.py`.
 
-The store hears of them twice a second, and says which to abort.
+The store hears of them twice a second, and says which to abort. A store that starts anew learns of them in this way.
 """
 
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from dataclasses import replace
 from typing import Any
 
-from deployments.failures import RolloutFailure
+from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, stop_after_delay, wait_fixed
+
+from deployments.failures import RolloutFailure, StoreLost
 from deployments.generation.serving.template_renderer import TemplateRenderer
+from deployments.protocols import packed_ids
 from deployments.sessions.records import ChatContext, ChatMessage, EngineCall, Plan
 from deployments.sessions.store_client import SessionStoreClient
 
 HEARD_EVERY_S = 0.5
 ADD_RETRY_S = 0.5
-ADD_ATTEMPTS = 10
+ADD_WITHIN_S = 60.0
+"""How long a record waits for a store that does not answer, or whose database fails."""
+NO_IDS = packed_ids(())
 logger = logging.getLogger("rollout_service.generation")
 
 
@@ -23,43 +29,49 @@ class SessionCallsInFlight:
     def __init__(
         self,
         store: SessionStoreClient,
-        replica: str,
         renderer: TemplateRenderer,
         interrupt: Callable[[Sequence[str]], Awaitable[None]],
     ) -> None:
         """Args: `interrupt` lets generations of these ids end with the tokens that they have."""
         self.renderer = renderer
         self._store = store
-        self._replica = replica
         self._interrupt = interrupt
-        self._in_flight: set[str] = set()
+        self._in_flight: dict[str, str] = {}
+        """The session of each call."""
         self._hearing: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def begin(self, session_id: str, call_id: str, messages: Sequence[ChatMessage], context: ChatContext) -> Plan:
         """Raises what `SessionStore.plan` raises."""
-        plan = await self._store.plan(session_id, call_id, self._replica, messages, context)
-        self._in_flight.add(call_id)
+        plan = await self._store.plan(session_id, call_id, messages, context)
+        self._in_flight[call_id] = session_id
         if self._hearing is None:
             self._hearing = asyncio.create_task(self._keep_heard())
         return plan
 
     async def add(self, session_id: str, call: EngineCall) -> None:
-        """Tries again while the store does not answer. Raises `SessionStoreLost` in the end."""
+        """Tries again for `ADD_WITHIN_S` while nothing can be stored: what was generated must not be lost.
+
+        Raises:
+            StoreLost: in the end.
+        """
+        attempts = AsyncRetrying(
+            retry=retry_if_exception_type(StoreLost),
+            wait=wait_fixed(ADD_RETRY_S),
+            stop=stop_after_delay(ADD_WITHIN_S),
+            before_sleep=log_retry,
+            reraise=True,
+        )
+        # The store that gets the plan with the call has its ids.
+        sent = replace(call, plan=replace(call.plan, token_ids=NO_IDS, response_ids=NO_IDS))
         try:
-            for _ in range(ADD_ATTEMPTS - 1):
-                try:
-                    return await self._store.add(session_id, call)
-                except RolloutFailure as failure:
-                    logger.warning("A call of a session is not recorded yet: %s", failure)
-                    await asyncio.sleep(ADD_RETRY_S)
-            await self._store.add(session_id, call)
+            await attempts(self._store.add, session_id, sent)
         finally:
-            self._in_flight.discard(call.id)
+            self._in_flight.pop(call.id, None)
 
     async def end(self, call_id: str) -> None:
         """Of a call that generated nothing."""
-        self._in_flight.discard(call_id)
+        self._in_flight.pop(call_id, None)
         await self._store.end_call(call_id)
 
     async def interrupt(self, call_id: str) -> None:
@@ -83,8 +95,12 @@ class SessionCallsInFlight:
             while self._in_flight:
                 await asyncio.sleep(HEARD_EVERY_S)
                 try:
-                    await self._interrupt(await self._store.heard(sorted(self._in_flight)))
+                    await self._interrupt(await self._store.heard(dict(self._in_flight)))
                 except RolloutFailure as failure:
                     logger.info("The session store did not hear of the calls here: %s", failure)
         finally:
             self._hearing = None
+
+
+def log_retry(state: RetryCallState) -> None:
+    logger.warning("A call of a session is not recorded yet: %s", state.outcome and state.outcome.exception())

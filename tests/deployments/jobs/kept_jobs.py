@@ -3,7 +3,8 @@
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from deployments.jobs.records import Change, EntryName, JobRecord, JobRequest, LoadedJob
+from deployments.jobs.records import Change, JobRecord, JobRequest, LoadedJob
+from deployments.storage.records import EntryName
 
 
 class Asked(NamedTuple):

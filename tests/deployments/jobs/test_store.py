@@ -6,60 +6,22 @@ from collections.abc import Awaitable, Callable, Sequence
 import pytest
 
 from deployments.jobs.failures import JobUnknown
-from deployments.jobs.records import Change, EntryName, JobWrite, LoadedJob
+from deployments.jobs.records import JobWrite
 from deployments.jobs.settings import JobsSettings
-from deployments.jobs.storage import JobStorage, StorageFailed, StoreReplaced
-from deployments.jobs.store import ANSWER_WITHIN_S, JobStore
+from deployments.jobs.store import JobStore
+from deployments.storage.records import EntryName
+from deployments.storage.storage import StorageFailed, StoreReplaced
+from deployments.storage.stored_state import ANSWER_WITHIN_S
 from tests import virtual_time
-from tests.deployments.jobs.kept_jobs import KeptJobs, asked, event
+from tests.deployments.jobs.kept_jobs import asked, event
+from tests.deployments.storage.scripted_storage import ScriptedStorage
 
 SETTINGS = JobsSettings(lease_s=5)
 
 
-class ScriptedStorage(JobStorage):
-    """Keeps jobs in memory; raises the errors of its script first, `errors` in place of storing something."""
-
-    def __init__(self, kept: KeptJobs, errors: Sequence[Exception] = ()) -> None:
-        self.kept = kept
-        self.errors = list(errors)
-        self.read_errors: list[Exception] = []
-        self.is_failing = False
-        self.gate = asyncio.Event()
-        self.gate.set()
-        self.epoch = 0
-
-    async def take_over(self) -> list[LoadedJob]:
-        self.fail()
-        self.epoch = self.kept.epoch = self.kept.epoch + 1
-        return self.kept.loaded()
-
-    async def apply(self, changes: Sequence[Change]) -> None:
-        await self.gate.wait()
-        self.fail()
-        if self.errors:
-            raise self.errors.pop(0)
-        if self.epoch != self.kept.epoch:
-            raise StoreReplaced("by another")
-        self.kept.apply(changes)
-
-    async def read(self, job_id: str, names: Sequence[EntryName]) -> dict[EntryName, bytes]:
-        if self.read_errors:
-            raise self.read_errors.pop(0)
-        self.fail()
-        entries = self.kept.entries.get(job_id, {})
-        return {name: entries[name] for name in names if name in entries}
-
-    async def close(self) -> None:
-        pass
-
-    def fail(self) -> None:
-        if self.is_failing:
-            raise StorageFailed("no room")
-
-
 def run(scenario: Callable[[JobStore, ScriptedStorage], Awaitable[None]], errors: Sequence[Exception] = ()) -> None:
     async def with_store() -> None:
-        storage = ScriptedStorage(KeptJobs(), errors)
+        storage = ScriptedStorage(errors=errors)
         await scenario(JobStore(SETTINGS, storage), storage)
 
     virtual_time.run(with_store())

@@ -1,20 +1,27 @@
 """What holds for every session: random agents that continue, retry, edit, compact, forget, and call in parallel."""
 
+import asyncio
 import pickle
 from collections import Counter
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deployments.sessions.records import ChatContext
+from deployments.sessions.drift import drift_report
+from deployments.sessions.records import ChatContext, OpenSession
 from deployments.sessions.samples import samples_of
 from deployments.sessions.session_record import SessionRecord
+from deployments.sessions.settings import SessionsSettings
+from deployments.sessions.store import SessionStore
+from rollout_client.session_contract import SessionRequest, SessionReward
 from tests.deployments.sessions.harness import FORMS, FakeEngine, Prepared, Reply
 from tests.deployments.sessions.renderer import PLAIN, small, tiny
+from tests.deployments.storage.scripted_storage import ScriptedStorage
 
 ADD = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
 CONTEXTS = [PLAIN, ChatContext(tools=[ADD]), ChatContext(chat_template_kwargs={"enable_thinking": False})]
@@ -177,3 +184,49 @@ def own_generations(sample: Any) -> list[str]:
     places = [place for place, one in enumerate(sample.message_log) if one.generation_logprobs is not None]
     named = zip(places, sample.generation_ids, strict=True)
     return [name for place, name in named if place not in sample.shared_messages]
+
+
+@pytest.mark.slow
+@settings(max_examples=20)
+@given(data=st.data())
+def test_a_record_is_the_same_wherever_its_store_dies(data: st.DataObject) -> None:
+    """In memory alone, and of stores of which each begins with what the one before it has stored."""
+    engine = FakeEngine(tiny(), is_parsed=False)
+    agent = Agent(data, engine, has_tools=False)
+    for _ in range(data.draw(st.integers(1, 6))):
+        agent.play()
+    names = data.draw(st.lists(st.sampled_from([None, *engine.made]), max_size=3))
+    asyncio.run(assert_survives(engine, agent, names, lambda *choices: agent.draw(list(choices))))
+
+
+async def assert_survives(engine: FakeEngine, agent: Agent, rewarded: list[str | None], draw: Any) -> None:
+    storage = ScriptedStorage()
+    first = SessionStore(SessionsSettings(), storage)
+    await first.open(OpenSession("s", "", "hash", "http://service", SessionRequest()))
+    stores = [first]
+
+    async def make(change: Callable[[SessionStore], Awaitable[object]]) -> None:
+        """The store dies before it, after it is stored, or not; who has no answer asks again."""
+        died = draw("no", "no", "before", "after")
+        if died == "after":
+            await change(stores[-1])
+        if died != "no":
+            stores.append(SessionStore(SessionsSettings(), ScriptedStorage(storage.kept)))
+        await change(stores[-1])
+
+    for call in engine.calls:
+        await make(lambda store, call=call: store.add("s", call))  # type: ignore[misc]
+    for number, name in enumerate(rewarded):
+        reward = SessionReward(reward=number / 2, generation_id=name)
+        engine.record.reward(reward.parts, name)
+        await make(lambda store, reward=reward: store.reward("s", "", reward))  # type: ignore[misc]
+    store = stores[-1]
+    assert (await store.samples("s", "")).samples == samples_of("s", engine.record)
+    assert await store.drift("s", "") == drift_report("s", engine.record.calls)
+    asked = draw(*agent.conversations).with_new({"role": "user", "content": "more"})
+    assert await store.plan("s", "next", asked.messages, asked.context) == engine.record.plan(
+        asked.messages, asked.context
+    )
+    info = await store.info("s", "")
+    assert (info.generated_tokens, info.branches) == (engine.record.generated_tokens, len(engine.record.branches()))
+    assert len(storage.kept.entries["s"]) == 1 + len(engine.calls) + len(set(rewarded))

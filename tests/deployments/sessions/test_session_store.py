@@ -19,6 +19,7 @@ from deployments.sessions.settings import SessionsSettings
 from deployments.sessions.store import SessionStore
 from rollout_client.contract import SampleInput
 from rollout_client.session_contract import SessionLimits, SessionRequest, SessionReward
+from tests.deployments.storage.scripted_storage import ScriptedStorage
 
 QUESTION = {"role": "user", "content": "Q"}
 ANSWER = {"role": "assistant", "content": "A"}
@@ -34,6 +35,8 @@ def runs(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
 
 
 class Clock:
+    """Of the monotonic clock and of the seconds since 1970."""
+
     def __init__(self) -> None:
         self.now = 0.0
 
@@ -46,7 +49,14 @@ class Kept:
 
     def __init__(self, settings: SessionsSettings | None = None) -> None:
         self.clock = Clock()
-        self.store = SessionStore(settings or SessionsSettings(lease_s=10), self.clock)
+        self.settings = settings or SessionsSettings(lease_s=10)
+        self.storage = ScriptedStorage()
+        self.start()
+
+    def start(self) -> None:
+        """A store dies with all that it has in memory, and another one starts."""
+        self.storage = ScriptedStorage(self.storage.kept)
+        self.store = SessionStore(self.settings, self.storage, self.clock, self.clock)
 
     async def open(self, name: str = "s", **request: Any) -> "Kept":
         await self.store.open(opening(name, **request))
@@ -55,11 +65,13 @@ class Kept:
     async def call(self, name: str, messages: list[dict[str, Any]] | None = None) -> GeneratedMessage:
         """A call that generates ids 7 and 8 after prompt 1 ... 5."""
         given = messages or [QUESTION]
-        plan = await self.store.plan("s", name, "replica", given, PLAIN)
+        return await self.add(name, await self.store.plan("s", name, given, PLAIN), given)
+
+    async def add(self, name: str, plan: Plan, messages: list[dict[str, Any]] | None = None) -> GeneratedMessage:
         made = GeneratedMessage(
             name, ANSWER, "A", packed_ids([7, 8]), packed_logprobs([-0.5, -1.0]), "stop", (WeightSpan("3", 0, 2),)
         )
-        await self.store.add("s", call_of(name, plan, given, made))
+        await self.store.add("s", call_of(name, plan, messages or [QUESTION], made))
         return made
 
 
@@ -95,14 +107,14 @@ async def test_what_was_generated_is_in_the_samples_of_its_branch() -> None:
 async def test_a_conversation_that_continues_what_was_generated_has_its_ids() -> None:
     kept = await Kept().open()
     await kept.call("one")
-    plan = await kept.store.plan("s", "two", "replica", [QUESTION, ANSWER, QUESTION], PLAIN)
+    plan = await kept.store.plan("s", "two", [QUESTION, ANSWER, QUESTION], PLAIN)
     assert (list(plan.token_ids), plan.covered) == ([1, 2, 3, 4, 5, 7, 8], 2)
 
 
 @runs
 async def test_a_call_that_is_added_twice_ends_and_counts_once() -> None:
     kept = await Kept().open()
-    plan = await kept.store.plan("s", "one", "replica", [QUESTION], PLAIN)
+    plan = await kept.store.plan("s", "one", [QUESTION], PLAIN)
     made = GeneratedMessage("one", ANSWER, "A", packed_ids([7]), packed_logprobs([-1.0]), "stop")
     for _ in range(2):
         await kept.store.add("s", call_of("one", plan, [QUESTION], made))
@@ -135,22 +147,22 @@ async def test_rewards_are_those_of_the_session_and_of_its_messages_together() -
 @runs
 async def test_a_session_that_was_ended_aborts_its_calls_and_takes_no_more() -> None:
     kept = await Kept().open()
-    await kept.store.plan("s", "one", "replica", [QUESTION], PLAIN)
-    assert await kept.store.heard(["one"]) == []
+    await kept.store.plan("s", "one", [QUESTION], PLAIN)
+    assert await kept.store.heard({"one": "s"}) == []
     assert (await kept.store.end("s", "team")).status == "ended"
-    assert await kept.store.heard(["one"]) == ["one"]
+    assert await kept.store.heard({"one": "s"}) == ["one"]
     with pytest.raises(SessionClosed):
-        await kept.store.plan("s", "two", "replica", [QUESTION], PLAIN)
+        await kept.store.plan("s", "two", [QUESTION], PLAIN)
     assert (await kept.store.samples("s", "team")).samples == []
 
 
 @runs
 async def test_calls_beyond_the_deadline_are_aborted() -> None:
     kept = await Kept().open(deadline_s=5)
-    await kept.store.plan("s", "one", "replica", [QUESTION], PLAIN)
+    await kept.store.plan("s", "one", [QUESTION], PLAIN)
     kept.clock.now = 5
     await kept.store.pass_time()
-    assert await kept.store.heard(["one"]) == ["one"]
+    assert await kept.store.heard({"one": "s"}) == ["one"]
     assert (await kept.store.info("s", "team")).status == "deadline"
 
 
@@ -159,22 +171,34 @@ async def test_a_limit_refuses_the_call_that_would_be_beyond_it() -> None:
     kept = await Kept().open(limits=SessionLimits(max_calls=1))
     await kept.call("one")
     with pytest.raises(SessionLimitReached, match=r"limits\.max_calls"):
-        await kept.store.plan("s", "two", "replica", [QUESTION], PLAIN)
+        await kept.store.plan("s", "two", [QUESTION], PLAIN)
 
 
 @runs
 async def test_a_call_of_a_replica_that_is_silent_ends() -> None:
     kept = await Kept().open()
-    await kept.store.plan("s", "one", "replica", [QUESTION], PLAIN)
+    await kept.store.plan("s", "one", [QUESTION], PLAIN)
     kept.clock.now = 9
-    await kept.store.heard(["one"])
+    await kept.store.heard({"one": "s"})
     kept.clock.now = 19
     await kept.store.pass_time()
     assert (await kept.store.info("s", "team")).calls_in_flight == 1
     kept.clock.now = 19.5
     await kept.store.pass_time()
     assert (await kept.store.info("s", "team")).calls_in_flight == 0
-    assert await kept.store.heard(["one"]) == ["one"]
+
+
+@runs
+async def test_a_call_of_a_replica_that_is_heard_again_goes_on() -> None:
+    kept = await Kept().open()
+    plan = await kept.store.plan("s", "one", [QUESTION], PLAIN)
+    kept.clock.now = 11
+    await kept.store.pass_time()
+    assert await kept.store.heard({"one": "s"}) == []
+    assert (await kept.store.info("s", "team")).calls_in_flight == 1
+    await kept.add("one", plan)
+    info = await kept.store.info("s", "team")
+    assert (info.calls_in_flight, info.branches) == (0, 1)
 
 
 @runs
@@ -195,7 +219,7 @@ async def test_for_one_session_too_many_the_one_that_is_idle_longest_is_dropped(
     await kept.store.info("s", "team")
     await kept.open("u")
     assert sorted(info.id for info in await kept.store.infos("team")) == ["s", "u"]
-    await kept.store.plan("s", "one", "replica", [QUESTION], PLAIN)
-    await kept.store.plan("u", "two", "replica", [QUESTION], PLAIN)
+    await kept.store.plan("s", "one", [QUESTION], PLAIN)
+    await kept.store.plan("u", "two", [QUESTION], PLAIN)
     with pytest.raises(SessionLimitReached):
         await kept.open("v")

@@ -24,8 +24,7 @@ from service.requests.task_samples import TaskSampler
 from service.rollout_service import RolloutService
 from service.settings import AdmissionSettings, Limits
 from tests import virtual_time
-from tests.deployments.jobs.kept_jobs import KeptJobs
-from tests.deployments.jobs.test_store import ScriptedStorage
+from tests.deployments.storage.scripted_storage import Kept, ScriptedStorage
 from tests.paths import TINY_MODEL
 from tests.service.rollouts.playing import RandomEnvironment, RandomGenerator
 from tests.service.scripted_http import app_of
@@ -106,7 +105,7 @@ class ScriptedIngresses:
     ) -> None:
         """Args: `data` are those of `task`."""
         self.data = data
-        self.kept = KeptJobs()
+        self.kept = Kept()
         self.store_is_away = False
         self.dies_after = ""
         """The method of the store that it carries out and does not answer, because it dies."""

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from deployments.jobs.storage import StorageFailed, StoreReplaced
 from deployments.protocols import GenerationRequest, StepRequest
 from deployments.rpc import draining
+from deployments.storage.storage import StorageFailed, StoreReplaced
 from tests import virtual_time
 from tests.service.jobs.scripted_ingresses import ENDS_WITHIN_S, SETTINGS, ScriptedIngresses, request_of, run
 from tests.service.rollouts.playing import RandomEnvironment, RandomGenerator

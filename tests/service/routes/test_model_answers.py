@@ -15,6 +15,7 @@ from deployments.serving_records import ServedPart, ServedTokens
 from deployments.sessions.settings import SessionsSettings
 from deployments.sessions.store import SessionStore
 from tests import virtual_time
+from tests.deployments.storage.scripted_storage import ScriptedStorage
 from tests.service.scripted_http import ScriptedHttp
 from tests.service.scripted_model_server import ScriptedModelServer
 
@@ -156,7 +157,7 @@ def test_a_caller_that_leaves_a_stream_that_waits_aborts_its_call(leaves_after_s
 
 def test_a_stream_of_a_session_has_heartbeats() -> None:
     server = ScriptedModelServer([20.0, *events()])
-    service = ScriptedHttp(model_server=server, session_store=SessionStore(SessionsSettings()))
+    service = ScriptedHttp(model_server=server, session_store=SessionStore(SessionsSettings(), ScriptedStorage()))
 
     async def scenario() -> bytes:
         transport = httpx.ASGITransport(service.app)

@@ -18,6 +18,7 @@ from rollout_client.arrow.schema import ARROW
 from service.access.access_control import OPEN_TO_ALL, AccessControl
 from service.access.keys import hash_of, new_key
 from service.access.settings import AccessSettings
+from tests.deployments.storage.scripted_storage import ScriptedStorage
 from tests.service.scripted_http import ScriptedHttp
 from tests.service.scripted_model_server import ScriptedModelServer
 
@@ -31,7 +32,7 @@ class Opened:
         self, request: dict[str, Any] | None = None, access: AccessControl = OPEN_TO_ALL, key: str = ""
     ) -> None:
         self.server = ScriptedModelServer()
-        self.store = SessionStore(SessionsSettings())
+        self.store = SessionStore(SessionsSettings(), ScriptedStorage())
         self.service = ScriptedHttp(access=access, model_server=self.server, session_store=self.store)
         self.headers = {"authorization": f"Bearer {key}"} if key else {}
         opened = self.service.request("POST", "/v1/sessions", json=request or {}, headers=self.headers)
@@ -154,7 +155,7 @@ def test_samples_come_as_json_as_lines_and_as_arrow() -> None:
 
 async def record_a_call(store: SessionStore, session_id: str) -> None:
     messages = [{"role": "user", "content": "2 + 3?"}]
-    plan = await store.plan(session_id, "call", "replica", messages, ChatContext())
+    plan = await store.plan(session_id, "call", messages, ChatContext())
     rendered = [RenderedMessage(messages[0], packed_ids([1, 2]))]
     generated = GeneratedMessage(
         "answer",
@@ -212,7 +213,9 @@ def test_a_call_that_is_under_way_keeps_the_session_where_its_prefix_is() -> Non
 
 
 def test_the_clients_session_is_open_inside_of_its_block() -> None:
-    service = ScriptedHttp(model_server=ScriptedModelServer(), session_store=SessionStore(SessionsSettings()))
+    service = ScriptedHttp(
+        model_server=ScriptedModelServer(), session_store=SessionStore(SessionsSettings(), ScriptedStorage())
+    )
 
     async def play(client: AsyncRolloutClient) -> tuple[str, list[str]]:
         async with client.session(sampling={"temperature": 0.5}, deadline_s=60) as session:

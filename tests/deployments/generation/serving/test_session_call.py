@@ -20,6 +20,7 @@ from deployments.sessions.store import SessionStore
 from rollout_client.contract import RolloutDemand
 from rollout_client.session_contract import SessionRequest, SessionSample
 from tests.deployments.sessions.renderer import PLAIN, small
+from tests.deployments.storage.scripted_storage import ScriptedStorage
 
 QUESTION = {"role": "user", "content": "What is 2 + 3?"}
 MORE = {"role": "user", "content": "And 1 + 1?"}
@@ -37,10 +38,10 @@ class Replica:
     """The calls of one session over a store in this process. The engine ends a call when it is interrupted."""
 
     def __init__(self) -> None:
-        self.store = SessionStore(SessionsSettings())
+        self.store = SessionStore(SessionsSettings(), ScriptedStorage())
         unchecked: Any = self.store
         renderer: Any = small()
-        self.calls = SessionCallsInFlight(unchecked, "replica", renderer, self._interrupt)
+        self.calls = SessionCallsInFlight(unchecked, renderer, self._interrupt)
         self.interrupted: list[str] = []
         self._running: dict[str, ServedCall] = {}
 

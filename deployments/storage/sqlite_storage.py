@@ -1,4 +1,4 @@
-"""Keeps jobs in a SQLite database on a local disk."""
+"""Keeps records in a SQLite database on a local disk."""
 
 import asyncio
 import sqlite3
@@ -7,43 +7,47 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
-from deployments.jobs.records import Change, EntryName, LoadedJob
-from deployments.jobs.storage import JobStorage, StoreReplaced, record_bytes, record_of, storage_failed
+from deployments.storage.records import EntryName, StoredChange, StoredRecord
+from deployments.storage.storage import Noun, Storage, storage_failed, store_replaced
 
-FILE = "jobs.sqlite"
 LOCKED_S = 30.0
 """How long a write waits for the one of a store that this one replaces."""
 SCHEMA = """
 create table if not exists stores (epoch integer not null);
-create table if not exists jobs (job_id text primary key, record blob not null) without rowid;
+create table if not exists records (record_id text primary key, record blob not null) without rowid;
 create table if not exists entries (
-    job_id text not null, kind text not null, number integer not null, data blob not null,
-    primary key (job_id, kind, number)
+    record_id text not null, kind text not null, number integer not null, data blob not null,
+    primary key (record_id, kind, number)
 );
 """
 Result = TypeVar("Result")
 
 
-class SqliteStorage(JobStorage):
+def file_of(folder: Path, noun: Noun) -> Path:
+    return folder / f"{noun}s.sqlite"
+
+
+class SqliteStorage(Storage):
     """Writes are durable when the process dies; after a power cut the last of them may be missing, never half of
     one."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, noun: Noun) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self._path = folder / FILE
+        self._noun = noun
+        self._path = file_of(folder, noun)
         # One thread: SQLite's connections belong to the thread that opened them, and writes follow one another.
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="jobs")
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="storage")
         self._database: sqlite3.Connection | None = None
         self._epoch = 0
 
-    async def take_over(self) -> list[LoadedJob]:
+    async def take_over(self) -> list[StoredRecord]:
         return await self._in_thread(self._take_over)
 
-    async def apply(self, changes: Sequence[Change]) -> None:
+    async def apply(self, changes: Sequence[StoredChange]) -> None:
         await self._in_thread(lambda: self._apply(changes))
 
-    async def read(self, job_id: str, names: Sequence[EntryName]) -> dict[EntryName, bytes]:
-        return await self._in_thread(lambda: self._read(job_id, names))
+    async def read(self, record_id: str, names: Sequence[EntryName]) -> dict[EntryName, bytes]:
+        return await self._in_thread(lambda: self._read(record_id, names))
 
     async def close(self) -> None:
         await self._in_thread(self._connection.close)
@@ -53,7 +57,7 @@ class SqliteStorage(JobStorage):
         try:
             return await asyncio.get_running_loop().run_in_executor(self._thread, work)
         except (sqlite3.Error, OSError) as error:
-            raise storage_failed(error) from error
+            raise storage_failed(self._noun, error) from error
 
     @property
     def _connection(self) -> sqlite3.Connection:
@@ -66,43 +70,45 @@ class SqliteStorage(JobStorage):
             self._database = database
         return self._database
 
-    def _take_over(self) -> list[LoadedJob]:
+    def _take_over(self) -> list[StoredRecord]:
         database = self._connection
         with Transaction(database):
             [epoch] = database.execute("select coalesce(max(epoch), 0) + 1 from stores").fetchone()
             database.execute("delete from stores")
             database.execute("insert into stores values (?)", (epoch,))
         self._epoch = epoch
-        records = [record_of(record) for (record,) in database.execute("select record from jobs")]
-        sizes: dict[str, dict[EntryName, int]] = {record.job_id: {} for record in records}
-        for job_id, kind, number, size in database.execute("select job_id, kind, number, length(data) from entries"):
-            sizes[job_id][EntryName(kind, number)] = size
-        return [LoadedJob(record, sizes[record.job_id]) for record in records]
+        records = database.execute("select record_id, record from records").fetchall()
+        sizes: dict[str, dict[EntryName, int]] = {record_id: {} for record_id, _ in records}
+        for record_id, kind, number, size in database.execute(
+            "select record_id, kind, number, length(data) from entries"
+        ):
+            sizes[record_id][EntryName(kind, number)] = size
+        return [StoredRecord(record_id, record, sizes[record_id]) for record_id, record in records]
 
-    def _apply(self, changes: Sequence[Change]) -> None:
+    def _apply(self, changes: Sequence[StoredChange]) -> None:
         database = self._connection
         with Transaction(database):
             [epoch] = database.execute("select max(epoch) from stores").fetchone()
             if epoch != self._epoch:
-                raise StoreReplaced(f"Job store {epoch} has taken over from {self._epoch}.")
+                raise store_replaced(self._noun, self._epoch)
             for change in changes:
                 apply_change(database, change)
 
-    def _read(self, job_id: str, names: Sequence[EntryName]) -> dict[EntryName, bytes]:
-        query = "select data from entries where job_id = ? and kind = ? and number = ?"
-        found = ((name, self._connection.execute(query, (job_id, *name)).fetchone()) for name in names)
+    def _read(self, record_id: str, names: Sequence[EntryName]) -> dict[EntryName, bytes]:
+        query = "select data from entries where record_id = ? and kind = ? and number = ?"
+        found = ((name, self._connection.execute(query, (record_id, *name)).fetchone()) for name in names)
         return {name: row[0] for name, row in found if row is not None}
 
 
-def apply_change(database: sqlite3.Connection, change: Change) -> None:
+def apply_change(database: sqlite3.Connection, change: StoredChange) -> None:
     if change.record is None:
-        database.execute("delete from jobs where job_id = ?", (change.job_id,))
-        database.execute("delete from entries where job_id = ?", (change.job_id,))
+        database.execute("delete from records where record_id = ?", (change.record_id,))
+        database.execute("delete from entries where record_id = ?", (change.record_id,))
         return
-    database.execute("insert or replace into jobs values (?, ?)", (change.job_id, record_bytes(change.record)))
-    removed = [(change.job_id, *name) for name in change.removed]
-    database.executemany("delete from entries where job_id = ? and kind = ? and number = ?", removed)
-    added = [(change.job_id, *name, data) for name, data in change.added.items()]
+    database.execute("insert or replace into records values (?, ?)", (change.record_id, change.record))
+    removed = [(change.record_id, *name) for name in change.removed]
+    database.executemany("delete from entries where record_id = ? and kind = ? and number = ?", removed)
+    added = [(change.record_id, *name, data) for name, data in change.added.items()]
     database.executemany("insert or replace into entries values (?, ?, ?, ?)", added)
 
 

@@ -1,4 +1,4 @@
-"""What every storage of the job store does: SQLite, and Redis, both as `fakeredis` and as a server."""
+"""What every storage does: SQLite, and Redis, both as `fakeredis` and as a server."""
 
 import asyncio
 import shutil
@@ -11,15 +11,15 @@ from uuid import uuid4
 import pytest
 from fakeredis import FakeAsyncRedis, FakeServer
 
-from deployments.jobs.records import Change, EntryName, JobRecord, LoadedJob
-from deployments.jobs.redis_storage import RedisStorage
-from deployments.jobs.settings import JobsSettings
-from deployments.jobs.sqlite_storage import SqliteStorage
-from deployments.jobs.storage import JobStorage, StorageFailed, StoreReplaced
-from deployments.jobs.store import FolderNotShared, storage_of
+from deployments.storage.opening import FolderNotShared, storage_of
+from deployments.storage.records import EntryName, StoredChange, StoredRecord
+from deployments.storage.redis_storage import RedisStorage
+from deployments.storage.settings import StorageSettings
+from deployments.storage.sqlite_storage import SqliteStorage
+from deployments.storage.storage import Noun, Storage, StorageFailed, StoreReplaced
 
 BODY, EVENT, TURN = EntryName("body", 0), EntryName("event", 1), EntryName("journal", 7)
-Open = Callable[[], JobStorage]
+Open = Callable[..., Storage]
 
 
 @pytest.fixture(scope="module")
@@ -44,14 +44,15 @@ def redis_socket() -> Iterator[Path]:
 
 @pytest.fixture(params=["sqlite", "redis", "redis-server"])
 def open_storage(request: pytest.FixtureRequest, tmp_path: Path) -> Open:
-    """Each call opens the same jobs again."""
+    """Each call opens the same jobs again, or the sessions beside them."""
+    job: Noun = "job"
     if request.param == "sqlite":
-        return lambda: SqliteStorage(tmp_path / "jobs")
+        return lambda noun=job: SqliteStorage(tmp_path / "kept", noun)
     if request.param == "redis-server":
         url, prefix = f"unix://{request.getfixturevalue('redis_socket')}", uuid4().hex
-        return lambda: storage_of(JobsSettings(redis_url=url, redis_prefix=prefix))
+        return lambda noun=job: storage_of(StorageSettings(redis_url=url, redis_prefix=prefix), noun)
     server = FakeServer()
-    return lambda: RedisStorage(FakeAsyncRedis(server=server), "test")
+    return lambda noun=job: RedisStorage(FakeAsyncRedis(server=server), "test", noun)
 
 
 def run(scenario: Callable[[], Awaitable[None]]) -> None:
@@ -61,29 +62,17 @@ def run(scenario: Callable[[], Awaitable[None]]) -> None:
     asyncio.run(limited())
 
 
-def record(job_id: str = "j", **changes: str) -> JobRecord:
-    return JobRecord(
-        job_id=job_id,
-        namespace="team",
-        kind="rollout",
-        media_type="application/json",
-        request_id="r",
-        created_at=12.5,
-        **changes,  # type: ignore[arg-type]
-    )
-
-
 def test_what_was_applied_is_there_for_the_next_store(open_storage: Open) -> None:
     async def scenario() -> None:
         first = open_storage()
         assert await first.take_over() == []
-        await first.apply([Change("j", record(key="k"), {BODY: b"\x00body", EVENT: b"one", TURN: b""})])
-        await first.apply([Change("j", record(key="k", owner="b"), {EVENT: b"two"}, [TURN])])
-        await first.apply([Change("gone", record("gone"), {BODY: b"x"})])
-        await first.apply([Change("gone", None)])
+        await first.apply([StoredChange("j", b"first", {BODY: b"\x00body", EVENT: b"one", TURN: b""})])
+        await first.apply([StoredChange("j", b"second", {EVENT: b"two"}, [TURN])])
+        await first.apply([StoredChange("gone", b"r", {BODY: b"x"})])
+        await first.apply([StoredChange("gone", None)])
         await first.close()
         second = open_storage()
-        assert await second.take_over() == [LoadedJob(record(key="k", owner="b"), {BODY: 5, EVENT: 3})]
+        assert await second.take_over() == [StoredRecord("j", b"second", {BODY: 5, EVENT: 3})]
         assert await second.read("j", [EVENT, TURN, BODY]) == {EVENT: b"two", BODY: b"\x00body"}
         assert await second.read("gone", [BODY]) == {}
         assert await second.read("j", []) == {}
@@ -96,14 +85,28 @@ def test_a_store_that_was_replaced_writes_no_more(open_storage: Open) -> None:
     async def scenario() -> None:
         old, new = open_storage(), open_storage()
         await old.take_over()
-        await old.apply([Change("j", record())])
+        await old.apply([StoredChange("j", b"early")])
         await new.take_over()
         with pytest.raises(StoreReplaced):
-            await old.apply([Change("j", record(owner="late"))])
-        await new.apply([Change("k", record("k"))])
+            await old.apply([StoredChange("j", b"late")])
+        await new.apply([StoredChange("k", b"r")])
         third = open_storage()
-        assert {loaded.record.owner for loaded in await third.take_over()} == {""}
+        assert {loaded.record for loaded in await third.take_over()} == {b"early", b"r"}
         for storage in (old, new, third):
+            await storage.close()
+
+    run(scenario)
+
+
+def test_jobs_and_sessions_in_one_place_know_nothing_of_each_other(open_storage: Open) -> None:
+    async def scenario() -> None:
+        jobs, sessions = open_storage("job"), open_storage("session")
+        await jobs.take_over()
+        await jobs.apply([StoredChange("j", b"job", {EVENT: b"one"})])
+        assert await sessions.take_over() == []
+        await jobs.apply([StoredChange("k", b"job")])
+        assert await sessions.read("j", [EVENT]) == {}
+        for storage in (jobs, sessions):
             await storage.close()
 
     run(scenario)
@@ -111,9 +114,9 @@ def test_a_store_that_was_replaced_writes_no_more(open_storage: Open) -> None:
 
 def test_changes_are_made_together_or_not_at_all(tmp_path: Path) -> None:
     async def scenario() -> None:
-        storage = SqliteStorage(tmp_path)
+        storage = SqliteStorage(tmp_path, "job")
         await storage.take_over()
-        unstorable: list[Change] = [Change("a", record("a")), Change("b", record("b"), {EVENT: object()})]  # type: ignore[dict-item]
+        unstorable: list[StoredChange] = [StoredChange("a", b"r"), StoredChange("b", b"r", {EVENT: object()})]  # type: ignore[dict-item]
         with pytest.raises(Exception, match="The database of the jobs fails"):
             await storage.apply(unstorable)
         assert await storage.take_over() == []
@@ -124,15 +127,15 @@ def test_changes_are_made_together_or_not_at_all(tmp_path: Path) -> None:
 
 def test_a_full_disk_is_named_changes_nothing_and_passes(tmp_path: Path) -> None:
     async def scenario() -> None:
-        storage = SqliteStorage(tmp_path)
+        storage = SqliteStorage(tmp_path, "job")
         await storage.take_over()
         await limit_pages(storage, 40)
         with pytest.raises(StorageFailed, match="OperationalError") as failed:
-            await storage.apply([Change("j", record(), {BODY: b"x" * 10**6})])
+            await storage.apply([StoredChange("j", b"early", {BODY: b"x" * 10**6})])
         assert str(failed.value.__cause__) == "database or disk is full"
         await limit_pages(storage, 4000)
-        await storage.apply([Change("k", record("k"), {BODY: b"x" * 10**6})])
-        assert [loaded.record.job_id for loaded in await storage.take_over()] == ["k"]
+        await storage.apply([StoredChange("k", b"r", {BODY: b"x" * 10**6})])
+        assert [loaded.record_id for loaded in await storage.take_over()] == ["k"]
         await storage.close()
 
     async def limit_pages(storage: SqliteStorage, most: int) -> None:
@@ -143,10 +146,10 @@ def test_a_full_disk_is_named_changes_nothing_and_passes(tmp_path: Path) -> None
 
 def test_a_database_that_cannot_be_reached_is_named_by_every_call(tmp_path: Path) -> None:
     async def scenario() -> None:
-        nobody = storage_of(JobsSettings(redis_url=f"unix://{tmp_path}/nobody"))
+        nobody = storage_of(StorageSettings(redis_url=f"unix://{tmp_path}/nobody"), "job")
         (tmp_path / "jobs.sqlite").mkdir()
-        for storage in (nobody, SqliteStorage(tmp_path)):
-            for call in (storage.take_over(), storage.apply([Change("j", record())]), storage.read("j", [BODY])):
+        for storage in (nobody, SqliteStorage(tmp_path, "job")):
+            for call in (storage.take_over(), storage.apply([StoredChange("j", b"early")]), storage.read("j", [BODY])):
                 with pytest.raises(StorageFailed):
                     await call
 
@@ -155,7 +158,7 @@ def test_a_database_that_cannot_be_reached_is_named_by_every_call(tmp_path: Path
 
 def test_the_file_of_the_jobs_is_its_owners_alone(tmp_path: Path) -> None:
     async def scenario() -> None:
-        storage = SqliteStorage(tmp_path)
+        storage = SqliteStorage(tmp_path, "job")
         await storage.take_over()
         assert (tmp_path / "jobs.sqlite").stat().st_mode & 0o777 == 0o600
         await storage.close()
@@ -171,21 +174,21 @@ def test_several_nodes_without_redis_are_refused_with_what_to_do(
 ) -> None:
     monkeypatch.setattr("ray.nodes", lambda: NODES)
     with pytest.raises(FolderNotShared, match=r"has 2 nodes.* Set jobs\.redis_url to .*, or jobs: null for"):
-        storage_of(JobsSettings(folder=str(tmp_path)))
-    assert isinstance(storage_of(JobsSettings(redis_url="redis://host")), RedisStorage)
+        storage_of(StorageSettings(folder=str(tmp_path)), "job")
+    assert isinstance(storage_of(StorageSettings(redis_url="redis://host"), "job"), RedisStorage)
     monkeypatch.setattr("ray.nodes", lambda: NODES[:2])
-    assert isinstance(storage_of(JobsSettings(folder=str(tmp_path))), SqliteStorage)
+    assert isinstance(storage_of(StorageSettings(folder=str(tmp_path)), "job"), SqliteStorage)
 
 
 def test_a_store_starts_again_beside_its_jobs_though_another_node_has_joined_and_warns(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def kept_before() -> None:
-        storage = SqliteStorage(tmp_path)
+        storage = SqliteStorage(tmp_path, "job")
         await storage.take_over()
         await storage.close()
 
     run(kept_before)
     monkeypatch.setattr("ray.nodes", lambda: NODES)
-    assert isinstance(storage_of(JobsSettings(folder=str(tmp_path))), SqliteStorage)
+    assert isinstance(storage_of(StorageSettings(folder=str(tmp_path)), "job"), SqliteStorage)
     assert "The cluster has 2 nodes" in caplog.text

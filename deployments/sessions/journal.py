@@ -1,0 +1,172 @@
+"""The bytes that are kept of a session, and what they say when they are read again. No I/O.
+
+A session is kept as a small record (`SessionHead`), which changes, and entries: what it was opened with, each call by
+its place in the record, once, and each reward. The same calls in their order make the same record.
+All is JSON, with ids and log-probabilities as base64 of int32 and float32.
+"""
+
+import json
+from array import array
+from base64 import b64decode, b64encode
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from deployments.protocols import WeightSpan, packed_ids, packed_logprobs
+from deployments.sessions.records import (
+    ChatContext,
+    EngineCall,
+    GeneratedMessage,
+    OpenSession,
+    Plan,
+    RenderedMessage,
+)
+from deployments.sessions.session_record import SessionRecord
+from deployments.storage.records import EntryName
+from rollout_client.session_contract import MessageDrift, SessionLimits, SessionRequest
+
+OPENED = EntryName("opened", 0)
+NO_IDS = packed_ids(())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionHead:
+    """What a store that starts again must know of a session before anybody asks for it. Times count from 1970."""
+
+    namespace: str
+    limits: SessionLimits
+    opened_at: float
+    used_at: float
+    deadline_at: float | None
+    is_ended: bool
+    calls: int
+    """Those that have begun, without those that were in flight."""
+
+
+@dataclass(slots=True)
+class ReadSession:
+    """What the entries of a session say."""
+
+    opened: OpenSession
+    record: SessionRecord = field(default_factory=SessionRecord)
+
+
+def call_name(place: int) -> EntryName:
+    """Args: `place` of the call among those that were recorded."""
+    return EntryName("call", place)
+
+
+def reward_name(number: int) -> EntryName:
+    """Args: `number` as `SessionRecord.reward_number` has it."""
+    return EntryName("reward", number)
+
+
+def head_bytes(head: SessionHead) -> bytes:
+    return written({**asdict(head), "limits": head.limits.model_dump(mode="json")})
+
+
+def head_of(data: bytes) -> SessionHead:
+    fields = json.loads(data)
+    return SessionHead(**{**fields, "limits": SessionLimits.model_validate(fields["limits"])})
+
+
+def opened_entry(opened: OpenSession) -> bytes:
+    request = json.loads(opened.request.model_dump_json(exclude_unset=True))
+    return written(
+        {name: getattr(opened, name) for name in ("id", "namespace", "key_sha256", "base_url")} | {"request": request}
+    )
+
+
+def opened_of(data: bytes) -> OpenSession:
+    fields = json.loads(data)
+    return OpenSession(**{**fields, "request": SessionRequest.model_validate(fields["request"])})
+
+
+def reward_entry(parts: Mapping[str, float], generation_id: str | None) -> bytes:
+    return written({"parts": dict(parts), "generation_id": generation_id})
+
+
+def call_entry(call: EngineCall) -> bytes:
+    """All that `SessionRecord.add` reads of a call: of its plan neither ids, which the record has, nor the version."""
+    plan = call.plan
+    return written(
+        {
+            "id": call.id,
+            "context": [call.context.tools, call.context.chat_template_kwargs],
+            "after": plan.after,
+            "covered": plan.covered,
+            "drift": [message.model_dump(mode="json") for message in plan.drift],
+            "seen": [[number, form.hex()] for number, form in plan.seen],
+            "rendered": [[rendered.message, ids_text(rendered.token_ids)] for rendered in call.rendered],
+            "generation_prompt": ids_text(call.generation_prompt),
+            "generated": [generated_fields(generated) for generated in call.generated],
+        }
+    )
+
+
+def call_of(data: bytes) -> EngineCall:
+    fields = json.loads(data)
+    plan = Plan(
+        after=fields["after"],
+        covered=fields["covered"],
+        token_ids=NO_IDS,
+        response_ids=NO_IDS,
+        drift=tuple(MessageDrift.model_validate(message) for message in fields["drift"]),
+        seen=tuple((number, bytes.fromhex(form)) for number, form in fields["seen"]),
+    )
+    return EngineCall(
+        id=fields["id"],
+        context=ChatContext(*fields["context"]),
+        plan=plan,
+        rendered=[RenderedMessage(message, ids_of(ids)) for message, ids in fields["rendered"]],
+        generation_prompt=ids_of(fields["generation_prompt"]),
+        generated=[generated_of(generated) for generated in fields["generated"]],
+    )
+
+
+def session_of(entries: Mapping[EntryName, bytes]) -> ReadSession:
+    """Args: `entries` are all of one session."""
+    read = ReadSession(opened_of(entries[OPENED]))
+    for place in sorted(name.number for name in entries if name.kind == "call"):
+        read.record.add(call_of(entries[call_name(place)]))
+    for name, data in entries.items():
+        if name.kind == "reward":
+            reward = json.loads(data)
+            read.record.reward(reward["parts"], reward["generation_id"])
+    return read
+
+
+def generated_fields(generated: GeneratedMessage) -> dict[str, Any]:
+    return {
+        "id": generated.id,
+        "message": generated.message,
+        "text": generated.text,
+        "token_ids": ids_text(generated.token_ids),
+        "logprobs": text_of_numbers(packed_logprobs(generated.logprobs)),
+        "finish_reason": generated.finish_reason,
+        "weight_versions": [[span.version, span.start, span.end] for span in generated.weight_versions],
+    }
+
+
+def generated_of(fields: Mapping[str, Any]) -> GeneratedMessage:
+    logprobs = array("f", b64decode(fields["logprobs"]))
+    spans = tuple(WeightSpan(*span) for span in fields["weight_versions"])
+    packed = {"token_ids": ids_of(fields["token_ids"]), "logprobs": logprobs, "weight_versions": spans}
+    return GeneratedMessage(**{**fields, **packed})
+
+
+def ids_text(token_ids: Sequence[int]) -> str:
+    return text_of_numbers(packed_ids(token_ids))
+
+
+def ids_of(text: str) -> "array[int]":
+    return array("i", b64decode(text))
+
+
+def text_of_numbers(numbers: "array[int] | array[float]") -> str:
+    return b64encode(numbers).decode()
+
+
+def written(fields: Mapping[str, Any]) -> bytes:
+    # The standard library alone writes half of a surrogate pair, which the JSON of a call can spell.
+    return json.dumps(fields, default=str, separators=(",", ":")).encode()

@@ -1,0 +1,220 @@
+"""Which sessions a store keeps, what of them is in memory, and what must be stored. A state machine: no I/O, no clock.
+
+Guarantees: a session that was dropped is in `unstored` until its removal is; a session that is not in memory is read
+once, and is meanwhile known by its head: its limits, its age, what it has used.
+"""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from deployments.sessions.calls_in_flight import CallsInFlight
+from deployments.sessions.failures import session_unknown
+from deployments.sessions.journal import OPENED, ReadSession, SessionHead, head_bytes, head_of
+from deployments.sessions.records import OpenSession
+from deployments.sessions.session_table import HeldSession, SessionTable
+from deployments.sessions.settings import SessionsSettings
+from deployments.storage.records import EntryName, StoredChange, StoredRecord
+from rollout_client.session_contract import SessionLimits, SessionStatus
+
+USE_STORED_S = 30.0
+"""How often it is stored that a session was used, where nothing else of it is."""
+GRACE_S = 60.0
+"""No session expires sooner after the start of a store: nobody could use it while there was none."""
+
+
+class Now(NamedTuple):
+    """In seconds."""
+
+    monotonic: float
+    time_s: float
+    """Since 1970."""
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class KeptSession:
+    """A session, in memory or not."""
+
+    id: str
+    namespace: str
+    limits: SessionLimits
+    opened_at: float
+    """In seconds since 1970."""
+    use_stored_at: float
+    """When it was used last, as far as that is stored; on the monotonic clock."""
+    is_ended: bool = False
+    opened_bytes: int = 0
+    """Of what it was opened with."""
+    names: Collection[EntryName] = ()
+    """Of its entries, until they are read."""
+    read: ReadSession | None = None
+
+
+class SessionBook:
+    def __init__(self, settings: SessionsSettings, kept: Iterable[StoredRecord], now: Now) -> None:
+        self._table = SessionTable(settings.max_sessions, settings.max_bytes)
+        self.calls = CallsInFlight(settings.lease_s)
+        self._sessions: dict[str, KeptSession] = {}
+        """In the order in which they were opened."""
+        self._dropped: set[str] = set()
+        heads = [(stored, head_of(stored.record)) for stored in kept]
+        for stored, head in sorted(heads, key=lambda pair: pair[1].used_at):
+            self._restore(stored, head, now)
+        self._sessions = dict(sorted(self._sessions.items(), key=lambda item: item[1].opened_at))
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    def find(self, session_id: str) -> KeptSession | None:
+        return self._sessions.get(session_id)
+
+    def get(self, session_id: str, namespace: str | None = None) -> KeptSession:
+        """Raises `SessionUnknown`, also for a session of another caller than `namespace`, if that is given."""
+        kept = self._sessions.get(session_id)
+        if kept is None or namespace not in (None, kept.namespace):
+            raise session_unknown(session_id)
+        return kept
+
+    def of_caller(self, namespace: str) -> list[KeptSession]:
+        return [kept for kept in self._sessions.values() if kept.namespace == namespace]
+
+    def use(self, kept: KeptSession, now: Now) -> None:
+        """Something is asked of the session."""
+        self._table.use(kept.id, now.monotonic)
+
+    def open(self, opened: OpenSession, size_bytes: int, now: Now) -> KeptSession | None:
+        """`None` if there is no room for what it was opened with, of `size_bytes`. Raises `SessionRefused`."""
+        request = opened.request
+        self._drop(
+            self._table.open(opened.id, request.limits, now.monotonic, request.deadline_s, opened.namespace, size_bytes)
+        )
+        if opened.id not in self._table:
+            return None
+        kept = self._sessions[opened.id] = KeptSession(
+            id=opened.id,
+            namespace=opened.namespace,
+            limits=request.limits,
+            opened_at=now.time_s,
+            use_stored_at=now.monotonic,
+            opened_bytes=size_bytes,
+            read=ReadSession(opened),
+        )
+        return kept
+
+    def end(self, kept: KeptSession, now: Now) -> None:
+        """Lets the session take no more calls, and aborts those in flight."""
+        kept.is_ended = True
+        self._table.end(kept.id, now.monotonic)
+        self.calls.abort({kept.id})
+
+    def begin_call(self, kept: KeptSession, call_id: str, now: Now) -> None:
+        """Does nothing for a call that is in flight. Raises `SessionRefused`."""
+        if call_id not in self.calls:
+            self._table.begin_call(kept.id, now.monotonic)
+            self.calls.begin(call_id, kept.id, now.monotonic)
+
+    def end_call(self, call_id: str, now: Now) -> None:
+        """Unknown ids are ignored."""
+        if (session_id := self.calls.end(call_id, now.monotonic)) is not None:
+            self._table.end_call(session_id, now.monotonic)
+
+    def heard(self, calls: Mapping[str, str], now: Now) -> list[str]:
+        """A replica makes these calls, each of a session. Returns those that it must abort.
+
+        A call that is not known, but may go on, has begun at a store that was here before. Its session must be read.
+        """
+        for call_id, session_id in calls.items():
+            if call_id not in self.calls and not self._has_ended(call_id, session_id):
+                self._table.resume_call(session_id, now.monotonic)
+                self.calls.begin(call_id, session_id, now.monotonic)
+        return self.calls.heard(calls, now.monotonic)
+
+    def _has_ended(self, call_id: str, session_id: str) -> bool:
+        kept = self._sessions.get(session_id)
+        if kept is None or kept.read is None or kept.is_ended:
+            return True
+        return self.calls.has_ended(call_id) or kept.read.record.has_call(call_id)
+
+    def note_record(self, kept: KeptSession) -> None:
+        """Its record has been read, or has grown."""
+        assert kept.read is not None
+        record = kept.read.record
+        self._drop(self._table.note_record(kept.id, record.total_tokens, kept.opened_bytes + record.size_bytes))
+
+    def note_read(self, kept: KeptSession, read: ReadSession) -> None:
+        kept.read, kept.names = read, ()
+        self.note_record(kept)
+
+    def forget(self, session_id: str) -> None:
+        """What was dropped before has been stored again meanwhile."""
+        self._dropped.add(session_id)
+
+    def pass_time(self, now: Now) -> None:
+        """Drops what has expired, aborts what is beyond its deadline, and ends the calls of replicas that are gone."""
+        for _, session_id in self.calls.lost(now.monotonic):
+            self._table.end_call(session_id, now.monotonic)
+        self.calls.abort(self._table.beyond_deadline(now.monotonic))
+        self._drop(self._table.drop_expired(now.monotonic))
+
+    # What must be stored.
+
+    def change(self, kept: KeptSession, now: Now, added: Mapping[EntryName, bytes] | None = None) -> StoredChange:
+        """The session as it is, with these further entries."""
+        held = self._table.get(kept.id)
+        kept.use_stored_at = held.used_at
+        is_recorded = any(name.kind == "call" for name in added or ())
+        head = SessionHead(
+            namespace=kept.namespace,
+            limits=kept.limits,
+            opened_at=kept.opened_at,
+            used_at=now.time_s - (now.monotonic - held.used_at),
+            deadline_at=None if held.deadline_at is None else now.time_s + held.deadline_at - now.monotonic,
+            is_ended=kept.is_ended,
+            calls=held.calls - held.in_flight + is_recorded,
+        )
+        return StoredChange(kept.id, head_bytes(head), added or {})
+
+    def unstored(self, now: Now) -> Sequence[StoredChange]:
+        """What was dropped, or used long ago, since it was stored. To be stored by whoever asks."""
+        removed = [StoredChange(session_id, None) for session_id in self._dropped]
+        self._dropped.clear()
+        late = (kept for kept in self._sessions.values() if self._is_use_late(kept))
+        return [*removed, *(self.change(kept, now) for kept in late)]
+
+    def _is_use_late(self, kept: KeptSession) -> bool:
+        return self._table.get(kept.id).used_at - kept.use_stored_at > min(USE_STORED_S, kept.limits.idle_s / 2)
+
+    def status(self, kept: KeptSession, now: Now) -> SessionStatus:
+        if kept.is_ended:
+            return "ended"
+        deadline_at = self._table.get(kept.id).deadline_at
+        return "deadline" if deadline_at is not None and now.monotonic >= deadline_at else "open"
+
+    def held(self, kept: KeptSession) -> HeldSession:
+        return self._table.get(kept.id)
+
+    def _restore(self, stored: StoredRecord, head: SessionHead, now: Now) -> None:
+        age_s = min(max(now.time_s - head.used_at, 0.0), max(head.limits.idle_s - GRACE_S, 0.0))
+        used_at, size_bytes = now.monotonic - age_s, sum(stored.sizes.values())
+        deadline_at = None if head.deadline_at is None else now.monotonic + head.deadline_at - now.time_s
+        dropped = self._table.restore(
+            stored.record_id,
+            HeldSession(head.namespace, head.limits, used_at, deadline_at, head.is_ended, head.calls),
+            size_bytes,
+        )
+        self._sessions[stored.record_id] = KeptSession(
+            id=stored.record_id,
+            namespace=head.namespace,
+            limits=head.limits,
+            opened_at=head.opened_at,
+            use_stored_at=used_at,
+            is_ended=head.is_ended,
+            opened_bytes=stored.sizes.get(OPENED, 0),
+            names=tuple(stored.sizes),
+        )
+        self._drop(dropped)
+
+    def _drop(self, session_ids: Collection[str]) -> None:
+        for session_id in session_ids:
+            self._sessions.pop(session_id, None)
+            self._dropped.add(session_id)

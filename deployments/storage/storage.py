@@ -1,0 +1,53 @@
+"""Where a store keeps what must outlive its process: `Storage`. `SqliteStorage` and `RedisStorage` implement it."""
+
+from collections.abc import Sequence
+from typing import Literal, Protocol
+
+from deployments.failures import StoreLost
+from deployments.storage.records import EntryName, StoredChange, StoredRecord
+
+Noun = Literal["job", "session"]
+"""What the records of a storage are. Storages of different ones share nothing."""
+
+
+class StoreReplaced(StoreLost):
+    """A newer store has taken the records over: this one must end."""
+
+
+class StorageFailed(StoreLost):
+    """The database did not do what it was asked. The same can succeed later: there is no room, or it is away."""
+
+
+def storage_failed(noun: Noun, error: Exception) -> StorageFailed:
+    """What the library says is for the log alone: it may name a path or a host."""
+    return StorageFailed(
+        f"The database of the {noun}s fails ({type(error).__name__}); the log of the {noun} store says why."
+    )
+
+
+def store_replaced(noun: Noun, epoch: int) -> StoreReplaced:
+    return StoreReplaced(f"Another {noun} store has taken over from {epoch}.")
+
+
+class Storage(Protocol):
+    """One store at a time writes: the last one that has called `take_over`.
+
+    Each call raises `StorageFailed`, whose cause is what the database's library raised.
+    """
+
+    async def take_over(self) -> list[StoredRecord]:
+        """All records that are kept. What an earlier store writes from now on raises `StoreReplaced`."""
+        ...
+
+    async def apply(self, changes: Sequence[StoredChange]) -> None:
+        """Makes all changes, or none. Returns when they outlive this process. Raises `StoreReplaced`.
+
+        After `StorageFailed` nobody knows whether they were made; made again, they change nothing the second time.
+        """
+        ...
+
+    async def read(self, record_id: str, names: Sequence[EntryName]) -> dict[EntryName, bytes]:
+        """The entries that exist, by their names."""
+        ...
+
+    async def close(self) -> None: ...

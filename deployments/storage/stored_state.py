@@ -1,0 +1,114 @@
+"""The state of a store beside its storage: loaded at its start, changed in turn, stored before it is answered.
+
+Guarantees: what is not stored was never said to anybody; while the database fails, each call that needs it raises
+`StorageFailed` after `ANSWER_WITHIN_S`, and what waited for its turn changes nothing; when the database is back, the
+store goes on by itself.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Generic, TypeVar
+
+from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_fixed
+
+from deployments.storage.records import EntryName, StoredChange, StoredRecord
+from deployments.storage.storage import Noun, Storage, StorageFailed, StoreReplaced
+
+STORAGE_RETRY_S = 0.5
+ANSWER_WITHIN_S = 5.0
+"""How long a call waits for a database that fails."""
+State = TypeVar("State")
+Result = TypeVar("Result")
+Planned = tuple[Sequence[StoredChange], Callable[[], Result]]
+"""What is to be stored, and what to do once it is: it changes the state and returns what is answered."""
+logger = logging.getLogger("rollout_service.storage")
+
+
+class StoredState(Generic[State]):
+    """Args: `load` makes the state of what is kept, once, at the first call that needs it."""
+
+    def __init__(self, storage: Storage, noun: Noun, load: Callable[[Sequence[StoredRecord]], State]) -> None:
+        self._storage = storage
+        self._noun = noun
+        self._load = load
+        self._state: State | None = None
+        self._lock = asyncio.Lock()
+        """Of all changes: each sees what the one before it has stored."""
+        self._starting: asyncio.Task[State] | None = None
+        self.replaced: StoreReplaced | None = None
+        """Set once another store has taken over."""
+
+    async def started(self) -> State:
+        """Raises `StorageFailed`, and `StoreReplaced` in a store that another one has replaced."""
+        if self.replaced is not None:
+            raise self.replaced
+        if self._state is None:
+            if self._starting is None:
+                self._starting = asyncio.create_task(self._start())
+            return await self._answered(asyncio.shield(self._starting))
+        return self._state
+
+    async def read(self, record_id: str, names: Sequence[EntryName]) -> dict[EntryName, bytes]:
+        return await self._answered(self._retrying("read")(self._storage.read, record_id, names))
+
+    async def change(self, plan: Callable[[State], Planned[Result]]) -> Result:
+        """Makes the changes of `plan`, which sees all earlier ones, and returns its result once they are stored.
+
+        A caller that goes away before its turn changes nothing; later, it breaks nothing off: what may be stored must
+        be committed.
+        """
+        return await self._answered(self._stored_in_turn(await self.started(), plan))
+
+    async def _start(self) -> State:
+        records: list[StoredRecord] = await self._retrying("loaded")(self._storage.take_over)
+        self._state = self._load(records)
+        logger.info("The %s store has %s %ss.", self._noun, len(records), self._noun)
+        return self._state
+
+    async def _stored_in_turn(self, state: State, plan: Callable[[State], Planned[Result]]) -> Result:
+        await self._lock.acquire()
+        storing = asyncio.create_task(self._stored(state, plan))
+        storing.add_done_callback(lambda _: self._lock.release())
+        return await asyncio.shield(storing)
+
+    async def _stored(self, state: State, plan: Callable[[State], Planned[Result]]) -> Result:
+        if self.replaced is not None:
+            raise self.replaced
+        changes, commit = plan(state)
+        if changes:
+            await self._applied(changes)
+        return commit()
+
+    async def _applied(self, changes: Sequence[StoredChange]) -> None:
+        """Does not give up: after an error nobody knows whether they were made, and what was made must be committed."""
+        try:
+            await self._retrying("stored")(self._storage.apply, changes)
+        except StoreReplaced as replaced:
+            self.replaced = replaced
+            raise
+
+    def _retrying(self, what: str) -> AsyncRetrying:
+        """Tries a call of the storage again while it raises `StorageFailed`. Its first failure is logged."""
+
+        def log(state: RetryCallState) -> None:
+            if state.attempt_number == 1 and state.outcome is not None:
+                error = state.outcome.exception()
+                message = "The %ss cannot be %s, trying again: %s"
+                logger.warning(message, self._noun, what, error and error.__cause__)
+
+        return AsyncRetrying(
+            wait=wait_fixed(STORAGE_RETRY_S),
+            retry=retry_if_exception_type(StorageFailed),
+            before_sleep=log,
+            reraise=True,
+        )
+
+    async def _answered(self, working: Awaitable[Result]) -> Result:
+        """Raises `StorageFailed` if there is no answer within `ANSWER_WITHIN_S`."""
+        try:
+            async with asyncio.timeout(ANSWER_WITHIN_S):
+                return await working
+        except TimeoutError as error:
+            message = f"The database of the {self._noun}s has not answered for {ANSWER_WITHIN_S:g} s; try again later."
+            raise StorageFailed(message) from error

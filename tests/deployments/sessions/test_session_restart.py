@@ -1,0 +1,221 @@
+"""What a session store that starts again has of the one before it, and what a failing database does to its calls."""
+
+import asyncio
+
+import pytest
+
+from deployments.sessions.failures import SessionClosed, SessionLimitReached, SessionUnknown
+from deployments.sessions.session_book import USE_STORED_S
+from deployments.sessions.settings import SessionsSettings
+from deployments.storage.records import EntryName
+from deployments.storage.storage import StorageFailed, StoreReplaced
+from rollout_client.contract import SampleInput
+from rollout_client.session_contract import SessionLimits, SessionReward
+from tests import virtual_time
+from tests.deployments.sessions.test_session_store import PLAIN, QUESTION, Kept, opening, runs
+
+
+@runs
+async def test_a_store_that_starts_again_has_the_sessions_their_records_rewards_and_keys() -> None:
+    sample = SampleInput.model_validate({"task_name": "math", "id": "mine", "more": [1]})
+    kept = await Kept().open(sample=sample, generation_index=2)
+    await kept.call("one")
+    await kept.store.reward("s", "team", SessionReward(reward=1.0))
+    await kept.store.reward("s", "team", SessionReward(rewards={"style": 0.25}, generation_id="one"))
+    await kept.open("t")
+    opened, samples, infos = (
+        await kept.store.opened("s"),
+        await kept.store.samples("s", "team"),
+        await kept.store.infos("team"),
+    )
+    kept.start()
+    assert await kept.store.opened("s") == opened
+    assert opened.key_sha256 == "hash"
+    assert await kept.store.samples("s", "team") == samples
+    assert [info.id for info in infos] == ["s", "t"]
+    assert await kept.store.infos("team") == infos
+
+
+@runs
+async def test_a_store_that_starts_again_knows_limits_deadline_and_end() -> None:
+    kept = await Kept().open(limits=SessionLimits(max_calls=2), deadline_s=50)
+    await kept.call("one")
+    await kept.open("t")
+    await kept.store.end("t", "team")
+    kept.clock.now = 20
+    kept.start()
+    assert (await kept.store.info("t", "team")).status == "ended"
+    with pytest.raises(SessionClosed):
+        await kept.store.plan("t", "x", [QUESTION], PLAIN)
+    await kept.call("two", [{"role": "user", "content": "other"}])
+    with pytest.raises(SessionLimitReached, match=r"limits\.max_calls: 2 of 2"):
+        await kept.store.plan("s", "three", [QUESTION], PLAIN)
+    kept.clock.now = 50
+    assert (await kept.store.info("s", "team")).status == "deadline"
+
+
+@runs
+async def test_the_bound_of_a_sessions_tokens_holds_after_a_start() -> None:
+    kept = await Kept().open(limits=SessionLimits(max_tokens=7))
+    await kept.call("one")
+    kept.start()
+    with pytest.raises(SessionLimitReached, match=r"limits\.max_tokens: 7 of 7"):
+        await kept.store.plan("s", "two", [QUESTION], PLAIN)
+
+
+@runs
+async def test_sessions_expire_while_there_is_no_store_but_for_a_minute_in_which_they_can_be_used() -> None:
+    kept = await Kept().open(limits=SessionLimits(idle_s=600))
+    await kept.open("t", limits=SessionLimits(idle_s=600))
+    kept.clock.now = 100
+    await kept.call("one")
+    kept.clock.now = 690
+    kept.start()
+    await kept.store.pass_time()
+    kept.clock.now = 749
+    await kept.store.pass_time()
+    assert (await kept.store.info("s", "team")).calls == 1
+    kept.clock.now = 751
+    await kept.store.pass_time()
+    with pytest.raises(SessionUnknown):
+        await kept.store.info("t", "team")
+    assert list(kept.storage.kept.records) == ["s"]
+
+
+@runs
+async def test_a_use_that_stores_nothing_else_is_stored_after_a_while() -> None:
+    kept = await Kept().open(limits=SessionLimits(idle_s=600))
+    for _ in range(20):
+        kept.clock.now += USE_STORED_S + 1
+        await kept.store.info("s", "team")
+        await kept.store.pass_time()
+    used_at = kept.clock.now
+    kept.start()
+    kept.clock.now = used_at + 590
+    await kept.store.pass_time()
+    assert (await kept.store.infos("team"))[0].id == "s"
+
+
+@runs
+async def test_a_call_that_runs_while_the_store_dies_is_taken_over_and_recorded() -> None:
+    kept = await Kept().open()
+    plan = await kept.store.plan("s", "one", [QUESTION], PLAIN)
+    kept.start()
+    assert await kept.store.heard({"one": "s"}) == []
+    assert (await kept.store.info("s", "team")).calls_in_flight == 1
+    await kept.add("one", plan)
+    assert await kept.store.heard({"one": "s"}) == ["one"], "it has ended, and begins no second time"
+    info = await kept.store.info("s", "team")
+    assert (info.calls, info.calls_in_flight, info.branches) == (1, 0, 1)
+
+
+@runs
+async def test_a_call_whose_answer_was_lost_with_the_store_is_counted_once() -> None:
+    kept = await Kept().open()
+    await kept.store.plan("s", "one", [QUESTION], PLAIN)
+    await kept.add("one", await kept.store.plan("s", "one", [QUESTION], PLAIN))
+    kept.start()
+    assert await kept.store.heard({"one": "s"}) == ["one"], "it is recorded"
+    assert (await kept.store.info("s", "team")).calls == 1
+
+
+@runs
+async def test_calls_of_sessions_that_have_ended_or_are_gone_are_aborted_after_a_start() -> None:
+    kept = await Kept().open()
+    await kept.store.plan("s", "one", [QUESTION], PLAIN)
+    await kept.store.end("s", "team")
+    kept.start()
+    assert await kept.store.heard({"one": "s", "two": "gone"}) == ["one", "two"]
+
+
+@runs
+async def test_what_is_dropped_for_room_is_removed_from_the_database() -> None:
+    kept = await Kept(SessionsSettings(max_sessions=1)).open("s")
+    await kept.open("t")
+    await kept.store.pass_time()
+    assert list(kept.storage.kept.records) == ["t"]
+    kept.start()
+    assert [info.id for info in await kept.store.infos("team")] == ["t"]
+
+
+@runs
+async def test_a_store_that_starts_again_with_less_room_drops_what_was_used_longest_ago() -> None:
+    kept = await Kept().open("s")
+    for now, name in ((1, "t"), (2, "u")):
+        kept.clock.now = now
+        await kept.open(name)
+    kept.settings = SessionsSettings(max_sessions=2)
+    kept.start()
+    assert [info.id for info in await kept.store.infos("team")] == ["t", "u"]
+    size_bytes = sum(len(data) for data in kept.storage.kept.entries["t"].values())
+    kept.settings = SessionsSettings(max_bytes=size_bytes)
+    kept.start()
+    assert [info.id for info in await kept.store.infos("team")] == ["u"]
+
+
+def test_while_the_database_fails_every_call_that_needs_it_is_refused_in_time_and_nothing_is_stuck() -> None:
+    async def scenario() -> None:
+        kept = await Kept().open()
+        plan = await kept.store.plan("s", "one", [QUESTION], PLAIN)
+        kept.storage.is_failing = True
+        refused = await asyncio.gather(
+            kept.store.open(opening("t")),
+            kept.add("one", plan),
+            kept.store.reward("s", "team", SessionReward(reward=1.0)),
+            kept.store.end("s", "team"),
+            kept.store.answer(),
+            return_exceptions=True,
+        )
+        assert [type(failure) for failure in refused] == [StorageFailed] * 5
+        assert "The database of the sessions has not answered for 5 s" in str(refused[0])
+        assert (await kept.store.samples("s", "team")).samples == [], "nothing is shown that is not stored"
+        assert await kept.store.heard({"one": "s"}) == ["one"], "what nobody wants is aborted all the same"
+        kept.storage.is_failing = False
+        await kept.add("one", plan)
+        await kept.store.end("s", "team")
+        assert len((await kept.store.samples("s", "team")).samples) == 1
+        kept.start()
+        info = await kept.store.info("s", "team")
+        assert (info.status, info.branches) == ("ended", 1)
+
+    virtual_time.run(scenario())
+
+
+def test_a_session_that_cannot_be_read_is_refused_and_read_when_the_database_is_back() -> None:
+    async def scenario() -> None:
+        kept = await Kept().open()
+        await kept.call("one")
+        kept.start()
+        await kept.store.answer()
+        kept.storage.is_failing = True
+        with pytest.raises(StorageFailed):
+            await kept.store.samples("s", "team")
+        kept.storage.is_failing = False
+        both = await asyncio.gather(kept.store.samples("s", "team"), kept.store.samples("s", "team"))
+        assert [len(answer.samples) for answer in both] == [1, 1]
+
+    virtual_time.run(scenario())
+
+
+@runs
+async def test_a_store_that_another_one_has_replaced_refuses_every_call_and_is_unhealthy() -> None:
+    kept = await Kept().open()
+    old, plan = kept.store, await kept.store.plan("s", "one", [QUESTION], PLAIN)
+    await old.check_health()
+    kept.start()
+    await kept.store.answer()
+    new, kept.store = kept.store, old
+    with pytest.raises(StoreReplaced):
+        await kept.add("one", plan)
+    for call in (old.check_health(), old.info("s", "team")):
+        with pytest.raises(StoreReplaced):
+            await call
+    assert (await new.samples("s", "team")).samples == []
+
+
+@runs
+async def test_each_call_is_stored_once() -> None:
+    kept = await Kept().open()
+    for _ in range(2):
+        await kept.call("one")
+    assert set(kept.storage.kept.entries["s"]) == {EntryName("opened", 0), EntryName("call", 0)}
