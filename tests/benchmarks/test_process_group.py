@@ -14,7 +14,7 @@ from service.startup.ports import free_port
 from tests.paths import REPOSITORY
 
 pytestmark = pytest.mark.slow
-ENDS_WITHIN_S = 20
+ENDS_WITHIN_S = 60
 """Far more than it takes, for machines that are busy."""
 SERVER = """
 import http.server, signal, subprocess, sys

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from rollout_client import AsyncRolloutClient, RolloutResponse, SampleInput, SampleResult
 from rollout_client.arrow.response import ArrowResponse
+from service.startup.ports import free_port
 from tests.clients.scripted_service import Json
 
 Result = TypeVar("Result")
@@ -65,6 +66,4 @@ def json_response(document: Json) -> bytes:
 
 
 def free_url() -> str:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"http://127.0.0.1:{probe.getsockname()[1]}"
+    return f"http://127.0.0.1:{free_port()}"

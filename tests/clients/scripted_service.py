@@ -23,6 +23,8 @@ from service.responses.arrow_encoder import ArrowResponseEncoder
 Json = dict[str, Any]
 Responder = Callable[[Json], Response]
 NDJSON = "application/x-ndjson"
+HUNG_UP_WITHIN_S = 40.0
+"""For `ScriptedService.hangs` and `.hung_up`: far more than it takes, for machines that are busy."""
 REJECTED: Json = {
     "type": "urn:rollout:problem:invalid-request",
     "title": "The request is not valid; nothing was started",
@@ -153,6 +155,8 @@ class ScriptedService:
         self.vocabulary: list[str | None] = []
         self.info_requests: list[str] = []
         """The paths."""
+        self.hangs = threading.Event()
+        """Set when a stream of `hanging` has sent its lines."""
         self.hung_up = threading.Event()
         """Set when a client left a stream of `hanging` before its end."""
         self.app = FastAPI()
@@ -167,6 +171,7 @@ class ScriptedService:
             try:
                 for line in lines:
                     yield json.dumps(line).encode() + b"\n"
+                self.hangs.set()
                 await asyncio.sleep(60)
             finally:
                 self.hung_up.set()

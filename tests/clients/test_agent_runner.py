@@ -12,6 +12,7 @@ from deployments.sessions.settings import SessionsSettings
 from deployments.sessions.store import SessionStore
 from rollout_client import AgentRollout, AsyncRolloutClient, SampleInput, StatusError, agent_rollouts, play_agent
 from tests.deployments.storage.scripted_storage import ScriptedStorage
+from tests.growing_limits import in_the_middle
 from tests.service.scripted_http import ScriptedHttp
 from tests.service.scripted_model_server import ScriptedModelServer
 
@@ -66,18 +67,26 @@ def test_each_sample_gets_a_group_in_input_order_with_rewards_and_what_was_gener
 
 
 def test_an_agent_that_raises_or_takes_too_long_is_data_beside_the_others() -> None:
-    service = Service()
+    def attempt(timeout_s: float) -> list[AgentRollout]:
+        service = Service()
 
-    async def agent(base_url: str, _api_key: str, sample: SampleInput) -> float:
-        await service.generate(base_url, [3])
-        if sample.idx == 0:
-            raise KeyError("no such tool")
-        if sample.idx == 1:
-            await asyncio.sleep(60)
-        return 1.0
+        async def agent(base_url: str, _api_key: str, sample: SampleInput) -> float:
+            await service.generate(base_url, [3])
+            if sample.idx == 0:
+                raise KeyError("no such tool")
+            if sample.idx == 1:
+                await asyncio.sleep(60)
+            return 1.0
 
-    groups = service.call(lambda client: play_agent(client, agent, PROMPTS, timeout_s=0.5))
-    [failed], [late], [good] = groups
+        groups: list[list[AgentRollout]] = service.call(
+            lambda client: play_agent(client, agent, PROMPTS, timeout_s=timeout_s)
+        )
+        return [rollout for [rollout] in groups]
+
+    def have_begun(rollouts: list[AgentRollout]) -> bool:
+        return all(rollout.generated_tokens for rollout in rollouts) and rollouts[2].error is None
+
+    failed, late, good = in_the_middle(attempt, have_begun)
     assert isinstance(failed.error, KeyError)
     assert isinstance(late.error, TimeoutError)
     assert [failed.total_reward, late.total_reward, good.total_reward] == [None, None, 1.0]

@@ -18,6 +18,7 @@ from rollout_client import (
 )
 from tests.clients.calls import breaking_server, call, play, play_arrow
 from tests.clients.scripted_service import (
+    HUNG_UP_WITHIN_S,
     REJECTED,
     SUMMARY,
     Json,
@@ -127,9 +128,12 @@ def test_a_rejected_request_is_the_same_error_where_arrow_was_asked_for(service:
 def test_cancelling_a_rollout_ends_the_request(service: ScriptedService) -> None:
     async def cancel() -> bool:
         async with AsyncRolloutClient(service.url) as client:
-            with pytest.raises(TimeoutError):
-                await asyncio.wait_for(client.rollout([sample()]), timeout=0.3)
-            return await asyncio.to_thread(service.hung_up.wait, 5)
+            rollout = asyncio.create_task(client.rollout([sample()]))
+            assert await asyncio.to_thread(service.hangs.wait, HUNG_UP_WITHIN_S)
+            rollout.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await rollout
+            return await asyncio.to_thread(service.hung_up.wait, HUNG_UP_WITHIN_S)
 
     service.rollouts.append(lambda _: service.hanging())
     assert asyncio.run(cancel())

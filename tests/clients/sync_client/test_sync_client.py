@@ -9,6 +9,7 @@ from rollout_client import RequestRejected, RolloutClient, ServiceFailed, Stream
 from tests.clients.calls import breaking_server, json_response
 from tests.clients.scripted_policy import PolicyServer, ScriptedPolicy
 from tests.clients.scripted_service import (
+    HUNG_UP_WITHIN_S,
     REJECTED,
     SUMMARY,
     ScriptedService,
@@ -41,7 +42,7 @@ def test_leaving_a_stream_early_ends_the_request(service: ScriptedService) -> No
     with RolloutClient(service.url) as client:
         with client.stream([sample(), sample()]) as rollouts:
             next(iter(rollouts))
-        assert service.hung_up.wait(timeout=5)
+        assert service.hung_up.wait(HUNG_UP_WITHIN_S)
 
 
 def test_a_stream_that_is_not_whole_is_an_error(service: ScriptedService) -> None:

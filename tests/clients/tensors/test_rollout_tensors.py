@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rollout_client import RolloutResponse, SampleResult
@@ -161,7 +161,6 @@ rollouts = st.builds(
 )
 
 
-@settings(deadline=None)
 @given(st.lists(rollouts, max_size=6), st.sampled_from(["left", "right"]), st.integers(1, 7))
 def test_taking_the_padding_away_gives_back_each_log(
     samples: list[SampleResult], padding_side: PaddingSide, multiple: int
@@ -174,7 +173,6 @@ def test_taking_the_padding_away_gives_back_each_log(
     assert tensors.input_ids.shape[1] % multiple == 0
 
 
-@settings(deadline=None)
 @given(st.lists(rollouts, max_size=6))
 def test_the_loss_mask_counts_the_generated_tokens_and_nothing_else_has_a_logprob(samples: list[SampleResult]) -> None:
     tensors = to_tensors(samples, pad_token_id=0)

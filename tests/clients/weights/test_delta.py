@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
@@ -45,7 +45,6 @@ def bases_and_news(draw: st.DrawFn) -> tuple[str, np.ndarray[Any, Any], np.ndarr
     return dtype, as_bits(dtype, base), as_bits(dtype, bytes(new))
 
 
-@settings(deadline=None)
 @given(bases_and_news(), st.integers(1, 50))
 def test_what_was_encoded_is_applied_bit_for_bit(
     pair: tuple[str, np.ndarray[Any, Any], np.ndarray[Any, Any]], max_gap: int

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import load_file, save, save_file
@@ -57,7 +57,6 @@ def test_a_header_is_its_length_then_json_padded_to_eight_bytes() -> None:
     assert (header.data_begin, header.file_bytes) == (152, 168)
 
 
-@settings(deadline=None)
 @given(SPECS, st.dictionaries(NAMES, NAMES, max_size=2))
 def test_a_header_that_was_written_is_read_back(
     specs: list[tuple[str, str, list[int]]], metadata: dict[str, str]
@@ -199,7 +198,6 @@ def test_a_pickle_is_called_one(tmp_path: Path) -> None:
             read_header(file)
 
 
-@settings(deadline=None)
 @given(st.binary(max_size=64), st.integers(0, 200))
 def test_garbage_is_refused_unless_it_is_whole(tmp_path_factory: Any, garbage: bytes, cut: int) -> None:
     file = tmp_path_factory.getbasetemp() / "garbage.safetensors"

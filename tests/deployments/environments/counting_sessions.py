@@ -1,7 +1,7 @@
 """Environments whose rollouts hold a count in memory, and write down what becomes of it."""
 
 import asyncio
-import time
+import threading
 from typing import Any
 
 from pydantic import BaseModel
@@ -18,15 +18,19 @@ from rollout_env import (
 )
 from tests.service.scripted import outcome
 
+POLL_S = 0.005
+OPENS_WITHIN_S = 40.0
+
 
 class Wish(BaseModel):
     """What a step or the opening of a session does. Each step has a state of its own here."""
 
     step_s: float = 0.0
-    open_s: float = 0.0
     close_s: float = 0.0
     fails: bool = False
     open_fails: bool = False
+    opens_late: bool = False
+    """Whether the session is opened only when the environment's `may_open` is set."""
     ends: bool = False
 
 
@@ -68,6 +72,9 @@ class CountingSessions(TaskEnvironment):
         self.max_sessions = max_sessions
         self.session_idle_s = session_idle_s
         self.max_concurrent_steps = max_concurrent_steps
+        self.may_open = threading.Event()
+        self.opening = 0
+        """How many sessions with `opens_late` are being opened."""
         self.opened = 0
         self.closed: list[int] = []
         """The numbers of the sessions, in the order in which they were closed."""
@@ -77,8 +84,15 @@ class CountingSessions(TaskEnvironment):
         return self.opened - len(self.closed)
 
     async def open_session(self, message_log: list[ChatMessage], extra_env_info: Wish) -> Session:
-        await asyncio.sleep(extra_env_info.open_s)
-        return self.made(message_log, extra_env_info)
+        if not extra_env_info.opens_late:
+            return self.made(message_log, extra_env_info)
+        self.opening += 1
+        try:
+            while not self.may_open.is_set():
+                await asyncio.sleep(POLL_S)
+            return self.made(message_log, extra_env_info)
+        finally:
+            self.opening -= 1
 
     def made(self, message_log: list[ChatMessage], wish: Wish) -> Session:
         if wish.open_fails:
@@ -98,8 +112,13 @@ class BlockingSessions(CountingSessions):
     def open_session(  # type: ignore[override]  # plain instead of async, as each may be
         self, message_log: list[ChatMessage], extra_env_info: Wish
     ) -> Session:
-        time.sleep(extra_env_info.open_s)
-        return self.made(message_log, extra_env_info)
+        if not extra_env_info.opens_late:
+            return self.made(message_log, extra_env_info)
+        self.opening += 1
+        assert self.may_open.wait(OPENS_WITHIN_S)
+        session = self.made(message_log, extra_env_info)
+        self.opening -= 1
+        return session
 
 
 class RejectingSessions(CountingSessions):

@@ -20,6 +20,7 @@ from deployments.protocols import StepRequest
 from rollout_env import StepOutcome
 from tests import virtual_time
 from tests.deployments.environments.counting_sessions import (
+    OPENS_WITHIN_S,
     BlockingSessions,
     CountingSessions,
     RejectingSessions,
@@ -37,6 +38,12 @@ def with_runner(
 
     virtual_time.run(run())
     return runner
+
+
+async def until(is_so: Callable[[], bool]) -> None:
+    """For what threads do, in true time."""
+    while not is_so():
+        await asyncio.sleep(0.005)
 
 
 async def said(runner: StepRunner, request: StepRequest) -> str:
@@ -197,16 +204,17 @@ def test_a_session_whose_step_is_aborted_while_it_is_opened_does_not_stay_open(
     environment = make(max_sessions=1)
 
     async def story(runner: StepRunner) -> None:
-        runner.start(step_of("a", open_s=0.2), set())
-        await asyncio.sleep(0.1)
+        runner.start(step_of("a", opens_late=True), set())
+        await until(lambda: environment.opening == 1)
         runner.abort(["a-0"])
+        environment.may_open.set()
         assert await said(runner, step_of("b")) in ("1:1", "2:1")
-        await asyncio.sleep(0.2)
-        assert environment.open_sessions == 1
+        await until(lambda: environment.opening == 0)
+        await until(lambda: environment.open_sessions == 1)
         assert runner.load == 1
 
     runner = StepRunner(environment, "counting", None)
-    asyncio.run(asyncio.wait_for(story(runner), 10))
+    asyncio.run(asyncio.wait_for(story(runner), OPENS_WITHIN_S))
 
 
 def test_no_more_sessions_are_open_than_a_replica_may_hold_those_that_are_being_closed_included() -> None:

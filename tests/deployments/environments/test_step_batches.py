@@ -164,7 +164,7 @@ class PlainEnvironment(TaskEnvironment):
     ExtraEnvInfo = Word
 
     def __init__(self, at_once: int = 1) -> None:
-        self.barrier = threading.Barrier(at_once, timeout=10)
+        self.barrier = threading.Barrier(at_once, timeout=40)
 
     def step(self, message_log: list[ChatMessage], extra_env_info: Word) -> StepOutcome:
         match extra_env_info.word:

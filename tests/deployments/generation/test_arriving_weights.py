@@ -13,7 +13,7 @@ from rollout_client.weights.checksum import file_checksum
 
 LAYOUT = {"a.weight": ("BF16", [2, 3]), "b.bias": ("F32", [3])}
 A, B = torch.arange(6.0).reshape(2, 3).bfloat16() + 0.5, torch.tensor([1.0, 2.0, 3.0])
-LONG_ENOUGH_S = 10.0
+LONG_ENOUGH_S = 40.0
 
 
 def arriving(path: Path, engine_dtype: torch.dtype = torch.bfloat16) -> ArrivingWeights:

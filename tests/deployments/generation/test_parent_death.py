@@ -11,7 +11,7 @@ import pytest
 
 from deployments.generation.parent_death import die_with_parent
 
-GONE_WITHIN_S = 20.0
+GONE_WITHIN_S = 40.0
 REPLICA = """
 from multiprocessing import Pipe, get_context
 from tests.deployments.generation import test_parent_death

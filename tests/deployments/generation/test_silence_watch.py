@@ -9,7 +9,7 @@ import pytest
 
 from deployments.generation.silence_watch import SilenceWatch
 
-LONG_ENOUGH_S = 10.0
+LONG_ENOUGH_S = 40.0
 
 
 class Model:
@@ -47,16 +47,21 @@ def test_a_block_that_ends_in_time_is_left_at_once() -> None:
 def test_each_tensor_counts_as_a_sign_of_life() -> None:
     """The whole takes longer than the limit, and no tensor does."""
 
-    def arriving() -> Iterable[int]:
-        for number in range(8):
-            time.sleep(0.1)
-            yield number
+    def attempt(limit_s: float) -> bool:
+        def arriving() -> Iterable[int]:
+            for number in range(8):
+                time.sleep(limit_s / 5)
+                yield number
 
-    model = Model()
-    with SilenceWatch(0.5, pytest.fail) as watch, watch.noting_weights_of(model, model.seen.append):
-        assert model.load_weights(arriving()) == 8
-    assert (model.seen, model.loaded, watch.has_hung_up) == (list(range(8)), list(range(8)), False)
-    assert "load_weights" not in vars(model), "the model is as it was"
+        model = Model()
+        with SilenceWatch(limit_s, lambda: None) as watch, watch.noting_weights_of(model, model.seen.append):
+            assert model.load_weights(arriving()) == 8
+        assert (model.seen, model.loaded) == (list(range(8)), list(range(8)))
+        assert "load_weights" not in vars(model), "the model is as it was"
+        return not watch.has_hung_up
+
+    # A busy machine may lose half a second between two tensors, and hardly five.
+    assert attempt(0.5) or attempt(5.0)
 
 
 def test_an_error_goes_through_and_leaves_the_model_as_it_was() -> None:

@@ -12,7 +12,7 @@ import pytest
 from deployments.generation.trainer_rendezvous import EARLIER, TrainerRendezvous
 from service.startup.ports import free_port
 
-LONG_ENOUGH_S = 10.0
+LONG_ENOUGH_S = 40.0
 
 
 @dataclass(frozen=True)

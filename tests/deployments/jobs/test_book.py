@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -423,6 +423,4 @@ class DyingReplicas(RuleBasedStateMachine):
 
 
 TestDyingReplicas = DyingReplicas.TestCase
-TestDyingReplicas.settings = settings(
-    stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
-)
+TestDyingReplicas.settings = settings(stateful_step_count=40)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deployments.data.reader import DataReader
@@ -144,7 +144,7 @@ happenings = st.lists(
 
 @pytest.mark.slow
 @given(happenings)
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=20)
 def test_each_sample_is_trained_on_once_whatever_dies_and_whichever_checkpoint_is_taken(
     happenings: list[tuple[str, Any]],
 ) -> None:

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deployments.protocols import GenerationRequest, StepRequest
@@ -40,7 +40,7 @@ EXPECTED = run(undisturbed)
 
 @pytest.mark.slow
 @given(deaths)
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=20)
 def test_after_any_deaths_the_answer_is_that_of_an_undisturbed_run_and_each_death_costs_at_most_one_turn_of_a_rollout(
     deaths: list[tuple[float, str]],
 ) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 import zstandard
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rollout_client import RolloutRequest, SampleInput, Sampling
@@ -86,7 +86,6 @@ def stream_of(table: pa.Table, compression: str | None = None) -> bytes:
 # The same as JSON
 
 
-@settings(suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(samples, min_size=1, max_size=3), options)
 def test_an_arrow_body_is_the_same_request_as_a_json_body(given_samples: list[Json], options: Any) -> None:
     by_json = RolloutRequest.model_validate_json(rollout_body(given_samples, options), strict=True)

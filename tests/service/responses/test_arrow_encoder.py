@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from deployments.failures import GenerationRejected
@@ -143,7 +143,6 @@ def plain(idx: int = 0, **said: Any) -> SampleResult:
 # The same as JSON
 
 
-@settings(suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(results, max_size=4))
 def test_either_encoding_gives_the_same_response_to_the_last_null(samples: list[SampleResult]) -> None:
     by_json, by_arrow = as_json(samples), as_arrow(samples).to_response()
@@ -151,7 +150,6 @@ def test_either_encoding_gives_the_same_response_to_the_last_null(samples: list[
     assert by_arrow.model_dump(exclude_unset=True) == by_json.model_dump(exclude_unset=True)
 
 
-@settings(suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(results, max_size=4))
 def test_json_says_what_pydantic_would_say(samples: list[SampleResult]) -> None:
     response = RolloutResponse(**SUMMARY, samples=samples)

@@ -13,11 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fastapi.responses import Response
 from safetensors.torch import load_file
 
 from rollout_client import AsyncRolloutClient
-from tests.clients.scripted_service import REJECTED, Json, ScriptedService, problem
+from tests.clients.scripted_service import HUNG_UP_WITHIN_S, REJECTED, Json, ScriptedService, problem
 from tests.clients.trainers.scripted_trainer import (
     END,
     LOST,
@@ -60,7 +59,7 @@ def worker(service: ScriptedService, rows: list[Json] = ROWS, args: Any = None, 
 
 
 def take(rollout_worker: Any, count: int) -> list[Any]:
-    return [rollout_worker.rollout_buffer.get(timeout=10) for _ in range(count)]
+    return [rollout_worker.rollout_buffer.get(timeout=HUNG_UP_WITHIN_S) for _ in range(count)]
 
 
 class WatchedWorker(ServiceRolloutWorker):
@@ -80,7 +79,7 @@ class WatchedWorker(ServiceRolloutWorker):
 
     def take_when_full(self, count: int) -> None:
         """Takes `count` samples; the next call waits until the worker has made up for them."""
-        assert self._is_full.wait(timeout=10)
+        assert self._is_full.wait(HUNG_UP_WITHIN_S)
         with self._lock:
             take(self, count)
             self._is_full.clear()
@@ -138,7 +137,7 @@ def test_rollouts_without_a_final_reward_or_a_token_go_to_no_buffer_and_into_no_
     with worker(service, args=async_args(num_generations=4), scale_rewards=False) as rollout_worker:
         rollout_worker.start()
         samples = take(rollout_worker, 2)
-        metrics = rollout_worker.metrics_queue.get(timeout=10)
+        metrics = rollout_worker.metrics_queue.get(timeout=HUNG_UP_WITHIN_S)
     assert [sample.metrics["reward"] for sample in samples] == [0, 2]
     assert [sample.advantage for sample in samples] == pytest.approx([-5 / 3, 1 / 3])
     assert metrics["rollout/not_final_total"] == 1
@@ -159,7 +158,7 @@ def test_a_sample_has_the_model_version_of_its_oldest_token_and_is_dropped_when_
         service.rollouts.extend([answering(mixed, stale)] * 50)
         rollout_worker.start()
         [sample, _] = take(rollout_worker, 2)
-        metrics = rollout_worker.metrics_queue.get(timeout=10)
+        metrics = rollout_worker.metrics_queue.get(timeout=HUNG_UP_WITHIN_S)
     assert sample.model_version == 2
     assert metrics["sample/dropped_stale_total"] == 1
     assert service.bodies[0]["policy"] == {"min_version": 103, "max_staleness": 1}
@@ -186,7 +185,7 @@ def test_rollouts_that_the_service_cut_off_as_stale_count_as_dropped_and_not_as_
     with worker(service, args=async_args(max_inflight_tasks=2)) as rollout_worker:
         rollout_worker.start()
         take(rollout_worker, 1)
-        metrics = [rollout_worker.metrics_queue.get(timeout=10) for _ in range(groups + 1)]
+        metrics = [rollout_worker.metrics_queue.get(timeout=HUNG_UP_WITHIN_S) for _ in range(groups + 1)]
     assert [each["sample/dropped_stale_total"] for each in metrics] == [2.0] * groups + [1.0]
     assert {each["rollout/not_final_total"] for each in metrics} == {0.0}
 
@@ -196,7 +195,7 @@ def test_a_worker_whose_request_was_refused_says_why(service: ScriptedService) -
     with worker(service) as rollout_worker:
         rollout_worker.check_health(1)
         rollout_worker.start()
-        assert rollout_worker._outcome.exception(timeout=10)
+        assert rollout_worker._outcome.exception(HUNG_UP_WITHIN_S)
         with pytest.raises(WorkerFailed, match=r"has ended: The request is not valid.*no task 'maths'"):
             rollout_worker.check_health(300)
 
@@ -205,7 +204,7 @@ def test_a_worker_all_of_whose_groups_are_lost_gives_up(service: ScriptedService
     service.rollouts.extend([answering(LOST)] * 50)
     with worker(service) as rollout_worker:
         rollout_worker.start()
-        assert rollout_worker._outcome.exception(timeout=10)
+        assert rollout_worker._outcome.exception(HUNG_UP_WITHIN_S)
         with pytest.raises(WorkerFailed, match="2 of 2 rollouts have no final reward; idx 0 of task math"):
             rollout_worker.check_health(300)
 
@@ -220,18 +219,12 @@ def test_a_worker_that_does_not_answer_is_noticed(service: ScriptedService) -> N
 
 
 def test_stopping_cancels_what_is_under_way_at_the_service(service: ScriptedService) -> None:
-    asked = threading.Event()
-
-    def hang(_: Json) -> Response:
-        asked.set()
-        return service.hanging()
-
-    service.rollouts.append(hang)
+    service.rollouts.append(lambda _: service.hanging())
     with worker(service, args=async_args(max_inflight_tasks=2)) as rollout_worker:
         rollout_worker.start()
-        assert asked.wait(timeout=10)
+        assert service.hangs.wait(HUNG_UP_WITHIN_S)
         rollout_worker.stop()
-        assert service.hung_up.wait(timeout=5)
+        assert service.hung_up.wait(HUNG_UP_WITHIN_S)
         rollout_worker.stop()
         with pytest.raises(queue.Empty):
             rollout_worker.rollout_buffer.get_nowait()

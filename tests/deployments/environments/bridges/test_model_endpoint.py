@@ -28,7 +28,7 @@ def ask_in(story: Callable[[EndpointSession, Callable[..., Awaitable[httpx.Respo
             # The session is closed: what is still asked is answered now.
             assert (await post()).status_code == 410
 
-    asyncio.run(asyncio.wait_for(run(), 10))
+    asyncio.run(asyncio.wait_for(run(), 40))
 
 
 def test_a_request_is_answered_by_the_reply_that_its_session_gives() -> None:

@@ -178,7 +178,7 @@ def attempts(draw: st.DrawFn) -> tuple[bytes, list[tuple[int, int, bytes | None]
     return content, [*steps, (arrived, len(content), None)]
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(attempts())
 def test_whatever_the_chunks_and_the_breaks_the_file_is_the_same(
     case: tuple[bytes, list[tuple[int, int, bytes | None]]],

@@ -17,7 +17,7 @@ from tests.deployments.policy.delta_files import delta_of
 from tests.deployments.policy.weight_files import GOOD, written
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=50)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], max_examples=50)
 @given(st.lists(st.binary(min_size=24, max_size=24), min_size=2, max_size=4))
 def test_deltas_one_after_the_other_give_the_new_weights_bit_for_bit(tmp_path: Path, versions: list[bytes]) -> None:
     start = header_bytes(header_of([("a", "F32", (3,)), ("b", "BF16", (2, 3))]).entries)

@@ -147,7 +147,7 @@ def test_nan_and_infinity_are_refused_with_the_tensor_that_holds_them(tmp_path: 
         assert refusal(validate_full, file, of_dtype(dtype)) == expected
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(st.binary(min_size=2, max_size=2))
 def test_every_half_is_judged_as_torch_judges_it(tmp_path: Path, value: bytes) -> None:
     for name, dtype in (("BF16", torch.bfloat16), ("F16", torch.float16)):
