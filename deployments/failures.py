@@ -86,6 +86,19 @@ class EnvironmentShuttingDown(EnvironmentLost):
     costs_a_retry = False
 
 
+class AgentFailed(RolloutFailure):
+    """The program that plays the task raised, ended with an exit code, or answered an error."""
+
+    kind = "environment"
+
+
+class AgentTimedOut(AgentFailed):
+    """The program that plays the task was ended after its time. The same rollout may be faster another time."""
+
+    retryable = True
+    same_call_can_succeed = False
+
+
 class SessionLost(RolloutFailure):
     """What the rollout held at a replica of its environment is gone, and the environment lets no rollout begin anew."""
 

@@ -40,11 +40,14 @@ class AgentSessions:
         self._remembered: OrderedDict[str, OpenSession] = OrderedDict()
         """Those that were used last, which never change."""
 
-    async def open(self, request: SessionRequest, caller: Caller, address: str) -> SessionInfo:
+    async def open(
+        self, request: SessionRequest, caller: Caller, address: str, share_id: str | None = None
+    ) -> SessionInfo:
         """Opens a session. Its key is in this answer alone.
 
         Args:
             address: the service's own, as the caller has reached it.
+            share_id: of the `POST /rollout` whose rollout the session is, with which its calls were admitted.
 
         Raises:
             SessionLimitReached: there is no room for another one.
@@ -54,7 +57,7 @@ class AgentSessions:
         await self._policy.wait_for_version(request.policy)
         session_id, key = uuid4().hex, KEY_PREFIX + secrets.token_urlsafe(KEY_BYTES)
         base_url = f"{(self._base_url or address).rstrip('/')}/v1/sessions/{session_id}"
-        opened = OpenSession(session_id, caller.name or "", hash_of(key), base_url, request)
+        opened = OpenSession(session_id, caller.name or "", hash_of(key), base_url, request, share_id)
         info = await self.store.open(opened)
         return info.model_copy(update={"api_key": key})
 

@@ -5,6 +5,8 @@ from pathlib import Path
 from ray import serve
 from ray.serve import Application
 
+from deployments.agents.environment import HOST_GRACE_S
+from deployments.agents.settings import AgentSettings, agent_deployment
 from deployments.data.store import DataStore
 from deployments.environments.host import EnvironmentHost
 from deployments.generation.generator_replica import GeneratorReplica
@@ -20,6 +22,7 @@ from service.access.settings import AccessSettings
 from service.ingress import Ingress
 from service.settings import AnyEngineSettings, ServiceSettings, revision_of
 
+RUNS_OF_AGENTS = "deployments.agents.environment:AgentRunsOfTask"
 REPOSITORY = Path(__file__).resolve().parent.parent
 UNREACHED_MAX_ONGOING_REQUESTS = 100_000
 """Serve's callers back off exponentially once a replica has `max_ongoing_requests`: it must never be reached."""
@@ -34,7 +37,8 @@ def build(settings: ServiceSettings) -> Application:
 
     `Ingress` and `Generator` ask `Policy`, which has one replica, for the current version of the weights. `Data` exists
     if a task has data. `Jobs`, which has one replica too, keeps what must outlive an ingress replica; `Sessions`, too,
-    the records of agents. Each reward model has a deployment that environments call.
+    the records of agents. Each reward model has a deployment that environments call, and each task's agent one that
+    runs it.
     """
     engine = with_absolute_paths(settings.engine)
     options = settings.ray_actor_options()
@@ -68,7 +72,14 @@ def build(settings: ServiceSettings) -> Application:
     jobs = None if settings.jobs is None else deployment(JobStore, "Jobs", options).bind(settings.jobs)
     ingress = deployment(Ingress, "Ingress", options)
     resolved = settings.model_copy(update={"engine": engine, "access": with_absolute_keys_file(settings.access)})
-    return ingress.bind(resolved, generator, environments, policy_store, data, jobs, sessions)
+    agents = {task_name: agent_host(task_name, agent, options) for task_name, agent in settings.agents_by_task.items()}
+    return ingress.bind(resolved, generator, environments, policy_store, data, jobs, sessions, agents)
+
+
+def agent_host(task_name: str, agent: AgentSettings, options: dict[str, dict[str, float]]) -> Application:
+    name = agent_deployment(task_name)
+    host = deployment(EnvironmentHost, name, options).options(request_router_config=NAMED_REPLICA_ROUTING)
+    return host.bind(name, RUNS_OF_AGENTS, {"settings": agent}, agent.timeout_s + HOST_GRACE_S)
 
 
 def deployment(replica: type, name: str, ray_actor_options: dict[str, dict[str, float]]) -> serve.Deployment:

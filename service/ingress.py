@@ -8,12 +8,14 @@ from ray import serve
 from ray.serve.handle import DeploymentHandle
 
 from deployments import logs
+from deployments.agents.settings import agent_deployment
 from deployments.jobs.store_client import JobStoreClient
 from deployments.policy.store_client import PolicyStoreClient
 from deployments.rpc.draining import call_at_shutdown
 from deployments.sessions.store_client import SessionStoreClient
 from deployments.simulation.settings import SimulatedEngineSettings
 from service.access.access_control import AccessControl
+from service.agent_runs import AgentRuns
 from service.agent_sessions import AgentSessions
 from service.canary.background_canary import BackgroundCanary
 from service.garbage import collect_small_portions
@@ -27,6 +29,8 @@ from service.rollout_service import RolloutService
 from service.routes.http_app import build_http_app
 from service.routes.serve_disconnects import ServeDisconnects
 from service.settings import ServiceSettings
+
+ALL_INTERFACES = (None, "0.0.0.0", "::", "")
 
 
 @serve.ingress()
@@ -42,6 +46,7 @@ class Ingress:
         data: DeploymentHandle[Any] | None = None,
         jobs: DeploymentHandle[Any] | None = None,
         sessions: DeploymentHandle[Any] | None = None,
+        agents: dict[str, DeploymentHandle[Any]] | None = None,
     ) -> None:
         logs.configure()
         self._access = AccessControl.of(settings.access, await asyncio.to_thread(http_host))
@@ -66,6 +71,9 @@ class Ingress:
             store, base_url = SessionStoreClient(sessions), settings.sessions.base_url
             self._rollouts.readiness.also_ask("sessions", store.answer)
             self._sessions = AgentSessions(store, self._calls, policy, self._access, base_url)
+        if self._sessions is not None and agents:
+            programs = {name: RemoteEnvironment(agent_deployment(name), handle) for name, handle in agents.items()}
+            self._rollouts.use_agents(AgentRuns(self._sessions, programs, own_address()))
         self._jobs: JobRunner | None = None
         if jobs is not None and settings.jobs is not None:
             self._jobs = JobRunner(JobStoreClient(jobs), self._rollouts, self._access, settings.jobs.max_body_bytes)
@@ -101,6 +109,16 @@ def http_host() -> str | None:
     assert client is not None
     host: str | None = client.http_config.host
     return host
+
+
+def own_address() -> str:
+    """Under which programs reach the service on a node where Serve has a proxy."""
+    client = serve.context._get_global_client()
+    assert client is not None
+    options = client.http_config
+    scheme = "http" if options.ssl_certfile is None else "https"
+    host = "127.0.0.1" if options.host in ALL_INTERFACES else options.host
+    return f"{scheme}://{host}:{options.port}"
 
 
 def ingress_replicas() -> int:

@@ -162,7 +162,7 @@ def of_session(request: ServedRequest, session: OpenSession, caller: Caller) -> 
         request,
         rollout_id=session.id,
         group=session.id,
-        share=share_of(session.id, asked.priority, caller),
+        share=share_of(session.share_id or session.id, asked.priority, caller),
         min_weight_version=max(demand.min_version or 0, demand.version or 0),
         weight_version=demand.version,
         max_staleness=demand.max_staleness,

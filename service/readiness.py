@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextvars import Context
 from typing import Literal, NamedTuple, Protocol
 
+from deployments.agents.settings import agent_deployment
 from deployments.failures import RolloutFailure
 from deployments.protocols import Environment, Generator
 from rollout_client.health_contract import DegradedPart
@@ -59,6 +60,10 @@ class Readiness:
         self._environments = environments
         self._stores: dict[StorePart, Callable[[], Awaitable[object]]] = {}
         self._looking: asyncio.Task[list[DegradedPart]] | None = None
+
+    def also_ask_programs(self, programs: Mapping[str, Environment]) -> None:
+        """The deployments that run agents, by task."""
+        self._environments = {**self._environments, **{agent_deployment(name): one for name, one in programs.items()}}
 
     def also_ask(self, part: StorePart, ask: Callable[[], Awaitable[object]]) -> None:
         """A deployment of one replica, without which rollouts can still be played."""

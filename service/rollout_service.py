@@ -18,6 +18,7 @@ from rollout_client.sample_range_contract import NextSampleRange, SampleRange
 from rollout_client.task_contract import TaskInfo
 from service.access.keys import ANYBODY, Caller
 from service.admission.admission import Admission
+from service.agent_runs import AgentRuns
 from service.garbage import PacedCollections, free_items
 from service.readiness import Readiness
 from service.remote.policy import RemotePolicy
@@ -162,6 +163,12 @@ class RolloutService:
         self._pacer = LoopPacer()
         self._response_parser = response_parser
         self.collections = PacedCollections(lambda: admission.in_flight.rollouts)
+        self._agents: AgentRuns | None = None
+
+    def use_agents(self, agents: AgentRuns) -> None:
+        """Called once, before the first request, if tasks have agents."""
+        self._agents = agents
+        self.readiness.also_ask_programs(agents.programs)
 
     @classmethod
     async def connect(
@@ -188,7 +195,9 @@ class RolloutService:
         tokens.prepare_info()
         parser = await ProcessResponseParser.start(responses, name, tokens.ends_of_turn)
         described = await generator.describe()
-        episode_factory = EpisodeFactory(frozenset(environments), described, tokens, settings.limits)
+        episode_factory = EpisodeFactory(
+            frozenset(environments), described, tokens, settings.limits, settings.agents_by_task
+        )
         admission = Admission(settings.admission, described.max_model_len, ingress_replicas)
         sampler = TaskSampler(environments, data, settings.data_by_task.keys())
         service = cls(generator, environments, policy, episode_factory, settings.limits, admission, sampler, parser)
@@ -278,6 +287,7 @@ class RolloutService:
             versions=self.policy,
             response_parser=self._response_parser,
             progress=progress,
+            agents=None if self._agents is None else self._agents.of_request(caller),
         )
 
     def info(self) -> ServiceInfo:

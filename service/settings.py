@@ -4,6 +4,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
+from deployments.agents.settings import AgentSettings, agent_deployment
 from deployments.data.settings import DataSettings
 from deployments.generation.response_settings import ResponseSettings
 from deployments.generation.settings import EngineSettings
@@ -16,9 +17,10 @@ from deployments.strict_settings import StrictSettings
 from service.access.settings import AccessSettings
 
 MIB = 2**20
+PLAIN_AGENT_TASK = "deployments.agents.plain_task:PlainAgentTask"
 SERVICE_DEPLOYMENTS = ("Ingress", "Generator", "Policy", "Data", "Jobs", "Sessions")
 """The deployments that a service has, `Data` if a task has data, `Jobs` unless the config has `jobs: null`, `Sessions`
-if it has `sessions`; each task has one more, named after it."""
+if it has `sessions`; each task has one more, named after it, and with an agent another one, `{task}_agent`."""
 
 
 def kind_of_engine(settings: Any) -> Literal["engine", "simulated"]:
@@ -43,16 +45,27 @@ def revision_of(engine: AnyEngineSettings) -> str | None:
 class EnvironmentSettings(StrictSettings):
     """One task."""
 
-    import_path: str
-    """`package.module:Class` of a `TaskEnvironment`."""
+    import_path: str = ""
+    """`package.module:Class` of a `TaskEnvironment`. It may be missing only where an `agent` scores the task."""
     arguments: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments of the class."""
+    agent: AgentSettings | None = None
+    """The program that plays the rollouts of the task; by default the service plays them, turn by turn."""
     data: DataSettings | None = None
     """Where the task's samples come from; without it the environment makes them."""
     models: dict[str, ChatModelSettings] = Field(default_factory=dict)
     """Models behind OpenAI-compatible servers that the environment may ask, by the names that it uses for them."""
     reward_models: list[str] = Field(default_factory=list)
     """Those of the service's `reward_models` that the environment may ask."""
+
+    @model_validator(mode="after")
+    def has_an_environment(self) -> Self:
+        if self.import_path:
+            return self
+        if self.agent is None or self.agent.scored_by != "agent":
+            raise ValueError("import_path is missing: name the class that judges the task, as package.module:Class")
+        self.import_path = PLAIN_AGENT_TASK
+        return self
 
 
 class Limits(StrictSettings):
@@ -165,6 +178,19 @@ class ServiceSettings(StrictSettings):
         return self
 
     @model_validator(mode="after")
+    def refuse_agents_without_sessions(self) -> Self:
+        if self.sessions is None and (tasks := ", ".join(self.agents_by_task)):
+            raise ValueError(f"environments.{tasks}.agent is played in sessions: add `sessions: {{}}`")
+        return self
+
+    @model_validator(mode="after")
+    def refuse_names_of_agents_that_are_taken(self) -> Self:
+        taken = {*SERVICE_DEPLOYMENTS, *self.environments, *self.reward_models}
+        if clash := [name for name in map(agent_deployment, self.agents_by_task) if name in taken]:
+            raise ValueError(f"environments: {', '.join(clash)} is the deployment of an agent; choose another name")
+        return self
+
+    @model_validator(mode="after")
     def refuse_names_of_other_deployments(self) -> Self:
         if taken := [name for name in SERVICE_DEPLOYMENTS if name in self.environments]:
             raise ValueError(f"environments: {', '.join(taken)} is the name of another deployment; choose another one")
@@ -194,6 +220,7 @@ class ServiceSettings(StrictSettings):
         machine: a replica may use more.
         """
         others = {task_name: {"num_cpus": 0.1} for task_name in self.environments}
+        others |= {agent_deployment(task_name): {"num_cpus": 0.1} for task_name in self.agents_by_task}
         others |= {name: model.ray_actor_options() for name, model in self.reward_models.items()}
         if self.data_by_task:
             others["Data"] = {"num_cpus": 0.1}
@@ -206,6 +233,11 @@ class ServiceSettings(StrictSettings):
             "Generator": self.engine.ray_actor_options(),
             "Policy": {"num_cpus": 0.1},
         } | others
+
+    @property
+    def agents_by_task(self) -> dict[str, AgentSettings]:
+        """The agents of the tasks that have one."""
+        return {task_name: task.agent for task_name, task in self.environments.items() if task.agent is not None}
 
     @property
     def data_by_task(self) -> dict[str, DataSettings]:

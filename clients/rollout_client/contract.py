@@ -12,6 +12,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, field_validator, model_validator
 
+from rollout_client.branch_contract import Branch as Branch
 from rollout_client.contract_models import Lenient as Lenient
 from rollout_client.contract_models import Strict as Strict
 from rollout_client.data_out.methods import DataOut
@@ -259,6 +260,9 @@ class SampleResult(Lenient):
     """The variables that the chat template was given."""
     answer: str | None = None
     """The answer that the environment last extracted from a response."""
+    branches: list[Branch] = []  # noqa: RUF012 - pydantic copies it
+    """Of a task that an agent plays: its other conversations. `message_log` has the one whose last response was
+    generated last; all of them share `rewards`."""
     metrics: SampleMetrics
     """Turns, lengths and reward of the rollout."""
 

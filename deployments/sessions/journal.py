@@ -73,7 +73,8 @@ def head_of(data: bytes) -> SessionHead:
 def opened_entry(opened: OpenSession) -> bytes:
     request = json.loads(opened.request.model_dump_json(exclude_unset=True))
     return written(
-        {name: getattr(opened, name) for name in ("id", "namespace", "key_sha256", "base_url")} | {"request": request}
+        {name: getattr(opened, name) for name in ("id", "namespace", "key_sha256", "base_url", "share_id")}
+        | {"request": request}
     )
 
 

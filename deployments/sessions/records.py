@@ -98,3 +98,5 @@ class OpenSession:
     """Of the session's own key, in hexadecimal digits."""
     base_url: str
     request: SessionRequest
+    share_id: str | None = None
+    """Of a session that is a rollout of a `POST /rollout`: its calls were admitted with that, and share its turns."""

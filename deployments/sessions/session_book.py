@@ -107,6 +107,11 @@ class SessionBook:
         self._table.end(kept.id, now.monotonic)
         self.calls.abort({kept.id})
 
+    def delete(self, kept: KeptSession) -> None:
+        """Drops the session with its record, and aborts its calls in flight."""
+        self.calls.abort({kept.id})
+        self._drop([self._table.drop(kept.id)])
+
     def begin_call(self, kept: KeptSession, call_id: str, now: Now) -> None:
         """Does nothing for a call that is in flight. Raises `SessionRefused`."""
         if call_id not in self.calls:

@@ -166,6 +166,13 @@ class SessionStore:
         await self._read(book, kept)
         return await self._stored(kept, dict, lambda book: self._info(book, kept))
 
+    async def delete(self, session_id: str, namespace: str) -> None:
+        """Drops the session with its record, and aborts its calls in flight."""
+        book = await self._state.started()
+        # At once, whatever the database does, as in `end`.
+        book.delete(book.get(session_id, namespace))
+        await self._state.change(lambda book: (book.unstored(self._now()), lambda: None))
+
     # Called by a generator replica.
 
     async def plan(self, session_id: str, call_id: str, messages: Sequence[ChatMessage], context: ChatContext) -> Plan:

@@ -62,6 +62,9 @@ class SessionStoreClient:
         info: SessionInfo = await self._call("end", session_id, namespace)
         return info
 
+    async def delete(self, session_id: str, namespace: str) -> None:
+        await self._call("delete", session_id, namespace)
+
     async def plan(self, session_id: str, call_id: str, messages: Sequence[ChatMessage], context: ChatContext) -> Plan:
         plan: Plan = await self._call("plan", session_id, call_id, messages, context)
         return plan

@@ -97,7 +97,9 @@ class Admission:
         return self._capacity.in_flight
 
     @contextmanager
-    def admitted(self, body_bytes: int, caller: Caller = ANYBODY, stated_bytes: int = 0) -> Iterator["AdmittedRequest"]:
+    def admitted(
+        self, body_bytes: int, caller: Caller = ANYBODY, stated_bytes: int = 0, is_of_rollout: bool = False
+    ) -> Iterator["AdmittedRequest"]:
         """Admits a request by its headers, before its body is read; frees all that it holds when the block ends.
 
         Args:
@@ -105,26 +107,30 @@ class Admission:
             caller: who sent it.
             stated_bytes: the size that its headers give, 0 where they give none. There must be room for it, but none is
                 held: who says much and sends nothing would keep others out.
+            is_of_rollout: it is a call of a rollout that was admitted before: only its body counts, and a rollout must
+                be able to end while this drains.
 
         Raises:
             RequestProblem: 429 with `Retry-After` if there is no room now, or the caller's key has used up a quota; 413
                 if the body can never be admitted; 503 while this drains.
         """
-        if self._refuses_new:
+        if self._refuses_new and not is_of_rollout:
             raise refused_for_now(NOT_READY, SHUT_DOWN, SHUT_DOWN_RETRY_AFTER_S)
         holds = [Hold(self._capacity, OVERLOADED)]
         with self._lock:
             usage = self._keys.of(caller)
         if usage is not None:
-            refuse_without_tokens(usage)
+            if not is_of_rollout:
+                refuse_without_tokens(usage)
             # First: a request over its quota must not take what others could have.
             holds.insert(0, Hold(usage.capacity, QUOTA_EXCEEDED))
         for hold in holds:
             with refusals(hold, FIELDS), self._lock:
                 hold.capacity.check(Amounts(body_bytes=stated_bytes), self._ingress_replicas(), self._now_s())
         try:
-            self.grow(holds, replace(LEAST_WANTED, body_bytes=body_bytes))
-            yield AdmittedRequest(self, holds)
+            least = Amounts() if is_of_rollout else LEAST_WANTED
+            self.grow(holds, replace(least, body_bytes=body_bytes))
+            yield AdmittedRequest(self, holds, is_of_rollout)
         finally:
             self.close(holds)
 
@@ -180,9 +186,10 @@ class Admission:
 class AdmittedRequest:
     """A request that was admitted by its headers; reading it tells what it wants beyond that."""
 
-    def __init__(self, admission: Admission, holds: Sequence[Hold]) -> None:
+    def __init__(self, admission: Admission, holds: Sequence[Hold], is_of_rollout: bool = False) -> None:
         self._admission = admission
         self._holds = holds
+        self._is_of_rollout = is_of_rollout
 
     def hold_body(self, size_bytes: int) -> None:
         """Raises `RequestProblem` (429, 413) if the body, of which so much was read, cannot be held."""
@@ -200,7 +207,8 @@ class AdmittedRequest:
 
     def hold_call(self, choices: int) -> None:
         """Raises `RequestProblem` (429, 422) if a call of a model server's API for so many choices cannot be held."""
-        self._admission.grow(self._holds, self._admission.amounts_of_call(choices), CALL_FIELDS)
+        if not self._is_of_rollout:
+            self._admission.grow(self._holds, self._admission.amounts_of_call(choices), CALL_FIELDS)
 
     def hold_sequences(self, sequences: int, tokens: int) -> None:
         """Raises `RequestProblem` (429, 422) if so many sequences with so many tokens cannot be held."""

@@ -2,23 +2,27 @@
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from types import MappingProxyType
 from typing import Any
 from uuid import uuid4
 
+from deployments.agents.settings import AgentSettings
 from deployments.chat.chat_tokenizer import TransformersChatTokenizer, refuse_too_many
 from deployments.chat.tokenizer_protocol import ChatOptions
 from deployments.failures import PromptRejected, RolloutFailure, failure_of
 from deployments.protocols import GeneratorDescription, RequestShare, SamplingOptions, TaskDescription
 from deployments.seeds import derived_seed
 from rollout_client.contract import Message, RolloutRequest, SampleInput, Sampling
+from rollout_client.session_contract import SessionRequest
 from service.access.keys import ANYBODY, Caller
 from service.admission.priority import share_of
 from service.requests.task_descriptions import TaskDescriptions, tasks_with_start
 from service.requests.validation import Capabilities, request_problems
 from service.responses.problems import MOST_PROBLEMS, invalid_request
+from service.rollouts.agent_episode import AgentEpisode
+from service.rollouts.agents import AgentTask
 from service.rollouts.episode import Episode
 from service.rollouts.episode_records import Echo, EpisodeIdentity, EpisodeLimits, EpisodeStart, Prompt
 from service.rollouts.staleness import VersionBounds
@@ -53,10 +57,13 @@ class EpisodeFactory:
     generator: GeneratorDescription
     tokenizer: TransformersChatTokenizer
     limits: Limits
+    agents: Mapping[str, AgentSettings] = field(default_factory=dict)
+    """By task."""
 
     def refuse_invalid(self, request: RolloutRequest, tasks: TaskDescriptions) -> None:
         """Raises `RequestProblem`, 422 with the first problems of the request, if there are any."""
-        capabilities = Capabilities(self.task_names, self.generator, self.limits, tasks_with_start(tasks))
+        started = tasks_with_start(tasks)
+        capabilities = Capabilities(self.task_names, self.generator, self.limits, started, self.agents.keys())
         if problems := list(islice(request_problems(request, capabilities), MOST_PROBLEMS)):
             raise invalid_request(*problems)
 
@@ -113,7 +120,8 @@ class EpisodeFactory:
         failure = task if isinstance(task, RolloutFailure) else None
         chat = chat_options(request, sample, task.tools if isinstance(task, TaskDescription) else ())
         message_log: Sequence[Message] = ()
-        if failure is None:
+        agent = self.agents.get(sample.task_name)
+        if failure is None and agent is None:
             try:
                 message_log = self._message_log(sample, chat, max_seq_len)
             except PromptRejected as error:
@@ -138,10 +146,15 @@ class EpisodeFactory:
             share=party.share,
             echo=None if request.num_generations == 1 else echo_of(sample, prompt, chat),
         )
+        agent_task = None if agent is None else agent_task_of(agent, request, sample_position, sample)
         seed = group_seed(request, sample_position, sample)
         for generation_index in range(request.num_generations):
             identity = identity_of(request, name, sample_position, sample, generation_index)
-            episode = Episode(identity, seeded(start, seed, generation_index), limits, self.tokenizer)
+            seeded_start = seeded(start, seed, generation_index)
+            if agent_task is None:
+                episode = Episode(identity, seeded_start, limits, self.tokenizer)
+            else:
+                episode = AgentEpisode(identity, seeded_start, limits, self.tokenizer, agent_task)
             if failure is not None:
                 episode.fail(failure_of(failure))
             yield episode
@@ -160,6 +173,20 @@ class EpisodeFactory:
             message_log = self.tokenizer.prompt(sample.messages, chat, max_seq_len)
         refuse_too_many(sum(len(message.token_ids) for message in message_log), max_seq_len)
         return message_log
+
+
+def agent_task_of(
+    agent: AgentSettings, request: RolloutRequest, sample_position: int, sample: SampleInput
+) -> AgentTask:
+    """What the rollouts of the sample open their sessions with."""
+    seed, limits = group_seed(request, sample_position, sample), agent.limits
+    if "max_rollout_turns" in request.model_fields_set:
+        limits = limits.model_copy(update={"max_calls": min(limits.max_calls, request.max_rollout_turns)})
+    sampling = request.sampling.model_copy(update={"seed": seed, "stop_strings": stop_strings_of(request, sample)})
+    session = SessionRequest(
+        sample=sample, sampling=sampling, policy=request.policy, priority=request.priority, limits=limits
+    )
+    return AgentTask(session, agent.scored_by)
 
 
 def identity_of(

@@ -32,6 +32,8 @@ class Capabilities:
     limits: Limits
     started_tasks: Set[str] = frozenset()
     """Whose environments may make the first messages themselves."""
+    agent_tasks: Set[str] = frozenset()
+    """Which programs play."""
 
 
 def request_problems(request: RolloutRequest, capabilities: Capabilities) -> Iterator[FieldProblem]:
@@ -39,6 +41,10 @@ def request_problems(request: RolloutRequest, capabilities: Capabilities) -> Ite
     yield from size_problems(request, capabilities)
     yield from keep_problems(request)
     yield from template_problems("chat_template_kwargs", request.chat_template_kwargs)
+    played = {sample.task_name for sample in request.samples} & capabilities.agent_tasks
+    if request.schedule == "lockstep" and played:
+        message = f"a program plays {', '.join(sorted(played))}, and has no turns in lockstep; choose async"
+        yield FieldProblem(field="schedule", message=message, value=request.schedule)
     for position, sample in enumerate(request.samples):
         yield from sample_problems(f"samples[{position}]", sample, capabilities)
 
@@ -86,7 +92,11 @@ def sample_problems(field: str, sample: SampleInput, capabilities: Capabilities)
     """Yields the problems of one sample; `field` is its path in the request."""
     if sample.task_name not in capabilities.task_names:
         yield unknown_task(f"{field}.task_name", sample.task_name, capabilities.task_names)
-    if sample.messages is None and sample.message_log is None and sample.task_name not in capabilities.started_tasks:
+    if sample.message_log is not None and sample.task_name in capabilities.agent_tasks:
+        taken = "a program plays this task, and cannot go on with a log; post the sample's messages in its place"
+        yield FieldProblem(field=f"{field}.message_log", message=taken)
+    makes_its_prompt = sample.task_name in capabilities.started_tasks | capabilities.agent_tasks
+    if sample.messages is None and sample.message_log is None and not makes_its_prompt:
         missing = "messages and message_log are both missing: send one of them as the prompt"
         yield FieldProblem(field=field, message=missing)
     yield from template_problems(f"{field}.chat_template_kwargs", sample.chat_template_kwargs)

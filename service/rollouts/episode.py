@@ -37,6 +37,9 @@ CUT_OFF_STATUSES = get_args(CutOff)
 class Episode:
     """All the state of one rollout."""
 
+    interruption_s = 1.0
+    """How long an episode that is cut off waits for its tokens: a round trip to a busy replica."""
+
     def __init__(
         self, identity: EpisodeIdentity, start: EpisodeStart, limits: EpisodeLimits, tokenizer: ChatTokenizer
     ) -> None:

@@ -16,6 +16,8 @@ from deployments.failures import RestartableSessionLost, RolloutFailure, failure
 from deployments.protocols import Environment, Generator
 from deployments.response_parsing import ResponseParser
 from rollout_client.contract import SampleError
+from service.rollouts.agent_episode import AgentEpisode
+from service.rollouts.agents import Agents
 from service.rollouts.early_stopping import EarlyStopping
 from service.rollouts.episode import CutOff, Episode
 from service.rollouts.episode_state import ProgressLog
@@ -24,8 +26,6 @@ from service.rollouts.retries import with_retries
 from service.rollouts.schedule import Schedule
 from service.rollouts.staleness import VersionFeed
 
-INTERRUPTION_S = 1.0
-"""How long an episode that is cut off waits for the tokens of its generation: a round trip to a busy replica."""
 MOST_CHARACTERS_INLINE = 2**13
 """Of an observation that is tokenized on the event loop, in up to 8 ms; a longer one is tokenized in a thread."""
 logger = logging.getLogger("rollout_service.rollouts")
@@ -47,13 +47,21 @@ class RolloutContext:
     """`None` where responses are text alone."""
     progress: ProgressLog | None = None
     """`None` where a request is played again from its begin if its process is lost."""
+    agents: Agents | None = None
+    """`None` where no task has an agent."""
 
 
 async def play_turn(episode: Episode, context: RolloutContext) -> None:
     """Plays one generation and one environment step.
 
-    A message log that was posted may end with a generation that was not stepped: its first turn is the step alone.
+    A message log that was posted may end with a generation that was not stepped: its first turn is the step alone. A
+    whole run of an agent is one turn, of which it is no part how many calls the agent makes.
     """
+    if isinstance(episode, AgentEpisode):
+        await play_run(episode, context)
+        if not episode.done:
+            await play_step(episode, context)
+        return
     begins_with_the_step = episode.step_is_due
     await context.schedule.wait_for_phase()
     if not begins_with_the_step:
@@ -62,6 +70,19 @@ async def play_turn(episode: Episode, context: RolloutContext) -> None:
     if not episode.done:
         await context.schedule.wait_for_phase()
         await play_step(episode, context)
+
+
+async def play_run(episode: AgentEpisode, context: RolloutContext) -> None:
+    """Runs the agent, again where a failure of the fleet ended it. Raises what `AgentEpisode.add_run` raises."""
+    agents = context.agents
+    assert agents is not None
+
+    async def run() -> None:
+        ended = await agents.run(episode.next_run())
+        await context.pacer.wait_for_turn(episode)
+        episode.add_run(ended)
+
+    await with_retries(run, episode)
 
 
 async def play_generation(episode: Episode, context: RolloutContext) -> None:
@@ -122,7 +143,8 @@ async def play_sample(episode: Episode, context: RolloutContext) -> Episode:
     try:
         while not episode.done:
             await play_turn(episode, context)
-            if context.progress is not None:
+            # A journal holds turns. A rollout of an agent that it would have to take up is played anew.
+            if context.progress is not None and not isinstance(episode, AgentEpisode):
                 await context.progress.turn_ended(episode)
     except Exception as error:
         # A named failure was logged with its traceback where it was noticed, once for all the rollouts that it hit.
@@ -143,7 +165,7 @@ async def play_request(
 
     Nothing is started before the first iteration. Episodes that early stopping no longer needs end as `cancelled`.
     Those that are not done `deadline_s` seconds after the start end as `deadline`, however slowly the caller iterates.
-    An episode that generates at that moment ends when its tokens so far are there, at most `INTERRUPTION_S` later.
+    An episode that generates at that moment ends when its tokens are there, at most its `interruption_s` later.
     Those whose tokens are too old for a new version of the weights end as `stale` in the same way.
     An episode that was yielded is not referenced any longer: thousands of them are not freed at once at the end.
     """
@@ -237,7 +259,9 @@ class RunningEpisodes:
         unfinished = [episode for episode in episodes if not episode.done and episode.interrupted_by is None]
         for episode in unfinished:
             episode.interrupt(status)
-        asyncio.get_running_loop().call_later(INTERRUPTION_S, self._end, unfinished, status)
+        for seconds in {episode.interruption_s for episode in unfinished}:
+            waiting = [episode for episode in unfinished if episode.interruption_s == seconds]
+            asyncio.get_running_loop().call_later(seconds, self._end, waiting, status)
         self._interrupting.add(unfinished)
 
     def cut_off_all(self, status: CutOff) -> None:
@@ -268,10 +292,15 @@ class RunningEpisodes:
         if episode.done or episode.interrupted_by is None:
             return
         # One that waits for its turn has the tokens of its generation already.
-        is_generating = self._context.generator.interrupt(episode.identity.rollout_id)
+        is_generating = self._is_interrupted(episode.identity.rollout_id)
         if not (is_generating or self._context.pacer.is_waiting(episode)):
             episode.cut_off(episode.interrupted_by)
             self._cancel(episode)
+
+    def _is_interrupted(self, rollout_id: str) -> bool:
+        """Asks for what is under way of the rollout; returns whether there is any."""
+        agents = self._context.agents
+        return self._context.generator.interrupt(rollout_id) or (agents is not None and agents.interrupt(rollout_id))
 
     def _end(self, episodes: Iterable[Episode], status: CutOff) -> None:
         """Ends those of `episodes` that are not done yet at once, without the tokens of their generations."""

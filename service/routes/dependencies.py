@@ -1,6 +1,7 @@
 """What the routes get from the application: its service, the request's id, and what the request holds in flight."""
 
 from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from typing import Annotated
 
 from fastapi import Depends, FastAPI, Request
@@ -9,6 +10,7 @@ from deployments.policy.store_client import PolicyStoreClient
 from deployments.sessions.failures import SessionsNotConfigured
 from rollout_client.problem_contract import FieldProblem
 from service.access.access_control import AccessControl
+from service.access.keys import Caller
 from service.admission.admission import AdmittedRequest
 from service.agent_sessions import AgentSessions
 from service.jobs.runner import JobRunner
@@ -86,7 +88,16 @@ async def request_id(request: Request) -> str:
     return request_id_of(request)
 
 
-async def admitted_request(request: Request, caller: AuthorizedCaller) -> AsyncGenerator[AdmittedRequest]:
+async def admitted(request: Request, caller: AuthorizedCaller) -> AsyncGenerator[AdmittedRequest]:
+    """See `admitted_request`."""
+    async with aclosing(admitted_request(request, caller)) as admitting:
+        async for one in admitting:
+            yield one
+
+
+async def admitted_request(
+    request: Request, caller: Caller, is_of_rollout: bool = False
+) -> AsyncGenerator[AdmittedRequest]:
     """Admits a `POST /rollout` or `/score` before its body is read.
 
     FastAPI resumes this when the response has been sent or broke.
@@ -97,12 +108,13 @@ async def admitted_request(request: Request, caller: AuthorizedCaller) -> AsyncG
     rollouts = await rollout_service(request)
     # A body over the limit is refused by its reader, with that limit.
     stated_bytes = min(stated_length(request.headers), rollouts.limits.max_body_bytes)
-    with rollouts.collections.request_in_flight(), rollouts.admission.admitted(0, caller, stated_bytes) as admitted:
-        yield admitted
+    admission = rollouts.admission
+    with rollouts.collections.request_in_flight(), admission.admitted(0, caller, stated_bytes, is_of_rollout) as held:
+        yield held
 
 
 Rollouts = Annotated[RolloutService, Depends(rollout_service)]
-Admitted = Annotated[AdmittedRequest, Depends(admitted_request)]
+Admitted = Annotated[AdmittedRequest, Depends(admitted)]
 Store = Annotated[PolicyStoreClient, Depends(policy_store)]
 Jobs = Annotated[JobRunner, Depends(configured_jobs)]
 OptionalJobs = Annotated[JobRunner | None, Depends(optional_jobs)]

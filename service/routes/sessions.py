@@ -128,7 +128,8 @@ async def admitted_call(
 ) -> AsyncGenerator[tuple[AdmittedRequest, Caller]]:
     """Admits the call as one of who opened the session."""
     caller = await sessions.caller_of(opened)
-    async with aclosing(admitted_request(request, caller)) as admitting:
+    is_of_rollout = opened.share_id is not None
+    async with aclosing(admitted_request(request, caller, is_of_rollout)) as admitting:
         async for admitted in admitting:
             yield admitted, caller
 

@@ -1,6 +1,7 @@
 """Finds what would keep a config from starting, before Ray is started. Collects all that is wrong."""
 
 import os
+import shutil
 from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
 from pathlib import Path
@@ -8,6 +9,10 @@ from pathlib import Path
 from pydantic import ValidationError
 from ray.serve.schema import HTTPOptionsSchema, ServeApplicationSchema, ServeDeploySchema
 
+from deployments.agents.callable_program import AgentNotLoadable, load_agent
+from deployments.agents.harness_program import HarnessKeyMissing
+from deployments.agents.harness_program import headers_of as headers_of_harness
+from deployments.agents.settings import AgentSettings
 from deployments.data.failures import DataNotLoadable
 from deployments.data.loading import load_task_data
 from deployments.generation.engine_fields import engine_fields
@@ -89,6 +94,24 @@ def problems_of(application: ServeApplicationSchema, settings: ServiceSettings) 
             yield f"args.environments.{task_name}: {error}"
         except DataNotLoadable as error:
             yield f"args.environments.{task_name}.data: {error}"
+        if environment.agent is not None and (problem := agent_problem(environment.agent)):
+            yield f"args.environments.{task_name}.agent.{problem}"
+
+
+def agent_problem(agent: AgentSettings) -> str | None:
+    """What would keep the agent from running, as far as this machine shows it."""
+    try:
+        if agent.import_path is not None:
+            load_agent(agent.import_path)
+        if agent.harness is not None:
+            headers_of_harness(agent.harness)
+    except AgentNotLoadable as error:
+        return f"import_path: {error}"
+    except HarnessKeyMissing as error:
+        return f"harness.api_key_variable: {error}."
+    if agent.command is not None and shutil.which(agent.command.argv[0]) is None:
+        return f"command.argv: there is no program {agent.command.argv[0]!r}; give its whole path, or put it into PATH."
+    return None
 
 
 def engine_problems(engine: AnyEngineSettings) -> Iterator[str]:

@@ -2,9 +2,11 @@
 
 import asyncio
 import json
+import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import anthropic
@@ -18,6 +20,8 @@ from rollout_client import AsyncRolloutClient, RolloutClient, Sampling
 from rollout_client.contract import SampleResult
 from rollout_client.session_contract import SessionSample
 from service.local import local_service
+from tests.deployments.agents.test_programs import assert_ended
+from tests.live.played_by_agents import digest_of
 from tests.live.running_service import ONE_PROCESS_ENGINE, READY_WITHIN_S, replicas
 from tests.paths import REPOSITORY, SMALL_MODEL
 
@@ -37,6 +41,7 @@ CALCULATOR: Any = {
 GREEDY: Any = {"greedy": True, "max_new_tokens": 96}
 LETTERS: Any = {"max_tokens": 3000, "extra_body": {"allowed_token_ids": [*range(ord("a"), ord("z") + 1)]}}
 """Each token is a whole character: a stream that is interrupted within one cannot go on."""
+COMMAND = Path(__file__).parent / "command_agent.py"
 ENDLESS: Any = {"max_tokens": 3000, "extra_body": {"ignore_eos": True}}
 
 
@@ -44,6 +49,17 @@ ENDLESS: Any = {"max_tokens": 3000, "extra_body": {"ignore_eos": True}}
 def url() -> Iterator[str]:
     config = config_for(REPOSITORY / "serve_config.cpu.yaml", SMALL_MODEL, ("math",))
     config.applications[0].args["sessions"] = {}
+    config.applications[0].args["environments"] |= {
+        "asked_twice": {"agent": {"import_path": "tests.live.played_by_agents:asks_twice", "scored_by": "agent"}},
+        "commanded": {
+            "import_path": "deployments.environments.math:MathEnvironment",
+            "agent": {
+                "command": {"argv": [sys.executable, str(COMMAND)]},
+                "timeout_s": 300,
+                "limits": {"max_calls": 2},
+            },
+        },
+    }
     config.applications[0].args["engine"]["environment_variables"] |= ONE_PROCESS_ENGINE
     with local_service(config, Console(stderr=True)) as service_url:
         yield service_url
@@ -305,6 +321,54 @@ def test_another_ones_key_opens_no_session(client: RolloutClient) -> None:
         sent = {"authorization": f"Bearer {other.api_key}"}
         refused = httpx.post(f"{session.base_url}/chat/completions", json={"messages": [QUESTION]}, headers=sent)
     assert (refused.status_code, refused.json()["type"]) == (401, "urn:rollout:problem:not-authenticated")
+
+
+def test_rollouts_of_an_agent_have_the_tokens_that_it_was_answered_with(client: RolloutClient) -> None:
+    sample = {"task_name": "asked_twice", "messages": [QUESTION], "id": "mine", "difficulty": 2}
+    before = {session.id for session in client.sessions()}
+    response = client.rollout([sample], num_generations=4, sampling=Sampling(seed=3, max_new_tokens=24))
+    assert [rollout.generation_index for rollout in response.samples] == [0, 1, 2, 3]
+    for rollout in response.samples:
+        assert (rollout.status, rollout.error, rollout.id) == ("completed", None, "mine")
+        assert [message.role for message in rollout.message_log] == ["user", "assistant", "user", "assistant"]
+        assert rollout.rewards == {"calls": 2.0, "tokens": len(ids_of(rollout)), "digest": digest_of(ids_of(rollout))}
+        for response_message in generated(rollout):
+            assert len(response_message.generation_logprobs) == len(response_message.token_ids)
+            assert [span.version for span in response_message.weight_versions] == [
+                generated(rollout)[0].weight_versions[0].version
+            ]
+    assert len({tuple(ids_of(rollout)) for rollout in response.samples}) > 1
+    assert response.metrics["environment/agent_calls/mean"] == 2
+    while not {session.id for session in client.sessions()} <= before:
+        pass
+
+
+def commanded(client: RolloutClient, *does: str, **options: Any) -> list[SampleResult]:
+    """The rollouts of an agent that is a command, which does this beside a call of the model."""
+    samples = [
+        {"task_name": "commanded", "messages": [QUESTION], "extra_env_info": {"ground_truth": "5"}, "does": each}
+        for each in does
+    ]
+    return client.rollout(samples, sampling=Sampling(**GREEDY), **options).samples
+
+
+def test_commands_are_judged_by_the_environment_and_fail_beside_each_other(client: RolloutClient) -> None:
+    [asks, crashes, asks_on] = commanded(client, "ask", "crash", "ask on")
+    assert (asks.status, asks.total_reward, asks.terminated) == ("completed", 1.0, True)
+    assert (crashes.status, crashes.total_reward, len(generated(crashes))) == ("error", None, 1)
+    assert crashes.error is not None
+    assert (crashes.error.kind, crashes.error.retryable) == ("environment", False)
+    assert crashes.error.message.endswith("It wrote to stderr last: The tool is broken.")
+    assert (asks_on.status, asks_on.metrics.environment["agent_calls"]) == ("max_turns", 2)
+    [other] = asks_on.branches
+    assert [message.role for message in other.message_log] == ["user", "assistant"]
+    assert other.shared_messages == []
+
+
+def test_a_command_ends_with_the_deadline_of_its_request(client: RolloutClient, tmp_path: Path) -> None:
+    [waits] = commanded(client, f"wait {tmp_path / 'pid'}", deadline_s=20)
+    assert (waits.status, waits.total_reward) == ("deadline", 0)
+    assert_ended(int((tmp_path / "pid").read_text()))
 
 
 @pytest.mark.long

@@ -108,6 +108,20 @@ def test_the_sessions_of_a_group_sample_differently_and_a_session_that_is_played
     assert seed_of("d", 1) == seeds[1]
 
 
+def test_the_sessions_of_one_request_share_its_turns() -> None:
+    request = ServedRequest("call", (), 1, (), None, body=b"")  # type: ignore[arg-type]
+    asked = SessionRequest(priority="batch")
+    shares = [
+        of_session(request, OpenSession(name, "", "", "http://service", asked, share_id), TEAM).share
+        for name, share_id in (("a", "r"), ("b", "r"), ("c", None))
+    ]
+    assert [(share.id, share.weight, share.key) for share in shares] == [
+        ("r", 1 / 16, TEAM.name),
+        ("r", 1 / 16, TEAM.name),
+        ("c", 1 / 16, TEAM.name),
+    ]
+
+
 def test_a_call_for_several_choices_is_charged_for_each_of_them() -> None:
     async def run() -> None:
         world = World([ServedPart(b"data", 200, "text/event-stream"), ServedPart(tokens=ServedTokens(20, 60))])

@@ -9,12 +9,14 @@ from pydantic import ValidationError
 from deployments.generation.settings import EngineSettings
 from deployments.simulation.settings import SimulatedEngineSettings
 from deployments.simulation.timing import Timing
+from rollout_env.loading import load_environment
 from service.settings import ServiceSettings
 from tests.paths import REPOSITORY
 
 ENGINE = {"device": "cpu", "model": "models/tiny"}
 SIMULATED = {"model": "models/tiny", "max_model_len": 64, "simulated": {"time_per_token_s": 0.01}}
 MATH = {"import_path": "deployments.environments.math:MathEnvironment"}
+AGENT = {"import_path": "agents:agent"}
 
 
 @pytest.mark.parametrize("name", ["serve_config.yaml", "serve_config.cpu.yaml", "serve_config.scale.yaml"])
@@ -65,6 +67,17 @@ def test_the_gpu_config_autoscales_every_deployment() -> None:
         (
             {"engine": SIMULATED, "environments": {"math": MATH}, "policy": {"folder": "/p"}},
             "policy.folder has no meaning",
+        ),
+        ({"engine": ENGINE, "environments": {"math": {}}}, "import_path is missing"),
+        ({"engine": ENGINE, "sessions": {}, "environments": {"math": {"agent": AGENT}}}, "import_path is missing"),
+        ({"engine": ENGINE, "environments": {"math": {**MATH, "agent": AGENT}}}, "agent is played in sessions"),
+        (
+            {
+                "engine": ENGINE,
+                "sessions": {},
+                "environments": {"math": {**MATH, "agent": AGENT}, "math_agent": MATH},
+            },
+            "math_agent is the deployment of an agent",
         ),
     ],
 )
@@ -121,3 +134,14 @@ def test_deltas_are_applied_in_the_engine_only_where_its_weights_are_not_packed(
 def test_the_scheduling_policy_of_the_engine_can_be_chosen() -> None:
     settings = EngineSettings(model="m", scheduling_policy="fcfs")  # type: ignore[call-arg]
     assert settings.engine_args()["scheduling_policy"] == "fcfs"
+
+
+def test_a_task_whose_agent_scores_it_needs_no_environment() -> None:
+    environments = {"math": {"agent": {**AGENT, "scored_by": "agent"}}}
+    settings = ServiceSettings.model_validate({"engine": ENGINE, "sessions": {}, "environments": environments})
+    environment = load_environment(settings.environments["math"].import_path, {})
+    assert [sample["messages"][0]["content"] for sample in environment.example_samples(2, 5)] == [
+        "Question 5",
+        "Question 6",
+    ]
+    assert settings.ray_actor_options()["math_agent"] == {"num_cpus": 0.1}

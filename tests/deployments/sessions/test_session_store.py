@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from functools import wraps
 from typing import Any
 
@@ -14,6 +15,7 @@ from deployments.sessions.failures import (
     SessionLimitReached,
     SessionUnknown,
 )
+from deployments.sessions.journal import opened_entry, opened_of
 from deployments.sessions.records import ChatContext, EngineCall, GeneratedMessage, OpenSession, Plan, RenderedMessage
 from deployments.sessions.settings import SessionsSettings
 from deployments.sessions.store import SessionStore
@@ -223,3 +225,22 @@ async def test_for_one_session_too_many_the_one_that_is_idle_longest_is_dropped(
     await kept.store.plan("u", "two", [QUESTION], PLAIN)
     with pytest.raises(SessionLimitReached):
         await kept.open("v")
+
+
+@runs
+async def test_a_session_that_is_deleted_is_gone_with_its_record_and_its_calls_are_aborted() -> None:
+    kept = await Kept().open()
+    await kept.call("one")
+    await kept.store.plan("s", "two", [QUESTION], PLAIN)
+    with pytest.raises(SessionUnknown):
+        await kept.store.delete("s", "another")
+    await kept.store.delete("s", "team")
+    assert await kept.store.heard({"two": "s"}) == ["two"]
+    kept.start()
+    with pytest.raises(SessionUnknown):
+        await kept.store.samples("s", "team")
+
+
+def test_what_a_session_was_opened_with_comes_back_from_storage_whole() -> None:
+    opened = replace(opening("s", priority="batch"), share_id="request")
+    assert opened_of(opened_entry(opened)) == opened

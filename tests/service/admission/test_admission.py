@@ -348,3 +348,19 @@ def test_the_bodies_of_one_key_leave_room_for_those_of_others() -> None:
             other.hold_body(50)
     with admission_.admitted(0, with_quotas(), stated_bytes=100) as alone:
         alone.hold_body(100)
+
+
+def test_a_call_of_an_admitted_rollout_counts_with_its_body_alone_and_comes_in_while_this_drains() -> None:
+    admission_ = admission(max_rollouts=2, max_body_bytes=200)
+    with admission_.admitted(100) as request:
+        request.hold_rollouts(request_of(2))
+        with admission_.admitted(50, is_of_rollout=True) as call:
+            call.hold_call(128)
+            assert admission_.in_flight == Amounts(2, 2 * MAX_MODEL_LEN, 150)
+            with pytest.raises(RequestProblem):
+                call.hold_body(101)
+        asyncio.run(admission_.drain(bound_s=0.0))
+        with admission_.admitted(0, is_of_rollout=True):
+            assert admission_.in_flight.rollouts == 2
+        with pytest.raises(RequestProblem), admission_.admitted(0):
+            pass

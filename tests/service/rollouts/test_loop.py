@@ -20,7 +20,6 @@ from rollout_env import ChatMessage, StepOutcome
 from service.rollouts.early_stopping import EarlyStopping
 from service.rollouts.episode import Episode
 from service.rollouts.loop import (
-    INTERRUPTION_S,
     MOST_CHARACTERS_INLINE,
     RolloutContext,
     RunningEpisodes,
@@ -435,7 +434,7 @@ def test_every_episode_comes_out_once_and_in_time_whatever_is_interrupted(
         early_stopping = EarlyStopping(keep, dict.fromkeys(episodes, 0))
         async with aclosing(play_request(episodes, context, early_stopping, deadline_s)) as ended:
             async for episode in ended:
-                assert virtual_time.now() <= deadline_s + INTERRUPTION_S
+                assert virtual_time.now() <= deadline_s + Episode.interruption_s
                 out.append(episode.identity.position)
         assert sorted(out) == list(range(size))
         assert asyncio.all_tasks() == {asyncio.current_task()}

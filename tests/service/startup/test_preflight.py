@@ -137,6 +137,23 @@ def test_an_environment_that_cannot_be_loaded_is_refused(environment: dict[str, 
     assert says in problem
 
 
+@pytest.mark.parametrize(
+    ("agent", "says"),
+    [
+        ({"import_path": "no_such:agent"}, "agent.import_path: no_such:agent cannot be imported"),
+        ({"command": {"argv": ["no-such-program"]}}, "agent.command.argv: there is no program 'no-such-program'"),
+        (
+            {"harness": {"url": "http://harness", "api_key_variable": "NO_SUCH_KEY"}},
+            "agent.harness.api_key_variable: the environment variable NO_SUCH_KEY is not set.",
+        ),
+    ],
+)
+def test_an_agent_that_cannot_run_is_refused(agent: dict[str, Any], says: str) -> None:
+    [problem] = refusal(config(sessions={}, environments={"mine": {"import_path": MATH, "agent": agent}}))
+    assert problem.startswith("args.environments.mine.")
+    assert says in problem
+
+
 def test_packages_of_an_application_with_its_own_runtime_environment_are_not_looked_for_here() -> None:
     elsewhere = config(environments={"mine": {"import_path": "no.such:Thing"}})
     elsewhere.applications[0].runtime_env = {"pip": ["no"]}

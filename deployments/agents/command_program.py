@@ -1,0 +1,184 @@
+"""An agent that is a command: a process of its own for each rollout; with limits, maybe in a sandbox."""
+
+import asyncio
+import os
+import shutil
+import signal
+import tempfile
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+
+import orjson
+
+from deployments.agents.programs import AgentCall, AgentProgram, LastSaid, last_of, reward_of
+from deployments.agents.settings import CommandSettings
+from deployments.failures import AgentFailed, EnvironmentLost
+
+MIB = 2**20
+STDERR_BYTES = 16_384
+"""Of the end of what a command writes there."""
+END_GRACE_S = 0.4
+"""Between the signal that asks a command to end and the one that ends it."""
+READ_AFTER_END_S = 0.2
+"""How long stderr is read after the end: a process that outlives the command may hold it open."""
+LARGEST_REWARD_BYTES = 2**16
+REWARD_FILE = "reward.json"
+SAMPLE_FILE = "sample.json"
+TRY_AGAIN_LATER = os.EX_TEMPFAIL
+"""The exit code of a command that could not run just now."""
+
+
+class CommandProgram(AgentProgram):
+    def __init__(self, settings: CommandSettings) -> None:
+        self._settings = settings
+        self._passed = {name: os.environ[name] for name in settings.passed_variables if name in os.environ}
+        self._limits = ["prlimit", *limits_of(settings)]
+
+    async def run(self, call: AgentCall, said: LastSaid) -> dict[str, float]:
+        async with run_folder() as folder:
+            (folder / SAMPLE_FILE).write_bytes(orjson.dumps(call.sample))
+            code = await self._exit_code(call, folder, said)
+            if code == TRY_AGAIN_LATER:
+                raise EnvironmentLost(f"The agent cannot be run just now (exit code {code}). {said.sentence}")
+            if code != 0:
+                raise AgentFailed(f"The agent {ended(code)}. {said.sentence}")
+            return reward_in(folder)
+
+    async def _exit_code(self, call: AgentCall, folder: Path, said: LastSaid) -> int:
+        argv = [*self._limits, *self._settings.argv]
+        # Linux ends the command with the replica. The replica's event loop has a thread that lives as long as it does.
+        argv = ["setpriv", "--pdeathsig", "KILL", *argv]
+        environment = {
+            **self._passed,
+            **self._settings.environment_variables,
+            **session_variables(call.base_url, call.api_key, str(folder)),
+        }
+        async with stderr_tail(said) as stderr:
+            try:
+                with (folder / SAMPLE_FILE).open("rb") as sample:
+                    process = await started(argv, sample.fileno(), stderr, folder, environment)
+            finally:
+                os.close(stderr)
+            try:
+                return await process.wait()
+            except asyncio.CancelledError:
+                await end_group(process)
+                raise
+            finally:
+                kill_group(process.pid, signal.SIGKILL)
+
+
+async def started(
+    argv: list[str], stdin: int, stderr: int, folder: Path, environment: Mapping[str, str]
+) -> asyncio.subprocess.Process:
+    """Raises `EnvironmentLost`."""
+    try:
+        return await asyncio.create_subprocess_exec(
+            *argv,
+            stdin=stdin,
+            stdout=asyncio.subprocess.DEVNULL,
+            stderr=stderr,
+            cwd=folder,
+            env=environment,
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise EnvironmentLost(f"The agent's process was not started: {error}.") from error
+
+
+@asynccontextmanager
+async def stderr_tail(said: LastSaid) -> AsyncIterator[int]:
+    """A pipe whose writing end the block gets, and closes. What is written there is read until a moment after it.
+
+    A pipe of asyncio's own would let the wait for the process last until all that inherited it have ended.
+    """
+    reading_end, writing_end = os.pipe()
+    reader = asyncio.StreamReader()
+    transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(reading_end, "rb", buffering=0)
+    )
+    reading = asyncio.create_task(keep_tail(reader, said))
+    try:
+        yield writing_end
+    finally:
+        await asyncio.wait([reading], timeout=READ_AFTER_END_S)
+        reading.cancel()
+        transport.close()
+
+
+async def keep_tail(stderr: asyncio.StreamReader, said: LastSaid) -> None:
+    """Reads what a process writes to stderr, and keeps the end of it."""
+    tail, said.sentence = b"", "It wrote nothing to stderr."
+    while part := await stderr.read(STDERR_BYTES):
+        tail = (tail + part)[-STDERR_BYTES:]
+        if shown := last_of(tail.decode(errors="replace")):
+            said.sentence = f"It wrote to stderr last: {shown}"
+
+
+async def end_group(process: asyncio.subprocess.Process) -> None:
+    """Ends the process and those of its group: asks first, and does not ask again."""
+    kill_group(process.pid, signal.SIGTERM)
+    with suppress(TimeoutError):
+        async with asyncio.timeout(END_GRACE_S):
+            await process.wait()
+    kill_group(process.pid, signal.SIGKILL)
+
+
+def kill_group(pid: int, number: signal.Signals) -> None:
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, number)
+
+
+def limits_of(settings: CommandSettings) -> list[str]:
+    """The arguments of `prlimit`."""
+    limits = ["--core=0"]
+    if settings.memory_limit_mib is not None:
+        limits.append(f"--as={settings.memory_limit_mib * MIB}")
+    if settings.processor_time_limit_s is not None:
+        limits.append(f"--cpu={settings.processor_time_limit_s}:{settings.processor_time_limit_s + 1}")
+    return limits
+
+
+def session_variables(base_url: str, api_key: str, folder: str) -> Mapping[str, str]:
+    """What a command finds its session, its sample and the place of its reward by."""
+    return {
+        "OPENAI_BASE_URL": f"{base_url}/v1",
+        "OPENAI_API_KEY": api_key,
+        "ANTHROPIC_BASE_URL": base_url,
+        "ANTHROPIC_API_KEY": api_key,
+        "ROLLOUT_SAMPLE_FILE": f"{folder}/{SAMPLE_FILE}",
+        "ROLLOUT_REWARD_FILE": f"{folder}/{REWARD_FILE}",
+    }
+
+
+def reward_in(folder: Path) -> dict[str, float]:
+    """What the command has written as its reward; empty if it has written none. Raises `AgentFailed`."""
+    try:
+        # Not through a link: the command could name any file of the service by it.
+        opened = os.open(folder / REWARD_FILE, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        raise AgentFailed(f"The file {REWARD_FILE} of the agent cannot be read: {error}.") from error
+    with os.fdopen(opened, "rb") as file:
+        content = file.read(LARGEST_REWARD_BYTES)
+    try:
+        return reward_of(orjson.loads(content), f"The file {REWARD_FILE} of the agent")
+    except orjson.JSONDecodeError as error:
+        raise AgentFailed(f"The file {REWARD_FILE} of the agent holds no JSON.") from error
+
+
+def ended(code: int) -> str:
+    return f"ended with exit code {code}" if code > 0 else f"was ended by signal {signal.Signals(-code).name}"
+
+
+@asynccontextmanager
+async def run_folder() -> AsyncIterator[Path]:
+    """A folder of one run, which is removed with all that is in it."""
+    folder = Path(tempfile.mkdtemp(prefix="rollout-agent-"))
+    try:
+        yield folder
+    finally:
+        removing = asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+        await asyncio.shield(removing)

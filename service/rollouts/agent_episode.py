@@ -1,0 +1,170 @@
+"""A rollout whose turns a program plays, as a state machine: a run of the agent, then the judgement of it.
+
+    next_run -> (run) -> add_run -> step_request -> (step) -> add_outcome
+
+Guarantees, beside those of `Episode`: the message log is that of one branch of the run's session, as the engine had it;
+a run that is repeated takes the place of the one before; a rollout whose run failed has no reward, unless its session
+had reached a limit: then that limit is how it ended, and it is judged like any other.
+"""
+
+from collections.abc import Sequence
+from itertools import count
+from typing import Any
+
+from deployments.chat.tokenizer_protocol import ChatTokenizer, TokenizedObservation
+from deployments.failures import AgentFailed
+from deployments.protocols import WeightSpan, packed_ids
+from rollout_client.contract import Message, SampleResult, SampleStatus
+from rollout_client.session_contract import SessionSample
+from rollout_client.set_fields import set_fields
+from rollout_env import StepOutcome
+from service.rollouts.agents import AgentRun, AgentRunRequest, AgentTask, SessionLimit
+from service.rollouts.episode import Episode
+from service.rollouts.episode_records import EpisodeIdentity, EpisodeLimits, EpisodeStart
+
+ENDED_BY: dict[SessionLimit, SampleStatus] = {"max_calls": "max_turns", "max_tokens": "truncated"}
+
+
+class AgentEpisode(Episode):
+    """All the state of one rollout that an agent plays. Its prompt is empty: the agent writes it."""
+
+    interruption_s = 5.0
+    """The agent ends within a second. Reading its record takes a few calls of the session store."""
+
+    def __init__(
+        self,
+        identity: EpisodeIdentity,
+        start: EpisodeStart,
+        limits: EpisodeLimits,
+        tokenizer: ChatTokenizer,
+        task: AgentTask,
+    ) -> None:
+        self._task = task
+        self._runs = count()
+        super().__init__(identity, start, limits, tokenizer)
+
+    def _begin(self) -> None:
+        self._branches: Sequence[SessionSample] = ()
+        self._ended_by: SampleStatus | None = None
+        """The limit that ended the run; `None` if it ended by itself."""
+        self._is_judged_next = False
+        super()._begin()
+
+    @property
+    def step_is_due(self) -> bool:
+        """Whether the environment has to judge the run."""
+        return self._is_judged_next
+
+    def next_run(self) -> AgentRunRequest:
+        """The run that comes next: the first one, or the repetition of one that failed."""
+        identity = self.identity
+        return AgentRunRequest(
+            task_name=identity.task_name,
+            session=self._task.session.model_copy(update={"generation_index": identity.generation_index}),
+            rollout_id=identity.rollout_id,
+            run_id=f"{identity.rollout_id}-run-{next(self._runs)}",
+            request_id=identity.request_id,
+            idx=identity.idx,
+            share_id=self._start.share.id,
+        )
+
+    def add_run(self, run: AgentRun) -> None:
+        """Takes what was generated, and decides how it goes on. Ignored after the end.
+
+        Raises:
+            RolloutFailure: the failure of the run, or what is missing of it. What was generated is kept.
+        """
+        if self.done:
+            return
+        self._take_log(run)
+        if (cut_off := self._cut_off_by) is not None:
+            self.status = cut_off
+            return
+        self._ended_by = None if run.failure is None or run.limit is None else ENDED_BY[run.limit]
+        if run.failure is not None and self._ended_by is None:
+            raise run.failure
+        if not self._messages:
+            raise AgentFailed("The agent ended without a call of the model that generated something.")
+        if self._task.scored_by == "environment":
+            self._is_judged_next = True
+            return
+        if not (run.reward or self._rewards):
+            raise AgentFailed("The agent ended without a reward, and it is what scores its task.")
+        for name, value in run.reward.items():
+            self._rewards[name] = value
+        self._end()
+
+    def tokenized_observations(self, outcome: StepOutcome) -> Sequence[TokenizedObservation]:  # noqa: ARG002
+        """None: nobody would read an observation after the end of the agent."""
+        return []
+
+    def add_outcome(self, outcome: StepOutcome, observed: Sequence[TokenizedObservation] | None = None) -> None:  # noqa: ARG002
+        """Adds the judgement of the environment, and ends the episode. Ignored after the end."""
+        if self.done:
+            return
+        judged = self._messages[-1]
+        self._messages[-1] = judged.model_copy(update={"reward": self._take_reward(outcome.reward)})
+        self._answer = outcome.answer
+        if outcome.metadata is not None:
+            self._extra_env_info = outcome.metadata
+        if outcome.metrics:
+            self._metrics.add_environment_metrics(outcome.metrics)
+        self._end()
+
+    def result(self) -> SampleResult:
+        result = super().result()
+        if others := self._branches[:-1]:
+            main = self._branches[-1]
+            result.branches = branches_beside(main, others)  # type: ignore[assignment]  # Arrow writes plain JSON alone
+        return result
+
+    def _end(self) -> None:
+        self._terminated = self._ended_by is None
+        self._truncated = self._ended_by == "truncated"
+        self._is_judged_next = False
+        self.status = "stale" if self.versions.is_stale else self.interrupted_by or self._ended_by or "completed"
+
+    def _take_log(self, run: AgentRun) -> None:
+        """The last branch becomes the log. What a run before this one has left is dropped."""
+        self._begin()
+        self._branches = run.branches
+        self._metrics.add_environment_metrics(
+            {**run.metrics, "agent_calls": run.calls, "agent_branches": len(run.branches)}
+        )
+        if not run.branches:
+            return
+        main = run.branches[-1]
+        self._rewards = dict(main.rewards)
+        length, has_generated = 0, False
+        for message in main.message_log:
+            if message.generation_logprobs is not None:
+                self._metrics.add_generation(length, len(message.token_ids))
+                spans = message.weight_versions or ()
+                self.versions.add(WeightSpan(span.version, span.start, span.end) for span in spans)
+                has_generated = True
+            elif has_generated:
+                self._metrics.add_observation(len(message.token_ids))
+            length += len(message.token_ids)
+        self._messages = list(main.message_log)
+        self._token_ids = packed_ids(token_id for message in self._messages for token_id in message.token_ids)
+
+
+def branches_beside(main: SessionSample, others: Sequence[SessionSample]) -> list[dict[str, Any]]:
+    """The other branches in the form of the contract's `Branch`, as plain JSON."""
+    known = set(main.generation_ids)
+    branches = []
+    for branch in others:
+        places = [place for place, message in enumerate(branch.message_log) if message.generation_logprobs is not None]
+        generated = dict(zip(places, branch.generation_ids, strict=True))
+        shared = [place for place, generation_id in generated.items() if generation_id in known]
+        known.update(branch.generation_ids)
+        branches.append({"message_log": list(map(plain_message, branch.message_log)), "shared_messages": shared})
+    return branches
+
+
+def plain_message(message: Message) -> dict[str, Any]:
+    fields = set_fields(message)
+    fields["token_ids"] = list(message.token_ids)
+    if message.generation_logprobs is not None:
+        fields["generation_logprobs"] = list(message.generation_logprobs)
+    return fields

@@ -1,0 +1,291 @@
+"""The three kinds of agents, and what the deployment that runs them makes of their ends."""
+
+import asyncio
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import orjson
+import pytest
+from pydantic import HttpUrl, ValidationError
+
+from deployments.agents.callable_program import AgentNotLoadable, load_agent
+from deployments.agents.command_program import CommandProgram, limits_of
+from deployments.agents.environment import AgentRunsOfTask
+from deployments.agents.harness_program import HarnessKeyMissing, HarnessProgram
+from deployments.agents.programs import AgentCall, AgentProgram, LastSaid
+from deployments.agents.settings import AgentSettings, CommandSettings, HarnessSettings
+from deployments.failures import AgentFailed, AgentTimedOut, EnvironmentLost
+from rollout_env import StepOutcome
+from tests.deployments.agents import agents_of_tests
+
+CALL = AgentCall(
+    base_url="http://127.0.0.1:8000/v1/sessions/s",
+    api_key="session-key",
+    sample={"task_name": "task", "idx": 4, "messages": [{"role": "user", "content": "Q"}]},
+)
+FUNCTIONS = "tests.deployments.agents.agents_of_tests"
+
+
+def stepped(**settings: Any) -> StepOutcome:
+    """What one run of such an agent comes to."""
+    runs = AgentRunsOfTask(AgentSettings(**settings))
+    return asyncio.run(runs.step([], CALL))
+
+
+def command(script: str, **settings: Any) -> dict[str, Any]:
+    return {"command": CommandSettings(argv=["sh", "-c", script], **settings)}
+
+
+def test_a_function_gets_its_session_and_its_sample_and_gives_its_reward() -> None:
+    agents_of_tests.SEEN.clear()
+    outcome = stepped(import_path=f"{FUNCTIONS}:rewarded")
+    [(base_url, api_key, sample)] = agents_of_tests.SEEN
+    assert (base_url, api_key) == ("http://127.0.0.1:8000/v1/sessions/s/v1", "session-key")
+    assert (sample.task_name, sample.idx, sample.messages and sample.messages[0].content) == ("task", 4, "Q")
+    assert (outcome.reward, outcome.terminated) == ({"reward": 0.5}, True)
+
+
+def test_a_function_may_give_no_reward() -> None:
+    assert stepped(import_path=f"{FUNCTIONS}:silent").reward == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "failure", "message"),
+    [
+        ("broken", AgentFailed, "The agent raised ValueError: no such tool"),
+        ("not_now", EnvironmentLost, "The agent cannot be run just now: the shop is closed"),
+        ("worthless", AgentFailed, r"What the agent returned is no reward: .* got 'good'"),
+    ],
+)
+def test_a_function_that_raises_fails_its_run(name: str, failure: type[Exception], message: str) -> None:
+    with pytest.raises(failure, match=message):
+        stepped(import_path=f"{FUNCTIONS}:{name}")
+
+
+def test_a_run_is_ended_after_its_time() -> None:
+    with pytest.raises(AgentTimedOut, match=r"was ended after 0.01 s, its timeout_s"):
+        stepped(import_path=f"{FUNCTIONS}:endless", timeout_s=0.01)
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("agents", "no import path: write package.module:function"),
+        ("no_such_module:agent", "cannot be imported: ModuleNotFoundError"),
+        (f"{FUNCTIONS}:missing", "cannot be imported: AttributeError"),
+        (f"{FUNCTIONS}:NO_FUNCTION", "is no async function"),
+        (f"{FUNCTIONS}:plain", "write async def plain"),
+        (f"{FUNCTIONS}:of_two", "must take base_url, api_key and sample: too many positional arguments"),
+    ],
+)
+def test_what_is_no_agent_is_refused_with_a_sentence(path: str, message: str) -> None:
+    with pytest.raises(AgentNotLoadable, match=message):
+        load_agent(path)
+
+
+def test_a_command_finds_its_session_in_its_environment_and_its_sample_on_stdin() -> None:
+    script = (
+        '[ "$OPENAI_BASE_URL $OPENAI_API_KEY" = "http://127.0.0.1:8000/v1/sessions/s/v1 session-key" ] || exit 1; '
+        '[ "$ANTHROPIC_BASE_URL" = "http://127.0.0.1:8000/v1/sessions/s" ] || exit 2; '
+        '[ "$OWN" = "x" ] || exit 3; '
+        'grep -q \'"idx":4\' || exit 4; cmp -s sample.json "$ROLLOUT_SAMPLE_FILE" || exit 5; '
+        'echo \'{"right": 1, "style": 0.5}\' > "$ROLLOUT_REWARD_FILE"'
+    )
+    outcome = stepped(**command(script, environment_variables={"OWN": "x"}))
+    assert outcome.reward == {"right": 1.0, "style": 0.5}
+
+
+def test_a_command_gets_none_of_the_services_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SECRET_OF_THE_SERVICE", "1")
+    assert stepped(**command('[ -z "$SECRET_OF_THE_SERVICE" ]')).reward == {}
+    passed = command('[ -n "$SECRET_OF_THE_SERVICE" ]', passed_variables=["PATH", "SECRET_OF_THE_SERVICE"])
+    assert stepped(**passed).reward == {}
+
+
+def test_a_command_runs_in_a_folder_of_its_own_that_is_removed(tmp_path: Path) -> None:
+    seen = tmp_path / "folder"
+    stepped(**command(f"touch there; pwd > {seen}"))
+    assert not Path(seen.read_text().strip()).exists()
+
+
+@pytest.mark.parametrize(
+    ("script", "failure", "message"),
+    [
+        (
+            "echo no such file >&2; exit 3",
+            AgentFailed,
+            "ended with exit code 3. It wrote to stderr last: no such file$",
+        ),
+        ("exit 1", AgentFailed, "ended with exit code 1. It wrote nothing to stderr.$"),
+        ("exit 75", EnvironmentLost, r"cannot be run just now \(exit code 75\)"),
+        ("kill -9 $$", AgentFailed, "was ended by signal SIGKILL"),
+        ("echo good > reward.json", AgentFailed, "reward.json of the agent holds no JSON"),
+        ("ln -s /etc/passwd reward.json", AgentFailed, "reward.json of the agent cannot be read"),
+    ],
+)
+def test_a_command_that_fails_says_how_and_what_it_wrote_last(
+    script: str, failure: type[Exception], message: str
+) -> None:
+    with pytest.raises(failure, match=message):
+        stepped(**command(script))
+
+
+def test_of_long_output_the_end_is_kept() -> None:
+    with pytest.raises(AgentFailed, match=r"last: \.\.\.a+the end$") as raised:
+        stepped(**command("head -c 100000 /dev/zero | tr '\\0' a >&2; printf 'the end' >&2; exit 1"))
+    assert len(str(raised.value)) < 2200
+
+
+def test_a_command_that_is_not_there_fails_and_names_itself() -> None:
+    with pytest.raises(AgentFailed, match=r"exit code \d+. It wrote to stderr last: .*no-such-program"):
+        stepped(command=CommandSettings(argv=["no-such-program"]))
+
+
+def test_a_command_may_leave_its_stdin_unread_however_long_it_is() -> None:
+    long = CALL.model_copy(update={"sample": {"task_name": "task", "text": "x" * 2**20}})
+    runs = AgentRunsOfTask(AgentSettings(**command("exit 0")))
+    assert asyncio.run(runs.step([], long)).reward == {}
+
+
+async def ended_when_cancelled(program: AgentProgram, alive: Path) -> int:
+    """Cancels a run once it has written its process id, and returns that."""
+    run = asyncio.create_task(program.run(CALL, LastSaid()))
+    while not (pid := written_pid(alive)):
+        await asyncio.sleep(0.001)
+    run.cancel()
+    await asyncio.wait([run])
+    assert run.cancelled()
+    return pid
+
+
+def written_pid(file: Path) -> int:
+    text = file.read_text() if file.exists() else ""
+    return int(text) if text.endswith("\n") else 0
+
+
+@pytest.mark.parametrize("deaf", [False, True])
+def test_a_command_that_is_cancelled_ends_with_all_of_its_group(deaf: bool, tmp_path: Path) -> None:
+    alive = tmp_path / "pid"
+    script = f"{'trap : TERM; ' if deaf else ''}sleep 1000 & echo $! > {alive}; while :; do wait; done"
+    program = CommandProgram(CommandSettings(argv=["sh", "-c", script]))
+    assert_ended(asyncio.run(ended_when_cancelled(program, alive)))
+
+
+def assert_ended(pid: int) -> None:
+    """Waits until the process has ended, which it was told to."""
+    given_up_at = time.monotonic() + 30
+    while is_running(pid):
+        assert time.monotonic() < given_up_at
+        time.sleep(0.001)
+
+
+def is_running(pid: int) -> bool:
+    """Not so for one that has ended, for which nobody has waited."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except FileNotFoundError:
+        return False
+
+
+def test_what_a_command_leaves_behind_is_ended_with_it(tmp_path: Path) -> None:
+    pid_file = tmp_path / "pid"
+    stepped(**command(f"sleep 1000 & echo $! > {pid_file}"))
+    assert_ended(int(pid_file.read_text()))
+
+
+def test_the_limits_of_a_command_are_those_of_the_config() -> None:
+    bounded = CommandSettings(argv=["c"], processor_time_limit_s=60, memory_limit_mib=1024)
+    assert limits_of(bounded) == ["--core=0", "--as=1073741824", "--cpu=60:61"]
+    assert limits_of(CommandSettings(argv=["c"])) == ["--core=0"]
+
+
+def test_the_memory_of_a_command_is_bounded() -> None:
+    code = "bytearray(2**30)"
+    bounded = CommandSettings(argv=[sys.executable, "-S", "-c", code], memory_limit_mib=200)
+    with pytest.raises(AgentFailed, match="MemoryError"):
+        stepped(command=bounded)
+
+
+def harness(answer: Callable[[httpx.Request], httpx.Response], **settings: Any) -> HarnessProgram:
+    program = HarnessProgram(HarnessSettings(url=HttpUrl("http://harness.test/run"), **settings))
+    program._client = httpx.AsyncClient(transport=httpx.MockTransport(answer), headers=program._headers)
+    return program
+
+
+def asked(answer: Callable[[httpx.Request], httpx.Response], **settings: Any) -> dict[str, float]:
+    return asyncio.run(harness(answer, **settings).run(CALL, LastSaid()))
+
+
+def test_a_harness_is_posted_its_session_and_sample(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HARNESS_KEY", "secret")
+    seen: list[Any] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        seen.append((str(request.url), request.headers["authorization"], orjson.loads(request.content)))
+        return httpx.Response(200, json={"reward": 1})
+
+    assert asked(answer, api_key_variable="HARNESS_KEY") == {"reward": 1.0}
+    assert seen == [("http://harness.test/run", "Bearer secret", CALL.model_dump())]
+
+
+@pytest.mark.parametrize(("body", "reward"), [(b"0.5", {"reward": 0.5}), (b"null", {}), (b"", {})])
+def test_a_harness_answers_its_reward_or_none(body: bytes, reward: dict[str, float]) -> None:
+    assert asked(lambda _: httpx.Response(200, content=body)) == reward
+
+
+@pytest.mark.parametrize(
+    ("response", "failure", "message"),
+    [
+        (httpx.Response(500, text="stack trace"), AgentFailed, "answered 500. stack trace"),
+        (httpx.Response(503, text="busy"), EnvironmentLost, "cannot run the agent just now: 503. busy"),
+        (httpx.Response(200, text="fine"), AgentFailed, "answered no JSON: fine"),
+        (httpx.Response(200, content=b"1" * 2**21), AgentFailed, "more than 1048576 bytes"),
+    ],
+)
+def test_a_harness_that_fails_says_what_it_said(
+    response: httpx.Response, failure: type[Exception], message: str
+) -> None:
+    with pytest.raises(failure, match=message):
+        asked(lambda _: response)
+
+
+def test_a_harness_that_cannot_be_reached_is_asked_again_later() -> None:
+    def answer(_: httpx.Request) -> httpx.Response:
+        raise httpx.ConnectError("refused")
+
+    with pytest.raises(EnvironmentLost, match="does not answer"):
+        asked(answer)
+
+
+def test_a_harness_whose_key_is_not_there_is_not_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HARNESS_KEY", raising=False)
+    with pytest.raises(HarnessKeyMissing, match="HARNESS_KEY is not set"):
+        harness(lambda _: httpx.Response(200), api_key_variable="HARNESS_KEY")
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"import_path": "a:b", "command": {"argv": ["c"]}},
+        {"command": {"argv": []}},
+        {"command": {"argv": ["c"], "folders": ["/data"]}},
+        {"command": {"argv": ["c"], "folders": ["data"], "sandbox": True}},
+        {"harness": {"url": "http://me:secret@harness.test"}},
+        {"import_path": "a:b", "scored_by": "nobody"},
+        {"import_path": "a:b", "timeout_s": 0},
+    ],
+)
+def test_settings_that_mean_nothing_are_refused(settings: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        AgentSettings.model_validate(settings)
+
+
+def test_commands_share_a_replica_in_bounded_number() -> None:
+    assert AgentRunsOfTask(AgentSettings(**command("exit 0"))).max_concurrent_steps == 16
+    assert AgentRunsOfTask(AgentSettings(**command("exit 0"), max_concurrent_runs=3)).max_concurrent_steps == 3
+    assert AgentRunsOfTask(AgentSettings(import_path=f"{FUNCTIONS}:silent")).max_concurrent_steps is None

@@ -1,0 +1,29 @@
+"""An agent of OpenAI's client, which a service in the tests runs for its rollouts."""
+
+from collections.abc import Sequence
+from typing import Any
+from zlib import crc32
+
+import openai
+
+from rollout_client.contract import SampleInput
+
+
+async def asks_twice(base_url: str, api_key: str, sample: SampleInput) -> dict[str, float]:
+    """Asks, and asks whether it is sure. Its reward says which tokens it was answered with."""
+    messages: list[Any] = [message.model_dump(exclude_unset=True) for message in sample.messages or ()]
+    ask: Any = {"model": "any", "extra_body": {"return_token_ids": True}}
+    async with openai.AsyncOpenAI(base_url=base_url, api_key=api_key) as model:
+        first = await model.chat.completions.create(messages=messages, **ask)
+        messages += [
+            first.choices[0].message.model_dump(exclude_none=True),
+            {"role": "user", "content": "Are you sure?"},
+        ]
+        second = await model.chat.completions.create(messages=messages, **ask)
+    prompt: Sequence[int] = (second.model_extra or {})["prompt_token_ids"]
+    ids = [*prompt, *(second.choices[0].model_extra or {})["token_ids"]]
+    return {"calls": 2.0, "tokens": len(ids), "digest": digest_of(ids)}
+
+
+def digest_of(token_ids: Sequence[int]) -> float:
+    return float(crc32(repr([*token_ids]).encode()) % 2**20)

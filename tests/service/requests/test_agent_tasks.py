@@ -1,0 +1,83 @@
+"""Samples of tasks that programs play: what is asked of them, and with what their sessions are opened."""
+
+from typing import Any
+
+import pytest
+
+from deployments.agents.settings import AgentSettings
+from rollout_client.contract import RolloutRequest
+from rollout_client.session_contract import SessionLimits
+from service.requests.episodes import EpisodeFactory
+from service.responses.problems import RequestProblem
+from service.rollouts.agent_episode import AgentEpisode
+from service.rollouts.episode import Episode
+from tests.service.scripted_http import DESCRIPTION, LIMITS, tokenizer
+
+AGENT = AgentSettings(import_path="agents:agent", limits=SessionLimits(max_calls=30, max_tokens=500))
+FACTORY = EpisodeFactory(frozenset({"played", "math"}), DESCRIPTION, tokenizer, LIMITS, {"played": AGENT})
+QUESTION = [{"role": "user", "content": "Q"}]
+
+
+def made(sample: dict[str, Any], **request: Any) -> list[Episode]:
+    body = {"samples": [{"task_name": "played", **sample}], **request}
+    return FACTORY.episodes(RolloutRequest.model_validate(body), "mine")
+
+
+def sessions_of(sample: dict[str, Any], **request: Any) -> list[Any]:
+    episodes = made(sample, **request)
+    assert all(isinstance(episode, AgentEpisode) for episode in episodes)
+    return [episode.next_run().session for episode in episodes if isinstance(episode, AgentEpisode)]
+
+
+def refusals(sample: dict[str, Any], **request: Any) -> list[tuple[str, str]]:
+    with pytest.raises(RequestProblem) as raised:
+        made(sample, **request)
+    return [(problem.field, problem.message) for problem in raised.value.problem.errors]
+
+
+def test_the_sessions_of_a_group_are_opened_as_the_request_says() -> None:
+    sessions = sessions_of(
+        {"messages": QUESTION, "id": "a", "level": 3, "stop_strings": ["!"]},
+        num_generations=2,
+        sampling={"temperature": 0.5, "seed": 4, "max_new_tokens": 9},
+        policy={"max_staleness": 2},
+        priority="batch",
+    )
+    assert [session.generation_index for session in sessions] == [0, 1]
+    [session, other] = sessions
+    assert session.model_copy(update={"generation_index": 1}) == other
+    assert (session.sample.id, session.sample.model_extra) == ("a", {"level": 3})
+    sampling = session.sampling
+    assert (sampling.temperature, sampling.max_new_tokens, sampling.stop_strings) == (0.5, 9, ["!"])
+    assert sampling.seed not in (None, 4)
+    assert (session.policy.max_staleness, session.priority) == (2, "batch")
+    assert (session.limits.max_calls, session.limits.max_tokens, session.deadline_s) == (30, 500, None)
+
+
+def test_turns_that_a_request_asks_for_bound_the_calls() -> None:
+    assert [session.limits.max_calls for session in sessions_of({}, max_rollout_turns=3)] == [3]
+    assert [session.limits.max_calls for session in sessions_of({}, max_rollout_turns=50)] == [30]
+
+
+def test_a_sample_of_an_agent_needs_no_prompt_and_one_that_is_too_long_for_the_model_is_the_agents_matter() -> None:
+    [without] = made({})
+    [long] = made({"messages": [{"role": "user", "content": "Q" * 1000}]})
+    assert (without.status, long.status) == (None, None)
+    assert long.result().message_log == []
+
+
+def test_an_agent_cannot_go_on_with_a_log() -> None:
+    log = [{"role": "user", "content": "a", "token_ids": [64]}]
+    [(field, message)] = refusals({"message_log": log})
+    assert field == "samples[0].message_log"
+    assert "post the sample's messages in its place" in message
+
+
+def test_agents_have_no_turns_in_lockstep() -> None:
+    [(field, message)] = refusals({"messages": QUESTION}, schedule="lockstep")
+    assert (field, "a program plays played" in message) == ("schedule", True)
+
+
+def test_samples_of_other_tasks_are_played_by_the_service() -> None:
+    [episode] = made({"task_name": "math", "messages": QUESTION})
+    assert not isinstance(episode, AgentEpisode)

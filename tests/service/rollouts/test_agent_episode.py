@@ -1,0 +1,183 @@
+"""Rollouts that a program plays: what becomes of its runs, one after the other and beside each other."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from deployments.failures import AgentFailed, AgentTimedOut, EnvironmentLost, EnvironmentShuttingDown
+from rollout_client.contract import Keep, SampleInput
+from rollout_client.session_contract import SessionRequest
+from rollout_env import StepOutcome
+from service.rollouts.agents import AgentRun, AgentTask
+from service.rollouts.episode import Episode
+from service.rollouts.loop import RolloutContext
+from service.rollouts.schedule import AsyncSchedule
+from service.rollouts.staleness import VersionBounds
+from tests.service.agent_runs import TWO_CALLS, AgentRecipe, ScriptedAgents, branch, generated, said
+from tests.service.rollouts.playing import KEEP_ALL, collect, texts
+from tests.service.scripted import ScriptedEnvironment, ScriptedGenerator, ids_of
+
+ENDED = AgentRun([TWO_CALLS], calls=2, metrics={"agent_s": 1.5})
+CRASHED = AgentFailed("The agent ended with exit code 3. It wrote to stderr last: no such file")
+RIGHT = StepOutcome({"role": "user", "content": "Right."}, 1.0, True, {"state": 9}, None, "C", {"checks": 2.0})
+SCORED_BY_AGENT = AgentTask(SessionRequest(sample=SampleInput(task_name="task")), "agent")
+
+
+def context_of(agents: ScriptedAgents, environment: ScriptedEnvironment | None = None) -> RolloutContext:
+    judge = environment or ScriptedEnvironment([RIGHT])
+    return RolloutContext(ScriptedGenerator([]), {"task": judge}, AsyncSchedule(), agents=agents)
+
+
+def played(recipe: AgentRecipe, *runs: AgentRun, environment: ScriptedEnvironment | None = None) -> Any:
+    return collect([recipe.make()], context_of(ScriptedAgents(runs), environment))[0]
+
+
+def test_the_environment_judges_the_last_conversation_in_one_step() -> None:
+    judge = ScriptedEnvironment([RIGHT])
+    result = played(AgentRecipe(), ENDED, environment=judge)
+    [request] = judge.requests
+    assert [(message["role"], message["content"]) for message in request.message_log] == [
+        ("user", "Q"),
+        ("assistant", "AB"),
+        ("tool", "T"),
+        ("assistant", "C"),
+    ]
+    assert (request.extra_env_info, request.turn) == ({"state": 0}, 0)
+    assert texts(result) == ["Q", "AB", "T", "C"]
+    assert (result.status, result.terminated, result.total_reward, result.answer) == ("completed", True, 1.0, "C")
+    assert result.message_log[-1].reward == 1.0
+    assert result.extra_env_info == {"state": 9}
+
+
+def test_the_result_has_the_engines_own_tokens_and_counts_them() -> None:
+    result = played(AgentRecipe(), ENDED)
+    assert [list(message.token_ids) for message in result.message_log] == [
+        ids_of(text) for text in ("Q", "AB", "T", "C")
+    ]
+    assert [message.generation_logprobs and len(message.generation_logprobs) for message in result.message_log] == [
+        None,
+        2,
+        None,
+        1,
+    ]
+    metrics = result.metrics
+    assert (metrics.turn_count, metrics.assistant_tokens, metrics.env_tokens) == (2, 3, 1)
+    assert (metrics.turn_gen_tokens, metrics.turn_input_tokens) == ([2, 1], [1, 4])
+    assert metrics.environment == {"agent_s": 1.5, "agent_calls": 2.0, "agent_branches": 1.0, "checks": 2.0}
+
+
+def test_the_branch_that_ended_last_is_the_log_and_the_others_are_beside_it() -> None:
+    summary = branch(said("user", "S"), generated("sum"))
+    left = branch(said("user", "Q"), generated("AB"), said("tool", "X"), generated("D"))
+    result = played(AgentRecipe(), AgentRun([summary, left, TWO_CALLS], calls=5))
+    assert texts(result) == ["Q", "AB", "T", "C"]
+    first, second = result.branches
+    assert [message["content"] for message in first["message_log"]] == ["S", "sum"]
+    assert (first["shared_messages"], second["shared_messages"]) == ([], [1])
+    assert second["message_log"][1]["token_ids"] == ids_of("AB")
+    assert second["message_log"][1]["generation_logprobs"] == [-0.5, -0.5]
+
+
+def test_a_rollout_of_one_conversation_has_no_field_for_others() -> None:
+    assert "branches" not in played(AgentRecipe(), ENDED).model_fields_set
+
+
+def test_an_agent_that_scores_its_task_is_not_judged() -> None:
+    judge = ScriptedEnvironment([RIGHT])
+    run = replace(
+        ENDED, branches=[branch(said("user", "Q"), generated("A"), rewards={"style": 0.25})], reward={"right": 1.0}
+    )
+    result = played(AgentRecipe(task=SCORED_BY_AGENT), run, environment=judge)
+    assert (result.status, result.rewards, judge.requests) == ("completed", {"style": 0.25, "right": 1.0}, [])
+
+
+def test_an_agent_that_scores_its_task_and_gives_no_reward_has_failed() -> None:
+    result = played(AgentRecipe(task=SCORED_BY_AGENT), ENDED)
+    assert (result.status, result.total_reward, result.error.kind) == ("error", None, "environment")
+    assert "without a reward" in result.error.message
+
+
+def test_an_agent_that_never_calls_the_model_has_failed() -> None:
+    result = played(AgentRecipe(), AgentRun())
+    assert (result.status, result.error.retryable, result.message_log) == ("error", False, [])
+    assert "without a call of the model" in result.error.message
+
+
+def test_a_crash_is_the_error_of_its_rollout_beside_what_was_generated() -> None:
+    agents = ScriptedAgents([replace(ENDED, failure=CRASHED)])
+    result = collect([AgentRecipe(retries=3).make()], context_of(agents))[0]
+    assert (result.status, result.total_reward) == ("error", None)
+    assert result.error is not None
+    assert result.error.model_dump() == {"kind": "environment", "message": str(CRASHED), "retryable": False}
+    assert texts(result) == ["Q", "AB", "T", "C"]
+    assert len(agents.requests) == 1
+
+
+def test_a_run_that_is_ended_after_its_time_is_retryable_but_not_made_again() -> None:
+    agents = ScriptedAgents([replace(ENDED, failure=AgentTimedOut("The agent was ended after 5 s, its timeout_s."))])
+    result = collect([AgentRecipe(retries=3).make()], context_of(agents))[0]
+    assert result.error is not None
+    assert (result.error.kind, result.error.retryable, len(agents.requests)) == ("environment", True, 1)
+
+
+def test_a_run_whose_replica_is_lost_is_made_again_and_leaves_nothing_behind() -> None:
+    lost = AgentRun([branch(said("user", "Q"), generated("lost"))], calls=1, failure=EnvironmentLost("It died."))
+    agents = ScriptedAgents([lost, ENDED])
+    result = collect([AgentRecipe(retries=1).make()], context_of(agents))[0]
+    assert (result.status, texts(result)) == ("completed", ["Q", "AB", "T", "C"])
+    assert result.metrics.environment["agent_calls"] == 2
+    assert [request.run_id for request in agents.requests] == ["request-0-0-run-0", "request-0-0-run-1"]
+
+
+def test_a_run_that_a_replica_hands_over_costs_no_retry() -> None:
+    agents = ScriptedAgents([AgentRun(failure=EnvironmentShuttingDown("It is being shut down.")), ENDED])
+    assert collect([AgentRecipe(retries=0).make()], context_of(agents))[0].status == "completed"
+
+
+@pytest.mark.parametrize(("limit", "status"), [("max_calls", "max_turns"), ("max_tokens", "truncated")])
+def test_a_run_that_fails_at_a_limit_of_its_session_ends_by_it_and_is_judged(limit: Any, status: str) -> None:
+    result = played(AgentRecipe(), replace(ENDED, failure=CRASHED, limit=limit))
+    assert (result.status, result.error, result.total_reward, result.terminated) == (status, None, 1.0, False)
+    assert (result.truncated, result.max_turns_reached) == (status == "truncated", status == "max_turns")
+
+
+def test_a_run_that_ends_well_at_a_limit_is_complete() -> None:
+    assert played(AgentRecipe(), replace(ENDED, limit="max_calls")).status == "completed"
+
+
+def test_tokens_that_are_too_old_at_the_end_make_the_rollout_stale() -> None:
+    bounds = VersionBounds(max_staleness=1)
+    bounds.note_current(5)
+    result = played(AgentRecipe(bounds=bounds), ENDED)
+    assert (result.status, texts(result)) == ("stale", ["Q", "AB", "T", "C"])
+
+
+def test_a_deadline_ends_runs_with_what_was_generated_and_without_a_judgement() -> None:
+    judge, agents = ScriptedEnvironment([RIGHT]), ScriptedAgents([ENDED], delay_s=100)
+    results = collect([AgentRecipe().make()], context_of(agents, judge), deadline_s=7)
+    assert (results[0].status, texts(results[0]), judge.requests) == ("deadline", ["Q", "AB", "T", "C"], [])
+    assert agents.cancelled == 0
+
+
+def test_early_stopping_ends_the_runs_that_are_not_needed() -> None:
+    episodes: list[Episode] = [AgentRecipe(position=position).make() for position in range(4)]
+    agents = ScriptedAgents([ENDED], delay_s=0)
+
+    async def slow_run(request: Any) -> AgentRun:
+        agents.delay_s = 0 if request.rollout_id in ("request-1-0", "request-2-0") else 100
+        return await ScriptedAgents.run(agents, request)
+
+    agents.run = slow_run  # type: ignore[method-assign]
+    results = collect(episodes, context_of(agents), Keep(per_group=2))
+    assert [results[position].status for position in range(4)] == ["cancelled", "completed", "completed", "cancelled"]
+
+
+def test_a_run_that_cannot_be_ended_in_time_is_cancelled() -> None:
+    class Deaf(ScriptedAgents):
+        def interrupt(self, rollout_id: str) -> bool:
+            return rollout_id in self.running
+
+    deaf = Deaf([ENDED], delay_s=100)
+    results = collect([AgentRecipe().make()], context_of(deaf), KEEP_ALL, deadline_s=1)
+    assert (results[0].status, results[0].message_log, deaf.cancelled) == ("deadline", [], 1)

@@ -1,0 +1,255 @@
+"""Runs of agents over a session store without Ray: what a run gets, what its record comes to, when its session goes."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass, field
+from functools import wraps
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from deployments.failures import AgentFailed, EnvironmentLost, Overloaded, RolloutFailure, SessionStoreLost
+from deployments.protocols import StepRequest, WeightSpan, packed_ids, packed_logprobs
+from deployments.sessions.records import ChatContext, EngineCall, GeneratedMessage, RenderedMessage
+from deployments.sessions.settings import SessionsSettings
+from deployments.sessions.store import SessionStore
+from rollout_client.contract import SampleInput
+from rollout_client.session_contract import SessionLimits, SessionRequest
+from rollout_env import StepOutcome
+from service.access.access_control import OPEN_TO_ALL
+from service.access.keys import ANYBODY
+from service.agent_runs import AgentRuns
+from service.agent_sessions import AgentSessions
+from service.remote.policy import RemotePolicy
+from service.rollouts.agents import AgentRun, AgentRunRequest
+from tests.deployments.storage.scripted_storage import ScriptedStorage
+from tests.service.scripted import ScriptedEnvironment, ids_of
+from tests.service.scripted_store import ScriptedStore
+
+QUESTION = {"role": "user", "content": "Q"}
+SAMPLE = SampleInput.model_validate(
+    {"task_name": "task", "messages": [QUESTION], "extra_env_info": {"truth": 5}, "difficulty": 2}
+)
+Agent = Callable[["CallingProgram", str], Awaitable[None]]
+
+
+def runs(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    @wraps(test)
+    def run(**given: Any) -> None:
+        asyncio.run(test(**given))
+
+    return run
+
+
+@dataclass
+class CallingProgram(ScriptedEnvironment):
+    """Stands for the deployment that runs an agent: a step does what `agent` does with its session."""
+
+    store: SessionStore = field(default_factory=lambda: SessionStore(SessionsSettings(), ScriptedStorage()))
+    agent: Agent = field(default=lambda program, session_id: asks_twice(program, session_id))
+    reward: dict[str, float] = field(default_factory=dict)
+    failure: RolloutFailure | None = None
+    was_cancelled: bool = False
+
+    async def step(self, request: StepRequest) -> StepOutcome:
+        self.requests.append(request)
+        try:
+            await self.agent(self, request.extra_env_info["base_url"].rpartition("/")[2])
+        except asyncio.CancelledError:
+            self.was_cancelled = True
+            raise
+        if self.failure is not None:
+            raise self.failure
+        return StepOutcome({"role": "user", "content": ""}, self.reward, True, metrics={"agent_s": 2.0})
+
+    async def ask(self, session_id: str, *messages: dict[str, Any], text: str = "A") -> str:
+        """A call of the engine that generates `text`."""
+        call_id, context = uuid4().hex, ChatContext()
+        plan = await self.store.plan(session_id, call_id, messages, context)
+        rendered = [RenderedMessage(one, packed_ids(ids_of(one["content"]))) for one in messages[plan.covered :]]
+        made = GeneratedMessage(
+            call_id,
+            {"role": "assistant", "content": text},
+            text,
+            packed_ids(ids_of(text)),
+            packed_logprobs([-0.5] * len(text)),
+            "stop",
+            (WeightSpan("3", 0, len(text)),),
+        )
+        await self.store.add(session_id, EngineCall(call_id, context, plan, rendered, packed_ids([1]), [made]))
+        return call_id
+
+
+async def asks_twice(program: CallingProgram, session_id: str) -> None:
+    await program.ask(session_id, QUESTION)
+    answered = {"role": "assistant", "content": "A"}
+    await program.ask(session_id, QUESTION, answered, {"role": "user", "content": "S"}, text="B")
+
+
+async def asks_and_waits(program: CallingProgram, session_id: str) -> None:
+    await program.ask(session_id, QUESTION)
+    await asyncio.Event().wait()
+
+
+async def idles(program: CallingProgram, session_id: str) -> None:
+    """Makes no call."""
+
+
+class Service:
+    """What a run needs of a service."""
+
+    def __init__(self, agent: Agent = asks_twice, settings: SessionsSettings | None = None, **program: Any) -> None:
+        self.store = SessionStore(settings or SessionsSettings(), ScriptedStorage())
+        policy = RemotePolicy(ScriptedStore())  # type: ignore[arg-type]
+        sessions = AgentSessions(self.store, None, policy, OPEN_TO_ALL)  # type: ignore[arg-type]
+        self.program = CallingProgram([], store=self.store, agent=agent, **program)
+        self.agents = AgentRuns(sessions, {"task": self.program}, "http://10.0.0.1:8000").of_request(ANYBODY)
+
+    async def run(self, **session: Any) -> AgentRun:
+        return await self.agents.run(request_of(**session))
+
+    async def sessions_left(self) -> int:
+        await asyncio.sleep(0.001)
+        return len(await self.store.infos(""))
+
+
+def request_of(**session: Any) -> AgentRunRequest:
+    opened = SessionRequest(sample=SAMPLE, generation_index=2, **session)
+    return AgentRunRequest("task", opened, "r-0", "r-0-run-0", "request", idx=7, share_id="r")
+
+
+@runs
+async def test_a_run_has_the_record_of_its_session_which_is_deleted() -> None:
+    service = Service(reward={"right": 1.0})
+    run = await service.run()
+    [branch] = run.branches
+    assert [message.content for message in branch.message_log] == ["Q", "A", "S", "B"]
+    assert [list(message.token_ids) for message in branch.message_log] == [[81, 1], [65], [83, 1], [66]]
+    assert (run.calls, run.reward, run.metrics, run.failure) == (2, {"right": 1.0}, {"agent_s": 2.0}, None)
+    assert await service.sessions_left() == 0
+
+
+@runs
+async def test_the_agent_gets_its_session_and_its_sample() -> None:
+    service = Service()
+    await service.run()
+    [request] = service.program.requests
+    call = request.extra_env_info
+    assert call["base_url"].startswith("http://10.0.0.1:8000/v1/sessions/")
+    assert call["api_key"].startswith("session-")
+    assert call["sample"] == {
+        "task_name": "task",
+        "idx": 7,
+        "messages": [QUESTION],
+        "extra_env_info": {"truth": 5},
+        "difficulty": 2,
+    }
+    assert (request.step_id, request.rollout_id, request.sample) == ("r-0-run-0", "r-0", 7)
+
+
+@runs
+async def test_its_calls_share_the_engines_with_the_others_of_its_request() -> None:
+    opened: list[Any] = []
+
+    async def looks(program: CallingProgram, session_id: str) -> None:
+        opened.append(await program.store.opened(session_id))
+
+    await Service(looks).run()
+    assert (opened[0].share_id, opened[0].request.generation_index) == ("r", 2)
+
+
+@runs
+async def test_a_run_that_fails_has_what_was_generated_until_then() -> None:
+    failure = AgentFailed("The agent ended with exit code 1.")
+    service = Service(failure=failure)
+    run = await service.run()
+    assert (run.failure, len(run.branches), run.reward) == (failure, 1, {})
+    assert await service.sessions_left() == 0
+
+
+@runs
+async def test_an_agent_that_makes_no_call_has_an_empty_record() -> None:
+    run = await Service(idles).run()
+    assert (run.branches, run.calls, run.failure) == ([], 0, None)
+
+
+@pytest.mark.parametrize(
+    ("limits", "limit"),
+    [({"max_calls": 2}, "max_calls"), ({"max_tokens": 5}, "max_tokens"), ({"max_calls": 3}, None)],
+)
+@runs
+async def test_a_run_says_which_limit_its_session_has_reached(limits: dict[str, int], limit: str | None) -> None:
+    assert (await Service().run(limits=SessionLimits(**limits))).limit == limit
+
+
+@runs
+async def test_a_run_that_is_interrupted_returns_with_what_was_generated() -> None:
+    service = Service(asks_and_waits)
+    running = asyncio.create_task(service.run())
+    while not (service.program.requests and await generated_tokens(service)):
+        await asyncio.sleep(0)
+    assert service.agents.interrupt("r-0")
+    run = await running
+    assert ([message.content for message in run.branches[0].message_log], run.failure) == (["Q", "A"], None)
+    assert service.program.was_cancelled
+    assert not service.agents.interrupt("r-0")
+    assert await service.sessions_left() == 0
+
+
+async def generated_tokens(service: Service) -> int:
+    return sum(info.generated_tokens for info in await service.store.infos(""))
+
+
+@runs
+async def test_a_run_that_is_cancelled_ends_its_agent_and_deletes_its_session() -> None:
+    service = Service(asks_and_waits)
+    running = asyncio.create_task(service.run())
+    while not (service.program.requests and await generated_tokens(service)):
+        await asyncio.sleep(0)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert service.program.was_cancelled
+    assert await service.sessions_left() == 0
+
+
+@runs
+async def test_calls_of_a_deleted_session_are_aborted() -> None:
+    service = Service()
+
+    async def leaves_a_call(program: CallingProgram, session_id: str) -> None:
+        await program.ask(session_id, QUESTION)
+        await program.store.plan(session_id, "open", [QUESTION], ChatContext())
+        asyncio.get_running_loop().call_later(0.01, asyncio.ensure_future, program.store.end_call("open"))
+
+    service.program.agent = leaves_a_call
+    assert len((await service.run()).branches) == 1
+    assert await service.store.heard({"open": "gone"}) == ["open"]
+
+
+@runs
+async def test_a_session_for_which_there_is_no_room_is_a_run_to_be_made_again() -> None:
+    service = Service(settings=SessionsSettings(max_bytes=1))
+    run = await service.run()
+    assert isinstance(run.failure, Overloaded)
+    assert not service.program.requests
+
+
+@runs
+async def test_a_record_that_is_lost_meanwhile_is_a_run_to_be_made_again() -> None:
+    async def loses_its_record(program: CallingProgram, session_id: str) -> None:
+        await program.store.delete(session_id, "")
+
+    run = await Service(loses_its_record).run()
+    assert isinstance(run.failure, SessionStoreLost)
+    assert run.failure.retryable
+
+
+@runs
+async def test_the_loss_of_the_replica_is_what_a_run_fails_with_when_its_record_is_gone_too() -> None:
+    async def loses_its_record(program: CallingProgram, session_id: str) -> None:
+        await program.store.delete(session_id, "")
+
+    run = await Service(loses_its_record, failure=EnvironmentLost("It died.")).run()
+    assert isinstance(run.failure, EnvironmentLost)
