@@ -13,7 +13,6 @@ siblings say the same.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
 from typing import Any
 
 from deployments.protocols import packed_ids
@@ -71,7 +70,11 @@ class Node:
 
     def prefix_ids(self) -> Sequence[int]:
         """The ids from the root to the end of this node."""
-        return packed_ids(chain.from_iterable(node.token_ids for node in self.path()))
+        ids = packed_ids(())
+        for node in self.path():
+            # Packed ids are copied as a whole. One by one, 250,000 of them would keep the store's loop for 10 ms.
+            ids.extend(packed_ids(node.token_ids))
+        return ids
 
     def next_for(self, message: ChatMessage) -> Iterator["Node"]:
         """The nodes after this one that hold the message, those first that were generated."""

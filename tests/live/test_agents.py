@@ -371,6 +371,30 @@ def test_a_command_ends_with_the_deadline_of_its_request(client: RolloutClient, 
     assert_ended(int((tmp_path / "pid").read_text()))
 
 
+def test_a_record_and_the_call_under_way_outlive_the_store_that_keeps_them(client: RolloutClient) -> None:
+    with (
+        client.session(sampling=GREEDY) as session,
+        openai.OpenAI(base_url=session.base_url, api_key=session.api_key, max_retries=0) as model,
+    ):
+        messages: Any = [QUESTION]
+        said = model.chat.completions.create(model="m", messages=messages).choices[0].message.content
+        [before] = session.samples()
+        messages += [{"role": "assistant", "content": said}, {"role": "user", "content": "Go on."}]
+        long: Any = {"max_tokens": 200, "extra_body": {"ignore_eos": True}}
+        with model.chat.completions.create(model="m", messages=messages, stream=True, **long) as stream:
+            next(iter(stream))
+            [store] = replicas("Sessions")
+            store.kill()
+            store.wait()
+            finish_reasons = [chunk.choices[0].finish_reason for chunk in stream if chunk.choices]
+        assert finish_reasons[-1] == "length"
+        [after] = session.samples()
+        info = session.info()
+        assert ids_of(after)[: len(ids_of(before))] == ids_of(before)
+        assert [len(message.token_ids) for message in generated(after)][1:] == [200]
+        assert (info.calls, info.calls_in_flight, info.branches) == (2, 0, 1)
+
+
 @pytest.mark.long
 def test_a_record_outlives_the_ingress_and_the_generator_that_made_it(client: RolloutClient) -> None:
     with client.session(sampling=GREEDY) as session:
