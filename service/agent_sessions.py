@@ -9,11 +9,12 @@ from uuid import uuid4
 from deployments.serving_records import Endpoint
 from deployments.sessions.records import OpenSession
 from deployments.sessions.store_client import SessionStoreClient
-from rollout_client.session_contract import SessionInfo, SessionRequest
+from rollout_client.session_contract import SessionInfo, SessionRequest, SessionReward
 from service.access.access_control import AccessControl, key_in, not_authenticated
 from service.access.keys import Caller, hash_of
 from service.model_calls import ModelAnswer, ModelCalls
 from service.remote.policy import RemotePolicy
+from service.session_judge import SessionJudge
 
 KEY_PREFIX = "session-"
 KEY_BYTES = 32
@@ -29,6 +30,7 @@ class AgentSessions:
         calls: ModelCalls,
         policy: RemotePolicy,
         access: AccessControl,
+        judge: SessionJudge,
         base_url: str | None = None,
     ) -> None:
         """Args: `base_url` is the `sessions.base_url` of the config."""
@@ -36,6 +38,7 @@ class AgentSessions:
         self._calls = calls
         self._policy = policy
         self._access = access
+        self._judge = judge
         self._base_url = base_url
         self._remembered: OrderedDict[str, OpenSession] = OrderedDict()
         """Those that were used last, which never change."""
@@ -60,6 +63,15 @@ class AgentSessions:
         opened = OpenSession(session_id, caller.name or "", hash_of(key), base_url, request, share_id)
         info = await self.store.open(opened)
         return info.model_copy(update={"api_key": key})
+
+    async def reward(self, session_id: str, namespace: str, reward: SessionReward, request_id: str) -> SessionInfo:
+        """Raises what `SessionStore.reward` and `SessionJudge.rewards` raise."""
+        if reward.judge:
+            samples = await self.store.samples(session_id, namespace)
+            rewards = await self._judge.rewards(samples.samples, request_id, reward.generation_id)
+            # An environment may name more parts than a caller.
+            reward = SessionReward.model_construct(rewards=rewards, generation_id=reward.generation_id)
+        return await self.store.reward(session_id, namespace, reward)
 
     async def authorized(self, session_id: str, authorization: Sequence[str]) -> OpenSession:
         """The session, for whoever has its key.

@@ -28,6 +28,7 @@ from service.remote.policy import RemotePolicy
 from service.rollout_service import RolloutService
 from service.routes.http_app import build_http_app
 from service.routes.serve_disconnects import ServeDisconnects
+from service.session_judge import SessionJudge
 from service.settings import ServiceSettings
 
 ALL_INTERFACES = (None, "0.0.0.0", "::", "")
@@ -70,7 +71,8 @@ class Ingress:
         if sessions is not None and settings.sessions is not None and self._calls is not None:
             store, base_url = SessionStoreClient(sessions), settings.sessions.base_url
             self._rollouts.readiness.also_ask("sessions", store.answer)
-            self._sessions = AgentSessions(store, self._calls, policy, self._access, base_url)
+            judge = SessionJudge(self._rollouts.environments)
+            self._sessions = AgentSessions(store, self._calls, policy, self._access, judge, base_url)
         if self._sessions is not None and agents:
             programs = {name: RemoteEnvironment(agent_deployment(name), handle) for name, handle in agents.items()}
             self._rollouts.use_agents(AgentRuns(self._sessions, programs, own_address()))

@@ -31,7 +31,7 @@ class AgentRollout:
     samples: list[SessionSample]
     """What the engine generated for it, as rollouts: one for each branch of its conversations."""
     total_reward: float | None
-    """What the agent returned; `None` if it returned nothing or failed: unknown, not zero."""
+    """What the agent returned, or the environment judged; `None` if neither is known or it failed: not zero."""
     error: Exception | None = None
     """What the agent raised, `TimeoutError` after `timeout_s`, or why its record could not be read."""
 
@@ -54,6 +54,7 @@ async def play_agent(
     num_generations: int = 1,
     concurrency: int = 64,
     timeout_s: float | None = None,
+    judge: bool = False,
     progress: bool = False,
     **session: Any,
 ) -> list[list[AgentRollout]]:
@@ -64,6 +65,7 @@ async def play_agent(
     Args:
         concurrency: runs at the same time.
         timeout_s: of one run, in seconds; beyond it the run is cancelled and its calls are aborted.
+        judge: the environment of the sample's task judges what an agent has generated that returned no reward.
         progress: shows a bar on stderr (needs the `cli` extra).
         session: further fields of `SessionRequest` for every run, such as `sampling`, `policy`, `priority`, `limits`.
 
@@ -81,6 +83,7 @@ async def play_agent(
             num_generations=num_generations,
             concurrency=concurrency,
             timeout_s=timeout_s,
+            judge=judge,
             **session,
         )
         async with aclosing(running) as rollouts:
@@ -100,6 +103,7 @@ async def agent_rollouts(
     num_generations: int = 1,
     concurrency: int = 64,
     timeout_s: float | None = None,
+    judge: bool = False,
     **session: Any,
 ) -> AsyncGenerator[AgentRollout, None]:
     """As `play_agent`, and yields each rollout when it ends. Closing the generator cancels the runs that have begun."""
@@ -112,7 +116,7 @@ async def agent_rollouts(
     try:
         while True:
             for idx, generation_index in islice(places, concurrency - len(running)):
-                run = AgentRun(agent, inputs[idx], idx, generation_index, timeout_s)
+                run = AgentRun(agent, inputs[idx], idx, generation_index, timeout_s, judge)
                 running.add(asyncio.create_task(run.play(client, session)))
             if not running:
                 return
@@ -135,6 +139,7 @@ class AgentRun:
     idx: int
     generation_index: int
     timeout_s: float | None
+    judge: bool
 
     async def play(self, client: AsyncRolloutClient, fields: Mapping[str, Any]) -> AgentRollout:
         """Raises `RolloutError` if its session cannot be opened. What fails later is the rollout's error."""
@@ -142,23 +147,32 @@ class AgentRun:
         session = client.session(**fields, sample=sample, generation_index=self.generation_index)
         branches: list[SessionSample] = []
         async with session:
-            reward, error = await self._run_agent(session, sample)
+            reward, is_judged, error = await self._run_agent(session, sample)
         try:
             branches = await session.samples()
         except RolloutError as raised:
             error = error or raised
+        if is_judged and branches:
+            reward = branches[-1].rewards
         total = None if error is not None or reward is None else total_of(reward)
         return AgentRollout(self.idx, self.generation_index, branches, total, error)
 
-    async def _run_agent(self, session: AsyncSession, sample: SampleInput) -> tuple[AgentReward, Exception | None]:
+    async def _run_agent(
+        self, session: AsyncSession, sample: SampleInput
+    ) -> tuple[AgentReward, bool, Exception | None]:
+        """What the agent returned, whether the environment has judged it, and what was raised."""
+        is_judged = False
         try:
             async with asyncio.timeout(self.timeout_s):
                 reward = await self.agent(session.base_url, session.api_key, sample)
             if reward is not None:
                 await session.reward(reward)
+            elif self.judge:
+                await session.judge()
+                is_judged = True
         except Exception as error:  # noqa: BLE001 - a rollout that fails is data beside the others
-            return None, error
-        return reward, None
+            return None, False, error
+        return reward, is_judged, None
 
 
 def total_of(reward: float | dict[str, float]) -> float:

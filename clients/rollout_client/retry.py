@@ -11,7 +11,7 @@ A call is repeated only where that may help and cannot harm:
 | 500, 502, 504 | again | no |
 | 409 that a proxy or gateway sent | again | no |
 | 409 of the service itself | no | no |
-| `sample-failed`, with which `on_error="fail"` ends a request | no | no |
+| `sample-failed`, with which `on_error="fail"` ends a request; `judgement-failed` | no | no |
 | any other status, `timeout_s`, a response that is not of the contract | no | no |
 
 Repeating a rollout is safe: nothing outlasts its request, and a disconnect cancels it. Repeating a chunk of an upload
@@ -73,6 +73,8 @@ QUOTA_EXCEEDED = f"{SERVICE_PROBLEM}quota-exceeded"
 LONGEST_EXTRA_WAIT_S = 1.0
 """Spreads clients that a full service has told the same second."""
 SAMPLE_FAILED = f"{SERVICE_PROBLEM}sample-failed"
+JUDGEMENT_FAILED = f"{SERVICE_PROBLEM}judgement-failed"
+"""The service has tried again by itself what may pass."""
 CHUNK_PROBLEMS = frozenset({f"{SERVICE_PROBLEM}chunk-misplaced", f"{SERVICE_PROBLEM}chunk-damaged"})
 
 
@@ -80,8 +82,8 @@ def may_pass(error: BaseException) -> bool:
     """Whether a call that can be repeated may succeed after `error`."""
     if isinstance(error, StatusError):
         type_ = error.problem.type
-        is_definite = type_ == SAMPLE_FAILED or (error.status == 409 and type_.startswith(SERVICE_PROBLEM))
-        return error.status in MAY_PASS and not is_definite
+        is_final = error.status == 409 and type_.startswith(SERVICE_PROBLEM)
+        return error.status in MAY_PASS and not is_final and type_ not in (SAMPLE_FAILED, JUDGEMENT_FAILED)
     return isinstance(error, ServiceUnreachable | StreamBroken)
 
 

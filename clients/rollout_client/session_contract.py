@@ -58,9 +58,9 @@ class SessionRequest(Strict):
     """The body of `POST /sessions`."""
 
     sample: SampleInput | None = None
-    """What the session plays: its `task_name` names the environment that can judge it at its end, its further fields
-    come back with every branch. Its prompt may be missing: the program writes it. By default a session without a
-    task, whose rewards come by `POST /sessions/{id}/reward` alone."""
+    """What the session plays: its `task_name` names the environment that can judge it (`judge` of a reward), its
+    further fields come back with every branch. Its prompt may be missing: the program writes it. By default a session
+    without a task, whose rewards are numbers of `POST /sessions/{id}/reward` alone."""
     generation_index: int = Field(default=0, ge=0, lt=2**31)
     """Index of the rollout in its group, from 0."""
     sampling: Sampling = Sampling()
@@ -115,15 +115,18 @@ class SessionReward(Strict):
     """The reward. In samples it is named `reward`."""
     rewards: dict[RewardName, float] = Field(default={}, max_length=MOST_REWARD_PARTS)
     """In its place: named parts, whose sum is the reward."""
+    judge: bool = False
+    """In its place: the environment of the session's task judges the conversation that ends with the message, as the
+    last response of a rollout, with the `extra_env_info` of the session's sample. Its reward is the reward."""
     generation_id: str | None = Field(default=None, min_length=1, max_length=LONGEST_GENERATION_ID)
     """The generated message that is rewarded, by the `id` of its answer; of an answer with several choices
     `{id}-{index}`. The reward counts for every branch that holds the message. By default it is the reward of the whole
-    session, which every branch shares."""
+    session, which every branch shares; with `judge` that of its last message."""
 
     @model_validator(mode="after")
     def has_one_form(self) -> Self:
-        if (self.reward is None) == (not self.rewards):
-            raise ValueError("send either reward or rewards")
+        if (self.reward is not None) + bool(self.rewards) + self.judge != 1:
+            raise ValueError("send one of reward, rewards and judge")
         if not isfinite(sum(self.parts.values())):
             raise ValueError("the sum of the rewards is larger than a number can be")
         return self

@@ -41,6 +41,22 @@ class GenerationUnknown(SessionFailure):
     title = "The session has generated no such message"
 
 
+class SessionNotJudgeable(SessionFailure):
+    """The session has generated nothing, or it was opened without a task that the service has."""
+
+    status = 409
+    name = "session-not-judgeable"
+    title = "No environment can judge the session"
+
+
+class JudgementFailed(SessionFailure):
+    """The environment refused the conversation, or broke: `value` is the kind of the failure."""
+
+    status = 502
+    name = "judgement-failed"
+    title = "The environment has not judged the session"
+
+
 class SessionsNotConfigured(SessionFailure):
     """The config has no `sessions`."""
 

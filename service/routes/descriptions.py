@@ -32,8 +32,10 @@ from deployments.policy.failures import (
 )
 from deployments.sessions.failures import (
     GenerationUnknown,
+    JudgementFailed,
     SessionClosed,
     SessionLimitReached,
+    SessionNotJudgeable,
     SessionsNotConfigured,
     SessionUnknown,
 )
@@ -411,7 +413,14 @@ REWARD_SESSION: Description = {
     "summary": "Reward a session",
     "responses": {
         200: json_response(SessionInfo, examples.SESSION),
-        **refusals(SessionUnknown, GenerationUnknown, SessionsNotConfigured, reads_body=True),
+        **refusals(
+            SessionUnknown,
+            GenerationUnknown,
+            SessionNotJudgeable,
+            JudgementFailed,
+            SessionsNotConfigured,
+            reads_body=True,
+        ),
     },
     "openapi_extra": json_request(SessionReward, examples.SESSION_REWARD),
 }

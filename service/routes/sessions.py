@@ -102,11 +102,16 @@ async def session_drift(session_id: SessionId, sessions: Sessions, caller: Autho
 
 @router.post("/{session_id}/reward", response_model=SessionInfo, **needs("rollout"), **descriptions.REWARD_SESSION)
 async def reward_session(
-    request: Request, session_id: SessionId, sessions: Sessions, caller: AuthorizedCaller
+    request: Request, session_id: SessionId, sessions: Sessions, caller: AuthorizedCaller, request_id: RequestId
 ) -> Response:
-    """Rewards the session, or one of its generated messages and with it the branches that hold it."""
+    """Rewards the session, or one of its generated messages and with it the branches that hold it.
+
+    With `judge` the environment of the session's task says how much.
+    """
     reward = await read_json_body(request, SessionReward, MOST_BYTES_OF_A_REWARD, "send fewer parts")
-    return Response(json_of(await sessions.store.reward(session_id, namespace_of(caller), reward)), media_type=JSON)
+    return Response(
+        json_of(await sessions.reward(session_id, namespace_of(caller), reward, request_id)), media_type=JSON
+    )
 
 
 @router.delete("/{session_id}", response_model_exclude_unset=True, **needs("rollout"), **descriptions.END_SESSION)

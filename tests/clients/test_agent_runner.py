@@ -10,9 +10,18 @@ from httpx import URL
 from deployments.sessions.records import ChatContext, EngineCall, GeneratedMessage, RenderedMessage
 from deployments.sessions.settings import SessionsSettings
 from deployments.sessions.store import SessionStore
-from rollout_client import AgentRollout, AsyncRolloutClient, SampleInput, StatusError, agent_rollouts, play_agent
+from rollout_client import (
+    AgentRollout,
+    AsyncRolloutClient,
+    RequestRejected,
+    SampleInput,
+    StatusError,
+    agent_rollouts,
+    play_agent,
+)
 from tests.deployments.storage.scripted_storage import ScriptedStorage
 from tests.growing_limits import in_the_middle
+from tests.service.scripted import outcome
 from tests.service.scripted_http import ScriptedHttp
 from tests.service.scripted_model_server import ScriptedModelServer
 
@@ -101,6 +110,22 @@ def test_an_agent_that_does_not_judge_itself_leaves_the_reward_open() -> None:
 
     [[rollout]] = service.call(lambda client: play_agent(client, agent, PROMPTS[:1]))
     assert (rollout.total_reward, rollout.error, rollout.samples) == (None, None, [])
+
+
+def test_the_environment_judges_what_an_agent_did_that_returned_no_reward() -> None:
+    service = Service()
+    service.http.environments["math"].script = [outcome(reward={"right": 0.5, "form": 0.25})]
+
+    async def agent(base_url: str, _api_key: str, sample: SampleInput) -> float | None:
+        if sample.idx != 2:
+            await service.generate(base_url, [3, 4])
+        return 1.0 if sample.idx == 0 else None
+
+    own, judged, without = service.call(lambda client: play_agent(client, agent, PROMPTS, judge=True))
+    assert (own[0].total_reward, own[0].samples[0].rewards) == (1.0, {"reward": 1.0})
+    assert (judged[0].total_reward, judged[0].samples[0].rewards) == (0.75, {"right": 0.5, "form": 0.25})
+    assert (without[0].total_reward, type(without[0].error)) == (None, RequestRejected)
+    assert len(service.http.environments["math"].requests) == 1
 
 
 def test_no_more_than_so_many_run_at_once_and_each_is_yielded_when_it_ends() -> None:

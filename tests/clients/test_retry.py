@@ -41,6 +41,7 @@ def answered(status: int, name: str | None = None) -> Exception:
         (answered(409, "chunk-misplaced"), False, False, True),
         (answered(400, "chunk-damaged"), False, False, True),
         (answered(502, "sample-failed"), False, False, False),
+        (answered(502, "judgement-failed"), False, False, False),
         (answered(404), False, False, False),
         (answered(422, "invalid-request"), False, False, False),
         (RolloutTimeout("over"), False, False, False),

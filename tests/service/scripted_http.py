@@ -25,6 +25,7 @@ from service.requests.episodes import EpisodeFactory
 from service.rollout_service import RolloutService
 from service.routes.dependencies import provide
 from service.routes.http_app import build_http_app
+from service.session_judge import SessionJudge
 from service.settings import AdmissionSettings, Limits
 from tests.paths import TINY_MODEL
 from tests.service.scripted import ScriptedEnvironment, ScriptedGenerator, outcome
@@ -62,7 +63,7 @@ class ScriptedHttp:
         calls = None if model_server is None else ModelCalls(model_server, self.admission)
         sessions = None
         if calls is not None and session_store is not None:
-            sessions = AgentSessions(session_store, calls, policy, access)
+            sessions = AgentSessions(session_store, calls, policy, access, SessionJudge(self.environments))
         self.app = app_of(rollouts, access, sets_request_id_header, calls=calls, sessions=sessions)
 
     def request(self, method: str, path: str, **options: Any) -> httpx.Response:

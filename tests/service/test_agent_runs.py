@@ -23,6 +23,7 @@ from service.agent_runs import AgentRuns
 from service.agent_sessions import AgentSessions
 from service.remote.policy import RemotePolicy
 from service.rollouts.agents import AgentRun, AgentRunRequest
+from service.session_judge import SessionJudge
 from tests.deployments.storage.scripted_storage import ScriptedStorage
 from tests.service.scripted import ScriptedEnvironment, ids_of
 from tests.service.scripted_store import ScriptedStore
@@ -102,7 +103,7 @@ class Service:
     def __init__(self, agent: Agent = asks_twice, settings: SessionsSettings | None = None, **program: Any) -> None:
         self.store = SessionStore(settings or SessionsSettings(), ScriptedStorage())
         policy = RemotePolicy(ScriptedStore())  # type: ignore[arg-type]
-        sessions = AgentSessions(self.store, None, policy, OPEN_TO_ALL)  # type: ignore[arg-type]
+        sessions = AgentSessions(self.store, None, policy, OPEN_TO_ALL, SessionJudge({}))  # type: ignore[arg-type]
         self.program = CallingProgram([], store=self.store, agent=agent, **program)
         self.agents = AgentRuns(sessions, {"task": self.program}, "http://10.0.0.1:8000").of_request(ANYBODY)
 

@@ -81,6 +81,12 @@ class AsyncSession:
         named = {} if generation_id is None else {"generation_id": generation_id}
         return await self._short(reward_call(self.id, SessionReward.model_validate({**parts, **named})), options)
 
+    async def judge(self, generation_id: str | None = None, **options: Unpack[CallOptions]) -> SessionInfo:
+        """Rewards the session, or one generated message, as the environment of its task judges it."""
+        named = {} if generation_id is None else {"generation_id": generation_id}
+        body = SessionReward.model_validate({"judge": True, **named})
+        return await self._short(reward_call(self.id, body), options)
+
     async def end(self, **options: Unpack[CallOptions]) -> SessionInfo:
         """Takes no more calls, and aborts those in flight."""
         return await self._short(end_call(self.id), options)

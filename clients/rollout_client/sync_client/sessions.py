@@ -82,6 +82,12 @@ class Session:
         named = {} if generation_id is None else {"generation_id": generation_id}
         return self._short(reward_call(self.id, SessionReward.model_validate({**parts, **named})), options)
 
+    def judge(self, generation_id: str | None = None, **options: Unpack[CallOptions]) -> SessionInfo:
+        """Rewards the session, or one generated message, as the environment of its task judges it."""
+        named = {} if generation_id is None else {"generation_id": generation_id}
+        body = SessionReward.model_validate({"judge": True, **named})
+        return self._short(reward_call(self.id, body), options)
+
     def end(self, **options: Unpack[CallOptions]) -> SessionInfo:
         """Takes no more calls, and aborts those in flight."""
         return self._short(end_call(self.id), options)

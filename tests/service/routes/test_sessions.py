@@ -8,6 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
+from deployments.failures import EnvironmentLost, EnvironmentRejected, RolloutFailure, TurnTimedOut
 from deployments.protocols import WeightSpan, packed_ids, packed_logprobs
 from deployments.sessions.records import ChatContext, EngineCall, GeneratedMessage, RenderedMessage
 from deployments.sessions.settings import SessionsSettings
@@ -18,7 +19,9 @@ from rollout_client.arrow.schema import ARROW
 from service.access.access_control import OPEN_TO_ALL, AccessControl
 from service.access.keys import hash_of, new_key
 from service.access.settings import AccessSettings
+from service.rollouts import retries
 from tests.deployments.storage.scripted_storage import ScriptedStorage
+from tests.service.scripted import outcome
 from tests.service.scripted_http import ScriptedHttp
 from tests.service.scripted_model_server import ScriptedModelServer
 
@@ -128,6 +131,94 @@ def test_a_reward_that_names_an_unknown_message_is_refused() -> None:
     assert (refused.status_code, refused.json()["type"]) == (404, "urn:rollout:problem:generation-unknown")
 
 
+JUDGED = {"task_name": "math", "idx": 4, "extra_env_info": {"ground_truth": "5"}}
+
+
+def judged(reward: Any, sample: dict[str, Any] | None = JUDGED, **target: str) -> tuple[Opened, httpx.Response]:
+    """A session with one call, and the answer to its judgement, which the environment `math` makes."""
+    opened = Opened({} if sample is None else {"sample": sample})
+    asyncio.run(record_a_call(opened.store, opened.info["id"]))
+    opened.service.environments["math"].script = [reward if isinstance(reward, Exception) else outcome(reward=reward)]
+    sent = {"judge": True, **target}
+    return opened, opened.service.request("POST", f"{opened.path}/reward", json=sent)
+
+
+def test_the_environment_of_the_task_judges_the_last_branch() -> None:
+    opened, answer = judged({"right": 1.0, "form": 0.5})
+    assert (answer.status_code, answer.json()["id"]) == (200, opened.info["id"])
+    [step] = opened.service.environments["math"].requests
+    assert step.message_log == [{"role": "user", "content": "2 + 3?"}, {"role": "assistant", "content": "5"}]
+    assert (step.extra_env_info, step.sample, step.is_start) == ({"ground_truth": "5"}, 4, False)
+    [sample] = opened.get("/samples").json()["samples"]
+    assert (sample["rewards"], sample["total_reward"]) == ({"right": 1.0, "form": 0.5}, 1.5)
+    assert sample["message_log"][1]["reward"] is None
+
+
+def test_a_judgement_of_a_message_is_its_reward_alone() -> None:
+    opened, answer = judged(0.25, generation_id="answer")
+    assert answer.status_code == 200
+    [sample] = opened.get("/samples").json()["samples"]
+    assert (sample["rewards"], sample["message_log"][1]["reward"]) == ({"reward": 0.25}, 0.25)
+
+
+def test_a_judgement_of_an_earlier_message_sees_the_conversation_up_to_it() -> None:
+    opened = Opened({"sample": JUDGED})
+    asyncio.run(record_a_call(opened.store, opened.info["id"]))
+    said = [{"role": "user", "content": "2 + 3?"}, {"role": "assistant", "content": "5"}]
+    asyncio.run(record_a_call(opened.store, opened.info["id"], "later", [*said, {"role": "user", "content": "More."}]))
+    for target in ({"generation_id": "answer"}, {}):
+        opened.service.request("POST", f"{opened.path}/reward", json={"judge": True, **target})
+    first, last = opened.service.environments["math"].requests
+    assert first.message_log == said
+    assert [message["content"] for message in last.message_log] == ["2 + 3?", "5", "More.", "5"]
+    assert first.session_id != last.session_id
+
+
+@pytest.mark.parametrize(
+    ("sample", "generation_id", "status", "type_", "said"),
+    [
+        (None, None, 409, "session-not-judgeable", "opened without a sample"),
+        ({"task_name": "chess"}, None, 409, "session-not-judgeable", "no task 'chess', only math, sliding_puzzle"),
+        (JUDGED, "other", 404, "generation-unknown", "no such message"),
+    ],
+)
+def test_what_no_environment_can_judge_is_refused(
+    sample: dict[str, Any] | None, generation_id: str | None, status: int, type_: str, said: str
+) -> None:
+    target = {} if generation_id is None else {"generation_id": generation_id}
+    opened, refused = judged(1.0, sample, **target)
+    assert (refused.status_code, refused.json()["type"]) == (status, f"urn:rollout:problem:{type_}")
+    assert said in refused.json()["errors"][0]["message"]
+    assert opened.service.environments["math"].requests == []
+
+
+def test_a_session_that_has_generated_nothing_is_not_judged() -> None:
+    opened = Opened({"sample": JUDGED})
+    refused = opened.service.request("POST", f"{opened.path}/reward", json={"judge": True})
+    assert (refused.status_code, refused.json()["type"]) == (409, "urn:rollout:problem:session-not-judgeable")
+
+
+@pytest.mark.parametrize(
+    ("failure", "kind", "attempts"),
+    [
+        (EnvironmentRejected("extra_env_info.ground_truth is missing."), "environment", 1),
+        (EnvironmentLost("The environment's replica died."), "environment", 3),
+        (TurnTimedOut("The step took longer than 1 s."), "timeout", 3),
+    ],
+)
+def test_a_judgement_that_fails_names_the_kind_and_leaves_no_reward(
+    monkeypatch: pytest.MonkeyPatch, failure: RolloutFailure, kind: str, attempts: int
+) -> None:
+    monkeypatch.setattr(retries, "FIRST_BACKOFF_S", 0.0)
+    monkeypatch.setattr(retries, "JITTER_S", 0.0)
+    opened, failed = judged(failure)
+    assert (failed.status_code, failed.json()["type"]) == (502, "urn:rollout:problem:judgement-failed")
+    assert failed.json()["errors"] == [{"field": "judge", "message": str(failure).removesuffix("."), "value": kind}]
+    assert len(opened.service.environments["math"].requests) == attempts
+    [sample] = opened.get("/samples").json()["samples"]
+    assert sample["rewards"] == {}
+
+
 def test_samples_and_drift_of_a_session_without_calls_are_empty() -> None:
     opened = Opened()
     assert opened.get("/samples").json()["samples"] == []
@@ -153,12 +244,14 @@ def test_samples_come_as_json_as_lines_and_as_arrow() -> None:
     assert read.request_id == opened.info["id"]
 
 
-async def record_a_call(store: SessionStore, session_id: str) -> None:
-    messages = [{"role": "user", "content": "2 + 3?"}]
-    plan = await store.plan(session_id, "call", messages, ChatContext())
-    rendered = [RenderedMessage(messages[0], packed_ids([1, 2]))]
+async def record_a_call(
+    store: SessionStore, session_id: str, name: str = "answer", messages: list[dict[str, Any]] | None = None
+) -> None:
+    messages = messages or [{"role": "user", "content": "2 + 3?"}]
+    plan = await store.plan(session_id, f"call-{name}", messages, ChatContext())
+    rendered = [RenderedMessage(messages[-1], packed_ids([1, 2]))]
     generated = GeneratedMessage(
-        "answer",
+        name,
         {"role": "assistant", "content": "5"},
         "5",
         packed_ids([7, 8]),
@@ -166,7 +259,7 @@ async def record_a_call(store: SessionStore, session_id: str) -> None:
         "stop",
         (WeightSpan("3", 0, 2),),
     )
-    await store.add(session_id, EngineCall("call", ChatContext(), plan, rendered, packed_ids([3]), [generated]))
+    await store.add(session_id, EngineCall(f"call-{name}", ChatContext(), plan, rendered, packed_ids([3]), [generated]))
 
 
 def test_a_session_that_was_ended_stays_readable() -> None:

@@ -1,0 +1,119 @@
+"""Lets the environment of a session's task judge what the session has generated."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from uuid import uuid4
+
+from deployments.chat.messages import chat_message
+from deployments.failures import RolloutFailure
+from deployments.protocols import Environment, StepRequest
+from deployments.sessions.failures import GenerationUnknown, JudgementFailed, SessionNotJudgeable
+from rollout_client.contract import Message
+from rollout_client.problem_contract import FieldProblem
+from rollout_client.session_contract import SessionSample
+from rollout_env import StepOutcome
+from service.rollouts.retries import with_retries
+from service.rollouts.sample_metrics import UNNAMED_REWARD
+
+RETRIES = 2
+"""Of a step that fails because its replica does."""
+
+
+@dataclass(slots=True)
+class JudgementRetries:
+    """Pays for the retries of one judgement, and names it in the log."""
+
+    request_id: str
+    session_id: str
+    retries_left: int = field(default=RETRIES)
+
+    @property
+    def identity(self) -> "JudgementRetries":
+        return self
+
+    def log_fields(self) -> dict[str, Any]:
+        return {"request_id": self.request_id, "session_id": self.session_id}
+
+    def take_retry(self) -> bool:
+        self.retries_left -= 1
+        return self.retries_left >= 0
+
+
+class SessionJudge:
+    def __init__(self, environments: Mapping[str, Environment]) -> None:
+        self._environments = environments
+
+    async def rewards(
+        self, samples: Sequence[SessionSample], request_id: str, generation_id: str | None = None
+    ) -> dict[str, float]:
+        """The reward of one step of the environment, by names.
+
+        Args:
+            samples: the branches of a session.
+            generation_id: the message that is judged, with the conversation before it; by default the last one.
+
+        Raises:
+            SessionNotJudgeable: nothing was generated, or the session has no task that the service knows.
+            GenerationUnknown
+            JudgementFailed: the environment refuses the conversation, or breaks.
+        """
+        sample = judged_sample(samples, generation_id)
+        environment = self._environments.get(sample.task_name)
+        if environment is None:
+            raise not_judgeable(without_task(sample.task_name, self._environments), sample.session_id)
+        step = StepRequest(
+            message_log=[chat_message(message) for message in log_up_to(sample, generation_id)],
+            extra_env_info=sample.extra_env_info,
+            request_id=request_id,
+            rollout_id=sample.session_id,
+            sample=sample.idx,
+            step_id=uuid4().hex,
+            # Of this judgement alone: an agent steps no environment, so that no session of one goes on.
+            session_id=uuid4().hex,
+        )
+        try:
+            return named(
+                await with_retries(lambda: environment.step(step), JudgementRetries(request_id, step.rollout_id))
+            )
+        except RolloutFailure as failure:
+            message = str(failure).removesuffix(".")
+            raise JudgementFailed(FieldProblem(field="judge", message=message, value=failure.kind)) from failure
+        finally:
+            environment.release(step.session_id)
+
+
+def judged_sample(samples: Sequence[SessionSample], generation_id: str | None) -> SessionSample:
+    """The branch that was generated last, of those that hold the message.
+
+    Raises `SessionNotJudgeable` or `GenerationUnknown`.
+    """
+    if not samples:
+        raise not_judgeable("it has generated nothing yet, or it is gone", None)
+    held = [sample for sample in samples if generation_id is None or generation_id in sample.generation_ids]
+    if not held:
+        message = "the session has generated no such message"
+        raise GenerationUnknown(FieldProblem(field="generation_id", message=message, value=generation_id))
+    return held[-1]
+
+
+def log_up_to(sample: SessionSample, generation_id: str | None) -> Sequence[Message]:
+    """The conversation whose last message is judged."""
+    if generation_id is None:
+        return sample.message_log
+    places = [place for place, message in enumerate(sample.message_log) if message.generation_logprobs is not None]
+    return sample.message_log[: places[sample.generation_ids.index(generation_id)] + 1]
+
+
+def named(outcome: StepOutcome) -> dict[str, float]:
+    return outcome.reward if isinstance(outcome.reward, dict) else {UNNAMED_REWARD: outcome.reward}
+
+
+def without_task(task_name: str, environments: Mapping[str, Environment]) -> str:
+    if not task_name:
+        return "it was opened without a sample, whose task_name names the environment; send a reward"
+    return f"the service has no task {task_name!r}, only {', '.join(environments)}; send a reward"
+
+
+def not_judgeable(message: str, value: str | None) -> SessionNotJudgeable:
+    return SessionNotJudgeable(FieldProblem(field="judge", message=message, value=value))
