@@ -1,12 +1,13 @@
 """vLLM calls `install` in each of its processes before it configures the engine (entry point `vllm.general_plugins`).
 
 It names the engine's shared memory by the replica, lets the engine's processes end with the replica, and works around
-five faults of vLLM's build for processors.
+two faults of vLLM and four of its build for processors.
 """
 
 import functools
 import os
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, MutableMapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -25,8 +26,13 @@ def install() -> None:
     """May be called more than once."""
     die_with_parent()
     name_by_owner()
+    from vllm.lora.layers.logits_processor import LogitsProcessorWithLoRA
     from vllm.platforms import current_platform
+    from vllm.v1.sample.sampler import Sampler
+    from vllm.v1.worker.lora_model_runner_mixin import LoRAModelRunnerMixin
 
+    keep_top_logprobs_beside_scores(Sampler)
+    leave_out_head_adapters_of_prompts(LoRAModelRunnerMixin, LogitsProcessorWithLoRA)
     if not current_platform.is_cpu():
         return
     allow_amx_tiles()
@@ -38,7 +44,6 @@ def install() -> None:
 
     for module in (lora_ops, punica_cpu):
         keep_adapters_from_tokens_without(module)
-    leave_out_head_adapters_of_prompts(punica_cpu.PunicaWrapperCPU)
     pack_experts_at_each_load(UnquantizedFusedMoEMethod)
 
 
@@ -81,23 +86,129 @@ def for_tokens_with_an_adapter(operation: Callable[..., None]) -> Callable[..., 
     return on_tokens_with_an_adapter
 
 
-def leave_out_head_adapters_of_prompts(punica_wrapper: type[Any]) -> None:
+class PromptLogits:
+    """Whether the model runner of this process computes logits of prompts, and not of the tokens to be generated."""
+
+    are_computed = False
+
+    @classmethod
+    @contextmanager
+    def computed(cls) -> Iterator[None]:
+        """For the length of the block they are."""
+        cls.are_computed = True
+        try:
+            yield
+        finally:
+            cls.are_computed = False
+
+
+class NoAdapters:
+    """In the place of vLLM's wrapper of the adapters' operations, where nothing is to be added."""
+
+    def add_lora_logits(self, logits: torch.Tensor, *_arguments: Any, **_options: Any) -> torch.Tensor:
+        return logits
+
+
+def leave_out_head_adapters_of_prompts(runner: type[Any], logits_processor: type[Any]) -> None:
     """Lets an engine with LoRA compute the log-probabilities of prompts.
 
-    vLLM knows which adapter belongs to each generated token, and takes the logits of a prompt's tokens for such: it
-    dies of the different number of rows. Adapters that change the output layer are not scored with (`engine.py`); for
-    all others there is nothing to add to the logits.
+    vLLM knows which adapter belongs to each token to be generated, and takes the rows of a prompt for such: it adds the
+    adapters of other rollouts' output layers to them, or dies of the different number of rows. Adapters that change the
+    output layer are not scored with (`engine.py`); for all others there is nothing to add to the logits.
+
+    Args:
+        runner: vLLM's `LoRAModelRunnerMixin`, of which all model runners are.
+        logits_processor: vLLM's `LogitsProcessorWithLoRA`.
     """
-    add_lora_logits = punica_wrapper.add_lora_logits
-    if getattr(add_lora_logits, "leaves_out_prompts", False):
+    if getattr(runner.load_lora_model, "leaves_out_prompts", False):
         return
+    load_lora_model, get_logits = runner.load_lora_model, logits_processor._get_logits
 
-    def add_to_generated_tokens(self: Any, y: torch.Tensor, x: torch.Tensor, *weights: Any, **options: Any) -> None:
-        if x.view(-1, x.shape[-1]).size(0) == self.sampler_indices.size(0):
-            add_lora_logits(self, y, x, *weights, **options)
+    @functools.wraps(load_lora_model)
+    def load_and_mark(self: Any, *arguments: Any, **options: Any) -> Any:
+        owner, names = where_prompts_are_computed(self)
+        for name in names:
+            setattr(owner, name, marking_prompts(getattr(owner, name)))
+        return load_lora_model(self, *arguments, **options)
 
-    add_to_generated_tokens.leaves_out_prompts = True  # type: ignore[attr-defined]
-    punica_wrapper.add_lora_logits = add_to_generated_tokens
+    @functools.wraps(get_logits)
+    def get_logits_of_tokens(self: Any, *arguments: Any, **options: Any) -> Any:
+        if not PromptLogits.are_computed:
+            return get_logits(self, *arguments, **options)
+        adapters, self.punica_wrapper = self.punica_wrapper, NoAdapters()
+        try:
+            return get_logits(self, *arguments, **options)
+        finally:
+            self.punica_wrapper = adapters
+
+    load_and_mark.leaves_out_prompts = True  # type: ignore[attr-defined]
+    runner.load_lora_model, logits_processor._get_logits = load_and_mark, get_logits_of_tokens
+
+
+def where_prompts_are_computed(runner: Any) -> tuple[Any, tuple[str, ...]]:
+    """The object whose methods compute the logits of prompts, and their names: vLLM has two kinds of model runners."""
+    if hasattr(runner, "_get_prompt_logprobs_dict"):
+        return runner, ("_get_prompt_logprobs_dict",)
+    from vllm.v1.worker.gpu.sample.prompt_logprob import PromptLogprobsWorker
+
+    return PromptLogprobsWorker, ("compute_prompt_logprobs", "compute_prompt_token_id_logprobs")
+
+
+def marking_prompts(compute: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(compute)
+    def compute_marked(*arguments: Any, **options: Any) -> Any:
+        with PromptLogits.computed():
+            return compute(*arguments, **options)
+
+    return compute_marked
+
+
+def keep_top_logprobs_beside_scores(sampler: type[Any]) -> None:
+    """Lets a call that asks for the most probable tokens have them in a step beside the score of a whole context.
+
+    Where one request of a step names the tokens whose log-probabilities it wants, as such a score does for the last
+    token, vLLM computes those alone: all others get the token 0 in place of the most probable ones.
+
+    Args:
+        sampler: vLLM's `Sampler`.
+    """
+    if getattr(sampler.forward, "keeps_top_logprobs", False):
+        return
+    forward, gather_named = sampler.forward, sampler.gather_specific_token_logprobs
+
+    @functools.wraps(forward)
+    def forward_noting_how_many(self: Any, logits: torch.Tensor, metadata: Any, *arguments: Any, **options: Any) -> Any:
+        self.most_top_logprobs = metadata.max_num_logprobs
+        return forward(self, logits, metadata, *arguments, **options)
+
+    @functools.wraps(gather_named)
+    def gather_for_each(self: Any, logprobs: torch.Tensor, named: dict[int, list[int]], sampled: torch.Tensor) -> Any:
+        gathered = gather_named(self, logprobs, named, sampled)
+        if gathered is None or (self.most_top_logprobs or 0) <= 0:
+            return gathered
+        return joined_rows(gathered, self.gather_logprobs(logprobs, self.most_top_logprobs, token_ids=sampled), named)
+
+    forward_noting_how_many.keeps_top_logprobs = True  # type: ignore[attr-defined]
+    sampler.forward, sampler.gather_specific_token_logprobs = forward_noting_how_many, gather_for_each
+
+
+def joined_rows(named: Any, top: Any, rows: Iterable[int]) -> Any:
+    """vLLM's `LogprobsTensors` with these `rows` of `named` and all others of `top`, as wide as the wider one."""
+    width = max(named.logprobs.shape[1], top.logprobs.shape[1])
+    is_named = torch.zeros(len(named.logprobs), 1, dtype=torch.bool)
+    is_named[list(rows)] = True
+    is_named = is_named.to(named.logprobs.device)
+
+    def widened(values: torch.Tensor, nothing: float) -> torch.Tensor:
+        return torch.nn.functional.pad(values, (0, width - values.shape[1]), value=nothing)
+
+    def joined(of_named: torch.Tensor, of_top: torch.Tensor, nothing: float) -> torch.Tensor:
+        return torch.where(is_named, widened(of_named, nothing), widened(of_top, nothing))
+
+    return named._replace(
+        logprob_token_ids=joined(named.logprob_token_ids, top.logprob_token_ids, 0),
+        logprobs=joined(named.logprobs, top.logprobs, -torch.inf),
+    )
 
 
 def pack_experts_at_each_load(experts_method: type[Any]) -> None:
