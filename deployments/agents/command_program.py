@@ -4,13 +4,15 @@ import asyncio
 import os
 import shutil
 import signal
+import subprocess
 import tempfile
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import orjson
 
+from deployments.agents.command_sandbox import CommandSandbox, Walls
 from deployments.agents.programs import AgentCall, AgentProgram, LastSaid, last_of, reward_of
 from deployments.agents.settings import CommandSettings
 from deployments.failures import AgentFailed, EnvironmentLost
@@ -21,7 +23,7 @@ STDERR_BYTES = 16_384
 END_GRACE_S = 0.4
 """Between the signal that asks a command to end and the one that ends it."""
 READ_AFTER_END_S = 0.2
-"""How long stderr is read after the end: a process that outlives the command may hold it open."""
+"""How long stderr is read after the end."""
 LARGEST_REWARD_BYTES = 2**16
 REWARD_FILE = "reward.json"
 SAMPLE_FILE = "sample.json"
@@ -31,7 +33,9 @@ TRY_AGAIN_LATER = os.EX_TEMPFAIL
 
 class CommandProgram(AgentProgram):
     def __init__(self, settings: CommandSettings) -> None:
+        """Raises `SandboxUnusable`."""
         self._settings = settings
+        self._sandbox = CommandSandbox(settings) if settings.sandbox else None
         self._passed = {name: os.environ[name] for name in settings.passed_variables if name in os.environ}
         self._limits = ["prlimit", *limits_of(settings)]
 
@@ -47,51 +51,77 @@ class CommandProgram(AgentProgram):
 
     async def _exit_code(self, call: AgentCall, folder: Path, said: LastSaid) -> int:
         argv = [*self._limits, *self._settings.argv]
-        # Linux ends the command with the replica. The replica's event loop has a thread that lives as long as it does.
-        argv = ["setpriv", "--pdeathsig", "KILL", *argv]
-        environment = {
-            **self._passed,
-            **self._settings.environment_variables,
-            **session_variables(call.base_url, call.api_key, str(folder)),
-        }
-        async with stderr_tail(said) as stderr:
+        async with self._walls(argv, call.base_url, folder) as walls, stderr_tail(said) as stderr:
+            environment = {
+                **self._passed,
+                **self._settings.environment_variables,
+                **session_variables(walls.base_url, call.api_key, walls.folder),
+                **({"HOME": walls.folder, "TMPDIR": walls.folder} if self._sandbox is not None else {}),
+            }
             try:
                 with (folder / SAMPLE_FILE).open("rb") as sample:
-                    process = await started(argv, sample.fileno(), stderr, folder, environment)
+                    process = started(walls, sample.fileno(), stderr, folder, environment)
             finally:
                 os.close(stderr)
             try:
-                return await process.wait()
+                return await exit_code_of(process)
             except asyncio.CancelledError:
                 await end_group(process)
                 raise
             finally:
                 kill_group(process.pid, signal.SIGKILL)
 
+    @asynccontextmanager
+    async def _walls(self, argv: Sequence[str], base_url: str, folder: Path) -> AsyncIterator[Walls]:
+        if self._sandbox is not None:
+            async with self._sandbox.around(argv, base_url, folder) as walls:
+                yield walls
+            return
+        # Linux ends the command with the replica. The replica's event loop has a thread that lives as long as it does.
+        yield Walls(["setpriv", "--pdeathsig", "KILL", *argv], base_url, str(folder), ())
 
-async def started(
-    argv: list[str], stdin: int, stderr: int, folder: Path, environment: Mapping[str, str]
-) -> asyncio.subprocess.Process:
-    """Raises `EnvironmentLost`."""
+
+def started(
+    walls: Walls, stdin: int, stderr: int, folder: Path, environment: Mapping[str, str]
+) -> subprocess.Popen[bytes]:
+    """Starts the process, which takes a few milliseconds. Raises `EnvironmentLost`.
+
+    Not by the event loop: uvloop forks, and gRPC's handlers of a fork break the new process now and then. Python's own
+    module does not let them run.
+    """
     try:
-        return await asyncio.create_subprocess_exec(
-            *argv,
+        return subprocess.Popen(
+            walls.argv,
             stdin=stdin,
-            stdout=asyncio.subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
             stderr=stderr,
             cwd=folder,
             env=environment,
             start_new_session=True,
+            pass_fds=walls.fds,
         )
     except OSError as error:
         raise EnvironmentLost(f"The agent's process was not started: {error}.") from error
+
+
+async def exit_code_of(process: subprocess.Popen[bytes]) -> int:
+    """Returns when the process has ended, whoever has inherited what from it."""
+    loop, ended = asyncio.get_running_loop(), asyncio.Event()
+    fd = os.pidfd_open(process.pid)
+    loop.add_reader(fd, ended.set)
+    try:
+        await ended.wait()
+    finally:
+        loop.remove_reader(fd)
+        os.close(fd)
+    return process.wait()
 
 
 @asynccontextmanager
 async def stderr_tail(said: LastSaid) -> AsyncIterator[int]:
     """A pipe whose writing end the block gets, and closes. What is written there is read until a moment after it.
 
-    A pipe of asyncio's own would let the wait for the process last until all that inherited it have ended.
+    A process that outlives the command may hold it open.
     """
     reading_end, writing_end = os.pipe()
     reader = asyncio.StreamReader()
@@ -116,13 +146,16 @@ async def keep_tail(stderr: asyncio.StreamReader, said: LastSaid) -> None:
             said.sentence = f"It wrote to stderr last: {shown}"
 
 
-async def end_group(process: asyncio.subprocess.Process) -> None:
+async def end_group(process: subprocess.Popen[bytes]) -> None:
     """Ends the process and those of its group: asks first, and does not ask again."""
-    kill_group(process.pid, signal.SIGTERM)
-    with suppress(TimeoutError):
-        async with asyncio.timeout(END_GRACE_S):
-            await process.wait()
-    kill_group(process.pid, signal.SIGKILL)
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        kill_group(process.pid, number)
+        try:
+            async with asyncio.timeout(END_GRACE_S):
+                await exit_code_of(process)
+        except TimeoutError:
+            continue
+        return
 
 
 def kill_group(pid: int, number: signal.Signals) -> None:

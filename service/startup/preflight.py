@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from ray.serve.schema import HTTPOptionsSchema, ServeApplicationSchema, ServeDeploySchema
 
 from deployments.agents.callable_program import AgentNotLoadable, load_agent
+from deployments.agents.command_sandbox import CommandSandbox, SandboxUnusable
 from deployments.agents.harness_program import HarnessKeyMissing
 from deployments.agents.harness_program import headers_of as headers_of_harness
 from deployments.agents.settings import AgentSettings
@@ -105,8 +106,12 @@ def agent_problem(agent: AgentSettings) -> str | None:
             load_agent(agent.import_path)
         if agent.harness is not None:
             headers_of_harness(agent.harness)
+        if agent.command is not None and agent.command.sandbox:
+            CommandSandbox(agent.command)
     except AgentNotLoadable as error:
         return f"import_path: {error}"
+    except SandboxUnusable as error:
+        return str(error)
     except HarnessKeyMissing as error:
         return f"harness.api_key_variable: {error}."
     if agent.command is not None and shutil.which(agent.command.argv[0]) is None:

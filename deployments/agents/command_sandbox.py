@@ -1,0 +1,108 @@
+"""The sandbox of a command: bubblewrap, with one way out, which leads to the service.
+
+The command sees a port of its own loopback. `inside/relay.py` carries what comes there through a Unix socket, and this
+replica carries it on to the address of the session.
+"""
+
+import asyncio
+import shutil
+import subprocess
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from deployments.agents.inside import relay
+from deployments.agents.inside.relay import carried
+from deployments.agents.settings import CommandSettings
+from deployments.sandbox.bubblewrap import NAMESPACES, folder_mounts, private_folders, system_mounts
+from deployments.sandbox.interface import Limits
+from deployments.sandbox.launch import WORK, default_interpreters, held_fds
+from deployments.sandbox.system_calls import FilterOptions, system_call_filter
+
+PORT = 8000
+NOBODY = "65534"
+SOCKET = "/tmp/service.sock"
+RELAY = "/tmp/relay.py"
+TRIED_WITHIN_S = 30.0
+KEEPS_ENVIRONMENT = [part for part in NAMESPACES if part != "--clearenv"]
+"""That of the command is made for it already. On the command line other users of the machine would see its key."""
+
+
+class SandboxUnusable(Exception):
+    """A command cannot be run in a sandbox on this machine. The message is a sentence."""
+
+
+@dataclass(frozen=True, slots=True)
+class Walls:
+    """What one run is started with."""
+
+    argv: Sequence[str]
+    base_url: str
+    """Of the session, as the command reaches it."""
+    folder: str
+    """Of the run, as the command sees it."""
+    fds: tuple[int, ...]
+
+
+class CommandSandbox:
+    def __init__(self, settings: CommandSettings) -> None:
+        """Tries whether it works. Raises `SandboxUnusable`."""
+        if (bubblewrap := shutil.which("bwrap")) is None:
+            raise SandboxUnusable("command.sandbox needs bubblewrap: apt-get install bubblewrap.")
+        interpreter = default_interpreters(())[0]
+        self._filter = system_call_filter(FilterOptions())
+        self._walls = [
+            *(bubblewrap, *KEEPS_ENVIRONMENT, "--unshare-user", "--uid", NOBODY, "--gid", NOBODY, "--cap-drop", "ALL"),
+            *private_folders(Limits()),
+            *system_mounts(),
+            *folder_mounts(interpreter.folders),
+            *folder_mounts([folder for folder in settings.folders if not is_below_usr(folder)]),
+            *("--ro-bind", relay.__file__, RELAY),
+        ]
+        self._relay = [interpreter.executable, "-s", "-S", "-B", RELAY, str(PORT), SOCKET]
+        self._try()
+
+    @asynccontextmanager
+    async def around(self, argv: Sequence[str], base_url: str, folder: Path) -> AsyncIterator[Walls]:
+        """What starts the command with walls around it. Its way to the service is open within the block."""
+        address = urlsplit(base_url)
+        socket = folder.with_name(f"{folder.name}.sock")
+
+        async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            try:
+                service = await asyncio.open_connection(
+                    address.hostname, address.port, ssl=True if address.scheme == "https" else None
+                )
+            except OSError:
+                writer.close()
+                return
+            await asyncio.gather(carried(reader, service[1]), carried(service[0], writer))
+
+        server = await asyncio.start_unix_server(connected, socket)
+        try:
+            with held_fds() as held:
+                binds = ["--bind", str(folder), WORK, "--bind", str(socket), SOCKET]
+                filtered = [] if self._filter is None else ["--seccomp", str(held.add(self._filter))]
+                start = [*self._walls, *binds, "--remount-ro", "/", "--chdir", WORK, *filtered]
+                inside = f"http://127.0.0.1:{PORT}{address.path}"
+                yield Walls([*start, *self._relay, *argv], inside, WORK, tuple(held.fds))
+        finally:
+            server.close()
+            socket.unlink(missing_ok=True)
+
+    def _try(self) -> None:
+        tried = subprocess.run(
+            [*self._walls, "/usr/bin/env", "true"],
+            check=False,
+            capture_output=True,
+            timeout=TRIED_WITHIN_S,
+            text=True,
+        )
+        if tried.returncode != 0:
+            raise SandboxUnusable(f"command.sandbox: bubblewrap does not work on this machine: {tried.stderr.strip()}")
+
+
+def is_below_usr(folder: str) -> bool:
+    return Path(folder).is_relative_to("/usr")

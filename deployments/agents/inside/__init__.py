@@ -1,0 +1,1 @@
+"""What runs in the sandbox of a command, beside it."""

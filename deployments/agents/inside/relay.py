@@ -1,0 +1,41 @@
+"""Runs a command in a sandbox without network, and carries its connections to the service through a Unix socket.
+
+    relay.py PORT SOCKET COMMAND...
+
+It listens on PORT of the sandbox's own loopback; the replica listens on SOCKET (`../command_sandbox.py`). It needs the
+standard library alone: the interpreter is any Python.
+"""
+
+import asyncio
+import sys
+
+
+async def main(port: int, socket: str, argv: list[str]) -> int:
+    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            service = await asyncio.open_unix_connection(socket)
+        except OSError:
+            writer.close()
+            return
+        await asyncio.gather(carried(reader, service[1]), carried(service[0], writer))
+
+    async with await asyncio.start_server(connected, "127.0.0.1", port):
+        process = await asyncio.create_subprocess_exec(*argv)
+        code = await process.wait()
+    return code if code >= 0 else 128 - code
+
+
+async def carried(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
+    """Carries bytes until one side has ended."""
+    try:
+        while part := await source.read(65536):
+            target.write(part)
+            await target.drain()
+    except OSError:
+        pass
+    finally:
+        target.close()
+
+
+if __name__ == "__main__":
+    sys.exit(asyncio.run(main(int(sys.argv[1]), sys.argv[2], sys.argv[3:])))

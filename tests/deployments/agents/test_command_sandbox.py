@@ -1,0 +1,90 @@
+"""Commands in a sandbox: they reach the service, and nothing else. Skipped where bubblewrap does not work."""
+
+import asyncio
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from deployments.agents.command_program import CommandProgram
+from deployments.agents.command_sandbox import CommandSandbox, SandboxUnusable
+from deployments.agents.programs import AgentCall, LastSaid
+from deployments.agents.settings import CommandSettings
+from deployments.failures import AgentFailed
+from deployments.sandbox.launch import default_interpreters
+
+PYTHON = default_interpreters(())[0]
+ASKS = """
+import json, os, pathlib, sys, urllib.request
+sample = json.load(sys.stdin)
+with urllib.request.urlopen(os.environ["OPENAI_BASE_URL"] + "/models") as answer:
+    assert answer.read().decode() == "models of " + os.environ["OPENAI_API_KEY"]
+pathlib.Path(os.environ["ROLLOUT_REWARD_FILE"]).write_text(json.dumps({"idx": sample["idx"]}))
+"""
+REACHES_OUT = """
+import os, pathlib, socket
+for host, port in (("127.0.0.1", {port}), ("1.1.1.1", 80)):
+    with socket.socket() as out:
+        assert out.connect_ex((host, port)), f"{{host}} was reached"
+assert not pathlib.Path({secret!r}).exists(), "a file of the service was seen"
+assert len([name for name in os.listdir("/proc") if name.isdigit()]) < 8, "processes of the service were seen"
+"""
+
+
+def works() -> bool:
+    try:
+        CommandSandbox(CommandSettings(argv=["true"], sandbox=True))
+    except SandboxUnusable:
+        return False
+    return True
+
+
+needs_bubblewrap = pytest.mark.skipif(not works(), reason="bubblewrap does not work on this machine")
+
+
+def rewarded(source: Callable[[int], str]) -> dict[str, float]:
+    """What a sandboxed program comes to beside a service that answers everything with the same text."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked = await reader.readuntil(b"\r\n\r\n")
+        assert asked.startswith(b"GET /v1/sessions/s/v1/models ")
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 13\r\nconnection: close\r\n\r\nmodels of key")
+        await writer.drain()
+        writer.close()
+
+    async def run() -> dict[str, float]:
+        async with await asyncio.start_server(answer, "127.0.0.1", 0) as service:
+            port = service.sockets[0].getsockname()[1]
+            argv = [PYTHON.executable, "-S", "-c", source(port)]
+            program = CommandProgram(CommandSettings(argv=argv, sandbox=True, folders=PYTHON.folders))
+            base_url = f"http://127.0.0.1:{port}/v1/sessions/s"
+            return await program.run(AgentCall(base_url=base_url, api_key="key", sample={"idx": 4}), LastSaid())
+
+    return asyncio.run(run())
+
+
+@needs_bubblewrap
+def test_a_command_in_a_sandbox_reaches_its_session_and_gives_its_reward() -> None:
+    assert rewarded(lambda _: ASKS) == {"idx": 4.0}
+
+
+@needs_bubblewrap
+def test_a_command_in_a_sandbox_reaches_nothing_else(tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("x")
+    assert rewarded(lambda port: REACHES_OUT.format(port=port, secret=str(secret))) == {}
+
+
+@needs_bubblewrap
+def test_a_command_that_fails_in_a_sandbox_says_how() -> None:
+    with pytest.raises(AgentFailed, match=r"ended with exit code 3. It wrote to stderr last: no tool$"):
+        rewarded(lambda _: "import sys; print('no tool', file=sys.stderr); sys.exit(3)")
+
+
+def test_without_bubblewrap_a_sandbox_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(Path(sys.executable).parent / "nowhere"))
+    assert shutil.which("bwrap") is None
+    with pytest.raises(SandboxUnusable, match="needs bubblewrap"):
+        CommandSandbox(CommandSettings(argv=["true"], sandbox=True))
