@@ -1,6 +1,6 @@
 """Runs the agents of rollouts: opens a session for each run, has it run at a replica, reads the session's record.
 
-A replica's half is `deployments/agents/environment.py`.
+The replicas are those of `deployments/agents/host.py`.
 """
 
 import asyncio
@@ -95,7 +95,7 @@ class RequestAgents(Agents):
         step = self._runs.programs[request.task_name].step(step_request(request, opened))
         running = self._running[request.rollout_id] = asyncio.create_task(step_outcome(step))
         try:
-            await self._ended(running, opened.id)
+            await self._ended(running, opened.id, min(KEPT_EVERY_S, request.session.limits.idle_s / 2))
         except asyncio.CancelledError:
             running.cancel()
             await asyncio.wait([running])
@@ -113,9 +113,9 @@ class RequestAgents(Agents):
         except (StoreFailure, RolloutFailure) as error:
             return AgentRun(failure=failure or failure_of_store(error))
 
-    async def _ended(self, running: "asyncio.Task[StepOutcome]", session_id: str) -> None:
+    async def _ended(self, running: "asyncio.Task[StepOutcome]", session_id: str, kept_every_s: float) -> None:
         while True:
-            ended, _ = await asyncio.wait([running], timeout=KEPT_EVERY_S)
+            ended, _ = await asyncio.wait([running], timeout=kept_every_s)
             if ended:
                 return
             try:

@@ -5,7 +5,7 @@ from pathlib import Path
 from ray import serve
 from ray.serve import Application
 
-from deployments.agents.environment import HOST_GRACE_S
+from deployments.agents.host import AgentHost
 from deployments.agents.settings import AgentSettings, agent_deployment
 from deployments.data.store import DataStore
 from deployments.environments.host import EnvironmentHost
@@ -22,7 +22,6 @@ from service.access.settings import AccessSettings
 from service.ingress import Ingress
 from service.settings import AnyEngineSettings, ServiceSettings, revision_of
 
-RUNS_OF_AGENTS = "deployments.agents.environment:AgentRunsOfTask"
 REPOSITORY = Path(__file__).resolve().parent.parent
 UNREACHED_MAX_ONGOING_REQUESTS = 100_000
 """Serve's callers back off exponentially once a replica has `max_ongoing_requests`: it must never be reached."""
@@ -78,8 +77,8 @@ def build(settings: ServiceSettings) -> Application:
 
 def agent_host(task_name: str, agent: AgentSettings, options: dict[str, dict[str, float]]) -> Application:
     name = agent_deployment(task_name)
-    host = deployment(EnvironmentHost, name, options).options(request_router_config=NAMED_REPLICA_ROUTING)
-    return host.bind(name, RUNS_OF_AGENTS, {"settings": agent}, agent.timeout_s + HOST_GRACE_S)
+    host = deployment(AgentHost, name, options).options(request_router_config=NAMED_REPLICA_ROUTING)
+    return host.bind(name, agent)
 
 
 def deployment(replica: type, name: str, ray_actor_options: dict[str, dict[str, float]]) -> serve.Deployment:

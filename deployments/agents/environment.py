@@ -1,7 +1,7 @@
 """Runs the agent of one task, each run as the one step of an environment.
 
 The host of environments (`deployments/environments/host.py`) so gives agents all that it gives environments: replicas
-that scale with what runs, queues, batches, abortion, heartbeats and draining. `service/agents` is the caller.
+that scale with what runs, queues, batches, abortion, heartbeats and draining (`host.py`).
 """
 
 import asyncio

@@ -90,6 +90,13 @@ class StepRunner:
             if (step := self._steps.get(step_id)) is not None:
                 step.result.cancel()
 
+    def give_up(self, step_ids: list[str], failure: RolloutFailure) -> None:
+        """Ends steps with this failure. Unknown ids are ignored."""
+        for step_id in step_ids:
+            step = self._steps.get(step_id)
+            if step is not None and not step.result.done():
+                step.result.set_result(failure)
+
     def hand_over(self) -> None:
         """Gives up the steps that run or wait, and those that still come: `EnvironmentShuttingDown` is their result,
         with which their callers have them made at other replicas."""

@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import orjson
 import pytest
+import uvloop
 from pydantic import HttpUrl, ValidationError
 
 from deployments.agents.callable_program import AgentNotLoadable, load_agent
@@ -289,3 +290,10 @@ def test_commands_share_a_replica_in_bounded_number() -> None:
     assert AgentRunsOfTask(AgentSettings(**command("exit 0"))).max_concurrent_steps == 16
     assert AgentRunsOfTask(AgentSettings(**command("exit 0"), max_concurrent_runs=3)).max_concurrent_steps == 3
     assert AgentRunsOfTask(AgentSettings(import_path=f"{FUNCTIONS}:silent")).max_concurrent_steps is None
+
+
+def test_commands_run_in_the_event_loop_of_a_replica() -> None:
+    runs = AgentRunsOfTask(AgentSettings(**command("echo 0.5 > reward.json; echo bad >&2; exit 4")))
+    failing = pytest.raises(AgentFailed, match=r"last: bad$")
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner, failing:
+        runner.run(runs.step([], CALL))
