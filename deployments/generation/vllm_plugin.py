@@ -177,9 +177,11 @@ def keep_top_logprobs_beside_scores(sampler: type[Any]) -> None:
     forward, gather_named = sampler.forward, sampler.gather_specific_token_logprobs
 
     @functools.wraps(forward)
-    def forward_noting_how_many(self: Any, logits: torch.Tensor, metadata: Any, *arguments: Any, **options: Any) -> Any:
-        self.most_top_logprobs = metadata.max_num_logprobs
-        return forward(self, logits, metadata, *arguments, **options)
+    def forward_noting_how_many(
+        self: Any, logits: torch.Tensor, sampling_metadata: Any, *arguments: Any, **options: Any
+    ) -> Any:
+        self.most_top_logprobs = sampling_metadata.max_num_logprobs
+        return forward(self, logits, sampling_metadata, *arguments, **options)
 
     @functools.wraps(gather_named)
     def gather_for_each(self: Any, logprobs: torch.Tensor, named: dict[int, list[int]], sampled: torch.Tensor) -> Any:

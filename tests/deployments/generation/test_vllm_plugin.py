@@ -170,7 +170,9 @@ def test_a_call_beside_the_score_of_a_whole_context_has_its_most_probable_tokens
             output_token_ids=[],
             spec_token_ids=[],
         )
-        found: LogprobsTensors = vllms("processed_logprobs").forward(logits.clone(), metadata).logprobs_tensors
+        # As vLLM's model runner calls it.
+        sampled = vllms("processed_logprobs")(logits=logits.clone(), sampling_metadata=metadata)
+        found: LogprobsTensors = sampled.logprobs_tensors
         return found
 
     assert tensors({1: [0]}, most=2).logprob_token_ids.tolist() == [[1, 0], [3, 0]], "vLLM does so no more"
