@@ -12,7 +12,7 @@ SECONDS_OF_LOAD ?= 30
 PUSHES ?= 1000
 UPDATES ?= 50
 CASES ?= 3000
-PARTS ?= routes,bodies,slow
+PARTS ?= routes,bodies,slow,agents
 KIND ?= all
 ROUNDS ?= 20
 MINUTES ?= 600
@@ -63,7 +63,7 @@ help:
 	@echo "make soak-weights   set up, start the service, push weights while rollouts go on: nothing grows or is lost (PUSHES=1000: half an hour)"
 	@echo "make soak-weights-kills  the same with processes killed at random moments of updates (UPDATES=50: a quarter of an hour)"
 	@echo "make soak           set up, start the service, play requests of every kind while parts are killed and weights pushed: nothing grows (MINUTES=15)"
-	@echo "make fuzz           set up, attack every route of a service on simulated engines with 3,000 malformed requests (CASES=300 PARTS=routes,bodies,slow ONLY=score)"
+	@echo "make fuzz           set up, attack every route of a service with 3,000 malformed requests (CASES=300 PARTS=routes,bodies,slow,agents ONLY=score)"
 	@echo "make chaos          set up, start the service, kill its parts during 256 games, again and again (KIND=proxy,store ROUNDS=20 MINUTES=8)"
 	@echo "make tiny-model     train the embedded model anew (under ten minutes on two cores)"
 	@echo "make small-model    train the embedded model with tools and thoughts anew (under half an hour on two cores)"

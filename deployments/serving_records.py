@@ -6,6 +6,7 @@ The ingress passes bytes on: the replica parses, renders and generates with vLLM
 
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal, Protocol
 
 from deployments.protocols import GenerationRequest, ReplicaLoad
@@ -74,3 +75,9 @@ class ModelServer(Protocol):
     def release(self, rollout_id: str) -> None:
         """Forgets the party of calls of this `rollout_id`. Unknown ids are ignored."""
         ...
+
+
+def public_model_name(model: str) -> str:
+    """Of a folder its own name, without where it is; of a repository the whole name."""
+    path = Path(model)
+    return path.name if path.is_absolute() else model

@@ -3,9 +3,9 @@
 from collections.abc import Iterable
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 
 from deployments.protocols import GeneratorDescription
+from deployments.serving_records import public_model_name
 from rollout_client.info_contract import ModelInfo, ServiceInfo, ServiceVersions, TokenizerInfo
 from rollout_client.version import CONTRACT_VERSION
 from service.settings import AdmissionSettings, Limits
@@ -24,7 +24,7 @@ def service_info(
 ) -> ServiceInfo:
     return ServiceInfo(
         model=ModelInfo(
-            name=model_name(generator.model),
+            name=public_model_name(generator.model),
             revision=generator.revision,
             vocab_size=generator.vocab_size,
             max_model_len=generator.max_model_len,
@@ -46,12 +46,6 @@ def service_info(
         policy_version=policy_version,
         tasks=sorted(tasks),
     )
-
-
-def model_name(model: str) -> str:
-    """Of a folder its own name, without where it is; of a repository the whole name."""
-    path = Path(model)
-    return path.name if path.is_absolute() else model
 
 
 def version_of(package: str) -> str:

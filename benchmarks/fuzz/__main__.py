@@ -1,8 +1,9 @@
-"""Malformed and hostile requests by the thousand against the service on simulated engines: `make fuzz`.
+"""Malformed and hostile requests by the thousand against the service: `make fuzz`.
 
-Three parts: `routes` has schemathesis make requests of the OpenAPI description of each route, all of its checks on;
-`bodies` mutates right bodies, and answers for the client; `slow` has clients that send and read a byte a second.
-Whatever is sent, it must hold:
+Four parts: `routes` has schemathesis make requests of the OpenAPI description of each route, all of its checks on;
+`bodies` mutates right bodies, and answers for the client; `slow` has clients that send and read a byte a second. These
+three run on simulated engines; `agents` does the first two with the routes of the model server and of sessions, on a
+real engine. Whatever is sent, it must hold:
 
 - no answer is a 5xx, and none holds a traceback or a path of the server;
 - a 422 names the field;
@@ -21,9 +22,10 @@ import httpx
 import typer
 from rich.console import Console
 
+from benchmarks.fuzz import agent_bodies
 from benchmarks.fuzz.bodies import ROLLOUT, TARGETS, fuzz_bodies
 from benchmarks.fuzz.client_readers import READERS, fuzz_reader
-from benchmarks.fuzz.fuzzed_service import FuzzedService, fuzzed_service
+from benchmarks.fuzz.fuzzed_service import FuzzedService, fuzzed_service, simulated, with_engine
 from benchmarks.fuzz.ingress_probe import IngressProbe
 from benchmarks.fuzz.routes import fuzz_route, operations
 from benchmarks.fuzz.slow_clients import SLOW_CLIENTS, fuzz_slowly
@@ -33,7 +35,9 @@ from benchmarks.soak.reporting import finish
 from service.local import sentences_for_the_user
 
 RESULTS = Path("fuzz-results.json")
-PARTS = ("routes", "bodies", "slow")
+SIMULATED_PARTS = ("routes", "bodies", "slow")
+AGENTS = "agents"
+PARTS = (*SIMULATED_PARTS, AGENTS)
 MOST_GAP_MS = 50.0
 HEALTHY_WITHIN_S = 60.0
 console = Console(stderr=True)
@@ -47,8 +51,7 @@ def targets(
     """Each target by its name, with how many cases it is to have."""
     url, headers = service.url, service.headers
     if "routes" in parts:
-        for operation_id, name in operations(url).items():
-            yield name, cases, partial(fuzz_route, url, operation_id, seed=seed, headers=headers)
+        yield from route_targets(service, cases, seed, of_agents=False)
     if "bodies" in parts:
         for name, target in TARGETS.items():
             yield name, cases, partial(fuzz_bodies, url, target, seed=seed, headers=headers)
@@ -57,6 +60,19 @@ def targets(
     if "slow" in parts:
         for name, slow in SLOW_CLIENTS.items():
             yield name, slow_clients, partial(fuzz_slowly, url, slow, headers=headers)
+
+
+def agent_targets(service: FuzzedService, cases: int, seed: int) -> Iterator[tuple[str, int, Fuzz]]:
+    """As `targets`, of a service with a real engine."""
+    yield from route_targets(service, cases, seed, of_agents=True)
+    for name, target in agent_bodies.TARGETS.items():
+        placed = agent_bodies.in_a_session(service.url, target, service.headers)
+        yield name, cases, partial(fuzz_bodies, service.url, placed, seed=seed, headers=service.headers)
+
+
+def route_targets(service: FuzzedService, cases: int, seed: int, of_agents: bool) -> Iterator[tuple[str, int, Fuzz]]:
+    for operation_id, name in operations(service.url, of_agents).items():
+        yield name, cases, partial(fuzz_route, service.url, operation_id, seed=seed, headers=service.headers)
 
 
 def fuzz(
@@ -97,7 +113,7 @@ def health_problems(service: FuzzedService) -> list[str]:
 
 
 def main(
-    parts: Annotated[str, typer.Option(help="Of routes, bodies and slow, with commas between them.")] = ",".join(PARTS),
+    parts: Annotated[str, typer.Option(help=f"Of {', '.join(PARTS)}, with commas between them.")] = ",".join(PARTS),
     cases: Annotated[int, typer.Option(min=1, help="Of each route and each kind of body.")] = 3000,
     slow_clients: Annotated[int, typer.Option(min=1, help="Of each kind.")] = 1000,
     only: Annotated[str, typer.Option(help="Of the targets those whose names contain this.")] = "",
@@ -109,8 +125,13 @@ def main(
     if unknown := set(chosen) - set(PARTS):
         raise typer.BadParameter(f"{', '.join(sorted(unknown))}: there are only {', '.join(PARTS)}")
     tallies = Tallies(results)
-    with sentences_for_the_user(console), no_process_left(), fuzzed_service(console) as service:
-        fuzz(service, targets(service, chosen, cases, slow_clients, seed), tallies, only, IngressProbe(stacks))
+    with sentences_for_the_user(console), no_process_left():
+        if set(chosen) & set(SIMULATED_PARTS):
+            with fuzzed_service(console, simulated()) as service:
+                fuzz(service, targets(service, chosen, cases, slow_clients, seed), tallies, only, IngressProbe(stacks))
+        if AGENTS in chosen:
+            with fuzzed_service(console, with_engine()) as service:
+                fuzz(service, agent_targets(service, cases, seed), tallies, only, IngressProbe(stacks))
     report(tallies)
 
 

@@ -1,4 +1,4 @@
-"""The service that is fuzzed: on simulated engines, and open only to who has a key."""
+"""The services that are fuzzed: on simulated engines, or on a real one; open only to who has a key."""
 
 import json
 import tempfile
@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from ray.serve.schema import ServeDeploySchema
 from rich.console import Console
 
 from service.access.keys import hash_of, new_key
@@ -14,7 +15,12 @@ from service.local import local_service
 from service.startup.config import read_config
 from service.startup.ports import free_port
 
-CONFIG = Path(__file__).with_name("serve_config.yaml")
+SIMULATED = Path(__file__).with_name("serve_config.yaml")
+ENGINE = Path(__file__).parents[2] / "serve_config.cpu.yaml"
+LONGEST_CONTEXT = 512
+"""Of the real engine, in tokens: what random numbers ask for ends within seconds."""
+WEIGHTS_WAIT_S = 0.05
+"""Requests that demand weights that there are not are refused soon."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,10 +30,24 @@ class FuzzedService:
     """Of every request: without them none gets past the key."""
 
 
+def simulated() -> ServeDeploySchema:
+    """Everything but the engine is real."""
+    return read_config(SIMULATED, port=free_port())
+
+
+def with_engine() -> ServeDeploySchema:
+    """With a real engine, which the routes of agents need."""
+    config = read_config(ENGINE, port=free_port())
+    args = config.applications[0].args
+    args["sessions"] = {}
+    args["policy"] = args.get("policy", {}) | {"wait_s": WEIGHTS_WAIT_S}
+    args["engine"]["max_model_len"] = LONGEST_CONTEXT
+    return config
+
+
 @contextmanager
-def fuzzed_service(console: Console) -> Iterator[FuzzedService]:
+def fuzzed_service(console: Console, config: ServeDeploySchema) -> Iterator[FuzzedService]:
     """Runs it for the length of the block."""
-    config = read_config(CONFIG, port=free_port())
     key = new_key()
     with tempfile.TemporaryDirectory(prefix="fuzz-") as folder:
         keys_file = Path(folder, "keys.json")

@@ -17,6 +17,8 @@ import httpx
 from benchmarks.fuzz.tally import Tally
 
 CONFIG = Path(__file__).with_name("schemathesis.toml")
+TAGS_OF_AGENTS = frozenset({"model server", "sessions"})
+"""Of the routes that need a real engine."""
 MOST_ROUNDS = 12
 """Schemathesis ends a round early when it finds nothing new: the next one has another seed."""
 CASES_A_ROUND = 1000
@@ -32,13 +34,14 @@ SHOWN = 600
 PHASES, LATER_PHASES = "examples,coverage,fuzzing", "fuzzing"
 
 
-def operations(url: str) -> dict[str, str]:
-    """Method and path by operation id."""
+def operations(url: str, of_agents: bool) -> dict[str, str]:
+    """Method and path by operation id, of the routes of agents or of all others."""
     paths: Mapping[str, Any] = httpx.get(f"{url}/openapi.json", timeout=60).raise_for_status().json()["paths"]
     return {
         operation["operationId"]: f"{method.upper()} {path}"
         for path, methods in paths.items()
         for method, operation in methods.items()
+        if of_agents == bool(TAGS_OF_AGENTS.intersection(operation["tags"]))
     }
 
 

@@ -100,7 +100,7 @@ def test_a_model_server_answers_with_ids_and_versions(direct: openai.OpenAI) -> 
         n=2,
         extra_body={"return_token_ids": True},
     )
-    assert len(answer.choices) == 2
+    assert (len(answer.choices), answer.model, name_of(direct)) == (2, SMALL_MODEL.name, SMALL_MODEL.name)
     for choice in answer.choices:
         extra = choice.model_extra or {}
         assert choice.finish_reason == "stop"

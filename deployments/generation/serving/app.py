@@ -18,6 +18,7 @@ from deployments.generation.response_settings import ResponseSettings
 from deployments.generation.serving.answered_layers import AnsweredChat, AnsweredMessages, AnsweredResponses
 from deployments.generation.serving.recording_client import RecordingClient
 from deployments.generation.serving.session_renderer import SessionOnlineRenderer
+from deployments.serving_records import public_model_name
 
 ROUTERS = (chat_router, responses_router, messages_router, models_router, tokenize_router)
 PLAIN_TEMPLATE: dict[str, Any] = {"chat_template": None, "chat_template_content_format": "auto"}
@@ -31,7 +32,8 @@ def serving_app(client: RecordingClient, settings: ResponseSettings) -> FastAPI:
         settings: its parsers, so that answers and rollouts are parsed alike.
     """
     engine: Any = client
-    paths = [BaseModelPath(name=name, model_path=engine.model_config.model) for name in served_names(engine)]
+    root = public_model_name(engine.model_config.model)
+    paths = [BaseModelPath(name=name, model_path=root) for name in served_names(engine)]
     models = OpenAIServingModels(engine_client=engine, base_model_paths=paths)
     parsers: dict[str, Any] = {
         "enable_auto_tools": settings.tool_call_parser is not None,
@@ -65,6 +67,9 @@ def serving_app(client: RecordingClient, settings: ResponseSettings) -> FastAPI:
 
 
 def served_names(engine: Any) -> list[str]:
-    """By what names callers may ask for the model, the first one being that in answers."""
+    """By what names callers may ask for the model, the first one being that in answers.
+
+    vLLM names a model by its path where `served_model_name` is not set.
+    """
     named = engine.model_config.served_model_name
-    return [named] if isinstance(named, str) else list(named)
+    return [public_model_name(name) for name in ([named] if isinstance(named, str) else named)]

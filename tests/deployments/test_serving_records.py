@@ -1,8 +1,8 @@
-"""What the service says about itself."""
+"""How a model is named to callers."""
 
 import pytest
 
-from service.service_info import model_name
+from deployments.serving_records import public_model_name
 
 
 @pytest.mark.parametrize(
@@ -16,4 +16,4 @@ from service.service_info import model_name
     ],
 )
 def test_a_folder_is_named_without_where_it_is_and_a_repository_as_it_is(model: str, name: str) -> None:
-    assert model_name(model) == name
+    assert public_model_name(model) == name
