@@ -63,8 +63,9 @@ def request(**fields: Any) -> bytes:
     return json.dumps({"samples": [SAMPLE], **fields}).encode()
 
 
-def children() -> list[psutil.Process]:
-    return [each for each in psutil.Process().children() if is_parser(each)]
+def children() -> set[psutil.Process]:
+    """The parsers below this process; those that other tests have left may end at any moment."""
+    return {each for each in psutil.Process().children() if is_parser(each)}
 
 
 def is_parser(process: psutil.Process) -> bool:
@@ -81,11 +82,11 @@ def test_only_a_body_over_the_threshold_goes_to_a_process() -> None:
     body = request().ljust(MOST_BYTES_INLINE)
     before = children()
     small = parse(parser, body)
-    assert children() == before
+    assert children() <= before
     assert parse(parser, body + b" ") == small
-    assert len(children()) == len(before) + 1
+    assert len(children() - before) == 1
     parser.close()
-    assert children() == before
+    assert children() <= before
 
 
 @pytest.mark.parametrize("media_type", [JSON, ARROW])
@@ -121,7 +122,7 @@ def test_a_process_that_dies_is_503_and_is_replaced() -> None:
     parser = BodyParser(BOUNDS)
     before = children()
     parse(parser, request() + PADDING)
-    [child] = [each for each in children() if each not in before]
+    [child] = children() - before
     os.kill(child.pid, signal.SIGKILL)
     child.wait()
     with pytest.raises(RequestProblem) as raised:
