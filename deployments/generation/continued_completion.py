@@ -2,12 +2,13 @@
 
 An update of the weights may end a request early, with the tokens that it has. The next request goes on after them, with
 the new weights, and the outputs of all look like those of one. Where the tokens after an interruption would not be
-sampled as they were before it, the completion begins anew, unless its caller has some of it already.
+sampled as they were before it, the completion begins anew, unless its caller has some of it already. A stream that is
+interrupted within a character or a stop string goes on too: its text is then made here (`FollowedText`).
 
 Guarantee: no token is in the outputs twice, and none is missing.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from copy import copy
 from typing import Any
 
@@ -15,6 +16,7 @@ from vllm.logprobs import FlatLogprobs
 from vllm.outputs import CompletionOutput, RequestOutput, WeightVersionSpan
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 
+from deployments.generation.followed_text import FollowedText
 from deployments.seeds import derived_seed
 
 CUT_CHARACTER = "\N{REPLACEMENT CHARACTER}"
@@ -29,17 +31,17 @@ class ContinuedCompletion:
         self,
         prompt_token_ids: Sequence[int],
         params: SamplingParams,
-        decode: Callable[[list[int]], str],
+        tokenizer: Any,
         index: int = 0,
     ) -> None:
         """Args:
         params: of one choice.
-        decode: the text of token ids, with `CUT_CHARACTER` for a character that is not whole.
+        tokenizer: the engine's. It decodes a character that is not whole as `CUT_CHARACTER`.
         index: of the choice.
         """
         self._prompt_token_ids = list(prompt_token_ids)
         self._params = params
-        self._decode = decode
+        self._tokenizer = tokenizer
         self._index = index
         self._is_delta = params.output_kind == RequestOutputKind.DELTA
         self._begin_anew()
@@ -55,6 +57,18 @@ class ContinuedCompletion:
         self._before: CompletionOutput | None = None
         """The last output of the request before."""
         self._first: RequestOutput | None = None
+        self._followed: FollowedText | None = None
+        """Of a stream that was interrupted where the engine's text cannot go on."""
+        self._was_stopped = False
+
+    @property
+    def must_be_stopped(self) -> bool:
+        """Whether the request goes on although a stop string has ended the completion. To be asked after `add`.
+
+        Its last output, when it is aborted, ends the completion.
+        """
+        is_stopped = self._followed is not None and self._followed.stop_string is not None
+        return is_stopped and not self._was_stopped
 
     def next_prompt(self) -> list[int]:
         self._tokens_before = len(self._token_ids)
@@ -74,6 +88,8 @@ class ContinuedCompletion:
         params.min_tokens = max(params.min_tokens - there, 0)
         params.seed = None if params.seed is None else derived_seed(params.seed, there)
         params.prompt_logprobs = None
+        if self._followed is not None:
+            params.stop = []
         return params
 
     def add(self, output: RequestOutput, label: str | None) -> RequestOutput:
@@ -84,6 +100,8 @@ class ContinuedCompletion:
                 full weights.
         """
         completion = output.outputs[0]
+        if self._followed is not None:
+            self._follow(self._followed, output)
         new_ids, new_text = list(completion.token_ids), completion.text
         if self._is_delta:
             self._tokens_sent = len(self._token_ids)
@@ -118,17 +136,39 @@ class ContinuedCompletion:
             completion.token_ids = [*before.token_ids, *completion.token_ids]
             completion.logprobs = joined_logprobs(before.logprobs, completion.logprobs)
 
+    def _follow(self, followed: FollowedText, output: RequestOutput) -> None:
+        """Puts the text in the place of the engine's, and ends the output where a stop string does."""
+        completion = output.outputs[0]
+        ids, has_ended = list(completion.token_ids), completion.finished()
+        kept = followed.add(ids, ends_by_token=completion.finish_reason == "stop")
+        completion.token_ids = ids[:kept]
+        if completion.logprobs is not None:
+            completion.logprobs = completion.logprobs[:kept]
+        if followed.stop_string is not None and has_ended:
+            self._was_stopped = True
+            completion.finish_reason, completion.stop_reason = "stop", followed.stop_string
+            made = len(self._token_ids) + kept - self._tokens_before
+            completion.weight_versions = cut_spans(completion.weight_versions or [], made)
+        completion.text = followed.text(has_ended or followed.stop_string is not None)[len(self._text) :]
+
     def interrupt(self, output: RequestOutput) -> bool:
         """The last output that `add` returned is where a request was interrupted. Whether the completion goes on.
 
         If it does, that output is one in the middle of a stream; one that is not streamed has no such output.
         """
         completion = output.outputs[0]
-        if not self._can_be_continued():
+        if self._was_stopped:
+            return False
+        if self._depends_on_response():
             if self._tokens_sent:
                 return False
             self._begin_anew()
             return True
+        if self._followed is not None or self._ends_open():
+            if not self._tokens_sent:
+                self._begin_anew()
+                return True
+            self._follow_from_here(completion)
         self._before = CompletionOutput(
             completion.index,
             completion.text,
@@ -141,10 +181,18 @@ class ContinuedCompletion:
         output.finished = False
         return True
 
-    def _can_be_continued(self) -> bool:
-        params, ids = self._params, self._token_ids
-        # What depends on the tokens of a response, and not on those of a prompt.
-        depends = (
+    def _follow_from_here(self, completion: CompletionOutput) -> None:
+        """The text goes on here. What the engine held back until its end is held back again."""
+        if self._followed is None:
+            self._followed = FollowedText(self._tokenizer, self._prompt_token_ids, self._params, self._token_ids)
+        before = self._text.removesuffix(completion.text)
+        completion.text = self._followed.text(has_ended=False)[len(before) :]
+        self._text = before + completion.text
+
+    def _depends_on_response(self) -> bool:
+        """Whether tokens are sampled by what depends on those of the response before them, and not of the prompt."""
+        params = self._params
+        return bool(
             params.structured_outputs is not None
             or params.presence_penalty
             or params.frequency_penalty
@@ -152,13 +200,13 @@ class ContinuedCompletion:
             or params.thinking_token_budget is not None
             or params.repetition_detection is not None
         )
-        if depends or not params.detokenize:
-            return not depends
-        # The next request finds neither a stop string nor a character that has begun in this one.
-        return not (
-            ends_in_stop_string(self._text, stops_of(params))
-            or self._decode(ids[-TOKENS_OF_CHARACTER:]).endswith(CUT_CHARACTER)
-        )
+
+    def _ends_open(self) -> bool:
+        """Whether the next request's text would miss a stop string or a character that has begun in this one."""
+        if not self._params.detokenize:
+            return False
+        last = self._tokenizer.decode(self._token_ids[-TOKENS_OF_CHARACTER:])
+        return ends_in_stop_string(self._text, stops_of(self._params)) or last.endswith(CUT_CHARACTER)
 
 
 def params_of_choice(params: SamplingParams, index: int) -> SamplingParams:
@@ -178,6 +226,11 @@ def stops_of(params: SamplingParams) -> list[str]:
 def ends_in_stop_string(text: str, stop_strings: Sequence[str]) -> bool:
     """Whether the end of the text can be the beginning of a stop string."""
     return any(text.endswith(stop[:length]) for stop in stop_strings for length in range(1, len(stop)))
+
+
+def cut_spans(spans: Sequence[WeightVersionSpan], tokens: int) -> list[WeightVersionSpan]:
+    """Those of the first `tokens`."""
+    return [WeightVersionSpan(span.version, span.start, min(span.end, tokens)) for span in spans if span.start < tokens]
 
 
 def joined_spans(

@@ -159,7 +159,7 @@ class VLLMEngine(Engine):
             RolloutFailure: that with which it was interrupted.
             Exception: what else vLLM raises, whose serving layers answer with it.
         """
-        completion = ContinuedCompletion(prompt["prompt_token_ids"], params, self._decode, index)
+        completion = ContinuedCompletion(prompt["prompt_token_ids"], params, self._llm.get_tokenizer(), index)
         if request.oldest_version is None:
             # What goes on after an update has tokens of these.
             request = replace(request, oldest_version=self.version_of(request.policy))
@@ -200,10 +200,13 @@ class VLLMEngine(Engine):
                     if is_aborted and running.failure is not None:
                         raise running.failure
                     was_updated = is_aborted and not running.interrupted.is_set() and aborts != self.weights.aborts
-                    if is_aborted and not was_updated and not running.interrupted.is_set():
+                    is_asked_for = was_updated or running.interrupted.is_set() or completion.must_be_stopped
+                    if is_aborted and not is_asked_for:
                         raise GenerationLost(ABORTED_BY_ENGINE)
                     whole = completion.add(output, label)
                     refuse_other_spans(request, whole.outputs[0].weight_versions or ())
+                    if completion.must_be_stopped:
+                        await self._llm.abort([running.engine_id])
                     yield whole, was_updated
 
     async def _engine_outputs(
@@ -219,9 +222,6 @@ class VLLMEngine(Engine):
             lost.__cause__ = error
             self._log(lost, running.request)
             raise lost from error
-
-    def _decode(self, token_ids: list[int]) -> str:
-        return str(self._llm.get_tokenizer().decode(token_ids))
 
     @contextmanager
     def _watched(self, request: GenerationRequest) -> Iterator[RunningGeneration]:

@@ -40,7 +40,7 @@ CALCULATOR: Any = {
 }
 GREEDY: Any = {"greedy": True, "max_new_tokens": 96}
 LETTERS: Any = {"max_tokens": 3000, "extra_body": {"allowed_token_ids": [*range(ord("a"), ord("z") + 1)]}}
-"""Each token is a whole character: a stream that is interrupted within one cannot go on."""
+"""Each token is a whole character, whatever the weights generate."""
 COMMAND = Path(__file__).parent / "command_agent.py"
 ENDLESS: Any = {"max_tokens": 3000, "extra_body": {"ignore_eos": True}}
 

@@ -1,6 +1,7 @@
 """Completions that updates of the weights interrupt: their requests, and their outputs as those of one request."""
 
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -41,7 +42,7 @@ def output(
 
 
 def completion_of(sampling: SamplingParams, index: int = 0) -> ContinuedCompletion:
-    return ContinuedCompletion(PROMPT, sampling, text_of, index)
+    return ContinuedCompletion(PROMPT, sampling, SimpleNamespace(decode=text_of), index)
 
 
 def spans_of(whole: RequestOutput) -> list[tuple[str, int, int]]:
@@ -110,11 +111,15 @@ ENDS_OPEN = [
 
 
 @pytest.mark.parametrize(("sampling", "made"), ENDS_OPEN, ids=["stop string", "character", "schema", "penalty"])
-def test_what_cannot_be_continued_begins_anew_unless_a_part_was_sent(sampling: SamplingParams, made: str) -> None:
+def test_what_cannot_be_continued_begins_anew(sampling: SamplingParams, made: str) -> None:
     completion = completion_of(sampling)
     assert completion.interrupt(completion.add(output(made, "abort"), None))
     assert (completion.next_prompt(), completion.next_params()) == (PROMPT, sampling)
     assert completion.add(output("anew", "stop"), None).outputs[0].text == "anew"
+
+
+@pytest.mark.parametrize(("sampling", "made"), ENDS_OPEN[2:], ids=["schema", "penalty"])
+def test_a_stream_whose_tokens_depend_on_those_before_them_ends(sampling: SamplingParams, made: str) -> None:
     sampling.output_kind = DELTA
     stream = completion_of(sampling)
     stream.add(output(made), None)

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from transformers import AutoTokenizer
 from vllm.outputs import CompletionOutput, RequestOutput, WeightVersionSpan
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.engine.exceptions import EngineDeadError
@@ -24,6 +25,7 @@ from deployments.generation.engine import VLLMEngine
 from deployments.generation.engine_progress import StepCounter
 from deployments.policy.replicas.commands import LoadedWeights
 from deployments.protocols import GenerationRequest, SamplingOptions
+from tests.paths import SMALL_MODEL
 
 # Importing vLLM takes seconds.
 pytestmark = pytest.mark.slow
@@ -46,13 +48,14 @@ class ScriptedVLLM:
     def __init__(self, *scripts: Sequence[Step]) -> None:
         self._scripts = list(scripts)
         self.prompts: list[list[int]] = []
+        self.aborted: list[str] = []
         self.version = "0"
 
     def get_tokenizer(self) -> Any:
         return SimpleNamespace(decode=lambda ids: "".join(map(chr, ids)))
 
-    async def abort(self, _engine_ids: Sequence[str]) -> None:
-        pass
+    async def abort(self, engine_ids: Sequence[str]) -> None:
+        self.aborted += engine_ids
 
     async def generate(
         self, prompt: Any, _params: SamplingParams, _engine_id: str, **_options: Any
@@ -91,8 +94,10 @@ class World:
         [running] = self.engine._running
         running.interrupt(failure)
 
-    async def outputs(self, request: GenerationRequest = REQUEST) -> list[RequestOutput]:
-        params = SamplingParams(max_tokens=10, output_kind=RequestOutputKind.DELTA)
+    async def outputs(self, request: GenerationRequest = REQUEST, stop: str | None = None) -> list[RequestOutput]:
+        params = SamplingParams(
+            max_tokens=10, output_kind=RequestOutputKind.DELTA, stop=stop, include_stop_str_in_output=True
+        )
         prompt = {"prompt_token_ids": [1, 2]}
         return [output async for output in self.engine.outputs(request, prompt, params)]
 
@@ -109,6 +114,24 @@ async def test_an_update_does_not_end_a_call() -> None:
     assert text_of(outputs) == "abcd"
     assert [output.outputs[0].finish_reason for output in outputs if output.finished] == ["stop"]
     assert world.llm.prompts == [[1, 2], [1, 2, 97, 98], [1, 2, 97, 98, 99]]
+
+
+@runs
+async def test_a_stop_string_that_an_update_has_divided_ends_a_call_and_aborts_the_engine(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tokenizer: Any = AutoTokenizer.from_pretrained(SMALL_MODEL)
+    assert tokenizer.encode("xab", add_special_tokens=False) == [*b"xab"]
+    world = World()
+    monkeypatch.setattr(world.llm, "get_tokenizer", lambda: tokenizer)
+    world.llm._scripts = [["x", "a", world.update, "!"], ["b", "c", "d", "!"]]
+    outputs = await world.outputs(stop="ab")
+    assert text_of(outputs) == "xab"
+    assert [token_id for output in outputs for token_id in output.outputs[0].token_ids] == [*b"xab"]
+    [ended] = [output.outputs[0] for output in outputs if output.finished]
+    assert (ended.finish_reason, ended.stop_reason) == ("stop", "ab")
+    assert [(span.start, span.end) for span in ended.weight_versions or ()] == [(0, 3)]
+    assert world.llm.aborted
 
 
 @runs
