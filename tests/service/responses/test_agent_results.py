@@ -1,0 +1,34 @@
+"""Results of agents with several conversations, in every form of an answer."""
+
+from rollout_client.arrow.response import read_response
+from rollout_client.contract import PolicyVersions, RolloutResponse, RolloutSummary
+from service.responses.arrow_encoder import ArrowResponseEncoder
+from service.responses.encoder import ResponseEncoder
+from service.responses.json_encoder import JsonResponseEncoder
+from service.rollouts.agents import AgentRun
+from tests.service.agent_runs import TWO_CALLS, AgentRecipe, branch, generated, said
+from tests.service.scripted import ids_of
+
+SUMMARY = RolloutSummary(request_id="request", metrics={}, policy=PolicyVersions())
+
+
+def body(encoder: ResponseEncoder) -> bytes:
+    episode = AgentRecipe().make()
+    left = branch(said("user", "Q"), generated("AB"), said("tool", "X"), generated("D"))
+    episode.add_run(AgentRun([left, TWO_CALLS], calls=3))
+    episode.cut_off("cancelled")
+    encoder.add(0, episode.result())
+    return b"".join(bytes(part) for part in encoder.body(SUMMARY))
+
+
+def test_json_and_arrow_have_the_same_branches() -> None:
+    [by_json] = RolloutResponse.model_validate_json(body(JsonResponseEncoder())).samples
+    [by_arrow] = read_response(body(ArrowResponseEncoder())).to_response().samples
+    assert by_arrow.branches == by_json.branches
+    [left] = by_json.branches
+    assert [message.content for message in left.message_log] == ["Q", "AB", "X", "D"]
+    assert left.shared_messages == [1]
+    last = left.message_log[-1]
+    assert (list(last.token_ids), last.generation_logprobs) == (ids_of("D"), [-0.5])
+    assert last.weight_versions is not None
+    assert [span.version for span in last.weight_versions] == ["3"]
