@@ -18,6 +18,8 @@ from deployments.rpc.named_replica_router import NAMED_REPLICA_ROUTING
 from deployments.sessions.store import SessionStore
 from deployments.simulation.settings import SimulatedEngineSettings
 from deployments.simulation.simulated_generator_replica import SimulatedGeneratorReplica
+from service.access.exposure import refuse_exposed
+from service.access.serve_http import http_options
 from service.access.settings import AccessSettings
 from service.ingress import Ingress
 from service.settings import AnyEngineSettings, ServiceSettings, revision_of
@@ -38,7 +40,13 @@ def build(settings: ServiceSettings) -> Application:
     if a task has data. `Jobs`, which has one replica too, keeps what must outlive an ingress replica; `Sessions`, too,
     the records of agents. Each reward model has a deployment that environments call, and each task's agent one that
     runs it.
+
+    Raises:
+        ServiceExposed: strangers could use the service, as Serve listens, or read what it sends.
     """
+    if (listening := http_options()) is not None:
+        # Before an engine is loaded: an ingress replica, which looks again, starts after them.
+        refuse_exposed(settings.access, listening)
     engine = with_absolute_paths(settings.engine)
     options = settings.ray_actor_options()
     policy_store = deployment(PolicyStore, "Policy", options).bind(settings.policy, engine.model, revision_of(engine))

@@ -12,9 +12,12 @@ from deployments.agents.settings import agent_deployment
 from deployments.jobs.store_client import JobStoreClient
 from deployments.policy.store_client import PolicyStoreClient
 from deployments.rpc.draining import call_at_shutdown
+from deployments.rpc.own_config import most_replicas
 from deployments.sessions.store_client import SessionStoreClient
 from deployments.simulation.settings import SimulatedEngineSettings
 from service.access.access_control import AccessControl
+from service.access.exposure import refuse_exposed
+from service.access.serve_http import http_options, own_address
 from service.agent_runs import AgentRuns
 from service.agent_sessions import AgentSessions
 from service.canary.background_canary import BackgroundCanary
@@ -31,8 +34,6 @@ from service.routes.http_app import build_http_app
 from service.routes.serve_disconnects import ServeDisconnects
 from service.session_judge import SessionJudge
 from service.settings import ServiceSettings
-
-ALL_INTERFACES = (None, "0.0.0.0", "::", "")
 
 
 @serve.ingress()
@@ -51,7 +52,10 @@ class Ingress:
         agents: dict[str, DeploymentHandle[Any]] | None = None,
     ) -> None:
         logs.configure()
-        self._access = AccessControl.of(settings.access, await asyncio.to_thread(http_host))
+        options = await asyncio.to_thread(http_options)
+        assert options is not None
+        refuse_exposed(settings.access, options)
+        self._access = AccessControl.of(settings.access, options.host)
         policy = RemotePolicy(PolicyStoreClient(policy_store))
         policy.follow()
         remote = RemoteGenerator(generator, settings.scheduling.window_factor)
@@ -62,7 +66,7 @@ class Ingress:
             remote,
             {task_name: RemoteEnvironment(task_name, handle) for task_name, handle in environments.items()},
             policy,
-            ingress_replicas,
+            most_replicas,
             None if data is None else RemoteData(data),
         )
         self._calls: ModelCalls | None = None
@@ -76,7 +80,7 @@ class Ingress:
             self._sessions = AgentSessions(store, self._calls, policy, self._access, judge, base_url)
         if self._sessions is not None and agents:
             programs = {name: RemoteAgentRuns(agent_deployment(name), handle) for name, handle in agents.items()}
-            self._rollouts.use_agents(AgentRuns(self._sessions, programs, own_address()))
+            self._rollouts.use_agents(AgentRuns(self._sessions, programs, own_address(options)))
         self._jobs: JobRunner | None = None
         if jobs is not None and settings.jobs is not None:
             self._jobs = JobRunner(JobStoreClient(jobs), self._rollouts, self._access, settings.jobs.max_body_bytes)
@@ -104,29 +108,3 @@ class Ingress:
         )
         app.add_middleware(ServeDisconnects)
         return app
-
-
-def http_host() -> str | None:
-    """The address that Serve listens on, whoever started it: `serve run` reads no config of ours."""
-    client = serve.context._get_global_client()
-    assert client is not None
-    host: str | None = client.http_config.host
-    return host
-
-
-def own_address() -> str:
-    """Under which programs reach the service on a node where Serve has a proxy."""
-    client = serve.context._get_global_client()
-    assert client is not None
-    options = client.http_config
-    scheme = "http" if options.ssl_certfile is None else "https"
-    host = "127.0.0.1" if options.host in ALL_INTERFACES else options.host
-    return f"{scheme}://{host}:{options.port}"
-
-
-def ingress_replicas() -> int:
-    """How many ingress replicas the config asks for; with autoscaling, how many it may ask for at most."""
-    context = serve.get_replica_context()
-    # A replica is not told when others start: only shares of the largest number never add up to more than the whole.
-    autoscaling = context._deployment_config.autoscaling_config
-    return context.world_size if autoscaling is None else autoscaling.max_replicas

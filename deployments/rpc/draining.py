@@ -7,6 +7,8 @@ from typing import Any
 from ray.serve._private.replica import Replica
 from ray.serve.context import _get_internal_replica_context
 
+from deployments.rpc.own_config import graceful_shutdown_s
+
 DRAINING_SHARE = 0.5
 """Of `graceful_shutdown_timeout_s`. The rest is for what comes after: Serve looks every two seconds whether calls are
 still open, and then the engine's processes have to end. Serve does not tell a running replica when the setting changes:
@@ -33,7 +35,7 @@ def call_at_shutdown(callback: Callable[[float], None]) -> None:
         nonlocal has_begun
         if not has_begun:
             has_begun = True
-            bound_s = DRAINING_SHARE * replica._deployment_config.graceful_shutdown_timeout_s
+            bound_s = DRAINING_SHARE * graceful_shutdown_s(replica)
             loop.call_soon_threadsafe(callback, bound_s)
         await perform(replica)  # type: ignore[no-untyped-call]
 

@@ -1,17 +1,56 @@
-"""Whether strangers could reach a service that asks for no key. No I/O.
+"""Whether strangers could reach a service that asks for no key, or read what is meant to be encrypted. No I/O.
 
-Guarantee: a service that listens off loopback asks for keys, or its config says what guards it.
+Guarantees: a service that listens off loopback asks for keys, or its config says what guards it; one that is given a
+certificate speaks TLS. Each way of starting comes here: `python -m service` before it starts Ray, `serve run` when
+Serve builds the application, and every ingress replica when it starts.
 """
 
+import os
+from collections.abc import Mapping
 from ipaddress import ip_address
+from typing import Protocol
 
 from service.access.settings import AccessSettings
 
+HAPROXY = "RAY_SERVE_ENABLE_HA_PROXY"
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
 
 
 class ServiceExposed(Exception):
-    """Strangers could use the service; the message says what to change."""
+    """Strangers could use the service, or read what it sends; the message says what to change."""
+
+
+class HttpOptions(Protocol):
+    """Those of Serve, or of a config for it."""
+
+    @property
+    def host(self) -> str | None: ...
+
+    @property
+    def port(self) -> int: ...
+
+    @property
+    def ssl_certfile(self) -> str | None: ...
+
+
+def refuse_exposed(settings: AccessSettings, options: HttpOptions) -> None:
+    """Raises `ServiceExposed` with all that is wrong."""
+    if problems := list(filter(None, (exposure(settings, options.host), tls_problem(options.ssl_certfile)))):
+        raise ServiceExposed("\n".join(problems))
+
+
+def tls_problem(certificate: str | None, environ: Mapping[str, str] = os.environ) -> str | None:
+    """Why the certificate would not be used; `None` if it would be.
+
+    Args:
+        environ: the environment variables with which Ray was started; its processes have them too.
+    """
+    if certificate is None or environ.get(HAPROXY) != "1":
+        return None
+    return (
+        f"http_options.ssl_certfile: {certificate} is not used with {HAPROXY}=1, because HAProxy serves without TLS. "
+        "Unset one of them, and with HAProxy end TLS at a gateway in front."
+    )
 
 
 def is_loopback(host: str | None) -> bool:

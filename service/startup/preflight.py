@@ -1,13 +1,12 @@
 """Finds what would keep a config from starting, before Ray is started. Collects all that is wrong."""
 
-import os
 import shutil
 from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
 from pathlib import Path
 
 from pydantic import ValidationError
-from ray.serve.schema import HTTPOptionsSchema, ServeApplicationSchema, ServeDeploySchema
+from ray.serve.schema import ServeApplicationSchema, ServeDeploySchema
 
 from deployments.agents.callable_program import AgentNotLoadable, load_agent
 from deployments.agents.command_sandbox import CommandSandbox, SandboxUnusable
@@ -24,14 +23,13 @@ from deployments.policy.versions.run_identity import RunIdentity
 from rollout_env.environment import has_a_start
 from rollout_env.loading import EnvironmentNotLoadable, checked_arguments, load_environment_class
 from service.access.access_control import AccessControl
-from service.access.exposure import ServiceExposed
+from service.access.exposure import ServiceExposed, tls_problem
 from service.access.key_file import KeysNotReadable
 from service.settings import AnyEngineSettings, ServiceSettings, revision_of
 from service.startup.config import APP_BUILDER, REPOSITORY, problem_line
 from service.startup.failures import ServiceNotStarted
 from service.startup.resources import Demand, demand_of, missing_resources, resources_of_this_machine
 
-HAPROXY = "RAY_SERVE_ENABLE_HA_PROXY"
 NO_OPTIONS: Mapping[str, float] = {}
 
 
@@ -55,7 +53,7 @@ def check_config(config: ServeDeploySchema) -> None:
                 continue
             problems += problems_of(application, settings)
             problems += access_problems(settings, config.http_options.host)
-            problems += tls_problems(config.http_options)
+            problems += filter(None, [tls_problem(config.http_options.ssl_certfile)])
         demands += demands_of(application, settings)
     if not problems and (missing := missing_resources(demands, resources_of_this_machine())):
         problems.append(missing)
@@ -172,14 +170,6 @@ def access_problems(settings: ServiceSettings, host: str) -> Iterator[str]:
         AccessControl.of(settings.access, host)
     except (KeysNotReadable, ServiceExposed) as error:
         yield str(error)
-
-
-def tls_problems(options: HTTPOptionsSchema) -> Iterator[str]:
-    if options.ssl_certfile is not None and os.environ.get(HAPROXY) == "1":
-        yield (
-            f"http_options.ssl_certfile: {options.ssl_certfile} is not used with {HAPROXY}=1, because HAProxy serves "
-            "without TLS. Unset one of them, and with HAProxy end TLS at a gateway in front."
-        )
 
 
 def folder_problem(name: str) -> str | None:

@@ -145,12 +145,14 @@ def test_the_stream_of_a_rollout_has_heartbeats_where_the_caller_asks_for_them()
     run(scenario)
 
 
-def test_the_jobs_and_keys_of_another_caller_are_unknown() -> None:
+@pytest.mark.parametrize("scope", ["rollout", "admin"])
+def test_the_jobs_and_keys_of_another_caller_are_unknown(scope: str) -> None:
     def headers(key: str) -> dict[str, str]:
         return {"authorization": f"Bearer {key}"}
 
     async def scenario() -> None:
-        cluster = ScriptedIngresses(access=access_of(a="key-a", b="key-b"))
+        keys: Any = GivenKeys(entry("a", "key-a"), entry("b", "key-b", scope))
+        cluster = ScriptedIngresses(access=AccessControl(keys))
         posted = await cluster.post(0, REQUEST, path="/jobs", idempotency_key="k", **headers("key-a"))
         path = f"/jobs/{posted.json()['job_id']}"
         foreign: list[httpx.Response] = [
@@ -165,6 +167,9 @@ def test_the_jobs_and_keys_of_another_caller_are_unknown() -> None:
         assert other.status_code == 202, "the same key is another one there"
         assert (await cluster.request(0, "GET", path, headers=headers("key-a"))).status_code == 200
         assert (await cluster.request(0, "GET", path)).status_code == 401
+        keys.set(entry("a", "key-a"), entry("b", "key-b", scope), entry("a", "key-of-the-operator"))
+        deleted = await cluster.request(1, "DELETE", path, headers=headers("key-of-the-operator"))
+        assert deleted.status_code == 204, "a second key of the same name is the same caller"
 
     run(scenario)
 

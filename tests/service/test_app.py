@@ -1,0 +1,53 @@
+"""What the app builder refuses, whichever way Serve was started."""
+
+from types import SimpleNamespace
+
+import pytest
+import ray
+from ray import serve
+from ray.serve.config import HTTPOptions
+
+from service import app
+from service.access.exposure import ServiceExposed
+from service.access.serve_http import http_options
+from service.access.settings import AccessSettings
+from service.app import build
+from service.settings import ServiceSettings
+
+WITH_TLS = HTTPOptions(host="127.0.0.1").model_copy(update={"ssl_certfile": "/etc/tls.crt"})
+TIMING = {"time_to_first_token_s": 0.1, "time_per_token_s": 0.01, "max_num_seqs": 4}
+SETTINGS = ServiceSettings.model_validate(
+    {
+        "engine": {"device": "cpu", "model": "models/tiny", "max_model_len": 64, "simulated": TIMING},
+        "environments": {"math": {"import_path": "deployments.environments.math:MathEnvironment"}},
+    }
+)
+
+
+def listening(monkeypatch: pytest.MonkeyPatch, options: HTTPOptions | None) -> None:
+    monkeypatch.setattr(app, "http_options", lambda: options)
+
+
+def test_where_strangers_could_reach_it_the_application_is_not_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    listening(monkeypatch, HTTPOptions(host="0.0.0.0"))
+    with pytest.raises(ServiceExposed, match=r"^http_options\.host: 0\.0\.0\.0 can be reached from other machines"):
+        build(SETTINGS)
+    guarded = SETTINGS.model_copy(update={"access": AccessSettings(guarded_by="the gateway asks who is calling")})
+    build(guarded)
+
+
+def test_a_certificate_that_haproxy_would_not_use_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    listening(monkeypatch, WITH_TLS)
+    build(SETTINGS)
+    monkeypatch.setenv("RAY_SERVE_ENABLE_HA_PROXY", "1")
+    with pytest.raises(ServiceExposed, match=r"^http_options\.ssl_certfile: /etc/tls\.crt is not used with RAY_SERVE"):
+        build(SETTINGS)
+
+
+def test_without_a_serve_that_runs_nothing_listens(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert http_options() is None
+    build(SETTINGS)
+    monkeypatch.setattr(ray, "is_initialized", lambda: True)
+    client = SimpleNamespace(http_config=WITH_TLS)
+    monkeypatch.setattr(serve.context, "_get_global_client", lambda **_: client)
+    assert http_options() is WITH_TLS
