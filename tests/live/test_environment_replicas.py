@@ -11,7 +11,7 @@ from ray.serve.schema import DeploymentSchema, RayActorOptionsSchema, ServeDeplo
 from rich.console import Console
 
 from benchmarks.cancellation.endless_environment import TASK_NAME as ENDLESS
-from benchmarks.cancellation.ways import WAYS, seconds_until_given_up
+from benchmarks.cancellation.ways import ROLLOUT_WORK
 from rollout_client import RolloutClient, RolloutTimeout
 from rollout_client.contract import SampleInput, SampleResult
 from service.local import local_service
@@ -179,9 +179,9 @@ def test_a_caller_that_hangs_up_has_its_steps_given_up_and_its_sessions_closed(
     asyncio.run(until(lambda: len(list(ended_folder.iterdir())) == 8 and not list(sessions_folder.glob("open-*"))))
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", ROLLOUT_WORK.ways)
 def test_what_nobody_waits_for_leaves_no_generation_no_step_and_no_session(url: str, way: str) -> None:
-    asyncio.run(seconds_until_given_up(url, WAYS[way], GIVEN_UP_WITHIN_S))
+    asyncio.run(ROLLOUT_WORK.seconds_until_given_up(url, ROLLOUT_WORK.ways[way], GIVEN_UP_WITHIN_S))
 
 
 def test_steps_of_a_replica_that_is_shut_down_are_made_at_the_other_and_cost_no_retry(

@@ -116,7 +116,7 @@ def keyed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KeyedService]:
 
 
 @pytest.mark.long
-def test_the_ingress_itself_refuses_to_serve_strangers_whoever_deployed_it() -> None:
+def test_strangers_are_not_served_whoever_deploys_the_service() -> None:
     """`serve run` deploys a config without the checks of `python -m service`."""
     config = simulated_config()
     config.http_options.host = "0.0.0.0"
