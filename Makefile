@@ -50,7 +50,7 @@ help:
 	@echo "make load           set up, start the service, put it under load with locust, stop (USERS=16 SECONDS_OF_LOAD=30)"
 	@echo "make bench          set up, measure the service against the bare engine and vLLM's server, bench.png"
 	@echo "make bench-scale    set up, measure the service's throughput on two cores, with simulated engines (fifteen minutes)"
-	@echo "make bench-cancellation  set up, measure how long engine and environment go on with rollouts that nobody waits for (ROUNDS=5)"
+	@echo "make bench-cancellation  set up, measure how long engine and environment go on with what nobody waits for (ROUNDS=5)"
 	@echo "make bench-journal  set up, measure what an Idempotency-Key costs in throughput, with simulated engines"
 	@echo "make bench-payload  set up, measure a large answer as JSON and as Arrow, from the last token to tensors"
 	@echo "make bench-async    set up, measure a step of an asynchronous training on simulated engines, against generating and training alone"
