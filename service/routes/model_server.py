@@ -1,12 +1,15 @@
 """The routes of a model server: OpenAI's and Anthropic's APIs, as vLLM's own servers answer them."""
 
+from dataclasses import dataclass
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import Response
 
 from deployments.serving_records import Endpoint
+from service.access.keys import Caller
 from service.admission.admission import AdmittedRequest
+from service.model_calls import ModelCalls
 from service.requests.body import read_body
 from service.requests.choices import choices_of
 from service.requests.media_types import refuse_other_than_json
@@ -35,32 +38,36 @@ async def read_call(
     return bytes(body), choices
 
 
+@dataclass(frozen=True, slots=True)
 class ModelCall:
     """A call of these routes, admitted for its caller."""
 
-    def __init__(
-        self,
-        request: Request,
-        rollouts: Rollouts,
-        calls: Calls,
-        admitted: Admitted,
-        request_id: RequestId,
-        caller: AuthorizedCaller,
-    ) -> None:
-        self._request = request
-        self._rollouts = rollouts
-        self._calls = calls
-        self._admitted = admitted
-        self._request_id = request_id
-        self._caller = caller
+    request: Request
+    rollouts: RolloutService
+    calls: ModelCalls
+    admitted: AdmittedRequest
+    request_id: str
+    caller: Caller
 
     async def answered(self, endpoint: Endpoint) -> Response:
-        body, choices = await read_call(endpoint, self._request, self._rollouts, self._admitted)
-        answer = self._calls.answer(endpoint, body, self._request_id, self._caller, choices=choices)
-        return await response_to(endpoint, body, answer, self._request_id)
+        body, choices = await read_call(endpoint, self.request, self.rollouts, self.admitted)
+        answer = self.calls.answer(endpoint, body, self.request_id, self.caller, choices=choices)
+        return await response_to(endpoint, body, answer, self.request_id)
 
 
-Call = Annotated[ModelCall, Depends()]
+async def model_call(
+    request: Request,
+    rollouts: Rollouts,
+    calls: Calls,
+    admitted: Admitted,
+    request_id: RequestId,
+    caller: AuthorizedCaller,
+) -> ModelCall:
+    # Not the class itself: FastAPI makes an instance of one in a thread.
+    return ModelCall(request, rollouts, calls, admitted, request_id, caller)
+
+
+Call = Annotated[ModelCall, Depends(model_call)]
 
 
 @router.get("/models", response_model=None, **needs_of_client("read"), **descriptions.MODELS)

@@ -1,15 +1,21 @@
 """OpenAI's and Anthropic's APIs: bytes in and out, who may call, and what a call counts."""
 
+import inspect
 import json
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from fastapi.dependencies.models import Dependant
+from fastapi.routing import APIRoute
 
 from deployments.failures import GenerationLost
 from deployments.serving_records import ServedPart, ServedTokens
 from service.access.access_control import OPEN_TO_ALL, AccessControl
 from service.access.keys import hash_of, new_key
 from service.access.settings import AccessSettings
+from service.routes.model_server import model_call
 from tests.service.scripted_http import ScriptedHttp
 from tests.service.scripted_model_server import ScriptedModelServer
 
@@ -121,3 +127,19 @@ def test_each_choice_of_a_call_counts_as_a_rollout_of_its_key(
         [error] = answer.json()["errors"]
         assert (error["field"], server.requests) == ("n", [])
         assert error["message"].startswith("5 rollouts are more than max_rollouts of the key team allows, which is 4;")
+
+
+def test_no_route_makes_what_it_needs_in_a_thread() -> None:
+    """FastAPI runs functions and classes that are not asynchronous in threads, of which it has forty."""
+
+    def calls_of(dependant: Dependant) -> Iterator[Any]:
+        yield dependant.call
+        for needed in dependant.dependencies:
+            yield from calls_of(needed)
+
+    routes = [route for route in ScriptedHttp().app.routes if isinstance(route, APIRoute)]
+    calls = {call for route in routes for call in calls_of(route.dependant)}
+    assert model_call in calls
+    are_asynchronous = inspect.iscoroutinefunction, inspect.isasyncgenfunction
+    functions = {call if inspect.isroutine(call) or inspect.isclass(call) else type(call).__call__ for call in calls}
+    assert {function for function in functions if not any(is_so(function) for is_so in are_asynchronous)} == set()
