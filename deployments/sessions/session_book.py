@@ -163,11 +163,16 @@ class SessionBook:
 
     # What must be stored.
 
-    def change(self, kept: KeptSession, now: Now, added: Mapping[EntryName, bytes] | None = None) -> StoredChange:
-        """The session as it is, with these further entries."""
+    def change(
+        self, kept: KeptSession, now: Now, added: Mapping[EntryName, bytes] | None = None, recorded: int = 0
+    ) -> StoredChange:
+        """The session as it is, with these further entries.
+
+        Args:
+            recorded: how many of its calls that are in flight end with this change.
+        """
         held = self._table.get(kept.id)
         kept.use_stored_at = held.used_at
-        is_recorded = any(name.kind == "call" for name in added or ())
         head = SessionHead(
             namespace=kept.namespace,
             limits=kept.limits,
@@ -175,7 +180,7 @@ class SessionBook:
             used_at=now.time_s - (now.monotonic - held.used_at),
             deadline_at=None if held.deadline_at is None else now.time_s + held.deadline_at - now.monotonic,
             is_ended=kept.is_ended,
-            calls=held.calls - held.in_flight + is_recorded,
+            calls=held.calls - held.in_flight + recorded,
         )
         return StoredChange(kept.id, head_bytes(head), added or {})
 

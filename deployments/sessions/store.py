@@ -16,19 +16,17 @@ from datetime import UTC, datetime
 from typing import TypeVar
 
 from deployments import logs
+from deployments.sessions.call_writer import CallWriter
 from deployments.sessions.drift import drift_report
 from deployments.sessions.failures import (
     GenerationUnknown,
     SessionLimitReached,
-    SessionUnknown,
     failure_of_refusal,
     session_unknown,
 )
 from deployments.sessions.journal import (
     OPENED,
     ReadSession,
-    call_entry,
-    call_name,
     opened_entry,
     reward_entry,
     reward_name,
@@ -76,6 +74,7 @@ class SessionStore:
         self._now_s = now_s
         self._time_s = time_s
         self._state = StoredState(storage or storage_of(settings, "session"), "session", self._begin)
+        self._writer = CallWriter(self._state, self._now)
         self._reading: dict[str, asyncio.Task[None]] = {}
         """By the session that is read just now."""
         self._ticking: asyncio.Task[None] | None = None
@@ -155,7 +154,7 @@ class SessionStore:
             read.record.reward(reward.parts, reward.generation_id)
             return self._info(book, kept)
 
-        return await self._stored(kept, lambda: added, commit)
+        return await self._stored(kept, added, commit)
 
     async def end(self, session_id: str, namespace: str) -> SessionInfo:
         """Lets the session take no more calls, and aborts those in flight. Its record stays until it expires."""
@@ -164,7 +163,7 @@ class SessionStore:
         # At once, whatever the database does: nobody wants these calls any longer.
         book.end(kept, self._now())
         await self._read(book, kept)
-        return await self._stored(kept, dict, lambda book: self._info(book, kept))
+        return await self._stored(kept, {}, lambda book: self._info(book, kept))
 
     async def delete(self, session_id: str, namespace: str) -> None:
         """Drops the session with its record, and aborts its calls in flight."""
@@ -195,23 +194,9 @@ class SessionStore:
         """Records a call, and ends it. Doing it again changes nothing."""
         book = await self._state.started()
         if (kept := book.find(session_id)) is None:
-            return book.end_call(call.id, self._now())
-        record = (await self._read(book, kept)).record
-        entry = call_entry(call)
-
-        def added() -> Mapping[EntryName, bytes] | None:
-            return {call_name(record.call_count): entry} if record.would_add(call) else None
-
-        def commit(book: SessionBook) -> None:
             book.end_call(call.id, self._now())
-            record.add(call)
-            book.note_record(kept)
-
-        try:
-            await self._stored(kept, added, commit)
-        except SessionUnknown:
-            # It was dropped meanwhile.
-            book.end_call(call.id, self._now())
+        else:
+            await self._writer.add(kept, (await self._read(book, kept)).record, call)
 
     async def end_call(self, call_id: str) -> None:
         """Ends a call that generated nothing. Unknown ids are ignored."""
@@ -264,18 +249,13 @@ class SessionStore:
     async def _stored(
         self,
         kept: KeptSession,
-        added: Callable[[], Mapping[EntryName, bytes] | None],
+        added: Mapping[EntryName, bytes],
         commit: Callable[[SessionBook], Result],
     ) -> Result:
-        """Stores the session with further entries, then commits. Raises `SessionUnknown` if it was dropped.
-
-        Args:
-            added: is asked once all earlier changes are stored. `None`: there is nothing to store.
-        """
+        """Stores the session with further entries, then commits. Raises `SessionUnknown` if it was dropped."""
 
         def plan(book: SessionBook) -> Planned[Result]:
-            entries = added() if is_kept(book, kept) else None
-            changes = [] if entries is None else [book.change(kept, self._now(), entries)]
+            changes = [book.change(still_kept(book, kept), self._now(), added)]
 
             def commit_if_kept() -> Result:
                 if is_kept(book, kept):

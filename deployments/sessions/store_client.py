@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ray.serve.handle import DeploymentHandle
-from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, wait_fixed
+from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_attempt, wait_fixed
 
 from deployments.failures import SessionStoreLost
 from deployments.rpc.handle_calls import call_result
@@ -84,7 +84,7 @@ class SessionStoreClient:
         attempts = AsyncRetrying(
             retry=retry_if_exception_type((SessionStoreLost, StoreReplaced)),
             wait=wait_fixed(AWAY_RETRY_S),
-            stop=stop_after_delay(AWAY_S),
+            stop=stop_after_attempt(1 + round(AWAY_S / AWAY_RETRY_S)),
             reraise=True,
         )
         return await attempts(self._call_once, method, *arguments)

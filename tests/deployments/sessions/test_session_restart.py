@@ -1,13 +1,14 @@
 """What a session store that starts again has of the one before it, and what a failing database does to its calls."""
 
 import asyncio
+from collections.abc import Sequence
 
 import pytest
 
 from deployments.sessions.failures import SessionClosed, SessionLimitReached, SessionUnknown
 from deployments.sessions.session_book import USE_STORED_S
 from deployments.sessions.settings import SessionsSettings
-from deployments.storage.records import EntryName
+from deployments.storage.records import EntryName, StoredChange
 from deployments.storage.storage import StorageFailed, StoreReplaced
 from rollout_client.contract import SampleInput
 from rollout_client.session_contract import SessionLimits, SessionReward
@@ -219,3 +220,34 @@ async def test_each_call_is_stored_once() -> None:
     for _ in range(2):
         await kept.call("one")
     assert set(kept.storage.kept.entries["s"]) == {EntryName("opened", 0), EntryName("call", 0)}
+
+
+def test_calls_that_come_while_others_are_stored_are_stored_together_each_once() -> None:
+    async def scenario() -> None:
+        kept = await Kept().open()
+        plans = {name: await kept.store.plan("s", name, [{"role": "user", "content": name}], PLAIN) for name in "abc"}
+        applied: list[int] = []
+        apply = kept.storage.apply
+
+        async def counted(changes: Sequence[StoredChange]) -> None:
+            applied.append(len(changes))
+            await apply(changes)
+
+        kept.storage.apply = counted  # type: ignore[method-assign]
+        kept.storage.gate.clear()
+        adding = [
+            asyncio.create_task(kept.add(name, plans[name], [{"role": "user", "content": name}]))
+            for name in ("a", "b", "c", "b")
+        ]
+        await virtual_time.settled()
+        kept.storage.gate.set()
+        await asyncio.gather(*adding)
+        assert sum(applied) == 3
+        assert len(applied) < 3
+        samples = await kept.store.samples("s", "team")
+        assert [sample.branch for sample in samples.samples] == ["a", "b", "c"]
+        kept.start()
+        assert await kept.store.samples("s", "team") == samples
+        assert (await kept.store.info("s", "team")).calls == 3
+
+    virtual_time.run(scenario())
