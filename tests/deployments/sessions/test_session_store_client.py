@@ -44,8 +44,8 @@ def call(handle: Any, method: str) -> tuple[Any, float]:
 
     async def called() -> tuple[Any, float]:
         method_of_client = getattr(SessionStoreClient(handle), method)
-        results: list[Any] = await asyncio.gather(method_of_client(*arguments), return_exceptions=True)
-        return results[0], virtual_time.now()
+        [result] = list[Any](await asyncio.gather(method_of_client(*arguments), return_exceptions=True))
+        return result, virtual_time.now()
 
     return virtual_time.run(called())
 
