@@ -1,5 +1,7 @@
 """A task whose samples say what each step answers: for tests of the whole service."""
 
+import asyncio
+from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
@@ -13,6 +15,11 @@ class Turn(BaseModel):
     observation: str = ""
     reward: float | dict[str, float] = 0.0
     next_stop_strings: list[str] | None = None
+    while_there: str | None = None
+    """The path of a file: the step ends when it is not there."""
+
+    def waits(self) -> bool:
+        return self.while_there is not None and Path(self.while_there).exists()
 
 
 class Script(BaseModel):
@@ -28,6 +35,8 @@ class FollowingEnvironment(TaskEnvironment):
 
     async def step(self, message_log: list[ChatMessage], extra_env_info: Script) -> StepOutcome:
         turn = extra_env_info.turns[extra_env_info.turn]
+        while turn.waits():
+            await asyncio.sleep(0.05)
         following = extra_env_info.model_copy(update={"turn": extra_env_info.turn + 1})
         return StepOutcome(
             {"role": "user", "content": turn.observation},

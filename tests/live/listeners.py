@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 import psutil
 
-ANSWER_TIMEOUT_S = 5.0
+ANSWER_TIMEOUT_S = 30.0
 METHODS = (
     "/ray.rpc.NodeInfoGcsService/GetAllNodeInfo",
     "/ray.rpc.NodeManagerService/GetNodeStats",

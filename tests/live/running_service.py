@@ -1,5 +1,7 @@
 """The processes and the scale of the running service."""
 
+import time
+
 import psutil
 from ray import serve
 from ray.serve.schema import ServeDeploySchema
@@ -8,6 +10,8 @@ from service.startup.readiness import deploy, deployments_not_ready
 
 READY_WITHIN_S = 240.0
 """An engine that takes the place of a killed one, also on a machine that is three times slower than usual."""
+IDLE_WITHIN_S = 40.0
+"""Far more than it takes, and less than what tests ask for and leave would take."""
 ONE_PROCESS_ENGINE = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
 """The variables of an engine whose worker runs in the process of its core: one process less that imports vLLM."""
 
@@ -47,3 +51,18 @@ def ongoing_generations() -> int:
     handle = serve.get_deployment_handle("Generator", app_name="rollout")
     ongoing: int = handle.ongoing_generations.remote().result()
     return ongoing
+
+
+def ended_generations() -> int:
+    """How many the only replica of the generator has ended so far."""
+    handle = serve.get_deployment_handle("Generator", app_name="rollout")
+    ended: int = handle.ended_generations.remote().result()
+    return ended
+
+
+def wait_until_idle() -> None:
+    """Returns when the only replica of the generator generates nothing."""
+    deadline = time.monotonic() + IDLE_WITHIN_S
+    while ongoing := ongoing_generations():
+        assert time.monotonic() < deadline, f"{ongoing} generations run {IDLE_WITHIN_S:g} s after nobody waits for them"
+        time.sleep(0.1)

@@ -7,6 +7,7 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -55,19 +56,27 @@ def two_ingresses_config() -> Any:
 
 
 @pytest.fixture(scope="module")
+def gate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """While this file is there, all games but the two shortest wait in the turn after the end of these two."""
+    return tmp_path_factory.mktemp("jobs") / "gate"
+
+
+@pytest.fixture(scope="module")
 def two_ingresses() -> Iterator[RolloutClient]:
     with local_service(two_ingresses_config(), Console(stderr=True)) as url, RolloutClient(url) as client:
         yield client
 
 
-def samples(about: str) -> list[SampleInput]:
+def samples(about: str, gate: Path) -> list[SampleInput]:
     """Whose games are unlike those of another `about`."""
+
+    def turn_of(turn: int) -> dict[str, Any]:
+        waits = {"while_there": str(gate)} if turn == LEAST_TURNS + 1 else {}
+        return {"observation": f"{about} {turn}", "reward": turn + 1, **waits}
+
     return [
         SampleInput.model_validate(
-            following(
-                *({"observation": f"{about} {turn}", "reward": turn + 1} for turn in range(LEAST_TURNS + number)),
-                id=f"{about}-{number}",
-            )
+            following(*(turn_of(turn) for turn in range(LEAST_TURNS + number)), id=f"{about}-{number}")
         )
         for number in range(GROUPS)
     ]
@@ -108,8 +117,9 @@ def until_all_ingresses_are_there(client: RolloutClient) -> None:
     client.wait_until_ready(UNTIL_S)
 
 
-def body_of(about: str) -> str:
-    return json.dumps({"samples": [sample.model_dump(exclude_unset=True) for sample in samples(about)], **OPTIONS})
+def body_of(about: str, gate: Path) -> str:
+    posted = [sample.model_dump(exclude_unset=True) for sample in samples(about, gate)]
+    return json.dumps({"samples": posted, **OPTIONS})
 
 
 def played_from(answer: dict[str, Any]) -> list[Any]:
@@ -121,25 +131,27 @@ def played_from(answer: dict[str, Any]) -> list[Any]:
 
 
 def test_a_request_that_both_replicas_have_is_played_once_also_when_the_one_that_plays_it_is_killed(
-    two_ingresses: RolloutClient,
+    two_ingresses: RolloutClient, gate: Path
 ) -> None:
-    client = two_ingresses
+    client, body = two_ingresses, body_of("a", gate)
     before = generations()
-    undisturbed = httpx.post(f"{client.base_url}/rollout", content=body_of("a"), timeout=None).json()
+    undisturbed = httpx.post(f"{client.base_url}/rollout", content=body, timeout=None).json()
     assert generations() - before == TURNS
 
     def post() -> httpx.Response | httpx.HTTPError:
         try:
             headers = {"idempotency-key": '"step-1"'}
-            return httpx.post(f"{client.base_url}/rollout", content=body_of("a"), headers=headers, timeout=None)
+            return httpx.post(f"{client.base_url}/rollout", content=body, headers=headers, timeout=None)
         except httpx.HTTPError as error:
             return error
 
     before = generations()
+    gate.touch()
     with ThreadPoolExecutor(6) as threads:
         posted = [threads.submit(post) for _ in range(6)]
         until(lambda: generations() - before > TURNS / 4, "a fourth of the turns is played")
         player().kill()
+        gate.unlink()
         answers = [each.result() for each in posted]
     whole = [answer for answer in answers if isinstance(answer, httpx.Response) and answer.status_code == 200]
     assert 0 < len(whole) < len(answers), "some waited at the replica that was killed, some at the other one"
@@ -154,12 +166,13 @@ def test_a_request_that_both_replicas_have_is_played_once_also_when_the_one_that
 
 
 def test_a_stream_of_events_that_breaks_goes_on_at_the_other_replica_after_its_last_event(
-    two_ingresses: RolloutClient,
+    two_ingresses: RolloutClient, gate: Path
 ) -> None:
     client = two_ingresses
-    undisturbed = client.rollout(samples("b"), **OPTIONS)
+    undisturbed = client.rollout(samples("b", gate), **OPTIONS)
+    gate.touch()
     headers = {"prefer": "respond-async"}
-    accepted = httpx.post(f"{client.base_url}/rollout", content=body_of("b"), headers=headers)
+    accepted = httpx.post(f"{client.base_url}/rollout", content=body_of("b", gate), headers=headers)
     assert (accepted.status_code, accepted.headers["preference-applied"]) == (202, "respond-async")
     place = client.base_url + accepted.headers["location"]
     job_id = accepted.json()["job_id"]
@@ -177,11 +190,13 @@ def test_a_stream_of_events_that_breaks_goes_on_at_the_other_replica_after_its_l
             return events
         return events
 
-    with ThreadPoolExecutor(8) as threads:
-        streams = [threads.submit(events_of_one_stream, 0) for _ in range(4)]
+    # Serve gives each replica half of what is open: of these, both have some.
+    with ThreadPoolExecutor(12) as threads:
+        streams = [threads.submit(events_of_one_stream, 0) for _ in range(8)]
         followed = [threads.submit(lambda: list(client.jobs.events(job_id))) for _ in range(4)]
         until(lambda: client.jobs.status(job_id).last_event >= 2, "two groups have ended")
         player().kill()
+        gate.unlink()
         received = [stream.result() for stream in streams]
         by_client = [follow.result() for follow in followed]
     numbers = list(range(1, GROUPS + 2))

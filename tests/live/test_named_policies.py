@@ -1,6 +1,5 @@
 """Several policies at once on the running service: which weights make the tokens of each, and what ends one."""
 
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -11,8 +10,15 @@ import pytest
 from rollout_client import RolloutClient
 from rollout_client.contract import Sampling
 from rollout_client.errors import RequestRejected
-from tests.live.forward_pass import State, perturbed, tiny_state
-from tests.live.played_with_weights import assert_of_weights, play, versions_of
+from tests.live.forward_pass import State, logprob_differences, model_of, perturbed, tiny_state
+from tests.live.played_with_weights import (
+    SAME_WEIGHTS_TOLERANCE,
+    assert_of_weights,
+    merged,
+    play,
+    versions_of,
+    wait_until_generating,
+)
 from tests.live.test_policy import adapter_folder
 
 NAMES = ("run-a", "run-b", "run-c")
@@ -48,10 +54,6 @@ def current(client: RolloutClient, name: str) -> str:
     return f"{name}/{state.current}"
 
 
-def merged(base: State, added: State) -> State:
-    return {name: (tensor.float() + added.get(name, 0)).to(tensor.dtype) for name, tensor in base.items()}
-
-
 def test_rollouts_of_several_policies_at_once_have_the_tokens_of_their_own(
     client: RolloutClient, base: State, folders: dict[str, tuple[Path, State]]
 ) -> None:
@@ -82,17 +84,23 @@ def test_a_version_is_demanded_and_scored_by_its_name(client: RolloutClient) -> 
 def test_a_rollout_goes_on_with_the_next_version_of_its_policy(
     client: RolloutClient, base: State, folders: dict[str, tuple[Path, State]], tmp_path: Path
 ) -> None:
-    adapter_folder(tmp_path / "next", seed=9)
+    added = adapter_folder(tmp_path / "next", seed=9)
     before = current(client, "run-c")
     sampling = Sampling(max_new_tokens=100, ignore_eos=True)
     with ThreadPoolExecutor(1) as thread:
         samples = client.example_samples("sliding_puzzle", 16, seed=3)
-        options: dict[str, Any] = {"sampling": sampling, "max_rollout_turns": 4, "policy": {"name": "run-c"}}
+        options: dict[str, Any] = {"sampling": sampling, "max_rollout_turns": 6, "policy": {"name": "run-c"}}
         playing = thread.submit(client.rollout, samples, **options)
+        wait_until_generating(playing, 16)
         after = client.push_weights(tmp_path / "next", kind="adapter", name="run-c").label
         results = playing.result().samples
     assert [result.error for result in results] == [None] * 16
-    assert versions_of(results) <= {before, after}
+    assert versions_of(results) == {before, after}
+    assert {len(m.weight_versions or ()) for result in results for m in result.message_log} <= {0, 1}
+    of_label = {before: merged(base, folders["run-c"][1]), after: merged(base, added)}
+    differences = logprob_differences(results, {label: model_of(state) for label, state in of_label.items()})
+    for label, difference in differences.items():
+        assert difference.mean().item() <= SAME_WEIGHTS_TOLERANCE, label
     assert versions_of(play(client, 4, policy={"name": "run-c"}).samples) == {after}
     # A policy beside it has not changed.
     assert_of_weights(
@@ -121,11 +129,11 @@ def test_a_dropped_policy_ends_the_rollouts_that_need_more_of_it(client: Rollout
     with ThreadPoolExecutor(1) as thread:
         options: dict[str, Any] = {"sampling": sampling, "max_rollout_turns": 8, "policy": {"name": "run-e"}}
         playing = thread.submit(client.rollout, samples, **options)
-        time.sleep(0.5)
+        wait_until_generating(playing, 8)
         client.drop_policy("run-e")
         results = playing.result().samples
     errors = [result.error for result in results if result.error is not None]
-    assert {(error.kind, error.retryable) for error in errors} == {("policy", False)}
-    assert versions_of(results) <= {label}
+    assert [(error.kind, error.retryable) for error in errors] == [("policy", False)] * 8
+    assert versions_of(results) == {label}
     with pytest.raises(RequestRejected, match=f"the policy was dropped after {label}"):
         play(client, 1, policy={"name": "run-e"})

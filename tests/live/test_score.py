@@ -10,7 +10,7 @@ from rollout_client import RolloutClient
 from rollout_client.contract import SampleResult, Sampling
 from rollout_client.errors import RequestRejected
 from tests.live.forward_pass import logprobs_of_next, model_of, perturbed, tiny_state
-from tests.live.played_with_weights import LOGPROB_TOLERANCE, play
+from tests.live.played_with_weights import LOGPROB_TOLERANCE, SAME_WEIGHTS_TOLERANCE, play
 
 SEQUENCES = [[5, 17, 8, 31, 9, 2], list(range(200)), [3, 4]]
 ROUNDING = 2**-8
@@ -74,7 +74,7 @@ def test_scores_of_rollouts_are_what_they_were_sampled_with(client: RolloutClien
                 scored = score.logprobs[position : position + len(message.token_ids)]
                 differences.append(mean_difference(scored, torch.tensor(message.generation_logprobs)))
             position += len(message.token_ids)
-    assert sum(differences) / len(differences) <= LOGPROB_TOLERANCE
+    assert sum(differences) / len(differences) <= SAME_WEIGHTS_TOLERANCE
 
 
 def test_scores_from_a_position_on_are_the_end_of_all_scores(client: RolloutClient) -> None:
@@ -84,7 +84,7 @@ def test_scores_from_a_position_on_are_the_end_of_all_scores(client: RolloutClie
         assert score.logprobs is not None
         assert end.logprobs is not None
         assert len(end.logprobs) == count
-        assert mean_difference(end.logprobs, torch.tensor(score.logprobs[-count:])) <= LOGPROB_TOLERANCE
+        assert mean_difference(end.logprobs, torch.tensor(score.logprobs[-count:])) <= SAME_WEIGHTS_TOLERANCE
 
 
 def test_a_sequence_may_be_as_long_as_the_model_takes(client: RolloutClient) -> None:

@@ -1,7 +1,7 @@
 """Replicas killed in the middle of 64 games: none is lost, and under greedy decoding none is changed."""
 
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import psutil
 import pytest
@@ -10,7 +10,7 @@ from ray.serve._private.common import ReplicaState
 
 from rollout_client import RolloutClient
 from rollout_client.contract import RolloutResponse, Sampling
-from tests.live.running_service import controller, replicas
+from tests.live.running_service import controller, ended_generations, replicas
 
 GONE_WITHIN_S = 30.0
 GREEDY = Sampling(greedy=True, max_new_tokens=32)
@@ -27,12 +27,15 @@ def test_a_killed_replica_costs_no_sample_and_changes_none(client: RolloutClient
     [killed] = replicas(deployment)
     # Of a generator replica, its engine: what would outlive it keeps its cores and memory from the next one.
     below = killed.children(recursive=True)
-    killer = threading.Timer(0.7, killed.kill)
-    killer.start()
-    started = time.monotonic()
-    disturbed = play(client)
-    assert time.monotonic() - started > 0.7, "the games were over before the replica was killed"
-    killer.join()
+    with ThreadPoolExecutor(1) as thread:
+        ended, turns = ended_generations(), sum(result.metrics.turn_count for result in undisturbed.samples)
+        playing = thread.submit(play, client)
+        while ended_generations() - ended < turns / 4:
+            assert not playing.done()
+            time.sleep(0.02)
+        killed.kill()
+        assert not playing.done(), "the games were over before the replica was killed"
+        disturbed = playing.result()
     _, alive = psutil.wait_procs([killed, *below], timeout=GONE_WITHIN_S)
     assert not alive
     assert [result.status for result in disturbed.samples] == [result.status for result in undisturbed.samples]

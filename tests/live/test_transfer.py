@@ -17,7 +17,7 @@ from tests.live.forward_pass import logprob_differences, model_of, perturbed, ti
 from tests.live.gloo_transfer import as_declared, update_info_of
 from tests.live.played_with_weights import (
     CHECKSUMS_WITHIN_S,
-    LOGPROB_TOLERANCE,
+    SAME_WEIGHTS_TOLERANCE,
     assert_of_weights,
     play,
     versions_of,
@@ -103,12 +103,10 @@ def test_a_transfer_during_running_samples_loses_none_and_each_token_says_its_we
         engine.send_weights()
         results.extend(rollouts)
     assert [result.error for result in results] == [None] * 128
-    differences = logprob_differences(
-        results, {str(before): model_of(old), str(before + 1): model_of(new)}, temperature=1.5
-    )
-    for version, difference in differences.items():
+    models = {str(before): model_of(old), str(before + 1): model_of(new)}
+    for version, difference in logprob_differences(results, models, temperature=1.5).items():
         assert len(difference) > 500, f"hardly a token is of version {version}"
-        assert difference.mean().item() <= LOGPROB_TOLERANCE
+        assert difference.mean().item() <= SAME_WEIGHTS_TOLERANCE
 
 
 def test_the_number_of_a_version_is_the_trainers_to_choose_and_taken_once(client: RolloutClient) -> None:

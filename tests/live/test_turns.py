@@ -1,6 +1,5 @@
 """Everything a rollout is, on the real engine: stop strings, limits, schedules, cuts, and what comes back of them."""
 
-import time
 from typing import Any
 
 import pytest
@@ -9,7 +8,9 @@ from transformers import AutoTokenizer
 from rollout_client import RolloutClient
 from rollout_client.contract import Keep, Message, SampleInput, SampleResult, Sampling
 from rollout_client.resume import resumed
+from tests.growing_limits import in_the_middle
 from tests.live.following_environment import QUESTION, following
+from tests.live.running_service import ongoing_generations, wait_until_idle
 from tests.paths import TINY_MODEL
 
 tokenizer: Any = AutoTokenizer.from_pretrained(TINY_MODEL)
@@ -138,13 +139,19 @@ def test_both_schedules_give_the_same_logs_and_rewards(client: RolloutClient) ->
 
 def test_a_deadline_cuts_what_still_runs_and_its_log_goes_on_where_it_was_cut(client: RolloutClient) -> None:
     short = [following({"observation": "."})] * 2
-    long = [following(*[{"observation": f"{turn}"} for turn in range(30)], idx=7)] * 2
-    options: dict[str, Any] = {"sampling": GREEDY, "max_rollout_turns": 30}
-    begun_at = time.monotonic()
+    long = [following(*[{"observation": f"{turn}"} for turn in range(40)], idx=7)] * 2
+    options: dict[str, Any] = {"sampling": GREEDY, "max_rollout_turns": 40}
     whole = client.rollout(long, **options).samples
-    cut = client.rollout(short + long, deadline_s=(time.monotonic() - begun_at) / 4, **options).samples
+
+    def attempt(deadline_s: float) -> list[SampleResult]:
+        return client.rollout(short + long, deadline_s=deadline_s, **options).samples
+
+    def have_begun(results: list[SampleResult]) -> bool:
+        return all(result.metrics.turn_count for result in results) and results[0].status == "completed"
+
+    cut = in_the_middle(attempt, have_begun)
     assert [result.status for result in cut] == ["completed", "completed", "deadline", "deadline"]
-    assert all(1 <= result.metrics.turn_count < 30 for result in cut[2:])
+    assert all(1 <= result.metrics.turn_count < 40 for result in cut[2:])
     again = client.rollout([resumed(result) for result in cut[2:]], **options).samples
     assert [tokens_of(result) for result in again] == [tokens_of(result) for result in whole]
     assert [(result.status, result.idx) for result in again] == [("completed", 7)] * 2
@@ -152,20 +159,22 @@ def test_a_deadline_cuts_what_still_runs_and_its_log_goes_on_where_it_was_cut(cl
 
 def test_a_deadline_in_the_middle_of_a_message_keeps_its_tokens_and_the_message_goes_on(client: RolloutClient) -> None:
     sample = following({"observation": "."})
-    sampling = Sampling(greedy=True, ignore_eos=True, max_new_tokens=600)
-    begun_at = time.monotonic()
+    sampling = Sampling(greedy=True, ignore_eos=True, max_new_tokens=900)
     whole = play_one(client, sample, sampling=sampling)
-    cut = play_one(client, sample, sampling=sampling, deadline_s=(time.monotonic() - begun_at) / 4)
+    cut = in_the_middle(
+        lambda deadline_s: play_one(client, sample, sampling=sampling, deadline_s=deadline_s),
+        has_begun=lambda result: any(message.token_ids for message in generated(result)),
+    )
     [begun] = generated(cut)
     assert (cut.status, begun.finish_reason) == ("deadline", None)
     assert cut.metrics.turn_gen_tokens == [len(begun.token_ids)]
-    assert 0 < len(begun.token_ids) == len(begun.generation_logprobs or ()) < 600
+    assert 0 < len(begun.token_ids) == len(begun.generation_logprobs or ()) < 900
     [again] = client.rollout([resumed(cut)], sampling=sampling).samples
     assert tokens_of(again) == tokens_of(whole)
     [message] = generated(again)
     assert (again.status, message.finish_reason) == ("completed", "length")
     assert message.generation_logprobs == pytest.approx(generated(whole)[0].generation_logprobs, abs=0.05)
-    assert [(span.start, span.end) for span in message.weight_versions or ()] == [(0, 600)]
+    assert [(span.start, span.end) for span in message.weight_versions or ()] == [(0, 900)]
 
 
 def test_the_first_two_of_four_are_kept_and_the_rest_cancelled(client: RolloutClient) -> None:
@@ -182,10 +191,13 @@ def test_the_first_two_of_four_are_kept_and_the_rest_cancelled(client: RolloutCl
 
 
 def test_a_stream_that_is_left_early_ends_the_request(client: RolloutClient) -> None:
-    samples = [following(*[{"observation": "."}] * 3)] * 16
-    with client.stream(samples, sampling=GREEDY) as rollouts:
+    take_minutes = [following({})] * 64
+    sampling = Sampling(greedy=True, ignore_eos=True, max_new_tokens=4000)
+    with client.stream([following({}, stop_strings=["}"]), *take_minutes], sampling=sampling) as rollouts:
         first = next(iter(rollouts))
+        assert ongoing_generations() > 0
     assert first.status == "completed"
+    wait_until_idle()
 
 
 def test_tools_and_template_switches_come_back_to_be_posted_again(client: RolloutClient) -> None:
