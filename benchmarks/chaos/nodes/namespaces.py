@@ -34,8 +34,16 @@ class Namespace:
 
     def _processes(self) -> list[psutil.Process]:
         listed = subprocess.run(["ip", "netns", "pids", self.name], capture_output=True, text=True, check=True)
-        processes = [psutil.Process(int(pid)) for pid in listed.stdout.split() if psutil.pid_exists(int(pid))]
-        return [process for process in processes if process.status() != psutil.STATUS_ZOMBIE]
+        return [process for pid in listed.stdout.split() if (process := running(int(pid))) is not None]
+
+
+def running(pid: int) -> psutil.Process | None:
+    """The process, unless it has ended meanwhile."""
+    try:
+        process = psutil.Process(pid)
+        return None if process.status() == psutil.STATUS_ZOMBIE else process
+    except psutil.NoSuchProcess:
+        return None
 
 
 @contextmanager
@@ -73,6 +81,8 @@ def remove(node: Namespace) -> None:
     listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout
     if node.name in [line.split()[0] for line in listed.splitlines()]:
         node.kill()
+        # Linux takes seconds to remove the devices of a namespace that is gone, and the next run needs their names.
+        ip("link", "delete", node.name)
         ip("netns", "delete", node.name)
 
 
