@@ -27,6 +27,8 @@ def test_each_failure_has_the_kind_of_the_boundary_that_broke_and_says_whether_a
         "EnvironmentRejected": ("environment", False),
         "EnvironmentBroken": ("environment", False),
         "EnvironmentLost": ("environment", True),
+        "AgentFailed": ("environment", False),
+        "AgentTimedOut": ("environment", True),
         "SessionLost": ("environment", True),
         "RestartableSessionLost": ("environment", True),
         "PolicyStoreLost": ("internal", True),
