@@ -1,8 +1,9 @@
 """Requests of every kind for a while, with pushes of weights and killed parts in between: `make soak`.
 
-The service runs as `make serve` runs it, with adapters, jobs, and two replicas of what rollouts need. Callers stream
-rollouts, ask for whole answers and scores, follow jobs and delete some, and go away in the middle. Meanwhile one part
-after the other is killed; when it has been replaced, weights of every kind are pushed until the next one's turn comes.
+The service runs as `make serve` runs it, with adapters, jobs, sessions, and two replicas of what rollouts need. Callers
+stream rollouts, ask for whole answers and scores, follow jobs and delete some, play agents in sessions, and go away in
+the middle. Meanwhile one part after the other is killed; when it has been replaced, weights of every kind are pushed
+until the next one's turn comes.
 Each third of the run kills the same parts at the same times: its processes are as old as those of the other thirds. It
 must hold:
 
@@ -46,10 +47,12 @@ from benchmarks.soak.version_times import VersionTimes
 from rollout_client import AsyncRolloutClient
 from service.local import sentences_for_the_user
 
-REPLICAS = {"Ingress": 2, "Generator": 2, TASK_NAME: 2, "Policy": 1, "Jobs": 1}
+REPLICAS = {"Ingress": 2, "Generator": 2, TASK_NAME: 2, "Policy": 1, "Jobs": 1, "Sessions": 1}
 KINDS = ("generator", "ingress", "environment", "store", "jobs", "proxy", "engine-core", "controller")
 """The parts that are killed, in this order; a short run kills the first of them."""
 BREAK_STREAMS = {"ingress", "proxy"}
+BREAK_CALLS = BREAK_STREAMS | {"generator", "engine-core"}
+"""A stream of the model server's API ends with the engine under it."""
 WARM_UP_S = 15.0
 SETTLED_WITHIN_S = 20.0
 LOOKS = 5
@@ -83,7 +86,7 @@ class MixedSoak:
         known, times = KnownWeights(service.model), VersionTimes()
         self._trainer = Trainer(client, known, times, service.checkpoints, seed)
         rollouts = SteadyRollouts(client, times, SAMPLE_RETRIES)
-        self.load = MixedLoad(client, rollouts, seed)
+        self.load = MixedLoad(client, service.url, rollouts, seed)
         self._machine = OneMachine(service.url, REPLICAS)
         self._resources = ServiceResources(service.temporary)
 
@@ -155,10 +158,13 @@ class MixedSoak:
 
     def _broken_streams(self) -> list[str]:
         """Each caller has one stream at a time, and a kill can break it once."""
-        kills = sum(len(self.soaked.recovered_after_s.get(kind, ())) for kind in BREAK_STREAMS)
-        broken = self.load.ended["broken streams"]
-        most = kills * len(self.load.posts())
-        return [f"{broken} streams broke, and at most {most} could"] if broken > most else []
+        found = []
+        for name, kinds in (("broken streams", BREAK_STREAMS), ("broken calls", BREAK_CALLS)):
+            kills = sum(len(self.soaked.recovered_after_s.get(kind, ())) for kind in kinds)
+            most = kills * len(self.load.posts())
+            if self.load.ended[name] > most:
+                found.append(f"There are {self.load.ended[name]} {name}, and at most {most} can be")
+        return found
 
     def problems(self) -> list[str]:
         return [*self.soaked.problems, *self.load.all_problems()]

@@ -1,4 +1,4 @@
-"""Requests of every kind at once: streams, whole answers, scores, jobs, and clients that go away."""
+"""Requests of every kind at once: streams, whole answers, scores, jobs, agents, and clients that go away."""
 
 import asyncio
 from collections import Counter
@@ -8,6 +8,7 @@ from random import Random
 
 from benchmarks.chaos.parts import TASK_NAME
 from benchmarks.soak.callers import Post
+from benchmarks.soak.session_load import SessionLoad
 from benchmarks.soak.steady_rollouts import ENDED_WELL, SAMPLING, TURNS, RolloutTally, SteadyRollouts
 from rollout_client import AsyncRolloutClient
 from rollout_client.contract import SampleResult, Sampling
@@ -31,16 +32,18 @@ class MixedLoad:
     """Counts the requests that ended well, by their kind, and keeps what was wrong with others.
 
     Args:
+        url: the service's address.
         rollouts: makes the requests that are streamed, and checks their rollouts.
         seed: of what is scored, and of when clients go away.
     """
 
-    def __init__(self, client: AsyncRolloutClient, rollouts: SteadyRollouts, seed: int) -> None:
+    def __init__(self, client: AsyncRolloutClient, url: str, rollouts: SteadyRollouts, seed: int) -> None:
         self.ended: Counter[str] = Counter()
         self.problems: list[str] = []
         self._client = client
         self._rollouts = rollouts
         self._seed = seed
+        self._sessions = SessionLoad(client, url, self.ended, self.problems)
 
     @property
     def rollouts(self) -> RolloutTally:
@@ -52,7 +55,17 @@ class MixedLoad:
 
     def posts(self) -> list[Post]:
         """What the callers do, each one thing."""
-        return [self._stream, self._stream, self._math, self._score, self._go_away, self._job]
+        sessions = self._sessions
+        return [
+            self._stream,
+            self._stream,
+            self._math,
+            self._score,
+            self._go_away,
+            self._job,
+            sessions.session,
+            sessions.leave_call,
+        ]
 
     async def _stream(self, number: int) -> None:
         try:

@@ -24,6 +24,7 @@ ROLES = {
     "ServeReplica:rollout:Ingress": "ingress",
     GENERATOR: "generator",
     "ServeReplica:rollout:Jobs": "job store",
+    "ServeReplica:rollout:Sessions": "session store",
     "ServeReplica:rollout:": "environments",
     "ServeController": "serve",
     "ProxyActor": "serve",

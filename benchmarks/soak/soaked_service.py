@@ -52,7 +52,7 @@ def soaked_service(config: Path, replicas: Mapping[str, int], console: Console) 
         engine |= {"enable_lora": True, "max_loras": 2, "max_lora_rank": 8, "num_cpus": 0.8 / replicas["Generator"]}
         engine["num_gpu_blocks_override"] = KV_CACHE_BLOCKS
         engine["environment_variables"] |= SMALL_KERNEL_CACHES
-        application.args |= {"policy": {"checkpoint_roots": [str(checkpoints)]}}
+        application.args |= {"policy": {"checkpoint_roots": [str(checkpoints)]}, "sessions": {}}
         for deployment in application.deployments:
             deployment.num_replicas = replicas.get(deployment.name, deployment.num_replicas)
         with (

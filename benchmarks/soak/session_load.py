@@ -1,0 +1,91 @@
+"""Agents of a soak: sessions with calls of the model server's API, and calls without a session."""
+
+from collections import Counter
+from typing import Any
+
+import httpx
+from openai import APIConnectionError, AsyncOpenAI
+
+from rollout_client import AsyncRolloutClient, SampleInput
+from rollout_client.contract import Sampling
+from rollout_client.session_contract import SessionLimits
+
+TASK_NAME = "math"
+"""Whose environment judges the sessions."""
+MODEL = "any"
+CALLS = 4
+SAMPLING = Sampling(max_new_tokens=24)
+IDLE_S = 60.0
+"""Of a session that has ended: after it the record is dropped, so that there are soon as many as there will ever be."""
+CALL_RETRIES = 20
+"""Of OpenAI's client, at most 8 s apart: a proxy is back before the last one."""
+BROKEN = (APIConnectionError, httpx.TransportError)
+
+
+class SessionLoad:
+    """Counts into `ended` what ended well, by its kind, and keeps in `problems` what was wrong with the rest."""
+
+    def __init__(self, client: AsyncRolloutClient, url: str, ended: Counter[str], problems: list[str]) -> None:
+        """Args: `url` is the service's address."""
+        self._client = client
+        self._url = url
+        self._ended = ended
+        self._problems = problems
+
+    async def session(self, number: int) -> None:
+        """One agent's run: a conversation that grows, with every other answer as a stream, judged by its task."""
+        [sample] = await self._client.example_samples(TASK_NAME, 1, seed=number)
+        limits = SessionLimits(idle_s=IDLE_S)
+        async with self._client.session(sample=sample, sampling=SAMPLING, limits=limits) as session:
+            async with AsyncOpenAI(
+                base_url=session.base_url, api_key=session.api_key, max_retries=CALL_RETRIES
+            ) as model:
+                answers = await self._conversation(model, sample)
+            await session.judge()
+            recorded = {
+                message.content
+                for branch in await session.samples()
+                for message in branch.message_log
+                if message.role == "assistant"
+            }
+        lost = [answer for answer in answers if answer and answer not in recorded]
+        self._problems += [f"session {number}: its record has no answer {answer!r}" for answer in lost]
+        self._ended["sessions"] += 1
+
+    async def leave_call(self, number: int) -> None:
+        """A call without a session, whose client goes away within the answer."""
+        async with AsyncOpenAI(base_url=f"{self._url}/v1", api_key=MODEL, max_retries=CALL_RETRIES) as model:
+            try:
+                await self._streamed(model, [{"role": "user", "content": f"Question {number}"}], most_events=2)
+            except BROKEN:
+                self._ended["broken calls"] += 1
+        self._ended["calls that were left"] += 1
+
+    async def _conversation(self, model: AsyncOpenAI, sample: SampleInput) -> list[str]:
+        """Plays it, and returns the answers that came back whole."""
+        messages: list[Any] = [message.model_dump(exclude_unset=True) for message in sample.messages or ()]
+        answers = []
+        for call in range(CALLS):
+            try:
+                answer = await (self._streamed if call % 2 else self._whole)(model, messages)
+            except BROKEN:
+                # A stream goes through one replica of the ingress and one of the engine, and ends with them.
+                self._ended["broken calls"] += 1
+                continue
+            answers.append(answer)
+            messages += [{"role": "assistant", "content": answer}, {"role": "user", "content": f"Again, {call}."}]
+        return answers
+
+    async def _whole(self, model: AsyncOpenAI, messages: list[Any]) -> str:
+        answer = await model.chat.completions.create(model=MODEL, messages=messages)
+        return answer.choices[0].message.content or ""
+
+    async def _streamed(self, model: AsyncOpenAI, messages: list[Any], most_events: int | None = None) -> str:
+        text, events = "", 0
+        async with await model.chat.completions.create(model=MODEL, messages=messages, stream=True) as stream:
+            async for event in stream:
+                text += event.choices[0].delta.content or "" if event.choices else ""
+                events += 1
+                if events == most_events:
+                    break
+        return text
