@@ -5,6 +5,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from itertools import count
 
+from openai import OpenAIError
+
 from rollout_client.errors import RolloutError
 
 AFTER_FAILURE_S = 0.5
@@ -16,7 +18,7 @@ class Callers:
     """One caller for each of `posts`.
 
     Args:
-        problems: a request that raises a `RolloutError` adds one.
+        problems: a request that raises an error of our client or of OpenAI's adds one.
     """
 
     def __init__(self, posts: Sequence[Post], problems: list[str]) -> None:
@@ -43,6 +45,6 @@ class Callers:
             number = next(self._numbers)
             try:
                 await post(number)
-            except RolloutError as error:
+            except (RolloutError, OpenAIError) as error:
                 self._problems.append(f"request {number}: {type(error).__name__}: {error}")
                 await asyncio.sleep(AFTER_FAILURE_S)

@@ -12,7 +12,8 @@ from rollout_client.session_contract import SessionLimits
 
 TASK_NAME = "math"
 """Whose environment judges the sessions."""
-MODEL = "any"
+ANY = "any"
+"""A name that nobody looks at: of the model in a session, and of the key of a service without keys."""
 CALLS = 4
 SAMPLING = Sampling(max_new_tokens=24)
 IDLE_S = 60.0
@@ -54,9 +55,11 @@ class SessionLoad:
 
     async def leave_call(self, number: int) -> None:
         """A call without a session, whose client goes away within the answer."""
-        async with AsyncOpenAI(base_url=f"{self._url}/v1", api_key=MODEL, max_retries=CALL_RETRIES) as model:
+        async with AsyncOpenAI(base_url=f"{self._url}/v1", api_key=ANY, max_retries=CALL_RETRIES) as model:
             try:
-                await self._streamed(model, [{"role": "user", "content": f"Question {number}"}], most_events=2)
+                served = (await model.models.list()).data[0]
+                messages = [{"role": "user", "content": f"Question {number}"}]
+                await self._streamed(model, messages, served.id, most_events=2)
             except BROKEN:
                 self._ended["broken calls"] += 1
         self._ended["calls that were left"] += 1
@@ -67,7 +70,7 @@ class SessionLoad:
         answers = []
         for call in range(CALLS):
             try:
-                answer = await (self._streamed if call % 2 else self._whole)(model, messages)
+                answer = await (self._streamed if call % 2 else self._whole)(model, messages, ANY)
             except BROKEN:
                 # A stream goes through one replica of the ingress and one of the engine, and ends with them.
                 self._ended["broken calls"] += 1
@@ -76,13 +79,15 @@ class SessionLoad:
             messages += [{"role": "assistant", "content": answer}, {"role": "user", "content": f"Again, {call}."}]
         return answers
 
-    async def _whole(self, model: AsyncOpenAI, messages: list[Any]) -> str:
-        answer = await model.chat.completions.create(model=MODEL, messages=messages)
+    async def _whole(self, model: AsyncOpenAI, messages: list[Any], name: str) -> str:
+        answer = await model.chat.completions.create(model=name, messages=messages)
         return answer.choices[0].message.content or ""
 
-    async def _streamed(self, model: AsyncOpenAI, messages: list[Any], most_events: int | None = None) -> str:
+    async def _streamed(
+        self, model: AsyncOpenAI, messages: list[Any], name: str, most_events: int | None = None
+    ) -> str:
         text, events = "", 0
-        async with await model.chat.completions.create(model=MODEL, messages=messages, stream=True) as stream:
+        async with await model.chat.completions.create(model=name, messages=messages, stream=True) as stream:
             async for event in stream:
                 text += event.choices[0].delta.content or "" if event.choices else ""
                 events += 1
