@@ -69,7 +69,7 @@ help:
 	@echo "make small-model    train the embedded model with tools and thoughts anew (under half an hour on two cores)"
 	@echo "make measure-small-model  how many held-out questions of each skill that model answers right"
 	@echo "make setup          only set up $(VENV); make lint: only lint and types"
-	@echo "make lock           write the locks with hashes: cpu.lock from what $(VENV) holds, gpu.lock, tools.lock"
+	@echo "make lock           write the locks with hashes: cpu.lock from what $(VENV) holds, gpu.lock, and those of packages beside it"
 	@echo "make sbom           write what the images hold as CycloneDX: sbom-cpu.json, sbom-gpu.json"
 
 setup: $(READY)
@@ -159,14 +159,14 @@ $(BRIDGES)/beside/.ready $(BRIDGES)/trackers/.ready: $(READY)
 	@python3 -m venv $(@D)
 	@$(PYTHON) -c 'import site; print("import site; site.addsitedir(%r)" % site.getsitepackages()[0])' \
 		> $(@D)/lib/python3.11/site-packages/service.pth
-	@$(@D)/bin/python -m pip -qq --disable-pip-version-check install --no-deps -r $(filter %.lock,$^)
+	@$(@D)/bin/python -m pip -qq --disable-pip-version-check install --no-deps --require-hashes -r $(filter %.lock,$^)
 	@touch $@
 
 # Packages that do not fit beside those of the service, each in an environment of its own.
 $(BRIDGES)/%/.ready: requirements/%.lock
 	@echo "Setting up $* (once)"
 	@python3 -m venv $(BRIDGES)/$*
-	@$(BRIDGES)/$*/bin/python -m pip -qq --disable-pip-version-check install --no-deps -r requirements/$*.lock
+	@$(BRIDGES)/$*/bin/python -m pip -qq --disable-pip-version-check install --no-deps --require-hashes -r requirements/$*.lock
 	@touch $@
 
 test-bridges: export ROLLOUT_BRIDGES = $(CURDIR)/$(BRIDGES)

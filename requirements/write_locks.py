@@ -2,6 +2,7 @@
 
 `cpu.lock` has the versions that the environment of this repository holds. `gpu.lock` is resolved anew from the three
 `pyproject.toml`, without a GPU, and was never installed. `tools.lock` has the tools that make locks and look at them.
+The locks `BESIDE` keep their versions: another one is written into its lock by hand, and gets its hashes here.
 """
 
 import subprocess
@@ -15,6 +16,8 @@ REPOSITORY = HERE.parent
 PYTHON = "3.11.9"
 GPU_PLATFORM = "x86_64-manylinux_2_28"
 TOOLS = ("uv", "pip-audit", "cyclonedx-bom")
+BESIDE = ("bridges", "openenv", "trackers", "verifiers")
+"""Packages that are no part of the service."""
 NOT_LOCKED = ("pip", "setuptools", "wheel")
 OWN = ("rollout-client", "rollout-env")
 TORCH_CPU = "6746dbcbeb526eb61330b76b41ff1b4eb848951103a892eeb080dfa2b264667b"
@@ -26,6 +29,9 @@ def main(uv: str) -> None:
     write(HERE / "gpu.lock", gpu_requirements(), uv, f"--python-platform={GPU_PLATFORM}")
     write(HERE / "cpu.lock", held_here(), uv, "--no-deps")
     add_hash(HERE / "cpu.lock", "torch", TORCH_CPU)
+    for name in BESIDE:
+        lock = HERE / f"{name}.lock"
+        write(lock, pinned(lock), uv, "--no-deps")
 
 
 def write(lock: Path, requirements: Iterable[str], uv: str, *options: str) -> None:
@@ -35,6 +41,12 @@ def write(lock: Path, requirements: Iterable[str], uv: str, *options: str) -> No
     ]
     lock.unlink(missing_ok=True)
     subprocess.run(command, input="\n".join(requirements), text=True, check=True, stdout=subprocess.DEVNULL)
+
+
+def pinned(lock: Path) -> list[str]:
+    """The versions in a lock."""
+    lines = (line.split(";")[0].removesuffix("\\").strip() for line in lock.read_text().splitlines())
+    return [line for line in lines if "==" in line]
 
 
 def held_here() -> list[str]:

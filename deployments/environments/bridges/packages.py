@@ -21,5 +21,5 @@ def imported(module_name: str, package: str) -> Any:
             raise
         raise PackageMissing(
             f"the package {package} is missing: install the extra `bridges` of the service on each node "
-            "(pip install --no-deps -r requirements/bridges.lock)"
+            "(pip install --no-deps --require-hashes -r requirements/bridges.lock)"
         ) from error
