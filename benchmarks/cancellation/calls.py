@@ -1,14 +1,13 @@
 """The ways in which nobody waits for calls of a model server's API any more. They need an engine with a model."""
 
 import asyncio
-from contextlib import AsyncExitStack
 from functools import partial
 from time import monotonic
 from typing import Any
 
 import httpx
 
-from benchmarks.cancellation.measuring import Abandon, Work, cancelled, generations
+from benchmarks.cancellation.measuring import Abandon, Work, cancelled, generations, streams_left
 
 CALLS = 32
 COMPLETIONS = "/v1/chat/completions"
@@ -27,17 +26,7 @@ async def hang_up_call(client: httpx.AsyncClient) -> Abandon:
 
 async def leave_call_stream(client: httpx.AsyncClient) -> Abandon:
     """The client closes its connections when the streams have begun."""
-    streams = AsyncExitStack()
-    for _ in range(CALLS):
-        answer = await streams.enter_async_context(client.stream("POST", COMPLETIONS, json={**BODY, "stream": True}))
-        answer.raise_for_status()
-
-    async def abandon() -> float:
-        began = monotonic()
-        await streams.aclose()
-        return began
-
-    return abandon
+    return await streams_left(client, COMPLETIONS, [{**BODY, "stream": True}] * CALLS)
 
 
 async def delete_session(client: httpx.AsyncClient) -> Abandon:

@@ -1,8 +1,8 @@
 """How long a service goes on with work that nobody waits for any more."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from time import monotonic
 from typing import Any
@@ -64,6 +64,23 @@ def generations() -> int:
     generators: Any = serve.get_deployment_handle("Generator", app_name="rollout")
     ongoing: int = generators.ongoing_generations.remote().result()
     return ongoing
+
+
+async def streams_left(
+    client: httpx.AsyncClient, path: str, bodies: Iterable[Any], headers: dict[str, str] | None = None
+) -> Abandon:
+    """Posts the bodies, each for a stream. Whoever abandons them closes their connections after they have begun."""
+    streams = AsyncExitStack()
+    for body in bodies:
+        answer = await streams.enter_async_context(client.stream("POST", path, json=body, headers=headers))
+        answer.raise_for_status()
+
+    async def abandon() -> float:
+        began = monotonic()
+        await streams.aclose()
+        return began
+
+    return abandon
 
 
 async def cancelled(calls: "list[asyncio.Task[Any]]") -> float:

@@ -1,7 +1,6 @@
 """The ways in which nobody waits for rollouts any more, each with rollouts that generate and rollouts in a step."""
 
 import asyncio
-from contextlib import AsyncExitStack
 from functools import partial
 from time import monotonic
 from typing import Any
@@ -11,7 +10,7 @@ import httpx
 from ray import serve
 
 from benchmarks.cancellation.endless_environment import TASK_NAME
-from benchmarks.cancellation.measuring import Abandon, Work, cancelled, generations
+from benchmarks.cancellation.measuring import Abandon, Work, cancelled, generations, streams_left
 from deployments.rpc.autoscaling import IN_PROGRESS
 
 ROLLOUTS = 128
@@ -37,17 +36,7 @@ async def hang_up(client: httpx.AsyncClient) -> Abandon:
 
 async def leave_stream(client: httpx.AsyncClient) -> Abandon:
     """The client closes its connections when the streams have begun."""
-    streams = AsyncExitStack()
-    for body in bodies():
-        answer = await streams.enter_async_context(client.stream("POST", "/v1/rollout", json=body, headers=NDJSON))
-        answer.raise_for_status()
-
-    async def abandon() -> float:
-        began = monotonic()
-        await streams.aclose()
-        return began
-
-    return abandon
+    return await streams_left(client, "/v1/rollout", bodies(), NDJSON)
 
 
 async def reach_deadline(client: httpx.AsyncClient) -> Abandon:

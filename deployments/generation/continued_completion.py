@@ -18,6 +18,7 @@ from vllm.sampling_params import RequestOutputKind, SamplingParams
 
 from deployments.generation.followed_text import FollowedText
 from deployments.seeds import derived_seed
+from deployments.version_spans import joined_spans
 
 CUT_CHARACTER = "\N{REPLACEMENT CHARACTER}"
 TOKENS_OF_CHARACTER = 8
@@ -129,7 +130,7 @@ class ContinuedCompletion:
             completion.cumulative_logprob += before.cumulative_logprob or 0.0
         if completion.weight_versions is not None:
             completion.weight_versions = joined_spans(
-                before.weight_versions or [], completion.weight_versions, self._tokens_before
+                before.weight_versions or [], completion.weight_versions, self._tokens_before, WeightVersionSpan
             )
         if not self._is_delta:
             completion.text = before.text + completion.text
@@ -231,19 +232,6 @@ def ends_in_stop_string(text: str, stop_strings: Sequence[str]) -> bool:
 def cut_spans(spans: Sequence[WeightVersionSpan], tokens: int) -> list[WeightVersionSpan]:
     """Those of the first `tokens`."""
     return [WeightVersionSpan(span.version, span.start, min(span.end, tokens)) for span in spans if span.start < tokens]
-
-
-def joined_spans(
-    first: Sequence[WeightVersionSpan], second: Sequence[WeightVersionSpan], shift: int
-) -> list[WeightVersionSpan]:
-    """The spans of both; one that goes on with the version of the span before it is one span with that."""
-    joined = list(first)
-    for span in second:
-        start, end = span.start + shift, span.end + shift
-        if joined and joined[-1].version == span.version and joined[-1].end == start:
-            start = joined.pop().start
-        joined.append(WeightVersionSpan(span.version, start, end))
-    return joined
 
 
 def joined_logprobs(first: Any, second: Any) -> Any:

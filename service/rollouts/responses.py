@@ -1,11 +1,12 @@
 """Responses in a message log: made from one generation, or from the parts of one that was interrupted. No I/O."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import chain
 
 from deployments.chat.tokenizer_protocol import CONTEXT_TOKENS, ChatTokenizer
-from deployments.protocols import Generation, WeightSpan, packed_ids, packed_logprobs
+from deployments.protocols import Generation, packed_ids, packed_logprobs
+from deployments.version_spans import joined_spans
 from rollout_client.contract import Message, WeightVersionSpan
 from service.rollouts.stop_strings import tokens_to_keep
 
@@ -18,7 +19,7 @@ def response_of(generation: Generation, tokenizer: ChatTokenizer) -> Message:
         token_ids=generation.token_ids,
         generation_logprobs=generation.logprobs,
         finish_reason=None if generation.finish_reason == "abort" else generation.finish_reason,
-        weight_versions=[version_span(span) for span in generation.weight_versions],
+        weight_versions=[version_span(span.version, span.start, span.end) for span in generation.weight_versions],
     )
 
 
@@ -31,26 +32,13 @@ def continued(partial: Message, part: Generation, tokenizer: ChatTokenizer) -> M
         "token_ids": token_ids,
         "generation_logprobs": packed_logprobs(chain(partial.generation_logprobs or (), part.logprobs)),
         "finish_reason": None if part.finish_reason == "abort" else part.finish_reason,
-        "weight_versions": joined_spans(partial.weight_versions or (), part.weight_versions, there),
+        "weight_versions": joined_spans(partial.weight_versions or (), part.weight_versions, there, version_span),
     }
     return partial.model_copy(update=added)
 
 
-def joined_spans(
-    first: Iterable[WeightVersionSpan], second: Iterable[WeightSpan], shift: int
-) -> list[WeightVersionSpan]:
-    """The spans of both parts; one that goes on with the version of the span before it is one span with that."""
-    joined = list(first)
-    for span in second:
-        start, end = span.start + shift, span.end + shift
-        if joined and joined[-1].version == span.version and joined[-1].end == start:
-            start = joined.pop().start
-        joined.append(version_span(WeightSpan(span.version, start, end)))
-    return joined
-
-
-def version_span(span: WeightSpan) -> WeightVersionSpan:
-    return WeightVersionSpan.model_construct(version=span.version, start=span.start, end=span.end)
+def version_span(version: str, start: int, end: int) -> WeightVersionSpan:
+    return WeightVersionSpan.model_construct(version=version, start=start, end=end)
 
 
 def without_open_stop_string(
