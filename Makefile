@@ -63,7 +63,7 @@ help:
 	@echo "make soak-weights   set up, start the service, push weights while rollouts go on: nothing grows or is lost (PUSHES=1000: half an hour)"
 	@echo "make soak-weights-kills  the same with processes killed at random moments of updates (UPDATES=50: a quarter of an hour)"
 	@echo "make soak           set up, start the service, play requests of every kind while parts are killed and weights pushed: nothing grows (MINUTES=15)"
-	@echo "make fuzz           set up, attack every route of a service with 3,000 malformed requests (CASES=300 PARTS=routes,bodies,slow,agents ONLY=score)"
+	@echo "make fuzz           set up, attack every route of a service with 3,000 malformed requests (CASES=300 PARTS=routes,bodies,slow,agents ONLY=score RESULTS=fuzz.jsonl)"
 	@echo "make chaos          set up, start the service, kill its parts during 256 games, again and again (KIND=proxy,store ROUNDS=20 MINUTES=8)"
 	@echo "make tiny-model     train the embedded model anew (under ten minutes on two cores)"
 	@echo "make small-model    train the embedded model with tools and thoughts anew (under half an hour on two cores)"
@@ -237,8 +237,9 @@ soak-weights-kills: $(READY)
 soak: $(READY)
 	@$(PYTHON) -m benchmarks.soak.mixed $(CONFIG) $(if $(filter file,$(origin MINUTES)),,--minutes $(MINUTES))
 
+fuzz: RESULTS = fuzz.jsonl
 fuzz: $(READY)
-	@$(PYTHON) -m benchmarks.fuzz --cases $(CASES) --parts $(PARTS) $(if $(ONLY),--only "$(ONLY)")
+	@$(PYTHON) -m benchmarks.fuzz --cases $(CASES) --parts $(PARTS) --results $(RESULTS) $(if $(ONLY),--only "$(ONLY)")
 
 chaos: $(READY)
 	@$(PYTHON) -m benchmarks.chaos $(CONFIG) --kind $(KIND) --rounds $(ROUNDS) --minutes $(MINUTES) --results $(RESULTS)

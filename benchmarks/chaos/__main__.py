@@ -33,9 +33,10 @@ from benchmarks.chaos.counted_puzzle import StepLog
 from benchmarks.chaos.nodes.several_nodes import NODE_KINDS, several_nodes
 from benchmarks.chaos.one_machine import one_machine
 from benchmarks.chaos.parts import DRAINED, KILLED, PARTS, STOPPED
-from benchmarks.chaos.results import Round, append, by_kind, read
+from benchmarks.chaos.results import Round, by_kind
 from benchmarks.chaos.rounds import Chaos, Struck
 from benchmarks.process_group import no_process_left
+from benchmarks.result_lines import append, read
 from benchmarks.soak.reporting import finish, rounds_shown
 from rollout_client import AsyncRolloutClient
 from service.local import sentences_for_the_user
@@ -97,7 +98,7 @@ def main(
     results: Annotated[Path, typer.Option(help="The file that rounds are appended to.")] = Path("chaos.jsonl"),
     seed: Annotated[int | None, typer.Option(help="Of the moments and the choice of replicas.")] = None,
 ) -> None:
-    kinds, before = chosen_kinds(kind), read(results)
+    kinds, before = chosen_kinds(kind), read(results, Round)
     left = in_turn(kinds, rounds, Counter(one.kind for one in before), monotonic() + 60 * minutes)
     # Without a seed each run draws other moments.
     seed = len(before) if seed is None else seed
@@ -105,7 +106,9 @@ def main(
         steps_file = Path(folder, "steps")
         with sentences_for_the_user(console), no_process_left(), chosen_service(kinds, config, steps_file) as service:
             finished = asyncio.run(chaos(service, left, StepLog(steps_file), seed, results))
-    finish(console, problems_of(finished), {"kinds": by_kind(read(results)), "rounds_of_this_run": len(finished)})
+    finish(
+        console, problems_of(finished), {"kinds": by_kind(read(results, Round)), "rounds_of_this_run": len(finished)}
+    )
 
 
 if __name__ == "__main__":

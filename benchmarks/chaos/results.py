@@ -1,10 +1,8 @@
-"""The results of rounds: one JSON line each, in a file that several runs append to, and what they come to by kind."""
+"""The results of rounds, and what they come to by kind."""
 
-import json
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 
@@ -40,17 +38,6 @@ class Round:
         if self.recovered_after_s is None:
             problems.append("what was struck was not replaced in time")
         return [f"{self.kind}: {problem}" for problem in [*problems, *self.errors]]
-
-
-def append(path: Path, finished: Round) -> None:
-    with path.open("a") as file:
-        file.write(json.dumps(asdict(finished)) + "\n")
-
-
-def read(path: Path) -> list[Round]:
-    if not path.exists():
-        return []
-    return [Round(**json.loads(line)) for line in path.read_text().splitlines()]
 
 
 def by_kind(rounds: Iterable[Round]) -> dict[str, dict[str, Any]]:

@@ -10,12 +10,16 @@ real engine. Whatever is sent, it must hold:
 - the ingress's event loop never stands still for more than `MOST_GAP_MS` of its processor time;
 - afterwards the service is ready and plays rollouts, on the replicas that it had.
 
-Cases count over several runs, in a file. The last line is JSON. The exit code is 1 if something does not hold.
+The cases are appended to a file in portions, and what is there already is not sent again; a target that had problems
+begins anew. The last line is JSON: what all portions in that file come to. The exit code is 1 if something does not
+hold.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from time import monotonic
 from typing import Annotated
 
 import httpx
@@ -27,79 +31,113 @@ from benchmarks.fuzz.bodies import ROLLOUT, TARGETS, fuzz_bodies
 from benchmarks.fuzz.client_readers import READERS, fuzz_reader
 from benchmarks.fuzz.fuzzed_service import FuzzedService, fuzzed_service, simulated, with_engine
 from benchmarks.fuzz.ingress_probe import IngressProbe
+from benchmarks.fuzz.results import Portion, begins_anew, cases_of, counted, problems_of, totals
 from benchmarks.fuzz.routes import fuzz_route, operations
 from benchmarks.fuzz.slow_clients import SLOW_CLIENTS, fuzz_slowly
-from benchmarks.fuzz.tally import Tallies, Tally
+from benchmarks.fuzz.tally import Tally
 from benchmarks.process_group import no_process_left
+from benchmarks.result_lines import append, read
 from benchmarks.soak.reporting import finish
+from benchmarks.tree import commit
 from service.local import sentences_for_the_user
 
-RESULTS = Path("fuzz-results.json")
 SIMULATED_PARTS = ("routes", "bodies", "slow")
 AGENTS = "agents"
 PARTS = (*SIMULATED_PARTS, AGENTS)
+PORTION = 1500
+"""Cases of a portion: an interrupted run loses less than one."""
+PORTION_OF_AGENTS = 300
+"""A real engine answers slowly."""
+MOST_PORTIONS = 4
+"""Of a target in one run, as a multiple of those that it should take: schemathesis may find few cases of a small
+route."""
 MOST_GAP_MS = 50.0
 HEALTHY_WITHIN_S = 60.0
 console = Console(stderr=True)
-Fuzz = Callable[[int], Tally]
-"""Sends so many cases to one target."""
 
 
-def targets(
-    service: FuzzedService, parts: Sequence[str], cases: int, slow_clients: int, seed: int
-) -> Iterator[tuple[str, int, Fuzz]]:
-    """Each target by its name, with how many cases it is to have."""
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What is attacked."""
+
+    name: str
+    cases: int
+    """How many it is to have, over all runs."""
+    send: Callable[[range], Tally]
+    """Sends the cases with these numbers: other numbers make other cases."""
+    portion: int = PORTION
+
+
+def targets(service: FuzzedService, parts: Sequence[str], cases: int, slow_clients: int, seed: int) -> Iterator[Target]:
     url, headers = service.url, service.headers
     if "routes" in parts:
         yield from route_targets(service, cases, seed, of_agents=False)
     if "bodies" in parts:
         for name, target in TARGETS.items():
-            yield name, cases, partial(fuzz_bodies, url, target, seed=seed, headers=headers)
+            yield Target(name, cases, partial(fuzz_bodies, url, target, seed=seed, headers=headers))
         for name, reader in READERS.items():
-            yield name, cases, partial(fuzz_reader, url, reader, seed=seed, headers=headers)
+            yield Target(name, cases, partial(fuzz_reader, url, reader, seed=seed, headers=headers))
     if "slow" in parts:
         for name, slow in SLOW_CLIENTS.items():
-            yield name, slow_clients, partial(fuzz_slowly, url, slow, headers=headers)
+            yield Target(name, slow_clients, partial(fuzz_slowly, url, slow, headers=headers), portion=slow_clients)
 
 
-def agent_targets(service: FuzzedService, cases: int, seed: int) -> Iterator[tuple[str, int, Fuzz]]:
+def agent_targets(service: FuzzedService, cases: int, seed: int) -> Iterator[Target]:
     """As `targets`, of a service with a real engine."""
     yield from route_targets(service, cases, seed, of_agents=True)
     for name, target in agent_bodies.TARGETS.items():
         placed = agent_bodies.in_a_session(service.url, target, service.headers)
-        yield name, cases, partial(fuzz_bodies, service.url, placed, seed=seed, headers=service.headers)
+        send = partial(fuzz_bodies, service.url, placed, seed=seed, headers=service.headers)
+        yield Target(name, cases, send, PORTION_OF_AGENTS)
 
 
-def route_targets(service: FuzzedService, cases: int, seed: int, of_agents: bool) -> Iterator[tuple[str, int, Fuzz]]:
+def route_targets(service: FuzzedService, cases: int, seed: int, of_agents: bool) -> Iterator[Target]:
+    portion = PORTION_OF_AGENTS if of_agents else PORTION
     for operation_id, name in operations(service.url, of_agents).items():
-        yield name, cases, partial(fuzz_route, service.url, operation_id, seed=seed, headers=service.headers)
+        send = partial(fuzz_route, service.url, operation_id, seed=seed, headers=service.headers)
+        yield Target(name, cases, send, portion)
 
 
-def fuzz(
-    service: FuzzedService,
-    chosen: Iterator[tuple[str, int, Fuzz]],
-    tallies: Tallies,
-    only: str,
-    probe: IngressProbe,
-) -> None:
-    for name, cases, send in chosen:
-        missing = tallies.missing(name, cases)
-        if only not in name or not missing:
+def fuzz(service: FuzzedService, chosen: Iterator[Target], results: Path, only: str, probe: IngressProbe) -> None:
+    for target in chosen:
+        if only not in target.name:
             continue
-        with console.status(f"{name}: {missing} cases"):
-            probe.restart()
-            tally = send(missing)
-            gap = probe.longest_gap()
-        tally.loop_gap_ms = gap.cpu_ms
-        if gap.cpu_ms > MOST_GAP_MS:
-            tally.problems.append(f"the ingress's event loop stood still for {gap.cpu_ms:.0f} ms {gap.executed}")
-        tally.problems += health_problems(service)
-        tallies.add(name, tally)
-        console.print(
-            f"{name}: {tally.cases} cases, {len(tally.problems)} problems, gap {gap.cpu_ms:.1f} ms "
-            f"({gap.wall_ms:.1f} ms of wall time)",
-            highlight=False,
-        )
+        for _ in range(MOST_PORTIONS * -(-target.cases // target.portion)):
+            numbers = missing(target, counted(read(results, Portion)).get(target.name, []))
+            if not numbers:
+                break
+            portion = attacked(service, target, numbers, probe)
+            append(results, portion)
+            show(portion)
+            if portion.problems:
+                break
+
+
+def missing(target: Target, sent: Sequence[Portion]) -> range:
+    """The numbers of the cases of the next portion; none if the target has had its cases."""
+    first = 0 if begins_anew(sent) else cases_of(sent)
+    return range(first, max(first, min(target.cases, first + target.portion)))
+
+
+def attacked(service: FuzzedService, target: Target, numbers: range, probe: IngressProbe) -> Portion:
+    with console.status(f"{target.name}: {len(numbers)} cases"):
+        probe.restart()
+        begun_at = monotonic()
+        tally = target.send(numbers)
+        seconds = monotonic() - begun_at
+        gap = probe.longest_gap()
+    problems = [*tally.problems, *health_problems(service)]
+    if gap.cpu_ms > MOST_GAP_MS:
+        problems.append(f"the ingress's event loop stood still for {gap.cpu_ms:.0f} ms {gap.executed}")
+    return Portion(target.name, tally.cases, problems, round(gap.cpu_ms, 1), round(seconds, 1), commit())
+
+
+def show(portion: Portion) -> None:
+    console.print(
+        f"{portion.target}: {portion.cases} cases, {portion.cases / portion.seconds:.0f}/s, "
+        f"{len(portion.problems)} problems, gap {portion.loop_gap_ms:.1f} ms",
+        highlight=False,
+    )
 
 
 def health_problems(service: FuzzedService) -> list[str]:
@@ -117,33 +155,23 @@ def main(
     cases: Annotated[int, typer.Option(min=1, help="Of each route and each kind of body.")] = 3000,
     slow_clients: Annotated[int, typer.Option(min=1, help="Of each kind.")] = 1000,
     only: Annotated[str, typer.Option(help="Of the targets those whose names contain this.")] = "",
-    results: Annotated[Path, typer.Option(help="The cases of earlier runs, which count.")] = RESULTS,
+    results: Annotated[Path, typer.Option(help="The file that portions are appended to.")] = Path("fuzz.jsonl"),
     stacks: Annotated[bool, typer.Option(help="Name what the event loop executed in its longest gap.")] = False,
     seed: Annotated[int, typer.Option()] = 0,
 ) -> None:
     chosen = parts.split(",")
     if unknown := set(chosen) - set(PARTS):
         raise typer.BadParameter(f"{', '.join(sorted(unknown))}: there are only {', '.join(PARTS)}")
-    tallies = Tallies(results)
+    probe = IngressProbe(stacks)
     with sentences_for_the_user(console), no_process_left():
         if set(chosen) & set(SIMULATED_PARTS):
             with fuzzed_service(console, simulated()) as service:
-                fuzz(service, targets(service, chosen, cases, slow_clients, seed), tallies, only, IngressProbe(stacks))
+                fuzz(service, targets(service, chosen, cases, slow_clients, seed), results, only, probe)
         if AGENTS in chosen:
             with fuzzed_service(console, with_engine()) as service:
-                fuzz(service, agent_targets(service, cases, seed), tallies, only, IngressProbe(stacks))
-    report(tallies)
-
-
-def report(tallies: Tallies) -> None:
-    """Raises `typer.Exit` if something does not hold."""
-    by_target = tallies.by_target
-    figures = {
-        "cases": {name: tally.cases for name, tally in by_target.items()},
-        "loop_gap_ms": round(max((tally.loop_gap_ms for tally in by_target.values()), default=0.0), 1),
-        "fewest_cases": min((tally.cases for tally in by_target.values()), default=0),
-    }
-    finish(console, tallies.problems(), figures)
+                fuzz(service, agent_targets(service, cases, seed), results, only, probe)
+    by_target = counted(read(results, Portion))
+    finish(console, problems_of(by_target), totals(by_target))
 
 
 if __name__ == "__main__":

@@ -62,7 +62,7 @@ class Target:
 
     method: str
     path: str
-    """`{number}` becomes the number of the case, from 1."""
+    """`{number}` becomes one more than the number of the case."""
     seed: bytes
     """A body that is right."""
     mutate: Mutate
@@ -133,14 +133,14 @@ TARGETS: Mapping[str, Target] = {
 }
 
 
-def fuzz_bodies(url: str, target: Target, cases: int, seed: int, headers: Mapping[str, str]) -> Tally:
-    """Posts `cases` mutated bodies, `AT_ONCE` at a time."""
+def fuzz_bodies(url: str, target: Target, cases: range, seed: int, headers: Mapping[str, str]) -> Tally:
+    """Posts the mutated bodies with these numbers, `AT_ONCE` at a time."""
     return asyncio.run(post_bodies(url, target, cases, seed, headers))
 
 
-async def post_bodies(url: str, target: Target, cases: int, seed: int, headers: Mapping[str, str]) -> Tally:
+async def post_bodies(url: str, target: Target, cases: range, seed: int, headers: Mapping[str, str]) -> Tally:
     tally = Tally()
-    numbers = iter(range(1, cases + 1))
+    numbers = iter(cases)
     timeout = aiohttp.ClientTimeout(ANSWER_TIMEOUT_S)
     async with aiohttp.ClientSession(url, headers=headers, timeout=timeout) as session:
 
@@ -154,7 +154,7 @@ async def post_bodies(url: str, target: Target, cases: int, seed: int, headers: 
 
 
 async def problems_of(session: aiohttp.ClientSession, target: Target, number: int, body: bytes) -> list[str]:
-    path = target.path.format(number=number)
+    path = target.path.format(number=number + 1)
     try:
         async with session.request(target.method, path, data=body, headers=target.headers) as answer:
             return list(answer_problems(answer.status, await answer.read(), body))

@@ -50,14 +50,14 @@ READERS: Mapping[str, Reader] = {
 }
 
 
-def fuzz_reader(url: str, reader: Reader, cases: int, seed: int, headers: Mapping[str, str]) -> Tally:
-    """Mutates one answer of the service so many times."""
+def fuzz_reader(url: str, reader: Reader, cases: range, seed: int, headers: Mapping[str, str]) -> Tally:
+    """Mutates one answer of the service once for each number."""
     asked = {**headers, "accept": reader.accept, "content-type": "application/json"}
     response = httpx.post(f"{url}/v1/rollout", content=ROLLOUT, headers=asked, timeout=ANSWER_TIMEOUT_S)
     answer = response.raise_for_status().content
 
     tally = Tally()
-    for number in range(cases):
+    for number in cases:
         draw = Random(f"{seed} {number}")
         tally.add(Tally(1, problems_of(reader, reader.mutate(answer, draw), draw)))
     return tally

@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,19 +20,16 @@ from benchmarks.fuzz.tally import Tally
 CONFIG = Path(__file__).with_name("schemathesis.toml")
 TAGS_OF_AGENTS = frozenset({"model server", "sessions"})
 """Of the routes that need a real engine."""
-MOST_ROUNDS = 12
-"""Schemathesis ends a round early when it finds nothing new: the next one has another seed."""
-CASES_A_ROUND = 1000
 AT_ONCE = os.cpu_count() or 1
-"""Rounds, each in a process of its own: schemathesis takes longer to make a request than the service to answer it."""
-ROUND_TIMEOUT_S = 900
+"""Runs, each in a process of its own: schemathesis takes longer to make a request than the service to answer it."""
+RUN_TIMEOUT_S = 3600
 FAILURE = re.compile(r"^- (?P<title>.+?)\n\n(?P<text>.*?)(?=\n\n\[|\nReproduce with)", re.MULTILINE | re.DOTALL)
 ERROR = re.compile(
     r"^_{3,} [^\n]+ _{3,}\n(?P<title>(?!\d+\. )[^\n]+)\n\n(?P<text>.*?)(?=\n\nNeed more help|\n={3,}|\n_{3,})",
     re.MULTILINE | re.DOTALL,
 )
 SHOWN = 600
-PHASES, LATER_PHASES = "examples,coverage,fuzzing", "fuzzing"
+FIRST_PHASES, LATER_PHASES = "examples,coverage,fuzzing", "fuzzing"
 
 
 def operations(url: str, of_agents: bool) -> dict[str, str]:
@@ -45,35 +43,35 @@ def operations(url: str, of_agents: bool) -> dict[str, str]:
     }
 
 
-def fuzz_route(url: str, operation_id: str, cases: int, seed: int, headers: Mapping[str, str]) -> Tally:
-    """At least `cases` requests to the route, unless `MOST_ROUNDS` rounds have not that many."""
+def fuzz_route(url: str, operation_id: str, cases: range, seed: int, headers: Mapping[str, str]) -> Tally:
+    """About as many requests as `cases` has numbers, fewer where schemathesis finds no further ones."""
+    shares = shared(cases, AT_ONCE)
     tally = Tally()
-    with ThreadPoolExecutor(AT_ONCE) as rounds:
-        for first in range(0, MOST_ROUNDS, AT_ONCE):
-            if tally.cases >= cases:
-                break
-            wanted = min(CASES_A_ROUND, -(-(cases - tally.cases) // AT_ONCE))
-            play = partial(schemathesis_round, url, operation_id, wanted, seed, headers)
-            for played in rounds.map(play, range(first, first + AT_ONCE)):
-                tally.add(played)
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        for played in pool.map(partial(schemathesis_run, url, operation_id, seed, headers), shares):
+            tally.add(played)
     return tally
 
 
-def schemathesis_round(
-    url: str, operation_id: str, cases: int, seed: int, headers: Mapping[str, str], number: int
-) -> Tally:
-    # Its examples and its coverage of the description are the same in each round.
-    phases = PHASES if number == 0 else LATER_PHASES
+def shared(cases: range, shares: int) -> list[range]:
+    """The numbers in so many ranges of about one length, without empty ones."""
+    bounds = [cases.start + len(cases) * number // shares for number in range(shares + 1)]
+    return [range(begin, end) for begin, end in pairwise(bounds) if begin < end]
+
+
+def schemathesis_run(url: str, operation_id: str, seed: int, headers: Mapping[str, str], cases: range) -> Tally:
+    # The examples and the coverage of the description are the same in each run.
+    phases = FIRST_PHASES if cases.start == 0 else LATER_PHASES
     with tempfile.TemporaryDirectory(prefix="fuzz-") as folder:
         report = Path(folder, "report.json")
         arguments = [f"--header={name}: {value}" for name, value in headers.items()]
         command = [
             *(sys.executable, "-m", "schemathesis.cli", "--config-file", str(CONFIG), "run", f"{url}/openapi.json"),
-            *("--include-operation-id", operation_id, "--max-examples", str(cases), "--seed", str(seed + number)),
-            *("--phases", phases),
+            *("--include-operation-id", operation_id, "--phases", phases),
+            *("--max-examples", str(len(cases)), "--seed", str(seed + cases.start)),
             *("--report", "json", "--report-json-path", str(report), "--no-color", *arguments),
         ]
-        ended = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=ROUND_TIMEOUT_S)
+        ended = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=RUN_TIMEOUT_S)
         if not report.exists():
             return Tally(problems=[f"schemathesis broke off: {ended.stdout[-SHOWN:]}{ended.stderr[-SHOWN:]}"])
         found = json.loads(report.read_text())

@@ -72,9 +72,9 @@ SLOW_CLIENTS: Mapping[str, Slow] = {
 }
 
 
-def fuzz_slowly(url: str, slow: Slow, count: int, headers: Mapping[str, str]) -> Tally:
-    """`count` slow clients for `SECONDS`; meanwhile another one posts rollouts and waits for each."""
-    return asyncio.run(slow_and_quick(url, slow, count, headers))
+def fuzz_slowly(url: str, slow: Slow, cases: range, headers: Mapping[str, str]) -> Tally:
+    """A slow client for each number, all for `SECONDS`; meanwhile another one posts rollouts and waits for each."""
+    return asyncio.run(slow_and_quick(url, slow, len(cases), headers))
 
 
 async def slow_and_quick(url: str, slow: Slow, count: int, headers: Mapping[str, str]) -> Tally:

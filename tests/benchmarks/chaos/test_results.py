@@ -4,7 +4,8 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-from benchmarks.chaos.results import Round, append, by_kind, read
+from benchmarks.chaos.results import Round, by_kind
+from benchmarks.result_lines import append, read
 
 GOOD = Round("proxy", 256, 1.0, 17, 9.5, 4.0, lost=0, twice=0, changed=0, posted_again=3, errors=[])
 
@@ -29,13 +30,13 @@ def test_each_thing_that_does_not_hold_is_named() -> None:
 
 def test_rounds_of_several_runs_are_counted_by_kind(tmp_path: Path) -> None:
     file = tmp_path / "chaos.jsonl"
-    assert by_kind(read(file)) == {}
+    assert by_kind(read(file, Round)) == {}
     ingress = replace(GOOD, kind="ingress", turns_again=5, most_turns_again=1)
     later = replace(GOOD, seconds=12.34, recovered_after_s=None)
     for finished in (GOOD, ingress, later):
         append(file, finished)
-    assert read(file) == [GOOD, ingress, later]
-    assert by_kind(read(file)) == {
+    assert read(file, Round) == [GOOD, ingress, later]
+    assert by_kind(read(file, Round)) == {
         "ingress": {
             "rounds": 1,
             "rounds_with_problems": 0,
@@ -69,4 +70,4 @@ def test_rounds_of_older_files_do_not_know_which_turns_were_done_again(tmp_path:
     known = json.loads(file.read_text())
     del known["turns_again"], known["most_turns_again"]
     file.write_text(json.dumps(known))
-    assert read(file) == [GOOD]
+    assert read(file, Round) == [GOOD]

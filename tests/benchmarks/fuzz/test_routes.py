@@ -1,6 +1,6 @@
-"""What of schemathesis's output is shown."""
+"""Runs of schemathesis: how cases are shared between them, and what of their output is shown."""
 
-from benchmarks.fuzz.routes import failures_in
+from benchmarks.fuzz.routes import failures_in, shared
 
 FAILED = """=================================== FAILURES ===================================
 ____________________________________ GET /v1/info ____________________________________
@@ -50,3 +50,9 @@ def test_a_request_without_an_answer_is_shown_so_that_it_can_be_sent_again() -> 
 
 def test_failures_and_errors_of_one_route_are_both_shown() -> None:
     assert len(list(failures_in(FAILED + BROKEN))) == 2
+
+
+def test_cases_are_shared_between_runs_without_one_that_has_none() -> None:
+    assert shared(range(1500, 3000), 2) == [range(1500, 2250), range(2250, 3000)]
+    assert shared(range(10, 17), 3) == [range(10, 12), range(12, 14), range(14, 17)]
+    assert shared(range(5, 6), 4) == [range(5, 6)]
