@@ -13,9 +13,6 @@ last line of stdout is JSON.
 """
 
 import json
-import os
-import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -34,7 +31,8 @@ from transformers import AutoTokenizer
 
 from benchmarks.bare_engine import BareEngine, engine_in
 from benchmarks.openai_loop import OpenAILoop, openai_server
-from benchmarks.process_group import CpuTime, ProcessGroup, no_process_left, started
+from benchmarks.process_group import CpuTime, ProcessGroup, no_process_left
+from benchmarks.service_process import service_process
 from benchmarks.workload import ONE_SAMPLE, SAMPLING, WORKLOADS, Workload, reply_ids
 from deployments.generation.settings import EngineSettings
 from rollout_client import RolloutClient, Sampling
@@ -106,11 +104,8 @@ def contenders(engine: EngineSettings, served: dict[str, Any], folder: Path) -> 
 
 @contextmanager
 def rollout_service(served: dict[str, Any], folder: Path) -> Iterator[tuple[str, ProcessGroup]]:
-    """Runs the service as a user would, `python -m service CONFIG`, with the comparison's environment alone.
-
-    The config is a file in `folder` for the length of the block, beside its `serve.env`.
-    """
-    served["http_options"]["port"] = port = free_port()
+    """Runs the service with the comparison's environment alone, as `service_process` does."""
+    served["http_options"]["port"] = free_port()
     served["applications"][0]["args"]["environments"] = {
         "three_tokens": {"import_path": "benchmarks.three_tokens:ThreeTokens"}
     }
@@ -119,12 +114,8 @@ def rollout_service(served: dict[str, Any], folder: Path) -> Iterator[tuple[str,
     ]
     deployments.append({"name": "three_tokens", "num_replicas": 1, "ray_actor_options": {"num_cpus": 0.1}})
     served["applications"][0]["deployments"] = deployments
-    with tempfile.NamedTemporaryFile("w", dir=folder, prefix=".bench-", suffix=".yaml") as config:
-        yaml.safe_dump(served, config)
-        config.flush()
-        url = f"http://127.0.0.1:{port}"
-        with started([sys.executable, "-m", "service", config.name], f"{url}/readyz", os.environ) as processes:
-            yield url, processes
+    with service_process(served, folder) as running:
+        yield running
 
 
 def bare_play(bare: BareEngine, reply: Sequence[int]) -> Play:

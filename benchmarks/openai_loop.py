@@ -21,11 +21,11 @@ KEEP_CONNECTIONS = {"VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "3600"}
 
 
 @contextmanager
-def openai_server(settings: EngineSettings) -> Iterator[tuple[str, ProcessGroup]]:
-    """Starts `vllm serve` with the service's engine settings; yields its URL and its processes."""
+def openai_server(settings: EngineSettings, flags: Sequence[str] = ()) -> Iterator[tuple[str, ProcessGroup]]:
+    """Starts `vllm serve` with the service's engine settings and further flags; yields its URL and its processes."""
     port = free_port()
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--port", str(port), "--host", "127.0.0.1"]
-    command += [*flags_of(settings), "--logprobs-mode", "processed_logprobs", "--disable-uvicorn-access-log"]
+    command += [*flags_of(settings), *flags, "--logprobs-mode", "processed_logprobs", "--disable-uvicorn-access-log"]
     url = f"http://127.0.0.1:{port}"
     environment = {**os.environ, **settings.environment_variables, **KEEP_CONNECTIONS}
     with started(command, f"{url}/health", environment) as processes:
