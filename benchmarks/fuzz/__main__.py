@@ -129,6 +129,8 @@ def attacked(service: FuzzedService, target: Target, numbers: range, probe: Ingr
     problems = [*tally.problems, *health_problems(service)]
     if gap.cpu_ms > MOST_GAP_MS:
         problems.append(f"the ingress's event loop stood still for {gap.cpu_ms:.0f} ms {gap.executed}")
+    if gap.new_replicas:
+        problems.append(f"{gap.new_replicas} ingress replicas were replaced")
     return Portion(target.name, tally.cases, problems, round(gap.cpu_ms, 1), round(seconds, 1), commit())
 
 

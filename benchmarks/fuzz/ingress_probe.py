@@ -19,6 +19,8 @@ class Gap:
     """The longest in wall time, which may be another gap."""
     executed: str
     """What took most of the processor time; empty if nobody looked."""
+    new_replicas: int
+    """Those that started after the probe did: they took the place of others."""
 
 
 class IngressProbe:
@@ -37,10 +39,14 @@ class IngressProbe:
 
     def longest_gap(self) -> Gap:
         """Since the last restart."""
-        found = [done_in(replica, probe_gaps) for replica in replica_actors()[INGRESS]]
+        asked = [done_in(replica, probe_gaps) for replica in replica_actors()[INGRESS]]
+        found = [gaps for gaps in asked if gaps is not None]
+        new_replicas = len(asked) - len(found)
+        if not found:
+            return Gap(0.0, 0.0, "", new_replicas)
         longest = max(found, key=lambda gaps: gaps["cpu_ms"])
         executed = max(longest["stacks"], key=longest["stacks"].__getitem__, default="")
-        return Gap(longest["cpu_ms"], max(gaps["wall_ms"] for gaps in found), executed)
+        return Gap(longest["cpu_ms"], max(gaps["wall_ms"] for gaps in found), executed, new_replicas)
 
 
 def restart_probe(replica: Any, with_stacks: bool) -> None:
@@ -52,6 +58,7 @@ def restart_probe(replica: Any, with_stacks: bool) -> None:
     event_loop_of(replica).call_soon_threadsafe(probe.restart)
 
 
-def probe_gaps(replica: Any) -> dict[str, Any]:
-    probe: LoopProbe = getattr(replica, ATTRIBUTE)
-    return probe.gaps()
+def probe_gaps(replica: Any) -> dict[str, Any] | None:
+    """`None` of a replica without a probe."""
+    probe: LoopProbe | None = getattr(replica, ATTRIBUTE, None)
+    return None if probe is None else probe.gaps()

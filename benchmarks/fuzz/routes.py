@@ -23,7 +23,7 @@ TAGS_OF_AGENTS = frozenset({"model server", "sessions"})
 AT_ONCE = os.cpu_count() or 1
 """Runs, each in a process of its own: schemathesis takes longer to make a request than the service to answer it."""
 RUN_TIMEOUT_S = 3600
-FAILURE = re.compile(r"^- (?P<title>.+?)\n\n(?P<text>.*?)(?=\n\n\[|\nReproduce with)", re.MULTILINE | re.DOTALL)
+FAILURE = re.compile(r"^- (?P<title>.+?)\n\n(?P<text>.*?)(?=\n\n- |\n\nReproduce with)", re.MULTILINE | re.DOTALL)
 ERROR = re.compile(
     r"^_{3,} [^\n]+ _{3,}\n(?P<title>(?!\d+\. )[^\n]+)\n\n(?P<text>.*?)(?=\n\nNeed more help|\n={3,}|\n_{3,})",
     re.MULTILINE | re.DOTALL,
@@ -81,6 +81,6 @@ def schemathesis_run(url: str, operation_id: str, seed: int, headers: Mapping[st
 
 
 def failures_in(output: str) -> Iterator[str]:
-    """Each failure that schemathesis prints, with what was expected, and each request that had no answer."""
+    """Each failure that schemathesis prints, with what was expected and answered, and each request without an answer."""
     for match in [*FAILURE.finditer(output), *ERROR.finditer(output)]:
         yield f"{match['title']}: {' '.join(match['text'].split())}"[:SHOWN]

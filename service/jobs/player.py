@@ -73,9 +73,12 @@ class JobPlayer:
 
     async def refuse(self, problem: RequestProblem) -> None:
         """Ends the job with what `play` has raised. The key of a request of which nothing was played is free again."""
-        line = await self._problem(problem)
-        await self._journal.end(line, completed=False, forgets_key=self.claim.record.epoch == 1)
-        self._set_prepared(problem)
+        try:
+            line = await self._problem(problem)
+            await self._journal.end(line, completed=False, forgets_key=self.claim.record.epoch == 1)
+        finally:
+            # The store may tell this replica that the job has ended before it answers the write: that cancels this.
+            self._set_prepared(problem)
 
     def give_up(self) -> None:
         """Tells who waits for `prepared` that it will not be, if it is not."""

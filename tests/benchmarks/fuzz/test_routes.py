@@ -36,9 +36,9 @@ Need more help?
 """
 
 
-def test_a_failure_is_shown_with_what_was_expected() -> None:
+def test_a_failure_is_shown_with_what_was_expected_and_answered() -> None:
     assert list(failures_in(FAILED)) == [
-        "Schema-violating request accepted: Invalid data should have been rejected Expected: 400, 422"
+        "Schema-violating request accepted: Invalid data should have been rejected Expected: 400, 422 [200] OK: `{}`"
     ]
 
 

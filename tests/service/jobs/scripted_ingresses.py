@@ -54,6 +54,8 @@ class StoreLink:
             if self._cluster.store_is_away:
                 raise JobStoreLost("The job store died during the call.")
             answer = await getattr(self._cluster.store, method)(*arguments)
+            if method == self._cluster.answers_late:
+                await asyncio.sleep(1)
             if method == self._cluster.dies_after and answer is not None:
                 self._cluster.dies_after = ""
                 self._cluster.start_store()
@@ -111,6 +113,8 @@ class ScriptedIngresses:
         """The method of the store that it carries out and does not answer, because it dies."""
         self.away_after = ""
         """The method of the store after whose answer it is away for 3 s."""
+        self.answers_late = ""
+        """The method of the store whose answers are a second under way."""
         self.start_store()
         self.generator = generator or RandomGenerator()
         self.environments = {"task": environment or RandomEnvironment()}

@@ -103,6 +103,18 @@ def test_two_keys_in_one_request_are_refused() -> None:
     run(scenario)
 
 
+@pytest.mark.parametrize("path", ["/jobs", "/rollout"])
+def test_a_request_is_refused_with_its_problem_whether_its_replica_hears_first_that_its_job_ended(path: str) -> None:
+    async def scenario() -> None:
+        cluster = ScriptedIngresses()
+        cluster.answers_late = "write"
+        unknown = {"samples": [{"task_name": "chess", "messages": [{"role": "user", "content": "q"}]}]}
+        refused = await cluster.post(0, unknown, path=path, idempotency_key="k")
+        assert (refused.status_code, refused.json()["errors"][0]["field"]) == (422, "samples[0].task_name")
+
+    run(scenario)
+
+
 def test_a_request_that_is_refused_leaves_its_key_free() -> None:
     async def scenario() -> None:
         cluster = ScriptedIngresses()
