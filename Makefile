@@ -17,6 +17,8 @@ KIND ?= all
 ROUNDS ?= 20
 MINUTES ?= 600
 RESULTS ?= chaos.jsonl
+SESSIONS ?= 1000
+FIRST ?= 0
 # What `make test` finds does not depend on the run: the laws have the same examples each time, and the order of the tests and their
 # random inputs come of one seed. `make test-long` draws others each time.
 REPEATABLE = --hypothesis-profile=fast --randomly-seed=1
@@ -24,7 +26,7 @@ REPEATABLE = --hypothesis-profile=fast --randomly-seed=1
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help setup demo task-page serve reload train train-async train-trl lint test-fast test-live test-long test-attacks test-bridges test-trackers test test-all coverage check-streams mutation docs docs-serve load \
-	bench bench-agents bench-scale bench-cancellation bench-journal bench-payload bench-async bench-swap bench-delta bench-code bench-tasks bench-retrieval bench-reward-model soak-weights soak-weights-kills soak fuzz chaos lock sbom tiny-model \
+	bench bench-agents bench-scale bench-cancellation bench-journal bench-payload bench-async bench-swap bench-delta bench-code bench-tasks bench-retrieval bench-reward-model soak-weights soak-weights-kills soak fuzz chaos chaos-sessions session-laws lock sbom tiny-model \
 	small-model measure-small-model
 
 help:
@@ -66,6 +68,8 @@ help:
 	@echo "make soak           set up, start the service, play requests of every kind while parts are killed and weights pushed: nothing grows (MINUTES=15)"
 	@echo "make fuzz           set up, attack every route of a service with 3,000 malformed requests (CASES=300 PARTS=routes,bodies,slow,agents ONLY=score RESULTS=fuzz.jsonl)"
 	@echo "make chaos          set up, start the service, kill its parts during 256 games, again and again (KIND=proxy,store ROUNDS=20 MINUTES=8)"
+	@echo "make chaos-sessions  the same with agents that have sessions, their clients, and replicas that work for them (KIND=agent,ingress ROUNDS=10)"
+	@echo "make session-laws   set up, play 1,000 random sessions on the embedded model: their records are what was answered (SESSIONS=100 FIRST=0)"
 	@echo "make tiny-model     train the embedded model anew (under ten minutes on two cores)"
 	@echo "make small-model    train the embedded model with tools and thoughts anew (under half an hour on two cores)"
 	@echo "make measure-small-model  how many held-out questions of each skill that model answers right"
@@ -244,6 +248,14 @@ fuzz: $(READY)
 
 chaos: $(READY)
 	@$(PYTHON) -m benchmarks.chaos $(CONFIG) --kind $(KIND) --rounds $(ROUNDS) --minutes $(MINUTES) --results $(RESULTS)
+
+chaos-sessions: ROUNDS = 10
+chaos-sessions: RESULTS = chaos_sessions.jsonl
+chaos-sessions: $(READY)
+	@$(PYTHON) -m benchmarks.chaos.sessions $(CONFIG) --kind $(KIND) --rounds $(ROUNDS) --minutes $(MINUTES) --results $(RESULTS)
+
+session-laws: $(READY)
+	@$(PYTHON) -m benchmarks.session_laws $(CONFIG) --sessions $(SESSIONS) --first $(FIRST)
 
 # HAProxy, which comes with Ray Serve, in place of its Python proxy, as a cluster has it (serve.env).
 bench bench-agents bench-scale: export RAY_SERVE_ENABLE_HA_PROXY = 1

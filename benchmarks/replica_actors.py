@@ -1,6 +1,7 @@
 """The replicas of the running service as actors of Ray, in whose processes a benchmark may look at things."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from typing import Any, TypeVar
 
 import ray
@@ -16,13 +17,16 @@ def replica_actors() -> dict[str, list[Any]]:
     client: Any = serve.context._get_global_client()
     deployments = client.get_serve_details()["applications"][APPLICATION]["deployments"]
     return {
-        name: [
-            ray.get_actor(replica["actor_name"], namespace="serve")
-            for replica in deployment["replicas"]
-            if replica["state"] == "RUNNING"
-        ]
+        name: list(living(replica["actor_name"] for replica in deployment["replicas"] if replica["state"] == "RUNNING"))
         for name, deployment in deployments.items()
     }
+
+
+def living(names: Iterable[str]) -> Iterator[Any]:
+    """The actors of these names that have not died, whatever Serve knows of that yet."""
+    for name in names:
+        with suppress(ValueError):
+            yield ray.get_actor(name, namespace="serve")
 
 
 def done_in(actor: Any, work: Callable[[Any], Result]) -> Result:

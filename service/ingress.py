@@ -24,7 +24,6 @@ from service.canary.background_canary import BackgroundCanary
 from service.garbage import collect_small_portions
 from service.jobs.runner import JobRunner
 from service.model_calls import ModelCalls
-from service.remote.agent_runs import RemoteAgentRuns
 from service.remote.data import RemoteData
 from service.remote.environment import RemoteEnvironment
 from service.remote.generator import RemoteGenerator
@@ -79,7 +78,7 @@ class Ingress:
             judge = SessionJudge(self._rollouts.environments)
             self._sessions = AgentSessions(store, self._calls, policy, self._access, judge, base_url)
         if self._sessions is not None and agents:
-            programs = {name: RemoteAgentRuns(agent_deployment(name), handle) for name, handle in agents.items()}
+            programs = {name: RemoteEnvironment(agent_deployment(name), handle) for name, handle in agents.items()}
             self._rollouts.use_agents(AgentRuns(self._sessions, programs, own_address(options)))
         self._jobs: JobRunner | None = None
         if jobs is not None and settings.jobs is not None:

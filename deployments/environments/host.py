@@ -5,7 +5,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
 from contextlib import aclosing
 from types import MappingProxyType
 from typing import Any
@@ -13,12 +13,14 @@ from typing import Any
 from deployments import logs
 from deployments.environments.field_check import has_validators, refused_fields
 from deployments.environments.step_runner import CANCELLED, StepRunner
+from deployments.failures import EnvironmentLost
 from deployments.models.chat_client import HttpChatModel
 from deployments.models.reward_client import RemoteRewardModel
 from deployments.models.settings import ChatModelSettings
 from deployments.protocols import RefusedField, StepRequest, StepResults, TaskDescription
 from deployments.rpc.autoscaling import stats_of
 from deployments.rpc.batching import results_as_completed
+from deployments.rpc.caller_watch import CallerWatch
 from deployments.rpc.draining import call_at_shutdown, is_replica
 from deployments.rpc.heartbeats import Heartbeats
 from deployments.rpc.message_size import bytes_of_step_result
@@ -29,6 +31,7 @@ from rollout_env.environment import has_a_start, has_sessions
 from rollout_env.loading import load_environment
 
 MOST_ABANDONED_THREADS = 256
+CALLER_GONE = EnvironmentLost("The step was ended: the ingress replica that wanted it has died.")
 NO_MODELS: Mapping[str, Any] = MappingProxyType({})
 logger = logging.getLogger("rollout_service.environments")
 
@@ -66,6 +69,7 @@ class EnvironmentHost:
         )
         self._steps = StepRunner(self._environment, task_name, step_timeout_s)
         self._heartbeats = Heartbeats()
+        self._callers_watch = CallerWatch(self._give_up)
         if is_replica():
             call_at_shutdown(self.drain)
 
@@ -82,12 +86,16 @@ class EnvironmentHost:
         logged_failures: set[str] = set()
         steps = [self._steps.start(request, logged_failures) for request in requests]
         wake = asyncio.Event()
-        with self._heartbeats.open_stream(caller, wake):
+        ids = [request.step_id for request in requests]
+        with self._heartbeats.open_stream(caller, wake), self._callers_watch.working(caller, ids):
             async with aclosing(results_as_completed(steps, CANCELLED, bytes_of_step_result, wake)) as finished:
                 async for results in finished:
                     if results:
                         self._heartbeats.note_results(caller)
                     yield StepResults(results, self._steps.load)
+
+    def _give_up(self, step_ids: Sequence[str]) -> None:
+        self._steps.give_up(step_ids, CALLER_GONE)
 
     async def abort(self, step_ids: list[str]) -> None:
         """Aborts steps that nobody waits for, while others of their call go on. Unknown ids are ignored."""

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -90,7 +90,7 @@ class StepRunner:
             if (step := self._steps.get(step_id)) is not None:
                 step.result.cancel()
 
-    def give_up(self, step_ids: list[str], failure: RolloutFailure) -> None:
+    def give_up(self, step_ids: Sequence[str], failure: RolloutFailure) -> None:
         """Ends steps with this failure. Unknown ids are ignored."""
         for step_id in step_ids:
             step = self._steps.get(step_id)

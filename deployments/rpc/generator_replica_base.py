@@ -7,7 +7,7 @@ import asyncio
 import logging
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import AsyncGenerator, Iterator, Set
+from collections.abc import AsyncGenerator, Iterator, Sequence, Set
 from contextlib import aclosing, contextmanager
 from dataclasses import replace
 from itertools import chain
@@ -31,6 +31,7 @@ from deployments.protocols import (
 )
 from deployments.rpc.autoscaling import stats_of
 from deployments.rpc.batching import results_as_completed
+from deployments.rpc.caller_watch import CallerWatch
 from deployments.rpc.heartbeats import Heartbeats
 from deployments.rpc.message_size import bytes_of_generation
 from deployments.rpc.output_health import OutputHealth
@@ -49,6 +50,8 @@ class GeneratorReplicaBase(ABC):
         self._served_calls: dict[str, set[str]] = {}
         """Ids of the calls of model servers' APIs that are answered, by caller."""
         self._heartbeats = Heartbeats()
+        self._callers_watch = CallerWatch(self._give_up)
+        self._giving_up: asyncio.Task[None] | None = None
         self._shutting_down = False
         self._output_health = OutputHealth()
         # Serve adds the replica's id to each metric.
@@ -80,7 +83,8 @@ class GeneratorReplicaBase(ABC):
         jobs = [self._generation_or_failure(request) for request in requests]
         wake = asyncio.Event()
         try:
-            with self._heartbeats.open_stream(caller, wake):
+            ids = [request.generation_id for request in requests]
+            with self._heartbeats.open_stream(caller, wake), self._callers_watch.working(caller, ids):
                 async with aclosing(results_as_completed(jobs, aborted, bytes_of_generation, wake)) as batches:
                     async for results in batches:
                         if results:
@@ -103,7 +107,11 @@ class GeneratorReplicaBase(ABC):
         """
         self._refuse_if_closed()
         self.refuse_other_weights(request)
-        with self._counted(request.policy), self._served(request.generation_id, caller, waiting):
+        with (
+            self._counted(request.policy),
+            self._served(request.generation_id, caller, waiting),
+            self._callers_watch.working(caller, [request.generation_id]),
+        ):
             try:
                 async with aclosing(self.answer_call(request)) as parts:
                     async for part in parts:
@@ -123,6 +131,15 @@ class GeneratorReplicaBase(ABC):
         for generation_id in generation_ids:
             if (task := self._running.get(generation_id)) is not None:
                 task.cancel()
+
+    def _give_up(self, generation_ids: Sequence[str]) -> None:
+        """Ends what a caller that has died had under way. What a call of a session has generated is recorded."""
+        for generation_id in generation_ids:
+            task = self._running.get(generation_id)
+            if task is not None and not task.cancelling():
+                task.cancel()
+        if calls := set(generation_ids).intersection(chain(*self._served_calls.values())):
+            self._giving_up = asyncio.create_task(self._engine.interrupt(calls))
 
     async def interrupt(self, generation_ids: list[str]) -> None:
         """Lets generations return with the tokens that they have, as `finish_reason` "abort". Ignores unknown ids."""

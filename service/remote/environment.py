@@ -7,13 +7,13 @@ from contextvars import Context
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
-from uuid import uuid4
 
 from ray.serve.handle import DeploymentHandle
 
 from deployments.failures import EnvironmentLost
 from deployments.protocols import Environment, RefusedField, StepRequest, StepResults, TaskDescription
 from deployments.rpc.batching import BatchResults
+from deployments.rpc.caller_watch import own_name
 from deployments.rpc.handle_calls import call_result
 from deployments.rpc.live_replicas import live_replicas_of
 from deployments.rpc.message_size import MOST_ITEMS_PER_MESSAGE, bytes_of_json, bytes_of_step_request, divided
@@ -60,7 +60,7 @@ class RemoteEnvironment(Environment):
         self._handle = handle
         self._task_name = task_name
         self._who = f"The replica of environment {task_name!r}"
-        self._caller = uuid4().hex
+        self._caller = own_name()
         self._spreading = StepSpreading()
         self._learning: asyncio.Task[TaskDescription] | None = None
         self._known: KnownDescription | None = None

@@ -7,7 +7,6 @@ from dataclasses import replace
 from functools import partial
 from itertools import count
 from typing import Any
-from uuid import uuid4
 
 from ray.serve.handle import DeploymentHandle
 
@@ -21,6 +20,7 @@ from deployments.protocols import (
     ScoringRequest,
 )
 from deployments.rpc.batching import BatchResults
+from deployments.rpc.caller_watch import own_name
 from deployments.rpc.handle_calls import call_result
 from deployments.rpc.heartbeats import HEARTBEAT_S
 from deployments.rpc.live_replicas import live_replicas_of
@@ -66,7 +66,7 @@ class RemoteGenerator(Generator, ModelServer, ComparedReplicas):
         """Those that were interrupted before they were sent."""
         self._running: dict[str, tuple[ReplicaCalls, GenerationRequest]] = {}
         """By rollout."""
-        self._caller = uuid4().hex
+        self._caller = own_name()
         self._on_generation: OnGeneration | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import anthropic
@@ -15,6 +16,7 @@ import openai
 import pytest
 from rich.console import Console
 
+from benchmarks.session_laws.__main__ import play_sessions
 from examples.task_configs import config_for
 from rollout_client import AsyncRolloutClient, RolloutClient, Sampling
 from rollout_client.contract import SampleResult
@@ -22,6 +24,7 @@ from rollout_client.session_contract import SessionSample
 from service.local import local_service
 from tests.deployments.agents.test_programs import assert_ended
 from tests.live.played_by_agents import digest_of
+from tests.live.played_with_weights import SAME_WEIGHTS_TOLERANCE
 from tests.live.running_service import (
     ONE_PROCESS_ENGINE,
     READY_WITHIN_S,
@@ -394,6 +397,15 @@ def test_a_record_and_the_call_under_way_outlive_the_store_that_keeps_them(clien
         assert ids_of(after)[: len(ids_of(before))] == ids_of(before)
         assert [len(message.token_ids) for message in generated(after)][1:] == [200]
         assert (info.calls, info.calls_in_flight, info.branches) == (2, 0, 1)
+
+
+@pytest.mark.long
+def test_random_sessions_record_what_their_calls_were_answered(url: str) -> None:
+    tally = asyncio.run(play_sessions(url, range(5000, 5024)))
+    assert tally.problems == []
+    assert min(tally.stable, tally.streams_left, tally.responses - tally.calls) > 0
+    assert fmean(tally.differences.scored) <= SAME_WEIGHTS_TOLERANCE
+    assert fmean(tally.differences.played) <= SAME_WEIGHTS_TOLERANCE
 
 
 @pytest.mark.long

@@ -24,6 +24,7 @@ from deployments.protocols import (
     ReplicaLoad,
     SamplingOptions,
 )
+from deployments.rpc import caller_watch
 from deployments.rpc.generator_replica_base import GeneratorReplicaBase
 from deployments.rpc.output_health import MOST_NOT_FINITE, OutputsDiffer, OutputsNotFinite
 from deployments.serving_records import ServedPart, ServedRequest
@@ -368,6 +369,30 @@ def test_a_replica_that_drains_hands_its_calls_over_again_and_again_until_the_la
         await call
         await asyncio.sleep(10)
         assert len(replica.engine.interrupted) == 2
+
+    virtual_time.run(run())
+
+
+def test_what_a_caller_that_has_died_has_under_way_is_aborted_and_its_calls_are_interrupted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def run() -> None:
+        replica = ServingReplica()
+        dead = set[str]()
+        monkeypatch.setattr(caller_watch, "has_died", dead.__contains__)
+        names = [f"SERVE_REPLICA::rollout#Ingress#{number}" for number in range(2)]
+        batches = [replica.generate(requests(f"generation{number}"), name) for number, name in enumerate(names)]
+        calls = [replica.serve(served(f"call{number}"), name) for number, name in enumerate(names)]
+        begun = [asyncio.ensure_future(anext(one)) for one in (*batches, *calls)]
+        await asyncio.sleep(50)
+        assert (replica.engine.cancelled, replica.engine.interrupted) == ([], [])
+        dead.add(names[1])
+        await asyncio.sleep(2 * caller_watch.POLL_S)
+        assert replica.engine.cancelled == ["generation1"]
+        assert [found for found, _ in replica.engine.interrupted] == [["call1"], ["call1"]]
+        replica.may_end.set()
+        replica.engine.finish("generation0")
+        await asyncio.gather(*begun)
 
     virtual_time.run(run())
 

@@ -1,6 +1,5 @@
 """A fake engine with a session's record behind it, and the ways in which harnesses send messages back."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -103,41 +102,3 @@ class FakeEngine:
             finish_reason="length" if reply.is_cut else "stop",
             weight_versions=(WeightSpan(str(first), 0, len(ids)),),
         )
-
-
-def without_reasoning(message: dict[str, Any]) -> dict[str, Any]:
-    content = message["content"]
-    cut = content.rpartition("</think>")[2] if isinstance(content, str) else content
-    return {**message, "content": cut, "reasoning_content": None}
-
-
-def with_calls(message: dict[str, Any], arguments_of: Any) -> dict[str, Any]:
-    calls = [
-        {**call, "function": {**call["function"], "arguments": arguments_of(call["function"]["arguments"])}}
-        for call in message.get("tool_calls") or ()
-    ]
-    return {**message, "tool_calls": calls} if calls else message
-
-
-def reserialized(message: dict[str, Any]) -> dict[str, Any]:
-    return with_calls(message, lambda text: json.dumps(json.loads(text), indent=1))
-
-
-def parsed(message: dict[str, Any]) -> dict[str, Any]:
-    return with_calls(message, json.loads)
-
-
-def with_whitespace(message: dict[str, Any]) -> dict[str, Any]:
-    return {**message, "content": f"\n {message['content'] or ''}  "}
-
-
-def with_null_fields(message: dict[str, Any]) -> dict[str, Any]:
-    return {**message, "content": message["content"] or None, "refusal": None, "name": None}
-
-
-def as_text_part(message: dict[str, Any]) -> dict[str, Any]:
-    return {**message, "content": [{"type": "text", "text": message["content"] or ""}]}
-
-
-FORMS = [dict, without_reasoning, reserialized, parsed, with_whitespace, with_null_fields, as_text_part]
-"""How harnesses send a generated message back. The first one sends it as it was."""

@@ -4,7 +4,6 @@ import asyncio
 import pickle
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
 
@@ -12,6 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.session_laws.conversations import ACTIONS, SUBAGENT, Conversation, Moves
+from benchmarks.session_laws.forms import FORMS
 from deployments.sessions.drift import drift_report
 from deployments.sessions.records import ChatContext, OpenSession
 from deployments.sessions.samples import samples_of
@@ -19,32 +20,12 @@ from deployments.sessions.session_record import SessionRecord
 from deployments.sessions.settings import SessionsSettings
 from deployments.sessions.store import SessionStore
 from rollout_client.session_contract import SessionRequest, SessionReward
-from tests.deployments.sessions.harness import FORMS, FakeEngine, Prepared, Reply
+from tests.deployments.sessions.harness import FakeEngine, Prepared, Reply
 from tests.deployments.sessions.renderer import PLAIN, small, tiny
 from tests.deployments.storage.scripted_storage import ScriptedStorage
 
 ADD = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
 CONTEXTS = [PLAIN, ChatContext(tools=[ADD]), ChatContext(chat_template_kwargs={"enable_thinking": False})]
-CONTINUE, RETRY, EDIT, COMPACT, FORGET, SUBAGENT = "continue", "retry", "edit", "compact", "forget", "subagent"
-ACTIONS = [CONTINUE, CONTINUE, CONTINUE, RETRY, EDIT, COMPACT, FORGET, SUBAGENT]
-
-
-@dataclass
-class Conversation:
-    """What an agent remembers: messages, and of each where it comes from."""
-
-    context: ChatContext = PLAIN
-    messages: list[dict[str, Any]] = field(default_factory=list)
-    origins: list[str] = field(default_factory=list)
-    """Equal for two messages only if they say the same; the id of one that was generated."""
-
-    def with_new(self, *messages: dict[str, Any]) -> "Conversation":
-        texts = [f"{message['role']}: {message['content']}" for message in messages]
-        return Conversation(self.context, [*self.messages, *messages], [*self.origins, *texts])
-
-    def of(self, places: list[int]) -> "Conversation":
-        kept = [self.messages[place] for place in places], [self.origins[place] for place in places]
-        return Conversation(self.context, *kept)
 
 
 class Agent:
@@ -55,10 +36,12 @@ class Agent:
         self.engine = engine
         self._has_tools = has_tools
         self._texts = 0
-        self.conversations: list[Conversation] = []
+        self.conversations: list[Conversation[ChatContext]] = []
         self.said: dict[tuple[int, tuple[str, ...]], str] = {}
         """The id of what was generated at the end of a conversation, by its context and its origins."""
         self.stable = 0
+        contexts, later_roles = (CONTEXTS, ["user", "tool"]) if has_tools else ([PLAIN], ["user"])
+        self._moves = Moves(self.draw, self.new, contexts, later_roles)
 
     def draw(self, choices: Any) -> Any:
         return self._data.draw(choices if isinstance(choices, st.SearchStrategy) else st.sampled_from(choices))
@@ -67,43 +50,19 @@ class Agent:
         self._texts += 1
         return f"{self.draw(['a', 'b b', ' c', 'd '])}{self._texts}"
 
-    def new(self, *roles: str) -> list[dict[str, Any]]:
-        return [{"role": role, "content": self.text()} for role in roles]
+    def new(self, role: str) -> dict[str, Any]:
+        return {"role": role, "content": self.text()}
 
     def play(self) -> None:
         """One action, and one to three calls at the same time."""
         action = self.draw(ACTIONS) if self.conversations else SUBAGENT
-        before = self.draw(self.conversations) if self.conversations else Conversation()
-        asked = [self._next(action, before) for _ in range(self.draw([1, 1, 1, 2, 3]))]
+        before = self.draw(self.conversations) if self.conversations else Conversation(PLAIN)
+        asked = [self._moves.next(action, before) for _ in range(self.draw([1, 1, 1, 2, 3]))]
         calls = [(conversation, self._prepared(conversation)) for conversation in asked]
         for conversation, prepared in self.draw(st.permutations(calls)):
             self._finish(conversation, prepared)
 
-    def _next(self, action: str, before: Conversation) -> Conversation:
-        answers = [place for place, message in enumerate(before.messages) if message["role"] == "assistant"]
-        count = len(before.messages)
-        role = self.draw(["user", "tool"]) if self._has_tools else "user"
-        if action == CONTINUE:
-            return before.with_new(*self.new(*self.draw([[role], [role, "user"]])))
-        if action == RETRY:
-            return before.of(list(range(answers[-1])))
-        if action == EDIT:
-            place = self.draw(range(count))
-            edited = {**before.messages[place], "content": self.text()}
-            return before.of(list(range(place))).with_new(edited).with_new(*self.new("user"))
-        if action == COMPACT:
-            kept = self.draw(range(count))
-            summary = before.of([0]).with_new(*self.new("user"))
-            rest = before.of(list(range(count - kept, count)))
-            joined = Conversation(before.context, summary.messages + rest.messages, summary.origins + rest.origins)
-            return joined.with_new(*self.new("user"))
-        if action == FORGET:
-            dropped = self.draw(range(count))
-            return before.of([place for place in range(count) if place != dropped]).with_new(*self.new("user"))
-        context = self.draw(CONTEXTS if self._has_tools else [PLAIN])
-        return Conversation(context).with_new(*self.new(*self.draw([["system", "user"], ["user"]])))
-
-    def _prepared(self, asked: Conversation) -> Prepared:
+    def _prepared(self, asked: Conversation[ChatContext]) -> Prepared:
         """Puts the prompt together, and checks it."""
         prepared = self.engine.prepare(asked.messages, asked.context)
         prompt = list(prepared.prompt.token_ids)
@@ -117,7 +76,7 @@ class Agent:
             self.stable += continued is not None
         return prepared
 
-    def _continued(self, asked: Conversation) -> str | None:
+    def _continued(self, asked: Conversation[ChatContext]) -> str | None:
         """The id of the last generated message that the conversation continues."""
         for count in range(len(asked.origins) - 1, 0, -1):
             name = self.said.get((CONTEXTS.index(asked.context), tuple(asked.origins[:count])))
@@ -128,13 +87,13 @@ class Agent:
     def _ids_up_to(self, name: str) -> list[int]:
         return [*self.engine.prompts[name], *self.engine.made[name].token_ids]
 
-    def _finish(self, asked: Conversation, prepared: Prepared) -> None:
+    def _finish(self, asked: Conversation[ChatContext], prepared: Prepared) -> None:
         replies = [self._reply() for _ in range(self.draw([1, 1, 1, 2]))]
         for made in self.engine.finish(prepared, *replies):
             origins = [*asked.origins, made.id]
             self.said[CONTEXTS.index(asked.context), tuple(origins)] = made.id
             sent = self.draw(FORMS)(dict(made.message))
-            self.conversations.append(Conversation(asked.context, [*asked.messages, sent], origins))
+            self.conversations.append(asked.with_response(sent, made.id))
 
     def _reply(self) -> Reply:
         if not self._has_tools:

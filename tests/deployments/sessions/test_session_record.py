@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 
+from benchmarks.session_laws import forms
 from deployments.failures import PromptRejected
 from deployments.sessions.drift import drift_report
 from deployments.sessions.message_forms import response_key
 from deployments.sessions.records import ChatContext, EngineCall
 from deployments.sessions.session_record import UnknownGeneration
 from rollout_client.session_contract import MessageDrift
-from tests.deployments.sessions import harness
 from tests.deployments.sessions.harness import FakeEngine, Reply
 from tests.deployments.sessions.renderer import PLAIN, small, tiny
 
@@ -41,15 +41,15 @@ SENT_BACK = {
         lambda shown: {**shown, "reasoning_content": None, "reasoning": shown["reasoning_content"]},
         [],
     ),
-    "without reasoning": (harness.without_reasoning, ["reasoning_content"]),
-    "arguments as an object": (harness.parsed, []),
+    "without reasoning": (forms.without_reasoning, ["reasoning_content"]),
+    "arguments as an object": (forms.parsed, []),
     "arguments sorted and indented": (
         lambda shown: {**shown, "tool_calls": [call(shown["tool_calls"][0]["id"], '{\n "a": 1,\n "b": 2}')]},
         ["tool_calls"],
     ),
     "calls with other ids": (lambda shown: {**shown, "tool_calls": [call("x", '{"b": 2, "a": 1}')]}, []),
     "whitespace": (lambda shown: {**shown, "content": " Let  me see.\n"}, ["content"]),
-    "one part": (harness.as_text_part, []),
+    "one part": (forms.as_text_part, []),
     "the raw text": (lambda _: assistant(THOUGHTFUL.raw), ["content", "reasoning_content", "tool_calls"]),
     "the raw text after the reasoning": (
         lambda _: assistant(THOUGHTFUL.raw.partition("</think>")[2]),
@@ -67,7 +67,7 @@ def test_a_generated_message_in_another_form_keeps_its_ids(
     prepared = engine.prepare([SYSTEM, QUESTION, form(dict(made.message)), NEXT])
     bridge = engine.renderer.encode("\n<|im_start|>user\nAnd 3?<|im_end|>\n<|im_start|>assistant\n")
     assert list(prepared.prompt.token_ids) == [*engine.prompts[made.id], *made.token_ids, *bridge]
-    if form is not harness.parsed:
+    if form is not forms.parsed:
         assert [(one.message, one.action, one.fields) for one in prepared.plan.drift] == (
             [(2, "generated_ids", fields)] if fields else []
         )
@@ -193,7 +193,7 @@ def test_a_call_that_is_added_twice_is_recorded_once_and_one_without_tokens_not_
 
 def test_a_form_of_a_message_is_reported_with_the_first_call_that_sends_it(engine: FakeEngine) -> None:
     made = engine.call([QUESTION], THOUGHTFUL)
-    sent = [QUESTION, harness.without_reasoning(dict(made.message)), NEXT]
+    sent = [QUESTION, forms.without_reasoning(dict(made.message)), NEXT]
     second = engine.call(sent, Reply("6"))
     engine.call([*sent, second.message, NEXT], Reply("9"))
     report = drift_report("s", engine.record.calls)

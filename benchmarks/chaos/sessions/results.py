@@ -1,0 +1,68 @@
+"""The results of rounds: one JSON line each, in a file that several runs append to, and what they come to by kind."""
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+GOAL_S = 1.0
+
+
+@dataclass(slots=True)
+class SessionRound:
+    kind: str
+    sessions: int
+    quiet_after_s: float | None
+    """Seconds after which the engines did nothing for nobody any more; `None` if they still did."""
+    answered: int = 0
+    """Calls that the agents were answered."""
+    recorded: int = 0
+    """Responses in the records that were read."""
+    readable: int = 0
+    deleted: int = 0
+    """Sessions that the service had deleted with their rollouts, whose client was killed."""
+    errors: list[str] = field(default_factory=list)
+
+    @property
+    def is_late(self) -> bool:
+        return self.quiet_after_s is None or self.quiet_after_s > GOAL_S
+
+    def problems(self) -> list[str]:
+        problems = list(self.errors)
+        if self.is_late:
+            problems.append(f"something ran for nobody after {GOAL_S:g} s (until {self.quiet_after_s} s)")
+        return [f"{self.kind}: {problem}" for problem in problems]
+
+
+def append(path: Path, finished: SessionRound) -> None:
+    with path.open("a") as file:
+        file.write(json.dumps(asdict(finished)) + "\n")
+
+
+def read(path: Path) -> list[SessionRound]:
+    if not path.exists():
+        return []
+    return [SessionRound(**json.loads(line)) for line in path.read_text().splitlines()]
+
+
+def by_kind(rounds: Iterable[SessionRound]) -> dict[str, dict[str, Any]]:
+    grouped = defaultdict[str, list[SessionRound]](list)
+    for finished in rounds:
+        grouped[finished.kind].append(finished)
+    return {kind: totals(finished) for kind, finished in sorted(grouped.items())}
+
+
+def totals(rounds: list[SessionRound]) -> dict[str, Any]:
+    quiet = [finished.quiet_after_s for finished in rounds if finished.quiet_after_s is not None]
+    return {
+        "rounds": len(rounds),
+        **{
+            name: sum(getattr(finished, name) for finished in rounds)
+            for name in ("sessions", "answered", "recorded", "readable", "deleted")
+        },
+        "rounds_with_errors": sum(bool(finished.errors) for finished in rounds),
+        "longest_until_quiet_s": max(quiet, default=None),
+        "later_than_goal": sum(finished.is_late for finished in rounds),
+    }

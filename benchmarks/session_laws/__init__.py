@@ -1,0 +1,1 @@
+"""Random agents in sessions of a real service, and what must hold of every record."""
