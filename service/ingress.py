@@ -30,6 +30,7 @@ from service.remote.generator import RemoteGenerator
 from service.remote.policy import RemotePolicy
 from service.rollout_service import RolloutService
 from service.routes.http_app import build_http_app
+from service.routes.proxy_handles import keep_proxy_handles
 from service.routes.serve_disconnects import ServeDisconnects
 from service.session_judge import SessionJudge
 from service.settings import ServiceSettings
@@ -86,6 +87,7 @@ class Ingress:
             self._jobs.follow()
             self._rollouts.readiness.also_ask("jobs", self._jobs.store.answer)
             call_at_shutdown(self._jobs.hand_over)
+        keep_proxy_handles()
         collect_small_portions()
 
     async def drain(self, bound_s: float) -> int:

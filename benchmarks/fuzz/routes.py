@@ -81,6 +81,6 @@ def schemathesis_run(url: str, operation_id: str, seed: int, headers: Mapping[st
 
 
 def failures_in(output: str) -> Iterator[str]:
-    """Each failure that schemathesis prints, with what was expected and answered, and each request without an answer."""
+    """Each failure that schemathesis prints, with what was expected and answered, and requests without an answer."""
     for match in [*FAILURE.finditer(output), *ERROR.finditer(output)]:
         yield f"{match['title']}: {' '.join(match['text'].split())}"[:SHOWN]

@@ -1,0 +1,68 @@
+"""Keeps the handles of Serve's proxies, which an ingress replica asks for the messages of each request."""
+
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any
+
+import ray
+from ray.exceptions import ActorDiedError
+from ray.serve._private.common import RequestMetadata, StreamingHTTPRequest
+from ray.serve._private.constants import SERVE_NAMESPACE
+
+
+class ProxyHandles:
+    """By name, each looked up once in the life of its proxy.
+
+    A proxy that is started again has the name of the one that died: who gets that one's death asks the new one.
+    """
+
+    def __init__(self, look_up: Callable[[str], Any]) -> None:
+        """`look_up` raises `ValueError` if there is no such actor."""
+        self._look_up = look_up
+        self._by_name: dict[str, Any] = {}
+
+    async def receive_asgi_messages(self, name: str, request: RequestMetadata) -> bytes:
+        """Raises `ActorDiedError`: the proxy died, and the request with it."""
+        if name not in self._by_name:
+            self._by_name[name] = self._looked_up(name)
+        handle = self._by_name[name]
+        try:
+            return await received(handle, request)
+        except ActorDiedError:
+            if name in self._by_name and self._by_name[name] is handle:
+                del self._by_name[name]
+                newer = self._looked_up(name)
+                if newer._actor_id == handle._actor_id:
+                    raise
+                self._by_name[name] = newer
+            if name not in self._by_name:
+                raise
+        return await received(self._by_name[name], request)
+
+    def _looked_up(self, name: str) -> Any:
+        try:
+            return self._look_up(name)
+        except ValueError as gone:
+            raise ActorDiedError from gone
+
+
+async def received(handle: Any, request: RequestMetadata) -> bytes:
+    messages: bytes = await handle.receive_asgi_messages.remote(request)
+    return messages
+
+
+def keep_proxy_handles() -> None:
+    """For this process.
+
+    Serve 2.60 looks its proxy up for every request: the event loop waits for an answer of Ray's GCS, for about 0.3 ms,
+    and for a minute while there is no GCS.
+    """
+    handles = ProxyHandles(partial(ray.get_actor, namespace=SERVE_NAMESPACE))
+
+    def kept(self: StreamingHTTPRequest) -> Callable[[RequestMetadata], Awaitable[bytes]]:
+        if self._receive_asgi_messages is None:
+            assert self._proxy_actor_name is not None
+            self._receive_asgi_messages = partial(handles.receive_asgi_messages, self._proxy_actor_name)
+        return self._receive_asgi_messages
+
+    StreamingHTTPRequest.receive_asgi_messages = property(kept)  # type: ignore[method-assign,assignment]

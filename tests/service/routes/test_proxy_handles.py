@@ -1,0 +1,114 @@
+"""Serve's proxies are looked up once, and again when they have died."""
+
+import asyncio
+from collections.abc import Iterator, Mapping
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import ray
+from ray.exceptions import ActorDiedError
+from ray.serve._private.common import RequestMetadata, StreamingHTTPRequest
+
+from service.routes.proxy_handles import ProxyHandles, keep_proxy_handles
+
+REQUEST: Any = SimpleNamespace(request_id="r")
+
+
+class ScriptedProxy:
+    """A handle of a proxy that knows requests, as Ray gives it."""
+
+    def __init__(self, actor_id: str, bodies: Mapping[str, bytes]) -> None:
+        self._actor_id = actor_id
+        self._bodies = bodies
+        self.is_dead = False
+        self.receive_asgi_messages = SimpleNamespace(remote=self._receive)
+
+    async def _receive(self, request: RequestMetadata) -> bytes:
+        if self.is_dead:
+            raise ActorDiedError
+        return self._bodies[request.request_id]
+
+
+class ScriptedActors:
+    def __init__(self, **by_name: ScriptedProxy) -> None:
+        self.by_name = by_name
+        self.looked_up: list[str] = []
+
+    def look_up(self, name: str) -> ScriptedProxy:
+        self.looked_up.append(name)
+        if name not in self.by_name:
+            raise ValueError(name)
+        return self.by_name[name]
+
+
+def asked(handles: ProxyHandles, name: str = "a") -> bytes:
+    return asyncio.run(handles.receive_asgi_messages(name, REQUEST))
+
+
+def test_each_proxy_is_looked_up_once() -> None:
+    actors = ScriptedActors(a=ScriptedProxy("1", {"r": b"of a"}), b=ScriptedProxy("2", {"r": b"of b"}))
+    handles = ProxyHandles(actors.look_up)
+    assert [asked(handles, name) for name in "aabab"] == [b"of a", b"of a", b"of b", b"of a", b"of b"]
+    assert actors.looked_up == ["a", "b"]
+
+
+def test_a_request_of_a_proxy_that_was_started_again_reaches_it() -> None:
+    first = ScriptedProxy("1", {"r": b"first"})
+    actors = ScriptedActors(a=first)
+    handles = ProxyHandles(actors.look_up)
+    asked(handles)
+    first.is_dead = True
+    actors.by_name["a"] = ScriptedProxy("2", {"r": b"second"})
+    assert [asked(handles), asked(handles)] == [b"second", b"second"]
+    assert actors.looked_up == ["a", "a"]
+
+
+def test_a_request_of_a_dead_proxy_hears_of_its_death_or_that_the_next_one_does_not_know_it() -> None:
+    first = ScriptedProxy("1", {"r": b"first"})
+    actors = ScriptedActors(a=first)
+    handles = ProxyHandles(actors.look_up)
+    asked(handles)
+    first.is_dead = True
+    with pytest.raises(ActorDiedError):
+        asked(handles)
+    del actors.by_name["a"]
+    with pytest.raises(ActorDiedError):
+        asked(handles)
+    actors.by_name["a"] = ScriptedProxy("2", {})
+    with pytest.raises(KeyError):
+        asked(handles)
+
+
+def test_a_proxy_that_dies_and_is_not_started_again_is_looked_up_once_more() -> None:
+    first = ScriptedProxy("1", {"r": b"first"})
+    actors = ScriptedActors(a=first)
+    handles = ProxyHandles(actors.look_up)
+    asked(handles)
+    first.is_dead = True
+    del actors.by_name["a"]
+    with pytest.raises(ActorDiedError):
+        asked(handles)
+    assert actors.looked_up == ["a", "a"]
+
+
+@pytest.fixture
+def serves_own_property() -> Iterator[None]:
+    own = StreamingHTTPRequest.receive_asgi_messages
+    yield
+    StreamingHTTPRequest.receive_asgi_messages = own  # type: ignore[method-assign]
+
+
+@pytest.mark.usefixtures("serves_own_property")
+def test_requests_of_serve_share_the_handles(monkeypatch: pytest.MonkeyPatch) -> None:
+    actors = ScriptedActors(a=ScriptedProxy("1", {"r": b"of a"}))
+    monkeypatch.setattr(
+        ray, "get_actor", lambda name, namespace: actors.look_up(name) if namespace == "serve" else None
+    )
+    keep_proxy_handles()
+    requests = [StreamingHTTPRequest({"type": "http"}, proxy_actor_name="a") for _ in range(3)]
+    received: list[bytes] = []
+    for request in requests:
+        message: Any = request.receive_asgi_messages(REQUEST)
+        received.append(asyncio.run(message))
+    assert (received, actors.looked_up) == ([b"of a"] * 3, ["a"])
