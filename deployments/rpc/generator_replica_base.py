@@ -138,7 +138,8 @@ class GeneratorReplicaBase(ABC):
             task = self._running.get(generation_id)
             if task is not None and not task.cancelling():
                 task.cancel()
-        if calls := set(generation_ids).intersection(chain(*self._served_calls.values())):
+        calls = set(generation_ids).intersection(chain(*self._served_calls.values()))
+        if calls and (self._giving_up is None or self._giving_up.done()):
             self._giving_up = asyncio.create_task(self._engine.interrupt(calls))
 
     async def interrupt(self, generation_ids: list[str]) -> None:

@@ -186,7 +186,7 @@ class SessionRounds:
         for file in self._answers.iterdir():
             said = answered(file.read_text())
             done.answered += len(said.responses)
-            [recorded] = [one for one in of_results if set(said.responses) <= set(one)] or [[]]
+            recorded = next((one for one in of_results if set(said.responses) <= set(one)), [])
             done.readable += bool(recorded)
             done.recorded += len(recorded)
             done.errors += problems_of(file.name, said, recorded)
