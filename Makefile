@@ -25,7 +25,7 @@ REPEATABLE = --hypothesis-profile=fast --randomly-seed=1
 # A service is a dozen processes that import the same code, and tests start many: it is compiled once, whatever the caller says.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo task-page serve reload train train-async train-trl lint test-fast test-live test-long test-attacks test-bridges test-trackers test test-all coverage check-streams mutation docs docs-serve load \
+.PHONY: help setup demo task-page serve reload train train-async train-trl train-agent lint test-fast test-live test-long test-attacks test-bridges test-trackers test test-all coverage check-streams mutation docs docs-serve load \
 	bench bench-agents bench-scale bench-cancellation bench-journal bench-payload bench-async bench-swap bench-delta bench-code bench-tasks bench-retrieval bench-reward-model soak-weights soak-weights-kills soak fuzz chaos chaos-sessions session-laws lock sbom tiny-model \
 	small-model measure-small-model
 
@@ -37,6 +37,7 @@ help:
 	@echo "make train          train the embedded model with GRPO: rollouts from the service, weights back every step, train.png"
 	@echo "make train-async    the same one step off-policy: the next rollouts are played while the trainer trains, train_async.png"
 	@echo "make train-trl      the same by TRL's GRPOTrainer, train_trl.png"
+	@echo "make train-agent    train an environment of verifiers and an agent with a tool through sessions; a gain below 20 points fails"
 	@echo "make lint           set up, then style, types, the rooms' imports and generated files"
 	@echo "make test-fast      the tests that start neither Ray nor the engine (about a minute)"
 	@echo "make test           lint, test-fast, then the tests of the running service"
@@ -117,6 +118,9 @@ train-async: $(READY)
 
 train-trl: $(READY)
 	@$(PYTHON) -m examples.train_trl $(CONFIG)
+
+train-agent: $(READY) $(BRIDGES)/verifiers/.ready
+	@$(PYTHON) -m examples.train_agent $(CONFIG)
 
 lint: $(READY) $(BRIDGES)/tools/.ready
 	@echo "Style"

@@ -6,7 +6,7 @@ measurement use the same sampling, at temperature 1.
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import Annotated
 
 import matplotlib.pyplot as plt
 import typer
+from ray.serve.schema import ServeDeploySchema
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
@@ -43,10 +44,21 @@ _, HELD_OUT = addition_pairs(SEED_OF_THE_MODEL)
 @contextmanager
 def running_service(config: Path, url: str | None, console: Console) -> Iterator[RolloutClient]:
     """A client of the service at `url`; without a URL, a service runs for the length of the block."""
-    service = local_service(read_config(config, port=free_port()), console) if url is None else nullcontext(url)
-    with sentences_for_the_user(console), service as address, RolloutClient(address) as client:
+    with (
+        service_or_url(lambda: read_config(config, port=free_port()), url, console) as address,
+        RolloutClient(address) as client,
+    ):
         client.wait_until_ready()
         yield client
+
+
+@contextmanager
+def service_or_url(config: Callable[[], ServeDeploySchema], url: str | None, console: Console) -> Iterator[str]:
+    """The URL; without one, that of a service with the config, which runs for the length of the block."""
+    with sentences_for_the_user(console):
+        service = local_service(config(), console) if url is None else nullcontext(url)
+        with service as address:
+            yield address
 
 
 def training_sums(client: RolloutClient, seed: int) -> list[SampleInput]:

@@ -13,12 +13,12 @@ import random
 from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 import typer
 from rich.console import Console
-from transformers import LlamaForCausalLM
+from transformers import AutoModelForCausalLM, LlamaForCausalLM, Qwen3ForCausalLM
 
 from examples.additions import (
     CONFIG,
@@ -49,6 +49,8 @@ WARMUP_STEPS = 5
 CLIP = 0.2
 GRADIENT_NORM = 0.5
 STEPS_BETWEEN_MEASUREMENTS = 15
+CausalModel = LlamaForCausalLM | Qwen3ForCausalLM
+"""One of the embedded models."""
 
 
 def main(
@@ -94,14 +96,15 @@ def train(client: RolloutClient, steps: int, seed: int, console: Console) -> Cur
 
 
 def model_to_train(
-    steps: int, seed: int
-) -> tuple[LlamaForCausalLM, torch.optim.Optimizer, torch.optim.lr_scheduler.LambdaLR]:
-    """The embedded model in float32, its optimizer, and the learning rates of `steps` steps."""
+    steps: int, seed: int, folder: Path = MODEL, learning_rate: float = LEARNING_RATE
+) -> tuple[CausalModel, torch.optim.Optimizer, torch.optim.lr_scheduler.LambdaLR]:
+    """An embedded model in float32, its optimizer, and the learning rates of `steps` steps."""
     torch.manual_seed(seed)
     # The service computes on the same cores; with a second thread the two would mostly wait for each other.
     torch.set_num_threads(1)
-    model = LlamaForCausalLM.from_pretrained(MODEL, dtype=torch.float32)
-    optimizer = torch.optim.AdamW(model.parameters(), LEARNING_RATE, weight_decay=0.0)
+    untyped: Any = AutoModelForCausalLM
+    model: CausalModel = untyped.from_pretrained(folder, dtype=torch.float32)
+    optimizer = torch.optim.AdamW(model.parameters(), learning_rate, weight_decay=0.0)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: learning_rate_factor(step, steps))
     return model, optimizer, schedule
 
@@ -113,13 +116,15 @@ def prompt_batches(sums: list[SampleInput], seed: int) -> Iterator[list[SampleIn
         yield draw.sample(sums, PROMPTS_PER_STEP)
 
 
-def improve(model: LlamaForCausalLM, optimizer: torch.optim.Optimizer, batch: RolloutTensors) -> None:
+def improve(
+    model: CausalModel, optimizer: torch.optim.Optimizer, batch: RolloutTensors, minibatches: int = MINIBATCHES
+) -> None:
     """Trains `EPOCHS` times on the rollouts. Those with an advantage of zero have no gradient and are left out."""
     with_gradient = batch.advantages.nonzero()[:, 0]
     # Nothing after the last generated token is in the loss.
     length = int(batch.loss_mask.any(0).nonzero().max()) + 1
-    tokens = batch.loss_mask.sum() / MINIBATCHES
-    shuffled = [with_gradient[torch.randperm(len(with_gradient))].chunk(MINIBATCHES) for _ in range(EPOCHS)]
+    tokens = batch.loss_mask.sum() / minibatches
+    shuffled = [with_gradient[torch.randperm(len(with_gradient))].chunk(minibatches) for _ in range(EPOCHS)]
     for rows in chain.from_iterable(shuffled):
         loss = policy_loss(model, batch, rows, length) / tokens
         optimizer.zero_grad()
@@ -128,7 +133,7 @@ def improve(model: LlamaForCausalLM, optimizer: torch.optim.Optimizer, batch: Ro
         optimizer.step()
 
 
-def policy_loss(model: LlamaForCausalLM, batch: RolloutTensors, rows: torch.Tensor, length: int) -> torch.Tensor:
+def policy_loss(model: CausalModel, batch: RolloutTensors, rows: torch.Tensor, length: int) -> torch.Tensor:
     """PPO's clipped objective, negated and summed over the generated tokens of `rows`."""
     input_ids = batch.input_ids[rows, :length]
     # Padding is on the right, which causal attention does not see: no attention mask is needed.

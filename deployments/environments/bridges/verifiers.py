@@ -53,19 +53,8 @@ class VerifiersEnvironment(TaskEnvironment):
             config: further fields of the environment's config, such as those of its agents. An agent without `harness`
                 talks to the model and has no tools; its `runtime` is by default this machine.
         """
-        register_harness()
-        env_class = environment_class(taskset["id"], environment)
-        config_class = concrete_type(env_class, vf.EnvConfig, origin=vf.Env) or vf.EnvConfig
-        agents = [
-            name for name, field in config_class.model_fields.items() if isinstance(field.default, vf.AgentConfig)
-        ]
-        given = dict(config or {})
-        for name in agents:
-            by_default = {"harness": {"id": HARNESS_ID}, "runtime": {"type": "subprocess"}}
-            given[name] = {**by_default, **given.get(name, {})}
-        self._env = env_class(config_class.model_validate({"id": environment, "taskset": taskset, **given}))
-        self._loading: Iterator[vf.Task] = iter(self._env.taskset)
-        self._tasks: list[vf.Task] = []
+        self._env = loaded_env(taskset, environment, config)
+        self._tasks = LoadedTasks(self._env.taskset)
         self._serving: Serving | None = None
         self.description = f"{taskset['id']} of verifiers."  # type: ignore[misc]
 
@@ -92,7 +81,7 @@ class VerifiersEnvironment(TaskEnvironment):
         if self._serving is None:
             self._serving = Serving(self._env)
         endpoint = await self._serving.started()
-        episode = EpisodeSession(self._env, self._task(info.index), endpoint)
+        episode = EpisodeSession(self._env, self._tasks.at(info.index), endpoint)
         try:
             await episode.wait_for_turn()
         except asyncio.CancelledError:
@@ -103,26 +92,38 @@ class VerifiersEnvironment(TaskEnvironment):
             raise SampleRejected(f"Task {info.index} ended before the first turn: {episode.problem()}")
         return episode
 
-    def _task(self, index: int) -> vf.Task:
-        """Raises `SampleRejected` if the taskset has no such task."""
-        self._tasks += islice(self._loading, max(0, index + 1 - len(self._tasks)))
-        if index >= len(self._tasks):
-            raise SampleRejected(f"extra_env_info.index: the taskset has {len(self._tasks)} tasks, from 0.")
-        return self._tasks[index]
-
     def example_samples(self, count: int, seed: int) -> list[dict[str, Any]]:
         """The tasks from place `seed` on; from the first one again after the last one, or after `MOST_FIRST`."""
         seed %= MOST_FIRST
         try:
-            self._task(seed + count - 1)
+            self._tasks.at(seed + count - 1)
         except SampleRejected:
-            seed %= len(self._tasks)
-            return [{"extra_env_info": {"index": (seed + number) % len(self._tasks)}} for number in range(count)]
+            tasks = self._tasks.loaded
+            return [{"extra_env_info": {"index": (seed + number) % tasks}} for number in range(count)]
         return [{"extra_env_info": {"index": seed + number}} for number in range(count)]
 
     async def close(self) -> None:
         if self._serving is not None:
             await self._serving.stop()
+
+
+class LoadedTasks:
+    """The tasks of a taskset, which are made and held as far as they were asked for."""
+
+    def __init__(self, taskset: Any) -> None:
+        self._loading: Iterator[vf.Task] = iter(taskset)
+        self._tasks: list[vf.Task] = []
+
+    @property
+    def loaded(self) -> int:
+        return len(self._tasks)
+
+    def at(self, index: int) -> vf.Task:
+        """Raises `SampleRejected` if the taskset has no such task."""
+        self._tasks += islice(self._loading, max(0, index + 1 - self.loaded))
+        if index >= self.loaded:
+            raise SampleRejected(f"extra_env_info.index: the taskset has {self.loaded} tasks, from 0.")
+        return self._tasks[index]
 
 
 class EpisodeSession(Session):
@@ -170,13 +171,7 @@ class EpisodeSession(Session):
 
     def problem(self) -> str:
         """Why the episode that has ended failed; empty if it did not."""
-        episode = self._episode.result()
-        errors = [*episode.errors, *(error for trace in episode.traces for error in trace.errors)]
-        return (
-            ""
-            if episode.ok
-            else "; ".join(f"{error.type}: {error.message}" for error in errors) or "no reason is given"
-        )
+        return problem_of(self._episode.result())
 
     async def close(self) -> None:
         self._closing.close()
@@ -212,6 +207,26 @@ class Serving:
             if self._endpoint.done():
                 raise
             self._endpoint.set_exception(error)
+
+
+def loaded_env(taskset: dict[str, Any], environment: str = "", config: dict[str, Any] | None = None) -> Any:
+    """The environment that plays a taskset; the arguments are those of `VerifiersEnvironment`."""
+    register_harness()
+    env_class = environment_class(taskset["id"], environment)
+    config_class = concrete_type(env_class, vf.EnvConfig, origin=vf.Env) or vf.EnvConfig
+    agents = [name for name, field in config_class.model_fields.items() if isinstance(field.default, vf.AgentConfig)]
+    given = dict(config or {})
+    for name in agents:
+        by_default = {"harness": {"id": HARNESS_ID}, "runtime": {"type": "subprocess"}}
+        given[name] = {**by_default, **given.get(name, {})}
+    return env_class(config_class.model_validate({"id": environment, "taskset": taskset, **given}))
+
+
+def problem_of(episode: Any) -> str:
+    """Why an episode failed; empty if it did not."""
+    errors = [*episode.errors, *(error for trace in episode.traces for error in trace.errors)]
+    reasons = "; ".join(f"{error.type}: {error.message}" for error in errors)
+    return "" if episode.ok else reasons or "no reason is given"
 
 
 def rewards_of(episode: Any) -> dict[str, float]:

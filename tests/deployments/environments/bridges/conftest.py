@@ -13,6 +13,7 @@ REAL_PACKAGES = [
     "test_reasoning_gym.py",
     "test_textarena.py",
     "test_verifiers.py",
+    "test_verifiers_harness.py",
 ]
 collect_ignore = [] if "ROLLOUT_BRIDGES" in os.environ else REAL_PACKAGES
 

@@ -1,0 +1,97 @@
+"""The agent with a tool that `make train-agent` trains, against scripted answers of a model."""
+
+import asyncio
+import json
+from typing import Any, Self
+
+import pytest
+from openai.types.chat import ChatCompletion
+
+from examples import tool_agent
+from rollout_client import SampleInput
+
+QUESTION = SampleInput.model_validate(
+    {
+        "task_name": "tool_agent",
+        "messages": [{"role": "user", "content": "What is 3 times 4?"}],
+        "extra_env_info": {"product": 12},
+    }
+)
+
+
+def asks(expression: Any, tool: str = "calculator") -> dict[str, Any]:
+    function = {"name": tool, "arguments": json.dumps({"expression": expression})}
+    return {"role": "assistant", "content": None, "tool_calls": [{"id": "a", "type": "function", "function": function}]}
+
+
+def says(text: str) -> dict[str, Any]:
+    return {"role": "assistant", "content": text}
+
+
+class ScriptedModel:
+    """Stands for OpenAI's client."""
+
+    def __init__(self, *answers: dict[str, Any]) -> None:
+        self._answers = [*answers]
+        self.asked: list[list[Any]] = []
+        self.chat = self.completions = self
+
+    def with_options(self, **address: str) -> Self:
+        assert address == {"base_url": "http://session/v1", "api_key": "key"}
+        return self
+
+    async def create(self, model: str, messages: list[Any], tools: list[Any]) -> ChatCompletion:
+        self.asked.append(list(messages))
+        choice = {"index": 0, "finish_reason": "stop", "message": self._answers.pop(0)}
+        return ChatCompletion.model_validate(
+            {"id": "1", "object": "chat.completion", "created": 1, "model": model, "choices": [choice]}
+        )
+
+
+def played(monkeypatch: pytest.MonkeyPatch, *answers: dict[str, Any]) -> tuple[float, list[list[Any]]]:
+    model = ScriptedModel(*answers)
+    monkeypatch.setattr(tool_agent, "connections", lambda: model)
+    return asyncio.run(tool_agent.agent("http://session/v1", "key", QUESTION)), model.asked
+
+
+def test_it_calculates_what_the_model_asks_and_rewards_the_right_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    reward, asked = played(monkeypatch, asks("3 * 4"), says("\\boxed{12}"))
+    assert reward == 1.0
+    assert asked[1][-1] == {"role": "tool", "tool_call_id": "a", "content": "12"}
+
+
+@pytest.mark.parametrize(
+    "answers",
+    [
+        pytest.param([asks("3 + 4"), says("\\boxed{7}")], id="a wrong answer"),
+        pytest.param([says("\\boxed{12}")], id="no call"),
+        pytest.param([asks("3 * 4")] * tool_agent.MOST_CALLS, id="calls without end"),
+    ],
+)
+def test_nothing_else_is_rewarded(monkeypatch: pytest.MonkeyPatch, answers: list[dict[str, Any]]) -> None:
+    assert played(monkeypatch, *answers)[0] == 0.0
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (asks("3 *"), "Error: "),
+        (asks("3", tool="search"), "Error: this is no call of a tool."),
+    ],
+)
+def test_a_call_that_cannot_be_answered_gets_an_error(
+    monkeypatch: pytest.MonkeyPatch, call: dict[str, Any], said: str
+) -> None:
+    reward, asked = played(monkeypatch, call, says("\\boxed{12}"))
+    assert asked[1][-1]["content"].startswith(said)
+    assert reward == 1.0
+
+
+def test_no_held_out_question_is_trained_on_in_either_order() -> None:
+    def operands(held_out: bool) -> set[frozenset[int]]:
+        texts = [str(question.messages[0].content) for question in tool_agent.questions(held_out) if question.messages]
+        return {frozenset(int(word) for word in text.replace("?", "").split() if word.isdecimal()) for text in texts}
+
+    held_out, trained = operands(True), operands(False)
+    assert not held_out & trained
+    assert (len(held_out), len(held_out | trained)) == (504, 100 * 101 // 2)
