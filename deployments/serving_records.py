@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
 
+from deployments.failures import RolloutFailure
 from deployments.protocols import GenerationRequest, ReplicaLoad
 from rollout_client.contract import Sampling
 
@@ -48,7 +49,7 @@ class ServedTokens:
 
 @dataclass(frozen=True, slots=True)
 class ServedPart:
-    """A part of an answer, in order. One without a body, a status and tokens is a heartbeat."""
+    """A part of an answer, in order."""
 
     body: bytes = b""
     status: int | None = None
@@ -57,8 +58,18 @@ class ServedPart:
     """Beside the status."""
     tokens: ServedTokens | None = None
     """The last part has it."""
-    load: ReplicaLoad | None = None
-    """Of the replica after this part."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServedParts:
+    """One item of the stream that answers a batch of calls; one without parts and results is a heartbeat."""
+
+    parts: list[tuple[str, ServedPart]]
+    """Each with the `generation_id` of its call."""
+    results: list[tuple[int, ServedTokens | RolloutFailure]]
+    """Of the calls that end with these parts, each with its place in the batch."""
+    load: ReplicaLoad
+    """The load of the replica after these parts."""
 
 
 class ModelServer(Protocol):

@@ -7,10 +7,10 @@ import asyncio
 import logging
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import AsyncGenerator, Iterator, Sequence, Set
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import replace
-from itertools import chain
+from functools import partial
 
 from ray.serve import metrics
 
@@ -33,9 +33,9 @@ from deployments.rpc.autoscaling import stats_of
 from deployments.rpc.batching import results_as_completed
 from deployments.rpc.caller_watch import CallerWatch
 from deployments.rpc.heartbeats import Heartbeats
-from deployments.rpc.message_size import bytes_of_generation
+from deployments.rpc.message_size import BYTES_PER_RECORD, bytes_of_generation, bytes_of_served_part, divided
 from deployments.rpc.output_health import OutputHealth
-from deployments.serving_records import ServedPart, ServedRequest
+from deployments.serving_records import ServedPart, ServedParts, ServedRequest, ServedTokens
 
 HAND_OVER_EVERY_S = 0.5
 logger = logging.getLogger("rollout_service.rpc")
@@ -47,11 +47,8 @@ class GeneratorReplicaBase(ABC):
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._running: dict[str, asyncio.Task[object]] = {}
-        self._served_calls: dict[str, set[str]] = {}
-        """Ids of the calls of model servers' APIs that are answered, by caller."""
         self._heartbeats = Heartbeats()
         self._callers_watch = CallerWatch(self._give_up)
-        self._giving_up: asyncio.Task[None] | None = None
         self._shutting_down = False
         self._output_health = OutputHealth()
         # Serve adds the replica's id to each metric.
@@ -78,49 +75,43 @@ class GeneratorReplicaBase(ABC):
             caller: the same for all calls of one ingress replica, and different from all others'.
             waiting: generations that wait in the caller for this replica.
         """
-        self._waiting[caller] = waiting
         aborted = GenerationLost("The generation was aborted.")
         jobs = [self._generation_or_failure(request) for request in requests]
-        wake = asyncio.Event()
-        try:
-            ids = [request.generation_id for request in requests]
-            with self._heartbeats.open_stream(caller, wake), self._callers_watch.working(caller, ids):
-                async with aclosing(results_as_completed(jobs, aborted, bytes_of_generation, wake)) as batches:
-                    async for results in batches:
-                        if results:
-                            self._heartbeats.note_results(caller)
-                        yield GenerationResults(results, self.load())
-        finally:
-            self._forget_waiting(caller)
+        with self._open_stream(caller, requests, waiting) as wake:
+            async with aclosing(results_as_completed(jobs, aborted, bytes_of_generation, wake)) as batches:
+                async for results in batches:
+                    if results:
+                        self._heartbeats.note_results(caller)
+                    yield GenerationResults(results, self.load())
 
     async def serve(
-        self, request: ServedRequest, caller: str = "", waiting: int = 0
-    ) -> AsyncGenerator[ServedPart, None]:
-        """Answers a call of a model server's API in parts, the last of which has its tokens. Closing it aborts it.
+        self, requests: list[ServedRequest], caller: str = "", waiting: int = 0
+    ) -> AsyncGenerator[ServedParts, None]:
+        """Answers calls of a model server's API concurrently, each in parts, the last of which has its tokens.
 
-        Args:
-            caller: as in `generate`.
-            waiting: likewise.
-
-        Raises:
-            RolloutFailure: before the first part, if another replica may answer, or none can.
+        The parts of one event-loop iteration are yielded together. Failures, heartbeats and arguments are as those of
+        `generate`.
         """
-        self._refuse_if_closed()
-        self.refuse_other_weights(request)
-        with (
-            self._counted(request.policy),
-            self._served(request.generation_id, caller, waiting),
-            self._callers_watch.working(caller, [request.generation_id]),
-        ):
-            try:
-                async with aclosing(self.answer_call(request)) as parts:
-                    async for part in parts:
-                        yield replace(part, load=self.load())
-            except GenerationNotFinite:
-                self._note_not_finite(request)
-                raise
-        self._virtual_time = max(self._virtual_time, request.virtual_time)
-        self._ended_generations += 1
+        aborted = GenerationLost("The call was aborted.")
+        made: list[tuple[str, ServedPart]] = []
+        with self._open_stream(caller, requests, waiting) as wake:
+
+            def add(call_id: str, part: ServedPart) -> None:
+                made.append((call_id, part))
+                if part.tokens is None:
+                    # The last part goes with the end of the call, which comes at once.
+                    wake.set()
+
+            jobs = [self._tokens_or_failure(request, partial(add, request.generation_id)) for request in requests]
+            async with aclosing(results_as_completed(jobs, aborted, lambda _: BYTES_PER_RECORD, wake)) as batches:
+                async for results in batches:
+                    *before, last = divided(made, bytes_of_served_part) if made else [made]
+                    made = []
+                    if last or results:
+                        self._heartbeats.note_results(caller)
+                    for parts in before:
+                        yield ServedParts(parts, [], self.load())
+                    yield ServedParts(last, results, self.load())
 
     def answer_call(self, request: ServedRequest) -> AsyncGenerator[ServedPart, None]:  # noqa: ARG002 - has none
         """Yields the parts of an answer. Raises `GenerationRejected` where the engine has no serving layers."""
@@ -138,9 +129,6 @@ class GeneratorReplicaBase(ABC):
             task = self._running.get(generation_id)
             if task is not None and not task.cancelling():
                 task.cancel()
-        calls = set(generation_ids).intersection(chain(*self._served_calls.values()))
-        if calls and (self._giving_up is None or self._giving_up.done()):
-            self._giving_up = asyncio.create_task(self._engine.interrupt(calls))
 
     async def interrupt(self, generation_ids: list[str]) -> None:
         """Lets generations return with the tokens that they have, as `finish_reason` "abort". Ignores unknown ids."""
@@ -165,8 +153,8 @@ class GeneratorReplicaBase(ABC):
 
     async def _hand_over(self) -> None:
         # Again and again, because a call reaches the engine some time after it has come in.
-        while still_running := [*self._running, *chain(*self._served_calls.values())]:
-            await self._engine.interrupt(still_running, replica_shuts_down())
+        while self._running:
+            await self._engine.interrupt([*self._running], replica_shuts_down())
             await asyncio.sleep(HAND_OVER_EVERY_S)
 
     async def describe(self) -> GeneratorDescription:
@@ -202,7 +190,7 @@ class GeneratorReplicaBase(ABC):
     def load(self) -> ReplicaLoad:
         return replace(
             self._engine.load(),
-            ingresses=len(self._callers()),
+            ingresses=len(self._heartbeats.callers),
             virtual_time=self._virtual_time,
             policies=tuple(self._policies),
         )
@@ -226,26 +214,20 @@ class GeneratorReplicaBase(ABC):
         """
 
     @contextmanager
-    def _served(self, call_id: str, caller: str, waiting: int) -> Iterator[None]:
-        """For the length of the block the call is answered."""
+    def _open_stream(self, caller: str, requests: Sequence[GenerationRequest], waiting: int) -> Iterator[asyncio.Event]:
+        """For the length of the block the caller has these under way. The event wakes the stream, as heartbeats do."""
         self._waiting[caller] = waiting
-        of_caller = self._served_calls.setdefault(caller, set())
-        of_caller.add(call_id)
+        wake = asyncio.Event()
+        ids = [request.generation_id for request in requests]
         try:
-            yield
+            with self._heartbeats.open_stream(caller, wake), self._callers_watch.working(caller, ids):
+                yield wake
         finally:
-            of_caller.discard(call_id)
-            if not of_caller:
-                self._served_calls.pop(caller, None)
             self._forget_waiting(caller)
 
     def _forget_waiting(self, caller: str) -> None:
-        if caller not in self._callers():
+        if caller not in self._heartbeats.callers:
             self._waiting.pop(caller, None)
-
-    def _callers(self) -> Set[str]:
-        """Those that have a stream open here."""
-        return self._heartbeats.callers | self._served_calls.keys()
 
     @contextmanager
     def _counted(self, policy: str | None) -> Iterator[None]:
@@ -262,6 +244,35 @@ class GeneratorReplicaBase(ABC):
                 del self._policies[policy]
 
     async def _generation_or_failure(self, request: GenerationRequest) -> Generation | RolloutFailure:
+        try:
+            with self._abortable(request):
+                generation = await self._engine.generate(request)
+        except Exception as error:  # noqa: BLE001 - is the result of this generation alone
+            return self._failure_of(request, error)
+        self._output_health.record(request.group, is_finite=True)
+        return generation
+
+    async def _tokens_or_failure(
+        self, request: ServedRequest, add: Callable[[ServedPart], None]
+    ) -> ServedTokens | RolloutFailure:
+        """Answers a call. Args: `add` takes each part of the answer."""
+        tokens = ServedTokens()
+        try:
+            with self._abortable(request):
+                async with aclosing(self.answer_call(request)) as parts:
+                    async for part in parts:
+                        add(part)
+                        tokens = part.tokens or tokens
+        except Exception as error:  # noqa: BLE001 - is the result of this call alone
+            return self._failure_of(request, error)
+        return tokens
+
+    @contextmanager
+    def _abortable(self, request: GenerationRequest) -> Iterator[None]:
+        """The block is the generation of the current task, which ends without a failure unless it raises.
+
+        Raises what refuses the generation.
+        """
         task = asyncio.current_task()
         assert task is not None
         self._running[request.generation_id] = task
@@ -269,31 +280,27 @@ class GeneratorReplicaBase(ABC):
             self._refuse_if_closed()
             self.refuse_other_weights(request)
             with self._counted(request.policy):
-                generation = await self._engine.generate(request)
+                yield
             self._virtual_time = max(self._virtual_time, request.virtual_time)
             self._ended_generations += 1
-        except RolloutFailure as failure:
-            if isinstance(failure, GenerationNotFinite):
-                self._note_not_finite(request)
-            return failure
-        except Exception as error:
-            logger.warning(
-                "A generation broke.",
-                exc_info=error,
-                extra={
-                    "request_id": request.request_id,
-                    "rollout_id": request.rollout_id,
-                    "generation_id": request.generation_id,
-                },
-            )
-            return RolloutFailure(f"{type(error).__name__}: {error}")
-        else:
-            self._output_health.record(request.group, is_finite=True)
-            return generation
         finally:
             # A retry of the same generation has the same id and may have replaced this task.
             if self._running.get(request.generation_id) is task:
                 del self._running[request.generation_id]
+
+    def _failure_of(self, request: GenerationRequest, error: Exception) -> RolloutFailure:
+        if isinstance(error, RolloutFailure):
+            if isinstance(error, GenerationNotFinite):
+                self._note_not_finite(request)
+            return error
+        about = {
+            "request_id": request.request_id,
+            "rollout_id": request.rollout_id,
+            "generation_id": request.generation_id,
+        }
+        logger.warning("A generation broke.", exc_info=error, extra=about)
+        # Its class may not exist where the result is unpickled.
+        return RolloutFailure(f"{type(error).__name__}: {error}")
 
     def _note_not_finite(self, request: GenerationRequest) -> None:
         self._output_health.record(request.group, is_finite=False)

@@ -12,6 +12,7 @@ import orjson
 
 from deployments.failures import RolloutFailure
 from deployments.protocols import Generation, GenerationRequest, ScoredPrompt, StepRequest
+from deployments.serving_records import ServedPart, ServedRequest
 from rollout_env import ChatMessage, StepOutcome
 
 Item = TypeVar("Item")
@@ -53,6 +54,14 @@ def divided(
 def bytes_of_generation_request(request: GenerationRequest) -> int:
     stop_strings = sum(map(bytes_of_text, request.stop_strings))
     return BYTES_PER_RECORD + BYTES_PER_TOKEN_ID * len(request.prompt_token_ids) + stop_strings
+
+
+def bytes_of_served_request(request: ServedRequest) -> int:
+    return BYTES_PER_RECORD + len(request.body)
+
+
+def bytes_of_served_part(part: tuple[str, ServedPart]) -> int:
+    return BYTES_PER_RECORD + len(part[1].body)
 
 
 def bytes_of_step_request(request: StepRequest) -> int:

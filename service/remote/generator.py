@@ -22,22 +22,20 @@ from deployments.protocols import (
 from deployments.rpc.batching import BatchResults
 from deployments.rpc.caller_watch import own_name
 from deployments.rpc.handle_calls import call_result
-from deployments.rpc.heartbeats import HEARTBEAT_S
 from deployments.rpc.live_replicas import live_replicas_of
-from deployments.serving_records import ModelServer, ServedPart, ServedRequest
+from deployments.serving_records import ModelServer, ServedPart, ServedParts, ServedRequest, ServedTokens
 from service.admission.generation_scheduler import GenerationScheduler
 from service.admission.replica_window import EngineCapacity
 from service.admission.scheduled_generation import ScheduledGeneration
 from service.canary.background_canary import ComparedReplicas
 from service.remote.batching import call_unless_gone, start_task
-from service.remote.replica_calls import GENERATOR_REPLICA, LOST_AFTER_HEARTBEATS, ReplicaCalls, calls_of
+from service.remote.replica_calls import GENERATOR_REPLICA, ReplicaCalls, calls_of
 from service.rollouts.retries import pause_s
 
 LOOK_FOR_REPLICAS_S = 0.2
 """While generations wait, the replicas that have started or ended are looked for this often."""
 SERVE_RETRIES = 3
 """A call that no part of an answer came for is made again so many times, on another replica where there is one."""
-SERVE_SILENCE_S = LOST_AFTER_HEARTBEATS * HEARTBEAT_S
 NOTHING_YET = Generation([], [], "abort")
 """The result of a generation that was interrupted before it was sent."""
 
@@ -66,6 +64,8 @@ class RemoteGenerator(Generator, ModelServer, ComparedReplicas):
         """Those that were interrupted before they were sent."""
         self._running: dict[str, tuple[ReplicaCalls, GenerationRequest]] = {}
         """By rollout."""
+        self._parts: dict[str, asyncio.Queue[ServedPart | None]] = {}
+        """Of the answers to calls of model servers' APIs, by generation; `None` is the end."""
         self._caller = own_name()
         self._on_generation: OnGeneration | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -120,22 +120,16 @@ class RemoteGenerator(Generator, ModelServer, ComparedReplicas):
         scheduled = self._scheduler.submit(request)
         if not scheduled.has_started:
             await self._turn(scheduled)
+        parts = self._parts[request.generation_id] = asyncio.Queue()
+        call = self._calls_of(scheduled.replica).serve.call(replace(request, virtual_time=scheduled.virtual_time))
+        answering = asyncio.create_task(call)
+        answering.add_done_callback(partial(note_end, parts))
         new_tokens: int | None = None
         failed = False
-        replica = scheduled.replica
-        call: Any = None
         try:
-            handle: Any = self._handle.options(session_id=replica, stream=True)
-            sent = replace(request, virtual_time=scheduled.virtual_time)
-            call = handle.serve.remote(sent, self._caller, self._scheduler.waiting_for(replica))
-            while (part := await self._next_part(call)) is not None:
-                if part.tokens is not None:
-                    new_tokens = part.tokens.generated
-                if part.load is not None:
-                    ended = request.choices if part.tokens is not None else 0
-                    self._wake(self._scheduler.observe(replica, part.load, ended))
-                if part.body or part.status is not None or part.tokens is not None:
-                    yield part
+            while (part := await parts.get()) is not None:
+                yield part
+            new_tokens = (await answering).generated
         except OtherVersionLoaded:
             # Another replica may have the version; this one has not failed.
             self._scheduler.leave_replica(request.rollout_id)
@@ -144,18 +138,9 @@ class RemoteGenerator(Generator, ModelServer, ComparedReplicas):
             failed = True
             raise
         finally:
-            if call is not None and new_tokens is None:
-                call.cancel()
+            answering.cancel()
+            del self._parts[request.generation_id]
             self._wake(self._scheduler.end(scheduled, new_tokens, replica_failed=failed))
-
-    async def _next_part(self, call: Any) -> ServedPart | None:
-        """`None` at the end. Raises `GenerationLost` if the replica breaks, or is silent for too long."""
-        try:
-            async with asyncio.timeout(SERVE_SILENCE_S):
-                part: ServedPart | None = await call_result(anext(call, None), call, GenerationLost, GENERATOR_REPLICA)
-        except TimeoutError as error:
-            raise GenerationLost(f"{GENERATOR_REPLICA} was silent for {SERVE_SILENCE_S:g} s.") from error
-        return part
 
     def is_generating(self, rollout_id: str) -> bool:
         return rollout_id in self._running
@@ -265,11 +250,27 @@ class RemoteGenerator(Generator, ModelServer, ComparedReplicas):
     def _calls_of(self, replica: str) -> ReplicaCalls:
         calls = self._calls.get(replica)
         if calls is None:
-            results_of = partial(self._results_of, replica)
+            results_of, ends_of = partial(self._results_of, replica), partial(self._ends_of, replica)
             waiting = partial(self._scheduler.waiting_for, replica)
-            calls = self._calls[replica] = calls_of(self._handle, replica, self._caller, results_of, waiting)
+            calls = calls_of(self._handle, replica, self._caller, results_of, ends_of, waiting)
+            self._calls[replica] = calls
         return calls
 
     def _results_of(self, replica: str, item: GenerationResults) -> BatchResults[Generation]:
         self._wake(self._scheduler.observe(replica, item.load, ended=len(item.results)))
         return item.results
+
+    def _ends_of(self, replica: str, item: ServedParts) -> BatchResults[ServedTokens]:
+        for generation_id, part in item.parts:
+            # Those of a call that was left are dropped.
+            if (parts := self._parts.get(generation_id)) is not None:
+                parts.put_nowait(part)
+        self._wake(self._scheduler.observe(replica, item.load, ended=len(item.results)))
+        return item.results
+
+
+def note_end(parts: "asyncio.Queue[ServedPart | None]", answering: "asyncio.Task[ServedTokens]") -> None:
+    parts.put_nowait(None)
+    if not answering.cancelled():
+        # Whoever has left the call does not ask for its failure, of which asyncio would complain.
+        answering.exception()

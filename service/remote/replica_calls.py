@@ -9,7 +9,8 @@ from ray.serve.handle import DeploymentHandle
 from deployments.failures import GenerationLost
 from deployments.protocols import Generation, GenerationRequest, GenerationResults
 from deployments.rpc.batching import BatchResults
-from deployments.rpc.message_size import bytes_of_generation_request
+from deployments.rpc.message_size import bytes_of_generation_request, bytes_of_served_request
+from deployments.serving_records import ServedParts, ServedRequest, ServedTokens
 from service.remote.batching import ControlCalls, RequestBatcher
 
 GENERATOR_REPLICA = "The generator replica"
@@ -22,6 +23,7 @@ class ReplicaCalls:
     """The calls of one replica, batched."""
 
     generate: RequestBatcher[GenerationRequest, Generation]
+    serve: RequestBatcher[ServedRequest, ServedTokens]
     interrupt: ControlCalls[GenerationRequest]
 
 
@@ -30,19 +32,22 @@ def calls_of(
     replica: str,
     caller: str,
     results_of: Callable[[GenerationResults], BatchResults[Generation]],
+    ends_of: Callable[[ServedParts], BatchResults[ServedTokens]],
     waiting: Callable[[], int],
 ) -> ReplicaCalls:
     """Args:
     replica: its unique id; empty for whichever replica Serve chooses.
     caller: names this ingress replica.
-    results_of: is given each item of each answer and returns its results.
+    results_of: is given each item of each answer to generations and returns its results.
+    ends_of: the same of calls of model servers' APIs.
     waiting: how many generations wait here for the replica.
     """
     named = handle.options(session_id=replica)
     log_fields = {"replica_id": replica or None}
-    start_call = named.options(stream=True).generate.remote
+    streaming = named.options(stream=True)
+    start_generations, start_calls = streaming.generate.remote, streaming.serve.remote
 
-    def control(call: Callable[[list[str]], Any], done: str) -> ControlCalls[GenerationRequest]:
+    def control(call: Callable[[list[str]], Any], done: str) -> ControlCalls[Any]:
         return ControlCalls(
             lambda requests: call([request.generation_id for request in requests]),
             done,
@@ -51,16 +56,26 @@ def calls_of(
             log_fields,
         )
 
+    abort = control(named.abort.remote, "aborted")
+    watched: dict[str, Any] = {"log_fields": log_fields, "lost_after_heartbeats": LOST_AFTER_HEARTBEATS}
     return ReplicaCalls(
         RequestBatcher(
-            lambda requests: start_call(requests, caller, waiting()),
+            lambda requests: start_generations(requests, caller, waiting()),
             GenerationLost,
             GENERATOR_REPLICA,
-            abort=control(named.abort.remote, "aborted"),
-            log_fields=log_fields,
+            abort=abort,
             results_of=results_of,
-            lost_after_heartbeats=LOST_AFTER_HEARTBEATS,
             bytes_of=bytes_of_generation_request,
+            **watched,
+        ),
+        RequestBatcher(
+            lambda requests: start_calls(requests, caller, waiting()),
+            GenerationLost,
+            GENERATOR_REPLICA,
+            abort=abort,
+            results_of=ends_of,
+            bytes_of=bytes_of_served_request,
+            **watched,
         ),
         control(named.interrupt.remote, "interrupted"),
     )

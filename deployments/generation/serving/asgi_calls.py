@@ -9,7 +9,6 @@ from starlette.types import ASGIApp
 
 from deployments.failures import RolloutFailure
 from deployments.generation.serving.served_call import CURRENT_CALL, ServedCall
-from deployments.rpc.heartbeats import HEARTBEAT_S
 from deployments.serving_records import Endpoint, ServedPart
 
 GATHER_S = 0.02
@@ -54,13 +53,13 @@ class AsgiCall:
         self._caller_is_gone.set()
 
     async def next(self) -> bytes:
-        """What has come since the last time; empty at the end, or after `HEARTBEAT_S` seconds without anything.
+        """What has come since the last time; empty at the end alone.
 
         Raises:
             RolloutFailure: another replica can make the call; or the answer broke off.
             Exception: what the application raised before its answer began.
         """
-        await happens(self._some, HEARTBEAT_S)
+        await self._some.wait()
         if (failure := self._call.retryable_failure or self._failure) is not None:
             raise failure
         taken = bytes(self._bytes)

@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Iterable
 from contextlib import aclosing
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -26,8 +27,9 @@ from deployments.protocols import (
 )
 from deployments.rpc import caller_watch
 from deployments.rpc.generator_replica_base import GeneratorReplicaBase
+from deployments.rpc.message_size import MOST_BYTES_PER_MESSAGE
 from deployments.rpc.output_health import MOST_NOT_FINITE, OutputsDiffer, OutputsNotFinite
-from deployments.serving_records import ServedPart, ServedRequest
+from deployments.serving_records import ServedPart, ServedParts, ServedRequest, ServedTokens
 from tests import virtual_time
 
 DONE = Generation([1], [0.0], "stop")
@@ -334,23 +336,134 @@ def test_a_replica_that_drains_refuses_new_generations_and_hands_the_others_over
 
 
 class ServingReplica(ScriptedReplica):
-    """Answers a call when it is told to."""
+    """Answers each call in two parts, the second one when it is told to. A call named "bug" breaks between them."""
 
     def __init__(self) -> None:
         super().__init__()
         self.may_end = asyncio.Event()
+        self.left: list[str] = []
 
     async def answer_call(self, request: ServedRequest) -> AsyncGenerator[ServedPart, None]:
-        await self.may_end.wait()
-        yield ServedPart(b"{}", 200, "application/json")
+        try:
+            yield BEGUN
+            if request.generation_id in RAISED:
+                raise RAISED[request.generation_id]
+            await self.may_end.wait()
+            yield ENDED
+        except asyncio.CancelledError:
+            self.left.append(request.generation_id)
+            raise
 
 
-def served(name: str) -> ServedRequest:
-    return ServedRequest(name, [1], 1, (), SamplingOptions())
+BEGUN = ServedPart(b"{", 200, "application/json")
+ENDED = ServedPart(b"}", tokens=ServedTokens(3, 2))
 
 
-async def answered(replica: ServingReplica, name: str) -> list[ServedPart]:
-    return [part async for part in replica.serve(served(name), "ingress")]
+def served(name: str, min_weight_version: int = 0) -> ServedRequest:
+    return ServedRequest(name, [1], 1, (), SamplingOptions(), min_weight_version)
+
+
+async def all_of(items: AsyncGenerator[Any, None]) -> list[Any]:
+    return [item async for item in items]
+
+
+async def answered(replica: ServingReplica, *names: str) -> list[ServedParts]:
+    return [item async for item in replica.serve([served(name) for name in names], "ingress")]
+
+
+def test_parts_of_calls_that_are_made_in_one_iteration_are_yielded_together_and_the_last_ones_with_their_ends() -> None:
+    async def run() -> None:
+        replica = ServingReplica()
+        async with aclosing(replica.serve([served("a"), served("b")], "ingress")) as items:
+            first = await anext(items)
+            assert (first.parts, first.results) == ([("a", BEGUN), ("b", BEGUN)], [])
+            replica.may_end.set()
+            last = await anext(items)
+            assert (last.parts, last.results) == (
+                [("a", ENDED), ("b", ENDED)],
+                [(0, ServedTokens(3, 2)), (1, ServedTokens(3, 2))],
+            )
+            assert await anext(items, None) is None
+        assert await replica.ended_generations() == 2
+
+    virtual_time.run(run())
+
+
+def test_parts_that_are_large_together_are_divided_and_the_ends_come_with_the_last() -> None:
+    class LargeReplica(ServingReplica):
+        async def answer_call(self, request: ServedRequest) -> AsyncGenerator[ServedPart, None]:
+            yield ServedPart(bytes(MOST_BYTES_PER_MESSAGE - 1000), 200, tokens=ServedTokens(1, 1))
+
+    items = virtual_time.run(answered(LargeReplica(), "a", "b"))
+    assert [[name for name, _ in item.parts] for item in items] == [["a"], ["b"]]
+    assert [[place for place, _ in item.results] for item in items] == [[], [0, 1]]
+
+
+def test_the_failure_of_a_call_is_its_own_alone_and_comes_after_its_parts() -> None:
+    async def run() -> None:
+        replica = ServingReplica()
+        replica.may_end.set()
+        items = await answered(replica, "bug", "a", "rejected")
+        parts = [part for item in items for part in item.parts]
+        results = dict(result for item in items for result in item.results)
+        assert sorted(parts, key=lambda part: part[0]) == [
+            ("a", BEGUN),
+            ("a", ENDED),
+            ("bug", BEGUN),
+            ("rejected", BEGUN),
+        ]
+        assert (type(results[0]), str(results[0])) == (RolloutFailure, "KeyError: 'bug'")
+        assert (results[1], results[2]) == (ServedTokens(3, 2), RAISED["rejected"])
+        assert await replica.ended_generations() == 1
+
+    virtual_time.run(run())
+
+
+def test_a_call_that_needs_newer_weights_is_refused() -> None:
+    async def run() -> None:
+        [item] = [item async for item in ServingReplica().serve([served("a", min_weight_version=4)])]
+        [(_, refused)] = item.results
+        assert (item.parts, type(refused)) == ([], GenerationLost)
+
+    virtual_time.run(run())
+
+
+def test_an_aborted_call_is_left_and_the_others_of_its_batch_go_on() -> None:
+    async def run() -> None:
+        replica = ServingReplica()
+        async with aclosing(replica.serve([served("a"), served("b")])) as items:
+            await anext(items)
+            await replica.abort(["a", "unknown"])
+            [(place, aborted)] = (await anext(items)).results
+            assert (place, type(aborted), str(aborted)) == (0, GenerationLost, "The call was aborted.")
+            assert replica.left == ["a"]
+            replica.may_end.set()
+            assert (await anext(items)).parts == [("b", ENDED)]
+
+    virtual_time.run(run())
+
+
+def test_closing_the_stream_of_a_batch_leaves_all_of_its_calls() -> None:
+    async def run() -> None:
+        replica = ServingReplica()
+        async with aclosing(replica.serve([served("a"), served("b")])) as items:
+            await anext(items)
+        await virtual_time.settled()
+        assert sorted(replica.left) == ["a", "b"]
+
+    virtual_time.run(run())
+
+
+def test_a_caller_of_calls_that_say_nothing_gets_a_heartbeat_each_second() -> None:
+    async def run() -> None:
+        replica = ServingReplica()
+        async with aclosing(replica.serve([served("a")], "ingress")) as items:
+            await anext(items)
+            heartbeat = await anext(items)
+            assert (heartbeat.parts, heartbeat.results, virtual_time.now()) == ([], [], 2.0)
+            assert heartbeat.load.ongoing_generations == LOAD.ongoing_generations
+
+    virtual_time.run(run())
 
 
 def test_a_replica_that_drains_hands_its_calls_over_again_and_again_until_the_last_has_ended() -> None:
@@ -359,8 +472,8 @@ def test_a_replica_that_drains_hands_its_calls_over_again_and_again_until_the_la
         call = asyncio.create_task(answered(replica, "a"))
         await virtual_time.settled()
         replica.drain(bound_s=10)
-        with pytest.raises(ReplicaShuttingDown):
-            await answered(replica, "new")
+        [refusal] = await answered(replica, "new")
+        assert [type(result) for _, result in refusal.results] == [ReplicaShuttingDown]
         await asyncio.sleep(9.9)
         assert replica.engine.interrupted == []
         await asyncio.sleep(0.7)
@@ -373,7 +486,7 @@ def test_a_replica_that_drains_hands_its_calls_over_again_and_again_until_the_la
     virtual_time.run(run())
 
 
-def test_what_a_caller_that_has_died_has_under_way_is_aborted_and_its_calls_are_interrupted(
+def test_what_a_caller_that_has_died_has_under_way_is_aborted_and_its_calls_are_left(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def run() -> None:
@@ -382,14 +495,13 @@ def test_what_a_caller_that_has_died_has_under_way_is_aborted_and_its_calls_are_
         monkeypatch.setattr(caller_watch, "has_died", dead.__contains__)
         names = [f"SERVE_REPLICA::rollout#Ingress#{number}" for number in range(2)]
         batches = [replica.generate(requests(f"generation{number}"), name) for number, name in enumerate(names)]
-        calls = [replica.serve(served(f"call{number}"), name) for number, name in enumerate(names)]
-        begun = [asyncio.ensure_future(anext(one)) for one in (*batches, *calls)]
+        calls = [replica.serve([served(f"call{number}")], name) for number, name in enumerate(names)]
+        begun = [asyncio.create_task(all_of(one)) for one in (*batches, *calls)]
         await asyncio.sleep(50)
-        assert (replica.engine.cancelled, replica.engine.interrupted) == ([], [])
+        assert (replica.engine.cancelled, replica.left) == ([], [])
         dead.add(names[1])
         await asyncio.sleep(2 * caller_watch.POLL_S)
-        assert replica.engine.cancelled == ["generation1"]
-        assert [found for found, _ in replica.engine.interrupted] == [["call1"], ["call1"]]
+        assert (replica.engine.cancelled, replica.left) == (["generation1"], ["call1"])
         replica.may_end.set()
         replica.engine.finish("generation0")
         await asyncio.gather(*begun)
@@ -400,7 +512,7 @@ def test_what_a_caller_that_has_died_has_under_way_is_aborted_and_its_calls_are_
 def test_a_caller_of_calls_alone_counts_as_one_until_its_last_call_has_ended() -> None:
     async def run() -> None:
         replica = ServingReplica()
-        calls = [replica.serve(served(name), "ingress", 5) for name in ("a", "b")]
+        calls = [replica.serve([served(name)], "ingress", 5) for name in ("a", "b")]
         begun = [asyncio.ensure_future(anext(call)) for call in calls]
         await virtual_time.settled()
         assert replica.load().ingresses == 1

@@ -194,6 +194,7 @@ class NamedHandle:
 
     def __init__(self, handle: ScriptedGeneratorHandle, replica: str) -> None:
         self.generate = SimpleNamespace(remote=partial(self._generate, handle))
+        self.serve = SimpleNamespace(remote=None)
         self.abort = SimpleNamespace(remote=lambda generation_ids: handle.abort(replica, generation_ids))
 
         self.interrupt = SimpleNamespace(remote=partial(handle.interrupt, replica))

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
+from itertools import zip_longest
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,55 +14,64 @@ from deployments.failures import GenerationLost, GenerationRejected, OtherVersio
 from deployments.protocols import ReplicaLoad, SamplingOptions
 from deployments.rpc import live_replicas
 from deployments.rpc.live_replicas import record_live_replicas
-from deployments.serving_records import ServedPart, ServedRequest, ServedTokens
+from deployments.serving_records import ServedPart, ServedParts, ServedRequest, ServedTokens
 from service.remote.generator import SERVE_RETRIES, RemoteGenerator
 from tests import virtual_time
-from tests.service.remote.scripted_handles import ScriptedResponse
+from tests.service.remote.scripted_handles import ScriptedCall, ScriptedResponse
 from tests.service.scripted import DESCRIPTION
 
 LOAD = ReplicaLoad(0)
-WHOLE = [ServedPart(b"a", 200, "text/event-stream", load=LOAD), ServedPart(b"b", tokens=ServedTokens(3, 2), load=LOAD)]
-
-
-class ScriptedCall:
-    def __init__(self, parts: Sequence[ServedPart | RolloutFailure]) -> None:
-        self._parts = list(parts)
-        self.was_cancelled = False
-
-    async def __anext__(self) -> ServedPart:
-        await asyncio.sleep(1)
-        if not self._parts:
-            raise StopAsyncIteration
-        part = self._parts.pop(0)
-        if isinstance(part, RolloutFailure):
-            raise part
-        return part
-
-    def cancel(self) -> None:
-        self.was_cancelled = True
+WHOLE = [ServedPart(b"a", 200, "text/event-stream"), ServedPart(b"b", tokens=ServedTokens(3, 2))]
+SERVE_ENDS_S = 1.0
+"""After its last item."""
+Answer = Sequence[ServedPart | RolloutFailure | None]
+"""Its parts, or what ends it; `None` for a heartbeat."""
 
 
 class ScriptedServingHandle:
-    """Each call gives the next of `answers`, the last one again and again."""
+    """Each request gets the next of `answers`, the last one again and again, with a part of all in each item."""
 
-    def __init__(self, *answers: Sequence[ServedPart | RolloutFailure]) -> None:
+    def __init__(self, *answers: Answer) -> None:
         self.deployment_id = object()
         self._answers = list(answers)
         self.sent: list[tuple[str, ServedRequest]] = []
+        self.batches: list[list[str]] = []
         self.calls: list[ScriptedCall] = []
+        self.aborted: list[str] = []
         self.describe = SimpleNamespace(remote=lambda: ScriptedResponse(replace(DESCRIPTION, max_num_seqs=1)))
 
-    def options(self, session_id: str, stream: bool = False) -> Any:
-        assert stream
-
-        def remote(request: ServedRequest, _caller: str, _waiting: int) -> ScriptedCall:
-            self.sent.append((session_id, request))
-            self.calls.append(ScriptedCall(self._answers[0]))
-            if len(self._answers) > 1:
-                self._answers.pop(0)
+    def options(self, session_id: str = "", stream: bool = False) -> Any:
+        def start(requests: list[ServedRequest], _caller: str, _waiting: int) -> ScriptedCall:
+            self.sent += [(replica, request) for request in requests]
+            self.batches.append([request.generation_id for request in requests])
+            answers = [self._answers.pop(0) if len(self._answers) > 1 else self._answers[0] for _ in requests]
+            self.calls.append(ScriptedCall(items_of(requests, answers)))
             return self.calls[-1]
 
-        return SimpleNamespace(serve=SimpleNamespace(remote=remote))
+        def abort(generation_ids: list[str]) -> ScriptedResponse:
+            self.aborted += generation_ids
+            return ScriptedResponse(None)
+
+        replica = session_id
+        methods = {"serve": start, "generate": None, "abort": abort, "interrupt": None}
+        named = SimpleNamespace(**{name: SimpleNamespace(remote=method) for name, method in methods.items()})
+        named.options = lambda stream: named  # noqa: ARG005
+        return named
+
+
+def items_of(requests: Sequence[ServedRequest], answers: Sequence[Answer]) -> list[ServedParts]:
+    items = []
+    for parts in zip_longest(*answers):
+        item = ServedParts([], [], LOAD)
+        for place, part in enumerate(parts):
+            if isinstance(part, RolloutFailure):
+                item.results.append((place, part))
+            elif part is not None:
+                item.parts.append((requests[place].generation_id, part))
+                if part.tokens is not None:
+                    item.results.append((place, part.tokens))
+        items.append(item)
+    return items
 
 
 @pytest.fixture(autouse=True)
@@ -87,14 +97,16 @@ async def answered(generator: RemoteGenerator, asked: ServedRequest) -> bytes:
 
 
 def test_an_answer_comes_in_its_parts_without_heartbeats() -> None:
-    handle = ScriptedServingHandle([WHOLE[0], ServedPart(load=LOAD), WHOLE[1]])
+    handle = ScriptedServingHandle([WHOLE[0], None, WHOLE[1]])
     generator = generator_over(handle, "a")
 
     async def run() -> list[ServedPart]:
-        return [part async for part in generator.serve(request("one"))]
+        parts = [part async for part in generator.serve(request("one"))]
+        await asyncio.sleep(SERVE_ENDS_S)
+        return parts
 
     assert virtual_time.run(run()) == WHOLE
-    assert not handle.calls[0].was_cancelled
+    assert not handle.calls[0].cancelled
 
 
 def test_all_calls_of_a_session_go_to_one_replica_also_at_the_same_time() -> None:
@@ -109,6 +121,40 @@ def test_all_calls_of_a_session_go_to_one_replica_also_at_the_same_time() -> Non
     assert len(handle.sent) == 5
 
 
+def test_calls_of_one_moment_go_together_and_each_has_its_own_answer() -> None:
+    other = [ServedPart(b"x", 400, "application/json", ServedTokens())]
+    handle = ScriptedServingHandle(WHOLE, other, [GenerationRejected("never")])
+    generator = generator_over(handle, "a")
+
+    async def run() -> list[Any]:
+        calls = (answered(generator, request(name)) for name in ("one", "two", "three"))
+        return await asyncio.gather(*calls, return_exceptions=True)
+
+    one, two, three = virtual_time.run(run())
+    assert (one, two, str(three)) == (b"ab", b"x", "never")
+    assert handle.batches == [["one", "two", "three"]]
+
+
+def test_a_call_that_is_left_is_aborted_while_others_that_were_sent_with_it_go_on() -> None:
+    handle = ScriptedServingHandle(WHOLE)
+    generator = generator_over(handle, "a")
+
+    async def run() -> bytes:
+        one, two = (asyncio.create_task(answered(generator, request(name))) for name in ("one", "two"))
+        await asyncio.sleep(1.5)
+        one.cancel()
+        return await two
+
+    assert virtual_time.run(run()) == b"ab"
+    assert handle.aborted == ["one"]
+
+
+def test_a_call_that_ends_without_its_last_part_is_lost() -> None:
+    handle = ScriptedServingHandle([WHOLE[0]])
+    with pytest.raises(GenerationLost, match="ended the call without an answer"):
+        virtual_time.run(answered(generator_over(handle, "a"), request("one")))
+
+
 def test_a_call_beyond_the_window_waits_for_its_turn() -> None:
     handle = ScriptedServingHandle(WHOLE)
     generator = generator_over(handle, "a", window_factor=1.0)
@@ -118,7 +164,7 @@ def test_a_call_beyond_the_window_waits_for_its_turn() -> None:
         assert await asyncio.gather(*(answered(generator, request(name)) for name in ("one", "two"))) == [b"ab"] * 2
         return virtual_time.now()
 
-    assert virtual_time.run(run()) == 7.0, "one second of describe, then three of each call"
+    assert virtual_time.run(run()) == 5.0, "one second of describe, then two of each call"
 
 
 def test_a_call_without_a_part_yet_is_made_again_elsewhere() -> None:
@@ -152,10 +198,12 @@ def test_a_call_that_is_left_is_cancelled_and_frees_its_place() -> None:
         await generator.describe()
         async with aclosing(generator.serve(request("one"))) as parts:
             await anext(parts)
-        return await answered(generator, request("two"))
+        whole = await answered(generator, request("two"))
+        await asyncio.sleep(SERVE_ENDS_S)
+        return whole
 
     assert virtual_time.run(run()) == b"ab"
-    assert [call.was_cancelled for call in handle.calls] == [True, False]
+    assert [call.cancelled for call in handle.calls] == [True, False]
 
 
 def test_a_call_that_is_cancelled_while_it_waits_is_never_sent() -> None:
@@ -173,15 +221,17 @@ def test_a_call_that_is_cancelled_while_it_waits_is_never_sent() -> None:
     assert [sent.generation_id for _, sent in handle.sent] == ["one"]
 
 
-def test_a_replica_that_is_silent_is_lost() -> None:
+def test_a_replica_that_falls_silent_is_lost() -> None:
     class SilentCall(ScriptedCall):
-        async def __anext__(self) -> ServedPart:
-            await asyncio.sleep(1000)
-            raise StopAsyncIteration
+        async def __anext__(self) -> ServedParts:
+            await asyncio.sleep(1 if self._batches else 3600)
+            item: ServedParts = self._batches.pop(0)
+            return item
 
+    heartbeat = ServedParts([], [], LOAD)
     handle = ScriptedServingHandle(WHOLE)
-    handle.options = lambda **_: SimpleNamespace(  # type: ignore[method-assign]
-        serve=SimpleNamespace(remote=lambda *_: SilentCall([]))
-    )
-    with pytest.raises(GenerationLost, match="silent for 10 s"):
+    named = handle.options()
+    named.serve = SimpleNamespace(remote=lambda *_: SilentCall([heartbeat]))
+    handle.options = lambda **_: named  # type: ignore[method-assign]
+    with pytest.raises(GenerationLost, match="silent for 10 heartbeats"):
         virtual_time.run(answered(generator_over(handle, "a"), request("one")))
