@@ -16,6 +16,7 @@ from datetime import UTC, datetime
 from typing import TypeVar
 
 from deployments import logs
+from deployments.rpc.together import results_of
 from deployments.sessions.call_writer import CallWriter
 from deployments.sessions.drift import drift_report
 from deployments.sessions.failures import (
@@ -197,6 +198,16 @@ class SessionStore:
             book.end_call(call.id, self._now())
         else:
             await self._writer.add(kept, (await self._read(book, kept)).record, call)
+
+    async def plans(
+        self, calls: Sequence[tuple[str, str, Sequence[ChatMessage], ChatContext]]
+    ) -> list[Plan | Exception]:
+        """As `plan` for each; its exception in the place of its result."""
+        return await results_of([self.plan(*call) for call in calls])
+
+    async def adds(self, calls: Sequence[tuple[str, EngineCall]]) -> list[Exception | None]:
+        """As `add` for each; its exception in the place of its result."""
+        return await results_of([self.add(*call) for call in calls])
 
     async def end_call(self, call_id: str) -> None:
         """Ends a call that generated nothing. Unknown ids are ignored."""

@@ -1,6 +1,7 @@
 """The session store over its Serve handle, for ingress and generator replicas: the client of `store.SessionStore`."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from ray.serve.handle import DeploymentHandle
@@ -8,6 +9,14 @@ from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_attempt,
 
 from deployments.failures import SessionStoreLost
 from deployments.rpc.handle_calls import call_result
+from deployments.rpc.message_size import (
+    BYTES_PER_LOGPROB,
+    BYTES_PER_RECORD,
+    BYTES_PER_TOKEN_ID,
+    bytes_of_json,
+    bytes_of_text,
+)
+from deployments.rpc.together import TogetherCaller
 from deployments.sessions.records import ChatContext, ChatMessage, EngineCall, OpenSession, Plan
 from deployments.storage.storage import StoreReplaced
 from rollout_client.session_contract import DriftReport, SessionInfo, SessionReward, SessionSamples
@@ -15,6 +24,8 @@ from rollout_client.session_contract import DriftReport, SessionInfo, SessionRew
 AWAY_S = 60.0
 """How long a call waits for a store that has died: the next one takes about ten seconds to start."""
 AWAY_RETRY_S = 0.5
+PlanArguments = tuple[str, str, Sequence[ChatMessage], ChatContext]
+"""Of `plan`."""
 
 
 class SessionStoreClient:
@@ -26,6 +37,14 @@ class SessionStoreClient:
 
     def __init__(self, handle: DeploymentHandle[Any]) -> None:
         self._handle = handle
+        # Of these, which generator replicas make for each call of a session, many come at one moment. A plan does not
+        # wait for calls to be stored.
+        self._plans: TogetherCaller[PlanArguments, Plan] = TogetherCaller(
+            partial(self._call_once, "plans"), bytes_of_plan
+        )
+        self._adds: TogetherCaller[tuple[str, EngineCall], None] = TogetherCaller(
+            partial(self._call_once, "adds"), bytes_of_add
+        )
 
     async def answer(self) -> None:
         await self._call_once("answer")
@@ -66,11 +85,10 @@ class SessionStoreClient:
         await self._call("delete", session_id, namespace)
 
     async def plan(self, session_id: str, call_id: str, messages: Sequence[ChatMessage], context: ChatContext) -> Plan:
-        plan: Plan = await self._call("plan", session_id, call_id, messages, context)
-        return plan
+        return await attempts()(self._plans.call, (session_id, call_id, messages, context))
 
     async def add(self, session_id: str, call: EngineCall) -> None:
-        await self._call("add", session_id, call)
+        await attempts()(self._adds.call, (session_id, call))
 
     async def end_call(self, call_id: str) -> None:
         await self._call("end_call", call_id)
@@ -80,15 +98,37 @@ class SessionStoreClient:
         return to_abort
 
     async def _call(self, method: str, *arguments: Any) -> Any:
-        """Calls again while the store is away: made twice, a call changes nothing the second time."""
-        attempts = AsyncRetrying(
-            retry=retry_if_exception_type((SessionStoreLost, StoreReplaced)),
-            wait=wait_fixed(AWAY_RETRY_S),
-            stop=stop_after_attempt(1 + round(AWAY_S / AWAY_RETRY_S)),
-            reraise=True,
-        )
-        return await attempts(self._call_once, method, *arguments)
+        return await attempts()(self._call_once, method, *arguments)
 
     async def _call_once(self, method: str, *arguments: Any) -> Any:
         response: Any = getattr(self._handle, method).remote(*arguments)
         return await call_result(response, response, SessionStoreLost, "The session store")
+
+
+def attempts() -> AsyncRetrying:
+    """Calls again while the store is away: made twice, a call changes nothing the second time."""
+    return AsyncRetrying(
+        retry=retry_if_exception_type((SessionStoreLost, StoreReplaced)),
+        wait=wait_fixed(AWAY_RETRY_S),
+        stop=stop_after_attempt(1 + round(AWAY_S / AWAY_RETRY_S)),
+        reraise=True,
+    )
+
+
+def bytes_of_plan(arguments: PlanArguments) -> int:
+    _, _, messages, _ = arguments
+    return BYTES_PER_RECORD + bytes_of_json(messages)
+
+
+def bytes_of_add(arguments: tuple[str, EngineCall]) -> int:
+    _, call = arguments
+    rendered = sum(len(message.token_ids) for message in call.rendered)
+    generated = sum(len(message.token_ids) for message in call.generated)
+    texts = sum(2 * bytes_of_text(message.text) for message in call.generated)
+    return (
+        BYTES_PER_RECORD
+        + bytes_of_json([message.message for message in call.rendered])
+        + BYTES_PER_TOKEN_ID * (rendered + generated)
+        + BYTES_PER_LOGPROB * generated
+        + texts
+    )

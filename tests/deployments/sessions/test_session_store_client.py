@@ -2,20 +2,28 @@
 
 import asyncio
 import inspect
-from collections.abc import Callable
+import pickle
+from collections.abc import Sequence
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from ray.exceptions import ActorDiedError
 
 from deployments.failures import SessionStoreLost
+from deployments.rpc.together import results_of
+from deployments.sessions.failures import SessionClosed, session_unknown
+from deployments.sessions.records import ChatContext, Plan
 from deployments.sessions.store import SessionStore
 from deployments.sessions.store_client import AWAY_S, SessionStoreClient
 from deployments.storage.storage import StorageFailed, StoreReplaced
+from rollout_client.problem_contract import FieldProblem
 from tests import virtual_time
 
 METHODS = sorted(name for name in vars(SessionStoreClient) if not name.startswith("_"))
 AT_ONCE = ["answer", "heard"]
+TOGETHER = ["plans", "adds"]
 
 
 class Handle:
@@ -25,17 +33,13 @@ class Handle:
         self._failure = failure
         self._until_s = until_s
 
-    def __getattr__(self, method: str) -> "Handle":
-        return self
+    def __getattr__(self, method: str) -> Any:
+        return SimpleNamespace(remote=partial(self._answer, method))
 
-    @property
-    def remote(self) -> Callable[..., Any]:
-        return self._answer
-
-    async def _answer(self, *_arguments: Any) -> str:
+    async def _answer(self, method: str, *arguments: Any) -> Any:
         if virtual_time.now() < self._until_s:
             raise self._failure
-        return "the answer"
+        return ["the answer"] * len(arguments[0]) if method in TOGETHER else "the answer"
 
 
 def call(handle: Any, method: str) -> tuple[Any, float]:
@@ -78,3 +82,52 @@ def test_a_database_that_fails_is_said_at_once() -> None:
 def test_what_is_asked_again_and_again_does_not_wait(method: str) -> None:
     result, after_s = call(Handle(ActorDiedError()), method)
     assert (type(result), after_s) == (SessionStoreLost, 0)
+
+
+class PlanningHandle:
+    """A Serve handle to a store that plans calls of one session, refuses those of others, and is new for the third."""
+
+    def __init__(self) -> None:
+        self.asked: list[list[str]] = []
+        self.plans = SimpleNamespace(remote=self._plans)
+        self._is_new = True
+
+    async def _plans(self, calls: Sequence[Any]) -> list[Any]:
+        self.asked.append([call_id for _, call_id, _, _ in calls])
+        return await results_of([self._plan(*call) for call in calls])
+
+    async def _plan(self, session_id: str, call_id: str, messages: Sequence[Any], context: ChatContext) -> Plan:
+        if session_id != "kept":
+            raise session_unknown(session_id)
+        if call_id == "3" and self._is_new:
+            self._is_new = False
+            raise StoreReplaced("by another")
+        assert context == ChatContext()
+        return Plan(None, len(messages), [], [])
+
+
+def test_plans_of_one_moment_are_made_together_and_each_has_its_own_answer() -> None:
+    handle: Any = PlanningHandle()
+    client = SessionStoreClient(handle)
+
+    async def plans() -> list[Any]:
+        asked = [("kept", "1", 1), ("gone", "2", 2), ("kept", "3", 3)]
+        calls = [client.plan(session_id, call_id, [{}] * count, ChatContext()) for session_id, call_id, count in asked]
+        return await asyncio.gather(*calls, return_exceptions=True)
+
+    first, second, third = virtual_time.run(plans())
+    assert (first.covered, str(second), third.covered) == (1, str(session_unknown("gone")), 3)
+    assert handle.asked == [["1", "2", "3"], ["3"]], "a store that was replaced is asked again"
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [
+        session_unknown("s"),
+        SessionClosed(FieldProblem(field="session_id", message="it was ended", value="s")),
+        StorageFailed("x"),
+    ],
+)
+def test_the_failures_of_a_store_travel_as_results(failure: Exception) -> None:
+    travelled = pickle.loads(pickle.dumps(failure))
+    assert (type(travelled), str(travelled), vars(travelled)) == (type(failure), str(failure), vars(failure))
