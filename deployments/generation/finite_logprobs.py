@@ -1,8 +1,7 @@
 """Whether log-probabilities can be those of sampled tokens. Imports no vLLM."""
 
+import math
 from array import array
-
-import numpy as np
 
 from deployments.failures import GenerationNotFinite
 
@@ -13,9 +12,9 @@ def refuse_not_finite(logprobs: "array[float]") -> None:
     Not even -inf can be right: it says that the token has probability 0 under the distribution that it was sampled
     from. With NaN among the logits of a position, the engine returns an arbitrary token.
     """
-    finite = np.isfinite(np.asarray(logprobs))
-    if not finite.all():
-        first = int(finite.argmin())
+    # A sum of float32 in float64 does not overflow. For the token of a streamed event NumPy takes twenty times as long.
+    if not math.isfinite(sum(logprobs)):
+        first = next(place for place, logprob in enumerate(logprobs) if not math.isfinite(logprob))
         raise GenerationNotFinite(
             f"The engine gave {logprobs[first]} as the log-probability of token {first} of {len(logprobs)}."
         )
