@@ -3,6 +3,10 @@
 from collections.abc import Mapping
 from typing import Any, TypeGuard
 
+from pydantic import ValidationError
+
+from rollout_client.demand_contract import PolicyDemand
+
 VOCABULARY = 262
 """Of the embedded model."""
 LONGEST_WAIT_S = 0.05
@@ -42,12 +46,23 @@ def with_known_tokens(body: Any) -> Any:
         else sequence
         for sequence in sequences
     ]
-    further = {name: value for name, value in body.items() if name not in ("sequences", "policy")}
+    further = {name: value for name, value in body.items() if name != "sequences"}
+    if "policy" in further and is_demand(further["policy"]):
+        del further["policy"]
     start = further.get("start")
     if is_whole(start):
         shortest = min((len(sequence) for sequence in known if isinstance(sequence, list)), default=0)
         further["start"] = start % shortest if shortest else start
     return {"sequences": known, **further}
+
+
+def is_demand(value: Any) -> bool:
+    """Whether it is well formed: what is not must be refused, and stays."""
+    try:
+        PolicyDemand.model_validate(value, strict=True)
+    except ValidationError:
+        return False
+    return True
 
 
 def is_whole(value: Any) -> TypeGuard[int]:

@@ -27,6 +27,13 @@ def test_every_other_body_of_a_score_has_ids_that_the_model_has_under_the_curren
 
 
 @pytest.mark.parametrize(
+    "policy", [None, 3, {"version": "x"}, {"version": True}, {"wait_s": "soon"}, {"min_version": -1}, {"x": 1}]
+)
+def test_a_demand_of_weights_that_is_malformed_stays(policy: Any) -> None:
+    assert with_known_tokens({"sequences": [[1]], "policy": policy}) == {"sequences": [[1]], "policy": policy}
+
+
+@pytest.mark.parametrize(
     "body", [None, [], {}, {"sequences": 1}, {"sequences": [3]}, {"sequences": [["a", None, True, -1]], "start": "x"}]
 )
 def test_what_is_not_of_the_contract_stays(body: Any) -> None:
