@@ -25,7 +25,7 @@ REPEATABLE = --hypothesis-profile=fast --randomly-seed=1
 # A service is a dozen processes that import the same code, and tests start many: it is compiled once, whatever the caller says.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo task-page serve reload train train-async train-trl train-agent lint test-fast test-live test-long test-attacks test-bridges test-trackers test test-all coverage check-streams mutation docs docs-serve load \
+.PHONY: help setup demo task-page serve reload train train-async train-trl train-agent lint test-fast test-live test-long test-attacks test-bridges test-agents test-trackers test test-all coverage check-streams mutation docs docs-serve load \
 	bench bench-agents bench-scale bench-cancellation bench-journal bench-payload bench-async bench-swap bench-delta bench-code bench-tasks bench-retrieval bench-reward-model soak-weights soak-weights-kills soak fuzz chaos chaos-sessions session-laws lock sbom tiny-model \
 	small-model measure-small-model
 
@@ -45,6 +45,7 @@ help:
 	@echo "make test-all       make test and make test-long, then what takes longer still: attacks, bridges, coverage of the replicas"
 	@echo "make test-attacks   attack the sandbox under each isolation that it knows; skipped is what cannot be walled in on this machine"
 	@echo "make test-bridges   test the bridges to collections of environments against the real packages, in environments of their own"
+	@echo "make test-agents    test agents of OpenAI's Agents SDK, LangGraph, smolagents, NeMo-Gym and TRL with the service, in environments of their own"
 	@echo "make test-trackers  test log_rollouts against wandb, trackio and MLflow, in an environment of their own"
 	@echo "make coverage       the tests once more with coverage, in this process and in the replicas; below 90% it fails"
 	@echo "make check-streams  4,096 unseeded rollouts of one prompt on two replicas: no two are equal (two minutes)"
@@ -160,10 +161,13 @@ test-attacks: export ATTACKED_ISOLATIONS = bubblewrap namespaces limits
 test-attacks: $(READY)
 	@$(PYTHON) -m pytest -m slow -n 2 -rs tests/deployments/sandbox
 
-# Packages beside those of the service, whose own environment stays as it is: of the bridges, and experiment trackers.
+# Packages beside those of the service, whose own environment stays as it is: of the bridges, frameworks for agents, OpenEnv with the
+# harness of TRL, and experiment trackers.
 $(BRIDGES)/beside/.ready: requirements/bridges.lock
+$(BRIDGES)/agents/.ready: requirements/agents.lock
+$(BRIDGES)/harness/.ready: requirements/harness.lock
 $(BRIDGES)/trackers/.ready: requirements/trackers.lock
-$(BRIDGES)/beside/.ready $(BRIDGES)/trackers/.ready: $(READY)
+$(BRIDGES)/beside/.ready $(BRIDGES)/agents/.ready $(BRIDGES)/harness/.ready $(BRIDGES)/trackers/.ready: $(READY)
 	@echo "Setting up $(@D) (once)"
 	@python3 -m venv $(@D)
 	@$(PYTHON) -c 'import site; print("import site; site.addsitedir(%r)" % site.getsitepackages()[0])' \
@@ -178,6 +182,21 @@ $(BRIDGES)/%/.ready: requirements/%.lock
 	@$(BRIDGES)/$*/bin/python -m pip -qq --disable-pip-version-check install --no-deps --require-hashes -r requirements/$*.lock
 	@touch $@
 
+# NeMo-Gym needs Python 3.12 or newer; its lock is for 3.13.
+PYTHON_3_13 = $(shell for each in python3.13 $$HOME/.pyenv/versions/3.13*/bin/python; do $$each -c "" 2> /dev/null && echo $$each && break; done)
+
+$(BRIDGES)/nemo_gym/.ready: requirements/nemo_gym.lock
+	@echo "Setting up nemo_gym (once, a few minutes)"
+	@$(PYTHON_3_13) -m venv $(@D)
+	@$(@D)/bin/python -m pip -qq --disable-pip-version-check install --no-deps --require-hashes -r $<
+	@touch $@
+
+test-agents: export ROLLOUT_AGENTS = 1
+test-agents: $(BRIDGES)/agents/.ready $(BRIDGES)/harness/.ready
+	@$(if $(PYTHON_3_13),$(MAKE) --no-print-directory $(BRIDGES)/nemo_gym/.ready,echo "There is no Python 3.13: NeMo-Gym is left out")
+	@$(BRIDGES)/agents/bin/python -m pytest -rs tests/examples/test_framework_agents.py tests/examples/test_nemo_gym_harness.py
+	@$(BRIDGES)/harness/bin/python -m pytest tests/clients/trainers/trl_async/test_harness.py
+
 test-bridges: export ROLLOUT_BRIDGES = $(CURDIR)/$(BRIDGES)
 test-bridges: $(BRIDGES)/beside/.ready $(BRIDGES)/verifiers/.ready $(BRIDGES)/openenv/.ready
 	@$(BRIDGES)/beside/bin/python -m pytest -n logical tests/deployments/environments/bridges
@@ -187,7 +206,7 @@ test-trackers: $(BRIDGES)/trackers/.ready
 	@$(BRIDGES)/trackers/bin/python -m pytest tests/clients/data_out/test_trackers.py
 
 # What needs longer than `make test` may take has a target of its own and is called here.
-test-all: test test-long test-attacks test-bridges test-trackers coverage check-streams docs
+test-all: test test-long test-attacks test-bridges test-agents test-trackers coverage check-streams docs
 
 coverage: $(READY)
 	@echo "Tests with coverage"

@@ -16,8 +16,10 @@ REPOSITORY = HERE.parent
 PYTHON = "3.11.9"
 GPU_PLATFORM = "x86_64-manylinux_2_28"
 TOOLS = ("uv", "pip-audit", "cyclonedx-bom")
-BESIDE = ("bridges", "openenv", "trackers", "verifiers")
-"""Packages that are no part of the service."""
+BESIDE = dict.fromkeys(("agents", "bridges", "harness", "openenv", "trackers", "verifiers"), PYTHON) | {
+    "nemo_gym": "3.13.0"
+}
+"""Packages that are no part of the service, with the version of Python that they run on."""
 NOT_LOCKED = ("pip", "setuptools", "wheel")
 OWN = ("rollout-client", "rollout-env")
 TORCH_CPU = "6746dbcbeb526eb61330b76b41ff1b4eb848951103a892eeb080dfa2b264667b"
@@ -29,15 +31,15 @@ def main(uv: str) -> None:
     write(HERE / "gpu.lock", gpu_requirements(), uv, f"--python-platform={GPU_PLATFORM}")
     write(HERE / "cpu.lock", held_here(), uv, "--no-deps")
     add_hash(HERE / "cpu.lock", "torch", TORCH_CPU)
-    for name in BESIDE:
+    for name, python in BESIDE.items():
         lock = HERE / f"{name}.lock"
-        write(lock, pinned(lock), uv, "--no-deps")
+        write(lock, pinned(lock), uv, "--no-deps", python=python)
 
 
-def write(lock: Path, requirements: Iterable[str], uv: str, *options: str) -> None:
+def write(lock: Path, requirements: Iterable[str], uv: str, *options: str, python: str = PYTHON) -> None:
     command = [
         *(uv, "pip", "compile", "--quiet", "--generate-hashes", "--no-header", "--no-annotate"),
-        *("--python-version", PYTHON, *options, "-", "--output-file", str(lock)),
+        *("--python-version", python, *options, "-", "--output-file", str(lock)),
     ]
     lock.unlink(missing_ok=True)
     subprocess.run(command, input="\n".join(requirements), text=True, check=True, stdout=subprocess.DEVNULL)

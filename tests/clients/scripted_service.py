@@ -227,19 +227,25 @@ class ScriptedService:
 
 
 @contextmanager
-def running(service: ScriptedService) -> Iterator[ScriptedService]:
+def served(app: FastAPI) -> Iterator[str]:
     """Serves on a free port of loopback for the length of the block."""
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
-        config = uvicorn.Config(service.app, log_level="critical", timeout_graceful_shutdown=1)
+        config = uvicorn.Config(app, log_level="critical", timeout_graceful_shutdown=1)
         server = uvicorn.Server(config)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
         thread.start()
         while not server.started:
             time.sleep(0.005)
-        service.url = f"http://127.0.0.1:{listening.getsockname()[1]}"
         try:
-            yield service
+            yield f"http://127.0.0.1:{listening.getsockname()[1]}"
         finally:
             server.should_exit = True
             thread.join(timeout=10)
+
+
+@contextmanager
+def running(service: ScriptedService) -> Iterator[ScriptedService]:
+    """As `served`, with the address in `url`."""
+    with served(service.app) as service.url:
+        yield service

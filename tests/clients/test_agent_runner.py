@@ -1,15 +1,9 @@
 """A program of the caller's played over many samples, against the service's own routes and session store."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from typing import Any
 
 import pytest
-from httpx import URL
 
-from deployments.sessions.records import ChatContext, EngineCall, GeneratedMessage, RenderedMessage
-from deployments.sessions.settings import SessionsSettings
-from deployments.sessions.store import SessionStore
 from rollout_client import (
     AgentRollout,
     AsyncRolloutClient,
@@ -19,7 +13,7 @@ from rollout_client import (
     agent_rollouts,
     play_agent,
 )
-from tests.deployments.storage.scripted_storage import ScriptedStorage
+from tests.clients.agent_service import AgentService
 from tests.growing_limits import in_the_middle
 from tests.service.scripted import outcome
 from tests.service.scripted_http import ScriptedHttp
@@ -28,28 +22,8 @@ from tests.service.scripted_model_server import ScriptedModelServer
 PROMPTS = [{"task_name": "math", "messages": [{"role": "user", "content": f"What is {n} + 1?"}]} for n in range(3)]
 
 
-class Service:
-    def __init__(self) -> None:
-        self.store = SessionStore(SessionsSettings(), ScriptedStorage())
-        self.http = ScriptedHttp(model_server=ScriptedModelServer(), session_store=self.store)
-
-    def call(self, use: Callable[[AsyncRolloutClient], Awaitable[Any]]) -> Any:
-        return self.http.call(use)
-
-    async def generate(self, base_url: str, token_ids: list[int]) -> None:
-        """What the engine does for one call of a session."""
-        session_id = URL(base_url).path.split("/")[-2]
-        messages = [{"role": "user", "content": "Go on."}]
-        call_id = f"call-{len(token_ids)}"
-        plan = await self.store.plan(session_id, call_id, messages, ChatContext())
-        message = {"role": "assistant", "content": "2"}
-        generated = GeneratedMessage("g", message, "2", token_ids, [-0.5] * len(token_ids), "stop")
-        rendered = [RenderedMessage(messages[0], [1])]
-        await self.store.add(session_id, EngineCall(call_id, ChatContext(), plan, rendered, [9], [generated]))
-
-
 def test_each_sample_gets_a_group_in_input_order_with_rewards_and_what_was_generated() -> None:
-    service = Service()
+    service = AgentService()
     given: list[tuple[str | int, bool]] = []
 
     async def agent(base_url: str, api_key: str, sample: SampleInput) -> dict[str, float]:
@@ -77,7 +51,7 @@ def test_each_sample_gets_a_group_in_input_order_with_rewards_and_what_was_gener
 
 def test_an_agent_that_raises_or_takes_too_long_is_data_beside_the_others() -> None:
     def attempt(timeout_s: float) -> list[AgentRollout]:
-        service = Service()
+        service = AgentService()
 
         async def agent(base_url: str, _api_key: str, sample: SampleInput) -> float:
             await service.generate(base_url, [3])
@@ -103,7 +77,7 @@ def test_an_agent_that_raises_or_takes_too_long_is_data_beside_the_others() -> N
 
 
 def test_an_agent_that_does_not_judge_itself_leaves_the_reward_open() -> None:
-    service = Service()
+    service = AgentService()
 
     async def agent(_base_url: str, _api_key: str, _sample: SampleInput) -> None:
         """Does nothing."""
@@ -113,7 +87,7 @@ def test_an_agent_that_does_not_judge_itself_leaves_the_reward_open() -> None:
 
 
 def test_the_environment_judges_what_an_agent_did_that_returned_no_reward() -> None:
-    service = Service()
+    service = AgentService()
     service.http.environments["math"].script = [outcome(reward={"right": 0.5, "form": 0.25})]
 
     async def agent(base_url: str, _api_key: str, sample: SampleInput) -> float | None:
@@ -129,7 +103,7 @@ def test_the_environment_judges_what_an_agent_did_that_returned_no_reward() -> N
 
 
 def test_no_more_than_so_many_run_at_once_and_each_is_yielded_when_it_ends() -> None:
-    service, running, most = Service(), 0, 0
+    service, running, most = AgentService(), 0, 0
     others_ended = asyncio.Event()
 
     async def agent(_base_url: str, _api_key: str, sample: SampleInput) -> float:
@@ -153,7 +127,7 @@ def test_no_more_than_so_many_run_at_once_and_each_is_yielded_when_it_ends() -> 
 
 
 def test_leaving_early_cancels_the_runs_and_ends_their_sessions() -> None:
-    service, cancelled = Service(), 0
+    service, cancelled = AgentService(), 0
 
     async def agent(_base_url: str, _api_key: str, sample: SampleInput) -> float:
         nonlocal cancelled
@@ -190,6 +164,6 @@ def test_no_run_at_all_is_refused(num_generations: int, concurrency: int) -> Non
         return 0.0
 
     with pytest.raises(ValueError, match="at least 1"):
-        Service().call(
+        AgentService().call(
             lambda client: play_agent(client, agent, PROMPTS, num_generations=num_generations, concurrency=concurrency)
         )

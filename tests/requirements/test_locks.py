@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from requirements import audit
+from requirements.write_locks import BESIDE
 from tests.paths import REPOSITORY
 
-LOCKS = ("cpu", "gpu", "tools", "bridges", "openenv", "trackers", "verifiers")
+LOCKS = ("cpu", "gpu", "tools", *BESIDE)
 ENTRY = re.compile(
     r"(?P<name>[\w.-]+(?:\[[\w,-]+\])?)==[^\s;]+(?: ;[^\\\n]*)?"
     r"(?: \\\n    --hash=sha256:[0-9a-f]{64})+"

@@ -11,6 +11,7 @@ other columns are looked up by the prompt.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import chain
 from typing import Any, TypedDict, Unpack, cast
 
@@ -39,6 +40,30 @@ class TrainerOptions(TypedDict, total=False):
     chat_template_kwargs: Mapping[str, Any] | None
     deadline_s: float | None
     sample_retries: int | None
+
+
+class RolloutFuncOptions(TrainerOptions, total=False):
+    """What every `rollout_func` of the service takes; see `ServiceRolloutFunc`."""
+
+    task_name: str | None
+    env_columns: Sequence[str]
+    fields_of: FieldsOf | None
+    push: bool
+    policy_name: str | None
+    check_tokenizer: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """What the trainer gets of one rollout."""
+
+    tokens: TokenRow
+    """Up to the last generated token."""
+    reward: float | None
+    """None if it is not final."""
+    rewards: dict[str, float]
+    status: str
+    answer: str | None = None
 
 
 class ServiceRolloutFunc:
@@ -103,7 +128,7 @@ class ServiceRolloutFunc:
             self._client.check_tokenizer(tokenizer)
             self._must_check_tokenizer = False
         samples = [
-            {**self._fields(prompt, trainer), **prompt_fields(prompt, tokenizer), "idx": place}
+            {**self._fields(prompt, trainer), **self._prompt_fields(prompt, tokenizer), "idx": place}
             for place, prompt in enumerate(prompts)
         ]
         options = rollout_options(trainer.args, self._options)
@@ -112,8 +137,13 @@ class ServiceRolloutFunc:
             options["policy"] = {**policy, "min_version": self._version(trainer)}
         elif policy:
             options["policy"] = policy
-        response = self._client.rollout(samples, **options)
-        return completion_columns(response.samples, tokenizer.pad_token_id)
+        return columns_of(self._played(samples, options), tokenizer.pad_token_id)
+
+    def _prompt_fields(self, prompt: Prompt, tokenizer: Any) -> JsonObject:
+        return prompt_fields(prompt, tokenizer)
+
+    def _played(self, samples: list[JsonObject], options: RolloutOptions) -> list[Completion]:
+        return [completion_of(sample) for sample in self._client.rollout(samples, **options).samples]
 
     def _version(self, trainer: Any) -> int:
         """The service's version of the trainer's weights; pushes them if the trainer has made a step since."""
@@ -185,19 +215,23 @@ def rollout_options(args: Any, given: TrainerOptions) -> RolloutOptions:
     return {**cast(RolloutOptions, given), "sampling": sampling, "chat_template_kwargs": template}
 
 
-def completion_columns(samples: Sequence[SampleResult], filler_id: int) -> dict[str, list[Any]]:
+def completion_of(sample: SampleResult) -> Completion:
+    tokens = token_row(sample).without_tail()
+    return Completion(tokens, final_reward(sample), sample.rewards, sample.status, sample.answer)
+
+
+def columns_of(completions: Sequence[Completion], filler_id: int) -> dict[str, list[Any]]:
     """The columns of `ServiceRolloutFunc`. TRL forbids empty lists: one masked `filler_id` replaces an empty one."""
-    rows = [token_row(sample).without_tail() for sample in samples]
-    rewards = [final_reward(sample) for sample in samples]
+    rows = [completion.tokens for completion in completions]
     return {
         "prompt_ids": [row.token_ids[: row.prompt_length] or [filler_id] for row in rows],
         "completion_ids": [row.token_ids[row.prompt_length :] or [filler_id] for row in rows],
         "logprobs": [row.generation_logprobs[row.prompt_length :] or [MASKED_LOGPROB] for row in rows],
-        "env_mask": [env_mask(row, reward is not None) for row, reward in zip(rows, rewards, strict=True)],
-        "total_reward": rewards,
-        "rewards": [sample.rewards for sample in samples],
-        "status": [sample.status for sample in samples],
-        "answer": [sample.answer for sample in samples],
+        "env_mask": [env_mask(completion.tokens, completion.reward is not None) for completion in completions],
+        "total_reward": [completion.reward for completion in completions],
+        "rewards": [completion.rewards for completion in completions],
+        "status": [completion.status for completion in completions],
+        "answer": [completion.answer for completion in completions],
     }
 
 

@@ -1,0 +1,126 @@
+"""An agent of the caller's as the `rollout_func` of TRL's `GRPOTrainer` (1.16). Needs the extra `trl`.
+
+    trainer = GRPOTrainer(
+        model, args=args, train_dataset=dataset,
+        reward_funcs=service_reward, rollout_func=AgentRolloutFunc(client, agent),
+    )
+
+`agent` is an `async def agent(base_url, api_key, sample)` as `play_agent` takes it: a program that brings its own loop
+and calls the model under `base_url`. The service records what the engine generates for it, and that is what is trained.
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar, Unpack
+
+from rollout_client.agent_runner import Agent, AgentRollout, play_agent
+from rollout_client.async_client.client import AsyncRolloutClient
+from rollout_client.contract import JsonObject
+from rollout_client.errors import RolloutError
+from rollout_client.results.token_row import TokenRow, token_row
+from rollout_client.rollout_calls import RolloutOptions
+from rollout_client.session_contract import SessionLimits
+from rollout_client.sync_client.client import RolloutClient
+from rollout_client.trainers.shared.dataset_rows import Prompt, messages_of
+from rollout_client.trainers.trl import Completion, RolloutFuncOptions, ServiceRolloutFunc
+
+NOTHING = TokenRow([], [], [], [], 0)
+OF_A_SESSION = frozenset({"sampling", "policy", "deadline_s"})
+Returned = TypeVar("Returned")
+
+
+class AgentsFailed(RolloutError):
+    """Every run of the agent in a batch has failed: its cause is the error of the first."""
+
+
+class AgentRolloutFunc(ServiceRolloutFunc):
+    """Runs the agent once per prompt of the trainer, in this process, with the trainer's current weights.
+
+    Each run has a session of the service with the trainer's sampling, wherever the agent's own calls do not say
+    otherwise: `max_completion_length` limits each call. Weights are pushed as by `ServiceRolloutFunc`.
+
+    TRL takes one completion of each prompt: the branch whose last response was generated last. An agent with subagents,
+    or one that compacts its conversation, has others too; `SessionFactory` of `trl_async.harness` trains on all.
+
+    Args:
+        client: the caller owns it and closes it.
+        agent: returns its reward, or None.
+        judge: where the agent returns None, the environment of the sample's task judges. Without it there is no reward.
+        concurrency: runs at the same time.
+        timeout_s: of one run, in seconds.
+        limits: bounds of each session.
+        connect: makes the client of the sessions; by default one with the address and the headers of `client`.
+        options: as of `ServiceRolloutFunc`. Of the request's fields, sessions have `sampling` and `deadline_s` alone.
+
+    Raises:
+        ValueError: an option is none of a session.
+    """
+
+    def __init__(
+        self,
+        client: RolloutClient,
+        agent: Agent,
+        *,
+        judge: bool = True,
+        concurrency: int = 64,
+        timeout_s: float | None = None,
+        limits: SessionLimits | None = None,
+        connect: Callable[[], AsyncRolloutClient] | None = None,
+        **options: Unpack[RolloutFuncOptions],
+    ) -> None:
+        super().__init__(client, **options)
+        self._agent = agent
+        self._judge = judge
+        self._concurrency = concurrency
+        self._timeout_s = timeout_s
+        self._limits: dict[str, Any] = {} if limits is None else {"limits": limits}
+        self._connect = connect or (
+            lambda: AsyncRolloutClient(client.base_url, headers=client._connection.defaults.headers)
+        )
+
+    def _prompt_fields(self, prompt: Prompt, tokenizer: Any) -> JsonObject:  # noqa: ARG002 - an agent gets messages
+        return {
+            "messages": [{"role": "user", "content": prompt}] if isinstance(prompt, str) else [*messages_of(prompt)]
+        }
+
+    def _played(self, samples: list[JsonObject], options: RolloutOptions) -> list[Completion]:
+        given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
+        if others := given.keys() - OF_A_SESSION:
+            raise ValueError(f"Sessions of agents have no {', '.join(sorted(others))}: the agent's own calls say it.")
+        if given["sampling"].get("seed") is not None:
+            raise ValueError("With a seed, the rollouts of a group would be equal: leave it out of sampling.")
+
+        async def played() -> list[list[AgentRollout]]:
+            async with self._connect() as client:
+                return await play_agent(
+                    client,
+                    self._agent,
+                    samples,
+                    judge=self._judge,
+                    concurrency=self._concurrency,
+                    timeout_s=self._timeout_s,
+                    **given,
+                    **self._limits,
+                )
+
+        rollouts = [rollout for [rollout] in in_a_thread(played())]
+        if rollouts and all(rollout.error is not None for rollout in rollouts):
+            raise AgentsFailed(
+                f"All {len(rollouts)} runs of the agent failed; the first: {rollouts[0].error!r}"
+            ) from rollouts[0].error
+        return [completion_of(rollout) for rollout in rollouts]
+
+
+def completion_of(rollout: AgentRollout) -> Completion:
+    if not rollout.samples:
+        return Completion(NOTHING, None, {}, "error")
+    latest = rollout.samples[-1]
+    status = latest.status if rollout.error is None else "error"
+    return Completion(token_row(latest).without_tail(), rollout.total_reward, latest.rewards, status)
+
+
+def in_a_thread(coroutine: Coroutine[Any, Any, Returned]) -> Returned:
+    """Its result. In a notebook this thread has an event loop already."""
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(asyncio.run, coroutine).result()
