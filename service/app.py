@@ -56,7 +56,7 @@ def build(settings: ServiceSettings) -> Application:
     sessions = None
     if settings.sessions is not None:
         sessions = deployment(SessionStore, "Sessions", options).bind(settings.sessions)
-    serving = () if is_simulated else (settings.responses, sessions)
+    serving = () if is_simulated else (settings.responses, sessions, settings.metrics)
     generator = replicas.bind(engine, policy_store, *serving)
     reward_models = {
         name: deployment(RewardModelReplica, name, options).bind(with_absolute_path(model))

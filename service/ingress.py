@@ -1,6 +1,7 @@
 """The ingress deployment: serves HTTP and plays rollouts over the other deployments. Needs no GPU."""
 
 import asyncio
+from functools import partial
 from typing import Any
 
 from fastapi import FastAPI
@@ -23,12 +24,16 @@ from service.agent_sessions import AgentSessions
 from service.canary.background_canary import BackgroundCanary
 from service.garbage import collect_small_portions
 from service.jobs.runner import JobRunner
+from service.metrics.gauges import Look
+from service.metrics.http_metrics import HttpMetricsMiddleware
+from service.metrics.service_metrics import ServiceMetrics
 from service.model_calls import ModelCalls
 from service.remote.data import RemoteData
 from service.remote.environment import RemoteEnvironment
 from service.remote.generator import RemoteGenerator
 from service.remote.policy import RemotePolicy
 from service.rollout_service import RolloutService
+from service.rollouts.observer import UNOBSERVED
 from service.routes.http_app import build_http_app
 from service.routes.proxy_handles import keep_proxy_handles
 from service.routes.serve_disconnects import ServeDisconnects
@@ -59,6 +64,7 @@ class Ingress:
         policy = RemotePolicy(PolicyStoreClient(policy_store))
         policy.follow()
         remote = RemoteGenerator(generator, settings.scheduling.window_factor)
+        self._metrics = ServiceMetrics() if settings.metrics else None
         if settings.canary.rate:
             remote.report_to(BackgroundCanary(settings.canary, remote).note)
         self._rollouts = await RolloutService.connect(
@@ -68,7 +74,11 @@ class Ingress:
             policy,
             most_replicas,
             None if data is None else RemoteData(data),
+            UNOBSERVED if self._metrics is None else self._metrics.rollouts,
         )
+        if self._metrics is not None:
+            remote.report_waits_to(partial(self._metrics.rollouts.took, "queue"))
+            self._metrics.follow(partial(look_at, self._rollouts, remote))
         self._calls: ModelCalls | None = None
         if not isinstance(settings.engine, SimulatedEngineSettings):
             self._calls = ModelCalls(remote, self._rollouts.admission, settings.limits.generation_timeout_s)
@@ -107,5 +117,19 @@ class Ingress:
             calls=self._calls,
             agent_sessions=self._sessions,
         )
+        if self._metrics is not None:
+            app.add_middleware(HttpMetricsMiddleware, metrics=self._metrics.http)
         app.add_middleware(ServeDisconnects)
         return app
+
+
+def look_at(rollouts: RolloutService, generator: RemoteGenerator) -> Look:
+    """What the gauges of an ingress replica show."""
+    held = rollouts.admission.in_flight
+    return Look(
+        rollouts=held.rollouts,
+        requested_tokens=held.tokens,
+        body_bytes=held.body_bytes,
+        waiting_generations=generator.waiting_generations,
+        policy_versions=rollouts.policy.known_versions,
+    )

@@ -2,12 +2,14 @@
 
 import asyncio
 from collections.abc import Callable
+from time import monotonic
 from typing import TypeVar
 
 from rollout_client.contract import RolloutSummary, SampleResult
 from rollout_client.problem_contract import FieldProblem
 from service.responses.problems import SAMPLE_FAILED, RequestProblem
 from service.rollout_service import RunningRollout, SampleFailed
+from service.rollouts.observer import UNOBSERVED, RolloutObserver
 
 MOST_TOKENS_INLINE = 8192
 """Encoding this many takes half a millisecond, several times the cost of handing them to a thread."""
@@ -23,12 +25,16 @@ def is_small(size: int) -> bool:
     return size <= MOST_TOKENS_INLINE
 
 
-async def encode_beside_others(size: int, encode: Callable[[], Encoded]) -> Encoded:
+async def encode_beside_others(
+    size: int, encode: Callable[[], Encoded], observer: RolloutObserver = UNOBSERVED
+) -> Encoded:
     """Encodes one rollout; a large one in a thread, so that the event loop serves other requests meanwhile."""
-    if size > MOST_TOKENS_INLINE:
-        return await asyncio.to_thread(encode)
-    await asyncio.sleep(0)
-    return encode()
+    if size <= MOST_TOKENS_INLINE:
+        await asyncio.sleep(0)
+    began = monotonic()
+    encoded = encode() if size <= MOST_TOKENS_INLINE else await asyncio.to_thread(encode)
+    observer.took("encode", monotonic() - began)
+    return encoded
 
 
 async def summary_of(running: RunningRollout, count: int) -> RolloutSummary:

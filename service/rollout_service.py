@@ -5,6 +5,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
+from time import monotonic
 from typing import TypeVar
 
 from deployments.chat.chat_tokenizer import TransformersChatTokenizer
@@ -36,6 +37,7 @@ from service.rollouts.episode import Episode
 from service.rollouts.episode_records import Echo
 from service.rollouts.episode_state import ProgressLog
 from service.rollouts.loop import RolloutContext, play_request
+from service.rollouts.observer import UNOBSERVED, RolloutObserver
 from service.rollouts.pacing import LoopPacer
 from service.rollouts.request_metrics import RequestMetricsAccumulator
 from service.rollouts.schedule import AsyncSchedule, LockstepSchedule
@@ -88,6 +90,7 @@ class RunningRollout:
         self._prepared: PreparedEpisodes | None = prepared
         self._context = context
         self._current_version = current_version
+        self.observer = context.observer
         self._metrics = RequestMetricsAccumulator(request.policy.name)
         self._results = self._play()
 
@@ -129,6 +132,7 @@ class RunningRollout:
                 if self._context.progress is not None:
                     self._context.progress.ended(episode)
                 self._metrics.add(result, episode.versions.at_end)
+                self.observer.ended(result, episode.versions.at_end)
                 yield episode.identity.position, result, episode.echo
                 if episode.error is not None and request.on_error == "fail":
                     raise SampleFailed(episode.identity.group, episode.identity.generation_index, episode.error)
@@ -147,6 +151,7 @@ class RolloutService:
         admission: Admission,
         task_sampler: TaskSampler | None = None,
         response_parser: ResponseParser | None = None,
+        observer: RolloutObserver = UNOBSERVED,
     ) -> None:
         self.policy = policy
         self.admission = admission
@@ -162,6 +167,7 @@ class RolloutService:
         self._episode_factory = episode_factory
         self._pacer = LoopPacer()
         self._response_parser = response_parser
+        self._observer = observer
         self.collections = PacedCollections(lambda: admission.in_flight.rollouts)
         self._agents: AgentRuns | None = None
 
@@ -179,12 +185,14 @@ class RolloutService:
         policy: RemotePolicy,
         ingress_replicas: Callable[[], int],
         data: DataReader | None = None,
+        observer: RolloutObserver = UNOBSERVED,
     ) -> "RolloutService":
         """Waits until a generator replica answers, because its model bounds what a request may ask for.
 
         Args:
             ingress_replicas: how many replicas share the bounds of the service.
             data: of the tasks that have some.
+            observer: is told what the rollouts do.
 
         Raises:
             ParserUnusable: a parser of `responses` does not work with the model's tokenizer.
@@ -200,7 +208,9 @@ class RolloutService:
         )
         admission = Admission(settings.admission, described.max_model_len, ingress_replicas)
         sampler = TaskSampler(environments, data, settings.data_by_task.keys())
-        service = cls(generator, environments, policy, episode_factory, settings.limits, admission, sampler, parser)
+        service = cls(
+            generator, environments, policy, episode_factory, settings.limits, admission, sampler, parser, observer
+        )
         service.body_parser.start()
         return service
 
@@ -274,7 +284,9 @@ class RolloutService:
         not_started: Mapping[int, RolloutFailure],
         caller: Caller,
     ) -> PreparedEpisodes:
+        began = monotonic()
         episodes = self._episode_factory.episodes(request, request_id, tasks, not_started, caller)
+        self._observer.took("tokenize", monotonic() - began)
         groups = {episode: episode.identity.group for episode in episodes}
         return PreparedEpisodes(episodes, EarlyStopping(request.keep, groups))
 
@@ -288,6 +300,7 @@ class RolloutService:
             response_parser=self._response_parser,
             progress=progress,
             agents=None if self._agents is None else self._agents.of_request(caller),
+            observer=self._observer,
         )
 
     def info(self) -> ServiceInfo:

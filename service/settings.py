@@ -167,6 +167,8 @@ class ServiceSettings(StrictSettings):
     jobs: JobsSettings | None = JobsSettings()
     """Where jobs and requests with an `Idempotency-Key` are kept; by default in SQLite in a temporary folder. A cluster
     of several nodes needs `redis_url`. With null the service keeps none and refuses both with 501."""
+    metrics: bool = True
+    """Whether the replicas record metrics of rollouts and engines, for Ray's exporters and `GET /metrics`."""
     sessions: SessionsSettings | None = None
     """Where records of agents' sessions are kept, and how many; `{}` for the defaults. A cluster of several nodes needs
     `redis_url`. With null, the default, there are no sessions."""

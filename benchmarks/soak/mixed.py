@@ -36,7 +36,7 @@ from benchmarks.soak.callers import Callers
 from benchmarks.soak.growth import Growth, all_growth, growth_problems
 from benchmarks.soak.known_weights import KnownWeights
 from benchmarks.soak.mixed_load import SAMPLE_RETRIES, MixedLoad
-from benchmarks.soak.replica_counts import left_over, most_of, replica_counts
+from benchmarks.soak.replica_counts import left_over, most_of, replica_counts, tasks_by_name
 from benchmarks.soak.reporting import finish, growth_figures, rounds_shown, show_growth
 from benchmarks.soak.resources import BOUNDS_WITH_KILLS, ServiceResources
 from benchmarks.soak.slots import THIRDS, Slot, slots
@@ -94,6 +94,7 @@ class MixedSoak:
         async with self._callers.running():
             await asyncio.sleep(WARM_UP_S)
         idle = await self._idle()
+        idle_tasks = await asyncio.to_thread(tasks_by_name)
         console.print(f"Idle, there are {idle}")
         began, shown = monotonic(), 0
         async with self._callers.running():
@@ -108,7 +109,9 @@ class MixedSoak:
                 shown = len(self.problems())
         console.print(f"{monotonic() - began:.0f} s: the load has ended; {self.description()}")
         if left := await self._left_over(idle):
-            self.soaked.problems.append(f"{SETTLED_WITHIN_S:g} s after the load ended there were still: {left}")
+            new_tasks = dict(await asyncio.to_thread(tasks_by_name) - idle_tasks)
+            still = f"{left}; tasks that an idle service had not: {new_tasks}"
+            self.soaked.problems.append(f"{SETTLED_WITHIN_S:g} s after the load ended there were still: {still}")
         self.soaked.problems += self._broken_streams()
 
     @property

@@ -31,6 +31,28 @@ def replica_counts() -> dict[str, float]:
     return {name: float(count) for name, count in counts.items()}
 
 
+def tasks_by_name() -> Counter[str]:
+    """Tasks of all replicas, by the deployment and the coroutine that they run."""
+    names: Counter[str] = Counter()
+    for deployment, actors in replica_actors().items():
+        for actor in actors:
+            try:
+                names.update(f"{deployment}: {name}" for name in done_in(actor, task_names_of))
+            except RayActorError:
+                # It has just died.
+                continue
+    return names
+
+
+def task_names_of(replica: Any) -> list[str]:
+    """Runs in the replica's process, and not in the event loop that it asks."""
+
+    async def names() -> list[str]:
+        return [getattr(task.get_coro(), "__qualname__", "?") for task in asyncio.all_tasks()]
+
+    return asyncio.run_coroutine_threadsafe(names(), event_loop_of(replica)).result(ANSWER_TIMEOUT_S)
+
+
 def counts_of(replica: Any) -> dict[str, int]:
     """Runs in the replica's process, and not in the event loop that it asks."""
     asked = asyncio.run_coroutine_threadsafe(counted(instance_of(replica)), event_loop_of(replica))

@@ -3,8 +3,8 @@
 from collections import Counter
 from typing import Any
 
-import httpx
-from openai import APIConnectionError, AsyncOpenAI
+import httpx2
+from openai import APIError, APIStatusError, AsyncOpenAI
 
 from rollout_client import AsyncRolloutClient, SampleInput
 from rollout_client.contract import Sampling
@@ -20,7 +20,8 @@ IDLE_S = 60.0
 """Of a session that has ended: after it the record is dropped, so that there are soon as many as there will ever be."""
 CALL_RETRIES = 20
 """Of OpenAI's client, at most 8 s apart: a proxy is back before the last one."""
-BROKEN = (APIConnectionError, httpx.TransportError)
+BROKEN = (APIError, httpx2.TransportError)
+"""How a stream ends with the ingress or the engine under it. An error with a status is none of these."""
 
 
 class SessionLoad:
@@ -60,6 +61,8 @@ class SessionLoad:
                 served = (await model.models.list()).data[0]
                 messages = [{"role": "user", "content": f"Question {number}"}]
                 await self._streamed(model, messages, served.id, most_events=2)
+            except APIStatusError:
+                raise
             except BROKEN:
                 self._ended["broken calls"] += 1
         self._ended["calls that were left"] += 1
@@ -71,6 +74,8 @@ class SessionLoad:
         for call in range(CALLS):
             try:
                 answer = await (self._streamed if call % 2 else self._whole)(model, messages, ANY)
+            except APIStatusError:
+                raise
             except BROKEN:
                 # A stream goes through one replica of the ingress and one of the engine, and ends with them.
                 self._ended["broken calls"] += 1

@@ -19,6 +19,7 @@ from vllm.outputs import RequestOutput, WeightVersionSpan
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
+from vllm.v1.metrics.loggers import StatLoggerFactory
 from vllm.v1.metrics.reader import Counter, get_metrics_snapshot
 
 from deployments.failures import (
@@ -95,7 +96,11 @@ class VLLMEngine(Engine):
 
     @classmethod
     async def start(
-        cls, engine_args: dict[str, Any], patches_deltas: bool = False, hang_timeout_s: float | None = None
+        cls,
+        engine_args: dict[str, Any],
+        patches_deltas: bool = False,
+        hang_timeout_s: float | None = None,
+        stat_loggers: Sequence[StatLoggerFactory] = (),
     ) -> Self:
         """Loads the model and generates once, so that no caller waits for the warm-up.
 
@@ -103,6 +108,7 @@ class VLLMEngine(Engine):
             engine_args: fields of vLLM's `AsyncEngineArgs`.
             patches_deltas: apply deltas to the weights in the engine, in place of loading what they make.
             hang_timeout_s: as in `EngineSettings`.
+            stat_loggers: vLLM's, beside its own and ours.
 
         Raises:
             Exception: what vLLM raises for arguments that it refuses.
@@ -111,7 +117,7 @@ class VLLMEngine(Engine):
         args = AsyncEngineArgs(**engine_args, logprobs_mode="processed_logprobs", worker_extension_cls=WORKER_EXTENSION)
         refuse_unknown_backend(args)
         steps = StepCounter()
-        llm = AsyncLLM.from_engine_args(args, stat_loggers=[lambda *_: steps])
+        llm = AsyncLLM.from_engine_args(args, stat_loggers=[lambda *_: steps, *stat_loggers])
         enable_envs_cache()
         engine = cls(llm, steps, patches_deltas, hang_timeout_s)
         await engine.weights.label_initial_weights()

@@ -46,16 +46,20 @@ class GeneratorReplica(GeneratorReplicaBase):
         policy_store: DeploymentHandle[Any],
         responses: ResponseSettings | None = None,
         sessions: DeploymentHandle[Any] | None = None,
+        has_metrics: bool = True,
     ) -> None:
         """Args:
         responses: has the parsers of the answers to calls of OpenAI's and Anthropic's APIs.
         sessions: the session store; `None` for a service that keeps no sessions.
+        has_metrics: whether the engine's metrics go to Ray's exporters.
         """
         # What vLLM prints stays in the log of Ray Serve.
         logs.configure(capture_output=False)
         os.environ.update({MOST_CHOICES: "128"} | settings.environment_variables)
         claim_shared_memory()
         claim_socket_folder()
+        from vllm.v1.metrics.ray_wrappers import RayPrometheusStatLogger
+
         from deployments.generation.command_runner import CommandRunner
         from deployments.generation.engine import VLLMEngine
         from deployments.generation.named_policies import NamedPolicies
@@ -65,7 +69,8 @@ class GeneratorReplica(GeneratorReplicaBase):
         # With it the engine holds a JSON schema against the answer alone, and not against the reasoning before it.
         reasoning_parser = self._responses.reasoning_parser or ""
         engine_args = settings.engine_args() | {"seed": seed, "reasoning_parser": reasoning_parser}
-        super().__init__(await VLLMEngine.start(engine_args, settings.patch_deltas, settings.hang_timeout_s))
+        exporters = (RayPrometheusStatLogger,) if has_metrics else ()
+        super().__init__(await VLLMEngine.start(engine_args, settings.patch_deltas, settings.hang_timeout_s, exporters))
         self._sessions = None if sessions is None else SessionStoreClient(sessions)
         self._serving: ServingLayers | None = None
         store = PolicyStoreClient(policy_store)

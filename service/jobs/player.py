@@ -128,7 +128,9 @@ class JobPlayer:
                     continue
                 group = position // self._num_generations
                 line = partial(sample_line, position, result)
-                lines[group][position] = await encode_beside_others(size_of(result, echoed_bytes), line)
+                lines[group][position] = await encode_beside_others(
+                    size_of(result, echoed_bytes), line, running.observer
+                )
                 if len(lines[group]) == self._num_generations:
                     self._journal.add_group(group, lines.pop(group))
         return summary_line(await summary_of(running, count))

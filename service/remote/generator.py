@@ -6,6 +6,7 @@ from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
 from itertools import count
+from time import monotonic
 from typing import Any
 
 from ray.serve.handle import DeploymentHandle
@@ -42,6 +43,8 @@ NOTHING_YET = Generation([], [], "abort")
 
 OnGeneration = Callable[[GenerationRequest, Generation, str], None]
 """Is told of a generation that has ended without a failure, and of its replica."""
+OnWait = Callable[[float], None]
+"""Is told for how many seconds a generation has waited for its turn."""
 
 
 class RemoteGenerator(Generator, ModelServer, ComparedReplicas):
@@ -68,13 +71,17 @@ class RemoteGenerator(Generator, ModelServer, ComparedReplicas):
         """Of the answers to calls of model servers' APIs, by generation; `None` is the end."""
         self._caller = own_name()
         self._on_generation: OnGeneration | None = None
+        self._on_wait: OnWait | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def generate(self, request: GenerationRequest) -> Generation:
         self._look_for_replicas()
         scheduled = self._scheduler.submit(request)
         if not scheduled.has_started:
+            began = monotonic()
             await self._wait(scheduled)
+            if self._on_wait is not None:
+                self._on_wait(monotonic() - began)
             if scheduled in self._interrupted:
                 self._interrupted.remove(scheduled)
                 return NOTHING_YET
@@ -148,6 +155,15 @@ class RemoteGenerator(Generator, ModelServer, ComparedReplicas):
     def report_to(self, on_generation: OnGeneration) -> None:
         """From now on `on_generation` is told of each generation."""
         self._on_generation = on_generation
+
+    def report_waits_to(self, on_wait: OnWait) -> None:
+        """From now on `on_wait` is told how long each generation waits that does not start at once."""
+        self._on_wait = on_wait
+
+    @property
+    def waiting_generations(self) -> int:
+        """Those that wait for their turn at an engine."""
+        return self._scheduler.waiting
 
     def interrupt(self, rollout_id: str) -> bool:
         if (waiting := self._waiting.get(rollout_id)) is not None:

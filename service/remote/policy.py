@@ -43,6 +43,12 @@ class RemotePolicy(VersionFeed):
             return self._version
         return None if self._named is None else self._named.versions.get(policy)
 
+    @property
+    def known_versions(self) -> dict[str, int]:
+        """The current version of each policy as this replica knows it, by name; that without a name is under ''."""
+        unnamed = {} if self._version is None else {"": self._version}
+        return unnamed | ({} if self._named is None else dict(self._named.versions))
+
     def note_named(self, named: NamedVersions) -> None:
         """The store has told which version of each named policy is current."""
         before = self._named

@@ -16,11 +16,13 @@ from deployments.failures import RestartableSessionLost, RolloutFailure, failure
 from deployments.protocols import Environment, Generator
 from deployments.response_parsing import ResponseParser
 from rollout_client.contract import SampleError
+from rollout_env import StepOutcome
 from service.rollouts.agent_episode import AgentEpisode
 from service.rollouts.agents import Agents
 from service.rollouts.early_stopping import EarlyStopping
 from service.rollouts.episode import CutOff, Episode
 from service.rollouts.episode_state import ProgressLog
+from service.rollouts.observer import UNOBSERVED, RolloutObserver
 from service.rollouts.pacing import LoopPacer, PacedWork
 from service.rollouts.retries import with_retries
 from service.rollouts.schedule import Schedule
@@ -49,6 +51,7 @@ class RolloutContext:
     """`None` where a request is played again from its begin if its process is lost."""
     agents: Agents | None = None
     """`None` where no task has an agent."""
+    observer: RolloutObserver = UNOBSERVED
 
 
 async def play_turn(episode: Episode, context: RolloutContext) -> None:
@@ -78,7 +81,8 @@ async def play_run(episode: AgentEpisode, context: RolloutContext) -> None:
     assert agents is not None
 
     async def run() -> None:
-        ended = await agents.run(episode.next_run())
+        with context.observer.during("agent", episode):
+            ended = await agents.run(episode.next_run())
         await context.pacer.wait_for_turn(episode)
         episode.add_run(ended)
 
@@ -100,7 +104,8 @@ async def generate_part(episode: Episode, context: RolloutContext) -> None:
     request = episode.next_generation()
     if request is None:
         return
-    generation = await context.generator.generate(request)
+    with context.observer.during("generate", episode):
+        generation = await context.generator.generate(request)
     await context.pacer.wait_for_turn(episode, len(generation.token_ids))
     episode.add_generation(generation)
     if generation.failure is not None and not (episode.done or episode.step_is_due):
@@ -122,8 +127,13 @@ async def play_step(episode: Episode, context: RolloutContext) -> None:
     """Steps the environment. An episode whose session is lost stands at its prompt after that, where that may be."""
     request = episode.step_request(context.schedule.in_lockstep)
     environment = context.environments[episode.identity.task_name]
+
+    async def step() -> StepOutcome:
+        with context.observer.during("step", episode):
+            return await environment.step(request)
+
     try:
-        outcome = await with_retries(lambda: environment.step(request), episode)
+        outcome = await with_retries(step, episode)
     except RestartableSessionLost as lost:
         environment.release(request.session_id)
         if not episode.take_restart():
@@ -138,14 +148,21 @@ async def play_step(episode: Episode, context: RolloutContext) -> None:
     episode.add_outcome(outcome, observed)
 
 
+async def play_turns(episode: Episode, context: RolloutContext) -> None:
+    """Plays until the episode is done, and notes each turn that has ended."""
+    while not episode.done:
+        with context.observer.during("turn", episode):
+            await play_turn(episode, context)
+        # A journal holds turns. A rollout of an agent that it would have to take up is played anew.
+        if context.progress is not None and not isinstance(episode, AgentEpisode):
+            await context.progress.turn_ended(episode)
+
+
 async def play_sample(episode: Episode, context: RolloutContext) -> Episode:
     """Plays until the episode is done. Whatever exception is raised becomes the episode's error."""
     try:
-        while not episode.done:
-            await play_turn(episode, context)
-            # A journal holds turns. A rollout of an agent that it would have to take up is played anew.
-            if context.progress is not None and not isinstance(episode, AgentEpisode):
-                await context.progress.turn_ended(episode)
+        with context.observer.during("rollout", episode):
+            await play_turns(episode, context)
     except Exception as error:
         # A named failure was logged with its traceback where it was noticed, once for all the rollouts that it hit.
         # Thousands of tracebacks of one dead replica would keep the event loop busy for seconds.

@@ -246,6 +246,13 @@ TASK_SAMPLES: Description = {
         **refusals(),
     },
 }
+METRICS: Description = {
+    "summary": "Get the metrics of all replicas",
+    "responses": {
+        200: {"description": "In Prometheus' text format.", "content": {"text/plain": {"schema": {"type": "string"}}}},
+        **refusals(),
+    },
+}
 INFO: Description = {
     "summary": "Describe the service",
     "responses": {200: json_response(ServiceInfo, examples.INFO), **refusals()},

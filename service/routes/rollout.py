@@ -86,7 +86,7 @@ async def whole_response(running: RunningRollout, encoder: ResponseEncoder, echo
         async with aclosing(running) as ended:
             async for position, result, echo in ended:
                 result_size = size_of(result, echoed_bytes)
-                await encode_beside_others(result_size, partial(encoder.add, position, result, echo))
+                await encode_beside_others(result_size, partial(encoder.add, position, result, echo), running.observer)
                 size, count = size + result_size, count + 1
     except SampleFailed as failed:
         raise sample_failed(failed) from failed
@@ -107,7 +107,7 @@ async def ndjson_lines(running: RunningRollout, echoed_bytes: int) -> AsyncGener
         async with aclosing(running) as ended:
             async for position, result, _ in ended:
                 line = partial(sample_line, position, result)
-                for part in pieces(await encode_beside_others(size_of(result, echoed_bytes), line)):
+                for part in pieces(await encode_beside_others(size_of(result, echoed_bytes), line, running.observer)):
                     yield part
                 count += 1
         yield summary_line(await summary_of(running, count))

@@ -49,6 +49,7 @@ NEEDED = {
     "GET /v1/tasks": "read",
     "GET /v1/tasks/{task_name}/samples": "rollout",
     "GET /v1/info": "read",
+    "GET /v1/metrics": "read",
     "GET /v1/info/vocabulary": "read",
     "GET /v1/policy": "read",
     "GET /v1/policy/layout": "read",

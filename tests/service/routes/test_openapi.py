@@ -109,6 +109,7 @@ def test_every_operation_has_an_id_of_its_own_a_tag_and_a_summary() -> None:
         "jobs",
         "list_sessions",
         "messages",
+        "metrics",
         "models",
         "open_session",
         "policy",

@@ -1,0 +1,74 @@
+"""What one ingress replica has under way, looked at again and again; and how long its event loop is held up."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from time import monotonic
+
+from ray.serve.metrics import Gauge
+
+from service.metrics.instruments import histogram
+
+LOOK_EVERY_S = 5.0
+SLEEP_S = 0.1
+GAPS = [0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.25, 0.5, 1, 5]
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """At one ingress replica."""
+
+    rollouts: int
+    """In flight, as admission counts them."""
+    requested_tokens: int
+    body_bytes: int
+    waiting_generations: int
+    """Those that have no place in the engines yet."""
+    policy_versions: dict[str, int]
+    """The current version by the name of the policy; that without a name is under ''."""
+
+
+class Gauges:
+    """Of one ingress replica."""
+
+    def __init__(self, look: Callable[[], Look]) -> None:
+        self._look = look
+        self._in_flight = Gauge("rollout_in_flight", description="Rollouts in flight.")
+        self._tokens = Gauge("rollout_requested_tokens_in_flight", description="Tokens that they may have at most.")
+        self._bytes = Gauge("rollout_body_bytes_in_flight", description="Bytes of request bodies that are held.")
+        self._waiting = Gauge("rollout_waiting_generations", description="Generations that wait for their turn.")
+        self._version = Gauge("rollout_policy_version", description="Current version.", tag_keys=("policy",))
+        self._age = Gauge(
+            "rollout_policy_age_seconds",
+            description="Time since the current version was first seen here.",
+            tag_keys=("policy",),
+        )
+        self._gap = histogram(
+            "rollout_event_loop_gap_seconds", "How much later than it was due the event loop came to a timer.", GAPS
+        )
+        self._seen: dict[str, tuple[int, float]] = {}
+        """By policy, its version and the moment when that was seen first."""
+
+    async def follow(self) -> None:
+        """For the life of the replica."""
+        next_look = monotonic()
+        while True:
+            due = monotonic() + SLEEP_S
+            await asyncio.sleep(SLEEP_S)
+            now = monotonic()
+            self._gap.observe(now - due)
+            if now >= next_look:
+                self.note(self._look(), now)
+                next_look = now + LOOK_EVERY_S
+
+    def note(self, look: Look, now_s: float) -> None:
+        self._in_flight.set(look.rollouts)
+        self._tokens.set(look.requested_tokens)
+        self._bytes.set(look.body_bytes)
+        self._waiting.set(look.waiting_generations)
+        for policy, version in look.policy_versions.items():
+            if self._seen.get(policy, (None,))[0] != version:
+                self._seen[policy] = version, now_s
+            tags = {"policy": policy}
+            self._version.set(version, tags)
+            self._age.set(now_s - self._seen[policy][1], tags)

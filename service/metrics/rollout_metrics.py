@@ -1,0 +1,105 @@
+"""What the rollouts of one ingress replica add to the metrics of the service.
+
+Ray's exporters of all nodes hold these metrics (`exporters.py`), with `ray_` before each name. Serve tags each with the
+replica. Times are in seconds.
+"""
+
+from contextlib import AbstractContextManager
+from time import monotonic
+from types import TracebackType
+
+from deployments.failures import RolloutFailure
+from rollout_client.contract import SampleResult
+from service.metrics.instruments import SummedCounter, histogram
+from service.rollouts.episode import Episode
+from service.rollouts.observer import RolloutObserver, Stage, Work
+
+SECONDS = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250, 1000]
+REWARDS = [-10, -5, -2, -1, -0.5, 0, 0.1, 0.25, 0.5, 0.75, 0.9, 1, 2, 5, 10, 100]
+"""Upper bounds, as all boundaries are: a reward of 1 is in the bucket up to 1, and not in that up to 0.9."""
+TURNS = [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128]
+CALLS = ("generate", "step", "agent")
+"""The stages that are calls of another deployment."""
+VERSIONS = [0, 1, 2, 3, 4, 6, 8, 16, 32]
+
+
+class RolloutMetrics(RolloutObserver):
+    """Of one ingress replica."""
+
+    def __init__(self) -> None:
+        self._rollouts = SummedCounter("rollout_rollouts_total", "Rollouts that have ended.", ("task_name", "status"))
+        self._turns = SummedCounter("rollout_turns_total", "Turns of rollouts that have ended.", ("task_name",))
+        self._tokens = SummedCounter(
+            "rollout_tokens_total",
+            "Tokens of rollouts that have ended: generated, or of the environment.",
+            ("task_name", "kind"),
+        )
+        self._failed_calls = SummedCounter(
+            "rollout_failed_calls_total",
+            "Generations, steps and runs of agents that failed; most were made again.",
+            ("task_name", "stage", "kind"),
+        )
+        self._reward = histogram("rollout_reward", "Total reward of a rollout.", REWARDS, ("task_name",))
+        self._turns_of_rollout = histogram("rollout_turns", "Turns of a rollout.", TURNS, ("task_name",))
+        self._staleness = histogram(
+            "rollout_staleness_versions",
+            "Versions that the oldest token of a rollout is behind when it ends.",
+            VERSIONS,
+            ("task_name",),
+        )
+        self._stages = histogram(
+            "rollout_stage_seconds", "Time of a stage of a rollout.", SECONDS, ("task_name", "stage")
+        )
+        self._work = histogram(
+            "rollout_work_seconds",
+            "Time of a generation's turn in the queue, of a request's prompts, of a result's encoding.",
+            SECONDS,
+            ("work",),
+        )
+        self.counters = (self._rollouts, self._turns, self._tokens, self._failed_calls)
+        """What must be flushed."""
+
+    def during(self, stage: Stage, episode: Episode) -> AbstractContextManager[object]:
+        return TimedStage(self, stage, episode.identity.task_name)
+
+    def took(self, work: Work, seconds: float) -> None:
+        self._work.observe(seconds, {"work": work})
+
+    def ended(self, result: SampleResult, staleness: int | None) -> None:
+        task_name, metrics = result.task_name, result.metrics
+        self._rollouts.add(1, task_name, result.status)
+        self._turns.add(metrics.turn_count, task_name)
+        self._tokens.add(metrics.assistant_tokens, task_name, "generated")
+        self._tokens.add(metrics.env_tokens, task_name, "environment")
+        tags = {"task_name": task_name}
+        self._turns_of_rollout.observe(metrics.turn_count, tags)
+        if result.total_reward is not None:
+            self._reward.observe(result.total_reward, tags)
+        if staleness is not None:
+            self._staleness.observe(staleness, tags)
+
+    def stage_ended(self, stage: Stage, task_name: str, seconds: float, error: BaseException | None) -> None:
+        """Times are those of stages that no exception has ended."""
+        if error is None:
+            self._stages.observe(seconds, {"task_name": task_name, "stage": stage})
+        elif isinstance(error, RolloutFailure) and stage in CALLS:
+            self._failed_calls.add(1, task_name, stage, error.kind)
+
+
+class TimedStage(AbstractContextManager[None]):
+    """One stage of one episode."""
+
+    __slots__ = ("_began", "_metrics", "_stage", "_task_name")
+
+    def __init__(self, metrics: RolloutMetrics, stage: Stage, task_name: str) -> None:
+        self._metrics = metrics
+        self._stage: Stage = stage
+        self._task_name = task_name
+
+    def __enter__(self) -> None:
+        self._began = monotonic()
+
+    def __exit__(
+        self, _kind: type[BaseException] | None, error: BaseException | None, _traceback: TracebackType | None
+    ) -> None:
+        self._metrics.stage_ended(self._stage, self._task_name, monotonic() - self._began, error)

@@ -1,0 +1,24 @@
+"""All metrics of one ingress replica."""
+
+import asyncio
+from collections.abc import Callable
+
+from service.metrics.gauges import Gauges, Look
+from service.metrics.http_metrics import HttpMetrics
+from service.metrics.instruments import flush_again_and_again
+from service.metrics.rollout_metrics import RolloutMetrics
+
+
+class ServiceMetrics:
+    def __init__(self) -> None:
+        self.rollouts = RolloutMetrics()
+        self.http = HttpMetrics()
+        self._following: list[asyncio.Task[None]] = []
+
+    def follow(self, look: Callable[[], Look]) -> None:
+        """From now on, for the life of the replica, Ray is given what was counted, and what `look` finds."""
+        counters = (*self.rollouts.counters, self.http.requests)
+        self._following = [
+            asyncio.create_task(flush_again_and_again(counters)),
+            asyncio.create_task(Gauges(look).follow()),
+        ]

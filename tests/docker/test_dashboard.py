@@ -1,0 +1,55 @@
+"""The dashboard of Grafana: what its panels ask for."""
+
+import json
+import re
+from typing import Any
+
+import yaml
+
+from tests.paths import REPOSITORY
+
+OBSERVABILITY = REPOSITORY / "docker" / "observability"
+DASHBOARD: dict[str, Any] = json.loads((OBSERVABILITY / "grafana" / "dashboards" / "rollout.json").read_text())
+PANELS = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
+OPERATING = (REPOSITORY / "docs" / "operating.md").read_text()
+PARTS = re.compile(r"_(bucket|sum|count)$")
+
+
+def names_in(panel: dict[str, Any]) -> set[str]:
+    return {name for target in panel["targets"] for name in re.findall(r"\bray_\w+", target["expr"])}
+
+
+def test_every_metric_of_the_rollouts_that_is_documented_is_on_the_dashboard_and_no_other() -> None:
+    documented = set(re.findall(r"^\| `(rollout_\w+)` \|", OPERATING, re.MULTILINE))
+    asked = {PARTS.sub("", name.removeprefix("ray_")) for panel in PANELS for name in names_in(panel)}
+    not_drawn = {
+        "rollout_turns_total",
+        "rollout_requested_tokens_in_flight",
+        "rollout_body_bytes_in_flight",
+        "rollout_generations_not_finite",
+        "rollout_canary_mean_ratio",
+        "rollout_canary_largest_ratio",
+        "rollout_canary_mismatches",
+    }
+    assert {name for name in asked if name.startswith("rollout_")} == documented - not_drawn
+    assert not_drawn <= documented
+
+
+def test_panels_have_ids_and_places_of_their_own() -> None:
+    assert len({panel["id"] for panel in DASHBOARD["panels"]}) == len(DASHBOARD["panels"])
+    cells = [
+        (x, y)
+        for panel in DASHBOARD["panels"]
+        for x in range(panel["gridPos"]["x"], panel["gridPos"]["x"] + panel["gridPos"]["w"])
+        for y in range(panel["gridPos"]["y"], panel["gridPos"]["y"] + panel["gridPos"]["h"])
+    ]
+    assert len(set(cells)) == len(cells)
+
+
+def test_grafana_is_provisioned_with_the_source_that_its_panels_name() -> None:
+    [source] = yaml.safe_load((OBSERVABILITY / "grafana/provisioning/datasources/prometheus.yaml").read_text())[
+        "datasources"
+    ]
+    assert {panel["datasource"]["uid"] for panel in PANELS} == {source["uid"]}
+    [scraped] = yaml.safe_load((OBSERVABILITY / "prometheus.yml").read_text())["scrape_configs"]
+    assert (scraped["metrics_path"], scraped["static_configs"]) == ("/metrics", [{"targets": ["rollout:8000"]}])

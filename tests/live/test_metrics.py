@@ -1,0 +1,76 @@
+"""`GET /metrics`: what rollouts add to the metrics of a running service."""
+
+import time
+from typing import Any
+
+import httpx
+from prometheus_client.parser import text_string_to_metric_families
+
+from rollout_client import RolloutClient
+from rollout_client.contract import Sampling
+
+SHOWN_WITHIN_S = 60.0
+POLL_S = 1.0
+Samples = dict[str, list[tuple[dict[str, str], float]]]
+"""By the name of the metric without Ray's prefix: labels and value."""
+
+
+def metrics_of(url: str) -> Samples:
+    answer = httpx.get(f"{url}/metrics", timeout=30).raise_for_status()
+    assert answer.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
+    found: Samples = {}
+    for family in text_string_to_metric_families(answer.text):
+        for sample in family.samples:
+            found.setdefault(sample.name.removeprefix("ray_"), []).append((sample.labels, sample.value))
+    return found
+
+
+def total(found: Samples, name: str, **labels: str) -> float:
+    """The sum over all replicas."""
+    return sum(value for of_sample, value in found.get(name, ()) if labels.items() <= of_sample.items())
+
+
+def test_a_request_is_counted_by_task_stage_and_route_and_the_engine_shows_its_own(
+    service_url: str, client: RolloutClient
+) -> None:
+    before = metrics_of(service_url)
+    samples = [*client.example_samples("math", 3, seed=5), *client.example_samples("sliding_puzzle", 2, seed=5)]
+    response = client.rollout(samples, num_generations=2, sampling=Sampling(max_new_tokens=16), max_rollout_turns=2)
+    assert {result.error for result in response.samples} == {None}
+    puzzles = response.samples[6:]
+    turns = sum(result.metrics.turn_count for result in puzzles)
+    expected: dict[tuple[str, Any], float] = {
+        ("rollout_rollouts_total", (("task_name", "math"),)): 6,
+        ("rollout_rollouts_total", (("task_name", "sliding_puzzle"),)): 4,
+        ("rollout_turns_total", (("task_name", "sliding_puzzle"),)): turns,
+        ("rollout_tokens_total", (("task_name", "sliding_puzzle"), ("kind", "generated"))): sum(
+            result.metrics.assistant_tokens for result in puzzles
+        ),
+        ("rollout_stage_seconds_count", (("task_name", "sliding_puzzle"), ("stage", "step"))): turns,
+        ("rollout_reward_count", (("task_name", "math"),)): 6,
+        ("rollout_reward_sum", (("task_name", "math"),)): sum(
+            result.total_reward or 0.0 for result in response.samples[:6]
+        ),
+        ("rollout_http_requests_total", (("route", "/rollout"), ("status", "200"))): 1,
+        ("rollout_work_seconds_count", (("work", "encode"),)): 10,
+        ("rollout_work_seconds_count", (("work", "tokenize"),)): 1,
+    }
+
+    def increases() -> dict[tuple[str, Any], float]:
+        now = metrics_of(service_url)
+        return {
+            (name, labels): total(now, name, **dict(labels)) - total(before, name, **dict(labels))
+            for name, labels in expected
+        }
+
+    ends_at = time.monotonic() + SHOWN_WITHIN_S
+    while (found := increases()) != expected and time.monotonic() < ends_at:
+        time.sleep(POLL_S)
+    assert found == expected
+    now = metrics_of(service_url)
+    assert total(now, "vllm_generation_tokens_total") >= sum(
+        result.metrics.assistant_tokens for result in response.samples
+    )
+    [(_, version)] = now["rollout_policy_version"]
+    assert version == client.policy().version
+    assert {"rollout_in_flight", "rollout_event_loop_gap_seconds_count", "vllm_kv_cache_usage_perc"} <= now.keys()

@@ -1,0 +1,85 @@
+"""What rollouts add to the metrics, with Ray's instruments replaced by ones that remember what they were given."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from deployments.failures import GenerationLost
+from service.metrics import instruments
+from service.metrics.gauges import Gauges, Look
+from service.metrics.rollout_metrics import RolloutMetrics
+from tests.service.rollouts.playing import async_context, collect
+from tests.service.scripted import EpisodeRecipe, ScriptedEnvironment, ScriptedGenerator, outcome
+
+Given = dict[tuple[str, str], list[float]]
+"""By the name of a metric and its tags."""
+
+
+@pytest.fixture
+def given(monkeypatch: pytest.MonkeyPatch) -> Given:
+    values: Given = {}
+
+    class Instrument:
+        def __init__(self, name: str, description: str, **options: Sequence[object]) -> None:
+            assert description.endswith(".")
+            self._name = name
+            self._keys = set(options.get("tag_keys", ()))
+
+        def observe(self, value: float, tags: dict[str, str] | None = None) -> None:
+            tags = tags or {}
+            assert set(tags) == self._keys
+            values.setdefault((self._name, ",".join(tags.values())), []).append(value)
+
+        inc = set = observe
+
+    monkeypatch.setattr(instruments, "Counter", Instrument)
+    monkeypatch.setattr(instruments, "Histogram", Instrument)
+    monkeypatch.setattr("service.metrics.gauges.Gauge", Instrument)
+    return values
+
+
+def test_a_played_rollout_counts_its_calls_and_failures_by_task(given: Given) -> None:
+    metrics = RolloutMetrics()
+    generator = ScriptedGenerator(["A", GenerationLost("The replica died."), "B"])
+    environment = ScriptedEnvironment([outcome("O", 0.5), outcome("O", 1.0, terminated=True)])
+    context = replace(async_context(generator, environment), observer=metrics)
+    [episode] = [EpisodeRecipe(retries=1).make()]
+    results = collect([episode], context)
+    assert results[0].status == "completed"
+    metrics.ended(results[0], staleness=2)
+    for counter in metrics.counters:
+        counter.flush()
+    task = episode.identity.task_name
+    stages = {tags: len(found) for (name, tags), found in given.items() if name == "rollout_stage_seconds"}
+    assert stages == {f"{task},rollout": 1, f"{task},turn": 2, f"{task},generate": 2, f"{task},step": 2}
+    rest = {key: found for key, found in given.items() if key[0] != "rollout_stage_seconds"}
+    assert rest == {
+        ("rollout_failed_calls_total", f"{task},generate,generation"): [1],
+        ("rollout_rollouts_total", f"{task},completed"): [1],
+        ("rollout_turns_total", task): [2],
+        ("rollout_tokens_total", f"{task},generated"): [2],
+        ("rollout_tokens_total", f"{task},environment"): [results[0].metrics.env_tokens],
+        ("rollout_turns", task): [2],
+        ("rollout_reward", task): [1.5],
+        ("rollout_staleness_versions", task): [2],
+    }
+
+
+def test_a_counter_gives_ray_the_sum_of_what_was_added_once(given: Given) -> None:
+    counter = instruments.SummedCounter("name", "Description.", ("task_name",))
+    for value in (1, 2, 3):
+        counter.add(value, "math")
+    counter.flush()
+    counter.flush()
+    counter.add(4, "math")
+    counter.flush()
+    assert given == {("name", "math"): [6, 4]}
+
+
+def test_the_age_of_a_version_begins_when_it_is_first_seen(given: Given) -> None:
+    gauges = Gauges(lambda: pytest.fail("not looked at"))
+    for now_s, version in ((10.0, 1), (15.0, 1), (20.0, 2), (27.0, 2)):
+        gauges.note(Look(0, 0, 0, 0, {"": version}), now_s)
+    assert given["rollout_policy_age_seconds", ""] == [0.0, 5.0, 0.0, 7.0]
+    assert given["rollout_policy_version", ""] == [1, 1, 2, 2]
