@@ -30,6 +30,8 @@ class StepRequest:
     another one."""
     turn: int = 0
     """How many steps the rollout had before this one, those of a message log that was posted included."""
+    traceparent: str = ""
+    """The span of the step, as the header of the W3C; empty if it is not traced."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,6 +39,9 @@ from service.routes.proxy_handles import keep_proxy_handles
 from service.routes.serve_disconnects import ServeDisconnects
 from service.session_judge import SessionJudge
 from service.settings import ServiceSettings
+from service.tracing.traced_requests import TracingMiddleware
+from service.tracing.traced_rollouts import TracedRollouts
+from service.tracing.tracer import tracer_of
 
 
 @serve.ingress()
@@ -67,6 +70,11 @@ class Ingress:
         self._metrics = ServiceMetrics() if settings.metrics else None
         if settings.canary.rate:
             remote.report_to(BackgroundCanary(settings.canary, remote).note)
+        observer = UNOBSERVED if self._metrics is None else self._metrics.rollouts
+        self._tracer = None
+        if settings.tracing is not None:
+            self._tracer = tracer_of(settings.tracing, serve.get_replica_context().replica_tag)
+            observer = TracedRollouts(self._tracer, observer)
         self._rollouts = await RolloutService.connect(
             settings,
             remote,
@@ -74,7 +82,7 @@ class Ingress:
             policy,
             most_replicas,
             None if data is None else RemoteData(data),
-            UNOBSERVED if self._metrics is None else self._metrics.rollouts,
+            observer,
         )
         if self._metrics is not None:
             remote.report_waits_to(partial(self._metrics.rollouts.took, "queue"))
@@ -119,6 +127,8 @@ class Ingress:
         )
         if self._metrics is not None:
             app.add_middleware(HttpMetricsMiddleware, metrics=self._metrics.http)
+        if self._tracer is not None:
+            app.add_middleware(TracingMiddleware, tracer=self._tracer)
         app.add_middleware(ServeDisconnects)
         return app
 

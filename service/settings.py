@@ -15,6 +15,7 @@ from deployments.sessions.settings import SessionsSettings
 from deployments.simulation.settings import SimulatedEngineSettings
 from deployments.strict_settings import StrictSettings
 from service.access.settings import AccessSettings
+from service.tracing.settings import TracingSettings
 
 MIB = 2**20
 PLAIN_AGENT_TASK = "deployments.agents.plain_task:PlainAgentTask"
@@ -169,6 +170,8 @@ class ServiceSettings(StrictSettings):
     of several nodes needs `redis_url`. With null the service keeps none and refuses both with 501."""
     metrics: bool = True
     """Whether the replicas record metrics of rollouts and engines, for Ray's exporters and `GET /metrics`."""
+    tracing: TracingSettings | None = None
+    """Where traces of requests go; by default nowhere."""
     sessions: SessionsSettings | None = None
     """Where records of agents' sessions are kept, and how many; `{}` for the defaults. A cluster of several nodes needs
     `redis_url`. With null, the default, there are no sessions."""

@@ -20,6 +20,7 @@ from deployments.failures import (
     TurnTimedOut,
 )
 from deployments.protocols import StepRequest
+from deployments.traces import context_below
 from rollout_env import ChatMessage, OutcomeInvalid, SampleRejected, StepOutcome, TaskEnvironment, TemporaryFailure
 from rollout_env.calls import is_plain
 from rollout_env.environment import has_sessions, steps_in_batches
@@ -79,7 +80,8 @@ class StepRunner:
         step = Step(request, logged_failures, loop.create_future())
         self._steps[request.step_id] = step
         self.in_progress += 1
-        step.result.add_done_callback(partial(self._end, step, loop.create_task(self._run(step))))
+        task = loop.create_task(self._run(step), context=context_below(request.traceparent))
+        step.result.add_done_callback(partial(self._end, step, task))
         if self._hands_over:
             self._hand_over(step)
         return step.result

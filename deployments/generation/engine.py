@@ -317,7 +317,12 @@ class VLLMEngine(Engine):
         try:
             with self.adapters.used_by_generation(adapter, running.engine_id):
                 async for output in self._llm.generate(
-                    prompt, params, request_id=running.engine_id, lora_request=lora, priority=priority
+                    prompt,
+                    params,
+                    request_id=running.engine_id,
+                    lora_request=lora,
+                    priority=priority,
+                    trace_headers=trace_headers_of(running.request),
                 ):
                     last = output
         except VLLMClientError as error:
@@ -470,6 +475,11 @@ async def first_of(*events: asyncio.Event) -> None:
     finally:
         for task in waiting:
             task.cancel()
+
+
+def trace_headers_of(request: GenerationRequest) -> dict[str, str] | None:
+    """With `otlp_traces_endpoint` among its arguments vLLM traces the generation below this span."""
+    return {"traceparent": request.traceparent} if request.traceparent else None
 
 
 def refuse_unknown_backend(args: AsyncEngineArgs) -> None:

@@ -9,11 +9,12 @@ calls; no number of episodes makes an iteration of the event loop long.
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import TypeVar
 
 from deployments.failures import RestartableSessionLost, RolloutFailure, failure_of
-from deployments.protocols import Environment, Generator
+from deployments.protocols import Environment, GenerationRequest, Generator, StepRequest
 from deployments.response_parsing import ResponseParser
 from rollout_client.contract import SampleError
 from rollout_env import StepOutcome
@@ -31,6 +32,7 @@ from service.rollouts.staleness import VersionFeed
 MOST_CHARACTERS_INLINE = 2**13
 """Of an observation that is tokenized on the event loop, in up to 8 ms; a longer one is tokenized in a thread."""
 logger = logging.getLogger("rollout_service.rollouts")
+Call = TypeVar("Call", GenerationRequest, StepRequest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,11 +107,17 @@ async def generate_part(episode: Episode, context: RolloutContext) -> None:
     if request is None:
         return
     with context.observer.during("generate", episode):
-        generation = await context.generator.generate(request)
+        generation = await context.generator.generate(traced(request, context.observer))
     await context.pacer.wait_for_turn(episode, len(generation.token_ids))
     episode.add_generation(generation)
     if generation.failure is not None and not (episode.done or episode.step_is_due):
         raise generation.failure
+
+
+def traced(request: Call, observer: RolloutObserver) -> Call:
+    """The request with the span that is current; the request itself if that is not traced."""
+    traceparent = observer.traceparent()
+    return replace(request, traceparent=traceparent) if traceparent else request
 
 
 async def parse_response(episode: Episode, context: RolloutContext) -> None:
@@ -130,7 +138,7 @@ async def play_step(episode: Episode, context: RolloutContext) -> None:
 
     async def step() -> StepOutcome:
         with context.observer.during("step", episode):
-            return await environment.step(request)
+            return await environment.step(traced(request, context.observer))
 
     try:
         outcome = await with_retries(step, episode)

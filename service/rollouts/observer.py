@@ -23,6 +23,10 @@ class RolloutObserver:
         """Is entered while a stage of the episode runs; left with the exception that ends the stage, if one does."""
         return NOTHING
 
+    def traceparent(self) -> str:
+        """What is sent along with a call, so that its receiver traces below it; empty if this is not traced."""
+        return ""
+
     def took(self, work: Work, seconds: float) -> None:
         """Such work has ended after so many seconds."""
 

@@ -1,0 +1,49 @@
+"""A span for each rollout, turn, generation, step and run of an agent, below the span of their request."""
+
+from contextlib import AbstractContextManager, ExitStack
+
+from opentelemetry import trace
+from opentelemetry.trace import Tracer
+
+from deployments.traces import PROPAGATOR
+from rollout_client.contract import SampleResult
+from service.rollouts.episode import Episode
+from service.rollouts.observer import RolloutObserver, Stage, Work
+
+
+class TracedRollouts(RolloutObserver):
+    """Also tells another observer all that it is told."""
+
+    def __init__(self, tracer: Tracer, other: RolloutObserver) -> None:
+        self._tracer = tracer
+        self._other = other
+
+    def during(self, stage: Stage, episode: Episode) -> AbstractContextManager[object]:
+        observed = self._other.during(stage, episode)
+        if not trace.get_current_span().get_span_context().trace_flags.sampled:
+            # A span that is not recorded costs as much time as one that is.
+            return observed
+        identity = episode.identity
+        attributes: dict[str, str | int] = {"rollout.task_name": identity.task_name}
+        if stage == "rollout":
+            attributes |= {
+                "rollout.id": identity.rollout_id,
+                "rollout.sample": identity.idx,
+                "rollout.generation_index": identity.generation_index,
+            }
+        both = ExitStack()
+        both.enter_context(observed)
+        both.enter_context(self._tracer.start_as_current_span(stage, attributes=attributes))
+        return both
+
+    def traceparent(self) -> str:
+        carrier: dict[str, str] = {}
+        if trace.get_current_span().get_span_context().trace_flags.sampled:
+            PROPAGATOR.inject(carrier)
+        return carrier.get("traceparent", "")
+
+    def took(self, work: Work, seconds: float) -> None:
+        self._other.took(work, seconds)
+
+    def ended(self, result: SampleResult, staleness: int | None) -> None:
+        self._other.ended(result, staleness)

@@ -1,0 +1,30 @@
+"""The tracer of one ingress replica, which sends its spans in a thread of its own."""
+
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
+from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
+from opentelemetry.trace import Tracer
+
+from service.service_info import version_of
+from service.tracing.settings import TracingSettings
+
+SERVICE_NAME = "rollout"
+
+
+def tracer_of(settings: TracingSettings, replica: str, exporter: SpanExporter | None = None) -> Tracer:
+    """Args:
+    replica: the name of the replica.
+    exporter: where spans go, in the place of the endpoint.
+    """
+    resource = Resource.create(
+        {
+            "service.name": SERVICE_NAME,
+            "service.version": version_of("rollout-service"),
+            "service.instance.id": replica,
+        }
+    )
+    provider = TracerProvider(sampler=ParentBased(TraceIdRatioBased(settings.sample_rate)), resource=resource)
+    provider.add_span_processor(BatchSpanProcessor(exporter or OTLPSpanExporter(endpoint=settings.endpoint)))
+    return provider.get_tracer("rollout_service")
