@@ -15,12 +15,13 @@ from service.rollouts.episode import Episode
 from service.rollouts.observer import RolloutObserver, Stage, Work
 
 SECONDS = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250, 1000]
-REWARDS = [-10, -5, -2, -1, -0.5, 0, 0.1, 0.25, 0.5, 0.75, 0.9, 1, 2, 5, 10, 100]
-"""Upper bounds, as all boundaries are: a reward of 1 is in the bucket up to 1, and not in that up to 0.9."""
+REWARDS = [0.001, 0.1, 0.25, 0.5, 0.75, 0.9, 1, 2, 5, 10, 100]
+"""Upper bounds, as all boundaries are; the first bucket is for 0. Ray's are above 0, and its histograms drop what is
+negative, which has a histogram of its own here."""
 TURNS = [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128]
 CALLS = ("generate", "step", "agent")
 """The stages that are calls of another deployment."""
-VERSIONS = [0, 1, 2, 3, 4, 6, 8, 16, 32]
+VERSIONS = [0.5, 1, 2, 3, 4, 6, 8, 16, 32]
 
 
 class RolloutMetrics(RolloutObserver):
@@ -39,7 +40,10 @@ class RolloutMetrics(RolloutObserver):
             "Generations, steps and runs of agents that failed; most were made again.",
             ("task_name", "stage", "kind"),
         )
-        self._reward = histogram("rollout_reward", "Total reward of a rollout.", REWARDS, ("task_name",))
+        self._reward = histogram("rollout_reward", "Total rewards that are not negative.", REWARDS, ("task_name",))
+        self._negative_reward = histogram(
+            "rollout_negative_reward", "Total rewards below 0, without their sign.", REWARDS, ("task_name",)
+        )
         self._turns_of_rollout = histogram("rollout_turns", "Turns of a rollout.", TURNS, ("task_name",))
         self._staleness = histogram(
             "rollout_staleness_versions",
@@ -74,7 +78,8 @@ class RolloutMetrics(RolloutObserver):
         tags = {"task_name": task_name}
         self._turns_of_rollout.observe(metrics.turn_count, tags)
         if result.total_reward is not None:
-            self._reward.observe(result.total_reward, tags)
+            rewards = self._reward if result.total_reward >= 0 else self._negative_reward
+            rewards.observe(abs(result.total_reward), tags)
         if staleness is not None:
             self._staleness.observe(staleness, tags)
 

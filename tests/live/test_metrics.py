@@ -72,5 +72,5 @@ def test_a_request_is_counted_by_task_stage_and_route_and_the_engine_shows_its_o
         result.metrics.assistant_tokens for result in response.samples
     )
     [(_, version)] = now["rollout_policy_version"]
-    assert version == client.policy().version
+    assert version == client.policy().current
     assert {"rollout_in_flight", "rollout_event_loop_gap_seconds_count", "vllm_kv_cache_usage_perc"} <= now.keys()

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -21,8 +22,10 @@ def given(monkeypatch: pytest.MonkeyPatch) -> Given:
     values: Given = {}
 
     class Instrument:
-        def __init__(self, name: str, description: str, **options: Sequence[object]) -> None:
+        def __init__(self, name: str, description: str, **options: Sequence[Any]) -> None:
             assert description.endswith(".")
+            # Ray takes no others.
+            assert all(boundary > 0 for boundary in options.get("boundaries", ()))
             self._name = name
             self._keys = set(options.get("tag_keys", ()))
 
@@ -64,6 +67,13 @@ def test_a_played_rollout_counts_its_calls_and_failures_by_task(given: Given) ->
         ("rollout_reward", task): [1.5],
         ("rollout_staleness_versions", task): [2],
     }
+
+
+def test_a_negative_reward_is_in_a_histogram_of_its_own(given: Given) -> None:
+    environment = ScriptedEnvironment([outcome("O", -2.5, terminated=True)])
+    results = collect([EpisodeRecipe().make()], async_context(ScriptedGenerator(["A"]), environment))
+    RolloutMetrics().ended(results[0], staleness=None)
+    assert {name: found for (name, _), found in given.items() if "reward" in name} == {"rollout_negative_reward": [2.5]}
 
 
 def test_a_counter_gives_ray_the_sum_of_what_was_added_once(given: Given) -> None:

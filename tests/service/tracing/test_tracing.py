@@ -50,7 +50,7 @@ class Traceparents:
 
 class NotingGenerator(ScriptedGenerator):
     def __init__(self, noted: Traceparents, texts: list[str | Exception]) -> None:
-        super().__init__(texts)  # type: ignore[arg-type]
+        super().__init__(texts)
         self._noted = noted
 
     async def generate(self, request: GenerationRequest) -> Generation:
@@ -60,7 +60,7 @@ class NotingGenerator(ScriptedGenerator):
 
 class NotingEnvironment(ScriptedEnvironment):
     def __init__(self, noted: Traceparents, outcomes: list[StepOutcome]) -> None:
-        super().__init__(outcomes)  # type: ignore[arg-type]
+        super().__init__(outcomes)
         self._noted = noted
 
     async def step(self, request: StepRequest) -> StepOutcome:
