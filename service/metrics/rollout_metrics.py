@@ -16,8 +16,7 @@ from service.rollouts.observer import RolloutObserver, Stage, Work
 
 SECONDS = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250, 1000]
 REWARDS = [0.001, 0.1, 0.25, 0.5, 0.75, 0.9, 1, 2, 5, 10, 100]
-"""Upper bounds, as all boundaries are; the first bucket is for 0. Ray's are above 0, and its histograms drop what is
-negative, which has a histogram of its own here."""
+"""Upper bounds, as all boundaries are; Ray's are above 0, and the first bucket is for 0 and less."""
 TURNS = [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128]
 CALLS = ("generate", "step", "agent")
 """The stages that are calls of another deployment."""
@@ -40,9 +39,14 @@ class RolloutMetrics(RolloutObserver):
             "Generations, steps and runs of agents that failed; most were made again.",
             ("task_name", "stage", "kind"),
         )
-        self._reward = histogram("rollout_reward", "Total rewards that are not negative.", REWARDS, ("task_name",))
-        self._negative_reward = histogram(
-            "rollout_negative_reward", "Total rewards below 0, without their sign.", REWARDS, ("task_name",)
+        self._reward = histogram(
+            "rollout_reward", "Total rewards of rollouts; those below 0 count as 0.", REWARDS, ("task_name",)
+        )
+        # Ray's exporters make the sum of a histogram from the middles of its buckets, and no counter falls.
+        self._reward_sums = SummedCounter(
+            "rollout_reward_sums_total",
+            "Sums of the total rewards above 0 and below 0, without their sign.",
+            ("task_name", "sign"),
         )
         self._turns_of_rollout = histogram("rollout_turns", "Turns of a rollout.", TURNS, ("task_name",))
         self._staleness = histogram(
@@ -60,7 +64,7 @@ class RolloutMetrics(RolloutObserver):
             SECONDS,
             ("work",),
         )
-        self.counters = (self._rollouts, self._turns, self._tokens, self._failed_calls)
+        self.counters = (self._rollouts, self._turns, self._tokens, self._failed_calls, self._reward_sums)
         """What must be flushed."""
 
     def during(self, stage: Stage, episode: Episode) -> AbstractContextManager[object]:
@@ -78,8 +82,9 @@ class RolloutMetrics(RolloutObserver):
         tags = {"task_name": task_name}
         self._turns_of_rollout.observe(metrics.turn_count, tags)
         if result.total_reward is not None:
-            rewards = self._reward if result.total_reward >= 0 else self._negative_reward
-            rewards.observe(abs(result.total_reward), tags)
+            self._reward.observe(max(result.total_reward, 0.0), tags)
+            sign = "negative" if result.total_reward < 0 else "positive"
+            self._reward_sums.add(abs(result.total_reward), task_name, sign)
         if staleness is not None:
             self._staleness.observe(staleness, tags)
 

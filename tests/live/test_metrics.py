@@ -48,7 +48,7 @@ def test_a_request_is_counted_by_task_stage_and_route_and_the_engine_shows_its_o
         ),
         ("rollout_stage_seconds_count", (("task_name", "sliding_puzzle"), ("stage", "step"))): turns,
         ("rollout_reward_count", (("task_name", "math"),)): 6,
-        ("rollout_reward_sum", (("task_name", "math"),)): sum(
+        ("rollout_reward_sums_total", (("task_name", "math"), ("sign", "positive"))): sum(
             result.total_reward or 0.0 for result in response.samples[:6]
         ),
         ("rollout_http_requests_total", (("route", "/rollout"), ("status", "200"))): 1,

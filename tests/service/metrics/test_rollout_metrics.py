@@ -65,15 +65,22 @@ def test_a_played_rollout_counts_its_calls_and_failures_by_task(given: Given) ->
         ("rollout_tokens_total", f"{task},environment"): [results[0].metrics.env_tokens],
         ("rollout_turns", task): [2],
         ("rollout_reward", task): [1.5],
+        ("rollout_reward_sums_total", f"{task},positive"): [1.5],
         ("rollout_staleness_versions", task): [2],
     }
 
 
-def test_a_negative_reward_is_in_a_histogram_of_its_own(given: Given) -> None:
+def test_a_negative_reward_is_summed_without_its_sign(given: Given) -> None:
     environment = ScriptedEnvironment([outcome("O", -2.5, terminated=True)])
     results = collect([EpisodeRecipe().make()], async_context(ScriptedGenerator(["A"]), environment))
-    RolloutMetrics().ended(results[0], staleness=None)
-    assert {name: found for (name, _), found in given.items() if "reward" in name} == {"rollout_negative_reward": [2.5]}
+    metrics = RolloutMetrics()
+    metrics.ended(results[0], staleness=None)
+    for counter in metrics.counters:
+        counter.flush()
+    assert {key: found for key, found in given.items() if "reward" in key[0]} == {
+        ("rollout_reward", "task"): [0.0],
+        ("rollout_reward_sums_total", "task,negative"): [2.5],
+    }
 
 
 def test_a_counter_gives_ray_the_sum_of_what_was_added_once(given: Given) -> None:
