@@ -37,6 +37,7 @@ from service.rollouts.observer import UNOBSERVED
 from service.routes.http_app import build_http_app
 from service.routes.proxy_handles import keep_proxy_handles
 from service.routes.serve_disconnects import ServeDisconnects
+from service.service_info import version_of
 from service.session_judge import SessionJudge
 from service.settings import ServiceSettings
 from service.tracing.traced_requests import TracingMiddleware
@@ -73,7 +74,9 @@ class Ingress:
         observer = UNOBSERVED if self._metrics is None else self._metrics.rollouts
         self._tracer = None
         if settings.tracing is not None:
-            self._tracer = tracer_of(settings.tracing, serve.get_replica_context().replica_tag)
+            self._tracer = tracer_of(
+                settings.tracing, serve.get_replica_context().replica_tag, version_of("rollout-service")
+            )
             observer = TracedRollouts(self._tracer, observer)
         self._rollouts = await RolloutService.connect(
             settings,

@@ -7,21 +7,21 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
 from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
 from opentelemetry.trace import Tracer
 
-from service.service_info import version_of
 from service.tracing.settings import TracingSettings
 
 SERVICE_NAME = "rollout"
 
 
-def tracer_of(settings: TracingSettings, replica: str, exporter: SpanExporter | None = None) -> Tracer:
+def tracer_of(settings: TracingSettings, replica: str, version: str, exporter: SpanExporter | None = None) -> Tracer:
     """Args:
     replica: the name of the replica.
+    version: of the service.
     exporter: where spans go, in the place of the endpoint.
     """
     resource = Resource.create(
         {
             "service.name": SERVICE_NAME,
-            "service.version": version_of("rollout-service"),
+            "service.version": version,
             "service.instance.id": replica,
         }
     )

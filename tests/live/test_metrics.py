@@ -11,6 +11,7 @@ from rollout_client.contract import Sampling
 
 SHOWN_WITHIN_S = 60.0
 POLL_S = 1.0
+SETTLED_S = 4.0
 Samples = dict[str, list[tuple[dict[str, str], float]]]
 """By the name of the metric without Ray's prefix: labels and value."""
 
@@ -30,10 +31,21 @@ def total(found: Samples, name: str, **labels: str) -> float:
     return sum(value for of_sample, value in found.get(name, ()) if labels.items() <= of_sample.items())
 
 
+def settled_metrics_of(url: str) -> Samples:
+    """When those of the requests before have all been exported."""
+    found = metrics_of(url)
+    while True:
+        time.sleep(SETTLED_S)
+        before, found = found, metrics_of(url)
+        names = ("rollout_rollouts_total", "rollout_work_seconds_count", "rollout_stage_seconds_count")
+        if all(total(before, name) == total(found, name) for name in names):
+            return found
+
+
 def test_a_request_is_counted_by_task_stage_and_route_and_the_engine_shows_its_own(
     service_url: str, client: RolloutClient
 ) -> None:
-    before = metrics_of(service_url)
+    before = settled_metrics_of(service_url)
     samples = [*client.example_samples("math", 3, seed=5), *client.example_samples("sliding_puzzle", 2, seed=5)]
     response = client.rollout(samples, num_generations=2, sampling=Sampling(max_new_tokens=16), max_rollout_turns=2)
     assert {result.error for result in response.samples} == {None}
@@ -67,10 +79,12 @@ def test_a_request_is_counted_by_task_stage_and_route_and_the_engine_shows_its_o
     while (found := increases()) != expected and time.monotonic() < ends_at:
         time.sleep(POLL_S)
     assert found == expected
-    now = metrics_of(service_url)
+    gauges = {"rollout_in_flight", "rollout_policy_version", "vllm_kv_cache_usage_perc"}
+    while not gauges <= (now := metrics_of(service_url)).keys() and time.monotonic() < ends_at:
+        time.sleep(POLL_S)
     assert total(now, "vllm_generation_tokens_total") >= sum(
         result.metrics.assistant_tokens for result in response.samples
     )
     [(_, version)] = now["rollout_policy_version"]
     assert version == client.policy().current
-    assert {"rollout_in_flight", "rollout_event_loop_gap_seconds_count", "vllm_kv_cache_usage_perc"} <= now.keys()
+    assert gauges | {"rollout_event_loop_gap_seconds_count"} <= now.keys()

@@ -39,7 +39,8 @@ class FactsTaskset(vf.Taskset[FactTask, vf.TasksetConfig]):
 
 def questions(held_out, count):
     """So many different ones, which are held out or not: a tenth of all are."""
-    draw, found = random.Random(0), {}
+    draw = random.Random(0)
+    found: dict[str, dict[str, object]] = {}
     while len(found) < count:
         question, expected = drawn(draw)
         if (crc32(question.encode()) % 10 == 0) == held_out:

@@ -33,7 +33,7 @@ def exported(sample_rate: float = 1.0) -> Iterator[tuple[Tracer, list[ReadableSp
     """A tracer, and a list that has its spans when the block has ended."""
     exporter = InMemorySpanExporter()
     settings = TracingSettings(endpoint="http://collector:4318/v1/traces", sample_rate=sample_rate)
-    tracer = tracer_of(settings, "replica-1", exporter)
+    tracer = tracer_of(settings, "replica-1", "1.2.3", exporter)
     spans: list[ReadableSpan] = []
     yield tracer, spans
     provider = tracer.span_processor  # type: ignore[attr-defined]
