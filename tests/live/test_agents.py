@@ -400,6 +400,36 @@ def test_a_record_and_the_call_under_way_outlive_the_store_that_keeps_them(clien
 
 
 @pytest.mark.long
+def test_a_conversation_with_tokens_that_are_too_old_is_refused_and_another_one_begins(client: RolloutClient) -> None:
+    with (
+        client.session(sampling=GREEDY, policy={"max_staleness": 0}) as session,
+        openai.OpenAI(base_url=session.base_url, api_key=session.api_key, max_retries=0) as model,
+    ):
+        reply = model.chat.completions.create(model="m", messages=[QUESTION]).choices[0].message
+        said: Any = reply.model_dump(exclude_none=True)
+        pushed = client.push_weights(SMALL_MODEL / "model.safetensors").version
+        with pytest.raises(openai.ConflictError):
+            model.chat.completions.create(model="m", messages=[QUESTION, said, QUESTION])
+        model.chat.completions.create(model="m", messages=[QUESTION])
+        branches = session.samples()
+    versions = [span.version for branch in branches for span in generated(branch)[0].weight_versions]
+    assert versions == [str(pushed - 1), str(pushed)]
+
+
+@pytest.mark.long
+def test_a_call_whose_replica_dies_is_made_again_and_recorded_once(client: RolloutClient) -> None:
+    with client.session() as session, ThreadPoolExecutor() as threads:
+        call = threads.submit(finish_reasons, session, False, model="m", messages=[QUESTION], **ENDLESS)
+        while not session.info().calls_in_flight:
+            pass
+        [replica] = replicas("Generator")
+        replica.kill()
+        assert call.result() == ["length"]
+        [branch] = session.samples()
+    assert len(generated(branch)[0].token_ids) == ENDLESS["max_tokens"]
+
+
+@pytest.mark.long
 def test_random_sessions_record_what_their_calls_were_answered(url: str) -> None:
     tally = asyncio.run(play_sessions(url, range(5000, 5024)))
     assert tally.problems == []
