@@ -29,10 +29,11 @@ async def encode_beside_others(
     size: int, encode: Callable[[], Encoded], observer: RolloutObserver = UNOBSERVED
 ) -> Encoded:
     """Encodes one rollout; a large one in a thread, so that the event loop serves other requests meanwhile."""
-    if size <= MOST_TOKENS_INLINE:
+    inline = is_small(size)
+    if inline:
         await asyncio.sleep(0)
     began = monotonic()
-    encoded = encode() if size <= MOST_TOKENS_INLINE else await asyncio.to_thread(encode)
+    encoded = encode() if inline else await asyncio.to_thread(encode)
     observer.took("encode", monotonic() - began)
     return encoded
 

@@ -45,7 +45,6 @@ def calls_of(
     named = handle.options(session_id=replica)
     log_fields = {"replica_id": replica or None}
     streaming = named.options(stream=True)
-    start_generations, start_calls = streaming.generate.remote, streaming.serve.remote
 
     def control(call: Callable[[list[str]], Any], done: str) -> ControlCalls[Any]:
         return ControlCalls(
@@ -57,25 +56,21 @@ def calls_of(
         )
 
     abort = control(named.abort.remote, "aborted")
-    watched: dict[str, Any] = {"log_fields": log_fields, "lost_after_heartbeats": LOST_AFTER_HEARTBEATS}
-    return ReplicaCalls(
-        RequestBatcher(
-            lambda requests: start_generations(requests, caller, waiting()),
+
+    def batched(start: Callable[..., Any], results_of: Callable[[Any], Any], bytes_of: Callable[[Any], int]) -> Any:
+        return RequestBatcher(
+            lambda requests: start(requests, caller, waiting()),
             GenerationLost,
             GENERATOR_REPLICA,
             abort=abort,
             results_of=results_of,
-            bytes_of=bytes_of_generation_request,
-            **watched,
-        ),
-        RequestBatcher(
-            lambda requests: start_calls(requests, caller, waiting()),
-            GenerationLost,
-            GENERATOR_REPLICA,
-            abort=abort,
-            results_of=ends_of,
-            bytes_of=bytes_of_served_request,
-            **watched,
-        ),
+            bytes_of=bytes_of,
+            log_fields=log_fields,
+            lost_after_heartbeats=LOST_AFTER_HEARTBEATS,
+        )
+
+    return ReplicaCalls(
+        batched(streaming.generate.remote, results_of, bytes_of_generation_request),
+        batched(streaming.serve.remote, ends_of, bytes_of_served_request),
         control(named.interrupt.remote, "interrupted"),
     )

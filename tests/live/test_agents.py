@@ -17,6 +17,7 @@ import pytest
 from rich.console import Console
 
 from benchmarks.session_laws.__main__ import play_sessions
+from benchmarks.session_laws.random_agent import CALCULATOR
 from examples.task_configs import config_for
 from rollout_client import AsyncRolloutClient, RolloutClient, Sampling
 from rollout_client.contract import SampleResult
@@ -35,18 +36,6 @@ from tests.live.running_service import (
 from tests.paths import REPOSITORY, SMALL_MODEL
 
 QUESTION: Any = {"role": "user", "content": "What is 2 + 3?"}
-CALCULATOR: Any = {
-    "type": "function",
-    "function": {
-        "name": "calculator",
-        "description": "Computes an expression.",
-        "parameters": {
-            "type": "object",
-            "properties": {"expression": {"type": "string"}},
-            "required": ["expression"],
-        },
-    },
-}
 GREEDY: Any = {"greedy": True, "max_new_tokens": 96}
 LETTERS: Any = {"max_tokens": 3000, "extra_body": {"allowed_token_ids": [*range(ord("a"), ord("z") + 1)]}}
 """Each token is a whole character, whatever the weights generate."""

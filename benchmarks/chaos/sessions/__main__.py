@@ -29,10 +29,11 @@ from rich.console import Console
 
 from benchmarks.chaos.__main__ import in_turn
 from benchmarks.chaos.one_machine import OneMachine
-from benchmarks.chaos.sessions.results import SessionRound, append, by_kind, read
+from benchmarks.chaos.sessions.results import SessionRound, by_kind
 from benchmarks.chaos.sessions.rounds import PROGRAMS, NotBegun, SessionRounds
 from benchmarks.chaos.sessions.service import service_of_sessions
 from benchmarks.process_group import no_process_left
+from benchmarks.result_lines import append, read
 from benchmarks.soak.reporting import finish, rounds_shown
 from rollout_client import AsyncRolloutClient
 from service.local import sentences_for_the_user
@@ -76,7 +77,7 @@ def main(
     results: Annotated[Path, typer.Option(help="The file that rounds are appended to.")] = Path("chaos_sessions.jsonl"),
     seed: Annotated[int | None, typer.Option(help="Of the moments and the choice of replicas.")] = None,
 ) -> None:
-    before = read(results)
+    before = read(results, SessionRound)
     kinds = list(PROGRAMS) if kind == "all" else kind.split(",")
     left = in_turn(kinds, rounds, Counter(one.kind for one in before), monotonic() + 60 * minutes)
     draw = random.Random(len(before) if seed is None else seed)
@@ -87,7 +88,11 @@ def main(
         service_of_sessions(config, Path(folder), console) as service,
     ):
         finished = asyncio.run(play(service, left, Path(folder), draw, results))
-    finish(console, problems_of(finished), {"kinds": by_kind(read(results)), "rounds_of_this_run": len(finished)})
+    finish(
+        console,
+        problems_of(finished),
+        {"kinds": by_kind(read(results, SessionRound)), "rounds_of_this_run": len(finished)},
+    )
 
 
 if __name__ == "__main__":

@@ -1,10 +1,8 @@
-"""The results of rounds: one JSON line each, in a file that several runs append to, and what they come to by kind."""
+"""The results of rounds, and what they come to by kind."""
 
-import json
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import Any
 
 GOAL_S = 1.0
@@ -34,17 +32,6 @@ class SessionRound:
         if self.is_late:
             problems.append(f"something ran for nobody after {GOAL_S:g} s (until {self.quiet_after_s} s)")
         return [f"{self.kind}: {problem}" for problem in problems]
-
-
-def append(path: Path, finished: SessionRound) -> None:
-    with path.open("a") as file:
-        file.write(json.dumps(asdict(finished)) + "\n")
-
-
-def read(path: Path) -> list[SessionRound]:
-    if not path.exists():
-        return []
-    return [SessionRound(**json.loads(line)) for line in path.read_text().splitlines()]
 
 
 def by_kind(rounds: Iterable[SessionRound]) -> dict[str, dict[str, Any]]:
