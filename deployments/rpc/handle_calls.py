@@ -8,6 +8,7 @@ from typing import Any
 from grpc import RpcError
 from ray.exceptions import RayActorError, RayError, RayTaskError
 from ray.serve.exceptions import RayServeException
+from ray.serve.handle import DeploymentResponse, DeploymentResponseGenerator
 
 from deployments.failures import RolloutFailure
 
@@ -30,7 +31,7 @@ async def call_result(awaited: Awaitable[Any], call: Any, lost: type[RolloutFail
         return await awaited
     except asyncio.CancelledError:
         # Serve's default transport does not cancel a call whose awaiting task is cancelled.
-        call.cancel()
+        cancel_call(call)
         raise
     except RayTaskError as error:
         if isinstance(error.cause, Exception):
@@ -41,3 +42,16 @@ async def call_result(awaited: Awaitable[Any], call: Any, lost: type[RolloutFail
     except (RayError, RayServeException, RpcError) as error:
         logger.warning("%s could not be reached.", who, extra={"cause": repr(error)})
         raise lost(f"{who} could not be reached.") from error
+
+
+def cancel_call(call: Any) -> None:
+    """Cancels a handle call, also one that was handed to a replica in this iteration of the event loop.
+
+    Serve's own `cancel` leaves that one alone, because it knows the replica's end of a call only once the caller's task
+    has run again: the replica would work on for nobody, and the connection would keep the call for ever.
+    """
+    call.cancel()
+    if isinstance(call, DeploymentResponse | DeploymentResponseGenerator):
+        assigned = call._replica_result_future
+        if assigned.done() and not assigned.cancelled() and assigned.exception() is None:
+            assigned.result().cancel()

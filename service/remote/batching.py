@@ -12,7 +12,7 @@ from ray.serve.exceptions import RayServeException
 
 from deployments.failures import RolloutFailure
 from deployments.rpc.batching import BatchResults
-from deployments.rpc.handle_calls import call_result
+from deployments.rpc.handle_calls import call_result, cancel_call
 from deployments.rpc.iteration_batcher import IterationBatcher
 from deployments.rpc.message_size import MOST_ITEMS_PER_MESSAGE, divided
 from service.remote.silence import ReplicaSilent, SilenceWatch
@@ -180,7 +180,7 @@ class RequestBatcher(Generic[Request, Result]):
             if self._silence is not None:
                 self._silence.forget()
             if call is not None:
-                call.cancel()
+                cancel_call(call)
         finally:
             self._fail([future for _, future in batch if not future.done()], broken)
 

@@ -7,7 +7,7 @@ from ray.serve.handle import DeploymentHandle
 
 from deployments.data.reader import DataReader
 from deployments.failures import DataLost
-from deployments.rpc.handle_calls import call_result
+from deployments.rpc.handle_calls import call_result, cancel_call
 from rollout_client.sample_range_contract import SampleRange
 
 WHO = "The deployment that holds the data of the tasks"
@@ -38,4 +38,4 @@ class RemoteData(DataReader):
             while part := await call_result(anext(parts, b""), stream, DataLost, WHO):
                 yield part
         finally:
-            stream.cancel()
+            cancel_call(stream)

@@ -126,6 +126,7 @@ class RemotePolicy(VersionFeed):
                 is_lost = False
             except PolicyStoreLost as lost:
                 if not is_lost:
-                    logger.warning("The policy store cannot be watched, retrying: %s", lost, exc_info=lost)
+                    cause = {"cause": repr(lost.__cause__)}
+                    logger.warning("The policy store cannot be watched, retrying: %s", lost, extra=cause)
                 is_lost = True
                 await asyncio.sleep(RETRY_WATCH_AFTER_S)

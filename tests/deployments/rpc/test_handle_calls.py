@@ -7,6 +7,7 @@ import pytest
 from grpc import RpcError
 from ray.exceptions import ActorDiedError, ActorUnavailableError, RayTaskError, WorkerCrashedError
 from ray.serve.exceptions import RayServeException
+from ray.serve.handle import DeploymentResponseGenerator
 
 from deployments.failures import EnvironmentLost, EnvironmentRejected
 from deployments.rpc.handle_calls import call_result
@@ -102,3 +103,21 @@ def test_cancelling_the_wait_cancels_the_call() -> None:
 
     virtual_time.run(run())
     assert call.cancelled
+
+
+def test_a_call_that_reaches_a_replica_at_the_moment_of_its_cancellation_is_cancelled_there() -> None:
+    at_replica = ScriptedCall()
+
+    async def run() -> None:
+        assigned: Any = asyncio.get_running_loop().create_future()
+        metadata: Any = None
+        call = DeploymentResponseGenerator[Any](assigned, metadata, _is_router_running_in_separate_loop=False)
+        waiting = asyncio.create_task(call_result(anext(call), call, EnvironmentLost, "The replica"))
+        await asyncio.sleep(0)
+        assigned.set_result(at_replica)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+
+    virtual_time.run(run())
+    assert at_replica.cancelled
