@@ -52,6 +52,6 @@ def cancel_call(call: Any) -> None:
     """
     call.cancel()
     if isinstance(call, DeploymentResponse | DeploymentResponseGenerator):
-        assigned = call._replica_result_future
+        assigned: Any = call._replica_result_future
         if assigned.done() and not assigned.cancelled() and assigned.exception() is None:
             assigned.result().cancel()
