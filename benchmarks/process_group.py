@@ -13,7 +13,7 @@ from typing import IO, NoReturn
 import httpx
 import psutil
 
-from service.startup.processes import adopt_orphans
+from service.startup.processes import adopt_orphans, wait_for_ends
 
 ENGINE_MARKS = ("VLLM::", "multiprocessing.spawn")
 """The command line of each process of an engine contains one of these: its title, or how it was started.
@@ -73,10 +73,10 @@ def end_descendants() -> None:
         for process in descendants:
             send(process, signal.SIGTERM)
             send(process, signal.SIGCONT)
-        _, alive = psutil.wait_procs(descendants, timeout=SWEEP_TIMEOUT_S)
+        alive = wait_for_ends(descendants, SWEEP_TIMEOUT_S)
         for process in alive:
             send(process, signal.SIGKILL)
-        psutil.wait_procs(alive, timeout=SWEEP_TIMEOUT_S)
+        wait_for_ends(alive, SWEEP_TIMEOUT_S)
 
 
 def is_tracker(process: psutil.Process) -> bool:
@@ -140,8 +140,7 @@ class ProcessGroup:
         """Asks it to end; kills all processes that have not ended after `timeout_s`."""
         everyone = self._all()
         self.ask_to_end()
-        _, alive = psutil.wait_procs(everyone, timeout=timeout_s)
-        for process in alive:
+        for process in wait_for_ends(everyone, timeout_s):
             send(process, signal.SIGKILL)
 
 

@@ -4,7 +4,8 @@ import ctypes
 import os
 import signal
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 
 import psutil
@@ -14,6 +15,7 @@ EXIT_TIMEOUT_S = 5.0
 STOP_ROUNDS = 4
 """A process that was being started while its parent ended shows up in the next round."""
 REAP_EVERY_S = 5.0
+REAPED_AFTER_S = 0.01
 
 
 def adopt_orphans() -> None:
@@ -60,10 +62,22 @@ def orphans_reaped() -> Iterator[None]:
         thread.join()
 
 
+def wait_for_ends(processes: Iterable[psutil.Process], timeout_s: float) -> list[psutil.Process]:
+    """Waits until the processes have ended, and returns those that have not after `timeout_s`."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        try:
+            alive: list[psutil.Process] = psutil.wait_procs(processes, timeout=max(deadline - time.monotonic(), 0))[1]
+            return alive
+        except FileNotFoundError:
+            # Linux 6.15 and later says so of a process that is being reaped, which psutil does not expect.
+            time.sleep(REAPED_AFTER_S)
+
+
 def end_descendants() -> None:
     """Waits for all descendants to exit; kills those that have not after `EXIT_TIMEOUT_S`."""
     for _ in range(STOP_ROUNDS):
-        _, alive = psutil.wait_procs(psutil.Process().children(recursive=True), timeout=EXIT_TIMEOUT_S)
+        alive = wait_for_ends(psutil.Process().children(recursive=True), EXIT_TIMEOUT_S)
         for process in alive:
             process.kill()
         if not alive:

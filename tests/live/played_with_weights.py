@@ -13,6 +13,9 @@ LOGPROB_TOLERANCE = 0.02
 SAME_WEIGHTS_TOLERANCE = 0.008
 """Of 32 samples or more. The same weights differ by 0.001 to 0.004, the nearest others (an adapter's) by 0.06 and
 more."""
+LONG_GAMES_TOLERANCE = 0.016
+"""Of games of 600 tokens, whose rounding adds up: the same weights differ by 0.008 (by 0.007 from a model in
+float32)."""
 CHECKSUMS_WITHIN_S = 60.0
 """For `client.policy`: the checksums of the weights in the engines."""
 

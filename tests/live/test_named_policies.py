@@ -10,9 +10,16 @@ import pytest
 from rollout_client import RolloutClient
 from rollout_client.contract import Sampling
 from rollout_client.errors import RequestRejected
-from tests.live.forward_pass import State, logprob_differences, model_of, perturbed, tiny_state
+from tests.live.forward_pass import (
+    State,
+    logprob_differences,
+    model_of,
+    of_other_weights,
+    perturbed,
+    tiny_state,
+)
 from tests.live.played_with_weights import (
-    SAME_WEIGHTS_TOLERANCE,
+    LONG_GAMES_TOLERANCE,
     assert_of_weights,
     merged,
     play,
@@ -98,9 +105,10 @@ def test_a_rollout_goes_on_with_the_next_version_of_its_policy(
     assert versions_of(results) == {before, after}
     assert {len(m.weight_versions or ()) for result in results for m in result.message_log} <= {0, 1}
     of_label = {before: merged(base, folders["run-c"][1]), after: merged(base, added)}
-    differences = logprob_differences(results, {label: model_of(state) for label, state in of_label.items()})
-    for label, difference in differences.items():
-        assert difference.mean().item() <= SAME_WEIGHTS_TOLERANCE, label
+    models = {label: model_of(state) for label, state in of_label.items()}
+    for label, difference in logprob_differences(results, models).items():
+        assert difference.mean().item() <= LONG_GAMES_TOLERANCE, label
+    assert of_other_weights(results, models) == 0
     assert versions_of(play(client, 4, policy={"name": "run-c"}).samples) == {after}
     # A policy beside it has not changed.
     assert_of_weights(

@@ -3,13 +3,13 @@
 import time
 from concurrent.futures import ThreadPoolExecutor
 
-import psutil
 import pytest
 from ray import serve
 from ray.serve._private.common import ReplicaState
 
 from rollout_client import RolloutClient
 from rollout_client.contract import RolloutResponse, Sampling
+from service.startup.processes import wait_for_ends
 from tests.live.running_service import controller, ended_generations, replicas
 
 GONE_WITHIN_S = 30.0
@@ -36,8 +36,7 @@ def test_a_killed_replica_costs_no_sample_and_changes_none(client: RolloutClient
         killed.kill()
         assert not playing.done(), "the games were over before the replica was killed"
         disturbed = playing.result()
-    _, alive = psutil.wait_procs([killed, *below], timeout=GONE_WITHIN_S)
-    assert not alive
+    assert wait_for_ends([killed, *below], GONE_WITHIN_S) == []
     assert [result.status for result in disturbed.samples] == [result.status for result in undisturbed.samples]
     for before, after in zip(undisturbed.samples, disturbed.samples, strict=True):
         assert [message.token_ids for message in after.message_log] == [
@@ -56,7 +55,7 @@ def test_a_killed_controller_is_replaced_and_keeps_the_replicas(client: RolloutC
     before = [replicas(deployment) for deployment in ("Ingress", "Generator", "sliding_puzzle")]
     killed = controller()
     killed.kill()
-    psutil.wait_procs([killed], timeout=GONE_WITHIN_S)
+    wait_for_ends([killed], GONE_WITHIN_S)
     assert {result.status for result in play(client).samples} <= {"completed", "max_turns", "truncated"}
     while not all_replicas_run():
         time.sleep(0.5)

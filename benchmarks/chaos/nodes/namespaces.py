@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 import psutil
 
+from service.startup.processes import wait_for_ends
+
 BRIDGE = "chaos0"
 NETWORK = "10.213.77"
 BRIDGE_ADDRESS = f"{NETWORK}.254"
@@ -30,7 +32,7 @@ class Namespace:
                     process.kill()
                 except psutil.NoSuchProcess:
                     continue
-            psutil.wait_procs(found, timeout=GONE_WITHIN_S)
+            wait_for_ends(found, GONE_WITHIN_S)
 
     def _processes(self) -> list[psutil.Process]:
         listed = subprocess.run(["ip", "netns", "pids", self.name], capture_output=True, text=True, check=True)

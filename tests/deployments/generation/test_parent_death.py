@@ -10,6 +10,7 @@ import psutil
 import pytest
 
 from deployments.generation.parent_death import die_with_parent
+from service.startup.processes import wait_for_ends
 
 GONE_WITHIN_S = 40.0
 REPLICA = """
@@ -55,7 +56,7 @@ def alive_after_the_replica(method: str, target: str, *, are_stopped: bool) -> l
         for process in engine if are_stopped else ():
             process.suspend()
         replica.kill()
-        alive: list[psutil.Process] = psutil.wait_procs(engine, timeout=GONE_WITHIN_S)[1]
+        alive = wait_for_ends(engine, GONE_WITHIN_S)
         for process in alive:
             process.kill()
     return alive

@@ -1,7 +1,13 @@
 """What becomes of the processes that a service adopts."""
 
+import os
 import subprocess
 import sys
+
+import psutil
+import pytest
+
+from service.startup.processes import wait_for_ends
 
 ADOPTS_AND_REAPS = """
 import subprocess, sys, time
@@ -38,3 +44,20 @@ def test_an_adopted_process_that_has_ended_is_reaped_and_a_child_of_ones_own_is_
         [sys.executable, "-c", ADOPTS_AND_REAPS], capture_output=True, text=True, timeout=50, check=False
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_a_process_that_is_being_reaped_counts_as_running_until_it_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened, tries = os.pidfd_open, []
+
+    def open_late(pid: int, *flags: int) -> int:
+        tries.append(pid)
+        if tries.count(pid) == 1 and pid != os.getpid():
+            raise FileNotFoundError(2, "No such file or directory")
+        return opened(pid, *flags)
+
+    monkeypatch.setattr(os, "pidfd_open", open_late)
+    with subprocess.Popen(["sleep", "0.1"]) as ending, subprocess.Popen(["sleep", "1000"]) as staying:
+        processes = [psutil.Process(process.pid) for process in (ending, staying)]
+        assert wait_for_ends(processes, 1.0) == processes[1:]
+        assert tries.count(staying.pid) > 1
+        staying.kill()
