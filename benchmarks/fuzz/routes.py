@@ -16,6 +16,7 @@ from typing import Any
 import httpx
 
 from benchmarks.fuzz.tally import Tally
+from benchmarks.tree import REPOSITORY
 
 CONFIG = Path(__file__).with_name("schemathesis.toml")
 TAGS_OF_AGENTS = frozenset({"model server", "sessions"})
@@ -71,7 +72,12 @@ def schemathesis_run(url: str, operation_id: str, seed: int, headers: Mapping[st
             *("--max-examples", str(len(cases)), "--seed", str(seed + cases.start)),
             *("--report", "json", "--report-json-path", str(report), "--no-color", *arguments),
         ]
-        ended = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=RUN_TIMEOUT_S)
+        # It runs elsewhere, because it writes into its folder, and imports its hooks from here.
+        path = os.pathsep.join([str(REPOSITORY), *filter(None, [os.environ.get("PYTHONPATH")])])
+        environment = os.environ | {"PYTHONPATH": path}
+        ended = subprocess.run(
+            command, cwd=folder, env=environment, capture_output=True, text=True, timeout=RUN_TIMEOUT_S
+        )
         if not report.exists():
             return Tally(problems=[f"schemathesis broke off: {ended.stdout[-SHOWN:]}{ended.stderr[-SHOWN:]}"])
         found = json.loads(report.read_text())
