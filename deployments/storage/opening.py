@@ -21,15 +21,27 @@ WITHOUT: dict[Noun, str] = {
 logger = logging.getLogger("rollout_service.storage")
 
 
+class PasswordUnreadable(Exception):
+    """There is no password in `redis_password_file`. The message is a sentence."""
+
+
 class FolderNotShared(Exception):
     """The cluster has several nodes, and the config no Redis. The message is a sentence."""
 
 
 def storage_of(settings: StorageSettings, noun: Noun) -> Storage:
-    """Raises `FolderNotShared`, unless the folder is there: then this is the node of the store that was here before."""
+    """The storage of a store of this kind.
+
+    Raises:
+        FolderNotShared: the cluster has several nodes and the config no Redis, unless the folder is there: then this is
+            the node of the store that was here before.
+        PasswordUnreadable: the password of the Redis cannot be read.
+    """
     if settings.redis_url is not None:
-        bound_s = REDIS_ANSWERS_WITHIN_S
-        redis = Redis.from_url(settings.redis_url, socket_timeout=bound_s, socket_connect_timeout=bound_s)
+        bound_s, password = REDIS_ANSWERS_WITHIN_S, password_of(settings, noun)
+        redis = Redis.from_url(
+            settings.redis_url, password=password, socket_timeout=bound_s, socket_connect_timeout=bound_s
+        )
         return RedisStorage(redis, settings.redis_prefix, noun)
     nodes = ray.nodes()  # type: ignore[no-untyped-call]
     folder = Path(settings.folder).expanduser() if settings.folder else cluster_folder(noun)
@@ -42,3 +54,18 @@ def storage_of(settings: StorageSettings, noun: Noun) -> Storage:
             raise FolderNotShared(message)
         logger.warning("%s", message)
     return SqliteStorage(folder, noun)
+
+
+def password_of(settings: StorageSettings, noun: Noun) -> str | None:
+    """The content of the file, but for the end of its line. Raises `PasswordUnreadable`."""
+    if settings.redis_password_file is None:
+        return None
+    field = f"{noun}s.redis_password_file: {settings.redis_password_file!r}"
+    try:
+        password = Path(settings.redis_password_file).expanduser().read_text(encoding="utf-8").rstrip("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "is no text"
+        raise PasswordUnreadable(f"{field} cannot be read ({reason}). Name a file with the password.") from error
+    if not password:
+        raise PasswordUnreadable(f"{field} is empty. Write the password of the Redis into it.")
+    return password

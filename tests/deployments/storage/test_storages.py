@@ -5,13 +5,15 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from uuid import uuid4
 
 import pytest
 from fakeredis import FakeAsyncRedis, FakeServer
+from pydantic import ValidationError
 
-from deployments.storage.opening import FolderNotShared, storage_of
+from deployments.storage.opening import FolderNotShared, PasswordUnreadable, storage_of
 from deployments.storage.records import EntryName, StoredChange, StoredRecord
 from deployments.storage.redis_storage import RedisStorage
 from deployments.storage.settings import StorageSettings
@@ -22,15 +24,15 @@ BODY, EVENT, TURN = EntryName("body", 0), EntryName("event", 1), EntryName("jour
 Open = Callable[..., Storage]
 
 
-@pytest.fixture(scope="module")
-def redis_socket() -> Iterator[Path]:
-    """Of a Redis that runs for the length of the module."""
+@contextmanager
+def running_redis(*more_options: str) -> Iterator[Path]:
+    """The socket of a Redis that runs for the length of the block."""
     program = shutil.which("redis-server")
     if program is None:
         pytest.fail("There is no redis-server on this machine: apt-get install -y redis-server")
     with tempfile.TemporaryDirectory(prefix="redis-") as folder:
         socket = Path(folder) / "socket"
-        options = ["--port", "0", "--unixsocket", str(socket), "--save", "", "--dir", folder]
+        options = ["--port", "0", "--unixsocket", str(socket), "--save", "", "--dir", folder, *more_options]
         with subprocess.Popen([program, *options], stdout=subprocess.PIPE, text=True) as server:
             try:
                 assert server.stdout is not None
@@ -40,6 +42,13 @@ def redis_socket() -> Iterator[Path]:
                 yield socket
             finally:
                 server.kill()
+
+
+@pytest.fixture(scope="module")
+def redis_socket() -> Iterator[Path]:
+    """Of a Redis that runs for the length of the module."""
+    with running_redis() as socket:
+        yield socket
 
 
 @pytest.fixture(params=["sqlite", "redis", "redis-server"])
@@ -154,6 +163,44 @@ def test_a_database_that_cannot_be_reached_is_named_by_every_call(tmp_path: Path
                     await call
 
     run(scenario)
+
+
+def test_the_password_of_the_redis_is_read_from_its_file(tmp_path: Path) -> None:
+    right, wrong = tmp_path / "right", tmp_path / "wrong"
+    right.write_text("pass: word@\n")
+    wrong.write_text("other")
+
+    async def scenario() -> None:
+        with running_redis("--requirepass", "pass: word@") as socket:
+            settings = StorageSettings(redis_url=f"unix://{socket}", redis_password_file=str(right))
+            storage = storage_of(settings, "job")
+            assert await storage.take_over() == []
+            await storage.close()
+            with pytest.raises(StorageFailed):
+                await storage_of(settings.model_copy(update={"redis_password_file": str(wrong)}), "job").take_over()
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (None, r"sessions\.redis_password_file: '.*/password' cannot be read \(No such file or directory\)"),
+        (b"\n", r"sessions\.redis_password_file: '.*/password' is empty"),
+        (b"\xff", r"sessions\.redis_password_file: '.*/password' cannot be read \(is no text\)"),
+    ],
+)
+def test_a_file_without_a_password_is_named(tmp_path: Path, content: bytes | None, problem: str) -> None:
+    file = tmp_path / "password"
+    if content is not None:
+        file.write_bytes(content)
+    with pytest.raises(PasswordUnreadable, match=problem):
+        storage_of(StorageSettings(redis_url="redis://host", redis_password_file=str(file)), "session")
+
+
+def test_a_password_without_a_redis_is_refused() -> None:
+    with pytest.raises(ValidationError, match="redis_password_file has no meaning without redis_url"):
+        StorageSettings(redis_password_file="password")
 
 
 def test_the_file_of_the_jobs_is_its_owners_alone(tmp_path: Path) -> None:
