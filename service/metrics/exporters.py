@@ -26,7 +26,8 @@ async def all_metrics() -> str:
         ExportersLost: no node answers.
     """
     urls = await asyncio.to_thread(exporter_urls)
-    async with httpx.AsyncClient(timeout=TIMEOUT_S) as client:
+    # Exporters speak plain HTTP: to load certificates for each client would take the event loop tens of milliseconds.
+    async with httpx.AsyncClient(timeout=TIMEOUT_S, verify=False) as client:
         answers = await asyncio.gather(*(exposition_of(client, url) for url in urls))
     expositions = [answer for answer in answers if answer is not None]
     if not expositions:

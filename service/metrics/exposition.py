@@ -14,9 +14,7 @@ def merged(expositions: Iterable[str], prefixes: Sequence[str]) -> str:
     heads: dict[str, list[str]] = {}
     samples: dict[str, list[str]] = {}
     for exposition in expositions:
-        for name, line in lines_by_metric(exposition):
-            if not name.startswith(tuple(prefixes)):
-                continue
+        for name, line in lines_by_metric(exposition, tuple(prefixes)):
             if line.startswith("#"):
                 known = heads.setdefault(name, [])
                 if line.split(maxsplit=3)[:3] not in [each.split(maxsplit=3)[:3] for each in known]:
@@ -27,16 +25,20 @@ def merged(expositions: Iterable[str], prefixes: Sequence[str]) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
-def lines_by_metric(exposition: str) -> Iterator[tuple[str, str]]:
-    """Each line with the name of its metric: that of the heading before, if the line is a part of its histogram."""
-    heading = ""
-    for line in exposition.splitlines():
+def lines_by_metric(exposition: str, prefixes: tuple[str, ...]) -> Iterator[tuple[str, str]]:
+    """The lines of metrics with these prefixes, each with the name of its metric.
+
+    That is the name in the heading before, if the line is a part of its histogram.
+    """
+    heading, parts = "", frozenset[str]()
+    for line in exposition.split("\n"):
         if line.startswith("#"):
             words = line.split(maxsplit=3)
             if len(words) > 2 and words[1] in ("HELP", "TYPE"):
                 heading = words[2]
-                yield heading, line
-        elif line.strip():
+                parts = frozenset(heading + part for part in PARTS_OF_HISTOGRAM)
+                if heading.startswith(prefixes):
+                    yield heading, line
+        elif line.startswith(prefixes):
             name = line.split("{", 1)[0].split(" ", 1)[0]
-            is_part = name in (heading, *(heading + part for part in PARTS_OF_HISTOGRAM))
-            yield heading if is_part else name, line
+            yield heading if name in parts else name, line
