@@ -69,8 +69,8 @@ def wait_for_ends(processes: Iterable[psutil.Process], timeout_s: float) -> list
         try:
             alive: list[psutil.Process] = psutil.wait_procs(processes, timeout=max(deadline - time.monotonic(), 0))[1]
             return alive
-        except FileNotFoundError:
-            # Linux 6.15 and later says so of a process that is being reaped, which psutil does not expect.
+        except (FileNotFoundError, psutil.NoSuchProcess):
+            # Linux 6.15 and later has an answer that psutil does not expect for a process that is being reaped.
             time.sleep(REAPED_AFTER_S)
 
 
