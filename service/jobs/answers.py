@@ -18,6 +18,7 @@ from service.responses.arrow_encoder import ArrowResponseEncoder
 from service.responses.heartbeats import with_heartbeats
 from service.responses.json_encoder import JSON, PART_BYTES, pieces
 from service.responses.ndjson import NDJSON
+from service.responses.parts import response_in_parts
 from service.responses.problems import TYPE_PREFIX, ProblemType, RequestProblem
 
 Pages = AsyncGenerator[EventsPage, None]
@@ -70,13 +71,7 @@ async def json_answer(events: list[bytes], last: bytes) -> Response:
     parts = json_parts(events, last)
     if sum(map(len, events)) <= PART_BYTES:
         return Response(b"".join(parts), media_type=JSON)
-    first = await asyncio.to_thread(next, parts)
-    return StreamingResponse(with_first(first, parts), media_type=JSON)
-
-
-def with_first(first: bytes, parts: Iterator[bytes]) -> Iterator[bytes]:
-    yield first
-    yield from parts
+    return await response_in_parts(parts, JSON)
 
 
 def json_parts(events: list[bytes], last: bytes) -> Iterator[bytes]:
@@ -98,8 +93,7 @@ async def arrow_answer(events: list[bytes], summary: RolloutSummary) -> Response
     encoder = ArrowResponseEncoder(0, per_group, len(events))
     for event in events:
         await asyncio.to_thread(add_to, encoder, event)
-    parts = await asyncio.to_thread(lambda: [bytes(part) for part in encoder.body(summary)])
-    return StreamingResponse(iter(parts), media_type=encoder.media_type)
+    return await response_in_parts(encoder.body(summary), encoder.media_type)
 
 
 def add_to(encoder: ArrowResponseEncoder, event: bytes) -> None:

@@ -1,10 +1,8 @@
 """`POST /rollout`: reads the request, plays it, and responds in the format that the caller accepts."""
 
-import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from functools import partial
-from itertools import chain
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response, StreamingResponse
@@ -22,6 +20,7 @@ from service.responses.encoder import ResponseEncoder
 from service.responses.heartbeats import with_heartbeats
 from service.responses.json_encoder import JsonResponseEncoder, pieces
 from service.responses.ndjson import NDJSON, problem_line, sample_line, summary_line
+from service.responses.parts import response_in_parts
 from service.responses.problems import RequestProblem, internal_error
 from service.result_encoding import encode_beside_others, is_small, sample_failed, size_of, summary_of
 from service.rollout_service import RunningRollout, SampleFailed
@@ -93,11 +92,7 @@ async def whole_response(running: RunningRollout, encoder: ResponseEncoder, echo
     parts = encoder.body(await summary_of(running, count))
     if is_small(size):
         return Response(b"".join(parts), media_type=encoder.media_type)
-    # An error can occur only while the first part is made: before the status is sent. Starlette makes the other parts
-    # in threads as well.
-    first = await asyncio.to_thread(next, parts)
-    # Serve's proxy accepts only `bytes`.
-    return StreamingResponse(map(bytes, chain([first], parts)), media_type=encoder.media_type)
+    return await response_in_parts(parts, encoder.media_type)
 
 
 async def ndjson_lines(running: RunningRollout, echoed_bytes: int) -> AsyncGenerator[bytes, None]:

@@ -3,11 +3,12 @@
 from functools import partial
 
 from fastapi import APIRouter, Request
-from fastapi.responses import Response, StreamingResponse
+from fastapi.responses import Response
 
 from rollout_client.score_contract import ScoreResponse
 from service.requests.body import read_body
 from service.requests.media_types import refuse_other_than_json
+from service.responses.parts import response_in_parts
 from service.responses.score_encoder import ScoreEncoder
 from service.result_encoding import encode_beside_others
 from service.routes import descriptions
@@ -42,4 +43,4 @@ async def score(
         await encode_beside_others(size, partial(encoder.add, position, sequence.start, score))
 
     policy = await rollouts.scoring.score(parsed, request_id, encode, caller)
-    return StreamingResponse(encoder.body(request_id, policy), media_type=encoder.media_type)
+    return await response_in_parts(encoder.body(request_id, policy), encoder.media_type)

@@ -3,11 +3,12 @@
 from typing import Annotated
 
 from fastapi import APIRouter, Path, Query
-from fastapi.responses import Response, StreamingResponse
+from fastapi.responses import Response
 
 from rollout_client.sample_range_contract import SampleRange
 from rollout_client.task_contract import TaskList, TaskSamples
 from service.responses.json_encoder import JSON, PART_BYTES, pieces
+from service.responses.parts import response_in_parts
 from service.responses.problems import task_not_found
 from service.routes import descriptions
 from service.routes.access import needs
@@ -42,4 +43,4 @@ async def task_samples(
     page = await rollouts.task_samples(wanted)
     if len(page) <= PART_BYTES:
         return Response(bytes(page), media_type=JSON)
-    return StreamingResponse(pieces(page), media_type=JSON)
+    return await response_in_parts(pieces(page), JSON)

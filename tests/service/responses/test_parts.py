@@ -1,0 +1,62 @@
+"""Bodies that are made part by part."""
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import anyio.to_thread
+import pytest
+
+from service.responses.parts import response_in_parts
+
+HELD = memoryview(b"def")
+
+
+def test_each_part_is_made_in_a_thread_and_the_first_one_before_the_response_is_there() -> None:
+    threads: list[int] = []
+
+    def parts() -> Iterator[bytes | memoryview]:
+        for part in (b"abc", b"", HELD):
+            threads.append(threading.get_ident())
+            yield part
+
+    async def sent() -> list[Any]:
+        response = await response_in_parts(parts(), "text/plain")
+        assert len(threads) == 1
+        assert response.media_type == "text/plain"
+        return [part async for part in response.body_iterator]
+
+    found = asyncio.run(sent())
+    assert [(type(part), part) for part in found] == [(bytes, b"abc"), (bytes, b""), (bytes, b"def")]
+    assert len(threads) == 3
+    assert threading.get_ident() not in threads
+
+
+def test_an_error_of_the_first_part_is_raised_before_there_is_a_response() -> None:
+    def parts() -> Iterator[bytes]:
+        yield bytes(1 // 0)
+
+    with pytest.raises(ZeroDivisionError):
+        asyncio.run(response_in_parts(parts(), "text/plain"))
+
+
+def test_no_thread_of_anyio_makes_a_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def refused(*_args: Any, **_options: Any) -> None:
+        raise AssertionError("anyio looks through all tasks of the event loop for each of its threads.")
+
+    monkeypatch.setattr(anyio.to_thread, "run_sync", refused)
+    sent: list[dict[str, Any]] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async def receive() -> Any:
+        await asyncio.Event().wait()
+
+    async def answer() -> None:
+        response = await response_in_parts(iter([b"abc", b"def"]), "text/plain")
+        await response({"type": "http", "asgi": {"spec_version": "2.3"}}, receive, send)
+
+    asyncio.run(answer())
+    assert [message.get("body") for message in sent] == [None, b"abc", b"def", b""]
