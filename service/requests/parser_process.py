@@ -34,6 +34,9 @@ def main() -> None:
     sys.stdout = sys.stderr
     # Millions of new objects would start it again and again, and find nothing.
     gc.disable()
+    # What is imported stays. To look through it after each body takes 20 ms, and to parse 100 KB half a millisecond.
+    gc.collect()
+    gc.freeze()
     serve(source, sink)
 
 
