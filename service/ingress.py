@@ -13,6 +13,7 @@ from deployments.agents.settings import agent_deployment
 from deployments.jobs.store_client import JobStoreClient
 from deployments.policy.store_client import PolicyStoreClient
 from deployments.rpc.draining import call_at_shutdown
+from deployments.rpc.grpc_wakeups import read_all_wakeups
 from deployments.rpc.own_config import most_replicas
 from deployments.sessions.store_client import SessionStoreClient
 from deployments.simulation.settings import SimulatedEngineSettings
@@ -36,7 +37,7 @@ from service.rollout_service import RolloutService
 from service.rollouts.observer import UNOBSERVED
 from service.routes.http_app import build_http_app
 from service.routes.proxy_handles import keep_proxy_handles
-from service.routes.serve_disconnects import ServeDisconnects
+from service.routes.serve_requests import ServeRequests, request_pacer
 from service.service_info import version_of
 from service.session_judge import SessionJudge
 from service.settings import ServiceSettings
@@ -61,6 +62,7 @@ class Ingress:
         agents: dict[str, DeploymentHandle[Any]] | None = None,
     ) -> None:
         logs.configure()
+        read_all_wakeups()
         options = await asyncio.to_thread(http_options)
         assert options is not None
         refuse_exposed(settings.access, options)
@@ -108,7 +110,8 @@ class Ingress:
             self._jobs.follow()
             self._rollouts.readiness.also_ask("jobs", self._jobs.store.answer)
             call_at_shutdown(self._jobs.hand_over)
-        keep_proxy_handles()
+        self._request_pacer = request_pacer()
+        keep_proxy_handles(self._request_pacer)
         collect_small_portions()
 
     async def drain(self, bound_s: float) -> int:
@@ -132,7 +135,7 @@ class Ingress:
             app.add_middleware(HttpMetricsMiddleware, metrics=self._metrics.http)
         if self._tracer is not None:
             app.add_middleware(TracingMiddleware, tracer=self._tracer)
-        app.add_middleware(ServeDisconnects)
+        app.add_middleware(ServeRequests, pacer=self._request_pacer)
         return app
 
 

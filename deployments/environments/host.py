@@ -22,6 +22,7 @@ from deployments.rpc.autoscaling import stats_of
 from deployments.rpc.batching import results_as_completed
 from deployments.rpc.caller_watch import CallerWatch
 from deployments.rpc.draining import call_at_shutdown, is_replica
+from deployments.rpc.grpc_wakeups import read_all_wakeups
 from deployments.rpc.heartbeats import Heartbeats
 from deployments.rpc.message_size import bytes_of_step_result
 from deployments.shared_memory import claim_shared_memory
@@ -71,6 +72,7 @@ class EnvironmentHost:
         self._heartbeats = Heartbeats()
         self._callers_watch = CallerWatch(self._give_up)
         if is_replica():
+            read_all_wakeups()
             call_at_shutdown(self.drain)
 
     async def step(self, requests: list[StepRequest], caller: str = "") -> AsyncGenerator[StepResults, None]:

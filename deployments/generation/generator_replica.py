@@ -22,6 +22,7 @@ from deployments.policy.store_client import PolicyStoreClient
 from deployments.protocols import GenerationRequest, PrefixCacheTokens
 from deployments.rpc.draining import call_at_shutdown
 from deployments.rpc.generator_replica_base import GeneratorReplicaBase
+from deployments.rpc.grpc_wakeups import read_all_wakeups
 from deployments.rpc.weight_demands import refuse_other_version
 from deployments.serving_records import ServedPart, ServedRequest
 from deployments.sessions.store_client import SessionStoreClient
@@ -55,6 +56,7 @@ class GeneratorReplica(GeneratorReplicaBase):
         """
         # What vLLM prints stays in the log of Ray Serve.
         logs.configure(capture_output=False)
+        read_all_wakeups()
         os.environ.update({MOST_CHOICES: "128"} | settings.environment_variables)
         claim_shared_memory()
         claim_socket_folder()

@@ -24,6 +24,8 @@ from deployments.jobs.records import (
     loaded_job,
 )
 from deployments.jobs.settings import JobsSettings
+from deployments.rpc.draining import is_replica
+from deployments.rpc.grpc_wakeups import read_all_wakeups
 from deployments.storage.opening import storage_of
 from deployments.storage.records import EntryName, StoredRecord
 from deployments.storage.storage import Storage, StorageFailed, StoreReplaced
@@ -50,6 +52,8 @@ class JobStore:
         self, settings: JobsSettings, storage: Storage | None = None, time_s: Callable[[], float] = time.time
     ) -> None:
         logs.configure()
+        if is_replica():
+            read_all_wakeups()
         self._settings = settings
         self._time_s = time_s
         self._state = StoredState(storage or storage_of(settings, "job"), "job", self._begin)

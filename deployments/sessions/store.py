@@ -16,6 +16,8 @@ from datetime import UTC, datetime
 from typing import TypeVar
 
 from deployments import logs
+from deployments.rpc.draining import is_replica
+from deployments.rpc.grpc_wakeups import read_all_wakeups
 from deployments.rpc.together import results_of
 from deployments.sessions.call_writer import CallWriter
 from deployments.sessions.drift import drift_report
@@ -71,6 +73,8 @@ class SessionStore:
         time_s: Callable[[], float] = time.time,
     ) -> None:
         logs.configure()
+        if is_replica():
+            read_all_wakeups()
         self._settings = settings
         self._now_s = now_s
         self._time_s = time_s

@@ -13,6 +13,7 @@ from deployments.policy.store_client import PolicyStoreClient
 from deployments.protocols import GenerationRequest
 from deployments.rpc.draining import call_at_shutdown
 from deployments.rpc.generator_replica_base import GeneratorReplicaBase
+from deployments.rpc.grpc_wakeups import read_all_wakeups
 from deployments.rpc.weight_demands import refuse_other_version
 from deployments.simulation.settings import SimulatedEngineSettings
 from deployments.simulation.simulated_engine import SimulatedEngine
@@ -24,6 +25,7 @@ class SimulatedGeneratorReplica(GeneratorReplicaBase):
 
     async def __init__(self, settings: SimulatedEngineSettings, policy_store: DeploymentHandle[Any]) -> None:  # type: ignore[misc]  # Serve awaits it
         logs.configure()
+        read_all_wakeups()
         engine = SimulatedEngine.start(settings.simulated, settings.model, settings.tokenizer, settings.max_model_len)
         super().__init__(engine)
         registration = ReplicaRegistration(

@@ -88,13 +88,13 @@ async def play_run(episode: AgentEpisode, context: RolloutContext) -> None:
         await context.pacer.wait_for_turn(episode)
         episode.add_run(ended)
 
-    await with_retries(run, episode)
+    await with_retries(run, episode, context.pacer)
 
 
 async def play_generation(episode: Episode, context: RolloutContext) -> None:
     """Generates until the response is whole: an interrupted generation goes on where it ended."""
     while not (episode.done or episode.step_is_due):
-        await with_retries(partial(generate_part, episode, context), episode)
+        await with_retries(partial(generate_part, episode, context), episode, context.pacer)
 
 
 async def generate_part(episode: Episode, context: RolloutContext) -> None:
@@ -141,7 +141,7 @@ async def play_step(episode: Episode, context: RolloutContext) -> None:
             return await environment.step(traced(request, context.observer))
 
     try:
-        outcome = await with_retries(step, episode)
+        outcome = await with_retries(step, episode, context.pacer)
     except RestartableSessionLost as lost:
         environment.release(request.session_id)
         if not episode.take_restart():

@@ -25,16 +25,19 @@ TOKENS_PER_EPISODE = 1024
 class LoopPacer:
     """Lets at most `per_iteration` episodes go on in one iteration of the event loop; the others wait in order.
 
-    After a long iteration it lets half as many go on, down to `FEWEST_EPISODES_PER_ITERATION`, and one more again after
-    each short one. An episode with many new tokens counts for several. One pacer serves all requests of an event loop.
-    It adds no delay while fewer go on.
+    After a long iteration it lets half as many go on, down to `fewest`, and one more again after each short one. An
+    episode with many new tokens counts for several. One pacer serves all requests of an event loop. It adds no delay
+    while fewer go on.
     """
 
     def __init__(
-        self, per_iteration: int = EPISODES_PER_ITERATION, processor_time: Callable[[], float] = time.thread_time
+        self,
+        per_iteration: int = EPISODES_PER_ITERATION,
+        fewest: int = FEWEST_EPISODES_PER_ITERATION,
+        processor_time: Callable[[], float] = time.thread_time,
     ) -> None:
         self._most = self._per_iteration = per_iteration
-        self._fewest = min(per_iteration, FEWEST_EPISODES_PER_ITERATION)
+        self._fewest = min(per_iteration, fewest)
         self._processor_time = processor_time
         self._began_at = 0.0
         """When the iteration began, in seconds of processor time."""

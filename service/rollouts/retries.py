@@ -8,6 +8,7 @@ from itertools import count
 from typing import Any, Protocol, TypeVar
 
 from deployments.failures import RolloutFailure, TurnTimedOut
+from service.rollouts.pacing import LoopPacer
 
 logger = logging.getLogger("rollout_service.rollouts")
 
@@ -53,8 +54,13 @@ async def with_timeout(seconds: float | None, call: Awaitable[Result], what: str
         raise TurnTimedOut(f"{what} took longer than {seconds:g} s.") from error
 
 
-async def with_retries(call: Callable[[], Awaitable[Result]], budget: RetryBudget) -> Result:
+async def with_retries(
+    call: Callable[[], Awaitable[Result]], budget: RetryBudget, pacer: LoopPacer | None = None
+) -> Result:
     """Makes the call until it succeeds, as long as its failures are retryable and the budget lasts.
+
+    Args:
+        pacer: has the failures of many calls, which one dead replica fails at once, taken in turn.
 
     Raises:
         RolloutFailure: the last failure. Other exceptions are never retried.
@@ -63,6 +69,9 @@ async def with_retries(call: Callable[[], Awaitable[Result]], budget: RetryBudge
         try:
             return await call()
         except RolloutFailure as failure:
+            if pacer is not None:
+                # Not for the episode: that waits with a result to keep.
+                await pacer.wait_for_turn(failure)
             can_succeed = failure.retryable and failure.same_call_can_succeed
             may_retry = can_succeed and (not failure.costs_a_retry or budget.take_retry())
             if not may_retry:

@@ -9,6 +9,8 @@ from ray.exceptions import ActorDiedError
 from ray.serve._private.common import RequestMetadata, StreamingHTTPRequest
 from ray.serve._private.constants import SERVE_NAMESPACE
 
+from service.rollouts.pacing import LoopPacer
+
 
 class ProxyHandles:
     """By name, each looked up once in the life of its proxy.
@@ -16,9 +18,10 @@ class ProxyHandles:
     A proxy that is started again has the name of the one that died: who gets that one's death asks the new one.
     """
 
-    def __init__(self, look_up: Callable[[str], Any]) -> None:
-        """`look_up` raises `ValueError` if there is no such actor."""
+    def __init__(self, look_up: Callable[[str], Any], pacer: LoopPacer) -> None:
+        """`look_up` raises `ValueError` if there is no such actor; `pacer` has requests ask and receive in turn."""
         self._look_up = look_up
+        self._pacer = pacer
         self._by_name: dict[str, Any] = {}
 
     async def receive_asgi_messages(self, name: str, request: RequestMetadata) -> bytes:
@@ -27,7 +30,7 @@ class ProxyHandles:
             self._by_name[name] = self._looked_up(name)
         handle = self._by_name[name]
         try:
-            return await received(handle, request)
+            return await self._received(handle, request)
         except ActorDiedError:
             if name in self._by_name and self._by_name[name] is handle:
                 del self._by_name[name]
@@ -37,7 +40,13 @@ class ProxyHandles:
                 self._by_name[name] = newer
             if name not in self._by_name:
                 raise
-        return await received(self._by_name[name], request)
+        return await self._received(self._by_name[name], request)
+
+    async def _received(self, handle: Any, request: RequestMetadata) -> bytes:
+        await self._pacer.wait_for_turn(request.request_id)
+        messages: bytes = await handle.receive_asgi_messages.remote(request)
+        await self._pacer.wait_for_turn(request.request_id)
+        return messages
 
     def _looked_up(self, name: str) -> Any:
         try:
@@ -46,18 +55,13 @@ class ProxyHandles:
             raise ActorDiedError from gone
 
 
-async def received(handle: Any, request: RequestMetadata) -> bytes:
-    messages: bytes = await handle.receive_asgi_messages.remote(request)
-    return messages
-
-
-def keep_proxy_handles() -> None:
-    """For this process.
+def keep_proxy_handles(pacer: LoopPacer) -> None:
+    """For this process; its requests ask their proxies, and receive their messages, in the turns of `pacer`.
 
     Serve 2.60 looks its proxy up for every request: the event loop waits for an answer of Ray's GCS, for about 0.3 ms,
     and for a minute while there is no GCS.
     """
-    handles = ProxyHandles(partial(ray.get_actor, namespace=SERVE_NAMESPACE))
+    handles = ProxyHandles(partial(ray.get_actor, namespace=SERVE_NAMESPACE), pacer)
 
     def kept(self: StreamingHTTPRequest) -> Callable[[RequestMetadata], Awaitable[bytes]]:
         if self._receive_asgi_messages is None:

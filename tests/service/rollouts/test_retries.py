@@ -16,6 +16,7 @@ from deployments.failures import (
     TurnTimedOut,
 )
 from service.rollouts.episode import Episode
+from service.rollouts.pacing import LoopPacer
 from service.rollouts.retries import with_retries, with_timeout
 from tests import virtual_time
 from tests.service.rollouts.playing import play, texts
@@ -157,3 +158,33 @@ def test_a_timeout_of_the_calls_own_is_raised_as_it_is(seconds: float | None) ->
 
     with pytest.raises(TimeoutError, match="its own"):
         virtual_time.run(with_timeout(seconds, call(), "The call"))
+
+
+def test_the_failures_of_one_instant_are_taken_in_turn() -> None:
+    waited_for: list[int] = []
+    iteration = 0
+
+    class NotedBudget:
+        """Takes note of each retry that it pays for."""
+
+        identity = EpisodeRecipe().make().identity
+
+        def take_retry(self) -> bool:
+            waited_for.append(iteration)
+            return False
+
+    async def fail() -> None:
+        raise LOST
+
+    async def run() -> None:
+        nonlocal iteration
+        pacer = LoopPacer(per_iteration=2)
+        calls = [asyncio.create_task(with_retries(fail, NotedBudget(), pacer)) for _ in range(10)]
+        while not all(call.done() for call in calls):
+            iteration += 1
+            await asyncio.sleep(0)
+        assert [call.exception() for call in calls] == [LOST] * 10
+
+    asyncio.run(run())
+    assert len(waited_for) == 10
+    assert max(map(waited_for.count, waited_for)) <= 2

@@ -11,6 +11,7 @@ from ray.exceptions import ActorDiedError
 from ray.serve._private.common import RequestMetadata, StreamingHTTPRequest
 
 from service.routes.proxy_handles import ProxyHandles, keep_proxy_handles
+from service.routes.serve_requests import STEPS_PER_ITERATION, request_pacer
 
 REQUEST: Any = SimpleNamespace(request_id="r")
 
@@ -48,7 +49,7 @@ def asked(handles: ProxyHandles, name: str = "a") -> bytes:
 
 def test_each_proxy_is_looked_up_once() -> None:
     actors = ScriptedActors(a=ScriptedProxy("1", {"r": b"of a"}), b=ScriptedProxy("2", {"r": b"of b"}))
-    handles = ProxyHandles(actors.look_up)
+    handles = ProxyHandles(actors.look_up, request_pacer())
     assert [asked(handles, name) for name in "aabab"] == [b"of a", b"of a", b"of b", b"of a", b"of b"]
     assert actors.looked_up == ["a", "b"]
 
@@ -56,7 +57,7 @@ def test_each_proxy_is_looked_up_once() -> None:
 def test_a_request_of_a_proxy_that_was_started_again_reaches_it() -> None:
     first = ScriptedProxy("1", {"r": b"first"})
     actors = ScriptedActors(a=first)
-    handles = ProxyHandles(actors.look_up)
+    handles = ProxyHandles(actors.look_up, request_pacer())
     asked(handles)
     first.is_dead = True
     actors.by_name["a"] = ScriptedProxy("2", {"r": b"second"})
@@ -67,7 +68,7 @@ def test_a_request_of_a_proxy_that_was_started_again_reaches_it() -> None:
 def test_a_request_of_a_dead_proxy_hears_of_its_death_or_that_the_next_one_does_not_know_it() -> None:
     first = ScriptedProxy("1", {"r": b"first"})
     actors = ScriptedActors(a=first)
-    handles = ProxyHandles(actors.look_up)
+    handles = ProxyHandles(actors.look_up, request_pacer())
     asked(handles)
     first.is_dead = True
     with pytest.raises(ActorDiedError):
@@ -83,7 +84,7 @@ def test_a_request_of_a_dead_proxy_hears_of_its_death_or_that_the_next_one_does_
 def test_a_proxy_that_dies_and_is_not_started_again_is_looked_up_once_more() -> None:
     first = ScriptedProxy("1", {"r": b"first"})
     actors = ScriptedActors(a=first)
-    handles = ProxyHandles(actors.look_up)
+    handles = ProxyHandles(actors.look_up, request_pacer())
     asked(handles)
     first.is_dead = True
     del actors.by_name["a"]
@@ -105,10 +106,42 @@ def test_requests_of_serve_share_the_handles(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(
         ray, "get_actor", lambda name, namespace: actors.look_up(name) if namespace == "serve" else None
     )
-    keep_proxy_handles()
+    keep_proxy_handles(request_pacer())
     requests = [StreamingHTTPRequest({"type": "http"}, proxy_actor_name="a") for _ in range(3)]
     received: list[bytes] = []
     for request in requests:
         message: Any = request.receive_asgi_messages(REQUEST)
         received.append(asyncio.run(message))
     assert (received, actors.looked_up) == ([b"of a"] * 3, ["a"])
+
+
+def test_messages_that_arrive_at_once_are_received_in_turn() -> None:
+    received_in: list[int] = []
+    iteration = 0
+
+    async def scenario() -> None:
+        nonlocal iteration
+        arrived = asyncio.Event()
+
+        async def answer(_request: RequestMetadata) -> bytes:
+            await arrived.wait()
+            return b"body"
+
+        proxy = ScriptedProxy("1", {})
+        proxy.receive_asgi_messages = SimpleNamespace(remote=answer)
+        handles = ProxyHandles(ScriptedActors(a=proxy).look_up, request_pacer())
+
+        async def receive() -> None:
+            assert await handles.receive_asgi_messages("a", REQUEST) == b"body"
+            received_in.append(iteration)
+
+        requests = [asyncio.create_task(receive()) for _ in range(100)]
+        await asyncio.sleep(0.01)
+        arrived.set()
+        while not all(request.done() for request in requests):
+            iteration += 1
+            await asyncio.sleep(0)
+
+    asyncio.run(scenario())
+    assert len(received_in) == 100
+    assert max(map(received_in.count, received_in)) <= STEPS_PER_ITERATION

@@ -1,0 +1,78 @@
+"""Events of gRPC reach a busy event loop together."""
+
+import asyncio
+import socket
+import time
+from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import grpc
+import pytest
+import uvloop
+from grpc import aio
+
+from deployments.rpc.grpc_wakeups import handle_all, read_all_wakeups
+
+CALLS = 500
+"""Each has several events; about 280 wake-ups fill a socket pair."""
+MOST_ITERATIONS = 200
+"""It takes 20, and 400 where each brings one event."""
+
+
+@pytest.fixture(scope="module")
+def port() -> Iterator[int]:
+    """Of a server with threads: one that shares the event loop would take one call in each iteration."""
+    server = grpc.server(ThreadPoolExecutor(4))
+    handlers = {"echo": grpc.unary_unary_rpc_method_handler(lambda request, _context: request)}
+    server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler("test.Echo", handlers)])
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    yield port
+    server.stop(None).wait()
+
+
+async def iterations_of_calls(port: int) -> int:
+    """How many iterations of a busy event loop it takes until all calls have their answers."""
+    read_all_wakeups()
+    async with aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        echo = channel.unary_unary("/test.Echo/echo")
+        await echo(b"first")
+        calls = [asyncio.ensure_future(echo(b"%d" % number)) for number in range(CALLS)]
+        iterations = 0
+        while not all(call.done() for call in calls):
+            iterations += 1
+            be_busy()
+            await asyncio.sleep(0)
+    assert [call.result() for call in calls] == [b"%d" % number for number in range(CALLS)]
+    return iterations
+
+
+def be_busy() -> None:
+    """So long that gRPC's threads do meanwhile what they can."""
+    time.sleep(0.02)
+
+
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
+def test_the_events_of_hundreds_of_calls_take_few_iterations(
+    port: int, run: Callable[[Coroutine[Any, Any, int]], int]
+) -> None:
+    assert run(iterations_of_calls(port)) < MOST_ITERATIONS
+
+
+def test_all_wakeups_but_the_one_of_the_handler_are_read() -> None:
+    read, write = socket.socketpair()
+    with read, write:
+        read.setblocking(False)
+        handled: list[bytes] = []
+        for count in (1, 5):
+            write.send(b"1" * count)
+            handle_all(read, lambda: handled.append(read.recv(10)))
+        assert handled == [b"1", b"1"]
+
+
+def test_a_wakeup_that_another_loop_has_read_is_no_failure() -> None:
+    read, write = socket.socketpair()
+    with read, write:
+        read.setblocking(False)
+        handle_all(read, lambda: pytest.fail("There is nothing to handle."))
