@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import random
+from collections import Counter
 from collections.abc import Awaitable, Callable
 
 import pytest
@@ -161,8 +162,7 @@ def test_a_timeout_of_the_calls_own_is_raised_as_it_is(seconds: float | None) ->
 
 
 def test_the_failures_of_one_instant_are_taken_in_turn() -> None:
-    waited_for: list[int] = []
-    iteration = 0
+    taken_in: list[int] = []
 
     class NotedBudget:
         """Takes note of each retry that it pays for."""
@@ -170,21 +170,17 @@ def test_the_failures_of_one_instant_are_taken_in_turn() -> None:
         identity = EpisodeRecipe().make().identity
 
         def take_retry(self) -> bool:
-            waited_for.append(iteration)
+            taken_in.append(virtual_time.iteration())
             return False
 
     async def fail() -> None:
         raise LOST
 
     async def run() -> None:
-        nonlocal iteration
         pacer = LoopPacer(per_iteration=2)
-        calls = [asyncio.create_task(with_retries(fail, NotedBudget(), pacer)) for _ in range(10)]
-        while not all(call.done() for call in calls):
-            iteration += 1
-            await asyncio.sleep(0)
-        assert [call.exception() for call in calls] == [LOST] * 10
+        calls = [with_retries(fail, NotedBudget(), pacer) for _ in range(10)]
+        assert await asyncio.gather(*calls, return_exceptions=True) == [LOST] * 10
 
-    asyncio.run(run())
-    assert len(waited_for) == 10
-    assert max(map(waited_for.count, waited_for)) <= 2
+    virtual_time.run(run())
+    assert len(taken_in) == 10
+    assert max(Counter(taken_in).values()) <= 2

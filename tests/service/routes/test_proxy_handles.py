@@ -1,6 +1,7 @@
 """Serve's proxies are looked up once, and again when they have died."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +13,7 @@ from ray.serve._private.common import RequestMetadata, StreamingHTTPRequest
 
 from service.routes.proxy_handles import ProxyHandles, keep_proxy_handles
 from service.routes.serve_requests import STEPS_PER_ITERATION, request_pacer
+from tests import virtual_time
 
 REQUEST: Any = SimpleNamespace(request_id="r")
 
@@ -117,10 +119,8 @@ def test_requests_of_serve_share_the_handles(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_messages_that_arrive_at_once_are_received_in_turn() -> None:
     received_in: list[int] = []
-    iteration = 0
 
     async def scenario() -> None:
-        nonlocal iteration
         arrived = asyncio.Event()
 
         async def answer(_request: RequestMetadata) -> bytes:
@@ -133,15 +133,13 @@ def test_messages_that_arrive_at_once_are_received_in_turn() -> None:
 
         async def receive() -> None:
             assert await handles.receive_asgi_messages("a", REQUEST) == b"body"
-            received_in.append(iteration)
+            received_in.append(virtual_time.iteration())
 
         requests = [asyncio.create_task(receive()) for _ in range(100)]
         await asyncio.sleep(0.01)
         arrived.set()
-        while not all(request.done() for request in requests):
-            iteration += 1
-            await asyncio.sleep(0)
+        await asyncio.gather(*requests)
 
-    asyncio.run(scenario())
+    virtual_time.run(scenario())
     assert len(received_in) == 100
-    assert max(map(received_in.count, received_in)) <= STEPS_PER_ITERATION
+    assert max(Counter(received_in).values()) <= STEPS_PER_ITERATION

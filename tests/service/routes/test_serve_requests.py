@@ -1,6 +1,7 @@
 """Requests behind Serve's proxy: each in its turn, and what the application hears of a client that went away."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable
 
 import pytest
@@ -8,6 +9,7 @@ from ray.exceptions import ActorDiedError, ActorUnavailableError, TaskCancelledE
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.routes.serve_requests import STEPS_PER_ITERATION, ServeRequests, request_pacer
+from tests import virtual_time
 
 
 def received(answer: Callable[[], Message]) -> list[Message]:
@@ -65,62 +67,33 @@ def test_a_failure_of_the_application_reaches_the_server() -> None:
         asyncio.run(ServeRequests(app, request_pacer())({"type": "http"}, nothing_comes, no_answer))
 
 
-class Iterations:
-    """Counts how often something happens in each iteration of the event loop."""
-
-    def __init__(self) -> None:
-        self._iteration = 0
-        self._noted: list[int] = []
-
-    def note(self) -> None:
-        self._noted.append(self._iteration)
-
-    @property
-    def count(self) -> int:
-        return len(self._noted)
-
-    @property
-    def most(self) -> int:
-        return max(map(self._noted.count, self._noted))
-
-    async def pass_until(self, is_over: Callable[[], bool]) -> None:
-        while not is_over():
-            self._iteration += 1
-            await asyncio.sleep(0)
-
-
 def hundred_requests(app: ASGIApp, receive: Receive) -> list[asyncio.Task[None]]:
     serve_requests = ServeRequests(app, request_pacer())
     return [asyncio.create_task(serve_requests({"type": "http"}, receive, no_answer)) for _ in range(100)]
 
 
-def all_done(requests: list[asyncio.Task[None]]) -> bool:
-    return all(request.done() for request in requests)
-
-
 def test_requests_that_come_at_once_begin_in_turn() -> None:
-    begun = Iterations()
+    begun_in: list[int] = []
 
     async def app(_scope: Scope, _receive: Receive, _send: Send) -> None:
-        begun.note()
+        begun_in.append(virtual_time.iteration())
 
     async def scenario() -> None:
-        requests = hundred_requests(app, nothing_comes)
-        await begun.pass_until(lambda: all_done(requests))
+        await asyncio.wait(hundred_requests(app, nothing_comes))
 
-    asyncio.run(scenario())
-    assert begun.count == 100
-    assert begun.most <= STEPS_PER_ITERATION
+    virtual_time.run(scenario())
+    assert len(begun_in) == 100
+    assert max(Counter(begun_in).values()) <= STEPS_PER_ITERATION
 
 
 @pytest.mark.parametrize("is_dead", [False, True], ids=["a message", "the disconnect of a dead proxy"])
 def test_messages_that_come_at_once_reach_the_application_in_turn(is_dead: bool) -> None:
-    heard = Iterations()
+    heard_in: list[int] = []
     sent = asyncio.Event()
 
     async def app(_scope: Scope, receive: Receive, _send: Send) -> None:
         assert (await receive())["type"] == ("http.disconnect" if is_dead else "http.request")
-        heard.note()
+        heard_in.append(virtual_time.iteration())
 
     async def receive() -> Message:
         await sent.wait()
@@ -132,38 +105,35 @@ def test_messages_that_come_at_once_reach_the_application_in_turn(is_dead: bool)
         requests = hundred_requests(app, receive)
         await asyncio.sleep(0.01)
         sent.set()
-        await heard.pass_until(lambda: all_done(requests))
+        await asyncio.wait(requests)
 
-    asyncio.run(scenario())
-    assert heard.count == 100
-    assert heard.most <= STEPS_PER_ITERATION
+    virtual_time.run(scenario())
+    assert len(heard_in) == 100
+    assert max(Counter(heard_in).values()) <= STEPS_PER_ITERATION
 
 
 def test_requests_that_are_cancelled_at_once_end_in_turn_and_all_before_their_cancellation_does() -> None:
-    ended = Iterations()
+    ended_in: list[int] = []
 
     async def app(_scope: Scope, _receive: Receive, _send: Send) -> None:
         try:
             await asyncio.Event().wait()
         finally:
-            ended.note()
+            ended_in.append(virtual_time.iteration())
 
     async def scenario() -> None:
         requests = hundred_requests(app, nothing_comes)
         await asyncio.sleep(0.01)
         for request in requests:
             request.cancel()
-
-        def is_over() -> bool:
-            assert ended.count >= sum(request.done() for request in requests)
-            return all_done(requests)
-
-        await ended.pass_until(is_over)
+        while not all(request.done() for request in requests):
+            assert len(ended_in) >= sum(request.done() for request in requests)
+            await asyncio.sleep(0)
         assert all(request.cancelled() for request in requests)
 
-    asyncio.run(scenario())
-    assert ended.count == 100
-    assert ended.most <= STEPS_PER_ITERATION
+    virtual_time.run(scenario())
+    assert len(ended_in) == 100
+    assert max(Counter(ended_in).values()) <= STEPS_PER_ITERATION
 
 
 def test_a_request_that_is_cancelled_again_while_it_waits_for_its_turn_ends_too() -> None:
