@@ -4,8 +4,8 @@ The service runs as `make serve` runs it, with adapters, jobs, sessions, and two
 stream rollouts, ask for whole answers and scores, follow jobs and delete some, play agents in sessions, and go away in
 the middle. Meanwhile one part after the other is killed; when it has been replaced, weights of every kind are pushed
 until the next one's turn comes.
-Each third of the run kills the same parts at the same times: its processes are as old as those of the other thirds. It
-must hold:
+Each third of the run kills the same parts at the same times, always the youngest process: of what there are two of,
+one lives from the begin to the end, and its memory is measured. It must hold:
 
 - nothing grows: memory, descriptors, threads, shared memory, files, logs, tasks of asyncio, requests of the engines;
   `growth.py` has the rule, `resources.py` the bounds;
@@ -38,7 +38,7 @@ from benchmarks.soak.known_weights import KnownWeights
 from benchmarks.soak.mixed_load import SAMPLE_RETRIES, MixedLoad
 from benchmarks.soak.replica_counts import left_over, most_of, replica_counts, tasks_by_name
 from benchmarks.soak.reporting import finish, growth_figures, rounds_shown, show_growth
-from benchmarks.soak.resources import BOUNDS_WITH_KILLS, ServiceResources
+from benchmarks.soak.resources import BOUNDS, ServiceResources
 from benchmarks.soak.slots import THIRDS, Slot, slots
 from benchmarks.soak.soaked_service import SoakedService, soaked_service
 from benchmarks.soak.steady_rollouts import SteadyRollouts
@@ -75,7 +75,7 @@ class Soaked:
         return sum(map(len, self.readings.values()))
 
     def growth(self) -> dict[str, Growth]:
-        return all_growth(self.readings[THIRDS - 2], self.readings[THIRDS - 1], BOUNDS_WITH_KILLS)
+        return all_growth(self.readings[THIRDS - 2], self.readings[THIRDS - 1], BOUNDS)
 
 
 class MixedSoak:
@@ -119,13 +119,13 @@ class MixedSoak:
         return Callers(self.load.posts(), self.load.problems)
 
     async def _kill(self, kind: str) -> None:
-        """Kills the oldest process of the part, so that each third of the run kills equally old ones, and waits."""
+        """Kills the youngest process of the part, so that the oldest one shows what a process leaks, and waits."""
         began = monotonic()
         try:
             async with asyncio.timeout(RECOVERED_WITHIN_S):
                 while not await self._machine.is_whole(kind):
                     await asyncio.sleep(POLL_S)
-                is_replaced = self._machine.strike_process(kind, PARTS[kind].processes()[0])
+                is_replaced = self._machine.strike_process(kind, PARTS[kind].processes()[-1])
                 while not await is_replaced():
                     await asyncio.sleep(POLL_S)
         except TimeoutError:

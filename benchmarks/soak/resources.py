@@ -2,7 +2,8 @@
 
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Set
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -57,15 +58,21 @@ BOUNDS = {
 """By quantity, or by a part of its name. A leaked copy of the embedded model's weights is 1.8 MB a push. What runs in
 the replicas goes up and down with the load, which is always the same; logs have a line or two for each request."""
 
-BOUNDS_WITH_KILLS = {**BOUNDS, "memory of engine": Bound(128 * MIB, 8_192)}
-"""Where engines are killed and replaced. The worker of a new one had 720 to 810 MiB of its own at first, 100 to 330
-more after two to three minutes, and then stayed (`make soak MINUTES=3`): where replacing it takes longer in one third
-than in another, their medians differ by half of this. A copy of the weights leaked by each push is 180 MiB between
-thirds that have a hundred pushes each."""
+
+@dataclass(frozen=True, slots=True)
+class ServiceProcess:
+    process: psutil.Process
+    role: str
+    replica: int
+    """The id of the process below which it is: of a replica, or of a part of Ray or Serve. It may be its own."""
 
 
 class ServiceResources:
     """Of the service below this very process.
+
+    Memory is that of the processes that have lived since this object was made, if a role has such: the older a
+    process is, the more it would have leaked, and what a younger one holds depends on how old it is. Of a role of
+    which all have been replaced, it is that of all.
 
     Args:
         temporary: the folder for temporary files that the service was started with.
@@ -74,6 +81,7 @@ class ServiceResources:
     def __init__(self, temporary: Path) -> None:
         self._temporary = temporary
         self._weights = cluster_weights_folder()
+        self._first = {found.replica for found in service_processes()}
         nodes: Any = ray.nodes
         [node] = nodes()
         self._node = node["NodeManagerAddress"], node["NodeManagerPort"]
@@ -86,7 +94,7 @@ class ServiceResources:
             "object store": float(store.object_store_bytes_used),
             "objects": float(store.num_local_objects),
         }
-        return reading | self._files() | processes() | replica_counts()
+        return reading | self._files() | process_readings(self._first) | replica_counts()
 
     def _files(self) -> dict[str, float]:
         files: dict[str, dict[int, int]] = {"weights folder": {}, "logs": {}, "disk": {}}
@@ -116,34 +124,55 @@ def files_below(folder: Path) -> Iterator[Path]:
         yield from (Path(parent, name) for name in names)
 
 
-def processes() -> dict[str, float]:
-    """Memory (bytes that a process does not share), descriptors and threads by the role of the processes."""
+def process_readings(first: Set[int]) -> dict[str, float]:
+    """Memory (bytes that a process does not share), descriptors and threads by the role of the processes.
+
+    Args:
+        first: replicas whose memory is read; of the roles that have none of them, that of all is.
+    """
     held: Counter[str] = Counter()
-    for process, role in with_roles(psutil.Process().children(recursive=True)):
+    memory: Counter[tuple[str, int]] = Counter()
+    for found in service_processes():
+        process, role = found.process, found.role
         try:
             with process.oneshot():
-                memory = process.memory_info()
-                held[f"memory of {role}"] += memory.rss - memory.shared
+                used = process.memory_info()
+                memory[role, found.replica] += used.rss - used.shared
                 held[f"descriptors of {role}"] += process.num_fds()
                 held[f"threads of {role}"] += process.num_threads()
         except psutil.Error:
             # It has ended.
             continue
+    held.update({f"memory of {role}": used for role, used in memory_of_first(memory, first).items()})
     return {name: float(value) for name, value in held.items()}
 
 
-def with_roles(found: list[psutil.Process]) -> Iterator[tuple[psutil.Process, str]]:
+def memory_of_first(memory: Mapping[tuple[str, int], int], first: Set[int]) -> dict[str, int]:
+    """By role, the sum of what the `first` replicas hold; of all its replicas, if none of them is among the first.
+
+    Args:
+        memory: bytes, by role and replica.
+    """
+    with_first = {role for role, replica in memory if replica in first}
+    sums: Counter[str] = Counter()
+    for (role, replica), used in memory.items():
+        if replica in first or role not in with_first:
+            sums[role] += used
+    return dict(sums)
+
+
+def service_processes() -> Iterator[ServiceProcess]:
     """Processes without a role are left out; what a process with a role has started counts with it."""
-    roles: dict[int, str] = {}
+    known: dict[int, ServiceProcess] = {}
     # Parents come before their children.
-    for process in found:
+    for process in psutil.Process().children(recursive=True):
         try:
-            command, parent = " ".join(process.cmdline()), roles.get(process.ppid())
+            command, parent = " ".join(process.cmdline()), known.get(process.ppid())
         except psutil.Error:
             continue
-        role = next((role for mark, role in ROLES.items() if mark in command), None)
-        if role is None and parent is not None and parent != "ray":
-            role = ENGINE if parent == "generator" else parent
+        role, replica = next((role for mark, role in ROLES.items() if mark in command), None), process.pid
+        if role is None and parent is not None and parent.role != "ray":
+            role, replica = ENGINE if parent.role == "generator" else parent.role, parent.replica
         if role is not None:
-            roles[process.pid] = role
-            yield process, role
+            known[process.pid] = ServiceProcess(process, role, replica)
+            yield known[process.pid]
