@@ -221,11 +221,11 @@ class RunningEpisodes:
         self._deadline: asyncio.TimerHandle | None = None
         self._tasks: dict[Episode, asyncio.Task[None]] = {}
         """Of the episodes that were started and have not been released."""
-        self._starting = PacedWork(self._start)
-        self._interrupting = PacedWork(self._interrupt)
-        self._checking = PacedWork(self._check_versions)
-        self._cancelling = PacedWork(self._cancel)
-        self._dropping = PacedWork(drop)
+        self._starting = PacedWork[Episode]()
+        self._interrupting = PacedWork[Episode]()
+        self._checking = PacedWork[tuple[Episode, int]]()
+        self._cancelling = PacedWork[Episode]()
+        self._dropping = PacedWork[Episode]()
         self._is_stopping = False
         self._not_ended = dict.fromkeys(episodes)
         """Those that were not put into `ended`."""
@@ -235,7 +235,7 @@ class RunningEpisodes:
             context.schedule.add_sample()
         policy = next((bounds.policy for bounds in self._bounds), None)
         self._unsubscribe = context.versions.subscribe(self.note_version, policy) if context.versions else None
-        self._starting.add(episodes)
+        self._starting.add(self._start, episodes)
 
     def _start(self, episode: Episode) -> None:
         if episode.versions.is_stale and not episode.done:
@@ -287,7 +287,7 @@ class RunningEpisodes:
         for seconds in {episode.interruption_s for episode in unfinished}:
             waiting = [episode for episode in unfinished if episode.interruption_s == seconds]
             asyncio.get_running_loop().call_later(seconds, self._end, waiting, status)
-        self._interrupting.add(unfinished)
+        self._interrupting.add(self._interrupt, unfinished)
 
     def cut_off_all(self, status: CutOff) -> None:
         self.cut_off(self._not_ended, status)
@@ -300,7 +300,7 @@ class RunningEpisodes:
         changed = [(bounds, bounds.note_current(version)) for bounds in self._bounds]
         before = min((before for bounds, before in changed if before is not None and not bounds.is_any), default=None)
         if before is not None:
-            self._checking.add([(episode, before) for episode in self._not_ended])
+            self._checking.add(self._check_versions, [(episode, before) for episode in self._not_ended])
 
     def _check_versions(self, check: tuple[Episode, int]) -> None:
         episode, before = check
@@ -332,9 +332,9 @@ class RunningEpisodes:
         unfinished = [episode for episode in episodes if not episode.done]
         for episode in unfinished:
             episode.cut_off(status)
-        self._cancelling.add(unfinished)
+        self._cancelling.add(self._cancel, unfinished)
         # Those that have ended may be referenced here alone: freeing thousands of them takes long.
-        self._dropping.add(episodes)
+        self._dropping.add(drop, episodes)
 
     def _cancel(self, episode: Episode) -> None:
         if task := self._tasks.get(episode):
@@ -354,7 +354,7 @@ class RunningEpisodes:
         await self._checking.finish()
         await self._interrupting.finish()
         await self._cancelling.finish()
-        self._dropping.add(taken_out(self.ended))
+        self._dropping.add(drop, taken_out(self.ended))
         await self._dropping.finish()
         while self._tasks:
             await asyncio.wait([next(iter(self._tasks.values()))])

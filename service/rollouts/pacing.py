@@ -7,7 +7,7 @@ nothing else would run for a second.
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from typing import Generic, TypeVar
 
 Item = TypeVar("Item")
@@ -39,10 +39,13 @@ class LoopPacer:
         self._most = self._per_iteration = per_iteration
         self._fewest = min(per_iteration, fewest)
         self._processor_time = processor_time
+        self._is_counting = False
         self._began_at = 0.0
         """When the iteration began, in seconds of processor time."""
         self._used = 0
-        """How many have gone on since the last call of `_begin_iteration`."""
+        """How many have gone on in this iteration, by their shares."""
+        self._used_of_next = 0
+        """How many were woken, and go on at the begin of the next one."""
         self._waiting: deque[tuple[asyncio.Future[None], int]] = deque()
         """With what each counts for."""
         self._episodes: set[Hashable] = set()
@@ -55,10 +58,11 @@ class LoopPacer:
         """Returns when the episode, which then takes in `new_tokens`, may go on."""
         share = 1 + new_tokens // TOKENS_PER_EPISODE
         loop = asyncio.get_running_loop()
-        if self._used == 0:
+        if not self._is_counting:
+            self._is_counting = True
             self._began_at = self._processor_time()
             loop.call_soon(self._begin_iteration)
-        if self._used < self._per_iteration:
+        if self._used < self._per_iteration and not self._waiting:
             self._used += share
             return
         turn: asyncio.Future[None] = loop.create_future()
@@ -70,15 +74,17 @@ class LoopPacer:
             self._episodes.discard(episode)
 
     def _begin_iteration(self) -> None:
+        """Is called right after those that the call before has woken have gone on."""
         self._adapt()
-        self._used = 0
-        while self._waiting and self._used < self._per_iteration:
+        self._used, self._used_of_next = self._used_of_next, 0
+        while self._waiting and self._used_of_next < self._per_iteration:
             turn, share = self._waiting.popleft()
             # A cancelled episode has no use for its turn.
             if not turn.done():
                 turn.set_result(None)
-                self._used += share
-        if self._used:
+                self._used_of_next += share
+        self._is_counting = self._used + self._used_of_next > 0
+        if self._is_counting:
             asyncio.get_running_loop().call_soon(self._begin_iteration)
 
     def _adapt(self) -> None:
@@ -93,22 +99,18 @@ class LoopPacer:
 class PacedWork(Generic[Item]):
     """Does something with each item, in order, with at most `per_iteration` items in one iteration of the event loop.
 
-    The first items are done at once, inside `add`, and the others in the iterations that follow.
+    The first items are done at once, inside `add`, and the others in the iterations that follow. What is done is
+    referenced no longer than its items wait: it may be a method of the object that holds this one.
     """
 
-    def __init__(self, do: Callable[[Item], None], per_iteration: int = EPISODES_PER_ITERATION) -> None:
-        self._do = do
+    def __init__(self, per_iteration: int = EPISODES_PER_ITERATION) -> None:
         self._per_iteration = per_iteration
-        self._waiting: deque[Item] = deque()
+        self._waiting: deque[tuple[Callable[[Item], None], Item]] = deque()
+        """The items whose turn has not come, each with what is to be done with it."""
         self._rest: asyncio.Task[None] | None = None
 
-    @property
-    def waiting(self) -> Collection[Item]:
-        """The items whose turn has not come."""
-        return self._waiting
-
-    def add(self, items: Iterable[Item]) -> None:
-        self._waiting.extend(items)
+    def add(self, do: Callable[[Item], None], items: Iterable[Item]) -> None:
+        self._waiting.extend((do, item) for item in items)
         if self._rest is None:
             self._do_some()
         if self._waiting and self._rest is None:
@@ -127,4 +129,5 @@ class PacedWork(Generic[Item]):
 
     def _do_some(self) -> None:
         for _ in range(min(self._per_iteration, len(self._waiting))):
-            self._do(self._waiting.popleft())
+            do, item = self._waiting.popleft()
+            do(item)

@@ -55,7 +55,7 @@ class LockstepSchedule(Schedule):
         self._samples = 0
         self._waiting: dict[asyncio.Future[None], None] = {}
         """In the order in which they came."""
-        self._beginning = PacedWork(begin)
+        self._beginning = PacedWork[asyncio.Future[None]]()
 
     def add_sample(self) -> None:
         self._samples += 1
@@ -81,7 +81,7 @@ class LockstepSchedule(Schedule):
         waiting = [phase for phase in self._waiting if not phase.done()]
         if len(waiting) >= self._samples:
             self._waiting = {}
-            self._beginning.add(waiting)
+            self._beginning.add(begin, waiting)
 
 
 def begin(phase: "asyncio.Future[None]") -> None:

@@ -3,8 +3,9 @@
 Serve's proxy cancels its own call of the ingress replica when a client goes away, and takes the connections of its
 clients with it when it dies.
 
-Guarantee: when requests come, or their clients leave, by the hundred in one moment, at most `STEPS_PER_ITERATION` of
-them begin, get a message or end in one iteration of the event loop, which has time for other requests between them.
+Guarantee: when requests come, are answered, or their clients leave, by the hundred in one moment, at most
+`STEPS_PER_ITERATION` of them begin, get a message, send one or end in one iteration of the event loop, which has time
+for other requests between them.
 """
 
 import asyncio
@@ -41,12 +42,16 @@ class ServeRequests:
                 message = await receive()
             except (TaskCancelledError, ActorDiedError, ActorUnavailableError):
                 message = {"type": "http.disconnect"}
-            await self._pacer.wait_for_turn(receive_in_turn)
+            await self._pacer.wait_for_turn(receive)
             return message
 
-        await self._pacer.wait_for_turn(receive_in_turn)
+        async def send_in_turn(message: Message) -> None:
+            await self._pacer.wait_for_turn(send)
+            await send(message)
+
+        await self._pacer.wait_for_turn(receive)
         # In a task of its own, which Serve does not cancel.
-        answering = asyncio.ensure_future(self._app(scope, receive_in_turn, send))
+        answering = asyncio.ensure_future(self._app(scope, receive_in_turn, send_in_turn))
         try:
             await asyncio.wait({answering})
         except asyncio.CancelledError:

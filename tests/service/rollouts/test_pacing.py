@@ -1,12 +1,14 @@
 """Many episodes go on over several iterations of the event loop, a bounded number in each, in order."""
 
 import asyncio
+import gc
 import weakref
 from collections import Counter
 from contextlib import aclosing
 
 import pytest
 
+from deployments.failures import RolloutFailure
 from deployments.protocols import Generation, GenerationRequest
 from rollout_client.contract import SampleStatus
 from service.rollouts.early_stopping import EarlyStopping
@@ -63,6 +65,30 @@ def test_a_pacer_delays_nobody_below_its_bound() -> None:
         return True
 
     assert virtual_time.run(go_on())
+
+
+def test_those_that_come_while_others_wait_go_on_after_them_and_no_iteration_has_more_of_both() -> None:
+    async def go_on() -> tuple[list[str], Counter[int]]:
+        pacer = LoopPacer(per_iteration=3)
+        order, by_iteration = list[str](), Counter[int]()
+
+        async def one(name: str) -> None:
+            await pacer.wait_for_turn(name)
+            order.append(name)
+            by_iteration[virtual_time.iteration()] += 1
+
+        early = [asyncio.create_task(one("early")) for _ in range(8)]
+        late: list[asyncio.Task[None]] = []
+        while len(order) < 8:
+            await asyncio.sleep(0)
+            late.append(asyncio.create_task(one("late")))
+        await asyncio.gather(*early, *late)
+        return order, by_iteration
+
+    order, by_iteration = virtual_time.run(go_on())
+    assert order[:8] == ["early"] * 8
+    assert len(order) > 8
+    assert max(by_iteration.values()) == 3
 
 
 def test_the_turn_of_a_cancelled_episode_goes_to_the_next_one() -> None:
@@ -144,7 +170,8 @@ def test_after_long_iterations_fewer_episodes_go_on_and_more_again_after_short_o
     clock.seconds_per_episode = 1.9 * LONGEST_ITERATION_S / EPISODES_PER_ITERATION
     assert virtual_time.run(go_on(64 + 32 + 33 + 34 + 17)) == [64, 32, 33, 34, 17]
     clock.seconds_per_episode = 0.0
-    assert virtual_time.run(go_on(18 + 19 + 20)) == [18, 19, 20]
+    # The pacer has counted one more iteration in the meantime.
+    assert virtual_time.run(go_on(19 + 20 + 21)) == [19, 20, 21]
 
 
 def test_at_least_a_few_episodes_go_on_however_long_iterations_take() -> None:
@@ -175,11 +202,11 @@ def test_paced_work_is_begun_at_once_and_done_in_order_over_several_iterations()
             done.append(number)
             by_iteration[virtual_time.iteration()] += 1
 
-        paced = PacedWork(do, per_iteration=2)
-        paced.add(range(5))
-        assert (done, list(paced.waiting)) == ([0, 1], [2, 3, 4])
-        paced.add([5])
-        assert (done, list(paced.waiting)) == ([0, 1], [2, 3, 4, 5])
+        paced = PacedWork[int](per_iteration=2)
+        paced.add(do, range(5))
+        assert done == [0, 1]
+        paced.add(do, [5])
+        assert done == [0, 1]
         await paced.finish()
         assert done == [0, 1, 2, 3, 4, 5]
         assert list(by_iteration.values()) == [2, 2, 2]
@@ -190,10 +217,10 @@ def test_paced_work_is_begun_at_once_and_done_in_order_over_several_iterations()
 def test_paced_work_that_was_finished_goes_on_with_what_is_added_later() -> None:
     async def work() -> list[int]:
         done: list[int] = []
-        paced = PacedWork(done.append, per_iteration=1)
-        paced.add([0, 1])
+        paced = PacedWork[int](per_iteration=1)
+        paced.add(done.append, [0, 1])
         await paced.finish()
-        paced.add([2, 3])
+        paced.add(done.append, [2, 3])
         await paced.finish()
         return done
 
@@ -239,6 +266,56 @@ def test_no_iteration_starts_interrupts_or_cancels_more_than_its_share_of_a_larg
     assert max(generator.begun.values()) == max(generator.asked.values()) == EPISODES_PER_ITERATION
     assert generator.cut.total() == (500 if ignores_interrupts else 0)
     assert max(generator.cut.values(), default=EPISODES_PER_ITERATION) == EPISODES_PER_ITERATION
+
+
+class BrokenGenerator(ScriptedGenerator):
+    """Fails all generations in one instant, and counts the episodes that end, by iteration of the event loop."""
+
+    def __init__(self) -> None:
+        super().__init__([])
+        self.broken, self.ended = asyncio.Event(), Counter[int]()
+
+    async def generate(self, request: GenerationRequest) -> Generation:
+        await self.broken.wait()
+        raise RolloutFailure("The replica is gone.")
+
+    def release(self, rollout_id: str) -> None:
+        self.ended[virtual_time.iteration()] += 1
+
+
+def test_no_iteration_ends_more_than_its_share_of_a_large_request_whose_generations_fail_at_once() -> None:
+    async def play() -> tuple[Counter[SampleStatus | None], Counter[int]]:
+        generator = BrokenGenerator()
+        episodes = [EpisodeRecipe(position=position).make() for position in range(500)]
+        context = RolloutContext(generator, {"task": ScriptedEnvironment([])}, AsyncSchedule())
+        early_stopping = EarlyStopping(KEEP_ALL, dict.fromkeys(episodes, 0))
+        async with aclosing(play_request(episodes, context, early_stopping)) as ended:
+            asyncio.get_running_loop().call_later(1.0, generator.broken.set)
+            statuses = Counter([episode.status async for episode in ended])
+        return statuses, generator.ended
+
+    statuses, ended = virtual_time.run(play())
+    assert statuses == {"error": 500}
+    assert ended.total() == 500
+    assert max(ended.values()) == EPISODES_PER_ITERATION
+
+
+def test_what_a_request_held_is_freed_when_it_has_ended_without_the_garbage_collector() -> None:
+    async def play() -> "weakref.ref[ScriptedGenerator]":
+        generator = ScriptedGenerator(["A"])
+        environment = ScriptedEnvironment([outcome(terminated=True)])
+        context = RolloutContext(generator, {"task": environment}, AsyncSchedule())
+        episodes = [EpisodeRecipe(position=position).make() for position in range(2 * EPISODES_PER_ITERATION)]
+        early_stopping = EarlyStopping(KEEP_ALL, dict.fromkeys(episodes, 0))
+        async with aclosing(play_request(episodes, context, early_stopping, deadline_s=60)) as ended:
+            assert Counter([episode.status async for episode in ended]) == {"completed": len(episodes)}
+        return weakref.ref(generator)
+
+    gc.disable()
+    try:
+        assert virtual_time.run(play())() is None
+    finally:
+        gc.enable()
 
 
 def test_no_iteration_frees_more_than_its_share_of_a_large_request_that_is_given_up() -> None:

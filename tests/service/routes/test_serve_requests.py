@@ -1,6 +1,8 @@
 """Requests behind Serve's proxy: each in its turn, and what the application hears of a client that went away."""
 
 import asyncio
+import gc
+import weakref
 from collections import Counter
 from collections.abc import Callable
 
@@ -67,9 +69,9 @@ def test_a_failure_of_the_application_reaches_the_server() -> None:
         asyncio.run(ServeRequests(app, request_pacer())({"type": "http"}, nothing_comes, no_answer))
 
 
-def hundred_requests(app: ASGIApp, receive: Receive) -> list[asyncio.Task[None]]:
+def hundred_requests(app: ASGIApp, receive: Receive, send: Send = no_answer) -> list[asyncio.Task[None]]:
     serve_requests = ServeRequests(app, request_pacer())
-    return [asyncio.create_task(serve_requests({"type": "http"}, receive, no_answer)) for _ in range(100)]
+    return [asyncio.create_task(serve_requests({"type": "http"}, receive, send)) for _ in range(100)]
 
 
 def test_requests_that_come_at_once_begin_in_turn() -> None:
@@ -110,6 +112,58 @@ def test_messages_that_come_at_once_reach_the_application_in_turn(is_dead: bool)
     virtual_time.run(scenario())
     assert len(heard_in) == 100
     assert max(Counter(heard_in).values()) <= STEPS_PER_ITERATION
+
+
+def test_messages_that_requests_send_at_once_are_sent_in_turn_and_all_of_them_in_order() -> None:
+    sent_in: list[int] = []
+    sent: Counter[str] = Counter()
+    answered = asyncio.Event()
+
+    async def app(_scope: Scope, _receive: Receive, send: Send) -> None:
+        await answered.wait()
+        for part in ("first", "second"):
+            await send({"type": part})
+
+    async def send(message: Message) -> None:
+        assert message["type"] == "first" or sent["second"] < sent["first"]
+        sent[message["type"]] += 1
+        sent_in.append(virtual_time.iteration())
+
+    async def scenario() -> None:
+        requests = hundred_requests(app, nothing_comes, send)
+        await asyncio.sleep(0.01)
+        answered.set()
+        await asyncio.wait(requests)
+        for request in requests:
+            request.result()
+
+    virtual_time.run(scenario())
+    assert sent == {"first": 100, "second": 100}
+    assert max(Counter(sent_in).values()) <= STEPS_PER_ITERATION
+
+
+def test_what_serve_gave_for_a_request_is_freed_when_it_has_ended_without_the_garbage_collector() -> None:
+    class FromServe:
+        """The messages of one request, both ways."""
+
+        async def receive(self) -> Message:
+            return {"type": "http.request"}
+
+        async def send(self, _message: Message) -> None: ...
+
+    async def app(_scope: Scope, receive: Receive, send: Send) -> None:
+        await send(await receive())
+
+    async def scenario() -> "weakref.ref[FromServe]":
+        given = FromServe()
+        await ServeRequests(app, request_pacer())({"type": "http"}, given.receive, given.send)
+        return weakref.ref(given)
+
+    gc.disable()
+    try:
+        assert asyncio.run(scenario())() is None
+    finally:
+        gc.enable()
 
 
 def test_requests_that_are_cancelled_at_once_end_in_turn_and_all_before_their_cancellation_does() -> None:
