@@ -8,6 +8,7 @@ import pytest
 
 from service import garbage
 from service.garbage import (
+    FEW_OBJECTS,
     FEW_ROLLOUTS,
     IDLE_S,
     LONGEST_WAIT_FOR_FEW_S,
@@ -23,7 +24,8 @@ FULL = 2
 
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, float]]:
-    """The collections: their generation, and when they were made."""
+    """The collections: their generation, and when they were made. There are few objects."""
+    monkeypatch.setattr(garbage, "tracked_objects", lambda: FEW_OBJECTS)
     made: list[tuple[int, float]] = []
     monkeypatch.setattr(
         gc, "collect", lambda generation=FULL: made.append((generation, asyncio.get_running_loop().time()))
@@ -72,6 +74,23 @@ def test_a_full_collection_is_made_when_no_request_was_in_flight_for_a_while(mad
 
     ended_at = virtual_time.run(play())
     assert full(made) == [pytest.approx(ended_at + IDLE_S, abs=PORTION_S)]
+    assert made[-1][0] == FULL, "nothing is collected after it"
+
+
+def test_a_full_collection_waits_until_only_few_objects_are_left_of_the_requests(
+    made: list[tuple[int, float]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def play() -> None:
+        collections = PacedCollections(lambda: 0)
+        with collections.request_in_flight():
+            await asyncio.sleep(10)
+        monkeypatch.setattr(garbage, "tracked_objects", lambda: FEW_OBJECTS + 1)
+        await asyncio.sleep(5.5)
+        monkeypatch.setattr(garbage, "tracked_objects", lambda: FEW_OBJECTS)
+        await asyncio.sleep(10)
+
+    virtual_time.run(play())
+    assert full(made) == [pytest.approx(16, abs=7 * PORTION_S)]
     assert made[-1][0] == FULL, "nothing is collected after it"
 
 
