@@ -10,6 +10,7 @@ import asyncio
 import gc
 import logging
 import socket
+import threading
 from collections.abc import Callable, Iterator
 from functools import partial
 
@@ -18,6 +19,8 @@ from grpc._cython import cygrpc
 
 MOST_WAKEUPS = 2**16
 """More than a socket pair holds."""
+one_loop_at_a_time = threading.Lock()
+"""Two that read at once could leave no byte for either, and the events to nobody."""
 logger = logging.getLogger("rollout_service.rpc")
 
 
@@ -40,17 +43,22 @@ def wakeups_of(
     for queue in gc.get_objects():
         if type(queue) is cygrpc.PollerCompletionQueue:
             for loops in gc.get_referents(queue):
-                if isinstance(loops, dict) and loop in loops:
-                    yield loops[loop].read_socket, queue._handle_events
+                if isinstance(loops, dict) and isinstance(
+                    read := getattr(loops.get(loop), "read_socket", None), socket.socket
+                ):
+                    yield read, queue._handle_events
 
 
 def handle_all(wakeups: socket.socket, handle_events: Callable[[], None]) -> None:
-    """Leaves one byte to `handle_events`, which reads it and takes all events that there are."""
-    try:
-        waiting = len(wakeups.recv(MOST_WAKEUPS, socket.MSG_PEEK))
+    """Leaves one byte to `handle_events`, which reads it and takes all events that there are.
+
+    All event loops of a process share the bytes. One that finds none has got its events from the loop that read them.
+    """
+    with one_loop_at_a_time:
+        try:
+            waiting = len(wakeups.recv(MOST_WAKEUPS, socket.MSG_PEEK))
+        except BlockingIOError:
+            return
         if waiting > 1:
             wakeups.recv(waiting - 1)
         handle_events()
-    except BlockingIOError:
-        # Another event loop of this process has read it, and has passed the events of this one on.
-        return

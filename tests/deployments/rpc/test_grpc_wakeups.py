@@ -2,9 +2,10 @@
 
 import asyncio
 import socket
+import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any
 
 import grpc
@@ -76,3 +77,24 @@ def test_a_wakeup_that_another_loop_has_read_is_no_failure() -> None:
     with read, write:
         read.setblocking(False)
         handle_all(read, lambda: pytest.fail("There is nothing to handle."))
+
+
+def test_two_loops_never_read_at_once() -> None:
+    read, write = socket.socketpair()
+    entered, leave = threading.Event(), threading.Event()
+
+    def handle_slowly() -> None:
+        entered.set()
+        leave.wait()
+        read.recv(1)
+
+    with read, write, ThreadPoolExecutor(2) as threads:
+        read.setblocking(False)
+        write.send(b"11")
+        first = threads.submit(handle_all, read, handle_slowly)
+        entered.wait()
+        second = threads.submit(handle_all, read, lambda: pytest.fail("The first loop has taken all events."))
+        assert wait([second], timeout=0.2).not_done == {second}
+        leave.set()
+        first.result()
+        second.result()
