@@ -203,6 +203,11 @@ def test_a_password_without_a_redis_is_refused() -> None:
         StorageSettings(redis_password_file="password")
 
 
+def test_a_password_in_the_url_and_one_in_a_file_are_refused_together() -> None:
+    with pytest.raises(ValidationError, match="redis_url has a password, and redis_password_file names another one"):
+        StorageSettings(redis_url="redis://:secret@host:6379/0", redis_password_file="password")
+
+
 def test_the_file_of_the_jobs_is_its_owners_alone(tmp_path: Path) -> None:
     async def scenario() -> None:
         storage = SqliteStorage(tmp_path, "job")
