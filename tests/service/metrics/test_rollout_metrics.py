@@ -1,7 +1,9 @@
 """What rollouts add to the metrics, with Ray's instruments replaced by ones that remember what they were given."""
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -10,6 +12,7 @@ from deployments.failures import GenerationLost
 from service.metrics import instruments
 from service.metrics.gauges import Gauges, Look
 from service.metrics.rollout_metrics import RolloutMetrics
+from tests import virtual_time
 from tests.service.rollouts.playing import async_context, collect
 from tests.service.scripted import EpisodeRecipe, ScriptedEnvironment, ScriptedGenerator, outcome
 
@@ -100,3 +103,21 @@ def test_the_age_of_a_version_begins_when_it_is_first_seen(given: Given) -> None
         gauges.note(Look(0, 0, 0, 0, {"": version}), now_s)
     assert given["rollout_policy_age_seconds", ""] == [0.0, 5.0, 0.0, 7.0]
     assert given["rollout_policy_version", ""] == [1, 1, 2, 2]
+
+
+def test_gauges_are_set_again_before_rays_exporter_forgets_them(given: Given, monkeypatch: pytest.MonkeyPatch) -> None:
+    shortest_interval_s = 1.0
+    looked_at: list[float] = []
+
+    def look() -> Look:
+        looked_at.append(asyncio.get_running_loop().time())
+        return Look(0, 0, 0, 0, {})
+
+    async def follow() -> None:
+        monkeypatch.setattr("service.metrics.gauges.monotonic", asyncio.get_running_loop().time)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(Gauges(look).follow(), 60.0)
+
+    virtual_time.run(follow())
+    assert max(later - before for before, later in pairwise(looked_at)) < 2 * shortest_interval_s
+    assert len(given["rollout_in_flight", ""]) == len(looked_at)
