@@ -1,4 +1,4 @@
-"""The longest gap of an event loop, as a task on the loop sees it."""
+"""The longest gap of an event loop, as a timer on the loop sees it."""
 
 import asyncio
 import time
@@ -10,19 +10,26 @@ TICK_S = 0.001
 
 
 class LoopProbe:
-    """Ticks every millisecond on the event loop and keeps the longest time between two ticks."""
+    """Ticks every millisecond on the event loop and keeps the longest time between two ticks.
+
+    The ticks are timers. A task that sleeps would go on one iteration of the loop after its timer, and see two
+    iterations as one gap.
+    """
 
     def __init__(self, with_stacks: bool) -> None:
         self._with_stacks = with_stacks
         self._stacks: LoopStacks | None = None
-        self._ticking: asyncio.Task[None] | None = None
+        self._is_ticking = False
+        self._cpu_at = self._wall_at = 0.0
+        """When it ticked last."""
         self._forget()
 
     def restart(self) -> None:
         self._forget()
-        if self._ticking is None:
+        if not self._is_ticking:
+            self._is_ticking = True
             self._stacks = LoopStacks() if self._with_stacks else None
-            self._ticking = asyncio.create_task(self._tick())
+            self._next_tick()
 
     def gaps(self) -> dict[str, Any]:
         """Longest gaps in milliseconds: the processor time of the event loop's thread, and the wall time.
@@ -35,13 +42,14 @@ class LoopProbe:
         self._cpu_s = self._wall_s = 0.0
         self._in_longest: dict[str, float] = {}
 
-    async def _tick(self) -> None:
-        cpu, wall = time.thread_time(), time.perf_counter()
-        while True:
-            await asyncio.sleep(TICK_S)
-            cpu_now, wall_now = time.thread_time(), time.perf_counter()
-            seen = self._stacks.take() if self._stacks else {}
-            if cpu_now - cpu > self._cpu_s:
-                self._cpu_s, self._in_longest = cpu_now - cpu, seen
-            self._wall_s = max(self._wall_s, wall_now - wall)
-            cpu, wall = cpu_now, wall_now
+    def _next_tick(self) -> None:
+        self._cpu_at, self._wall_at = time.thread_time(), time.perf_counter()
+        asyncio.get_running_loop().call_later(TICK_S, self._tick)
+
+    def _tick(self) -> None:
+        cpu_s, wall_s = time.thread_time() - self._cpu_at, time.perf_counter() - self._wall_at
+        seen = self._stacks.take() if self._stacks else {}
+        if cpu_s > self._cpu_s:
+            self._cpu_s, self._in_longest = cpu_s, seen
+        self._wall_s = max(self._wall_s, wall_s)
+        self._next_tick()
