@@ -48,7 +48,7 @@ AGENTS = "agents"
 PARTS = (*SIMULATED_PARTS, AGENTS)
 PORTION = 1500
 """Cases of a portion: an interrupted run loses less than one."""
-PORTION_OF_AGENTS = 300
+PORTION_OF_AGENTS = 1000
 """A real engine answers slowly."""
 MOST_PORTIONS = 4
 """Of a target in one run, as a multiple of those that it should take: schemathesis may find few cases of a small

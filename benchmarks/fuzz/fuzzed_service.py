@@ -17,7 +17,7 @@ from service.startup.ports import free_port
 
 SIMULATED = Path(__file__).with_name("serve_config.yaml")
 ENGINE = Path(__file__).parents[2] / "serve_config.cpu.yaml"
-LONGEST_CONTEXT = 512
+LONGEST_CONTEXT = 160
 """Of the real engine, in tokens: what random numbers ask for ends within seconds."""
 WEIGHTS_WAIT_S = 0.05
 """Requests that demand weights that there are not are refused soon."""

@@ -7,14 +7,13 @@ from pydantic import TypeAdapter, ValidationError
 
 from deployments.serving_records import Endpoint
 from rollout_client.problem_contract import FieldProblem
+from service.requests.lone_surrogates import ENCODING_BYTES
 from service.responses.problems import invalid_request
 
 FIELD = "n"
 WITH_CHOICES: tuple[Endpoint, ...] = ("chat/completions",)
 """The endpoints whose calls may ask for several."""
 FIELD_IN_JSON = re.compile(rb'"(?:n|\\u006[eE])"')
-ENCODING_BYTES = 4
-"""JSON in UTF-16 or UTF-32 has a zero among so many."""
 as_vllm_reads_it: TypeAdapter[int | None] = TypeAdapter(int | None)
 
 

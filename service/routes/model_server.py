@@ -12,6 +12,7 @@ from service.admission.admission import AdmittedRequest
 from service.model_calls import ModelCalls
 from service.requests.body import read_body
 from service.requests.choices import choices_of
+from service.requests.lone_surrogates import refuse_lone_surrogates
 from service.requests.media_types import refuse_other_than_json
 from service.rollout_service import RolloutService
 from service.routes import descriptions
@@ -33,9 +34,11 @@ async def read_call(
     refuse_other_than_json(request.headers)
     most_bytes = min(rollouts.limits.max_body_bytes, rollouts.limits.max_sample_bytes)
     body = await read_body(request, most_bytes, SHORTEN, admitted.hold_body)
-    choices = choices_of(endpoint, bytes(body), rollouts.limits.max_rollouts_per_request)
+    call = bytes(body)
+    refuse_lone_surrogates(call)
+    choices = choices_of(endpoint, call, rollouts.limits.max_rollouts_per_request)
     admitted.hold_call(choices)
-    return bytes(body), choices
+    return call, choices
 
 
 @dataclass(frozen=True, slots=True)

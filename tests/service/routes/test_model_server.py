@@ -87,6 +87,13 @@ def test_a_body_of_another_type_is_refused_before_it_is_read() -> None:
     assert (refused.status_code, server.requests) == (415, [])
 
 
+def test_a_text_with_half_a_surrogate_pair_is_refused_before_a_replica_gets_it() -> None:
+    server = ScriptedModelServer()
+    body = b'{"stop": ["\\ud800"]}'
+    refused = serving(server).request("POST", "/v1/chat/completions", content=body, headers=JSON)
+    assert (refused.status_code, server.requests) == (422, [])
+
+
 def test_a_service_without_engines_says_so() -> None:
     refused = ScriptedHttp().request("POST", "/v1/chat/completions", content=b"{}", headers=JSON)
     assert (refused.status_code, refused.json()["type"]) == (501, "urn:rollout:problem:no-model-server")
