@@ -5,22 +5,35 @@ from typing import Any
 
 from fastapi import FastAPI
 from vllm.entrypoints.anthropic.api_router import router as messages_router
+from vllm.entrypoints.anthropic.protocol import AnthropicCountTokensRequest, AnthropicMessagesRequest
 from vllm.entrypoints.openai.chat_completion.api_router import router as chat_router
+from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 from vllm.entrypoints.openai.models.api_router import router as models_router
 from vllm.entrypoints.openai.models.protocol import BaseModelPath
 from vllm.entrypoints.openai.models.serving import OpenAIServingModels
 from vllm.entrypoints.openai.responses.api_router import router as responses_router
+from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
 from vllm.entrypoints.serve.exception_handling.register import init_exception_handler
 from vllm.entrypoints.serve.tokenize.api_router import router as tokenize_router
+from vllm.entrypoints.serve.tokenize.protocol import (
+    DetokenizeRequest,
+    TokenizeChatRequest,
+    TokenizeCompletionRequest,
+)
 from vllm.entrypoints.serve.tokenize.serving import ServingTokenization
 
 from deployments.generation.response_settings import ResponseSettings
 from deployments.generation.serving.answered_layers import AnsweredChat, AnsweredMessages, AnsweredResponses
+from deployments.generation.serving.fail_fast import fail_at_first_wrong_item
 from deployments.generation.serving.recording_client import RecordingClient
 from deployments.generation.serving.session_renderer import SessionOnlineRenderer
 from deployments.serving_records import public_model_name
 
 ROUTERS = (chat_router, responses_router, messages_router, models_router, tokenize_router)
+REQUESTS = (
+    *(ChatCompletionRequest, ResponsesRequest, AnthropicMessagesRequest, AnthropicCountTokensRequest),
+    *(TokenizeCompletionRequest, TokenizeChatRequest, DetokenizeRequest),
+)
 PLAIN_TEMPLATE: dict[str, Any] = {"chat_template": None, "chat_template_content_format": "auto"}
 """The model's own chat template."""
 
@@ -61,6 +74,7 @@ def serving_app(client: RecordingClient, settings: ResponseSettings) -> FastAPI:
     state.openai_serving_responses = AnsweredResponses(engine, models, renderer, **shared)
     state.serving_tokenization = ServingTokenization(models, renderer, **PLAIN_TEMPLATE)
     init_exception_handler(app)
+    fail_at_first_wrong_item(*REQUESTS)
     for router in ROUTERS:
         app.include_router(router)
     return app
