@@ -8,6 +8,7 @@ from typing import Any
 import httpx
 
 from benchmarks.fuzz.bodies import JSON, Target
+from benchmarks.fuzz.fuzzed_service import SERVED_MODEL
 from benchmarks.fuzz.mutation import mutated_json
 
 MESSAGES: list[dict[str, Any]] = [
@@ -18,7 +19,7 @@ MESSAGES: list[dict[str, Any]] = [
 ]
 SCHEMA = {"type": "object", "properties": {"expression": {"type": "string"}}, "required": ["expression"]}
 CHAT = {
-    "model": "any",
+    "model": SERVED_MODEL,
     "messages": MESSAGES,
     "max_tokens": 4,
     "n": 2,
@@ -30,6 +31,7 @@ CHAT = {
 }
 TOOL_CALL = {"id": "call-1", "type": "function", "function": {"name": "add", "arguments": '{"expression": "1"}'}}
 WITH_TOOLS = {
+    "model": SERVED_MODEL,
     "messages": [
         MESSAGES[1],
         {"role": "assistant", "content": None, "tool_calls": [TOOL_CALL]},
@@ -39,13 +41,21 @@ WITH_TOOLS = {
     "max_tokens": 4,
 }
 WITH_SCHEMA = {
+    "model": SERVED_MODEL,
     "messages": MESSAGES[1:2],
     "response_format": {"type": "json_schema", "json_schema": {"name": "sum", "schema": SCHEMA}},
     "max_tokens": 4,
 }
-RESPONSES = {"input": [{"role": "user", "content": "1 + 1?"}], "instructions": "Be short.", "max_output_tokens": 4}
+RESPONSES = {
+    "model": SERVED_MODEL,
+    "input": [{"role": "user", "content": "1 + 1?"}],
+    "instructions": "Be short.",
+    "max_output_tokens": 4,
+}
+TOKENIZE = {"model": SERVED_MODEL, "messages": MESSAGES, "add_generation_prompt": True}
+DETOKENIZE = {"model": SERVED_MODEL, "tokens": [49, 50, 51]}
 ANTHROPIC = {
-    "model": "any",
+    "model": SERVED_MODEL,
     "system": "Be short.",
     "messages": [{"role": "user", "content": [{"type": "text", "text": "1 + 1?"}]}],
     "max_tokens": 4,
@@ -77,8 +87,8 @@ TARGETS: Mapping[str, Target] = {
     "JSON of POST /messages": target("/v1/messages", ANTHROPIC),
     "JSON of POST /messages, streamed": target("/v1/messages", ANTHROPIC | STREAMED),
     "JSON of POST /messages/count_tokens": target("/v1/messages/count_tokens", ANTHROPIC),
-    "JSON of POST /tokenize": target("/v1/tokenize", {"messages": MESSAGES, "add_generation_prompt": True}),
-    "JSON of POST /detokenize": target("/v1/detokenize", {"tokens": [49, 50, 51]}),
+    "JSON of POST /tokenize": target("/v1/tokenize", TOKENIZE),
+    "JSON of POST /detokenize": target("/v1/detokenize", DETOKENIZE),
     "JSON of POST /sessions": target("/v1/sessions", OPENED),
     "JSON of POST /sessions/{id}/reward": target(f"{SESSION}/reward", {"rewards": {"correct": 1.0, "form": 0.5}}),
     "JSON of POST /sessions/{id}/v1/chat/completions": target(f"{SESSION}/v1/chat/completions", CHAT),
@@ -93,5 +103,4 @@ def in_a_session(url: str, target: Target, headers: Mapping[str, str]) -> Target
         return target
     session = httpx.post(f"{url}/v1/sessions", json=LONG, headers=headers, timeout=60).raise_for_status().json()
     key = {"authorization": f"Bearer {session['api_key']}"} if "/v1/" in target.path.removeprefix(SESSION) else {}
-    path = target.path.replace("{session_id}", session["id"])
-    return replace(target, path=path, headers={**target.headers, **key})
+    return replace(target, session_id=session["id"], headers={**target.headers, **key})

@@ -62,11 +62,13 @@ class Target:
 
     method: str
     path: str
-    """`{number}` becomes one more than the number of the case."""
+    """`{number}` becomes one more than the number of the case, `{session_id}` the session's id. The cases of a path are
+    the same in each run, whatever session there is."""
     seed: bytes
     """A body that is right."""
     mutate: Mutate
     headers: Mapping[str, str] = field(default_factory=dict)
+    session_id: str = ""
 
 
 def compressed(pack: Callable[[bytes], bytes]) -> Mutate:
@@ -154,7 +156,7 @@ async def post_bodies(url: str, target: Target, cases: range, seed: int, headers
 
 
 async def problems_of(session: aiohttp.ClientSession, target: Target, number: int, body: bytes) -> list[str]:
-    path = target.path.format(number=number + 1)
+    path = target.path.format(number=number + 1, session_id=target.session_id)
     try:
         async with session.request(target.method, path, data=body, headers=target.headers) as answer:
             return list(answer_problems(answer.status, await answer.read(), body))

@@ -19,6 +19,8 @@ SIMULATED = Path(__file__).with_name("serve_config.yaml")
 ENGINE = Path(__file__).parents[2] / "serve_config.cpu.yaml"
 LONGEST_CONTEXT = 160
 """Of the real engine, in tokens: what random numbers ask for ends within seconds."""
+SERVED_MODEL = "tiny"
+"""The name by which calls of agents ask for the real engine's model: those with another are refused early."""
 WEIGHTS_WAIT_S = 0.05
 """Requests that demand weights that there are not are refused soon."""
 
@@ -41,7 +43,8 @@ def with_engine() -> ServeDeploySchema:
     args = config.applications[0].args
     args["sessions"] = {}
     args["policy"] = args.get("policy", {}) | {"wait_s": WEIGHTS_WAIT_S}
-    args["engine"]["max_model_len"] = LONGEST_CONTEXT
+    args["engine"] |= {"max_model_len": LONGEST_CONTEXT, "served_model_name": SERVED_MODEL}
+    args["responses"] = {"tool_call_parser": "hermes"}
     return config
 
 

@@ -16,20 +16,31 @@ ESCAPE_OR_SURROGATE = re.compile(
     rb"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F]|(?P<lone>\\u[dD][89a-fA-F]|\xed[\xa0-\xbf])|\\.", re.DOTALL
 )
 """A whole pair of escapes, half a one, or any other escape: `\\\\ud800` is a backslash and a word."""
+NAME = re.compile(rb'"(\w+)"\s*:')
+NAME_WITHIN_BYTES = 4096
+"""A text of megabytes is not looked through."""
 
 
 def refuse_lone_surrogates(body: bytes) -> None:
-    """Raises `RequestProblem` (422) if a text of the JSON has one."""
-    if has_lone_surrogate(in_utf8(body)):
+    """Raises `RequestProblem` (422) if a text of the JSON has one; it names the field."""
+    body = in_utf8(body)
+    if (place := place_of_lone_surrogate(body)) is not None:
         message = "a text has half a surrogate pair, such as \\ud800 alone, which is no character; leave it out"
-        raise invalid_request(FieldProblem(field="", message=message, value=None))
+        raise invalid_request(FieldProblem(field=name_before(body, place), message=message, value=None))
 
 
-def has_lone_surrogate(body: bytes) -> bool:
+def place_of_lone_surrogate(body: bytes) -> int | None:
     """Args: `body` is JSON in UTF-8, where Python would write surrogates too."""
     if MAYBE.search(body) is None:
-        return False
-    return any(match["lone"] is not None for match in ESCAPE_OR_SURROGATE.finditer(body))
+        return None
+    halves = (match.start() for match in ESCAPE_OR_SURROGATE.finditer(body) if match["lone"] is not None)
+    return next(halves, None)
+
+
+def name_before(body: bytes, place: int) -> str:
+    """The last name of a field before this place, or `body` where there is none near it."""
+    names = NAME.findall(body, max(0, place - NAME_WITHIN_BYTES), place)
+    return names[-1].decode() if names else "body"
 
 
 def in_utf8(body: bytes) -> bytes:

@@ -4,6 +4,8 @@ import asyncio
 from collections.abc import AsyncGenerator
 from typing import Any
 
+import msgspec
+from vllm.exceptions import VLLMValidationError
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 
@@ -41,6 +43,7 @@ class RecordingClient:
         priority: int = 0,  # noqa: ARG002 - the ingress's scheduler decides
         **options: Any,
     ) -> AsyncGenerator[RequestOutput, None]:
+        refuse_unsendable(sampling_params)
         # Read here, because the generator's body runs later, maybe in another task.
         return self._outputs(CURRENT_CALL.get(), prompt, sampling_params, options)
 
@@ -135,3 +138,18 @@ def ask_for_logprobs(params: SamplingParams) -> None:
     if params.logprob_token_ids is None:
         params.logprobs = params.logprobs or 0
     params.flat_logprobs = params.prompt_logprobs is None
+
+
+def refuse_unsendable(params: SamplingParams) -> None:
+    """Raises `VLLMValidationError` (400) for a JSON schema that cannot be sent to the engine's process.
+
+    vLLM sends it as MessagePack, which has integers of 64 bits.
+    """
+    if params.structured_outputs is None:
+        return
+    try:
+        msgspec.msgpack.encode(params.structured_outputs.json)
+    except OverflowError:
+        raise VLLMValidationError(
+            "the JSON schema has an integer below -2**63 or above 2**64 - 1; write a smaller one", parameter="schema"
+        ) from None

@@ -45,6 +45,25 @@ def test_the_refusal_says_what_to_do() -> None:
     with pytest.raises(RequestProblem) as refused:
         refuse_lone_surrogates(b'{"stop": "\\ud800"}')
     assert refused.value.problem.status == 422
-    assert [error.message for error in refused.value.problem.errors] == [
-        "a text has half a surrogate pair, such as \\ud800 alone, which is no character; leave it out"
-    ]
+    [error] = refused.value.problem.errors
+    assert error.field == "stop"
+    assert (
+        error.message == "a text has half a surrogate pair, such as \\ud800 alone, which is no character; leave it out"
+    )
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        (b'{"a": "x", "messages": [{"role": "user", "content" : ["\\ud800"]}], "stop": "y"}', "content"),
+        (b'{"stop": ["a", "\\udc00"]}', "stop"),
+        (b'["\\ud800"]', "body"),
+        (b'{"\\ud800": 1}', "body"),
+        (b'{"a": {"\\ud800": 1}}', "a"),
+        (b'{"stop": "' + b"x" * 5000 + b'\\ud800"}', "body"),
+    ],
+)
+def test_the_refusal_names_the_nearest_field_before_it(body: bytes, field: str) -> None:
+    with pytest.raises(RequestProblem) as refused:
+        refuse_lone_surrogates(body)
+    assert [error.field for error in refused.value.problem.errors] == [field]
