@@ -243,6 +243,25 @@ def test_a_json_schema_binds_the_answer_and_not_the_reasoning_before_it(client: 
     assert json.loads(response.parsed_content).keys() == {"answer"}
 
 
+@pytest.mark.parametrize("schema", [{"$ref": "#"}, {"type": "object", "maxProperties": 2**200}])
+@pytest.mark.parametrize("streams", [False, True])
+def test_a_schema_that_no_text_fits_or_no_engine_takes_is_refused(
+    direct: openai.OpenAI, schema: dict[str, Any], streams: bool
+) -> None:
+    form: Any = {"type": "json_schema", "json_schema": {"name": "endless", "schema": schema}}
+    with pytest.raises(openai.APIError, match=r"give one that some text fits|write a smaller one") as refused:
+        list(
+            direct.chat.completions.create(
+                model=name_of(direct),
+                messages=[QUESTION],
+                response_format=form,
+                stream=streams,
+                extra_body={"chat_template_kwargs": {"enable_thinking": False}},
+            )
+        )
+    assert (refused.value.body or {})["code"] == 400  # type: ignore[index]
+
+
 def finish_reasons(session: Any, streams: bool, **asked: Any) -> list[str]:
     with openai.OpenAI(base_url=session.base_url, api_key=session.api_key, max_retries=0) as model:
         answer: Any = model.chat.completions.create(**asked, stream=streams)

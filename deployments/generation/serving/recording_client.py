@@ -81,6 +81,7 @@ class RecordingClient:
             of_choice = params_of_choice(params, index)
             async for output in self._engine.outputs(request, prompt, of_choice, index, **options):
                 call.note(output, choices.is_delta)
+                refuse_what_nothing_fits(output, of_choice)
                 if (whole := choices.add(output)) is not None:
                     outputs.put_nowait(whole)
 
@@ -153,3 +154,15 @@ def refuse_unsendable(params: SamplingParams) -> None:
         raise VLLMValidationError(
             "the JSON schema has an integer below -2**63 or above 2**64 - 1; write a smaller one", parameter="schema"
         ) from None
+
+
+def refuse_what_nothing_fits(output: RequestOutput, params: SamplingParams) -> None:
+    """Raises `VLLMValidationError` (400) if the engine has given up on a grammar or a JSON schema.
+
+    It does where no token is allowed: `{"$ref": "#"}` passes vLLM's validation, and no text fits it. vLLM answers 500.
+    """
+    [completion] = output.outputs
+    if completion.finish_reason == "error" and params.structured_outputs is not None:
+        raise VLLMValidationError(
+            "no further token fits the schema or grammar; give one that some text fits", parameter="structured_outputs"
+        )
