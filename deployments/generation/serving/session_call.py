@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, Literal
 
 from deployments.generation.serving.served_call import GeneratedChoice, ServedCall
@@ -11,6 +12,8 @@ from deployments.protocols import packed_ids, packed_logprobs
 from deployments.sessions.prompting import PreparedPrompt, prepared_prompt
 from deployments.sessions.records import ChatContext, ChatMessage, EngineCall, GeneratedMessage, Plan
 
+SHORT_BODY_BYTES = 4096
+"""What is no longer is rendered and tokenized in a millisecond or two, before a thread would begin."""
 FINISH_REASONS: dict[str | None, Literal["stop", "length"]] = {"stop": "stop", "length": "length"}
 
 
@@ -41,7 +44,9 @@ class SessionCall:
         self._context = context
         self._has_begun = True
         self._plan = await self._calls.begin(self._session_id, self._call.request.generation_id, messages, context)
-        self._prompt = await asyncio.to_thread(prepared_prompt, self._plan, messages, context, self._calls.renderer)
+        prepare = partial(prepared_prompt, self._plan, messages, context, self._calls.renderer)
+        is_short = len(self._call.request.body) <= SHORT_BODY_BYTES
+        self._prompt = prepare() if is_short else await asyncio.to_thread(prepare)
         self._call.oldest_version = self._plan.oldest_version
         self._call.new_prompt_tokens = len(self._prompt.token_ids) - len(self._plan.token_ids)
         return self._prompt.token_ids

@@ -3,8 +3,10 @@
 from typing import Any
 
 from vllm.exceptions import VLLMValidationError
+from vllm.renderers.chat_utils import parse_chat_messages_async
+from vllm.renderers.hf import resolve_chat_template_content_format
 from vllm.renderers.online_renderer import OnlineRenderer
-from vllm.renderers.params import merge_kwargs
+from vllm.renderers.params import ChatParams, merge_kwargs
 
 from deployments.failures import RolloutFailure
 from deployments.generation.serving.refusals import refusal_of
@@ -39,8 +41,8 @@ class SessionOnlineRenderer(OnlineRenderer):
             params = request.build_chat_params(default_template, default_template_content_format).with_defaults(
                 merge_kwargs(default_template_kwargs, {"tools": tool_dicts, "tokenize": False})
             )
-            conversation, prompt = await self.renderer.render_messages_async(messages, params)
-            if prompt.get("multi_modal_data"):
+            conversation, multi_modal = await self._parsed(messages, params)
+            if multi_modal:
                 raise VLLMValidationError("A session takes text alone, no images or sounds.", parameter="messages")
             try:
                 ids = await call.session.prepare(conversation, context_of(tool_dicts, params.chat_template_kwargs))
@@ -50,6 +52,21 @@ class SessionOnlineRenderer(OnlineRenderer):
             request.kv_transfer_params = {"prompt_token_ids": list(ids)}
         rendered, inputs = await super().preprocess_chat(*given, tool_dicts, parser, skip_mm_cache=skip_mm_cache)
         return rendered if conversation is None else conversation, inputs
+
+    async def _parsed(self, messages: list[Any], params: ChatParams) -> tuple[list[Any], Any]:
+        """The messages as vLLM's templates get them, without rendering those that are not new; and what is no text."""
+        tokenizer: Any = self.renderer.get_tokenizer()
+        content_format = resolve_chat_template_content_format(
+            chat_template=params.chat_template,
+            tools=params.chat_template_kwargs.get("tools"),
+            given_format=params.chat_template_content_format,
+            tokenizer=tokenizer,
+            model_config=self.model_config,
+        )
+        conversation, multi_modal, _ = await parse_chat_messages_async(
+            messages, self.model_config, content_format=content_format
+        )
+        return conversation, multi_modal
 
 
 def refuse_other_prompts(request: Any) -> None:
