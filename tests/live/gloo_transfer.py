@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from datetime import timedelta
-from threading import Thread
+from threading import Lock, Thread
 from typing import Any, ClassVar, Self
 from uuid import uuid4
 
@@ -39,6 +39,8 @@ TENSOR_TIMEOUT = timedelta(seconds=300)
 """Per tensor: a trainer may gather one from many processes."""
 POLL_S = 0.001
 ALL_HAVE_ARRIVED = "all-have-arrived"
+STARTING_OR_CLOSING = Lock()
+"""Else who starts a broadcast could have the last reference to its group, and would wait there as in `close`."""
 NOT_CONNECTED = "Trainer and engines are not connected (any more): begin with trainer_init."
 
 
@@ -98,7 +100,7 @@ class GlooWeightTransferEngine(WeightTransferEngine[GlooInitInfo, NCCLWeightTran
 
     def _receive(self, tensor: torch.Tensor) -> None:
         """Raises `RuntimeError` if the trainer is gone, or `shutdown` is called meanwhile."""
-        receiving = broadcast(self._group, tensor)
+        receiving = broadcast(self, tensor)
         try:
             while not receiving.is_completed():
                 if self._group is None:
@@ -114,8 +116,7 @@ class GlooWeightTransferEngine(WeightTransferEngine[GlooInitInfo, NCCLWeightTran
 
     def shutdown(self) -> None:
         """May be called from another thread: what is being received fails."""
-        last_reference, self._group = [self._group], None
-        close(last_reference)
+        close(self)
 
 
 @dataclass
@@ -195,7 +196,7 @@ class GlooTrainerWeightTransferEngine(TrainerWeightTransferEngine[GlooTrainerIni
         self.client.finish_weight_update()
 
     def _send(self, tensor: torch.Tensor, receiving: "Future[None]") -> None:
-        sending = broadcast(self._group, tensor.detach().cpu().contiguous())
+        sending = broadcast(self, tensor.detach().cpu().contiguous())
         try:
             wait_while_running(receiving, sending.is_completed)
             sending.wait()
@@ -205,12 +206,13 @@ class GlooTrainerWeightTransferEngine(TrainerWeightTransferEngine[GlooTrainerIni
 
     def shutdown(self) -> None:
         """Closes the connections: engines that wait for a tensor fail."""
-        last_reference, self._group = [self._group], None
-        close(last_reference)
+        close(self)
 
 
-def close(last_reference: list[ProcessGroupGloo | None]) -> None:
+def close(engine: "GlooWeightTransferEngine | GlooTrainerWeightTransferEngine") -> None:
     """Closes the connections. In a thread, because gloo first waits until the current broadcast ends or times out."""
+    with STARTING_OR_CLOSING:
+        last_reference, engine._group = [engine._group], None
     Thread(target=last_reference.clear, daemon=True).start()
 
 
@@ -249,11 +251,12 @@ def wait_while_running(call: "Future[None]", is_done: Callable[[], bool]) -> Non
         call.result()
 
 
-def broadcast(group: Any, tensor: torch.Tensor) -> Work:
+def broadcast(engine: Any, tensor: torch.Tensor) -> Work:
     """Sends `tensor` from the trainer to all others, or receives into it; as bytes, because gloo knows few dtypes."""
-    if group is None:
-        raise RuntimeError(NOT_CONNECTED)
     options = BroadcastOptions()
     options.rootRank, options.rootTensor, options.asyncOp = TRAINER_RANK, 0, True
-    work: Work = group.broadcast([tensor.reshape(-1).view(torch.uint8)], options)
+    with STARTING_OR_CLOSING:
+        if engine._group is None:
+            raise RuntimeError(NOT_CONNECTED)
+        work: Work = engine._group.broadcast([tensor.reshape(-1).view(torch.uint8)], options)
     return work
