@@ -74,6 +74,7 @@ class GeneratorReplica(GeneratorReplicaBase):
         exporters = (RayPrometheusStatLogger,) if has_metrics else ()
         super().__init__(await VLLMEngine.start(engine_args, settings.patch_deltas, settings.hang_timeout_s, exporters))
         self._sessions = None if sessions is None else SessionStoreClient(sessions)
+        self._grammar_time_limit_s = settings.grammar_time_limit_s
         self._serving: ServingLayers | None = None
         store = PolicyStoreClient(policy_store)
         self._node_weights = node_weights_of_replica(store)
@@ -117,7 +118,7 @@ class GeneratorReplica(GeneratorReplicaBase):
             # Imported with the first call: the modules of vLLM's servers take a second.
             from deployments.generation.serving.layers import ServingLayers
 
-            self._serving = ServingLayers(self._engine, self._responses, self._sessions)
+            self._serving = ServingLayers(self._engine, self._responses, self._sessions, self._grammar_time_limit_s)
         return self._serving.answer(request)
 
     async def prefix_cache_tokens(self) -> PrefixCacheTokens:
@@ -141,6 +142,8 @@ class GeneratorReplica(GeneratorReplicaBase):
     def __del__(self) -> None:
         if engine := getattr(self, "_engine", None):
             engine.shutdown()
+        if serving := getattr(self, "_serving", None):
+            serving.close()
         if node_weights := getattr(self, "_node_weights", None):
             node_weights.leave()
 

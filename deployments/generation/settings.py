@@ -42,6 +42,10 @@ class EngineSettings(BaseModel):
     """Seconds without a step of the engine after which an engine that has work is taken for hung: its processes are
     killed, its generations are made again at other replicas, and the replica is replaced. Pauses for new weights do not
     count. Null for no limit."""
+    grammar_time_limit_s: float = Field(default=5, gt=0)
+    """Seconds of processor time, of all threads, that it may take to compile a JSON schema, regular expression or
+    grammar in a call of the model server's API and to match 512 tokens with it. Each new one is tried in a process of
+    its own before the engine gets it; what takes longer is refused. The process starts with the first of them."""
     environment_variables: dict[str, str] = {}
     """Set in the engine's process before vLLM is imported (`VLLM_...`)."""
 
@@ -73,5 +77,9 @@ class EngineSettings(BaseModel):
         ingress replicas share it fairly. It fetches no picture or sound that a message of a call names by its URL.
         """
         return {"scheduling_policy": "priority", "allowed_media_domains": [NO_DOMAIN]} | self.model_dump(
-            exclude={"device", "num_cpus", "patch_deltas", "hang_timeout_s", "environment_variables"}, exclude_none=True
+            exclude={
+                *("device", "num_cpus", "patch_deltas", "hang_timeout_s", "grammar_time_limit_s"),
+                "environment_variables",
+            },
+            exclude_none=True,
         )

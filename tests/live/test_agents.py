@@ -39,6 +39,10 @@ QUESTION: Any = {"role": "user", "content": "What is 2 + 3?"}
 GREEDY: Any = {"greedy": True, "max_new_tokens": 96}
 LETTERS: Any = {"max_tokens": 3000, "extra_body": {"allowed_token_ids": [*range(ord("a"), ord("z") + 1)]}}
 """Each token is a whole character, whatever the weights generate."""
+DEEP_CALL = {
+    "role": "assistant",
+    "tool_calls": [{"id": "1", "type": "function", "function": {"name": "add", "arguments": "[" * 9000}}],
+}
 COMMAND = Path(__file__).parent / "command_agent.py"
 ENDLESS: Any = {"max_tokens": 3000, "extra_body": {"ignore_eos": True}}
 MINUTES = 14_000
@@ -243,13 +247,28 @@ def test_a_json_schema_binds_the_answer_and_not_the_reasoning_before_it(client: 
     assert json.loads(response.parsed_content).keys() == {"answer"}
 
 
-@pytest.mark.parametrize("schema", [{"$ref": "#"}, {"type": "object", "maxProperties": 2**200}])
+REFUSED_SCHEMA = (
+    r"give one that some text fits|write a smaller one|make it simpler|make it smaller|at most 262144 are taken"
+)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"$ref": "#"},
+        {"type": "object", "maxProperties": 2**200},
+        # Would keep a processor busy for minutes, and take all memory.
+        {"type": "integer", "multipleOf": 99999989},
+        {"enum": [f"value {number}" for number in range(30_000)]},
+    ],
+    ids=["endless", "large_number", "slow", "long"],
+)
 @pytest.mark.parametrize("streams", [False, True])
 def test_a_schema_that_no_text_fits_or_no_engine_takes_is_refused(
     direct: openai.OpenAI, schema: dict[str, Any], streams: bool
 ) -> None:
     form: Any = {"type": "json_schema", "json_schema": {"name": "endless", "schema": schema}}
-    with pytest.raises(openai.APIError, match=r"give one that some text fits|write a smaller one") as refused:
+    with pytest.raises(openai.APIError, match=REFUSED_SCHEMA) as refused:
         list(
             direct.chat.completions.create(
                 model=name_of(direct),
@@ -260,6 +279,43 @@ def test_a_schema_that_no_text_fits_or_no_engine_takes_is_refused(
             )
         )
     assert (refused.value.body or {})["code"] == 400  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    ("asked", "field"),
+    [
+        ('"structured_outputs": {"regex": "((a{0,500}){0,500}){0,500}"}', "structured_outputs"),
+        (f'"messages": [{json.dumps(DEEP_CALL)}]', "messages"),
+    ],
+    ids=["slow_match", "deep_arguments"],
+)
+def test_what_vllm_would_answer_late_or_wrongly_is_refused_with_its_field(
+    client: RolloutClient, direct: openai.OpenAI, asked: str, field: str
+) -> None:
+    body = f'{{"model": "{name_of(direct)}", "messages": [{json.dumps(QUESTION)}], "max_tokens": 4, {asked}}}'
+    with client.session() as session:
+        for address, key in ((session.base_url, session.api_key), (str(direct.base_url), direct.api_key)):
+            answer = httpx.post(
+                f"{address.rstrip('/')}/chat/completions",
+                content=body,
+                headers={"content-type": "application/json", "authorization": f"Bearer {key}"},
+                timeout=120,
+            )
+            assert (answer.status_code, answer.json()["error"]["param"]) == (400, field)
+
+
+def test_a_developer_is_a_system_to_a_template_that_knows_none(client: RolloutClient) -> None:
+    prompts = list[list[int]]()
+    for role in ("developer", "system"):
+        with (
+            client.session(sampling=GREEDY) as session,
+            openai.OpenAI(base_url=session.base_url, api_key=session.api_key) as model,
+        ):
+            rules: Any = {"role": role, "content": "Add the numbers."}
+            model.chat.completions.create(model="any", messages=[rules, QUESTION])
+            [branch] = session.samples()
+        prompts.append(ids_of(branch))
+    assert prompts[0] == prompts[1]
 
 
 def finish_reasons(session: Any, streams: bool, **asked: Any) -> list[str]:

@@ -8,6 +8,7 @@ from deployments.generation.engine import VLLMEngine
 from deployments.generation.response_settings import ResponseSettings
 from deployments.generation.serving.app import serving_app
 from deployments.generation.serving.asgi_calls import answer_parts
+from deployments.generation.serving.grammar_checks import GrammarChecks
 from deployments.generation.serving.recording_client import RecordingClient
 from deployments.generation.serving.served_call import ServedCall
 from deployments.generation.serving.session_call import SessionCall
@@ -24,10 +25,12 @@ class ServingLayers:
         self,
         engine: VLLMEngine,
         settings: ResponseSettings,
-        sessions: SessionStoreClient | None = None,
+        sessions: SessionStoreClient | None,
+        grammar_time_limit_s: float,
     ) -> None:
         """Args: `sessions` is where calls of sessions are recorded; `None` for a service that keeps none."""
-        self._app = serving_app(RecordingClient(engine), settings)
+        self._grammars = GrammarChecks(engine.llm.vllm_config, grammar_time_limit_s)
+        self._app = serving_app(RecordingClient(engine, self._grammars), settings)
         self._sessions: SessionCallsInFlight | None = None
         if sessions is not None:
             config = engine.llm.model_config
@@ -48,3 +51,7 @@ class ServingLayers:
                 raise GenerationRejected("The service keeps no sessions.")
             call.session = SessionCall(call, request.session_id, self._sessions)
         return answer_parts(self._app, call)
+
+    def close(self) -> None:
+        """Ends the processes that calls have started."""
+        self._grammars.close()

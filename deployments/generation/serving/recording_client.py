@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import AsyncGenerator
 from typing import Any
 
-import msgspec
 from vllm.exceptions import VLLMValidationError
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
@@ -12,6 +11,7 @@ from vllm.sampling_params import RequestOutputKind, SamplingParams
 from deployments.failures import RolloutFailure
 from deployments.generation.continued_completion import params_of_choice
 from deployments.generation.engine import VLLMEngine
+from deployments.generation.serving.grammar_checks import GrammarChecks
 from deployments.generation.serving.refusals import refusal_of
 from deployments.generation.serving.served_call import CURRENT_CALL, ServedCall
 
@@ -26,8 +26,9 @@ class RecordingClient:
     task interrupts the engine and takes what it has made, so that no token is lost.
     """
 
-    def __init__(self, engine: VLLMEngine) -> None:
+    def __init__(self, engine: VLLMEngine, grammars: GrammarChecks) -> None:
         self._engine = engine
+        self._grammars = grammars
         self._tasks: set[asyncio.Task[None]] = set()
 
     def __getattr__(self, name: str) -> Any:
@@ -43,7 +44,6 @@ class RecordingClient:
         priority: int = 0,  # noqa: ARG002 - the ingress's scheduler decides
         **options: Any,
     ) -> AsyncGenerator[RequestOutput, None]:
-        refuse_unsendable(sampling_params)
         # Read here, because the generator's body runs later, maybe in another task.
         return self._outputs(CURRENT_CALL.get(), prompt, sampling_params, options)
 
@@ -51,6 +51,7 @@ class RecordingClient:
         self, call: ServedCall, prompt: Any, params: SamplingParams, options: dict[str, Any]
     ) -> AsyncGenerator[RequestOutput, None]:
         outputs: asyncio.Queue[Output] = asyncio.Queue()
+        await self._check(call, params)
         if call.session is not None:
             ask_for_logprobs(params)
         ended = call.engine_ended = asyncio.Event()
@@ -100,6 +101,14 @@ class RecordingClient:
             await asyncio.wait(reading)
             ended.set()
 
+    async def _check(self, call: ServedCall, params: SamplingParams) -> None:
+        """Raises what vLLM's layers answer with, if the engine should not compile what the answer must fit."""
+        try:
+            await self._grammars.check(params)
+        except RolloutFailure as failure:
+            call.note_failure(failure)
+            raise refusal_of(failure) from failure
+
     def _start(self, work: Any) -> "asyncio.Task[None]":
         task = asyncio.create_task(work)
         self._tasks.add(task)
@@ -139,21 +148,6 @@ def ask_for_logprobs(params: SamplingParams) -> None:
     if params.logprob_token_ids is None:
         params.logprobs = params.logprobs or 0
     params.flat_logprobs = params.prompt_logprobs is None
-
-
-def refuse_unsendable(params: SamplingParams) -> None:
-    """Raises `VLLMValidationError` (400) for a JSON schema that cannot be sent to the engine's process.
-
-    vLLM sends it as MessagePack, which has integers of 64 bits.
-    """
-    if params.structured_outputs is None:
-        return
-    try:
-        msgspec.msgpack.encode(params.structured_outputs.json)
-    except OverflowError:
-        raise VLLMValidationError(
-            "the JSON schema has an integer below -2**63 or above 2**64 - 1; write a smaller one", parameter="schema"
-        ) from None
 
 
 def refuse_what_nothing_fits(output: RequestOutput, params: SamplingParams) -> None:

@@ -13,7 +13,8 @@ from deployments.sessions.prompting import PreparedPrompt, prepared_prompt
 from deployments.sessions.records import ChatContext, ChatMessage, EngineCall, GeneratedMessage, Plan
 
 SHORT_BODY_BYTES = 4096
-"""What is no longer is rendered and tokenized in a millisecond or two, before a thread would begin."""
+FEW_MESSAGES = 32
+"""What is no longer than both is rendered and tokenized in a millisecond or two, before a thread would begin."""
 FINISH_REASONS: dict[str | None, Literal["stop", "length"]] = {"stop": "stop", "length": "length"}
 
 
@@ -45,7 +46,7 @@ class SessionCall:
         self._has_begun = True
         self._plan = await self._calls.begin(self._session_id, self._call.request.generation_id, messages, context)
         prepare = partial(prepared_prompt, self._plan, messages, context, self._calls.renderer)
-        is_short = len(self._call.request.body) <= SHORT_BODY_BYTES
+        is_short = len(self._call.request.body) <= SHORT_BODY_BYTES and len(messages) <= FEW_MESSAGES
         self._prompt = prepare() if is_short else await asyncio.to_thread(prepare)
         self._call.oldest_version = self._plan.oldest_version
         self._call.new_prompt_tokens = len(self._prompt.token_ids) - len(self._plan.token_ids)

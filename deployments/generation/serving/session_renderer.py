@@ -1,10 +1,18 @@
 """vLLM's renderer, which puts a session's own ids in the place of rendered text."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from vllm.exceptions import VLLMValidationError
 from vllm.renderers.chat_utils import parse_chat_messages_async
-from vllm.renderers.hf import resolve_chat_template_content_format
+from vllm.renderers.hf import (
+    _consolidate_system_messages,
+    _convert_developer_to_system,
+    _detect_developer_role_support,
+    resolve_chat_template,
+    resolve_chat_template_content_format,
+)
 from vllm.renderers.online_renderer import OnlineRenderer
 from vllm.renderers.params import ChatParams, merge_kwargs
 
@@ -41,7 +49,8 @@ class SessionOnlineRenderer(OnlineRenderer):
             params = request.build_chat_params(default_template, default_template_content_format).with_defaults(
                 merge_kwargs(default_template_kwargs, {"tools": tool_dicts, "tokenize": False})
             )
-            conversation, multi_modal = await self._parsed(messages, params)
+            with too_deep_messages_refused():
+                conversation, multi_modal = await self._parsed(messages, params)
             if multi_modal:
                 raise VLLMValidationError("A session takes text alone, no images or sounds.", parameter="messages")
             try:
@@ -50,7 +59,8 @@ class SessionOnlineRenderer(OnlineRenderer):
                 raise refusal_of(failure) from failure
             # vLLM's own door for prompts that were tokenized elsewhere: it takes them out of the request again.
             request.kv_transfer_params = {"prompt_token_ids": list(ids)}
-        rendered, inputs = await super().preprocess_chat(*given, tool_dicts, parser, skip_mm_cache=skip_mm_cache)
+        with too_deep_messages_refused():
+            rendered, inputs = await super().preprocess_chat(*given, tool_dicts, parser, skip_mm_cache=skip_mm_cache)
         return rendered if conversation is None else conversation, inputs
 
     async def _parsed(self, messages: list[Any], params: ChatParams) -> tuple[list[Any], Any]:
@@ -66,7 +76,33 @@ class SessionOnlineRenderer(OnlineRenderer):
         conversation, multi_modal, _ = await parse_chat_messages_async(
             messages, self.model_config, content_format=content_format
         )
-        return conversation, multi_modal
+        return self._as_the_template_knows_roles(conversation, params), multi_modal
+
+    def _as_the_template_knows_roles(self, conversation: list[Any], params: ChatParams) -> list[Any]:
+        """As vLLM does within its renderer: a developer is a system to templates that do not know developers."""
+        if all(message["role"] != "developer" for message in conversation):
+            return conversation
+        tokenizer: Any = self.renderer.get_tokenizer()
+        template = resolve_chat_template(
+            tokenizer,
+            chat_template=params.chat_template,
+            tools=params.chat_template_kwargs.get("tools"),
+            model_config=self.model_config,
+        )
+        if template is None or _detect_developer_role_support(template):
+            return conversation
+        return _consolidate_system_messages(_convert_developer_to_system(conversation))
+
+
+@contextmanager
+def too_deep_messages_refused() -> Iterator[None]:
+    """vLLM parses the arguments of tool calls without a limit to their depth: its answer would be a 500."""
+    try:
+        yield
+    except RecursionError:
+        raise VLLMValidationError(
+            "a message is nested too deeply, or the arguments of a tool call in it are", parameter="messages"
+        ) from None
 
 
 def refuse_other_prompts(request: Any) -> None:

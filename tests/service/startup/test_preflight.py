@@ -73,7 +73,7 @@ def test_every_wrong_setting_is_named_with_its_value_and_the_permitted_names() -
 def test_an_engine_field_that_vllm_does_not_know_is_refused_with_the_nearest_that_it_does() -> None:
     assert refusal(config(engine={"device": "cpu", "model": "models/tiny", "max_num_seq": 4})) == [
         "args.engine.max_num_seq: unknown; permitted are device, model, tokenizer, tensor_parallel_size, "
-        "pipeline_parallel_size, max_model_len, seed, num_cpus, patch_deltas, hang_timeout_s, "
+        "pipeline_parallel_size, max_model_len, seed, num_cpus, patch_deltas, hang_timeout_s, grammar_time_limit_s, "
         "environment_variables and the fields of vLLM's AsyncEngineArgs, such as max_num_seqs."
     ]
 

@@ -1,0 +1,157 @@
+"""Compiles what a call's answer must fit in a process of its own, before the engine compiles it.
+
+Child's half: `grammar_compiling.py`. vLLM validates and compiles schemas, regular expressions and grammars in the
+replica and in the engine without a limit, and matches tokens between two steps of the engine:
+`{"type": "integer", "multipleOf": 9999991}` keeps a processor busy for minutes, others take all memory of the machine,
+and the regular expression `((a{0,500}){0,500}){0,500}` keeps all generations waiting. A process can be ended, whatever
+it does.
+"""
+
+import asyncio
+from collections import OrderedDict
+from functools import partial
+from hashlib import sha256
+from typing import Any, cast
+
+import msgspec
+from pebble import ProcessExpired
+from vllm.config import VllmConfig
+from vllm.exceptions import VLLMValidationError
+from vllm.sampling_params import SamplingParams, StructuredOutputsParams
+
+from deployments.environments.worker_pool import ProcessorTimeExceeded, WorkerPool
+from deployments.failures import EnvironmentLost, GenerationLost
+from deployments.generation.serving.grammar_compiling import PRELOADED, TRIED_TOKENS, Refused, compiled, prepare
+
+MOST_BYTES = 256 * 1024
+"""Of what an answer must fit."""
+MOST_MEMORY_BYTES = 1024**3
+"""Beside what the process has at its start."""
+START_WITHIN_S = 600.0
+"""Importing vLLM takes ten seconds on a machine that does nothing else."""
+LOST_AFTER_S = 60.0
+MOST_KNOWN = 64
+"""How many that fit are kept, so that the calls of an agent are checked once."""
+BACKEND_OF_OBJECTS = "xgrammar"
+"""With which vLLM compiles `json_object`, unless its config says otherwise."""
+FIELD = "structured_outputs"
+
+
+class CheckedOutputs(StructuredOutputsParams):
+    """What was validated and compiled before: vLLM does not validate it again."""
+
+
+class GrammarChecks:
+    """Of one replica. The process starts with the first call that needs it."""
+
+    def __init__(self, config: VllmConfig, time_limit_s: float) -> None:
+        """Args: `time_limit_s` is processor time."""
+        skip_checked_outputs()
+        self._config = config
+        self._time_limit_s = time_limit_s
+        self._pool: WorkerPool | None = None
+        self._starting = asyncio.Lock()
+        self._known: OrderedDict[bytes, CheckedOutputs] = OrderedDict()
+        """By the hash of what was asked for."""
+        self._backends: frozenset[str] = frozenset()
+        """Of those that fit so far: the engine compiles with the first of them."""
+
+    async def check(self, params: SamplingParams) -> None:
+        """Replaces what the parameters ask for by what vLLM's validation makes of it.
+
+        Raises:
+            VLLMValidationError: vLLM cannot use it, or it takes too much time or memory to compile.
+            GenerationLost: no process could check it.
+        """
+        wanted = params.structured_outputs
+        if wanted is None or wanted.all_constraints_none():
+            return
+        if wanted.json_object is not None:
+            # It is always the same grammar, and not the caller's.
+            if self._config.structured_outputs_config.backend == "auto":
+                self._backends |= {BACKEND_OF_OBJECTS}
+            return
+        asked = encoded(wanted)
+        if len(asked) > MOST_BYTES:
+            raise refusal(f"it has {len(asked)} bytes; at most {MOST_BYTES} are taken")
+        key = sha256(asked).digest()
+        if key not in self._known:
+            self._keep(key, await self._compiled(wanted))
+        self._known.move_to_end(key)
+        params.structured_outputs = self._known[key]
+
+    def close(self) -> None:
+        """Ends the process."""
+        if self._pool is not None:
+            self._pool.close()
+
+    def _keep(self, key: bytes, valid: StructuredOutputsParams) -> None:
+        assert valid._backend is not None
+        self._backends |= {valid._backend}
+        valid.__class__ = CheckedOutputs
+        self._known[key] = cast(CheckedOutputs, valid)
+        if len(self._known) > MOST_KNOWN:
+            self._known.popitem(last=False)
+
+    async def _compiled(self, wanted: StructuredOutputsParams) -> StructuredOutputsParams:
+        pool = await self._started()
+        try:
+            result = await self._run(pool, wanted)
+        except ProcessorTimeExceeded as error:
+            raise refusal(f"compiling it and matching {TRIED_TOKENS} tokens takes {error}; make it simpler") from error
+        if isinstance(result, Refused):
+            raise VLLMValidationError(result.reason, parameter=result.parameter)
+        return result
+
+    async def _run(self, pool: WorkerPool, wanted: StructuredOutputsParams) -> StructuredOutputsParams | Refused:
+        """A process that ends by itself is tried a second time: another one may have ended it for want of memory."""
+        for is_last in (False, True):
+            try:
+                return await pool.run(self._time_limit_s, compiled, wanted, self._backends)
+            except EnvironmentLost as error:
+                if not isinstance(error.__cause__, ProcessExpired):
+                    raise GenerationLost(f"A schema or grammar could not be checked. {error}") from error
+                if is_last:
+                    raise refusal("the process that compiled it ended twice; make it simpler") from error
+        raise AssertionError
+
+    async def _started(self) -> WorkerPool:
+        async with self._starting:
+            if self._pool is None:
+                pool = WorkerPool(1, partial(prepare, self._config, MOST_MEMORY_BYTES), PRELOADED, START_WITHIN_S)
+                try:
+                    await pool.run(START_WITHIN_S, int)
+                except BaseException:
+                    await asyncio.to_thread(pool.close)
+                    raise
+                pool.lost_after_s = max(LOST_AFTER_S, 4 * self._time_limit_s)
+                self._pool = pool
+            return self._pool
+
+
+def encoded(wanted: StructuredOutputsParams) -> bytes:
+    """Raises `VLLMValidationError` for what vLLM cannot send to the engine's process: MessagePack has 64 bits."""
+    try:
+        return msgspec.msgpack.encode(wanted)
+    except OverflowError:
+        raise VLLMValidationError(
+            "the JSON schema has an integer below -2**63 or above 2**64 - 1; write a smaller one", parameter="schema"
+        ) from None
+
+
+def refusal(reason: str) -> VLLMValidationError:
+    return VLLMValidationError(f"The schema, regular expression or grammar is refused: {reason}", parameter=FIELD)
+
+
+def skip_checked_outputs() -> None:
+    """Lets vLLM's validation pass over `CheckedOutputs`. May be called more than once."""
+    validate = SamplingParams._validate_structured_outputs
+    if getattr(validate, "skips_checked", False):
+        return
+
+    def validate_unchecked(self: SamplingParams, *arguments: Any) -> None:
+        if not isinstance(self.structured_outputs, CheckedOutputs):
+            validate(self, *arguments)
+
+    validate_unchecked.skips_checked = True  # type: ignore[attr-defined]
+    SamplingParams._validate_structured_outputs = validate_unchecked  # type: ignore[method-assign,assignment]

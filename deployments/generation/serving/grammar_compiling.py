@@ -1,0 +1,136 @@
+"""Compiles a JSON schema, regular expression or grammar as the engine does.
+
+Runs in a worker process of the generator replica: `grammar_checks.py` is the other half.
+"""
+
+import logging
+import os
+import re
+import resource
+from copy import copy
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from vllm.config import VllmConfig
+from vllm.exceptions import VLLMValidationError
+from vllm.sampling_params import SamplingParams, StructuredOutputsParams
+from vllm.v1.structured_output import StructuredOutputManager
+from vllm.v1.structured_output.backend_types import StructuredOutputGrammar
+from vllm.v1.structured_output.request import StructuredOutputRequest
+
+PRELOADED = (__name__, "vllm.v1.structured_output.backend_xgrammar", "vllm.v1.structured_output.backend_guidance")
+"""What a worker process has imported before its first call."""
+CACHE_MB = "32"
+"""Of compiled grammars, in the worker process."""
+WHERE = re.compile(r"^\[[\d:]+\] \S+:\d+: ")
+"""How messages of xgrammar begin: with a time and a line of its source."""
+TRIED_TOKENS = 512
+LONGEST_REASON = 500
+"""Characters."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """Why vLLM cannot use it."""
+
+    reason: str
+    parameter: str
+
+
+class GrammarCompiler:
+    """vLLM's own, with a manager for each of its backends: an engine keeps to the first one that it needs."""
+
+    def __init__(self, config: VllmConfig) -> None:
+        self._config = config
+        self._managers: dict[str, StructuredOutputManager] = {}
+
+    def compile(self, wanted: StructuredOutputsParams, backends: frozenset[str]) -> StructuredOutputsParams:
+        """Validates it, compiles it, and matches tokens with it.
+
+        Args:
+            backends: with which it is compiled beside the one that suits it.
+
+        Returns:
+            What vLLM's validation has made of it.
+
+        Raises:
+            Exception: what vLLM and its backends raise.
+        """
+        params = SamplingParams(structured_outputs=wanted)
+        manager = self._manager("")
+        params._validate_structured_outputs(
+            self._config.model_config, self._config.structured_outputs_config, manager.tokenizer
+        )
+        valid = params.structured_outputs
+        assert valid is not None
+        assert valid._backend is not None
+        for backend in sorted({valid._backend, *backends}):
+            self._compile_with(backend, valid)
+        return valid
+
+    def _manager(self, backend: str) -> StructuredOutputManager:
+        if backend not in self._managers:
+            self._managers[backend] = StructuredOutputManager(self._config)
+        return self._managers[backend]
+
+    def _compile_with(self, name: str, valid: StructuredOutputsParams) -> None:
+        of_backend = copy(valid)
+        of_backend._backend = name
+        params = SamplingParams(structured_outputs=of_backend)
+        request: Any = SimpleNamespace(
+            request_id="", sampling_params=params, structured_output_request=StructuredOutputRequest(of_backend)
+        )
+        manager = self._manager(name)
+        manager.grammar_init(request)
+        grammar = request.structured_output_request._grammar.result()
+        assert manager.backend is not None
+        match_tokens(grammar, manager.backend.allocate_token_bitmask(1), manager.tokenizer.eos_token_id)
+
+
+def match_tokens(grammar: StructuredOutputGrammar, bitmask: torch.Tensor, eos_token_id: int | None) -> None:
+    """Takes `TRIED_TOKENS` tokens at random of those that are allowed: what compiles fast may match slowly."""
+    chosen = Random(0)
+    words = bitmask[0].numpy()
+    for _ in range(TRIED_TOKENS):
+        grammar.fill_bitmask(bitmask, 0)
+        allowed = np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little"))
+        going_on = allowed[allowed != eos_token_id]
+        if not len(going_on) or not grammar.accept_tokens("", [int(chosen.choice(going_on))]):
+            return
+
+
+compiler: GrammarCompiler
+
+
+def prepare(config: VllmConfig, most_bytes: int) -> None:
+    """Args: `most_bytes` is what a worker process may take beside what it has at its start."""
+    # It would log each grammar that cannot be compiled with its trace.
+    logging.disable(logging.CRITICAL)
+    os.environ["VLLM_XGRAMMAR_CACHE_MB"] = CACHE_MB
+    global compiler
+    compiler = GrammarCompiler(config)
+    limit = data_bytes() + most_bytes
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+
+
+def data_bytes() -> int:
+    """Bytes of memory that this process has for itself: what `RLIMIT_DATA` bounds."""
+    return 1024 * int(re.findall(r"VmData:\s+(\d+) kB", Path("/proc/self/status").read_text())[0])
+
+
+def compiled(wanted: StructuredOutputsParams, backends: frozenset[str]) -> StructuredOutputsParams | Refused:
+    """As `GrammarCompiler.compile`, with what it raises as a value: not all exceptions travel between processes."""
+    try:
+        return compiler.compile(wanted, backends)
+    except MemoryError:
+        return Refused("compiling it takes too much memory; make it smaller", "structured_outputs")
+    except VLLMValidationError as error:
+        return Refused(str(error.args[0])[:LONGEST_REASON], error.parameter or "structured_outputs")
+    except Exception as error:  # noqa: BLE001 - the caller gets it as a sentence
+        reason = WHERE.sub("", str(error))
+        return Refused(f"it cannot be compiled: {reason}"[:LONGEST_REASON], "structured_outputs")

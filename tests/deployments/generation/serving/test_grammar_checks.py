@@ -1,0 +1,153 @@
+"""What an answer must fit is compiled in a process of its own before the engine does; a real one, with vLLM in it."""
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from vllm.config import VllmConfig
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.exceptions import VLLMValidationError
+from vllm.sampling_params import SamplingParams, StructuredOutputsParams
+from vllm.v1.serial_utils import MsgpackEncoder
+
+from deployments.generation.serving import grammar_checks
+from deployments.generation.serving.grammar_checks import MOST_BYTES, MOST_KNOWN, CheckedOutputs, GrammarChecks, encoded
+from tests.paths import TINY_MODEL
+
+SLOW_TO_COMPILE = {"type": "integer", "multipleOf": 9999991}
+SLOW_TO_MATCH = "((a{0,500}){0,500}){0,500}"
+SCHEMAS = st.recursive(
+    st.none() | st.integers(-(2**70), 2**70) | st.text(max_size=3),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=5,
+)
+
+
+@example({"maxProperties": 2**64 - 1})
+@example({"maxProperties": 2**64})
+@example({"minimum": -(2**63)})
+@example({"minimum": -(2**63) - 1})
+@given(st.dictionaries(st.text(max_size=3), SCHEMAS, max_size=3))
+def test_a_schema_is_refused_if_and_only_if_vllm_cannot_send_it_to_its_engine(schema: dict[str, Any]) -> None:
+    wanted = StructuredOutputsParams(json=schema)
+    try:
+        MsgpackEncoder().encode(SamplingParams(structured_outputs=wanted))
+    except OverflowError:
+        with pytest.raises(VLLMValidationError, match="write a smaller one"):
+            encoded(wanted)
+    else:
+        encoded(wanted)
+
+
+def asking(**wanted: Any) -> SamplingParams:
+    return SamplingParams(structured_outputs=StructuredOutputsParams(**wanted))
+
+
+@pytest.fixture(scope="module")
+def config() -> VllmConfig:
+    return AsyncEngineArgs(model=str(TINY_MODEL), max_model_len=256).create_engine_config()
+
+
+@pytest.fixture
+def checks(config: VllmConfig) -> Iterator[GrammarChecks]:
+    checks = GrammarChecks(config, time_limit_s=2.0)
+    yield checks
+    checks.close()
+
+
+def test_what_is_no_grammar_of_the_caller_needs_no_process(config: VllmConfig) -> None:
+    checks = GrammarChecks(config, time_limit_s=2.0)
+    free, json_object = SamplingParams(), asking(json_object=True)
+
+    async def scenario() -> None:
+        await checks.check(free)
+        await checks.check(json_object)
+        with pytest.raises(VLLMValidationError, match=f"at most {MOST_BYTES} are taken"):
+            await checks.check(asking(choice=["x" * MOST_BYTES]))
+
+    asyncio.run(scenario())
+    assert checks._pool is None
+    assert free.structured_outputs is None
+    assert not isinstance(json_object.structured_outputs, CheckedOutputs)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_what_fits_is_as_vllm_validates_it_and_what_does_not_is_refused(
+    config: VllmConfig, checks: GrammarChecks
+) -> None:
+    tokenizer: Any = config_tokenizer(config)
+    fitting: list[dict[str, Any]] = [
+        {"json": {"type": "object", "properties": {"a": {"type": "integer"}}}},
+        {"json": {"type": "integer", "multipleOf": 2}},
+        {"choice": ["yes", "no"]},
+        {"regex": "[ab]{3}"},
+    ]
+
+    async def scenario() -> None:
+        for wanted in fitting:
+            params, validated = asking(**wanted), asking(**wanted)
+            await checks.check(params)
+            validated._validate_structured_outputs(config.model_config, config.structured_outputs_config, tokenizer)
+            assert isinstance(params.structured_outputs, CheckedOutputs)
+            assert MsgpackEncoder().encode(params) == MsgpackEncoder().encode(validated)
+            again = asking(**wanted)
+            await checks.check(again)
+            assert again.structured_outputs is params.structured_outputs
+        assert checks._backends == {"xgrammar", "guidance"}
+        # It suits guidance, and the engine has begun with the other one.
+        with pytest.raises(VLLMValidationError, match=r"^it cannot be compiled: minProperties is greater"):
+            await checks.check(asking(json={"type": "object", "minProperties": 2}))
+        with pytest.raises(VLLMValidationError, match="invalid regex"):
+            await checks.check(asking(regex="(("))
+        for slow in ({"json": SLOW_TO_COMPILE}, {"regex": SLOW_TO_MATCH}):
+            with pytest.raises(VLLMValidationError, match="takes more than 2 s of processor time; make it simpler"):
+                await checks.check(asking(**slow))
+        # The process that was ended is replaced.
+        await checks.check(asking(choice=["after"]))
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_what_takes_too_much_memory_is_refused(checks: GrammarChecks, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Room for the threads of the compilers.
+    monkeypatch.setattr(grammar_checks, "MOST_MEMORY_BYTES", 256 * 1024**2)
+    checks._time_limit_s = 30.0
+
+    async def scenario() -> None:
+        with pytest.raises(VLLMValidationError, match=r"too much memory|ended twice"):
+            await checks.check(asking(json={"type": "integer", "multipleOf": 1000003}))
+        await checks.check(asking(choice=["after"]))
+
+    asyncio.run(scenario())
+
+
+def test_what_was_checked_longest_ago_is_forgotten(config: VllmConfig) -> None:
+    checks = GrammarChecks(config, time_limit_s=2.0)
+    for number in range(MOST_KNOWN + 1):
+        valid = StructuredOutputsParams(choice=[str(number)])
+        valid._backend = "xgrammar"
+        checks._keep(number.to_bytes(), valid)
+    assert [key[0] for key in checks._known] == list(range(1, MOST_KNOWN + 1))
+
+
+def test_vllm_validates_what_was_not_checked_and_nothing_else(config: VllmConfig) -> None:
+    GrammarChecks(config, time_limit_s=2.0)
+    tokenizer: Any = object()
+    params = asking(choice=[])
+    with pytest.raises(VLLMValidationError, match="cannot be an empty list"):
+        params._validate_structured_outputs(config.model_config, config.structured_outputs_config, tokenizer)
+    assert params.structured_outputs is not None
+    params.structured_outputs.__class__ = CheckedOutputs
+    params._validate_structured_outputs(config.model_config, config.structured_outputs_config, tokenizer)
+
+
+def config_tokenizer(config: VllmConfig) -> Any:
+    from vllm.tokenizers import cached_tokenizer_from_config
+
+    return cached_tokenizer_from_config(config.model_config)
