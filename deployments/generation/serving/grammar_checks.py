@@ -9,6 +9,7 @@ it does.
 
 import asyncio
 from collections import OrderedDict
+from contextvars import Context
 from functools import partial
 from hashlib import sha256
 from typing import Any, cast
@@ -50,7 +51,7 @@ class GrammarChecks:
         self._config = config
         self._time_limit_s = time_limit_s
         self._pool: WorkerPool | None = None
-        self._starting = asyncio.Lock()
+        self._starting: asyncio.Task[WorkerPool] | None = None
         self._known: OrderedDict[bytes, CheckedOutputs] = OrderedDict()
         """By the hash of what was asked for."""
         self._backends: frozenset[str] = frozenset()
@@ -76,7 +77,7 @@ class GrammarChecks:
             raise refusal(f"it has {len(asked)} bytes; at most {MOST_BYTES} are taken")
         key = sha256(asked).digest()
         if key not in self._known:
-            self._keep(key, await self._compiled(wanted))
+            self._keep(key, await self._compiled(asked))
         self._known.move_to_end(key)
         params.structured_outputs = self._known[key]
 
@@ -93,21 +94,24 @@ class GrammarChecks:
         if len(self._known) > MOST_KNOWN:
             self._known.popitem(last=False)
 
-    async def _compiled(self, wanted: StructuredOutputsParams) -> StructuredOutputsParams:
-        pool = await self._started()
+    async def _compiled(self, asked: bytes) -> StructuredOutputsParams:
         try:
-            result = await self._run(pool, wanted)
+            pool = await self._started()
+        except EnvironmentLost as error:
+            raise GenerationLost(f"A schema or grammar could not be checked. {error}") from error
+        try:
+            result = await self._run(pool, asked)
         except ProcessorTimeExceeded as error:
             raise refusal(f"compiling it and matching {TRIED_TOKENS} tokens takes {error}; make it simpler") from error
         if isinstance(result, Refused):
             raise VLLMValidationError(result.reason, parameter=result.parameter)
-        return result
+        return msgspec.msgpack.decode(result, type=StructuredOutputsParams)
 
-    async def _run(self, pool: WorkerPool, wanted: StructuredOutputsParams) -> StructuredOutputsParams | Refused:
+    async def _run(self, pool: WorkerPool, asked: bytes) -> bytes | Refused:
         """A process that ends by itself is tried a second time: another one may have ended it for want of memory."""
         for is_last in (False, True):
             try:
-                return await pool.run(self._time_limit_s, compiled, wanted, self._backends)
+                return await pool.run(self._time_limit_s, compiled, asked, self._backends)
             except EnvironmentLost as error:
                 if not isinstance(error.__cause__, ProcessExpired):
                     raise GenerationLost(f"A schema or grammar could not be checked. {error}") from error
@@ -116,27 +120,35 @@ class GrammarChecks:
         raise AssertionError
 
     async def _started(self) -> WorkerPool:
-        async with self._starting:
-            if self._pool is None:
-                pool = WorkerPool(1, partial(prepare, self._config, MOST_MEMORY_BYTES), PRELOADED, START_WITHIN_S)
-                try:
-                    await pool.run(START_WITHIN_S, int)
-                except BaseException:
-                    await asyncio.to_thread(pool.close)
-                    raise
-                pool.lost_after_s = max(LOST_AFTER_S, 4 * self._time_limit_s)
-                self._pool = pool
-            return self._pool
+        """Who leaves meanwhile does not stop the start: others wait for it too."""
+        if self._starting is None or (self._starting.done() and self._pool is None):
+            self._starting = asyncio.create_task(self._start(), context=Context())
+        return await asyncio.shield(self._starting)
+
+    async def _start(self) -> WorkerPool:
+        to_prepare = partial(prepare, self._config, MOST_MEMORY_BYTES)
+        # It returns when the modules are imported.
+        pool = await asyncio.to_thread(WorkerPool, 1, to_prepare, PRELOADED, START_WITHIN_S)
+        try:
+            await pool.run(START_WITHIN_S, int)
+        except BaseException:
+            await asyncio.to_thread(pool.close)
+            raise
+        pool.lost_after_s = max(LOST_AFTER_S, 4 * self._time_limit_s)
+        self._pool = pool
+        return pool
 
 
 def encoded(wanted: StructuredOutputsParams) -> bytes:
-    """Raises `VLLMValidationError` for what vLLM cannot send to the engine's process: MessagePack has 64 bits."""
+    """As vLLM sends it to the engine's process. Raises `VLLMValidationError` for what it cannot send."""
     try:
         return msgspec.msgpack.encode(wanted)
     except OverflowError:
         raise VLLMValidationError(
             "the JSON schema has an integer below -2**63 or above 2**64 - 1; write a smaller one", parameter="schema"
         ) from None
+    except RecursionError:
+        raise refusal("it is nested too deeply") from None
 
 
 def refusal(reason: str) -> VLLMValidationError:

@@ -14,6 +14,7 @@ from random import Random
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import numpy as np
 import torch
 from vllm.config import VllmConfig
@@ -123,10 +124,13 @@ def data_bytes() -> int:
     return 1024 * int(re.findall(r"VmData:\s+(\d+) kB", Path("/proc/self/status").read_text())[0])
 
 
-def compiled(wanted: StructuredOutputsParams, backends: frozenset[str]) -> StructuredOutputsParams | Refused:
-    """As `GrammarCompiler.compile`, with what it raises as a value: not all exceptions travel between processes."""
+def compiled(asked: bytes, backends: frozenset[str]) -> bytes | Refused:
+    """As `GrammarCompiler.compile` for and with the MessagePack of `StructuredOutputsParams`: what is nested deeply
+    cannot be pickled. What it raises is a value, because not all exceptions travel between processes.
+    """
     try:
-        return compiler.compile(wanted, backends)
+        wanted = msgspec.msgpack.decode(asked, type=StructuredOutputsParams)
+        return msgspec.msgpack.encode(compiler.compile(wanted, backends))
     except MemoryError:
         return Refused("compiling it takes too much memory; make it smaller", "structured_outputs")
     except VLLMValidationError as error:

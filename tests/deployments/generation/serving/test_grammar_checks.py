@@ -42,6 +42,13 @@ def test_a_schema_is_refused_if_and_only_if_vllm_cannot_send_it_to_its_engine(sc
         encoded(wanted)
 
 
+def nested(depth: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "string"}
+    for _ in range(depth):
+        schema = {"type": "array", "items": schema}
+    return schema
+
+
 def asking(**wanted: Any) -> SamplingParams:
     return SamplingParams(structured_outputs=StructuredOutputsParams(**wanted))
 
@@ -101,6 +108,9 @@ def test_what_fits_is_as_vllm_validates_it_and_what_does_not_is_refused(
         # It suits guidance, and the engine has begun with the other one.
         with pytest.raises(VLLMValidationError, match=r"^it cannot be compiled: minProperties is greater"):
             await checks.check(asking(json={"type": "object", "minProperties": 2}))
+        for depth in (65, 500, 5000):
+            with pytest.raises(VLLMValidationError, match="nested too deeply"):
+                await checks.check(asking(json=nested(depth)))
         with pytest.raises(VLLMValidationError, match="invalid regex"):
             await checks.check(asking(regex="(("))
         for slow in ({"json": SLOW_TO_COMPILE}, {"regex": SLOW_TO_MATCH}):
