@@ -10,7 +10,6 @@ They differ from NeMo-RL where the service does (its documentation lists how), a
 is not changed, `idx` is returned, and turns that are already in a posted log count towards `max_rollout_turns`.
 """
 
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypedDict, TypeVar, Unpack, cast
 
@@ -20,6 +19,7 @@ from rollout_client.contract import JsonObject, Message, ObservationFormat, Poli
 from rollout_client.results.final_rewards import RolloutsNotFinal, final_reward
 from rollout_client.rollout_calls import RolloutOptions
 from rollout_client.sync_client.client import RolloutClient
+from rollout_client.trainers.shared.missing_rewards import filled_in
 
 Batch = TypeVar("Batch", bound=Mapping[str, Any])
 NotFinal = Literal["raise", "mask"]
@@ -165,7 +165,7 @@ def changed_fields(
             for prompt, sample in zip(prompts, samples, strict=True)
         ],
         "extra_env_info": [sample.extra_env_info for sample in samples],
-        "total_reward": torch.tensor(filled_in(rewards, prompts), dtype=torch.float32),
+        "total_reward": torch.tensor(filled_in(rewards, list(map(tokens_of, prompts)), 0.0), dtype=torch.float32),
         "truncated": torch.tensor([sample.truncated for sample in samples], dtype=torch.bool),
         "status": [sample.status for sample in samples],
     }
@@ -182,15 +182,8 @@ def message_of(message: Message) -> dict[str, Any]:
     }
 
 
-def filled_in(rewards: Sequence[float | None], prompts: Sequence[Sequence[Mapping[str, Any]]]) -> list[float]:
-    """The rewards; a missing one is replaced by the mean over the same prompt, or by 0 where that has no reward."""
-    keys = [tuple(token for message in prompt for token in as_json(message["token_ids"])) for prompt in prompts]
-    known = defaultdict(list)
-    for key, reward in zip(keys, rewards, strict=True):
-        if reward is not None:
-            known[key].append(reward)
-    means = {key: sum(found) / len(found) for key, found in known.items()}
-    return [means.get(key, 0.0) if reward is None else reward for key, reward in zip(keys, rewards, strict=True)]
+def tokens_of(prompt: Sequence[Mapping[str, Any]]) -> tuple[int, ...]:
+    return tuple(token for message in prompt for token in as_json(message["token_ids"]))
 
 
 def masked(loss_multiplier: torch.Tensor | Sequence[float] | None, rewards: Sequence[float | None]) -> torch.Tensor:
