@@ -5,8 +5,8 @@
     +actor_rollout_ref.rollout.custom.rollout_service.url=http://127.0.0.1:8000
     +actor_rollout_ref.rollout.custom.rollout_service.task_name=math
 
-Written against verl's source at commit 1dda039 (0.10.0.dev) and tested with a stand-in that calls it as that source
-does; it was not run in verl. verl's V1 trainer, its default, takes rollouts from a TransferQueue: not from here.
+Checked against verl's source at commit 1dda039 (0.10.0.dev) by a stand-in that calls it as `RayPPOTrainer` does; not
+run in verl. verl's V1 trainer, its default, takes rollouts from a TransferQueue and cannot use it.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -52,7 +52,7 @@ class DataProto:
         assert all(isinstance(column, np.ndarray) and len(column) == len(made) for column in non_tensors.values())
         return made
 
-    def union(self, other: "DataProto") -> Self:
+    def union(self, other: verl.DataProto) -> Self:
         assert not self.batch.keys() & other.batch.keys()
         for name in self.non_tensor_batch.keys() & other.non_tensor_batch.keys():
             assert self.non_tensor_batch[name].tolist() == other.non_tensor_batch[name].tolist()
