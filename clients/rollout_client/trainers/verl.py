@@ -1,7 +1,7 @@
 """The service as the agent loop manager of verl's `RayPPOTrainer`. Needs the extra `torch`; verl is not imported.
 
     trainer.use_v1=false
-    actor_rollout_ref.rollout.agent.agent_loop_manager_class=rollout_client.trainers.verl.ServiceAgentLoopManager
+    +actor_rollout_ref.rollout.agent.agent_loop_manager_class=rollout_client.trainers.verl.ServiceAgentLoopManager
     +actor_rollout_ref.rollout.custom.rollout_service.url=http://127.0.0.1:8000
     +actor_rollout_ref.rollout.custom.rollout_service.task_name=math
 
