@@ -27,13 +27,17 @@ class TokenRow:
     def without_tail(self) -> "TokenRow":
         """The row up to its last generated token. No generation has seen what the environment said after that token."""
         generated = [place for place, is_generated in enumerate(self.loss_mask) if is_generated]
-        end = generated[-1] + 1 if generated else len(self.token_ids)
+        return self.part(0, generated[-1] + 1 if generated else len(self.token_ids))
+
+    def part(self, start: int, end: int) -> "TokenRow":
+        """The tokens from `start` to before `end`."""
+        token_ids = self.token_ids[start:end]
         return TokenRow(
-            self.token_ids[:end],
-            self.loss_mask[:end],
-            self.generation_logprobs[:end],
-            self.weight_versions[:end],
-            self.prompt_length,
+            token_ids,
+            self.loss_mask[start:end],
+            self.generation_logprobs[start:end],
+            self.weight_versions[start:end],
+            min(max(self.prompt_length - start, 0), len(token_ids)),
         )
 
 

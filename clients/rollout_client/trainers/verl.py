@@ -193,7 +193,7 @@ class ServiceAgentLoopManager:
         start = tokens.prompt_length
         reward = final_reward(sample) if start <= longest_prompt else None
         end = start if reward is None else start + longest_response
-        return Row(tokens.token_ids[:start][-longest_prompt:], part_of(tokens, start, end), reward, sample)
+        return Row(tokens.token_ids[:start][-longest_prompt:], tokens.part(start, end), reward, sample)
 
 
 # From verl's config and batch to the request
@@ -262,16 +262,6 @@ def ground_truth(row: Mapping[str, Any]) -> JsonObject:
 
 
 # From the rollouts to verl's batch
-
-
-def part_of(tokens: TokenRow, start: int, end: int) -> TokenRow:
-    return TokenRow(
-        tokens.token_ids[start:end],
-        tokens.loss_mask[start:end],
-        tokens.generation_logprobs[start:end],
-        tokens.weight_versions[start:end],
-        0,
-    )
 
 
 def tensors_of(
