@@ -12,7 +12,7 @@ import signal
 from collections.abc import Callable, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing.context import ForkServerContext
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, Self, TypeVar
 
 from pebble import ProcessExpired, ProcessPool
 
@@ -24,6 +24,10 @@ Result = TypeVar("Result")
 
 class ProcessorTimeExceeded(Exception):
     """The call needed more processor time than its limit. Its worker was ended."""
+
+
+class WorkerEnded(EnvironmentLost):
+    """The worker ended by itself, or something else ended it, during the call."""
 
 
 class WorkerPool:
@@ -50,6 +54,31 @@ class WorkerPool:
         """Of the calls that begin from now on."""
         self._pool = self._started_pool()
 
+    @classmethod
+    async def start(
+        cls,
+        workers: int,
+        prepare: Callable[[], None],
+        preloaded: Sequence[str],
+        first_call: Callable[[], object],
+        start_within_s: float,
+        lost_after_s: float,
+    ) -> Self:
+        """A pool that has answered a first call. Modules are imported beside the event loop.
+
+        Raises:
+            EnvironmentLost: no worker has answered within `start_within_s` seconds.
+            Exception: what `first_call` has raised. The workers have ended.
+        """
+        pool = await asyncio.to_thread(cls, workers, prepare, preloaded, start_within_s)
+        try:
+            await pool.run(start_within_s, first_call)
+        except BaseException:
+            await asyncio.to_thread(pool.close)
+            raise
+        pool.lost_after_s = lost_after_s
+        return pool
+
     async def run(
         self,
         processor_time_limit_s: float,
@@ -62,6 +91,7 @@ class WorkerPool:
         Raises:
             ProcessorTimeExceeded: the call needed more than `processor_time_limit_s` seconds of processor time. The
                 kernel counts it in ticks of some milliseconds, so a limit below a second can be off by a quarter.
+            WorkerEnded: its worker ended otherwise.
             EnvironmentLost: there is no result for any other reason.
             Exception: what the function raised, which must not be a `TimeoutError`.
         """
@@ -82,7 +112,7 @@ class WorkerPool:
         except ProcessExpired as error:
             if error.exitcode == -signal.SIGPROF:
                 raise ProcessorTimeExceeded(f"more than {processor_time_limit_s:g} s of processor time") from error
-            raise EnvironmentLost(f"A worker process ended with exit code {error.exitcode}.") from error
+            raise WorkerEnded(f"A worker process ended with exit code {error.exitcode}.") from error
         except BrokenProcessPool as error:
             raise EnvironmentLost("The worker processes ended before this call's turn.") from error
 

@@ -10,6 +10,8 @@ RESERVED_ENGINE_ARGS = {
     "worker_extension_cls": "the service needs its own worker extension to swap weights",
 }
 
+NOT_FOR_VLLM = {"device", "num_cpus", "patch_deltas", "hang_timeout_s", "grammar_time_limit_s", "environment_variables"}
+"""Fields of `EngineSettings` that are the service's own."""
 NO_DOMAIN = "none.invalid"
 """No host has this name (RFC 2606). vLLM takes an empty list for all hosts."""
 
@@ -77,9 +79,5 @@ class EngineSettings(BaseModel):
         ingress replicas share it fairly. It fetches no picture or sound that a message of a call names by its URL.
         """
         return {"scheduling_policy": "priority", "allowed_media_domains": [NO_DOMAIN]} | self.model_dump(
-            exclude={
-                *("device", "num_cpus", "patch_deltas", "hang_timeout_s", "grammar_time_limit_s"),
-                "environment_variables",
-            },
-            exclude_none=True,
+            exclude=NOT_FOR_VLLM, exclude_none=True
         )

@@ -63,13 +63,14 @@ class ProcessResponseParser(ResponseParser):
         if not settings.has_parsers:
             return None
         choice = ParserChoice(tokenizer, settings.tool_call_parser, settings.reasoning_parser, ends_of_turn)
-        pool = WorkerPool(settings.parser_processes, partial(prepare, choice), PRELOADED, START_WITHIN_S)
-        try:
-            await pool.run(START_WITHIN_S, parse_all, [])
-        except BaseException:
-            await asyncio.to_thread(pool.close)
-            raise
-        pool.lost_after_s = max(LOST_AFTER_S, 4 * settings.parse_timeout_s)
+        pool = await WorkerPool.start(
+            settings.parser_processes,
+            partial(prepare, choice),
+            PRELOADED,
+            first_call=partial(parse_all, []),
+            start_within_s=START_WITHIN_S,
+            lost_after_s=max(LOST_AFTER_S, 4 * settings.parse_timeout_s),
+        )
         needs_prompt = WHOLE_PROMPT in (settings.tool_call_parser, settings.reasoning_parser)
 
         async def call(responses: Sequence[ResponseToParse]) -> list[ParsedResponse]:

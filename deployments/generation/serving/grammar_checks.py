@@ -12,17 +12,17 @@ from collections import OrderedDict
 from contextvars import Context
 from functools import partial
 from hashlib import sha256
-from typing import Any, cast
+from typing import Any
 
 import msgspec
-from pebble import ProcessExpired
+from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_attempt
 from vllm.config import VllmConfig
 from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import SamplingParams, StructuredOutputsParams
 
-from deployments.environments.worker_pool import ProcessorTimeExceeded, WorkerPool
+from deployments.environments.worker_pool import ProcessorTimeExceeded, WorkerEnded, WorkerPool
 from deployments.failures import EnvironmentLost, GenerationLost
-from deployments.generation.serving.grammar_compiling import PRELOADED, TRIED_TOKENS, Refused, compiled, prepare
+from deployments.generation.serving.grammar_compiling import FIELD, PRELOADED, TRIED_TOKENS, Refused, compiled, prepare
 
 MOST_BYTES = 256 * 1024
 """Of what an answer must fit."""
@@ -35,7 +35,6 @@ MOST_KNOWN = 64
 """How many that fit are kept, so that the calls of an agent are checked once."""
 BACKEND_OF_OBJECTS = "xgrammar"
 """With which vLLM compiles `json_object`, unless its config says otherwise."""
-FIELD = "structured_outputs"
 
 
 class CheckedOutputs(StructuredOutputsParams):
@@ -86,38 +85,26 @@ class GrammarChecks:
         if self._pool is not None:
             self._pool.close()
 
-    def _keep(self, key: bytes, valid: StructuredOutputsParams) -> None:
+    def _keep(self, key: bytes, valid: CheckedOutputs) -> None:
         assert valid._backend is not None
         self._backends |= {valid._backend}
-        valid.__class__ = CheckedOutputs
-        self._known[key] = cast(CheckedOutputs, valid)
+        self._known[key] = valid
         if len(self._known) > MOST_KNOWN:
             self._known.popitem(last=False)
 
-    async def _compiled(self, asked: bytes) -> StructuredOutputsParams:
+    async def _compiled(self, asked: bytes) -> CheckedOutputs:
+        pool = await self._started()
         try:
-            pool = await self._started()
-        except EnvironmentLost as error:
-            raise GenerationLost(f"A schema or grammar could not be checked. {error}") from error
-        try:
-            result = await self._run(pool, asked)
+            result: bytes | Refused = await attempts()(pool.run, self._time_limit_s, compiled, asked, self._backends)
         except ProcessorTimeExceeded as error:
             raise refusal(f"compiling it and matching {TRIED_TOKENS} tokens takes {error}; make it simpler") from error
+        except WorkerEnded as error:
+            raise refusal("the process that compiled it ended twice; make it simpler") from error
+        except EnvironmentLost as error:
+            raise not_checked(error) from error
         if isinstance(result, Refused):
             raise VLLMValidationError(result.reason, parameter=result.parameter)
-        return msgspec.msgpack.decode(result, type=StructuredOutputsParams)
-
-    async def _run(self, pool: WorkerPool, asked: bytes) -> bytes | Refused:
-        """A process that ends by itself is tried a second time: another one may have ended it for want of memory."""
-        for is_last in (False, True):
-            try:
-                return await pool.run(self._time_limit_s, compiled, asked, self._backends)
-            except EnvironmentLost as error:
-                if not isinstance(error.__cause__, ProcessExpired):
-                    raise GenerationLost(f"A schema or grammar could not be checked. {error}") from error
-                if is_last:
-                    raise refusal("the process that compiled it ended twice; make it simpler") from error
-        raise AssertionError
+        return msgspec.msgpack.decode(result, type=CheckedOutputs)
 
     async def _started(self) -> WorkerPool:
         """Who leaves meanwhile does not stop the start: others wait for it too."""
@@ -126,17 +113,27 @@ class GrammarChecks:
         return await asyncio.shield(self._starting)
 
     async def _start(self) -> WorkerPool:
-        to_prepare = partial(prepare, self._config, MOST_MEMORY_BYTES)
-        # It returns when the modules are imported.
-        pool = await asyncio.to_thread(WorkerPool, 1, to_prepare, PRELOADED, START_WITHIN_S)
         try:
-            await pool.run(START_WITHIN_S, int)
-        except BaseException:
-            await asyncio.to_thread(pool.close)
-            raise
-        pool.lost_after_s = max(LOST_AFTER_S, 4 * self._time_limit_s)
-        self._pool = pool
-        return pool
+            self._pool = await WorkerPool.start(
+                1,
+                partial(prepare, self._config, MOST_MEMORY_BYTES),
+                PRELOADED,
+                first_call=int,
+                start_within_s=START_WITHIN_S,
+                lost_after_s=max(LOST_AFTER_S, 4 * self._time_limit_s),
+            )
+        except EnvironmentLost as error:
+            raise not_checked(error) from error
+        return self._pool
+
+
+def attempts() -> AsyncRetrying:
+    """A second one with another process: something else may have ended the first one for want of memory."""
+    return AsyncRetrying(retry=retry_if_exception_type(WorkerEnded), stop=stop_after_attempt(2), reraise=True)
+
+
+def not_checked(error: EnvironmentLost) -> GenerationLost:
+    return GenerationLost(f"A schema or grammar could not be checked. {error}")
 
 
 def encoded(wanted: StructuredOutputsParams) -> bytes:

@@ -9,17 +9,18 @@ import re
 import resource
 from copy import copy
 from dataclasses import dataclass
-from pathlib import Path
 from random import Random
 from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import numpy as np
+import psutil
 import torch
 from vllm.config import VllmConfig
 from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import SamplingParams, StructuredOutputsParams
+from vllm.tokenizers import cached_tokenizer_from_config
 from vllm.v1.structured_output import StructuredOutputManager
 from vllm.v1.structured_output.backend_types import StructuredOutputGrammar
 from vllm.v1.structured_output.request import StructuredOutputRequest
@@ -30,6 +31,7 @@ CACHE_MB = "32"
 """Of compiled grammars, in the worker process."""
 WHERE = re.compile(r"^\[[\d:]+\] \S+:\d+: ")
 """How messages of xgrammar begin: with a time and a line of its source."""
+FIELD = "structured_outputs"
 TRIED_TOKENS = 512
 LONGEST_REASON = 500
 """Characters."""
@@ -48,7 +50,9 @@ class GrammarCompiler:
 
     def __init__(self, config: VllmConfig) -> None:
         self._config = config
+        self._tokenizer: Any = cached_tokenizer_from_config(config.model_config)
         self._managers: dict[str, StructuredOutputManager] = {}
+        """By the name of the backend."""
 
     def compile(self, wanted: StructuredOutputsParams, backends: frozenset[str]) -> StructuredOutputsParams:
         """Validates it, compiles it, and matches tokens with it.
@@ -63,9 +67,8 @@ class GrammarCompiler:
             Exception: what vLLM and its backends raise.
         """
         params = SamplingParams(structured_outputs=wanted)
-        manager = self._manager("")
         params._validate_structured_outputs(
-            self._config.model_config, self._config.structured_outputs_config, manager.tokenizer
+            self._config.model_config, self._config.structured_outputs_config, self._tokenizer
         )
         valid = params.structured_outputs
         assert valid is not None
@@ -74,11 +77,6 @@ class GrammarCompiler:
             self._compile_with(backend, valid)
         return valid
 
-    def _manager(self, backend: str) -> StructuredOutputManager:
-        if backend not in self._managers:
-            self._managers[backend] = StructuredOutputManager(self._config)
-        return self._managers[backend]
-
     def _compile_with(self, name: str, valid: StructuredOutputsParams) -> None:
         of_backend = copy(valid)
         of_backend._backend = name
@@ -86,11 +84,12 @@ class GrammarCompiler:
         request: Any = SimpleNamespace(
             request_id="", sampling_params=params, structured_output_request=StructuredOutputRequest(of_backend)
         )
-        manager = self._manager(name)
+        if (manager := self._managers.get(name)) is None:
+            manager = self._managers[name] = StructuredOutputManager(self._config)
         manager.grammar_init(request)
         grammar = request.structured_output_request._grammar.result()
         assert manager.backend is not None
-        match_tokens(grammar, manager.backend.allocate_token_bitmask(1), manager.tokenizer.eos_token_id)
+        match_tokens(grammar, manager.backend.allocate_token_bitmask(1), self._tokenizer.eos_token_id)
 
 
 def match_tokens(grammar: StructuredOutputGrammar, bitmask: torch.Tensor, eos_token_id: int | None) -> None:
@@ -115,13 +114,8 @@ def prepare(config: VllmConfig, most_bytes: int) -> None:
     os.environ["VLLM_XGRAMMAR_CACHE_MB"] = CACHE_MB
     global compiler
     compiler = GrammarCompiler(config)
-    limit = data_bytes() + most_bytes
+    limit = psutil.Process().memory_info().data + most_bytes
     resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
-
-
-def data_bytes() -> int:
-    """Bytes of memory that this process has for itself: what `RLIMIT_DATA` bounds."""
-    return 1024 * int(re.findall(r"VmData:\s+(\d+) kB", Path("/proc/self/status").read_text())[0])
 
 
 def compiled(asked: bytes, backends: frozenset[str]) -> bytes | Refused:
@@ -132,9 +126,9 @@ def compiled(asked: bytes, backends: frozenset[str]) -> bytes | Refused:
         wanted = msgspec.msgpack.decode(asked, type=StructuredOutputsParams)
         return msgspec.msgpack.encode(compiler.compile(wanted, backends))
     except MemoryError:
-        return Refused("compiling it takes too much memory; make it smaller", "structured_outputs")
+        return Refused("compiling it takes too much memory; make it smaller", FIELD)
     except VLLMValidationError as error:
-        return Refused(str(error.args[0])[:LONGEST_REASON], error.parameter or "structured_outputs")
+        return Refused(str(error.args[0])[:LONGEST_REASON], error.parameter or FIELD)
     except Exception as error:  # noqa: BLE001 - the caller gets it as a sentence
         reason = WHERE.sub("", str(error))
-        return Refused(f"it cannot be compiled: {reason}"[:LONGEST_REASON], "structured_outputs")
+        return Refused(f"it cannot be compiled: {reason}"[:LONGEST_REASON], FIELD)

@@ -140,7 +140,7 @@ def test_what_takes_too_much_memory_is_refused(checks: GrammarChecks, monkeypatc
 def test_what_was_checked_longest_ago_is_forgotten(config: VllmConfig) -> None:
     checks = GrammarChecks(config, time_limit_s=2.0)
     for number in range(MOST_KNOWN + 1):
-        valid = StructuredOutputsParams(choice=[str(number)])
+        valid = CheckedOutputs(choice=[str(number)])
         valid._backend = "xgrammar"
         checks._keep(number.to_bytes(), valid)
     assert [key[0] for key in checks._known] == list(range(1, MOST_KNOWN + 1))
