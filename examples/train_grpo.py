@@ -119,8 +119,13 @@ def prompt_batches(sums: list[SampleInput], seed: int) -> Iterator[list[SampleIn
 def improve(
     model: CausalModel, optimizer: torch.optim.Optimizer, batch: RolloutTensors, minibatches: int = MINIBATCHES
 ) -> None:
-    """Trains `EPOCHS` times on the rollouts. Those with an advantage of zero have no gradient and are left out."""
+    """Trains `EPOCHS` times on the rollouts. Those with an advantage of zero have no gradient and are left out.
+
+    Where all groups agree, which happens near the end of a training, nothing is left, and the model stays as it is.
+    """
     with_gradient = batch.advantages.nonzero()[:, 0]
+    if not len(with_gradient):
+        return
     # Nothing after the last generated token is in the loss.
     length = int(batch.loss_mask.any(0).nonzero().max()) + 1
     tokens = batch.loss_mask.sum() / minibatches

@@ -48,6 +48,7 @@ from deployments.generation.engine_requests import (
     warm_up_requests,
 )
 from deployments.generation.running_generations import RunningGeneration, RunningGenerations, StallWatch
+from deployments.generation.unseen_texts import make_no_unseen_texts
 from deployments.generation.weight_updater import WeightUpdater
 from deployments.protocols import (
     Engine,
@@ -118,6 +119,7 @@ class VLLMEngine(Engine):
         refuse_unknown_backend(args)
         steps = StepCounter()
         llm = AsyncLLM.from_engine_args(args, stat_loggers=[lambda *_: steps, *stat_loggers])
+        make_no_unseen_texts(llm)
         enable_envs_cache()
         engine = cls(llm, steps, patches_deltas, hang_timeout_s)
         await engine.weights.label_initial_weights()

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import Context
 from dataclasses import dataclass, field
 from functools import partial
@@ -21,7 +21,7 @@ class PendingCall:
     record: SessionRecord
     call: EngineCall
     entry: bytes
-    stored: "asyncio.Future[None]" = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    stored: "asyncio.Future[int | None]" = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
 
 class CallWriter:
@@ -33,8 +33,11 @@ class CallWriter:
         self._pending: list[PendingCall] = []
         self._writing: asyncio.Task[None] | None = None
 
-    async def add(self, kept: KeptSession, record: SessionRecord, call: EngineCall) -> None:
+    async def add(self, kept: KeptSession, record: SessionRecord, call: EngineCall) -> int | None:
         """Returns when the record has the call, and it is stored; also if the session was dropped meanwhile.
+
+        Returns:
+            The number of calls that the record had before it; `None` if it adds nothing to the record.
 
         Raises `StoreLost`.
         """
@@ -44,7 +47,7 @@ class CallWriter:
             # An empty context: Serve ends the calls of a request that its caller has left, and others wait too.
             self._writing = asyncio.create_task(self._write_all(), context=Context())
         # Others wait for the same write.
-        await asyncio.shield(pending.stored)
+        return await asyncio.shield(pending.stored)
 
     async def _write_all(self) -> None:
         try:
@@ -56,39 +59,43 @@ class CallWriter:
 
     async def _write(self, together: Sequence[PendingCall]) -> None:
         failure: Exception | None = None
+        places: Mapping[PendingCall, int] = {}
         try:
-            await self._state.change(partial(self._plan, together))
+            places = await self._state.change(partial(self._plan, together))
         except Exception as error:  # noqa: BLE001 - those who wait raise it
             failure = error
         for pending in together:
             if pending.stored.done():
                 continue
             if failure is None:
-                pending.stored.set_result(None)
+                pending.stored.set_result(places.get(pending))
             else:
                 pending.stored.set_exception(failure)
 
-    def _plan(self, together: Sequence[PendingCall], book: SessionBook) -> Planned[None]:
+    def _plan(self, together: Sequence[PendingCall], book: SessionBook) -> Planned[Mapping[PendingCall, int]]:
+        """What is answered is the place of each call in its record."""
         new = list(new_calls(together, book))
-        places: Counter[KeptSession] = Counter()
+        added: Counter[KeptSession] = Counter()
+        places: dict[PendingCall, int] = {}
         changes: list[StoredChange] = []
         for pending in new:
-            place = pending.record.call_count + places[pending.kept]
-            places[pending.kept] += 1
+            place = places[pending] = pending.record.call_count + added[pending.kept]
+            added[pending.kept] += 1
             changes.append(
-                book.change(pending.kept, self._now(), {call_name(place): pending.entry}, places[pending.kept])
+                book.change(pending.kept, self._now(), {call_name(place): pending.entry}, added[pending.kept])
             )
 
-        def commit() -> None:
+        def commit() -> Mapping[PendingCall, int]:
             for pending in together:
                 book.end_call(pending.call.id, self._now())
             for pending in new:
                 pending.record.add(pending.call)
-            for kept in places:
+            for kept in added:
                 if book.find(kept.id) is kept:
                     book.note_record(kept)
                 else:
                     book.forget(kept.id)
+            return places
 
         return changes, commit
 

@@ -13,6 +13,7 @@ siblings say the same.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 from deployments.protocols import packed_ids
@@ -130,6 +131,10 @@ class SessionRecord:
 
     def has_call(self, call_id: str) -> bool:
         return call_id in self._calls
+
+    def calls_after(self, count: int) -> Sequence[str]:
+        """The ids of the recorded calls without the first `count`, in the order in which they were added."""
+        return list(islice(self._calls, count, None))
 
     def would_add(self, call: EngineCall) -> bool:
         """Whether `add` changes something: the call is new, and has generated something."""

@@ -195,13 +195,37 @@ class SessionStore:
             book.begin_call(kept, call_id, self._now())
         return plan
 
-    async def add(self, session_id: str, call: EngineCall) -> None:
-        """Records a call, and ends it. Doing it again changes nothing."""
+    async def begin(self, session_id: str, call_id: str, known: int) -> Sequence[str] | None:
+        """Begins a call that was planned with a copy of the record. Doing it again begins no other call.
+
+        Args:
+            known: how many calls the copy has.
+
+        Returns:
+            The ids of the calls that the record has after those; `None` if it has not even so many.
+
+        Raises:
+            SessionClosed: the session takes no more calls.
+            SessionLimitReached: not this one now.
+        """
+        book = await self._state.started()
+        kept = book.get(session_id)
+        record = (await self._read(book, kept)).record
+        with refusals(session_id):
+            book.begin_call(kept, call_id, self._now())
+        return record.calls_after(known) if known <= record.call_count else None
+
+    async def add(self, session_id: str, call: EngineCall) -> int | None:
+        """Records a call, and ends it. Doing it again changes nothing.
+
+        Returns:
+            The number of calls that the record had before it; `None` if it adds nothing to the record.
+        """
         book = await self._state.started()
         if (kept := book.find(session_id)) is None:
             book.end_call(call.id, self._now())
-        else:
-            await self._writer.add(kept, (await self._read(book, kept)).record, call)
+            return None
+        return await self._writer.add(kept, (await self._read(book, kept)).record, call)
 
     async def plans(
         self, calls: Sequence[tuple[str, str, Sequence[ChatMessage], ChatContext]]
@@ -209,7 +233,11 @@ class SessionStore:
         """As `plan` for each; its exception in the place of its result."""
         return await results_of([self.plan(*call) for call in calls])
 
-    async def adds(self, calls: Sequence[tuple[str, EngineCall]]) -> list[Exception | None]:
+    async def begins(self, calls: Sequence[tuple[str, str, int]]) -> list[Sequence[str] | Exception | None]:
+        """As `begin` for each; its exception in the place of its result."""
+        return await results_of([self.begin(*call) for call in calls])
+
+    async def adds(self, calls: Sequence[tuple[str, EngineCall]]) -> list[int | Exception | None]:
         """As `add` for each; its exception in the place of its result."""
         return await results_of([self.add(*call) for call in calls])
 

@@ -42,7 +42,10 @@ class SessionStoreClient:
         self._plans: TogetherCaller[PlanArguments, Plan] = TogetherCaller(
             partial(self._call_once, "plans"), bytes_of_plan
         )
-        self._adds: TogetherCaller[tuple[str, EngineCall], None] = TogetherCaller(
+        self._begins: TogetherCaller[tuple[str, str, int], Sequence[str] | None] = TogetherCaller(
+            partial(self._call_once, "begins"), lambda _: BYTES_PER_RECORD
+        )
+        self._adds: TogetherCaller[tuple[str, EngineCall], int | None] = TogetherCaller(
             partial(self._call_once, "adds"), bytes_of_add
         )
 
@@ -87,8 +90,11 @@ class SessionStoreClient:
     async def plan(self, session_id: str, call_id: str, messages: Sequence[ChatMessage], context: ChatContext) -> Plan:
         return await attempts()(self._plans.call, (session_id, call_id, messages, context))
 
-    async def add(self, session_id: str, call: EngineCall) -> None:
-        await attempts()(self._adds.call, (session_id, call))
+    async def begin(self, session_id: str, call_id: str, known: int) -> Sequence[str] | None:
+        return await attempts()(self._begins.call, (session_id, call_id, known))
+
+    async def add(self, session_id: str, call: EngineCall) -> int | None:
+        return await attempts()(self._adds.call, (session_id, call))
 
     async def end_call(self, call_id: str) -> None:
         await self._call("end_call", call_id)

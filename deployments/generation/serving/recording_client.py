@@ -14,6 +14,8 @@ from deployments.generation.engine import VLLMEngine
 from deployments.generation.serving.grammar_checks import GrammarChecks
 from deployments.generation.serving.refusals import refusal_of
 from deployments.generation.serving.served_call import CURRENT_CALL, ServedCall
+from deployments.generation.unseen_texts import mark_texts_unseen
+from deployments.sessions.failures import SessionFailure
 
 Output = RequestOutput | Exception | None
 """What the task that reads the engine hands on: an output, what broke, or the end."""
@@ -74,7 +76,7 @@ class RecordingClient:
         outputs: "asyncio.Queue[Output]",
         ended: asyncio.Event,
     ) -> None:
-        """Reads all choices at the same time. If one fails, the others are aborted."""
+        """Reads all choices at the same time. If one fails, or the call may not go on, the others are aborted."""
         request = call.generation(prompt["prompt_token_ids"], params.max_tokens)
         choices = WholeChoices(params.n, params.output_kind == RequestOutputKind.DELTA)
 
@@ -84,14 +86,19 @@ class RecordingClient:
                 call.note(output, choices.is_delta)
                 refuse_what_nothing_fits(output, of_choice)
                 if (whole := choices.add(output)) is not None:
+                    await confirmed(call)
                     outputs.put_nowait(whole)
 
         reading = [asyncio.create_task(read_choice(index)) for index in range(params.n)]
+        reading.append(asyncio.create_task(confirmed(call)))
         try:
             await asyncio.gather(*reading)
             outputs.put_nowait(None)
         except RolloutFailure as failure:
             call.note_failure(failure)
+            outputs.put_nowait(refusal_of(failure))
+        except SessionFailure as failure:
+            call.choices.clear()
             outputs.put_nowait(refusal_of(failure))
         except Exception as error:  # noqa: BLE001 - vLLM's layers answer with it
             outputs.put_nowait(error)
@@ -114,6 +121,12 @@ class RecordingClient:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
+
+
+async def confirmed(call: ServedCall) -> None:
+    """Returns when the call may be answered. Raises what `SessionCall.wait_until_confirmed` raises."""
+    if call.session is not None:
+        await call.session.wait_until_confirmed()
 
 
 class WholeChoices:
@@ -145,6 +158,8 @@ def ask_for_logprobs(params: SamplingParams) -> None:
     Those of given ids are beside that of the sampled one, and vLLM takes no number beside them. Flat ones cost an
     engine less, but vLLM's answers cannot show those of prompts.
     """
+    if params.logprobs is None and params.logprob_token_ids is None and params.prompt_logprobs is None:
+        mark_texts_unseen(params)
     if params.logprob_token_ids is None:
         params.logprobs = params.logprobs or 0
     params.flat_logprobs = params.prompt_logprobs is None

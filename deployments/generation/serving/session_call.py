@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any, Literal
 
 from deployments.generation.serving.served_call import GeneratedChoice, ServedCall
-from deployments.generation.serving.session_calls_in_flight import SessionCallsInFlight
+from deployments.generation.serving.session_calls_in_flight import RecordOutdated, SessionCallsInFlight
 from deployments.generation.serving.shown import ShownChoices
 from deployments.protocols import packed_ids, packed_logprobs
 from deployments.sessions.prompting import PreparedPrompt, prepared_prompt
@@ -21,7 +21,10 @@ FINISH_REASONS: dict[str | None, Literal["stop", "length"]] = {"stop": "stop", "
 class SessionCall:
     """One call of a session. It ends once: recorded, or without a record if it generated nothing."""
 
-    def __init__(self, call: ServedCall, session_id: str, calls: SessionCallsInFlight) -> None:
+    def __init__(
+        self, call: ServedCall, session_id: str, calls: SessionCallsInFlight, plans_with_copy: bool = True
+    ) -> None:
+        """Args: `plans_with_copy` is false where the replica's copy of the record has proved to be outdated."""
         self._call = call
         self._session_id = session_id
         self._calls = calls
@@ -30,13 +33,21 @@ class SessionCall:
         self._plan: Plan | None = None
         self._prompt: PreparedPrompt | None = None
         self._recording: asyncio.Task[None] | None = None
+        self._plans_with_copy = plans_with_copy
+        self._confirmed: asyncio.Task[None] | None = None
+        """Of a call that began before the store knew of it."""
         self.answer_id = call.request.generation_id
         """The `id` of the answer, by which its messages are rewarded."""
         self.shown = ShownChoices()
         """What the caller of a stream has seen so far."""
 
-    async def prepare(self, messages: Sequence[ChatMessage], context: ChatContext) -> Sequence[int]:
+    async def prepare(
+        self, messages: Sequence[ChatMessage], context: ChatContext, is_streamed: bool = True
+    ) -> Sequence[int]:
         """The ids of the prompt: the engine's own for what it has generated, rendered ones for what is new.
+
+        Args:
+            is_streamed: the status of the answer is said before its first token, so the store is asked before.
 
         Raises:
             SessionFailure: the session may not begin the call.
@@ -44,13 +55,38 @@ class SessionCall:
         """
         self._context = context
         self._has_begun = True
-        self._plan = await self._calls.begin(self._session_id, self._call.request.generation_id, messages, context)
-        prepare = partial(prepared_prompt, self._plan, messages, context, self._calls.renderer)
         is_short = len(self._call.request.body) <= SHORT_BODY_BYTES and len(messages) <= FEW_MESSAGES
+        self._plan = await self._begun(messages, context, is_short, is_streamed)
+        prepare = partial(prepared_prompt, self._plan, messages, context, self._calls.renderer)
         self._prompt = prepare() if is_short else await asyncio.to_thread(prepare)
         self._call.oldest_version = self._plan.oldest_version
         self._call.new_prompt_tokens = len(self._prompt.token_ids) - len(self._plan.token_ids)
         return self._prompt.token_ids
+
+    async def _begun(
+        self, messages: Sequence[ChatMessage], context: ChatContext, is_short: bool, is_streamed: bool
+    ) -> Plan:
+        call_id = self._call.request.generation_id
+        if self._plans_with_copy and not is_streamed:
+            policy = self._call.request.policy
+            begun = await self._calls.begin_with_copy(
+                self._session_id, call_id, messages, context, policy, in_thread=not is_short
+            )
+            if begun is not None:
+                plan, self._confirmed = begun
+                return plan
+        return await self._calls.begin(self._session_id, call_id, messages, context)
+
+    async def wait_until_confirmed(self) -> None:
+        """Returns when the store knows of the call: nothing of its answer is shown before.
+
+        Raises:
+            RecordOutdated: the call must be planned again.
+            SessionFailure: the session may not begin it.
+            RolloutFailure: the store is gone.
+        """
+        if self._confirmed is not None:
+            await asyncio.shield(self._confirmed)
 
     async def record(self, shown: Mapping[int, ChatMessage]) -> None:
         """Records the call. When this returns, the record has what the caller is about to see.
@@ -71,11 +107,19 @@ class SessionCall:
 
     def leave(self) -> None:
         """Nothing more of the answer is wanted. A call that was not recorded ends with what the engine has made."""
-        if self._has_begun and self._recording is None:
+        if self._has_begun and self._recording is None and not self._is_planned_again:
             self._calls.start(self._record_rest())
+
+    @property
+    def _is_planned_again(self) -> bool:
+        """Another `SessionCall` goes on with the call."""
+        return isinstance(self._call.retryable_failure, RecordOutdated)
 
     async def _record_rest(self) -> None:
         call = self._call
+        if self._confirmed is not None:
+            # The store must hear of the begin before the end.
+            await asyncio.wait({self._confirmed})
         if call.engine_ended is None:
             await self._calls.end(call.request.generation_id)
             return

@@ -1,6 +1,9 @@
 """The calls of sessions that are in flight in one replica. Store's half: `deployments/sessions/calls_in_flight.py`.
 
 The store hears of them twice a second, and says which to abort. A store that starts anew learns of them in this way.
+
+A call is planned by the store, or with the replica's copy of the record: then the engine begins at once, and the store
+confirms the call meanwhile.
 """
 
 import asyncio
@@ -12,6 +15,7 @@ from typing import Any
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, stop_after_delay, wait_fixed
 
 from deployments.failures import RolloutFailure, StoreLost
+from deployments.generation.serving.record_copies import RecordCopies
 from deployments.generation.serving.template_renderer import TemplateRenderer
 from deployments.protocols import packed_ids
 from deployments.sessions.records import ChatContext, ChatMessage, EngineCall, Plan
@@ -25,6 +29,12 @@ NO_IDS = packed_ids(())
 logger = logging.getLogger("rollout_service.generation")
 
 
+class RecordOutdated(RolloutFailure):
+    """A call was planned with a copy of the record that misses one: it is planned again, by the store."""
+
+    retryable = True
+
+
 class SessionCallsInFlight:
     def __init__(
         self,
@@ -36,6 +46,7 @@ class SessionCallsInFlight:
         self.renderer = renderer
         self._store = store
         self._interrupt = interrupt
+        self._copies = RecordCopies()
         self._in_flight: dict[str, str] = {}
         """The session of each call."""
         self._hearing: asyncio.Task[None] | None = None
@@ -44,10 +55,49 @@ class SessionCallsInFlight:
     async def begin(self, session_id: str, call_id: str, messages: Sequence[ChatMessage], context: ChatContext) -> Plan:
         """Raises what `SessionStore.plan` raises."""
         plan = await self._store.plan(session_id, call_id, messages, context)
+        self._note(session_id, call_id)
+        return plan
+
+    async def begin_with_copy(
+        self,
+        session_id: str,
+        call_id: str,
+        messages: Sequence[ChatMessage],
+        context: ChatContext,
+        policy: str | None,
+        in_thread: bool,
+    ) -> "tuple[Plan, asyncio.Task[None]] | None":
+        """As `begin`, before the store knows of the call. `None` if there is no copy of the record.
+
+        Args:
+            policy: the named policy of the session.
+            in_thread: for long conversations.
+
+        Returns:
+            The plan, and what ends when the store has confirmed it. That raises `RecordOutdated`, and what
+            `SessionStore.begin` raises.
+        """
+        planned = await self._copies.plan(session_id, messages, context, policy, in_thread)
+        if planned is None:
+            return None
+        plan, known = planned
+        return plan, self._start(self._confirm(session_id, call_id, known))
+
+    async def _confirm(self, session_id: str, call_id: str, known: int) -> None:
+        later = await self._store.begin(session_id, call_id, known)
+        self._note(session_id, call_id)
+        if later is None or not all(self._is_own(session_id, other) for other in later):
+            self._copies.drop(session_id)
+            raise RecordOutdated("Another replica has made a call of the session.")
+
+    def _is_own(self, session_id: str, call_id: str) -> bool:
+        """Whether this replica makes the call, or has made it: the conversation at hand was not answered by another."""
+        return call_id in self._in_flight or self._copies.has_call(session_id, call_id)
+
+    def _note(self, session_id: str, call_id: str) -> None:
         self._in_flight[call_id] = session_id
         if self._hearing is None:
             self._hearing = asyncio.create_task(self._keep_heard())
-        return plan
 
     async def add(self, session_id: str, call: EngineCall) -> None:
         """Tries again for `ADD_WITHIN_S` while nothing can be stored: what was generated must not be lost.
@@ -65,7 +115,8 @@ class SessionCallsInFlight:
         # The store that gets the plan with the call has its ids.
         sent = replace(call, plan=replace(call.plan, token_ids=NO_IDS, response_ids=NO_IDS))
         try:
-            await attempts(self._store.add, session_id, sent)
+            place: int | None = await attempts(self._store.add, session_id, sent)
+            await self._copies.add(session_id, sent, place)
         finally:
             self._in_flight.pop(call.id, None)
 
@@ -78,7 +129,12 @@ class SessionCallsInFlight:
         await self._interrupt([call_id])
 
     def start(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
-        """Does work that nobody need wait for. A failure of it is logged."""
+        """Records a call, which nobody need wait for. A failure of it is logged."""
+        task = self._start(work)
+        task.add_done_callback(self._log_failure)
+        return task
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._note_end)
@@ -86,6 +142,11 @@ class SessionCallsInFlight:
 
     def _note_end(self, task: "asyncio.Task[None]") -> None:
         self._tasks.discard(task)
+        if not task.cancelled():
+            # Asyncio would complain of a failure that nobody asks for.
+            task.exception()
+
+    def _log_failure(self, task: "asyncio.Task[None]") -> None:
         if not task.cancelled() and (failure := task.exception()) is not None:
             known = isinstance(failure, RolloutFailure)
             logger.warning("A call of a session is not recorded: %s", failure, exc_info=None if known else failure)

@@ -54,7 +54,8 @@ class SessionOnlineRenderer(OnlineRenderer):
             if multi_modal:
                 raise VLLMValidationError("A session takes text alone, no images or sounds.", parameter="messages")
             try:
-                ids = await call.session.prepare(conversation, context_of(tool_dicts, params.chat_template_kwargs))
+                context = context_of(tool_dicts, params.chat_template_kwargs)
+                ids = await call.session.prepare(conversation, context, bool(getattr(request, "stream", True)))
             except (RolloutFailure, SessionFailure) as failure:
                 raise refusal_of(failure) from failure
             # vLLM's own door for prompts that were tokenized elsewhere: it takes them out of the request again.

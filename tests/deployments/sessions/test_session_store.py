@@ -125,6 +125,43 @@ async def test_a_call_that_is_added_twice_ends_and_counts_once() -> None:
 
 
 @runs
+async def test_a_call_that_was_planned_with_a_copy_of_the_record_begins_and_hears_which_calls_the_copy_misses() -> None:
+    kept = await Kept().open()
+    for name in ("one", "two"):
+        await kept.call(name)
+    assert await kept.store.begin("s", "three", 2) == []
+    assert await kept.store.begin("s", "three", 1) == ["two"]
+    assert await kept.store.begin("s", "three", 0) == ["one", "two"]
+    assert await kept.store.begin("s", "three", 3) is None, "it is no copy of this record"
+    info = await kept.store.info("s", "team")
+    assert (info.calls, info.calls_in_flight) == (3, 1)
+
+
+@runs
+async def test_what_a_session_refuses_is_refused_of_calls_that_were_planned_with_a_copy() -> None:
+    kept = await Kept().open(limits=SessionLimits(max_calls=1))
+    await kept.call("one")
+    with pytest.raises(SessionLimitReached):
+        await kept.store.begin("s", "two", 1)
+    await kept.store.end("s", "team")
+    with pytest.raises(SessionClosed):
+        await kept.store.begin("s", "two", 1)
+    [unknown, refused] = await kept.store.begins([("t", "two", 1), ("s", "two", 1)])
+    assert (type(unknown), type(refused)) == (SessionUnknown, SessionClosed)
+
+
+@runs
+async def test_a_store_says_in_which_place_of_the_record_a_call_is() -> None:
+    kept = await Kept().open()
+    plan = await kept.store.plan("s", "one", [QUESTION], PLAIN)
+    made = GeneratedMessage("one", ANSWER, "A", packed_ids([7]), packed_logprobs([-1.0]), "stop")
+    calls = [("s", call_of(name, plan, [QUESTION], made)) for name in ("one", "two")]
+    assert await kept.store.adds([*calls, ("gone", calls[0][1])]) == [0, 1, None]
+    assert await kept.store.add(*calls[0]) is None, "it is there"
+    assert await kept.store.add("s", call_of("three", plan, [QUESTION])) is None, "it has generated nothing"
+
+
+@runs
 async def test_a_session_is_its_callers_alone() -> None:
     kept = await Kept().open()
     for asked in (kept.store.info, kept.store.samples, kept.store.drift, kept.store.end):

@@ -1,0 +1,188 @@
+"""Calls that are planned with the replica's copy of the record, before the store knows of them."""
+
+import asyncio
+from typing import Any
+
+import pytest
+from starlette.types import Receive, Scope, Send
+
+from deployments.generation.serving.served_call import CURRENT_CALL, ServedCall
+from deployments.generation.serving.session_answers import session_answer_parts
+from deployments.generation.serving.session_calls_in_flight import RecordOutdated
+from deployments.protocols import SamplingOptions
+from deployments.serving_records import ServedRequest
+from deployments.sessions.failures import SessionClosed
+from deployments.sessions.records import ChatContext
+from deployments.sessions.settings import SessionsSettings
+from deployments.sessions.store import SessionStore
+from rollout_client.contract import RolloutDemand
+from rollout_client.session_contract import SessionRequest
+from tests.deployments.generation.serving.test_session_call import MORE, QUESTION, Replica, generate, runs
+from tests.deployments.sessions.renderer import PLAIN, small
+from tests.deployments.storage.scripted_storage import ScriptedStorage
+
+FIVE = {"role": "assistant", "content": "5"}
+NEXT = [QUESTION, FIVE, MORE]
+
+
+class CountedPlans(SessionStore):
+    """A store that counts what it plans."""
+
+    planned = 0
+
+    async def plan(self, *given: Any) -> Any:
+        self.planned += 1
+        return await super().plan(*given)
+
+
+class CountingReplica(Replica):
+    def __init__(self) -> None:
+        super().__init__()
+        self.store: CountedPlans = CountedPlans(SessionsSettings(), ScriptedStorage())
+        unchecked: Any = self.store
+        self.calls._store = unchecked
+
+
+async def replica_with_copy(request: SessionRequest | None = None) -> CountingReplica:
+    """After one call."""
+    replica = CountingReplica()
+    await replica.open(request)
+    await played(replica, "one", [QUESTION], "5")
+    return replica
+
+
+async def played(replica: Replica, name: str, messages: list[Any], answer: str, is_streamed: bool = False) -> list[int]:
+    """A call from its prompt, which is returned, to its record."""
+    call = replica.call(name)
+    assert call.session is not None
+    prompt = await call.session.prepare(messages, PLAIN, is_streamed)
+    generate(call, answer)
+    await call.session.wait_until_confirmed()
+    await call.session.record({0: {"role": "assistant", "content": answer.strip()}})
+    return list(prompt)
+
+
+async def other_replica_plays(replica: Replica, name: str, messages: list[Any], answer: str) -> None:
+    other = Replica()
+    other.store = replica.store
+    unchecked: Any = replica.store
+    other.calls._store = unchecked
+    await played(other, name, messages, answer)
+
+
+@runs
+async def test_the_second_call_of_a_session_is_planned_without_the_store_which_then_knows_of_it() -> None:
+    replica = await replica_with_copy()
+    fresh = await replica_with_copy()
+    call = replica.call("two")
+    assert call.session is not None
+    prompt = await call.session.prepare(NEXT, PLAIN, is_streamed=False)
+    assert (replica.store.planned, fresh.store.planned) == (1, 1)
+    assert list(prompt) == await played(fresh, "two", NEXT, "2", is_streamed=True)
+    assert fresh.store.planned == 2, "a stream waits for the store"
+    await call.session.wait_until_confirmed()
+    assert (await replica.store.info("s", "")).calls_in_flight == 1
+    generate(call, "2")
+    await call.session.record({0: {"role": "assistant", "content": "2"}})
+    assert (await replica.samples()) == (await fresh.samples())
+    assert (await replica.store.info("s", "")).calls_in_flight == 0
+
+
+@runs
+async def test_the_copy_knows_of_named_policies_which_versions_are_the_oldest() -> None:
+    replica = await replica_with_copy(SessionRequest(policy=RolloutDemand(name="run-b")))
+    call = replica.call("two")
+    assert call.session is not None
+    call.request = ServedRequest("two", range(3), 8, (), SamplingOptions(), session_id="s", policy="run-b")
+    await call.session.prepare(NEXT, PLAIN, is_streamed=False)
+    assert call.oldest_version is None, "the tokens are those of the policy without a name"
+
+
+@runs
+async def test_a_call_that_another_replica_has_answered_meanwhile_makes_the_copy_outdated() -> None:
+    replica = await replica_with_copy()
+    await other_replica_plays(replica, "two", NEXT, "2")
+    call = replica.call("three")
+    assert call.session is not None
+    await call.session.prepare([*NEXT, {"role": "assistant", "content": "2"}, MORE], PLAIN, is_streamed=False)
+    with pytest.raises(RecordOutdated):
+        await call.session.wait_until_confirmed()
+    planned = replica.store.planned
+    await played(replica, "four", NEXT, "2")
+    assert replica.store.planned == planned + 1, "there is no copy any longer"
+
+
+@runs
+async def test_calls_that_this_replica_makes_at_the_same_time_make_no_copy_outdated() -> None:
+    replica = await replica_with_copy()
+    calls = {name: replica.call(name) for name in ("two", "three")}
+    for call in calls.values():
+        assert call.session is not None
+        await call.session.prepare(NEXT, PLAIN, is_streamed=False)
+        generate(call, "2")
+    for call in calls.values():
+        assert call.session is not None
+        await call.session.wait_until_confirmed()
+        await call.session.record({0: {"role": "assistant", "content": "2"}})
+    assert await played(replica, "four", NEXT, "2") == await played(replica, "five", NEXT, "2", is_streamed=True)
+    assert len(await replica.samples()) == 4
+
+
+@runs
+async def test_a_call_that_the_session_refuses_is_not_answered_and_leaves_nothing() -> None:
+    replica = await replica_with_copy()
+    await replica.store.end("s", "")
+    call = replica.call("two")
+    assert call.session is not None
+    await call.session.prepare(NEXT, PLAIN, is_streamed=False)
+    with pytest.raises(SessionClosed):
+        await call.session.wait_until_confirmed()
+    call.session.leave()
+    await asyncio.gather(*replica.calls._tasks, return_exceptions=True)
+    info = await replica.store.info("s", "")
+    assert (info.calls, info.calls_in_flight, info.branches) == (1, 0, 1)
+
+
+@runs
+async def test_a_call_that_is_left_before_the_store_knows_of_it_counts_no_longer() -> None:
+    replica = await replica_with_copy()
+    call = replica.call("two")
+    assert call.session is not None
+    await call.session.prepare(NEXT, PLAIN, is_streamed=False)
+    call.session.leave()
+    while replica.calls._tasks:
+        await asyncio.gather(*replica.calls._tasks)
+    assert (await replica.store.info("s", "")).calls_in_flight == 0
+
+
+@runs
+async def test_an_answer_whose_copy_was_outdated_is_made_again_with_the_plan_of_the_store() -> None:
+    replica = await replica_with_copy()
+    await other_replica_plays(replica, "two", NEXT, " 2")
+    messages, prompts = [*NEXT, {"role": "assistant", "content": "2"}, MORE], []
+
+    async def app(_scope: Scope, _receive: Receive, send: Send) -> None:
+        """Does as vLLM's layers do with the recording client."""
+        call: ServedCall = CURRENT_CALL.get()
+        replica._running["three"] = call
+        assert call.session is not None
+        prompts.append(list(await call.session.prepare(messages, ChatContext(), is_streamed=False)))
+        generate(call, "7")
+        try:
+            await call.session.wait_until_confirmed()
+        except RecordOutdated as failure:
+            call.note_failure(failure)
+        else:
+            await call.session.record({0: {"role": "assistant", "content": "7"}})
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"7"})
+
+    request = ServedRequest(
+        "three", range(3), 8, (), SamplingOptions(), session_id="s", endpoint="chat/completions", body=b"{}"
+    )
+    parts = [part async for part in session_answer_parts(app, request, "s", replica.calls)]
+    assert b"".join(part.body for part in parts) == b"7"
+    outdated, exact = (small().decode(prompt) for prompt in prompts)
+    assert (outdated.count(" 2\n"), exact.count(" 2\n")) == (0, 1), (outdated, exact)
+    info = await replica.store.info("s", "")
+    assert (info.calls, info.calls_in_flight, info.branches) == (3, 0, 1), "each is recorded once, in one conversation"
