@@ -12,7 +12,8 @@ from rollout_client.cli.commands.evaluate import evaluate
 from rollout_client.cli.commands.play import play
 from rollout_client.cli.commands.policy import policy_app, push
 from rollout_client.cli.commands.run import run
-from rollout_client.cli.commands.service import info, status, tasks, top
+from rollout_client.cli.commands.service import info, status, tasks
+from rollout_client.cli.commands.top import top
 from rollout_client.cli.commands.view import view
 from rollout_client.version import __version__
 

@@ -1,4 +1,4 @@
-"""The commands that look: `eval`, `bench`, `view`, `status`, `top`, `doctor`, and `--json`."""
+"""The commands that look: `eval`, `bench`, `view`, `status`, `doctor`, and `--json`."""
 
 import json
 from collections.abc import Iterator
@@ -132,14 +132,6 @@ def test_status_of_a_service_that_is_not_ready_is_exit_code_1(service: ScriptedS
     done = rollout(service.url, "status", "--json")
     found = json.loads(done.stdout)
     assert (done.exit_code, found["is_ready"], found["reason"]) == (1, False, "Not ready (503): No generator.")
-
-
-def test_top_looks_again_and_again(service: ScriptedService) -> None:
-    service.readiness.extend([JSONResponse({"status": "ready"})] * 2)
-    done = rollout(service.url, "top", "--count", "2", "--interval-s", "0.1", "--json")
-    assert [json.loads(line)["is_ready"] for line in done.stdout.splitlines()] == [True, True]
-    shown = rollout(service.url, "top", "--count", "1")
-    assert ["ready", "yes"] in rows_of(shown.stdout)
 
 
 def test_the_policy_is_a_document_with_json() -> None:

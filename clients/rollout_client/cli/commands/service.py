@@ -1,24 +1,14 @@
-"""`rollout tasks`, `info`, `status` and `top`: what a service is and how it is."""
-
-import itertools
-import time
-from collections.abc import Iterator
-from contextlib import suppress
-from typing import Annotated
+"""`rollout tasks`, `info` and `status`: what a service is and how it is."""
 
 import typer
-from rich.live import Live
 
 from rollout_client.base_url import DEFAULT_URL
 from rollout_client.cli.errors import FAILED, errors_as_sentences
 from rollout_client.cli.info_table import info_table
 from rollout_client.cli.options import DEFAULT_RETRIES, ApiKeyFile, Retries, Url, client_of
 from rollout_client.cli.output import AsJson, out, show
-from rollout_client.cli.status import ServiceStatus, status_of, status_tables
+from rollout_client.cli.status import status_of, status_tables
 from rollout_client.cli.transcript import task_description, task_example
-from rollout_client.sync_client.client import RolloutClient
-
-IntervalS = Annotated[float, typer.Option(min=0.1, help="Seconds between two looks.")]
 
 
 def tasks(
@@ -56,35 +46,3 @@ def status(
     show(found, as_json, status_tables(found))
     if not found.is_ready:
         raise typer.Exit(FAILED)
-
-
-def top(
-    interval_s: IntervalS = 2.0,
-    count: Annotated[int, typer.Option(min=0, help="Looks before it ends; 0 goes on until Ctrl-C.")] = 0,
-    url: Url = DEFAULT_URL,
-    api_key_file: ApiKeyFile = None,
-    retries: Retries = DEFAULT_RETRIES,
-    as_json: AsJson = False,
-) -> None:
-    """Show the same as `status`, again and again: replicas and their versions, what does not answer, jobs.
-
-    With `--json`, a line a look.
-    """
-    with errors_as_sentences(), client_of(url, api_key_file, retries) as client, suppress(KeyboardInterrupt):
-        looks = looks_at(client, interval_s, count)
-        if as_json:
-            for found in looks:
-                typer.echo(found.model_dump_json(exclude_none=True))
-            return
-        with Live(console=out, auto_refresh=False) as live:
-            for found in looks:
-                live.update(status_tables(found), refresh=True)
-
-
-def looks_at(client: RolloutClient, interval_s: float, count: int) -> Iterator[ServiceStatus]:
-    """`count` times, or for ever if it is 0."""
-    for look in itertools.count(1):
-        yield status_of(client)
-        if look == count:
-            return
-        time.sleep(interval_s)

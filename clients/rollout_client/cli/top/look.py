@@ -1,0 +1,105 @@
+"""Asks a service for one reading after the other. I/O only: `view.py` says what follows from them.
+
+A service that goes away is asked again at the next interval, and so is one that was never there. Only a key that the
+service refuses, or a contract that this client does not speak, ends it: neither passes by itself.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable
+from time import monotonic
+from typing import TypeVar
+
+from rollout_client.async_client.client import AsyncRolloutClient
+from rollout_client.cli.status import NOT_SAID, readiness
+from rollout_client.cli.top.exposition import Series, values_of
+from rollout_client.cli.top.view import Reading, Top, TopView
+from rollout_client.errors import (
+    ResponseNotUnderstood,
+    RolloutTimeout,
+    ServiceFailed,
+    ServiceUnreachable,
+    StatusError,
+    StreamBroken,
+)
+from rollout_client.health_contract import DegradedPart
+from rollout_client.policy_calls import policy_call
+from rollout_client.rollout_calls import Call, info_call
+
+ANSWER_WITHIN_S = 15.0
+"""The service itself waits five seconds for its replicas, and for the metrics of each node."""
+EXPORTED_EVERY_S = 10.0
+"""So old are the counters of a service at most: two looks must be so far apart to tell a rate."""
+NO_ANSWER = (ServiceUnreachable, StreamBroken, RolloutTimeout)
+
+Found = TypeVar("Found")
+
+
+async def views(
+    client: AsyncRolloutClient, window_s: float, interval_s: float, count: int
+) -> AsyncGenerator[TopView, None]:
+    """`count` of them, or for ever if it is 0. If it is 1, that one comes after two looks, so that it has rates.
+
+    Raises:
+        RequestRejected: the service refuses the key.
+        RolloutError: what answers is no rollout service that this client knows.
+    """
+    top = Top(window_s)
+    if count == 1 and (await view_of(client, top)).is_answering:
+        await asyncio.sleep(min(window_s, EXPORTED_EVERY_S))
+    looks = 0
+    while True:
+        yield await view_of(client, top)
+        looks += 1
+        if looks == count:
+            return
+        await asyncio.sleep(interval_s)
+
+
+async def view_of(client: AsyncRolloutClient, top: Top) -> TopView:
+    try:
+        reading = await reading_of(client)
+    except NO_ANSWER as error:
+        return top.missed(monotonic(), str(error))
+    return top.take(reading)
+
+
+async def reading_of(client: AsyncRolloutClient) -> Reading:
+    """What the key may not see, and what the service fails to say, is `None`. Raises what `views` raises, and
+    `NO_ANSWER`."""
+    metrics = client.once(metrics_call(), ANSWER_WITHIN_S)
+    state = client.once(policy_call(), ANSWER_WITHIN_S)
+    about = client.once(info_call(), ANSWER_WITHIN_S)
+    values, policy, info, (reason, degraded) = await asyncio.gather(
+        if_said(metrics), if_said(state), if_said(about), readiness_of(client)
+    )
+    return Reading(monotonic(), values, policy, info, reason, degraded)
+
+
+async def if_said(answer: Awaitable[Found]) -> Found | None:
+    try:
+        return await answer
+    except ServiceFailed:
+        return None
+    except StatusError as error:
+        if error.status not in NOT_SAID:
+            raise
+        return None
+
+
+async def readiness_of(client: AsyncRolloutClient) -> tuple[str | None, tuple[DegradedPart, ...]]:
+    """Why no rollout would work, if none would, and what does not answer."""
+    try:
+        return None, tuple((await client.once(readiness(), ANSWER_WITHIN_S)).degraded)
+    except StatusError as error:
+        return str(error), ()
+
+
+def metrics_call() -> Call[dict[Series, float]]:
+    return Call("GET", "/metrics", read_metrics, accept="text/plain")
+
+
+def read_metrics(body: bytes) -> dict[Series, float]:
+    try:
+        return values_of(body.decode())
+    except ValueError as error:
+        raise ResponseNotUnderstood(f"The response of GET /metrics is not in Prometheus' format: {error}.") from error

@@ -1,0 +1,129 @@
+"""A view of `rollout top` for a terminal of 80 columns, as rich renderables. What is not known is a dash."""
+
+from collections.abc import Iterator
+
+from rich.box import SIMPLE
+from rich.console import Group, RenderableType
+from rich.table import Table
+
+from rollout_client.cli.top.view import GeneratorView, PolicyView, TaskView, TopView
+from rollout_client.cli.transcript import plain
+
+UNKNOWN = "-"
+MINUTE_S, HOUR_S, DAY_S = 60, 3600, 86400
+
+
+def top_tables(view: TopView, url: str) -> Group:
+    parts: list[RenderableType] = [service_table(view, url)]
+    if view.generators:
+        parts.append(generators_table(view.generators))
+    if view.tasks:
+        parts.append(tasks_table(view.tasks))
+    return Group(*parts)
+
+
+def service_table(view: TopView, url: str) -> Table:
+    table = Table(show_header=False)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    table.add_row("service", plain(url if view.model is None else f"{url}, {view.model}"))
+    table.add_row("ready", plain(*readiness_text(view)))
+    for part in view.degraded:
+        name = " ".join(filter(None, [part.part, part.task_name, part.replica_id]))
+        table.add_row("degraded", plain(f"{name}: {part.reason}", "yellow"))
+    if not view.is_answering:
+        return table
+    table.add_row("replicas", plain(", ".join(f"{name} {count}" for name, count in view.replicas.items()) or UNKNOWN))
+    for policy in view.policies:
+        table.add_row("policy", plain(policy_text(policy)))
+    table.add_row("rollouts", f"{count_text(view.in_flight)} in flight, {rate_text(view.rollouts_per_s)}/s")
+    table.add_row("generations", f"{count_text(view.waiting)} waiting, {rate_text(view.turns_per_s)} turns/s")
+    hits = f"prefix cache hits {percent_text(view.prefix_cache_hits)}"
+    table.add_row("tokens", f"{rate_text(view.tokens_per_s)}/s, {hits}")
+    span = "after the next look" if view.span_s is None else f"means over {view.span_s:.0f} s"
+    table.add_row("rates", span)
+    return table
+
+
+def readiness_text(view: TopView) -> tuple[str, str]:
+    """With its style."""
+    if not view.is_answering:
+        return f"no answer for {duration_text(view.silent_s)}: {view.reason}", "red"
+    return ("yes", "green") if view.is_ready else (f"no: {view.reason}", "red")
+
+
+def policy_text(policy: PolicyView) -> str:
+    name = f"{policy.name} " if policy.name else ""
+    return f"{name}version {policy.version} for {duration_text(policy.age_s)}"
+
+
+def generators_table(generators: list[GeneratorView]) -> Table:
+    table = table_of("generator", "version", "tokens/s", "hits", "KV cache", "running", "waiting")
+    for each in generators:
+        table.add_row(
+            plain(each.replica_id),
+            count_text(each.version),
+            rate_text(each.tokens_per_s),
+            percent_text(each.prefix_cache_hits),
+            percent_text(each.kv_cache_usage),
+            count_text(each.running),
+            count_text(each.waiting),
+        )
+    return table
+
+
+def tasks_table(tasks: list[TaskView]) -> Table:
+    table = table_of("task", "replicas", "rollouts/s", "turns/s", "tokens/s", "reward", "failed/s")
+    for each in tasks:
+        table.add_row(
+            plain(each.task_name),
+            count_text(each.replicas),
+            rate_text(each.rollouts_per_s),
+            rate_text(each.turns_per_s),
+            rate_text(each.tokens_per_s),
+            UNKNOWN if each.mean_reward is None else f"{each.mean_reward:.3f}",
+            rate_text(each.failed_calls_per_s),
+        )
+    return table
+
+
+def table_of(*columns: str) -> Table:
+    table = Table(box=SIMPLE, pad_edge=False)
+    first, *others = columns
+    table.add_column(first, overflow="fold")
+    for name in others:
+        table.add_column(name, justify="right", no_wrap=True)
+    return table
+
+
+def count_text(value: int | None) -> str:
+    return UNKNOWN if value is None else f"{value:,}"
+
+
+def rate_text(value: float | None) -> str:
+    """Three digits are enough: a rate is that of the last seconds."""
+    if value is None:
+        return UNKNOWN
+    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+
+
+def percent_text(value: float | None) -> str:
+    if value is None:
+        return UNKNOWN
+    return f"{value:.0%}" if value >= 0.1 or value == 0 else f"{value:.1%}"
+
+
+def duration_text(seconds: float | None) -> str:
+    """Its two largest units: `45 s`, `3 min 20 s`, `2 h 5 min`, `4 d 1 h`."""
+    if seconds is None:
+        return UNKNOWN
+    return " ".join(parts_of_duration(round(seconds))) or "0 s"
+
+
+def parts_of_duration(seconds: int) -> Iterator[str]:
+    units = [(DAY_S, "d"), (HOUR_S, "h"), (MINUTE_S, "min"), (1, "s")]
+    place = next((place for place, (unit_s, _) in enumerate(units) if seconds >= unit_s), len(units))
+    for unit_s, name in units[place : place + 2]:
+        if count := seconds // unit_s:
+            yield f"{count} {name}"
+        seconds %= unit_s
