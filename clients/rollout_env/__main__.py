@@ -4,6 +4,7 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,18 @@ from rollout_env.loading import EnvironmentNotLoadable, load_environment, load_e
 from rollout_env.scaffold import NotWritten, write_environment
 
 
+class FoundWrong(Exception):
+    """The environment breaks rules. The message is a JSON document of them."""
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Exits with status 1 if the environment cannot be written, cannot be loaded, or breaks a rule."""
     options = parser().parse_args(arguments)
     try:
         said = options.command(options)
+    except FoundWrong as found:
+        sys.stdout.write(f"{found}\n")
+        sys.exit(1)
     except (NotWritten, EnvironmentNotLoadable, CheckFailed) as error:
         sys.exit(str(error))
     sys.stdout.write(f"{said}\n")
@@ -29,6 +37,7 @@ def parser() -> argparse.ArgumentParser:
     init = of.add_parser("init", help="write a new environment with its test")
     init.add_argument("name", help="of the module and of the task, such as number_game")
     init.add_argument("--folder", type=Path, default=Path(), help="where to write it; by default here")
+    init.add_argument("--json", action="store_true", help="print one JSON document")
     init.set_defaults(command=init_command)
     checked = of.add_parser("check", help="play an environment against scripted replies and find what is wrong")
     checked.add_argument("import_path", help="package.module:Class, found from this folder too")
@@ -37,6 +46,7 @@ def parser() -> argparse.ArgumentParser:
     checked.add_argument("--samples", type=int, default=3, help="how many example samples to play")
     checked.add_argument("--seed", type=int, default=0, help="of the example samples")
     checked.add_argument("--random", action="store_true", help="equal replies may give different outcomes")
+    checked.add_argument("--json", action="store_true", help="print the findings as one JSON document")
     checked.set_defaults(command=check_command)
     served = of.add_parser("serve", help="serve an environment over HTTP from a Python environment of its own")
     served.add_argument("import_path", help="package.module:Class, found from this folder too")
@@ -50,7 +60,10 @@ def parser() -> argparse.ArgumentParser:
 
 
 def init_command(options: argparse.Namespace) -> str:
-    return write_environment(options.name, options.folder)
+    written = write_environment(options.name, options.folder)
+    if options.json:
+        return json.dumps({"import_path": written.import_path, "files": list(map(str, written.files))}, indent=1)
+    return written.next_steps
 
 
 def check_command(options: argparse.Namespace) -> str:
@@ -58,7 +71,15 @@ def check_command(options: argparse.Namespace) -> str:
     load_environment_class(options.import_path)
     make = partial(load_environment, options.import_path, options.arguments)
     replies = options.reply or ORDINARY_REPLIES
-    check(make, replies, options.samples, seed=options.seed, repeatable=not options.random)
+    played: dict[str, Any] = {"import_path": options.import_path, "samples": options.samples}
+    try:
+        check(make, replies, options.samples, seed=options.seed, repeatable=not options.random)
+    except CheckFailed as failed:
+        if options.json:
+            raise FoundWrong(json.dumps({**played, "findings": list(map(asdict, failed.findings))}, indent=1)) from None
+        raise
+    if options.json:
+        return json.dumps({**played, "findings": []}, indent=1)
     return f"{options.import_path} keeps the rules: {options.samples} samples were played."
 
 

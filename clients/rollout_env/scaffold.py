@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from typing import NamedTuple
 
 ENVIRONMENT = '''"""TASK: what the model must do, in a sentence."""
 
@@ -89,15 +90,21 @@ It has one replica; an entry under `deployments` gives it more, and cores.
 """
 
 
+class Written(NamedTuple):
+    """A new environment."""
+
+    import_path: str
+    files: list[Path]
+    next_steps: str
+    """What to do with it."""
+
+
 class NotWritten(Exception):
     """The new environment cannot be written. The message says why."""
 
 
-def write_environment(name: str, folder: Path) -> str:
+def write_environment(name: str, folder: Path) -> Written:
     """Writes `NAME.py` and `test_NAME.py` into the folder, which is made if it is missing.
-
-    Returns:
-        what to do next.
 
     Raises:
         NotWritten: the name is no module's, or one of the files exists.
@@ -112,4 +119,5 @@ def write_environment(name: str, folder: Path) -> str:
     folder.mkdir(parents=True, exist_ok=True)
     for path, text in files.items():
         path.write_text(text.replace("TASK", task).replace("MODULE", module))
-    return NEXT_STEPS.format(files=" and ".join(map(str, files)), folder=folder, module=module, task=task)
+    next_steps = NEXT_STEPS.format(files=" and ".join(map(str, files)), folder=folder, module=module, task=task)
+    return Written(f"{module}:{task}Environment", list(files), next_steps)

@@ -182,7 +182,8 @@ def test_an_adapter_is_pushed_to_a_named_policy_shown_and_dropped(
     shown = on_policy(served_policy, "policy").stdout
     [row] = [[cell.strip() for cell in line.split("│")[1:-1]] for line in shown.splitlines() if "run-b" in line]
     assert row == ["run-b", "5", "3", "", "", "aaaaaaaaaaaa"]
-    assert on_policy(served_policy, "policy", "drop", "run-b").exit_code == 0
+    dropped = on_policy(served_policy, "policy", "drop", "run-b", "--json")
+    assert (dropped.exit_code, json.loads(dropped.stdout)) == (0, {"dropped": "run-b"})
     assert served_policy.dropped == ["/policy/names/run-b"]
 
 

@@ -3,14 +3,16 @@
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 from fastapi.responses import JSONResponse
 from typer.testing import CliRunner, Result
 
 from rollout_client import RolloutResponse
 from rollout_client.cli import checks
-from rollout_client.cli.app import app
+from rollout_client.cli.app import add_server_commands, app
 from rollout_client.cli.checks import Finding
 from tests.clients.scripted_policy import PolicyServer, ScriptedPolicy
 from tests.clients.scripted_service import SUMMARY, ScriptedService, problem, result, running
@@ -185,5 +187,56 @@ def test_doctor_is_exit_code_1_with_a_problem(monkeypatch: pytest.MonkeyPatch) -
     assert (done.exit_code, rows_of(done.stdout)) == (1, [["problem", "disk", "It is full."]])
 
 
-def test_the_shell_can_complete_commands() -> None:
+def commands_of(group: Any, name: str) -> Iterator[tuple[str, Any]]:
+    for part, command in group.commands.items():
+        yield f"{name} {part}".strip(), command
+        if hasattr(command, "commands"):
+            yield from commands_of(command, part)
+
+
+def test_every_command_has_json_but_that_which_runs_the_service() -> None:
+    commands = dict(commands_of(typer.main.get_command(app), ""))
+    assert {"run", "eval", "policy", "policy drop", "top", "env"} < set(commands)
+    without = {
+        name for name, command in commands.items() if not any("--json" in option.opts for option in command.params)
+    }
+    # The options of `env` are those of rollout-env, which has --json too.
+    assert without == {"env", "serve"}
+
+
+def test_the_server_adds_serve_to_the_command_line_by_its_entry_point() -> None:
+    done = CliRunner().invoke(app, ["serve", "--help"], env={"COLUMNS": "120"})
+    assert done.exit_code == 0
+    assert "--tensor-parallel" in done.stdout
+
+
+def test_without_the_server_serve_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rollout_client.cli.app.entry_points", lambda **_group: ())
+    bare = typer.Typer()
+    bare.command("view")(lambda: None)
+    add_server_commands(bare)
+    done = CliRunner().invoke(bare, ["serve", "--env", "math"])
+    assert (done.exit_code, done.stderr) == (
+        1,
+        '`rollout serve` needs the server: pip install "rollout-service[gpu]", or [cpu].\n',
+    )
+
+
+@pytest.mark.parametrize(
+    ("line", "completed"),
+    [
+        ("rollout ev", ["eval"]),
+        ("rollout policy ro", ["rollback"]),
+        ("rollout run --max-e", ["--max-error-rate"]),
+        ("rollout run --schedule ", ["async", "lockstep"]),
+    ],
+)
+def test_the_shell_completes_commands_options_and_choices(line: str, completed: list[str]) -> None:
+    words = line.split(" ")
+    environment = {"_ROLLOUT_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(len(words) - 1)}
+    done = CliRunner().invoke(app, [], prog_name="rollout", env=environment)
+    assert done.stdout.split() == completed
+
+
+def test_completion_can_be_installed() -> None:
     assert "--install-completion" in CliRunner().invoke(app, ["--help"], env={"COLUMNS": "80"}).stdout

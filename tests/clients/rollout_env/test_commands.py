@@ -1,5 +1,6 @@
 """`python -m rollout_env`: a new environment is written with a test that passes, and `check` finds what is wrong."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -67,6 +68,32 @@ def test_what_is_wrong_is_said_with_the_line_that_raised(tmp_path: Path, monkeyp
     assert "- step: Sample 0, turn 1, reply '': step raised ValueError: invalid literal for int()" in said
     assert f'File "{file}"' in said
     assert "right = int(reply) == int(extra_env_info.secret)" in said
+
+
+def test_each_command_says_it_as_json_if_told_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", sys.path.copy())
+    written = json.loads(said_by(capsys, "init", "json-game", "--json"))
+    assert written == {"import_path": "json_game:JsonGameEnvironment", "files": ["json_game.py", "test_json_game.py"]}
+    check = ["check", written["import_path"], "--samples", "2", "--json"]
+    assert json.loads(said_by(capsys, *check)) == {"import_path": check[1], "samples": 2, "findings": []}
+
+
+def test_findings_are_a_json_document_and_exit_code_1(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_environment("wrong_game", tmp_path)
+    file = tmp_path / "wrong_game.py"
+    file.write_text(file.read_text().replace("reply.strip() == str(", "int(reply) == int("))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", sys.path.copy())
+    with pytest.raises(SystemExit, match="1"):
+        main(["check", "wrong_game:WrongGameEnvironment", "--json"])
+    findings = json.loads(capsys.readouterr().out)["findings"]
+    assert findings[0]["rule"] == "step"
+    assert findings[0]["message"].startswith("Sample 0, turn 1, reply '': step raised ValueError")
 
 
 def test_an_environment_that_cannot_be_loaded_is_refused() -> None:

@@ -10,6 +10,7 @@ from rollout_client.cli.errors import errors_as_sentences
 from rollout_client.cli.options import DEFAULT_RETRIES, ApiKeyFile, Retries, Url, client_of
 from rollout_client.cli.output import AsJson, show
 from rollout_client.cli.policy_table import policy_tables, update_table
+from rollout_client.cli.transcript import plain
 from rollout_client.policy_contract import PauseMode, WeightsKind
 
 policy_app = typer.Typer(invoke_without_command=True)
@@ -57,10 +58,12 @@ def drop(
     url: Url = DEFAULT_URL,
     api_key_file: ApiKeyFile = None,
     retries: Retries = DEFAULT_RETRIES,
+    as_json: AsJson = False,
 ) -> None:
     """Serve the policy NAME no longer. Its next version has the next number."""
     with errors_as_sentences(), client_of(url, api_key_file, retries) as client:
         client.drop_policy(name)
+    show({"dropped": name}, as_json, plain(f"{name} is served no longer."))
 
 
 def push(

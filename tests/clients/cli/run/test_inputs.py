@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import datasets
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -37,6 +38,25 @@ def test_columns_of_a_saved_data_set_become_fields(tmp_path: Path) -> None:
     datasets.DatasetDict(test=data).save_to_disk(tmp_path / "split")
     assert read_samples(str(tmp_path / "one"), MAP, "math") == SAMPLES
     assert read_samples(str(tmp_path / "split"), MAP, "math", "test") == SAMPLES
+
+
+def test_a_data_set_of_the_hub_is_asked_for_by_name_and_split(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def load_dataset(name: str, split: str) -> datasets.Dataset:
+        asked.append((name, split))
+        return datasets.Dataset.from_list([{"question": "What is 1 + 1?", "answer": "2"}])
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    columns = ["messages=question", "extra_env_info.ground_truth=answer"]
+    assert read_samples("hf:org/sums", columns, "math", "test") == [
+        {
+            "messages": [{"role": "user", "content": "What is 1 + 1?"}],
+            "extra_env_info": {"ground_truth": "2"},
+            "task_name": "math",
+        }
+    ]
+    assert asked == [("org/sums", "test")]
 
 
 def test_without_a_map_columns_are_fields_and_nulls_of_columns_are_absent(tmp_path: Path) -> None:
