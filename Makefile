@@ -25,7 +25,7 @@ REPEATABLE = --hypothesis-profile=fast --randomly-seed=1
 # A service is a dozen processes that import the same code, and tests start many: it is compiled once, whatever the caller says.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo task-page serve reload train train-async train-trl train-agent lint test-fast test-live test-long test-attacks test-bridges test-agents test-trackers test test-all coverage check-streams mutation docs docs-serve load \
+.PHONY: help setup demo task-page serve reload train train-async train-trl train-agent lint test-fast test-live test-long test-attacks test-bridges test-agents test-trackers test test-all coverage check-streams picture-trace picture-dashboard mutation docs docs-serve load \
 	bench bench-agents bench-scale bench-cancellation bench-journal bench-payload bench-async bench-swap bench-delta bench-code bench-tasks bench-retrieval bench-reward-model soak-weights soak-weights-kills soak fuzz chaos chaos-sessions session-laws lock sbom tiny-model \
 	small-model measure-small-model
 
@@ -49,6 +49,8 @@ help:
 	@echo "make test-trackers  test log_rollouts against wandb, trackio and MLflow, in an environment of their own"
 	@echo "make coverage       the tests once more with coverage, in this process and in the replicas; below 90% it fails"
 	@echo "make check-streams  4,096 unseeded rollouts of one prompt on two replicas: no two are equal (two minutes)"
+	@echo "make picture-trace      start the service, play one request, draw its spans as a waterfall, trace.svg"
+	@echo "make picture-dashboard  start the service and Prometheus, draw the main panels of the dashboard under a short load, dashboard.png"
 	@echo "make mutation       mutate the core and the request path, and show those that no test notices (an hour; MUTANTS=\"service.rollouts.seeds*\")"
 	@echo "make docs           build the documentation into site/; a broken link or reference fails"
 	@echo "make load           set up, start the service, put it under load with locust, stop (USERS=16 SECONDS_OF_LOAD=30)"
@@ -234,6 +236,13 @@ docs-serve: $(READY)
 
 load: $(READY)
 	@$(PYTHON) -m examples.load $(CONFIG) --users $(USERS) --seconds $(SECONDS_OF_LOAD)
+
+picture-trace: $(READY)
+	@$(PYTHON) -m examples.pictures.trace $(CONFIG)
+
+# Needs Debian's package `prometheus`.
+picture-dashboard: $(READY)
+	@$(PYTHON) -m examples.pictures.dashboard $(CONFIG)
 
 bench-async: $(READY)
 	@$(PYTHON) -m benchmarks.async_step

@@ -1,8 +1,5 @@
 """Each query of the dashboard, asked of a real Prometheus that reads a running service."""
 
-import json
-import shutil
-import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,9 +8,9 @@ from typing import Any
 import httpx
 import pytest
 
+from examples.pictures.prometheus import prometheus as running_prometheus
 from rollout_client import RequestRejected, RolloutClient
 from rollout_client.contract import SampleInput, Sampling
-from service.startup.ports import free_port
 from tests.docker.test_dashboard import PANELS
 
 pytestmark = pytest.mark.long
@@ -26,25 +23,9 @@ INTERVAL = "1m"
 
 @pytest.fixture
 def prometheus(service_url: str, tmp_path: Path) -> Iterator[str]:
-    """The address of one that reads the service."""
-    program = shutil.which("prometheus")
-    assert program, "this test needs the package `prometheus` of Debian"
-    config = {
-        "global": {"scrape_interval": SCRAPE_INTERVAL, "scrape_timeout": SCRAPE_INTERVAL},
-        "scrape_configs": [
-            {"job_name": "rollout", "static_configs": [{"targets": [service_url.removeprefix("http://")]}]}
-        ],
-    }
-    path = tmp_path / "prometheus.yml"
-    path.write_text(json.dumps(config))
-    port = free_port()
-    command = [program, f"--config.file={path}", f"--storage.tsdb.path={tmp_path}/data"]
-    process = subprocess.Popen([*command, f"--web.listen-address=127.0.0.1:{port}"], stderr=subprocess.DEVNULL)
-    try:
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        process.terminate()
-        process.wait(10)
+    """The address of one that reads the service. Needs the package `prometheus` of Debian."""
+    with running_prometheus(service_url, tmp_path, SCRAPE_INTERVAL) as address:
+        yield address
 
 
 def rows_of(prometheus: str, query: str) -> list[Any]:
