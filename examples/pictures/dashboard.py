@@ -4,6 +4,7 @@
 
 Queries, titles and legends are those of `docker/observability/grafana/dashboards/rollout.json`, which Grafana shows.
 The load has three equal parts: few rollouts, many, and many while new weights are pushed. Needs Debian's `prometheus`.
+Times are in seconds.
 """
 
 import json
@@ -42,7 +43,7 @@ GENERATIONS = 8
 TURNS = 3
 PUSH_EVERY_S = 8.0
 SCRAPED_EVERY_S = 1
-RATE_INTERVAL = "10s"
+RATE_INTERVAL_S = 10
 """In place of what Grafana computes."""
 PLACEHOLDER = "$__rate_interval"
 PERCENT = 100
@@ -74,9 +75,10 @@ def main(
     ):
         try:
             with prometheus(url, Path(folder), f"{SCRAPED_EVERY_S}s") as address:
-                began_s = time.time()
+                # Before that a rate has no whole interval.
+                begin_s = time.time() + RATE_INTERVAL_S
                 put_under_load(url, seconds)
-                drawn = [(panel, lines_of_panel(address, panel, began_s, time.time())) for panel in panels()]
+                drawn = [(panel, lines_of_panel(address, panel, begin_s, time.time())) for panel in panels()]
         except PrometheusMissing as error:
             console.print(str(error), style="red")
             raise typer.Exit(1) from error
@@ -91,7 +93,8 @@ def panels() -> list[Panel]:
 
 def panel_of(panel: Mapping[str, Any]) -> Panel:
     targets = [
-        (target["expr"].replace(PLACEHOLDER, RATE_INTERVAL), target["legendFormat"]) for target in panel["targets"]
+        (target["expr"].replace(PLACEHOLDER, f"{RATE_INTERVAL_S}s"), target["legendFormat"])
+        for target in panel["targets"]
     ]
     return Panel(panel["title"], panel["fieldConfig"]["defaults"]["unit"], targets)
 
@@ -137,14 +140,12 @@ def legend_of(template: str, labels: Mapping[str, str]) -> str:
 def draw(drawn: Sequence[tuple[Panel, Sequence[tuple[str, Line]]]], path: Path) -> None:
     rows = -(-len(drawn) // COLUMNS)
     plt.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "dashboard"})
-    figure, grid = plt.subplots(rows, COLUMNS, figsize=(4.2 * COLUMNS, 2.5 * rows), layout="constrained", squeeze=False)
+    figure, grid = plt.subplots(rows, COLUMNS, figsize=(4.2 * COLUMNS, 2.8 * rows), layout="constrained", squeeze=False)
     began_s = min((line.times_s[0] for _, lines in drawn for _, line in lines), default=0.0)
     for axes, (panel, lines) in zip(grid.flat, drawn, strict=False):
         draw_panel(axes, panel, lines, began_s)
     for axes in grid.flat[len(drawn) :]:
         axes.set_axis_off()
-    for axes in grid[-1]:
-        axes.set_xlabel("seconds", size=8)
     figure.savefig(path, dpi=100, metadata={"Date": None} if path.suffix == ".svg" else None)
     plt.close(figure)
 
@@ -160,7 +161,7 @@ def draw_panel(axes: Axes, panel: Panel, lines: Sequence[tuple[str, Line]], bega
     axes.tick_params(labelsize=8)
     axes.grid(alpha=0.3)
     if any(legend for legend, _ in lines):
-        axes.legend(fontsize=7, loc="best", framealpha=0.6)
+        axes.legend(fontsize=7, loc="upper center", bbox_to_anchor=(0.5, -0.1), ncols=2, frameon=False)
 
 
 UNITS = {"ops": "a second", "reqps": "a second", "s": "seconds", "percentunit": "%"}

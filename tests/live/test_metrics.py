@@ -1,12 +1,15 @@
 """`GET /metrics`: what rollouts add to the metrics of a running service."""
 
+import json
 import time
 from typing import Any
 
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
+from typer.testing import CliRunner
 
 from rollout_client import RolloutClient
+from rollout_client.cli.app import app
 from rollout_client.contract import Sampling
 
 SHOWN_WITHIN_S = 60.0
@@ -84,6 +87,18 @@ def test_a_request_is_counted_by_task_stage_and_route_and_the_engine_shows_its_o
         assert time.monotonic() < ends_at
         time.sleep(POLL_S)
     assert "rollout_event_loop_gap_seconds_count" in now
+
+
+def test_rollout_top_shows_replicas_versions_and_the_load(service_url: str, client: RolloutClient) -> None:
+    client.rollout(client.example_samples("math", 4), sampling=Sampling(max_new_tokens=16))
+    done = CliRunner().invoke(app, ["top", "--once", "--json", "--window-s", "3", "--url", service_url])
+    found = json.loads(done.stdout)
+    policy = client.policy()
+    assert (done.exit_code, found["is_ready"], found["degraded"]) == (0, True, [])
+    assert found["policies"][0]["version"] == policy.current
+    assert [each["replica_id"] for each in found["generators"]] == [each.replica_id for each in policy.replicas]
+    assert {"Ingress", "Generator", "math"} <= found["replicas"].keys()
+    assert {"rollouts_per_s", "turns_per_s", "tokens_per_s"} <= found.keys()
 
 
 def test_the_gauges_of_the_ingress_and_of_the_engine_are_shown(service_url: str, client: RolloutClient) -> None:

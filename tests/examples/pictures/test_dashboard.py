@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from examples.pictures.dashboard import DRAWN, RATE_INTERVAL, Panel, draw, legend_of, panels
+from examples.pictures.dashboard import DRAWN, RATE_INTERVAL_S, Panel, draw, legend_of, panels
 from examples.pictures.prometheus import Line, line_of
 
 
@@ -15,7 +15,7 @@ def test_each_drawn_panel_is_one_of_the_dashboard_with_its_query() -> None:
     assert (ended.title, ended.unit) == ("Rollouts ended", "ops")
     assert ended.targets == [
         (
-            f"sum by (task_name, status) (rate(ray_rollout_rollouts_total[{RATE_INTERVAL}]))",
+            f"sum by (task_name, status) (rate(ray_rollout_rollouts_total[{RATE_INTERVAL_S}s]))",
             "{{task_name}} {{status}}",
         )
     ]
