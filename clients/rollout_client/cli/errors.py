@@ -17,6 +17,9 @@ TOO_MANY_ERRORS = 3
 def errors_as_sentences() -> Iterator[None]:
     try:
         yield
+    except BrokenPipeError:
+        # Of `| head`: who reads has enough. Typer ends the command without a word.
+        raise
     except OSError as error:
         refuse(f"{error.filename}: {error.strerror}" if error.filename else str(error), error)
     except (RolloutError, ValueError, ModuleNotFoundError) as error:

@@ -64,21 +64,24 @@ async def view_of(client: AsyncRolloutClient, top: Top) -> TopView:
 
 
 async def reading_of(client: AsyncRolloutClient) -> Reading:
-    """What the key may not see, and what the service fails to say, is `None`. Raises what `views` raises, and
-    `NO_ANSWER`."""
+    """What the key may not see, and what the service fails to say, is `None`.
+
+    Raises what `views` raises, and one of `NO_ANSWER` if `/readyz` has no answer.
+    """
+    at_s = monotonic()
     metrics = client.once(metrics_call(), ANSWER_WITHIN_S)
     state = client.once(policy_call(), ANSWER_WITHIN_S)
     about = client.once(info_call(), ANSWER_WITHIN_S)
     values, policy, info, (reason, degraded) = await asyncio.gather(
         if_said(metrics), if_said(state), if_said(about), readiness_of(client)
     )
-    return Reading(monotonic(), values, policy, info, reason, degraded)
+    return Reading(at_s, values, policy, info, reason, degraded)
 
 
 async def if_said(answer: Awaitable[Found]) -> Found | None:
     try:
         return await answer
-    except ServiceFailed:
+    except (ServiceFailed, *NO_ANSWER):
         return None
     except StatusError as error:
         if error.status not in NOT_SAID:

@@ -1,19 +1,20 @@
 """The command `rollout top` over real sockets: what it prints, keys, services that go away, Ctrl-C."""
 
+import asyncio
 import json
 import os
 import signal
 import subprocess
 import sys
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from threading import Thread
 from typing import Any
 
 import pytest
 import uvicorn
 from fastapi import FastAPI, Request
-from fastapi.responses import JSONResponse, PlainTextResponse, Response
+from fastapi.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from typer.testing import CliRunner, Result
 
 from rollout_client.cli.app import app
@@ -24,6 +25,12 @@ from tests.clients.scripted_service import problem, served
 QUICK = ("--interval-s", "0.1", "--window-s", "0.1")
 POLICY = {"current": 0, "versions": [], "replicas": [{"replica_id": GENERATOR, "version": 0}]}
 ENDS_WITHIN_S = 30
+
+
+async def never() -> AsyncIterator[bytes]:
+    """Sends nothing."""
+    await asyncio.sleep(ENDS_WITHIN_S)
+    yield b""
 
 
 class Watched:
@@ -102,6 +109,15 @@ def test_metrics_that_are_not_there_or_fail_leave_the_rest() -> None:
         assert "in_flight" not in found
 
 
+def test_metrics_that_do_not_come_in_time_leave_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rollout_client.cli.top.look.ANSWER_WITHIN_S", 0.5)
+    watched = Watched()
+    watched.metrics = deque([StreamingResponse(never())])
+    with served(watched.app) as url:
+        [found] = documents(top(url, "--once", "--json", *QUICK))
+    assert (found["is_answering"], found["is_ready"], "in_flight" in found) == (True, True, False)
+
+
 def test_what_is_no_page_of_metrics_is_one_sentence() -> None:
     watched = Watched()
     watched.metrics = deque([PlainTextResponse("ray_rollout_in_flight{ 1")])
@@ -158,6 +174,17 @@ def test_a_service_may_go_away_and_come_back_and_ctrl_c_ends_it_without_a_word()
         assert (watching.returncode, errors) == (0, "")
     server.should_exit = True
     thread.join()
+
+
+@pytest.mark.slow
+def test_a_reader_that_has_enough_ends_it_without_a_word(url: str) -> None:
+    with command(url, "--json") as watching:
+        assert until(watching, True)
+        assert watching.stdout is not None
+        assert watching.stderr is not None
+        watching.stdout.close()
+        assert watching.wait(ENDS_WITHIN_S) == 1
+        assert watching.stderr.read() == ""
 
 
 @pytest.mark.slow
