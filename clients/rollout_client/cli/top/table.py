@@ -88,7 +88,7 @@ def tasks_table(tasks: list[TaskView]) -> Table:
 
 
 def table_of(*columns: str) -> Table:
-    table = Table(box=SIMPLE, pad_edge=False)
+    table = Table(box=SIMPLE, pad_edge=False, collapse_padding=True)
     first, *others = columns
     table.add_column(first, overflow="fold")
     for name in others:

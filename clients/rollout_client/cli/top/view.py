@@ -15,6 +15,12 @@ from rollout_client.health_contract import DegradedPart
 from rollout_client.info_contract import ServiceInfo
 from rollout_client.policy_contract import PolicyState
 
+HEALTHY = "serve_deployment_replica_healthy"
+SEEN_FOR_S = 30.0
+"""Ray Serve says of a replica every ten seconds that it is healthy; Ray's exporter forgets it two intervals later."""
+GENERATOR = "Generator"
+"""The deployment's name."""
+
 
 @dataclass(frozen=True, slots=True)
 class Reading:
@@ -101,11 +107,15 @@ class Top:
         self._rates = Rates(window_s)
         self._info: ServiceInfo | None = None
         self._answered_s: float | None = None
+        self._healthy: dict[Series, tuple[float, float]] = {}
+        """Replicas, with the time when that was last said."""
 
     def missed(self, at_s: float, reason: str) -> TopView:
         """The service did not answer. Its counters are compared again when it does."""
         if self._answered_s is None:
             self._answered_s = at_s
+        # What comes back may have others.
+        self._healthy.clear()
         return TopView(is_answering=False, is_ready=False, reason=reason, silent_s=at_s - self._answered_s)
 
     def take(self, reading: Reading) -> TopView:
@@ -116,14 +126,14 @@ class Top:
             self._rates.take(reading.at_s, counters)
         gauges = Gauges(reading.values or {})
         rates = self._rates
-        replicas = gauges.by_label("deployment", "serve_deployment_replica_healthy")
+        replicas = self._replicas(reading, gauges)
         return TopView(
             is_answering=True,
             is_ready=reading.reason is None,
             reason=reading.reason,
             model=None if self._info is None else self._info.model.name,
             span_s=rates.span_s,
-            replicas={name: round(count) for name, count in sorted(replicas.items())},
+            replicas=replicas,
             in_flight=whole(gauges.total("rollout_in_flight")),
             waiting=whole(gauges.total("rollout_waiting_generations")),
             rollouts_per_s=rates.rate("rollout_rollouts_total"),
@@ -139,6 +149,18 @@ class Top:
             tasks=list(self._tasks(replicas)),
             degraded=list(reading.degraded),
         )
+
+    def _replicas(self, reading: Reading, gauges: "Gauges") -> dict[str, int]:
+        """Healthy ones, by deployment. `/policy` knows the generator's best."""
+        self._healthy |= {series: (value, reading.at_s) for series, value in gauges.named(HEALTHY)}
+        self._healthy = {series: said for series, said in self._healthy.items() if reading.at_s - said[1] <= SEEN_FOR_S}
+        counts: dict[str, float] = {}
+        for series, (value, _) in self._healthy.items():
+            name = series.label("deployment")
+            counts[name] = counts.get(name, 0.0) + value
+        if reading.policy is not None:
+            counts[GENERATOR] = len(reading.policy.replicas)
+        return {name: round(count) for name, count in sorted(counts.items())}
 
     def _generators(self, gauges: "Gauges", policy: PolicyState | None) -> Iterable[GeneratorView]:
         """Those that `/policy` names, or, if it does not say, those that have metrics."""
@@ -161,7 +183,7 @@ class Top:
                 waiting=whole(waiting.get(replica_id)),
             )
 
-    def _tasks(self, replicas: dict[str, float]) -> Iterable[TaskView]:
+    def _tasks(self, replicas: dict[str, int]) -> Iterable[TaskView]:
         rollouts, turns, failed, rewarded = (
             self._rates.by_label("task_name", name)
             for name in (
@@ -178,7 +200,7 @@ class Top:
         for name in sorted({*known, *rollouts}):
             yield TaskView(
                 task_name=name,
-                replicas=whole(replicas.get(name)),
+                replicas=replicas.get(name),
                 rollouts_per_s=rollouts.get(name),
                 turns_per_s=turns.get(name),
                 tokens_per_s=tokens.get(name),

@@ -108,6 +108,26 @@ def test_the_mean_reward_counts_negative_rewards_and_is_unknown_without_rollouts
     assert top.take(reading(2, 4, 3, 1)).tasks[0].mean_reward == 0.5
 
 
+def replica(deployment: str, replica_id: str) -> Series:
+    return Series("serve_deployment_replica_healthy", (("deployment", deployment), ("replica", replica_id)))
+
+
+def test_a_replica_counts_for_a_while_after_it_was_last_said_to_be_healthy() -> None:
+    top = Top(30)
+    both = {replica("math", "a"): 1.0, replica("math", "b"): 1.0}
+    assert top.take(Reading(0.0, both)).replicas == {"math": 2}
+    assert top.take(Reading(20.0, {replica("math", "a"): 1.0})).replicas == {"math": 2}
+    assert top.take(Reading(31.0, {})).replicas == {"math": 1}
+    assert top.take(Reading(32.0, {replica("math", "a"): 0.0})).replicas == {"math": 0}
+
+
+def test_replicas_of_a_service_that_went_away_do_not_count() -> None:
+    top = Top(30)
+    top.take(Reading(0.0, {replica("math", "a"): 1.0}))
+    top.missed(1.0, "Refused.")
+    assert top.take(Reading(2.0, {replica("math", "b"): 1.0}, POLICY)).replicas == {"Generator": 1, "math": 1}
+
+
 def test_tokens_are_those_of_rollouts_where_engines_say_nothing() -> None:
     def reading(at_s: float, tokens: float) -> Reading:
         return Reading(at_s, {Series("rollout_tokens_total", (("kind", "generated"), ("task_name", "math"))): tokens})
