@@ -8,9 +8,6 @@ from dataclasses import dataclass
 
 from rollout_client.optional_dependencies import needed_for
 
-with needed_for("rollout top", "cli"):
-    from prometheus_client.parser import text_string_to_metric_families
-
 RAY = "ray_"
 COUNTERS = frozenset(
     {
@@ -58,7 +55,15 @@ Values = Mapping[Series, float]
 
 
 def values_of(text: str) -> dict[Series, float]:
-    """The value of each series of `SHOWN`. Raises `ValueError` if a line of one of them is none of the format."""
+    """The value of each series of `SHOWN`.
+
+    Raises:
+        ValueError: a line of one of them is none of the format.
+        ModuleNotFoundError: without prometheus_client, which the extra `cli` brings.
+    """
+    with needed_for("rollout top", "cli"):
+        from prometheus_client.parser import text_string_to_metric_families
+
     wanted = "\n".join(lines_of(text, SHOWN))
     # Without its heading a series is a family of its own, under its whole name.
     families = text_string_to_metric_families(wanted)

@@ -118,6 +118,13 @@ def test_metrics_that_do_not_come_in_time_leave_the_rest(monkeypatch: pytest.Mon
     assert (found["is_answering"], found["is_ready"], "in_flight" in found) == (True, True, False)
 
 
+def test_without_its_parser_it_says_what_to_install(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "prometheus_client.parser", None)
+    done = top(url, "--once", *QUICK)
+    assert (done.exit_code, done.stdout) == (1, "")
+    assert done.stderr == 'rollout top needs prometheus_client: pip install "rollout-client[cli]"\n'
+
+
 def test_what_is_no_page_of_metrics_is_one_sentence() -> None:
     watched = Watched()
     watched.metrics = deque([PlainTextResponse("ray_rollout_in_flight{ 1")])
