@@ -26,7 +26,7 @@ REPEATABLE = --hypothesis-profile=fast --randomly-seed=1
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help setup demo task-page serve reload train train-async train-trl train-agent lint test-fast test-live test-long test-attacks test-bridges test-agents test-trackers test test-all coverage check-streams picture-trace picture-dashboard mutation docs docs-serve load \
-	bench bench-agents bench-scale bench-cancellation bench-journal bench-payload bench-async bench-swap bench-delta bench-code bench-tasks bench-retrieval bench-reward-model soak-weights soak-weights-kills soak fuzz chaos chaos-sessions session-laws lock sbom tiny-model \
+	bench bench-agents bench-observability bench-scale bench-cancellation bench-journal bench-payload bench-async bench-swap bench-delta bench-code bench-tasks bench-retrieval bench-reward-model soak-weights soak-weights-kills soak fuzz chaos chaos-sessions session-laws lock sbom tiny-model \
 	small-model measure-small-model
 
 help:
@@ -56,6 +56,7 @@ help:
 	@echo "make load           set up, start the service, put it under load with locust, stop (USERS=16 SECONDS_OF_LOAD=30)"
 	@echo "make bench          set up, measure the service against the bare engine and vLLM's server, bench.png"
 	@echo "make bench-agents   set up, measure a model server's API, with and without sessions, against vLLM's own server (ten minutes)"
+	@echo "make bench-observability  set up, measure what metrics and tracing cost in throughput (fifteen minutes)"
 	@echo "make bench-scale    set up, measure the service's throughput on two cores, with simulated engines (fifteen minutes)"
 	@echo "make bench-cancellation  set up, measure how long engine and environment go on with what nobody waits for (ROUNDS=5)"
 	@echo "make bench-journal  set up, measure what an Idempotency-Key costs in throughput, with simulated engines"
@@ -295,6 +296,9 @@ bench bench-agents bench-scale: export RAY_SERVE_ENABLE_DIRECT_INGRESS = 1
 
 bench: $(READY)
 	@$(PYTHON) -m benchmarks.engine_comparison $(CONFIG)
+
+bench-observability: $(READY)
+	@$(PYTHON) -m benchmarks.observability_cost $(CONFIG)
 
 bench-agents: $(READY)
 	@$(PYTHON) -m benchmarks.agents $(CONFIG)

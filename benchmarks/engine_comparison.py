@@ -14,7 +14,7 @@ last line of stdout is JSON.
 
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -149,8 +149,13 @@ def service_play(client: RolloutClient) -> Play:
     return play
 
 
-def play_rounds(ways: dict[str, Contender], workloads: Sequence[Workload], rounds: int) -> Rounds:
-    """Plays `rounds` + 1 rounds; the first one is a warm-up and is not counted."""
+def play_rounds(
+    ways: dict[str, Contender], workloads: Sequence[Workload], rounds: int, names: Mapping[str, str] = WAYS
+) -> Rounds:
+    """Plays `rounds` + 1 rounds; the first one is a warm-up and is not counted.
+
+    Args: `names` of the ways, for whoever waits.
+    """
     for contender in ways.values():
         rest(contender)
     measured: Rounds = {workload: {way: [] for way in ways} for workload in workloads}
@@ -165,7 +170,7 @@ def play_rounds(ways: dict[str, Contender], workloads: Sequence[Workload], round
         for number, play, workload in plays:
             seed = number * workload.plays_a_round + play
             for way in rotated(list(ways), seed):
-                progress.update(bar, description=f"Round {number}: {workload.name}, {WAYS[way]}")
+                progress.update(bar, description=f"Round {number}: {workload.name}, {names[way]}")
                 round_ = play_round(ways[way], workload, workload.prompts(seed))
                 if number:
                     measured[workload][way].append(round_)

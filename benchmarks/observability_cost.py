@@ -1,0 +1,125 @@
+"""What metrics and tracing cost in throughput: `make bench-observability`.
+
+The same rollouts are played by two services in alternating rounds: one as it is by default, with metrics, and with a
+trace of every request, which goes to a collector in this process; and one without both. While one plays, the other is
+suspended. Both have the embedded model, the workloads of `make bench`, and its environment that only answers.
+
+The last line of stdout is JSON. The exit code is 1 if the service with both has less than 0.98 of the throughput of
+the one without, by the geometric mean over the workloads.
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from copy import deepcopy
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from statistics import geometric_mean, median
+from threading import Thread
+from typing import Annotated, Any
+
+import typer
+import yaml
+from rich.console import Console
+
+from benchmarks.engine_comparison import Contender, Rounds, medians, play_rounds, rollout_service, rounded, service_play
+from benchmarks.process_group import no_process_left
+from benchmarks.soak.reporting import finish
+from benchmarks.workload import WORKLOADS
+from rollout_client import RolloutClient
+
+WAYS = {"off": "without metrics and tracing", "on": "with both"}
+LEAST_RATIO = 0.98
+console = Console(stderr=True)
+
+
+class Collector(BaseHTTPRequestHandler):
+    """Takes traces by OTLP and forgets them. `received_bytes` says how much came."""
+
+    received_bytes = 0
+
+    def do_POST(self) -> None:
+        size = int(self.headers.get("content-length", 0))
+        self.rfile.read(size)
+        type(self).received_bytes += size
+        self.send_response(200)
+        self.send_header("content-length", "0")
+        self.end_headers()
+
+    def log_message(self, *_: Any) -> None:
+        """A line for each request would be in the way."""
+
+
+@contextmanager
+def collector() -> Iterator[str]:
+    """Yields its URL."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Collector)
+    Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}/v1/traces"
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def configs(served: dict[str, Any], endpoint: str) -> dict[str, dict[str, Any]]:
+    """By way."""
+    observed = {"off": {"metrics": False, "tracing": None}, "on": {"metrics": True, "tracing": {"endpoint": endpoint}}}
+    found = {}
+    for way, settings in observed.items():
+        found[way] = deepcopy(served)
+        found[way]["applications"][0]["args"] |= settings
+    return found
+
+
+@contextmanager
+def contenders(served: dict[str, Any], folder: Path) -> Iterator[dict[str, Contender]]:
+    with ExitStack() as stack:
+        ways: dict[str, Contender] = {}
+        for way, config in configs(served, stack.enter_context(collector())).items():
+            with console.status(f"Starting the service {WAYS[way]}"):
+                url, processes = stack.enter_context(rollout_service(config, folder))
+            ways[way] = Contender(service_play(stack.enter_context(RolloutClient(url))), processes)
+            processes.suspend()
+        yield ways
+
+
+def figures_of(measured: Rounds) -> dict[str, Any]:
+    """The ratios are of neighbouring rounds, whose median counts: a machine that slows down slows both."""
+    ratios = {
+        workload.name: median(off.seconds / on.seconds for off, on in zip(ways["off"], ways["on"], strict=True))
+        for workload, ways in measured.items()
+    }
+    processor_ms = medians(measured, lambda workload, round_: 1000 * round_.processor_seconds / workload.all_turns)
+    return {
+        "throughput_ratios": rounded(ratios),
+        "geometric_mean": round(geometric_mean(ratios.values()), 3),
+        "processor_ms_per_turn": {name: rounded(values) for name, values in processor_ms.items()},
+        "kilobytes_of_traces": Collector.received_bytes // 1000,
+    }
+
+
+def missed(figures: dict[str, Any]) -> list[str]:
+    """The bounds that do not hold, in words."""
+    ratio = figures["geometric_mean"]
+    slow = f"with metrics and tracing the service has {ratio:g} of its throughput, less than {LEAST_RATIO:g}"
+    untraced = "no trace has come in"
+    return [slow] * (ratio < LEAST_RATIO) + [untraced] * (not figures["kilobytes_of_traces"])
+
+
+def main(
+    config: Annotated[Path, typer.Argument()] = Path("serve_config.cpu.yaml"),
+    rounds: Annotated[int, typer.Option(min=1)] = 5,
+    only: Annotated[list[str] | None, typer.Option(help="Names of workloads, such as 64x4x32.")] = None,
+) -> None:
+    served = yaml.safe_load(config.read_text())
+    workloads = [workload for workload in WORKLOADS if not only or workload.name in only]
+    with no_process_left(), contenders(served, config.parent) as ways:
+        measured = play_rounds(ways, workloads, rounds, WAYS)
+        console.print("Stopping")
+    figures = figures_of(measured)
+    finish(console, missed(figures), {**figures, "load_average": round(os.getloadavg()[1], 1)})
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,53 @@
+"""What `make bench-observability` says of its rounds."""
+
+from typing import Any
+
+import httpx
+import pytest
+
+from benchmarks.engine_comparison import Round, Rounds
+from benchmarks.observability_cost import Collector, collector, configs, figures_of, missed
+from benchmarks.workload import Workload
+
+WORKLOAD = Workload(2, 1, 4)
+
+
+def measured(off: list[float], on: list[float]) -> Rounds:
+    return {WORKLOAD: {way: [Round(seconds, seconds) for seconds in of] for way, of in (("off", off), ("on", on))}}
+
+
+def test_the_ratio_is_the_median_of_neighbouring_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Collector, "received_bytes", 5000)
+    figures = figures_of(measured([1.0, 2.0, 4.0], [1.0, 2.5, 4.0]))
+    assert figures == {
+        "throughput_ratios": {"2x1x4": 1.0},
+        "geometric_mean": 1.0,
+        "processor_ms_per_turn": {"2x1x4": {"off": 1000.0, "on": 1250.0}},
+        "kilobytes_of_traces": 5,
+    }
+    assert missed(figures) == []
+
+
+def test_more_than_two_percent_and_traces_that_do_not_come_miss_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Collector, "received_bytes", 0)
+    problems = missed(figures_of(measured([1.0], [1.03])))
+    assert problems == [
+        "with metrics and tracing the service has 0.971 of its throughput, less than 0.98",
+        "no trace has come in",
+    ]
+
+
+def test_one_service_has_both_and_the_other_has_none() -> None:
+    served: dict[str, Any] = {"applications": [{"args": {"limits": {}}}]}
+    args = {way: config["applications"][0]["args"] for way, config in configs(served, "http://c/v1/traces").items()}
+    assert args == {
+        "off": {"limits": {}, "metrics": False, "tracing": None},
+        "on": {"limits": {}, "metrics": True, "tracing": {"endpoint": "http://c/v1/traces"}},
+    }
+
+
+def test_the_collector_counts_what_comes_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Collector, "received_bytes", 0)
+    with collector() as url:
+        assert httpx.post(url, content=b"spans", trust_env=False).status_code == 200
+    assert Collector.received_bytes == 5
