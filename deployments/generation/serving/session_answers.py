@@ -15,10 +15,10 @@ from deployments.serving_records import ServedPart, ServedRequest
 async def session_answer_parts(
     app: ASGIApp, request: ServedRequest, session_id: str, calls: SessionCallsInFlight
 ) -> AsyncGenerator[ServedPart, None]:
-    """As `answer_parts`. The second time the store makes the plan, which cannot be outdated."""
-    for plans_with_copy in (True, False):
+    """As `answer_parts`. The second time there is no copy any longer, and the store makes the plan."""
+    for _ in range(2):
         call = ServedCall(request)
-        call.session = SessionCall(call, session_id, calls, plans_with_copy)
+        call.session = SessionCall(call, session_id, calls)
         with suppress(RecordOutdated):
             async with aclosing(answer_parts(app, call)) as parts:
                 async for part in parts:

@@ -21,10 +21,7 @@ FINISH_REASONS: dict[str | None, Literal["stop", "length"]] = {"stop": "stop", "
 class SessionCall:
     """One call of a session. It ends once: recorded, or without a record if it generated nothing."""
 
-    def __init__(
-        self, call: ServedCall, session_id: str, calls: SessionCallsInFlight, plans_with_copy: bool = True
-    ) -> None:
-        """Args: `plans_with_copy` is false where the replica's copy of the record has proved to be outdated."""
+    def __init__(self, call: ServedCall, session_id: str, calls: SessionCallsInFlight) -> None:
         self._call = call
         self._session_id = session_id
         self._calls = calls
@@ -33,7 +30,6 @@ class SessionCall:
         self._plan: Plan | None = None
         self._prompt: PreparedPrompt | None = None
         self._recording: asyncio.Task[None] | None = None
-        self._plans_with_copy = plans_with_copy
         self._confirmed: asyncio.Task[None] | None = None
         """Of a call that began before the store knew of it."""
         self.answer_id = call.request.generation_id
@@ -67,7 +63,7 @@ class SessionCall:
         self, messages: Sequence[ChatMessage], context: ChatContext, is_short: bool, is_streamed: bool
     ) -> Plan:
         call_id = self._call.request.generation_id
-        if self._plans_with_copy and not is_streamed:
+        if not is_streamed:
             policy = self._call.request.policy
             begun = await self._calls.begin_with_copy(
                 self._session_id, call_id, messages, context, policy, in_thread=not is_short

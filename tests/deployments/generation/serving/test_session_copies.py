@@ -12,7 +12,7 @@ from deployments.generation.serving.session_calls_in_flight import RecordOutdate
 from deployments.protocols import SamplingOptions
 from deployments.serving_records import ServedRequest
 from deployments.sessions.failures import SessionClosed
-from deployments.sessions.records import ChatContext
+from deployments.sessions.records import ChatContext, OpenSession
 from deployments.sessions.settings import SessionsSettings
 from deployments.sessions.store import SessionStore
 from rollout_client.contract import RolloutDemand
@@ -129,6 +129,44 @@ async def test_calls_that_this_replica_makes_at_the_same_time_make_no_copy_outda
 
 
 @runs
+async def test_a_call_of_this_replica_that_the_store_has_and_the_copy_not_yet_makes_no_copy_outdated(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    replica = await replica_with_copy()
+    add, is_added, may_answer = replica.store.add, asyncio.Event(), asyncio.Event()
+
+    async def late_add(*given: Any) -> Any:
+        place = await add(*given)
+        is_added.set()
+        await may_answer.wait()
+        return place
+
+    monkeypatch.setattr(replica.store, "add", late_add)
+    adding = asyncio.create_task(played(replica, "two", NEXT, "2"))
+    await is_added.wait()
+    call = replica.call("three")
+    assert call.session is not None
+    await call.session.prepare(NEXT, PLAIN, is_streamed=False)
+    await call.session.wait_until_confirmed()
+    may_answer.set()
+    await adding
+
+
+@runs
+async def test_a_copy_of_a_record_that_the_store_has_lost_is_outdated() -> None:
+    replica = await replica_with_copy()
+    emptied = CountedPlans(SessionsSettings(), ScriptedStorage())
+    await emptied.open(OpenSession("s", "", "", "http://service", SessionRequest()))
+    unchecked: Any = emptied
+    replica.calls._store = unchecked
+    call = replica.call("two")
+    assert call.session is not None
+    await call.session.prepare(NEXT, PLAIN, is_streamed=False)
+    with pytest.raises(RecordOutdated):
+        await call.session.wait_until_confirmed()
+
+
+@runs
 async def test_a_call_that_the_session_refuses_is_not_answered_and_leaves_nothing() -> None:
     replica = await replica_with_copy()
     await replica.store.end("s", "")
@@ -144,12 +182,23 @@ async def test_a_call_that_the_session_refuses_is_not_answered_and_leaves_nothin
 
 
 @runs
-async def test_a_call_that_is_left_before_the_store_knows_of_it_counts_no_longer() -> None:
+async def test_a_call_that_is_left_before_the_store_knows_of_it_counts_no_longer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     replica = await replica_with_copy()
+    begin, may_begin = replica.store.begin, asyncio.Event()
+
+    async def late_begin(*given: Any) -> Any:
+        await may_begin.wait()
+        return await begin(*given)
+
+    monkeypatch.setattr(replica.store, "begin", late_begin)
     call = replica.call("two")
     assert call.session is not None
     await call.session.prepare(NEXT, PLAIN, is_streamed=False)
     call.session.leave()
+    await asyncio.sleep(0)
+    may_begin.set()
     while replica.calls._tasks:
         await asyncio.gather(*replica.calls._tasks)
     assert (await replica.store.info("s", "")).calls_in_flight == 0
@@ -159,7 +208,8 @@ async def test_a_call_that_is_left_before_the_store_knows_of_it_counts_no_longer
 async def test_an_answer_whose_copy_was_outdated_is_made_again_with_the_plan_of_the_store() -> None:
     replica = await replica_with_copy()
     await other_replica_plays(replica, "two", NEXT, " 2")
-    messages, prompts = [*NEXT, {"role": "assistant", "content": "2"}, MORE], []
+    messages = [*NEXT, {"role": "assistant", "content": "2"}, MORE]
+    prompts, in_flight = list[list[int]](), list[int]()
 
     async def app(_scope: Scope, _receive: Receive, send: Send) -> None:
         """Does as vLLM's layers do with the recording client."""
@@ -167,6 +217,8 @@ async def test_an_answer_whose_copy_was_outdated_is_made_again_with_the_plan_of_
         replica._running["three"] = call
         assert call.session is not None
         prompts.append(list(await call.session.prepare(messages, ChatContext(), is_streamed=False)))
+        await asyncio.sleep(0.01)
+        in_flight.append((await replica.store.info("s", "")).calls_in_flight)
         generate(call, "7")
         try:
             await call.session.wait_until_confirmed()
@@ -182,6 +234,7 @@ async def test_an_answer_whose_copy_was_outdated_is_made_again_with_the_plan_of_
     )
     parts = [part async for part in session_answer_parts(app, request, "s", replica.calls)]
     assert b"".join(part.body for part in parts) == b"7"
+    assert in_flight == [1, 1], "what is left of the first time does not end the second"
     outdated, exact = (small().decode(prompt) for prompt in prompts)
     assert (outdated.count(" 2\n"), exact.count(" 2\n")) == (0, 1), (outdated, exact)
     info = await replica.store.info("s", "")
