@@ -326,7 +326,7 @@ measure-small-model: $(READY)
 	@$(PYTHON) -m models.small.recipe.measure
 
 lock: $(READY) $(BRIDGES)/tools/.ready
-	@$(PYTHON) requirements/write_locks.py $(BRIDGES)/tools/bin/uv
+	@$(PYTHON) -m requirements.write_locks $(BRIDGES)/tools/bin/uv
 
 # What an image holds, from its lock: the same bytes, since pip compares each file with its hash.
 sbom: $(BRIDGES)/tools/.ready

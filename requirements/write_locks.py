@@ -11,6 +11,8 @@ import tomllib
 from collections.abc import Iterable
 from pathlib import Path
 
+from requirements.image_locks import write_image_locks
+
 HERE = Path(__file__).parent
 REPOSITORY = HERE.parent
 PYTHON = "3.11.9"
@@ -31,6 +33,7 @@ def main(uv: str) -> None:
     write(HERE / "gpu.lock", gpu_requirements(), uv, f"--python-platform={GPU_PLATFORM}")
     write(HERE / "cpu.lock", held_here(), uv, "--no-deps")
     add_hash(HERE / "cpu.lock", "torch", TORCH_CPU)
+    write_image_locks()
     for name, python in BESIDE.items():
         lock = HERE / f"{name}.lock"
         write(lock, pinned(lock), uv, "--no-deps", python=python)
