@@ -53,7 +53,7 @@ help:
 	@echo "make picture-dashboard  start the service and Prometheus, draw the main panels of the dashboard under a short load, dashboard.png"
 	@echo "make mutation       mutate the core and the request path, and show those that no test notices (an hour; MUTANTS=\"service.rollouts.seeds*\")"
 	@echo "make docs           build the documentation into site/; a broken link or reference fails"
-	@echo "make load           set up, start the service, put it under load with locust, stop (USERS=16 SECONDS_OF_LOAD=30)"
+	@echo "make load           set up, start the service, put it under load with locust, stop (USERS=16 SECONDS_OF_LOAD=30 SHAPE=ramp CLASSES=groups,agent TASKS=math WORKERS=2 BOUNDS=\"--max-p95-s 10\")"
 	@echo "make bench          set up, measure the service against the bare engine and vLLM's server, bench.png"
 	@echo "make bench-agents   set up, measure a model server's API, with and without sessions, against vLLM's own server (ten minutes)"
 	@echo "make bench-observability  set up, measure what metrics and tracing cost in throughput (fifteen minutes)"
@@ -236,7 +236,8 @@ docs-serve: $(READY)
 	@NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs serve
 
 load: $(READY)
-	@$(PYTHON) -m examples.load $(CONFIG) --users $(USERS) --seconds $(SECONDS_OF_LOAD)
+	@$(PYTHON) -m examples.load $(CONFIG) --users $(USERS) --seconds $(SECONDS_OF_LOAD) \
+		$(if $(SHAPE),--shape $(SHAPE)) $(if $(CLASSES),--classes $(CLASSES)) $(if $(WORKERS),--workers $(WORKERS)) -- $(if $(TASKS),--tasks $(TASKS)) $(BOUNDS)
 
 picture-trace: $(READY)
 	@$(PYTHON) -m examples.pictures.trace $(CONFIG)

@@ -1,16 +1,19 @@
 """Starts the service, puts it under load with locust, and stops everything. The exit code is that of locust.
 
-Learn from it how many requests this machine answers, and how fast. The load itself is `clients/locustfile.py`.
+Learn from it how many requests this machine answers, and how fast. The load itself is `clients/locustfile.py`, which
+has more options: `python -m examples.load --users 8 -- --max-p95-s 10 --html load.html`.
 """
 
 import subprocess
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from ray.serve.schema import ServeDeploySchema
 from rich.console import Console
 
+from rollout_load.options import DEFAULT_CLASSES, shares
 from service.local import local_service, sentences_for_the_user
 from service.startup.config import read_config
 from service.startup.ports import free_port
@@ -19,17 +22,49 @@ LOCUSTFILE = Path(__file__).resolve().parent.parent / "clients" / "locustfile.py
 
 
 def main(
-    config: Annotated[Path, typer.Argument()] = Path("serve_config.cpu.yaml"),
+    more: Annotated[list[str] | None, typer.Argument(help="Config of the service, then options of locust.")] = None,
     users: Annotated[int, typer.Option(min=1, help="Concurrent callers.")] = 16,
     seconds: Annotated[int, typer.Option(min=1, help="Length of the load.")] = 30,
+    shape: Annotated[str, typer.Option(help="constant, ramp, spike or soak.")] = "constant",
+    classes: Annotated[str, typer.Option(help="Who calls, with shares.")] = DEFAULT_CLASSES,
+    workers: Annotated[int, typer.Option(min=0, help="Processes that load; without, locust's own does.")] = 0,
 ) -> None:
     console = Console()
-    with sentences_for_the_user(console), local_service(read_config(config, port=free_port()), console) as url:
-        locust = [sys.executable, "-m", "locust", "-f", str(LOCUSTFILE), "--headless", "--host", url]
-        load = [*locust, "-u", str(users), "-r", str(users), "-t", f"{seconds}s", "--only-summary"]
-        console.print(f"Load of {users} users for {seconds} s; the figures come at the end")
-        exit_code = subprocess.run(load, check=False).returncode
+    config, options = arguments(more or [])
+    with sentences_for_the_user(console):
+        serve_config = read_config(config, port=free_port())
+        needed = prepared(serve_config, shares(classes))
+        with local_service(serve_config, console) as url:
+            locust = [sys.executable, "-m", "locust", "-f", str(LOCUSTFILE), "--headless", "--host", url]
+            load = [*locust, "-u", str(users), "-r", str(users), "-t", f"{seconds}s", "--only-summary"]
+            console.print(f"Load of {users} users for {seconds} s; the figures come at the end")
+            command = [*load, "--shape", shape, "--classes", classes, *needed, *workers_options(workers), *options]
+            exit_code = subprocess.run(command, check=False).returncode
     raise typer.Exit(exit_code)
+
+
+def arguments(given: list[str]) -> tuple[Path, list[str]]:
+    """The config, by default that of processors, and what is locust's."""
+    if given and not given[0].startswith("-"):
+        return Path(given[0]), given[1:]
+    return Path("serve_config.cpu.yaml"), given
+
+
+def workers_options(count: int) -> list[str]:
+    """Of a master on loopback with so many workers. Its port is free: locust's own may be another run's."""
+    port = str(free_port())
+    master = ["--master-bind-host", "127.0.0.1", "--master-bind-port", port, "--master-port", port]
+    return ["--processes", str(count), *master] if count else []
+
+
+def prepared(config: ServeDeploySchema, classes: dict[str, int]) -> list[str]:
+    """Gives the service what the classes need of it; returns the options that they need of locust."""
+    [application] = config.applications
+    args: dict[str, Any] = application.args
+    if "agent" in classes:
+        args.setdefault("sessions", {})
+    # The weights that the service has already, each time as a new version.
+    return ["--push-weights", str(args["engine"]["model"])] if "pusher" in classes else []
 
 
 if __name__ == "__main__":

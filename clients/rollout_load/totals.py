@@ -1,4 +1,4 @@
-"""The metrics that locust does not have: rollouts, turns, tokens, statuses, kinds of errors; of one process or a sum."""
+"""The metrics that locust does not have: rollouts, turns, tokens, statuses, kinds of errors; of a process or a sum."""
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -49,9 +49,9 @@ class LoadTotals:
 
     @classmethod
     def of_message(cls, message: dict[str, Any]) -> "LoadTotals":
-        counts = {name: Counter(dict(message[name])) for name in ("statuses", "errors", "slots")}
-        numbers = (message[name] for name in ("rollouts", "turns", "tokens", "pushes"))
-        return cls(*numbers, **counts)
+        statuses, errors, slots = (Counter(dict(message[name])) for name in ("statuses", "errors", "slots"))
+        rollouts, turns, tokens, pushes = (message[name] for name in ("rollouts", "turns", "tokens", "pushes"))
+        return cls(rollouts, turns, tokens, pushes, statuses, errors, slots)
 
     def last_quarter_over_first(self) -> float | None:
         """Tokens of the last quarter of the run by those of its first one; `None` if there are too few slots to say."""
