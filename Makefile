@@ -9,6 +9,7 @@ TASKS_BESIDE := reasoning_gym gymnasium textarena
 CONFIG ?= serve_config.cpu.yaml
 USERS ?= 16
 SECONDS_OF_LOAD ?= 30
+SERVICE ?= cpu
 PUSHES ?= 1000
 UPDATES ?= 50
 CASES ?= 3000
@@ -25,7 +26,7 @@ REPEATABLE = --hypothesis-profile=fast --randomly-seed=1
 # A service is a dozen processes that import the same code, and tests start many: it is compiled once, whatever the caller says.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo task-page serve reload train train-async train-trl train-agent lint test-fast test-live test-long test-attacks test-bridges test-agents test-trackers test test-all coverage check-streams picture-trace picture-dashboard mutation docs docs-serve load \
+.PHONY: help setup demo task-page serve reload train train-async train-trl train-agent lint test-fast test-live test-long test-attacks test-bridges test-agents test-trackers test test-all coverage check-streams picture-trace picture-dashboard mutation docs docs-serve load compose-test \
 	bench bench-agents bench-observability bench-scale bench-cancellation bench-journal bench-payload bench-async bench-swap bench-delta bench-code bench-tasks bench-retrieval bench-reward-model soak-weights soak-weights-kills soak fuzz chaos chaos-sessions session-laws lock sbom tiny-model \
 	small-model measure-small-model
 
@@ -54,6 +55,7 @@ help:
 	@echo "make mutation       mutate the core and the request path, and show those that no test notices (an hour; MUTANTS=\"service.rollouts.seeds*\")"
 	@echo "make docs           build the documentation into site/; a broken link or reference fails"
 	@echo "make load           set up, start the service, put it under load with locust, stop (USERS=16 SECONDS_OF_LOAD=30 SHAPE=ramp CLASSES=groups,agent TASKS=math WORKERS=2 BOUNDS=\"--max-p95-s 10\")"
+	@echo "make compose-test   build the images, run the service, Prometheus, Grafana and locust in containers, ask each, take all down (SERVICE=cluster WITHOUT=grafana)"
 	@echo "make bench          set up, measure the service against the bare engine and vLLM's server, bench.png"
 	@echo "make bench-agents   set up, measure a model server's API, with and without sessions, against vLLM's own server (ten minutes)"
 	@echo "make bench-observability  set up, measure what metrics and tracing cost in throughput (fifteen minutes)"
@@ -245,6 +247,9 @@ picture-trace: $(READY)
 # Needs Debian's package `prometheus`.
 picture-dashboard: $(READY)
 	@$(PYTHON) -m examples.pictures.dashboard $(CONFIG)
+# Needs Docker with compose, and Python alone. Where an image is not within reach: WITHOUT=grafana, PROMETHEUS_IMAGE=..., docker/README.md.
+compose-test:
+	@python3 docker/compose_test.py --service $(SERVICE) $(addprefix --without ,$(WITHOUT)) --seconds $(SECONDS_OF_LOAD)
 
 bench-async: $(READY)
 	@$(PYTHON) -m benchmarks.async_step
@@ -332,7 +337,8 @@ lock: $(READY) $(BRIDGES)/tools/.ready
 # What an image holds, from its lock: the same bytes, since pip compares each file with its hash.
 sbom: $(BRIDGES)/tools/.ready
 	@for name in cpu gpu; do \
+		lock=requirements/image-$$name.lock; test -f $$lock || lock=requirements/$$name.lock; \
 		$(BRIDGES)/tools/bin/cyclonedx-py requirements --pyproject pyproject.toml --output-reproducible \
-			--output-file sbom-$$name.json requirements/$$name.lock; \
+			--output-file sbom-$$name.json $$lock; \
 		echo "sbom-$$name.json"; \
 	done
