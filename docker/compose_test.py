@@ -55,8 +55,10 @@ class Containers:
             # docker-compose before version 2 builds by the old builder unless told otherwise.
             "DOCKER_BUILDKIT": "1",
             "COMPOSE_DOCKER_CLI_BUILD": "1",
+            # Some storage drivers copy the whole image for each container.
+            "COMPOSE_HTTP_TIMEOUT": "600",
         }
-        self._command = [*compose_command(), "--project-name", PROJECT, "--file", str(COMPOSE_FILE)]
+        self._command = [*compose_command(), "--ansi", "never", "--project-name", PROJECT, "--file", str(COMPOSE_FILE)]
 
     def compose(self, *arguments: str, is_quiet: bool = False) -> str:
         """Runs compose and returns what it prints, which is shown too unless `is_quiet`. Raises `Failed`."""
