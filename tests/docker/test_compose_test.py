@@ -43,7 +43,9 @@ def answers() -> Iterator[tuple[str, dict[str, Any]]]:
         yield url, given
 
 
-def compose_test(folder: Path, url: str, fails_at: str = "never", *arguments: str) -> tuple[int, str, list[str]]:
+def compose_test(
+    folder: Path, url: str, fails_at: str = "no-such-command", *arguments: str
+) -> tuple[int, str, list[str]]:
     """Exit code, output, and the commands that compose was given. It fails at the first that begins with `fails_at`."""
     log, compose = folder / "log", folder / "compose"
     compose.write_text(f"""#!/bin/sh
@@ -81,7 +83,7 @@ esac
 
 
 def test_it_builds_starts_asks_and_takes_down(tmp_path: Path, answers: tuple[str, dict[str, Any]]) -> None:
-    code, said, commands = compose_test(tmp_path, answers[0], "never", "--without", "grafana")
+    code, said, commands = compose_test(tmp_path, answers[0], "no-such-command", "--without", "grafana")
     assert code == 0, said
     assert "25 rollouts" in said
     assert "All of it worked" in said
@@ -107,12 +109,12 @@ def test_what_fails_is_said_with_logs_and_everything_is_taken_down(
 
 def test_rollouts_that_fail_fail_the_test(tmp_path: Path, answers: tuple[str, dict[str, Any]]) -> None:
     answers[1]["statuses"] = ["completed", "completed", "completed", "error"]
-    code, said, commands = compose_test(tmp_path, answers[0], "never", "--no-build", "--without", "grafana")
+    code, said, commands = compose_test(tmp_path, answers[0], "no-such-command", "--no-build", "--without", "grafana")
     assert code == 1
     assert "POST /rollout answered 200 with ['completed', 'completed', 'completed', 'error']" in said
     assert " down " in commands[-1]
 
 
 def test_only_building_starts_nothing(tmp_path: Path, answers: tuple[str, dict[str, Any]]) -> None:
-    code, _, commands = compose_test(tmp_path, answers[0], "never", "--build-only", "--service", "cluster")
+    code, _, commands = compose_test(tmp_path, answers[0], "no-such-command", "--build-only", "--service", "cluster")
     assert (code, commands[-1]) == (0, "build ray-head load")
