@@ -174,7 +174,7 @@ def check_walls(containers: Containers, service: str) -> None:
 
 def load(containers: Containers, seconds: int) -> None:
     step(f"Load of {seconds} s from {WORKERS} workers")
-    containers.compose("up", "--detach", "--no-build", "--scale", f"load-worker={WORKERS}", "load-worker")
+    containers.compose("up", "--detach", "--no-build", "load-worker")
     options = ("--headless", "-u", "4", "-r", "4", "-t", f"{seconds}s", "--only-summary")
     said = containers.compose("run", "--rm", "--use-aliases", "-T", "load", *options)
     line = json.loads(said.strip().splitlines()[-1])

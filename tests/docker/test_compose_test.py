@@ -90,7 +90,7 @@ def test_it_builds_starts_asks_and_takes_down(tmp_path: Path, answers: tuple[str
     assert [command for command in commands if " config " not in command and not command.startswith("exec")] == [
         "build cpu load",
         "up --detach --no-build cpu prometheus",
-        "up --detach --no-build --scale load-worker=2 load-worker",
+        "up --detach --no-build load-worker",
         "run --rm --use-aliases -T load --headless -u 4 -r 4 -t 20s --only-summary",
         "--profile cpu --profile gpu --profile cluster --profile load --profile observability"
         " down --volumes --remove-orphans --timeout 60",

