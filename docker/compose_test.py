@@ -115,6 +115,13 @@ def ask(port: int, path: str, body: dict[str, Any] | None = None) -> tuple[int, 
         connection.close()
 
 
+def has_ended(containers: Containers, service: str) -> bool:
+    """Whether the container of `service` has ended by itself."""
+    found = containers.compose("ps", "-q", service, is_quiet=True).split()
+    asked = ["docker", "inspect", "--format", "{{.State.Running}}", *found]
+    return bool(found) and "false" in subprocess.run(asked, capture_output=True, text=True, check=False).stdout
+
+
 def step(sentence: str) -> None:
     sys.stdout.write(f"[{time.strftime('%H:%M:%S')}] {sentence}\n")
     sys.stdout.flush()
@@ -144,7 +151,14 @@ def start(containers: Containers, service: str, watchers: list[str]) -> None:
     step(f"Starting {', '.join(SERVICES[service] + watchers)}")
     containers.compose("up", "--detach", "--no-build", *SERVICES[service], *watchers)
     port = containers.ports["ROLLOUT_PORT"]
-    wait_until("The service is ready", READY_WITHIN_S, lambda: ask(port, "/readyz")[0] == 200)
+
+    def is_ready() -> bool:
+        for each in SERVICES[service]:
+            if has_ended(containers, each):
+                raise Failed(f"the container {each} has ended")
+        return ask(port, "/readyz")[0] == 200
+
+    wait_until("The service is ready", READY_WITHIN_S, is_ready)
 
 
 def play(containers: Containers) -> None:

@@ -25,7 +25,9 @@ trap 'exit 1' INT TERM
 # mktemp leaves it closed to others, and it becomes the image's /.
 chmod 755 "$root"
 
-debootstrap --variant=minbase --include=ca-certificates,netbase,tzdata,python3,python3-dev,python3-pip,python3-venv \
+# Debian's Python is 3.11.2: below 3.11.3 redis asks for async-timeout, which the locks, made for the real image, do not have.
+packages=ca-certificates,netbase,tzdata,python3,python3-dev,python3-pip,python3-venv,python3-async-timeout
+debootstrap --variant=minbase --include="$packages" \
     bookworm "$root" ${DEBIAN_MIRROR:+"$DEBIAN_MIRROR"}
 
 # The real image has its own Python under /usr/local, which nothing but pip manages.
