@@ -8,7 +8,7 @@ from service.agent_sessions import AgentSessions
 from service.jobs.runner import JobRunner
 from service.model_calls import ModelCalls
 from service.rollout_service import RolloutService
-from service.routes import health, info, jobs, metrics, model_server, policy, rollout, score, sessions, tasks
+from service.routes import health, info, jobs, metrics, model_server, policy, rollout, score, sessions, tasks, ui
 from service.routes.contract_version import ContractVersionMiddleware
 from service.routes.dependencies import provide
 from service.routes.error_handlers import install_error_handlers
@@ -27,6 +27,7 @@ ROUTERS = (
     policy.router,
     health.router,
     metrics.router,
+    ui.router,
 )
 TITLE = "Rollout service"
 API_VERSION = "1"

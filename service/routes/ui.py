@@ -1,0 +1,60 @@
+"""`GET /ui`: a page that shows the service, plays samples and reads rollouts.
+
+The files need no key and hold no data. What the page shows it gets from the other routes, with the key of whoever uses
+it. Text of models is shown there: the page may run its own files only, and ask only the service that it came from.
+"""
+
+from fastapi import APIRouter, HTTPException, Request
+from fastapi.responses import Response
+
+from service.ui.files import INDEX, page_files
+
+CONTENT_SECURITY_POLICY = "; ".join(
+    [
+        "default-src 'none'",
+        "script-src 'self'",
+        "style-src 'self'",
+        "img-src 'self'",
+        "connect-src 'self'",
+        "worker-src 'self'",
+        "base-uri 'none'",
+        "form-action 'none'",
+        "frame-ancestors 'none'",
+        # Text becomes markup or code nowhere; the one policy is for the address of the worker.
+        "require-trusted-types-for 'script'",
+        "trusted-types rollout-worker",
+    ]
+)
+HEADERS = {
+    "Content-Security-Policy": CONTENT_SECURITY_POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    # Asked again each time, answered by 304: a page never mixes the modules of two versions.
+    "Cache-Control": "no-cache",
+}
+
+
+async def ui(request: Request) -> Response:
+    """Relative, so that it is right under every prefix and behind every gateway."""
+    query = f"?{request.url.query}" if request.url.query else ""
+    return Response(status_code=307, headers={"Location": f"ui/{query}"})
+
+
+async def ui_file(request: Request) -> Response:
+    """Raises `HTTPException`: 404 for what is no file of the page."""
+    file = page_files().get(request.path_params["path"] or INDEX)
+    if file is None:
+        raise HTTPException(404, "Not Found")
+    headers = {**HEADERS, "ETag": file.etag}
+    known = [tag.strip().removeprefix("W/") for tag in request.headers.get("if-none-match", "").split(",")]
+    if file.etag in known:
+        return Response(status_code=304, headers=headers)
+    return Response(file.content, media_type=file.media_type, headers=headers)
+
+
+router = APIRouter()
+# Not as routes of the API: they are in no OpenAPI document, and read no parameters.
+router.add_route("/ui", ui, methods=["GET"], include_in_schema=False)
+router.add_route("/ui/{path:path}", ui_file, methods=["GET"], include_in_schema=False)

@@ -1,0 +1,1 @@
+"""The page that `GET /ui` serves: static files (`page/`), and what serves them."""

@@ -1,0 +1,28 @@
+// How numbers are written: short, and the same everywhere.
+
+const whole = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
+const short = new Intl.NumberFormat("en", { maximumSignificantDigits: 3 });
+
+export function count(value) {
+  return whole.format(value);
+}
+
+/** Whole numbers as they are, others with at most three decimals. */
+export function reward(value) {
+  if (value === null || value === undefined) return "none";
+  return Number.isInteger(value) ? String(value) : String(Number(value.toFixed(3)));
+}
+
+export function rate(value) {
+  return value === null ? "–" : value >= 1000 ? whole.format(value) : short.format(value);
+}
+
+export function seconds(value) {
+  if (value < 120) return `${whole.format(value)} s`;
+  if (value < 7200) return `${whole.format(value / 60)} min`;
+  return value < 172800 ? `${whole.format(value / 3600)} h` : `${whole.format(value / 86400)} days`;
+}
+
+export function plural(number, word) {
+  return `${count(number)} ${word}${number === 1 ? "" : "s"}`;
+}

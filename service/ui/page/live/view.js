@@ -1,0 +1,1 @@
+export class LiveView { constructor(s){ s.textContent="live"; } enter(){} }

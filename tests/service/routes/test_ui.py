@@ -1,0 +1,152 @@
+"""`GET /ui`: the files of the page, which need no key and hold no data."""
+
+from html.parser import HTMLParser
+from pathlib import Path
+from posixpath import join, normpath
+from re import DOTALL, MULTILINE, findall, sub
+
+import pytest
+
+from service.access.access_control import AccessControl
+from service.access.settings import AccessSettings
+from service.ui.files import PAGE, page_files
+from tests.service.keyed_http import KeyedHttp
+from tests.service.scripted_http import ScriptedHttp
+
+MODULES = [path for path in page_files() if path.endswith(".js")]
+
+
+class Addresses(HTMLParser):
+    """What a page loads, and what of it would run or style without a file."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loaded: list[str] = []
+        self.inline: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = dict(attrs)
+        self.loaded += [given[name] or "" for name in ("src", "href") if name in given]
+        self.inline += [name for name in given if name == "style" or name.startswith("on")]
+        if (tag == "script" and "src" not in given) or tag == "style":
+            self.inline.append(tag)
+
+
+def index() -> Addresses:
+    addresses = Addresses()
+    addresses.feed(page_files()["index.html"].content.decode())
+    return addresses
+
+
+@pytest.mark.parametrize("prefix", ["", "/v1"])
+@pytest.mark.parametrize(
+    ("path", "media_type"),
+    [
+        ("", "text/html; charset=utf-8"),
+        ("index.html", "text/html; charset=utf-8"),
+        ("app/main.js", "text/javascript; charset=utf-8"),
+        ("styles/base.css", "text/css; charset=utf-8"),
+        ("icon.svg", "image/svg+xml"),
+        ("vendor/hyparquet/LICENSE", "text/plain; charset=utf-8"),
+    ],
+)
+def test_a_file_of_the_page_is_served_with_its_type_under_both_prefixes(
+    prefix: str, path: str, media_type: str
+) -> None:
+    response = ScriptedHttp().request("GET", f"{prefix}/ui/{path}")
+    assert (response.status_code, response.headers["content-type"]) == (200, media_type)
+    assert response.content == (PAGE / (path or "index.html")).read_bytes()
+
+
+def test_the_page_may_run_its_own_files_only_and_no_other_site_may_frame_it() -> None:
+    response = ScriptedHttp().request("GET", "/ui/")
+    policy = response.headers["content-security-policy"].split("; ")
+    assert "default-src 'none'" in policy
+    assert {part for part in policy if part.startswith(("script-src", "style-src", "connect-src", "worker-src"))} == {
+        "script-src 'self'",
+        "style-src 'self'",
+        "connect-src 'self'",
+        "worker-src 'self'",
+    }
+    assert {"frame-ancestors 'none'", "base-uri 'none'", "require-trusted-types-for 'script'"} <= set(policy)
+    assert "unsafe" not in response.headers["content-security-policy"]
+    assert response.headers["x-content-type-options"] == "nosniff"
+    assert response.headers["referrer-policy"] == "no-referrer"
+
+
+def test_the_page_loads_files_of_its_own_and_has_no_code_or_style_inline() -> None:
+    addresses = index()
+    files = [address for address in addresses.loaded if not address.startswith("#")]
+    assert addresses.inline == []
+    assert set(files) <= page_files().keys()
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_what_a_module_imports_is_a_file_of_the_page(module: str) -> None:
+    code = sub(r"/\*.*?\*/", "", page_files()[module].content.decode(), flags=DOTALL)
+    imported = findall(r"""(?:\bfrom |^import |\bimport\()["']([^"']+)["']""", code, flags=MULTILINE)
+    folder = module.rpartition("/")[0]
+    assert [address for address in imported if normpath(join(folder, address)) not in page_files()] == []
+
+
+def test_the_address_without_a_slash_leads_to_the_page_also_behind_a_gateways_prefix() -> None:
+    response = ScriptedHttp().request("GET", "/ui?from=mail")
+    assert (response.status_code, response.headers["location"]) == (307, "ui/?from=mail")
+
+
+def test_a_file_is_asked_for_again_and_sent_only_when_it_has_changed() -> None:
+    service = ScriptedHttp()
+    first = service.request("GET", "/ui/app/main.js")
+    assert first.headers["cache-control"] == "no-cache"
+    again = service.request("GET", "/ui/app/main.js", headers={"if-none-match": f'"other", W/{first.headers["etag"]}'})
+    assert (again.status_code, again.content, again.headers["etag"]) == (304, b"", first.headers["etag"])
+    other = service.request("GET", "/ui/", headers={"if-none-match": first.headers["etag"]})
+    assert other.status_code == 200
+
+
+def test_head_is_answered_without_the_file() -> None:
+    response = ScriptedHttp().request("HEAD", "/ui/")
+    assert (response.status_code, response.content) == (200, b"")
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "no-such.js",
+        "app",
+        "app/",
+        "../files.py",
+        "..%2ffiles.py",
+        "%2e%2e/files.py",
+        "app/../../files.py",
+        "/etc/passwd",
+        "app%2f..%2f..%2f__init__.py",
+        "..%5cfiles.py",
+        "index.html%00",
+    ],
+)
+def test_what_is_no_file_of_the_page_is_not_found(path: str) -> None:
+    response = ScriptedHttp().request("GET", f"/ui/{path}")
+    assert (response.status_code, response.headers["content-type"]) == (404, "application/problem+json")
+
+
+def test_the_page_is_only_read() -> None:
+    response = ScriptedHttp().request("POST", "/ui/", content=b"")
+    assert (response.status_code, response.headers["allow"]) == (405, "GET, HEAD")
+
+
+def test_the_files_need_no_key_where_the_service_asks_for_one(tmp_path: Path) -> None:
+    keyed = KeyedHttp(tmp_path)
+    assert keyed.service.request("GET", "/policy").status_code == 401
+    assert {keyed.service.request("GET", f"/ui/{path}").status_code for path in ("", "app/main.js")} == {200}
+
+
+def test_a_name_that_only_resolves_to_loopback_gets_no_page() -> None:
+    service = ScriptedHttp(access=AccessControl.of(AccessSettings(), "127.0.0.1"))
+    assert service.request("GET", "/ui/", headers={"host": "evil.example"}).status_code == 400
+
+
+def test_every_vendored_library_has_its_licence() -> None:
+    folders = {path.split("/")[1] for path in page_files() if path.startswith("vendor/") and path.count("/") > 1}
+    assert folders == {"fzstd", "hyparquet"}
+    assert {f"vendor/{folder}/LICENSE" for folder in folders} <= page_files().keys()

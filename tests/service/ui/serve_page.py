@@ -1,0 +1,93 @@
+"""Serves the HTTP application over scripted parts for a browser, until its standard input ends.
+
+    python -m tests.service.ui.serve_page [--key]
+
+Prints a line of JSON: the address, and with `--key` the key that the service then asks for.
+"""
+
+import argparse
+import asyncio
+import json
+import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from unittest.mock import patch
+
+import uvicorn
+from fastapi import FastAPI
+
+from deployments.protocols import GeneratorDescription
+from rollout_client.policy_contract import PolicyState, ReplicaPolicy, VersionInfo
+from service.access.access_control import AccessControl
+from service.access.keys import hash_of, new_key
+from service.access.settings import AccessSettings
+from service.admission.admission import Admission
+from service.remote.policy import RemotePolicy
+from service.requests.episodes import EpisodeFactory
+from service.rollout_service import RolloutService
+from service.routes.http_app import build_http_app
+from service.settings import AdmissionSettings, Limits
+from tests.service.scripted_http import VOCAB_SIZE, tokenizer
+from tests.service.scripted_store import ScriptedStore
+from tests.service.ui.played_parts import TalkingGenerator, tasks
+from tests.service.ui.scripted_metrics import scripted_metrics
+
+CREATED = "2026-01-02T03:04:05Z"
+DELAY_S = 0.05
+MAX_MODEL_LEN = 2000
+
+
+class StoreWithReplicas(ScriptedStore):
+    """Two replicas, of which one has the new weights."""
+
+    async def state(self, checksums_within_s: float) -> PolicyState:
+        kinds = [(0, "initial", 0), (6, "full", 1_780_000), (7, "delta", 1_780_000)]
+        versions = [
+            VersionInfo.model_validate({"version": version, "kind": kind, "size_bytes": size, "created_at": CREATED})
+            for version, kind, size in kinds
+        ]
+        replicas = [ReplicaPolicy(replica_id="g1", version=7), ReplicaPolicy(replica_id="g2", version=6)]
+        return PolicyState(current=7, updating_to=None, versions=versions, replicas=replicas)
+
+
+def app_of(access: AccessControl) -> FastAPI:
+    environments, limits = tasks(), Limits()
+    description = GeneratorDescription("tiny", MAX_MODEL_LEN, VOCAB_SIZE)
+    factory = EpisodeFactory(frozenset(environments), description, tokenizer, limits)
+    policy = RemotePolicy(StoreWithReplicas())  # type: ignore[arg-type]
+    admission = Admission(AdmissionSettings(), MAX_MODEL_LEN, lambda: 1)
+    rollouts = RolloutService(TalkingGenerator(DELAY_S), environments, policy, factory, limits, admission)
+    return build_http_app(rollouts, access)
+
+
+def access_of(folder: Path, key: str | None) -> AccessControl:
+    if key is None:
+        return AccessControl.of(AccessSettings(), "127.0.0.1")
+    path = folder / "keys.json"
+    path.write_text(json.dumps({"keys": [{"name": "user", "sha256": hash_of(key), "scopes": ["rollout", "read"]}]}))
+    return AccessControl.of(AccessSettings(keys_file=str(path)), "127.0.0.1")
+
+
+async def serve(access: AccessControl, key: str | None) -> None:
+    server = uvicorn.Server(uvicorn.Config(app_of(access), port=0, log_level="warning"))
+    serving = asyncio.create_task(server.serve())
+    while not server.started:
+        await asyncio.sleep(0.01)
+    port = server.servers[0].sockets[0].getsockname()[1]
+    sys.stdout.write(json.dumps({"url": f"http://127.0.0.1:{port}", "key": key}) + "\n")
+    sys.stdout.flush()
+    await asyncio.to_thread(sys.stdin.read)
+    server.should_exit = True
+    await serving
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--key", action="store_true")
+    key = new_key() if parser.parse_args().key else None
+    with TemporaryDirectory() as folder, patch("service.routes.metrics.all_metrics", scripted_metrics):
+        asyncio.run(serve(access_of(Path(folder), key), key))
+
+
+if __name__ == "__main__":
+    main()
