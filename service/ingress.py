@@ -20,6 +20,7 @@ from deployments.simulation.settings import SimulatedEngineSettings
 from service.access.access_control import AccessControl
 from service.access.exposure import refuse_exposed
 from service.access.serve_http import http_options, own_address
+from service.admission.priority import counts_by_priority
 from service.agent_runs import AgentRuns
 from service.agent_sessions import AgentSessions
 from service.canary.background_canary import BackgroundCanary
@@ -147,5 +148,6 @@ def look_at(rollouts: RolloutService, generator: RemoteGenerator) -> Look:
         requested_tokens=held.tokens,
         body_bytes=held.body_bytes,
         waiting_generations=generator.waiting_generations,
+        waiting_by_priority=counts_by_priority(generator.waiting_by_weight),
         policy_versions=rollouts.policy.known_versions,
     )

@@ -14,7 +14,7 @@ item of the highest rank is next, and among equal ranks the oldest. Each operati
 
 import heapq
 from collections import OrderedDict
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Generic, TypeVar
@@ -137,6 +137,10 @@ class FairQueue(Generic[Item, Name]):
 
     def __contains__(self, item: Item) -> bool:
         return item in self._places
+
+    def __iter__(self) -> Iterator[Item]:
+        """All items that wait, the oldest first."""
+        return iter(self._places)
 
     def flow(self, name: str, weight: float) -> Flow[Item, Name]:
         """The flow of this name. The `weight` (> 0) of one that is known changes to the given one."""

@@ -11,6 +11,7 @@ replica while another has room for it and moving costs less than waiting.
 
 import math
 import random
+from collections import Counter
 from collections.abc import Collection, Sequence
 
 from deployments.protocols import GenerationRequest, ReplicaLoad, RequestShare, ScoringRequest
@@ -68,6 +69,11 @@ class GenerationScheduler:
     def waiting(self) -> int:
         """How many generations wait."""
         return len(self._queue)
+
+    @property
+    def waiting_by_weight(self) -> Counter[float]:
+        """How many generations wait, by the weight that their request has for its priority."""
+        return Counter(generation.request.share.weight for generation in self._queue)
 
     def waiting_for(self, replica: str) -> int:
         """How many of them wait for this replica; each choice of a call counts."""

@@ -1,15 +1,28 @@
 """The share of the engines that a request gets by its `priority` and its caller's key."""
 
+from collections.abc import Mapping
+
 from deployments.protocols import RequestShare
 from rollout_client.priority_contract import Priority
 from service.access.keys import Caller
 
 WEIGHTS = {"interactive": 16.0, "train": 1.0, "batch": 1 / 16}
 """In proportion to a training request. None is infinite: a request of any priority always gets on."""
+OTHER = "other"
+"""Of requests whose priority is a number."""
 
 
 def weight_of(priority: Priority) -> float:
     return WEIGHTS[priority] if isinstance(priority, str) else float(priority)
+
+
+def counts_by_priority(by_weight: Mapping[float, int]) -> dict[str, int]:
+    """Counts by weight as counts by the name of the priority, with a 0 for a class without any; `other` are numbers."""
+    names = {weight: name for name, weight in WEIGHTS.items()}
+    counts = dict.fromkeys([*WEIGHTS, OTHER], 0)
+    for weight, count in by_weight.items():
+        counts[names.get(weight, OTHER)] += count
+    return counts
 
 
 def share_of(unique_id: str, priority: Priority, caller: Caller) -> RequestShare:

@@ -25,6 +25,8 @@ class Look:
     body_bytes: int
     waiting_generations: int
     """Those that have no place in the engines yet."""
+    waiting_by_priority: dict[str, int]
+    """Those by the priority of their request; all priorities are named, also those for which none waits."""
     policy_versions: dict[str, int]
     """The current version by the name of the policy; that without a name is under ''."""
 
@@ -38,6 +40,11 @@ class Gauges:
         self._tokens = Gauge("rollout_requested_tokens_in_flight", description="Tokens that they may have at most.")
         self._bytes = Gauge("rollout_body_bytes_in_flight", description="Bytes of request bodies that are held.")
         self._waiting = Gauge("rollout_waiting_generations", description="Generations that wait for their turn.")
+        self._waiting_by_priority = Gauge(
+            "rollout_waiting_by_priority",
+            description="Generations that wait for their turn, by the priority of their request.",
+            tag_keys=("priority",),
+        )
         self._version = Gauge("rollout_policy_version", description="Current version.", tag_keys=("policy",))
         self._age = Gauge(
             "rollout_policy_age_seconds",
@@ -67,6 +74,8 @@ class Gauges:
         self._tokens.set(look.requested_tokens)
         self._bytes.set(look.body_bytes)
         self._waiting.set(look.waiting_generations)
+        for priority, waiting in look.waiting_by_priority.items():
+            self._waiting_by_priority.set(waiting, {"priority": priority})
         for policy, version in look.policy_versions.items():
             if self._seen.get(policy, (None,))[0] != version:
                 self._seen[policy] = version, now_s

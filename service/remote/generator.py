@@ -1,7 +1,7 @@
 """The `Generator` port over Serve handles. Server half: `deployments/rpc/generator_replica_base.py`."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
@@ -164,6 +164,11 @@ class RemoteGenerator(Generator, ModelServer, ComparedReplicas):
     def waiting_generations(self) -> int:
         """Those that wait for their turn at an engine."""
         return self._scheduler.waiting
+
+    @property
+    def waiting_by_weight(self) -> Mapping[float, int]:
+        """Those by the weight of their request's priority."""
+        return self._scheduler.waiting_by_weight
 
     def interrupt(self, rollout_id: str) -> bool:
         if (waiting := self._waiting.get(rollout_id)) is not None:

@@ -57,6 +57,16 @@ def names(generations: "list[ScheduledGeneration] | object") -> list[str]:
     return [scheduled.request.rollout_id for scheduled in generations]
 
 
+def test_waiting_generations_are_counted_by_the_weight_of_their_request() -> None:
+    scheduler = new_scheduler("a")
+    for number in range(WINDOW + 3):
+        scheduler.submit(generation(f"t{number}", "train"))
+    first = scheduler.submit(generation("i", "interactive", weight=16.0))
+    assert scheduler.waiting_by_weight == {1.0: 3, 16.0: 1}
+    scheduler.cancel(first)
+    assert scheduler.waiting_by_weight == {1.0: 3}
+
+
 def test_a_replica_gets_its_window_and_the_others_wait_in_order() -> None:
     scheduler = new_scheduler("a")
     generations = submit_many(scheduler, 7)

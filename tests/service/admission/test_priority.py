@@ -3,7 +3,7 @@
 import pytest
 
 from rollout_client.priority_contract import Priority
-from service.admission.priority import weight_of
+from service.admission.priority import counts_by_priority, weight_of
 
 
 @pytest.mark.parametrize(
@@ -11,3 +11,8 @@ from service.admission.priority import weight_of
 )
 def test_a_priority_is_a_weight_in_proportion_to_training(priority: Priority, weight: float) -> None:
     assert weight_of(priority) == weight
+
+
+def test_counts_by_weight_are_counts_by_priority_in_which_no_class_is_missing() -> None:
+    counts = counts_by_priority({16.0: 2, 0.0625: 1, 2.5: 3, 0.5: 4})
+    assert counts == {"interactive": 2, "train": 0, "batch": 1, "other": 7}

@@ -100,9 +100,17 @@ def test_a_counter_gives_ray_the_sum_of_what_was_added_once(given: Given) -> Non
 def test_the_age_of_a_version_begins_when_it_is_first_seen(given: Given) -> None:
     gauges = Gauges(lambda: pytest.fail("not looked at"))
     for now_s, version in ((10.0, 1), (15.0, 1), (20.0, 2), (27.0, 2)):
-        gauges.note(Look(0, 0, 0, 0, {"": version}), now_s)
+        gauges.note(Look(0, 0, 0, 0, {}, {"": version}), now_s)
     assert given["rollout_policy_age_seconds", ""] == [0.0, 5.0, 0.0, 7.0]
     assert given["rollout_policy_version", ""] == [1, 1, 2, 2]
+
+
+def test_each_look_shows_the_queue_of_every_priority(given: Given) -> None:
+    gauges = Gauges(lambda: pytest.fail("not looked at"))
+    gauges.note(Look(0, 0, 0, 3, {"train": 3, "batch": 0}, {}), 1.0)
+    gauges.note(Look(0, 0, 0, 0, {"train": 0, "batch": 0}, {}), 2.0)
+    assert given["rollout_waiting_by_priority", "train"] == [3, 0]
+    assert given["rollout_waiting_by_priority", "batch"] == [0, 0]
 
 
 def test_gauges_are_set_again_before_rays_exporter_forgets_them(given: Given, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,7 +119,7 @@ def test_gauges_are_set_again_before_rays_exporter_forgets_them(given: Given, mo
 
     def look() -> Look:
         looked_at.append(asyncio.get_running_loop().time())
-        return Look(0, 0, 0, 0, {})
+        return Look(0, 0, 0, 0, {}, {})
 
     async def follow() -> None:
         monkeypatch.setattr("service.metrics.gauges.monotonic", asyncio.get_running_loop().time)

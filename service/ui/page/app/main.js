@@ -3,7 +3,7 @@
 import { RolloutData } from "../reader/data/client.js";
 import { Reader } from "../reader/view.js";
 import { VocabularyStore } from "../reader/vocabulary.js";
-import { whenKeyChanges } from "../service/api.js";
+import { get, whenKeyChanges } from "../service/api.js";
 import { bindTheme } from "./theme.js";
 import * as link from "./link.js";
 import { bindShortcuts, shortcut, showHelp } from "./shortcuts.js";
@@ -65,4 +65,16 @@ document.getElementById("skip").addEventListener("click", (event) => {
 });
 link.onChange(show);
 whenKeyChanges(() => location.reload());
-show(link.current());
+show(link.current()).then(showService);
+
+/** Which model and service it is, in the bar at the top. Not worth a question for a key: a view that needs one asks. */
+async function showService() {
+  const line = document.getElementById("service");
+  try {
+    const { model, versions } = await get("info", { quiet: true });
+    line.textContent = [model.name, versions.engine, `service ${versions.service}`].filter(Boolean).join(" · ");
+    line.hidden = false;
+  } catch {
+    line.hidden = true;
+  }
+}

@@ -1,1 +1,94 @@
-export class LiveView { constructor(s){ s.textContent="live"; } enter(){} }
+// The live state: what /readyz, /policy, /metrics and /info say, again and again while the view is shown.
+
+import { h } from "../app/dom.js";
+import { get, getText } from "../service/api.js";
+import { parseExposition } from "./exposition.js";
+import * as figures from "./figures.js";
+import { Rates } from "./rates.js";
+import { policyElement, queueTable, readinessElement, replicaTable, taskTable, tiles } from "./tables.js";
+
+const EVERY_MS = 2000;
+
+export class LiveView {
+  #timer = 0;
+  #rates = new Rates();
+  #metrics = new Map();
+  #info = null;
+  #isFirst = true;
+
+  constructor(section) {
+    this.readiness = h("div");
+    this.tiles = h("div");
+    this.replicas = h("div");
+    this.queue = h("div");
+    this.policy = h("div");
+    this.tasks = h("div");
+    this.problem = h("p", { class: "notice bad", role: "status" });
+    const panel = (title, content) => h("section", { class: "panel", "aria-label": title }, h("h2", {}, title), content);
+    section.append(
+      h(
+        "div",
+        { class: "page live" },
+        h("div", { class: "live-head" }, this.readiness, this.problem),
+        h("section", { class: "panel whole", "aria-label": "Throughput" }, this.tiles),
+        h("div", { class: "stack" }, panel("Generator replicas", this.replicas), panel("Tasks", this.tasks)),
+        h("div", { class: "stack" }, panel("Policy", this.policy), panel("Queue by priority", this.queue)),
+      ),
+    );
+    document.addEventListener("visibilitychange", () => {
+      if (this.#timer && !document.hidden) this.#look();
+    });
+  }
+
+  enter() {
+    this.leave();
+    this.#timer = setInterval(() => document.hidden || this.#look(), EVERY_MS);
+    this.#look();
+  }
+
+  leave() {
+    clearInterval(this.#timer);
+    this.#timer = 0;
+  }
+
+  async #look() {
+    // The first look asks for a key if there must be one. Later looks do not open a dialog under somebody's hands.
+    const quiet = !this.#isFirst;
+    this.#isFirst = false;
+    const answers = await Promise.allSettled([
+      get("readyz", { quiet }),
+      get("policy", { quiet }),
+      getText("metrics", { quiet }),
+      this.#info ?? get("info", { quiet }),
+    ]);
+    const [ready, policy, metrics, info] = answers.map(({ value }) => value);
+    if (metrics !== undefined) {
+      this.#metrics = parseExposition(metrics);
+      this.#rates.look(this.#metrics, figures.COUNTERS, performance.now() / 1000);
+    }
+    this.#info = info ?? null;
+    this.#showReadiness(ready, answers[0].reason);
+    this.#showProblems(answers.slice(1));
+    this.#show(policy, info);
+  }
+
+  #showReadiness(ready, reason) {
+    this.readiness.replaceChildren(readinessElement(ready ?? { problem: reason.message }));
+  }
+
+  /** Each sentence once: without a key all routes say the same. */
+  #showProblems(answers) {
+    const sentences = new Set(answers.filter(({ reason }) => reason).map(({ reason }) => reason.message));
+    this.problem.textContent = [...sentences].join(" ");
+    this.problem.hidden = !sentences.size;
+  }
+
+  #show(policy, info) {
+    const headline = figures.headline(this.#metrics, this.#rates);
+    this.tiles.replaceChildren(tiles(headline));
+    this.replicas.replaceChildren(replicaTable(figures.replicas(policy, this.#metrics, this.#rates)));
+    this.queue.replaceChildren(queueTable(figures.queue(this.#metrics), headline.waiting));
+    this.tasks.replaceChildren(taskTable(figures.tasks(info?.tasks ?? [], this.#rates)));
+    this.policy.replaceChildren(policy ? policyElement(policy, headline.age, Date.now()) : h("p", { class: "small quiet" }, "It is not known."));
+  }
+}

@@ -7,13 +7,13 @@ const NUMBERS = [
   // path, label, attributes
   ["num_generations", "Rollouts", { value: "4", min: 1, max: 1024, step: 1, required: true }],
   ["sampling.temperature", "Temperature", { value: "1", min: 0, max: 2, step: "any" }],
-  ["sampling.max_new_tokens", "New tokens, at most", { value: "256", min: 1, step: 1 }],
-  ["max_rollout_turns", "Turns, at most", { placeholder: "16", min: 1, step: 1 }],
+  ["sampling.max_new_tokens", "Max new tokens", { value: "256", min: 1, step: 1 }],
+  ["max_rollout_turns", "Max turns", { placeholder: "16", min: 1, step: 1 }],
   ["sampling.top_p", "top-p", { placeholder: "1", min: 0, max: 1, step: "any" }],
   ["sampling.top_k", "top-k", { placeholder: "all", min: -1, step: 1 }],
   ["sampling.min_p", "min-p", { placeholder: "0", min: 0, max: 1, step: "any" }],
   ["sampling.seed", "Seed", { placeholder: "random", min: 0, step: 1 }],
-  ["max_seq_len", "Length, at most", { placeholder: "the model's", min: 1, step: 1 }],
+  ["max_seq_len", "Max length", { placeholder: "the model's", min: 1, step: 1 }],
   ["deadline_s", "Deadline, s", { placeholder: "none", min: 0, step: "any" }],
 ];
 const FIRST = 4;
@@ -32,6 +32,8 @@ export class OptionsForm {
     }
     options(this.#priority, PRIORITIES, "interactive");
     const elements = [...this.#numbers.values()].map(({ element }) => element);
+    const stops = field("Stop strings", this.#stops);
+    stops.classList.add("stops");
     this.element = h(
       "fieldset",
       { class: "options" },
@@ -46,7 +48,7 @@ export class OptionsForm {
           { class: "options-grid" },
           ...elements.slice(FIRST),
           field("Priority", this.#priority),
-          field("Stop strings", this.#stops),
+          stops,
           h("div", { class: "row check" }, this.#greedy, h("label", { for: "greedy" }, "Greedy")),
         ),
       ),

@@ -84,7 +84,9 @@ export class SampleEditor {
   }
 
   #put(sample) {
-    this.#text.value = JSON.stringify(sample, (_, value) => (value === null ? undefined : value), 2);
+    // Fields of the contract that are null say nothing; what is null within a field may mean something.
+    const given = Object.entries(sample).filter(([, value]) => value !== null);
+    this.#text.value = JSON.stringify(Object.fromEntries(given), null, 2);
     this.check();
   }
 

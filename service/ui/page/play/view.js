@@ -32,7 +32,7 @@ export class Playground {
     this.problem = h("p", { class: "problem", role: "alert" });
     this.progress = h("p", { class: "small quiet", role: "status" });
     this.bar = h("progress", { value: 0, max: 1, hidden: true, "aria-label": "Rollouts that have ended" });
-    this.summary = h("p", { class: "small quiet" });
+    this.summary = h("p", { class: "small quiet" }, "Each rollout is shown here when it has ended, with all of its turns.");
     this.readAll = h("button", { type: "button", hidden: true, onclick: () => link.go("reader", { source: "played" }) }, "All in the reader");
     this.sent = h("pre", { tabindex: "0", "aria-label": "The request as JSON" });
     section.append(this.#layout());
