@@ -79,7 +79,7 @@ export function queueTable(records, waiting) {
     bar.style.width = `${(size / most) * 100}%`;
     return [name, count(size), h("span", { class: "queue-room", "aria-hidden": "true" }, bar)];
   });
-  return table("Waiting generations by priority", [["priority"], ["waiting", true], [""]], rows, "");
+  return table("Waiting generations by priority", [["priority"], ["waiting", true], [h("span", { class: "unseen" }, "share")]], rows, "");
 }
 
 const RECENT = 6;

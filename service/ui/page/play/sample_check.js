@@ -1,6 +1,8 @@
 // Whether the text of the editor is a sample that can be posted. Pure functions. The service has the last word; this
 // finds what it would refuse before a request is sent.
 
+import { firstFlaw } from "./json_place.js";
+
 const ROLES = ["system", "user", "assistant", "tool", "environment"];
 
 /** `{sample}`, or `{problem}`: a sentence that names the place. */
@@ -8,19 +10,12 @@ export function readSample(text, tasks) {
   let sample;
   try {
     sample = JSON.parse(text);
-  } catch (error) {
-    return { problem: `This is no JSON: ${placed(error, text)}` };
+  } catch {
+    const { line, column, wanted } = firstFlaw(text);
+    return { problem: `This is no JSON: line ${line}, column ${column}: ${wanted} is expected.` };
   }
   const problem = sampleProblem(sample, tasks);
   return problem ? { problem } : { sample };
-}
-
-/** V8 says the place as a position; a reader looks for the line. */
-export function placed(error, text) {
-  const position = /at position (\d+)/.exec(error.message);
-  if (!position) return `${error.message}.`;
-  const before = text.slice(0, Number(position[1])).split("\n");
-  return `${error.message.replace(/ (?:in JSON )?at position .*/, "")}, line ${before.length}, column ${before.at(-1).length + 1}.`;
 }
 
 function sampleProblem(sample, tasks) {

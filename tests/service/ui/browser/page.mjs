@@ -1,0 +1,93 @@
+// What the tests share: the page over scripted parts, a browser, files of rollouts, and how a file is dropped.
+
+import { spawn, spawnSync } from "node:child_process";
+import { mkdtempSync, readFileSync, rmSync } from "node:fs";
+import { tmpdir } from "node:os";
+import { join, resolve } from "node:path";
+import { chromium } from "playwright-core";
+
+export const REPOSITORY = resolve(import.meta.dirname, "../../../..");
+const PYTHON = process.env.PYTHON ?? join(REPOSITORY, ".venv/bin/python");
+const environment = { ...process.env, PYTHONPATH: [REPOSITORY, join(REPOSITORY, "clients"), join(REPOSITORY, "clients/rollout_env")].join(":") };
+const FLAGS = ["--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking", "--disable-component-update", "--disable-sync"];
+
+/** Serves the page; `key` makes the service ask for one. Returns `{url, key, stop}`. */
+export async function serve({ key = false } = {}) {
+  const process = spawn(PYTHON, ["-m", "tests.service.ui.serve_page", ...(key ? ["--key"] : [])], {
+    cwd: REPOSITORY,
+    env: environment,
+    stdio: ["pipe", "pipe", "inherit"],
+  });
+  const line = await new Promise((found, failed) => {
+    process.stdout.once("data", found);
+    process.once("exit", (code) => failed(new Error(`the server ended with ${code}`)));
+  });
+  return { ...JSON.parse(line), stop: () => process.stdin.end() };
+}
+
+/** Writes files with the client's own writers. Returns `{folder, path, read, remove}`. */
+export function writeFiles(many = 100) {
+  const folder = mkdtempSync(join(tmpdir(), "rollouts-"));
+  const { status } = spawnSync(PYTHON, ["-m", "tests.service.ui.write_rollouts", folder, "--many", String(many)], {
+    cwd: REPOSITORY,
+    env: environment,
+    stdio: "inherit",
+  });
+  if (status !== 0) throw new Error("the files were not written");
+  return {
+    path: (name) => join(folder, name),
+    read: (name) => readFileSync(join(folder, name)),
+    remove: () => rmSync(folder, { recursive: true }),
+  };
+}
+
+export function launch() {
+  return chromium.launch({ executablePath: process.env.CHROMIUM ?? "/usr/bin/chromium", chromiumSandbox: false, args: FLAGS });
+}
+
+/** A page in a context of its own. What it prints as an error, or throws, fails the test that calls `page.check()`. */
+export async function newPage(browser, options = {}) {
+  const context = await browser.newContext({ viewport: { width: 1280, height: 800 }, ...options });
+  const page = await context.newPage();
+  const errors = [];
+  page.on("pageerror", (error) => errors.push(String(error)));
+  page.on("console", (message) => message.type() === "error" && errors.push(message.text()));
+  page.check = () => {
+    if (errors.length) throw new Error(`the page has failed: ${errors.join("; ")}`);
+  };
+  return page;
+}
+
+/** Drops a file on the page, as a hand does. */
+export async function drop(page, name, content) {
+  const handle = await page.evaluateHandle(
+    ([fileName, base64]) => {
+      const bytes = Uint8Array.from(atob(base64), (character) => character.charCodeAt(0));
+      const transfer = new DataTransfer();
+      transfer.items.add(new File([bytes], fileName));
+      return transfer;
+    },
+    [name, content.toString("base64")],
+  );
+  await page.dispatchEvent("body", "drop", { dataTransfer: handle });
+}
+
+export const total = (page) => page.locator(".source-name p");
+export const selected = (page) => page.locator("[role=option][aria-selected=true] .row-name").textContent();
+
+/** Waits until the list has so many rollouts. */
+export async function waitForRollouts(page, text) {
+  await page.waitForFunction((wanted) => document.querySelector(".source-name p")?.textContent === wanted, text);
+}
+
+/** The reader with the file `few.jsonl` open. */
+export async function readerWith(browser, url, files, options) {
+  const page = await newPage(browser, options);
+  await page.goto(`${url}/ui/#reader`);
+  await page.waitForSelector(".reader");
+  await drop(page, "few.jsonl", files.read("few.jsonl"));
+  await waitForRollouts(page, "12 rollouts");
+  // Where it is narrow, a rollout is shown when it is chosen.
+  if ((options?.viewport?.width ?? 1280) > 860) await page.waitForSelector(".rollout");
+  return page;
+}
