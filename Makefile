@@ -20,13 +20,16 @@ MINUTES ?= 600
 RESULTS ?= chaos.jsonl
 SESSIONS ?= 1000
 FIRST ?= 0
+# The tests of the page of GET /ui, which run in a browser.
+UI_TESTS := tests/service/ui/browser
+CHROMIUM ?= /usr/bin/chromium
 # What `make test` finds does not depend on the run: the laws have the same examples each time, and the order of the tests and their
 # random inputs come of one seed. `make test-long` draws others each time.
 REPEATABLE = --hypothesis-profile=fast --randomly-seed=1
 # A service is a dozen processes that import the same code, and tests start many: it is compiled once, whatever the caller says.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo task-page serve reload train train-async train-trl train-agent lint test-fast test-live test-long test-attacks test-bridges test-agents test-trackers test test-all coverage check-streams picture-trace picture-dashboard mutation docs docs-serve load compose-test \
+.PHONY: help setup demo task-page serve reload train train-async train-trl train-agent lint test-fast test-live test-long test-attacks test-bridges test-agents test-trackers test test-all coverage check-streams picture-trace picture-dashboard mutation docs docs-serve load compose-test ui-test ui-pictures \
 	bench bench-agents bench-observability bench-scale bench-cancellation bench-journal bench-payload bench-async bench-swap bench-delta bench-code bench-tasks bench-retrieval bench-reward-model soak-weights soak-weights-kills soak fuzz chaos chaos-sessions session-laws lock sbom tiny-model \
 	small-model measure-small-model
 
@@ -48,6 +51,8 @@ help:
 	@echo "make test-bridges   test the bridges to collections of environments against the real packages, in environments of their own"
 	@echo "make test-agents    test agents of OpenAI's Agents SDK, LangGraph, smolagents, NeMo-Gym and TRL with the service, in environments of their own"
 	@echo "make test-trackers  test log_rollouts against wandb, trackio and MLflow, in an environment of their own"
+	@echo "make ui-test        test the page of GET /ui in Chromium, with 10,000 rollouts too (needs node 20.19 or newer; a few minutes)"
+	@echo "make ui-pictures    take the pictures of docs/ui.md anew, in light and dark"
 	@echo "make coverage       the tests once more with coverage, in this process and in the replicas; below 90% it fails"
 	@echo "make check-streams  4,096 unseeded rollouts of one prompt on two replicas: no two are equal (two minutes)"
 	@echo "make picture-trace      start the service, play one request, draw its spans as a waterfall, trace.svg"
@@ -210,8 +215,28 @@ test-trackers: export ROLLOUT_TRACKERS = 1
 test-trackers: $(BRIDGES)/trackers/.ready
 	@$(BRIDGES)/trackers/bin/python -m pytest tests/clients/data_out/test_trackers.py
 
+# Of a browser they need what drives it (npm, the versions of the lock) and Chromium itself, by apt where it is missing.
+$(UI_TESTS)/node_modules/.ready: $(UI_TESTS)/package.json $(UI_TESTS)/package-lock.json
+	@echo "Setting up $(@D) (once)"
+	@npm ci --prefix $(UI_TESTS) --no-audit --no-fund --silent
+	@touch $@
+
+$(CHROMIUM):
+	@echo "Installing Chromium (once)"
+	@apt-get install --yes --no-install-recommends chromium > /dev/null
+
+ui-test ui-pictures: export PYTHON := $(abspath $(PYTHON))
+ui-test ui-pictures: export CHROMIUM := $(CHROMIUM)
+
+ui-test: $(READY) $(UI_TESTS)/node_modules/.ready | $(CHROMIUM)
+	@node --test --test-reporter=spec --test-concurrency=1 $(UI_TESTS)/units/*.test.mjs $(UI_TESTS)/*.test.mjs
+
+ui-pictures: $(READY) $(UI_TESTS)/node_modules/.ready | $(CHROMIUM)
+	@node $(UI_TESTS)/pictures.mjs docs/images
+	@$(PYTHON) -m tests.service.ui.small_pictures docs/images/ui-*.png
+
 # What needs longer than `make test` may take has a target of its own and is called here.
-test-all: test test-long test-attacks test-bridges test-agents test-trackers coverage check-streams docs
+test-all: test test-long test-attacks test-bridges test-agents test-trackers ui-test coverage check-streams docs
 
 coverage: $(READY)
 	@echo "Tests with coverage"

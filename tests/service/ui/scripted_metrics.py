@@ -7,7 +7,7 @@ LINES = """\
 # TYPE ray_rollout_rollouts_total counter
 ray_rollout_rollouts_total{task_name="math",status="completed",replica="i1"} {rollouts}
 ray_rollout_rollouts_total{task_name="steps",status="error",replica="i1"} {errors}
-# TYPE ray_rollout_tokens_total counter
+ray_rollout_turns_total{task_name="math",replica="i1"} {rollouts}
 ray_rollout_tokens_total{task_name="math",kind="generated",replica="i1"} {tokens}
 ray_rollout_tokens_total{task_name="math",kind="environment",replica="i1"} {rollouts}
 # TYPE ray_rollout_reward_sums_total counter
