@@ -55,6 +55,16 @@ shortcut(["3"], "reader", () => link.go("reader"));
 shortcut(["t"], "theme: auto, light, dark", () => document.getElementById("theme").click());
 shortcut(["?"], "this list", showHelp);
 
+// A file is read wherever on the page it is dropped.
+document.addEventListener("dragover", (event) => event.preventDefault());
+document.addEventListener("drop", (event) => {
+  event.preventDefault();
+  const [file] = event.dataTransfer.files;
+  if (!file) return;
+  if (!reading()) link.go("reader");
+  reader().open(file);
+});
+
 bindTheme(document.getElementById("theme"));
 bindShortcuts();
 document.getElementById("help").addEventListener("click", showHelp);

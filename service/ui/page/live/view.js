@@ -73,22 +73,31 @@ export class LiveView {
   }
 
   #showReadiness(ready, reason) {
-    this.readiness.replaceChildren(readinessElement(ready ?? { problem: reason.message }));
+    renew(this.readiness, readinessElement(ready ?? { problem: reason.message }));
   }
 
-  /** Each sentence once: without a key all routes say the same. */
+  /** Each sentence once: without a key all routes say the same. What is said already is not said again. */
   #showProblems(answers) {
     const sentences = new Set(answers.filter(({ reason }) => reason).map(({ reason }) => reason.message));
-    this.problem.textContent = [...sentences].join(" ");
-    this.problem.hidden = !sentences.size;
+    const text = [...sentences].join(" ");
+    if (this.problem.textContent !== text) this.problem.textContent = text;
+    this.problem.hidden = !text;
   }
 
   #show(policy, info) {
     const headline = figures.headline(this.#metrics, this.#rates);
-    this.tiles.replaceChildren(tiles(headline));
-    this.replicas.replaceChildren(replicaTable(figures.replicas(policy, this.#metrics, this.#rates)));
-    this.queue.replaceChildren(queueTable(figures.queue(this.#metrics), headline.waiting));
-    this.tasks.replaceChildren(taskTable(figures.tasks(info?.tasks ?? [], this.#rates)));
-    this.policy.replaceChildren(policy ? policyElement(policy, headline.age, Date.now()) : h("p", { class: "small quiet" }, "It is not known."));
+    renew(this.tiles, tiles(headline));
+    renew(this.replicas, replicaTable(figures.replicas(policy, this.#metrics, this.#rates)));
+    renew(this.queue, queueTable(figures.queue(this.#metrics), headline.waiting));
+    renew(this.tasks, taskTable(figures.tasks(info?.tasks ?? [], this.#rates)));
+    renew(this.policy, policy ? policyElement(policy, headline.age, Date.now()) : h("p", { class: "small quiet" }, "It is not known."));
   }
+}
+
+/** Puts in a new content. The focus, such as on the link of a task, stays at its place. */
+function renew(container, content) {
+  const places = (element) => [...element.querySelectorAll("a, button")];
+  const at = places(container).indexOf(document.activeElement);
+  container.replaceChildren(content);
+  if (at >= 0) places(container)[at]?.focus();
 }

@@ -61,6 +61,10 @@ export class SampleEditor {
     }
   }
 
+  get task() {
+    return this.#task.value;
+  }
+
   get sample() {
     return readSample(this.#text.value, this.#tasks).sample ?? null;
   }

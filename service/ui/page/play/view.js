@@ -62,7 +62,8 @@ export class Playground {
 
   async enter({ task }) {
     if (this.#loaded) {
-      if (task) await this.editor.choose(task);
+      // What was edited stays, unless a link names another task.
+      if (task && task !== this.editor.task) await this.editor.choose(task);
       return;
     }
     try {

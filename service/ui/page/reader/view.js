@@ -28,6 +28,7 @@ export class Reader {
   #refreshing = 0;
   #loading = false;
   #shownKey = null;
+  #wasEntered = false;
   isShown = false;
 
   constructor(section, data, vocabulary) {
@@ -49,7 +50,6 @@ export class Reader {
     this.saveButton = h("button", { type: "button", hidden: true, onclick: () => this.#save() }, "Save");
     section.append(this.#layout());
     this.root = section.firstElementChild;
-    this.#acceptDrops(document);
     this.#refresh();
   }
 
@@ -73,9 +73,14 @@ export class Reader {
 
   // What the address says
 
-  /** Shows what a link says. A file that it names has to be given by the user. */
+  /** Shows what a link says; a file that it names has to be given by the user. A link that says nothing changes nothing. */
   enter(values) {
     this.isShown = true;
+    if (this.#wasEntered && !Object.keys(values).length) {
+      this.#refresh({ reveal: true });
+      return;
+    }
+    this.#wasEntered = true;
     const wanted = values.source === PLAYED ? PLAYED : FILE;
     this.#source = wanted;
     this.toolbar.values = values;
@@ -84,6 +89,11 @@ export class Reader {
     this.#expected = wanted === FILE && values.file && values.file !== this.#sources[FILE].name ? values.file : null;
     this.root.classList.toggle("reading", this.#rollout !== null);
     this.#refresh({ reveal: true });
+  }
+
+  /** Another view is shown: the address is that one's. */
+  leave() {
+    this.isShown = false;
   }
 
   #remember() {
@@ -102,17 +112,6 @@ export class Reader {
     const [file] = this.fileInput.files;
     if (file) this.open(file);
     this.fileInput.value = "";
-  }
-
-  #acceptDrops(target) {
-    target.addEventListener("dragover", (event) => event.preventDefault());
-    target.addEventListener("drop", (event) => {
-      event.preventDefault();
-      const [file] = event.dataTransfer.files;
-      if (!file) return;
-      if (!this.isShown) link.go("reader");
-      this.open(file);
-    });
   }
 
   /** Opens a file of rollouts, or takes the vocabulary of a `tokenizer.json`. */

@@ -22,7 +22,7 @@ try {
   await page.getByRole("spinbutton", { name: "Max new tokens" }).fill("16");
   await page.getByRole("button", { name: "Play", exact: true }).click();
   await page.getByText("4 of 4 have ended").waitFor();
-  assert.deepEqual(await page.locator(".arrival .status").allTextContents(), Array(4).fill("completed"));
+  assert.deepEqual(await page.locator(".arrival > summary .status").allTextContents(), Array(4).fill("completed"));
 
   await page.getByRole("button", { name: "All in the reader" }).click();
   await waitForRollouts(page, "4 rollouts");

@@ -230,6 +230,36 @@ test("a link opens the same view: it asks for the file, and shows the rollout wi
   other.check();
 });
 
+test("the view stays when another one is looked at meanwhile, and the address is that of the view", async () => {
+  const page = await reader();
+  await choose(page, "Task", "steps");
+  await waitForRollouts(page, "4 of 12 rollouts");
+  await page.getByRole("listbox").focus();
+  await page.keyboard.press("j");
+  const link = page.url();
+  await page.getByRole("link", { name: "Playground" }).click();
+  await page.waitForFunction(() => document.querySelector(".editor textarea")?.value);
+  await page.getByRole("button", { name: "Play", exact: true }).click();
+  await page.getByText("4 of 4 have ended").waitFor();
+  assert.match(page.url(), /#play/);
+  await page.getByRole("link", { name: "Reader" }).click();
+  await waitForRollouts(page, "4 of 12 rollouts");
+  assert.equal(page.url(), link);
+  await page.getByRole("button", { name: "Played here (4)" }).click();
+  await waitForRollouts(page, "4 rollouts");
+  page.check();
+});
+
+test("a file that is dropped on another view opens the reader", async () => {
+  const page = await newPage(browser);
+  await page.goto(`${service.url}/ui/#live`);
+  await page.getByRole("cell", { name: "g1" }).waitFor();
+  await drop(page, "few.jsonl", files.read("few.jsonl"));
+  await waitForRollouts(page, "12 rollouts");
+  assert.equal(await page.locator(".rollout-head h2").textContent(), "sample-0 · generation 0");
+  page.check();
+});
+
 test("text of a model is text: markup in it is shown and never run", async () => {
   const page = await reader();
   const rollout = JSON.parse(files.read("few.jsonl").toString().split("\n")[0]);

@@ -129,6 +129,15 @@ test("the live state has replicas, versions, throughput, what is in flight, and 
   page.check();
 });
 
+test("the focus stays on a link of the live state while its figures are renewed", async () => {
+  const page = await live();
+  const link = page.getByRole("link", { name: "steps" });
+  await link.focus();
+  await link.evaluate((element) => element.setAttribute("data-old", ""));
+  await page.waitForFunction(() => !document.querySelector("[data-old]"));
+  assert.equal(await page.evaluate(() => document.activeElement.textContent), "steps");
+});
+
 test("the live state says what does not answer, and goes on with the rest", async () => {
   const page = await newPage(browser);
   await page.route("**/readyz", (route) => route.fulfill({ json: { status: "ready", degraded: [{ part: "environment", task_name: "math", replica_id: null, reason: "It died." }] } }));
