@@ -6,12 +6,16 @@ BEGAN = monotonic()
 LINES = """\
 # TYPE ray_rollout_rollouts_total counter
 ray_rollout_rollouts_total{task_name="math",status="completed",replica="i1"} {rollouts}
+ray_rollout_rollouts_total{task_name="steps",status="completed",replica="i1"} {steps}
 ray_rollout_rollouts_total{task_name="steps",status="error",replica="i1"} {errors}
 ray_rollout_turns_total{task_name="math",replica="i1"} {rollouts}
 ray_rollout_tokens_total{task_name="math",kind="generated",replica="i1"} {tokens}
+ray_rollout_tokens_total{task_name="steps",kind="generated",replica="i1"} {tokens}
 ray_rollout_tokens_total{task_name="math",kind="environment",replica="i1"} {rollouts}
 # TYPE ray_rollout_reward_sums_total counter
 ray_rollout_reward_sums_total{task_name="math",sign="positive",replica="i1"} {rewards}
+ray_rollout_reward_sums_total{task_name="steps",sign="positive",replica="i1"} {steps}
+ray_rollout_reward_sums_total{task_name="steps",sign="negative",replica="i1"} {errors}
 # TYPE ray_rollout_in_flight gauge
 ray_rollout_in_flight{replica="i1"} 12.0
 ray_rollout_in_flight{replica="i2"} 4.0
@@ -37,10 +41,10 @@ ray_vllm_generation_tokens_total{ReplicaId="g2"} {tokens}
 
 
 async def scripted_metrics() -> str:
-    """20 rollouts and 4,000 tokens a second, of which one in ten fails."""
+    """20 rollouts a second, and 4,000 tokens of each engine, of which one fails."""
     seconds = monotonic() - BEGAN
-    values = {"seconds": seconds, "rollouts": 18 * seconds, "errors": 2 * seconds, "tokens": 4000 * seconds}
+    a_second = {"seconds": 1, "rollouts": 16, "steps": 3, "errors": 1, "rewards": 12, "tokens": 4000}
     text = LINES
-    for name, value in {**values, "rewards": 12 * seconds}.items():
-        text = text.replace(f"{{{name}}}", f"{value:.3f}")
+    for name, growth in a_second.items():
+        text = text.replace(f"{{{name}}}", f"{growth * seconds:.3f}")
     return text

@@ -9,6 +9,7 @@ import argparse
 import asyncio
 import json
 import sys
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from unittest.mock import patch
@@ -32,7 +33,6 @@ from tests.service.scripted_store import ScriptedStore
 from tests.service.ui.played_parts import TalkingGenerator, tasks
 from tests.service.ui.scripted_metrics import scripted_metrics
 
-CREATED = "2026-01-02T03:04:05Z"
 DELAY_S = 0.05
 MAX_MODEL_LEN = 2000
 
@@ -41,10 +41,11 @@ class StoreWithReplicas(ScriptedStore):
     """Two replicas, of which one has the new weights."""
 
     async def state(self, checksums_within_s: float) -> PolicyState:
-        kinds = [(0, "initial", 0), (6, "full", 1_780_000), (7, "delta", 1_780_000)]
+        now = datetime.now(UTC)
         versions = [
-            VersionInfo.model_validate({"version": version, "kind": kind, "size_bytes": size, "created_at": CREATED})
-            for version, kind, size in kinds
+            VersionInfo(version=0, kind="initial", created_at=now - timedelta(hours=3)),
+            VersionInfo(version=6, kind="full", size_bytes=1_780_000, created_at=now - timedelta(minutes=4)),
+            VersionInfo(version=7, kind="delta", base=6, size_bytes=1_780_000, created_at=now - timedelta(seconds=40)),
         ]
         replicas = [ReplicaPolicy(replica_id="g1", version=7), ReplicaPolicy(replica_id="g2", version=6)]
         return PolicyState(current=7, updating_to=None, versions=versions, replicas=replicas)

@@ -15,6 +15,7 @@ export class LiveView {
   #metrics = new Map();
   #info = null;
   #isFirst = true;
+  #isLooking = false;
 
   constructor(section) {
     this.readiness = h("div");
@@ -51,20 +52,31 @@ export class LiveView {
     this.#timer = 0;
   }
 
+  /** One look at a time: on a slow network one may take longer than the pause between two. */
   async #look() {
+    if (this.#isLooking) return;
+    this.#isLooking = true;
+    try {
+      await this.#lookOnce();
+    } finally {
+      this.#isLooking = false;
+    }
+  }
+
+  async #lookOnce() {
     // The first look asks for a key if there must be one. Later looks do not open a dialog under somebody's hands.
     const quiet = !this.#isFirst;
     this.#isFirst = false;
     const answers = await Promise.allSettled([
       get("readyz", { quiet }),
       get("policy", { quiet }),
-      getText("metrics", { quiet }),
+      metricsNow(quiet),
       this.#info ?? get("info", { quiet }),
     ]);
     const [ready, policy, metrics, info] = answers.map(({ value }) => value);
     if (metrics !== undefined) {
-      this.#metrics = parseExposition(metrics);
-      this.#rates.look(this.#metrics, figures.COUNTERS, performance.now() / 1000);
+      this.#metrics = parseExposition(metrics.text);
+      this.#rates.look(this.#metrics, figures.COUNTERS, metrics.atS);
     }
     this.#info = info ?? null;
     this.#showReadiness(ready, answers[0].reason);
@@ -92,6 +104,13 @@ export class LiveView {
     renew(this.tasks, taskTable(figures.tasks(info?.tasks ?? [], this.#rates)));
     renew(this.policy, policy ? policyElement(policy, headline.age, Date.now()) : h("p", { class: "small quiet" }, "It is not known."));
   }
+}
+
+/** The metrics with the moment of which they are: the middle of the time that the answer took. */
+async function metricsNow(quiet) {
+  const asked = performance.now();
+  const text = await getText("metrics", { quiet });
+  return { text, atS: (asked + performance.now()) / 2000 };
 }
 
 /** Puts in a new content. The focus, such as on the link of a task, stays at its place. */

@@ -5,7 +5,7 @@ import { reward } from "../app/numbers.js";
 import { isGenerated } from "./data/rollout_row.js";
 import { tokensOf } from "./tokens.js";
 
-/** Args: `look` as for `tokensOf`; `at` is the place of the message in its log. */
+/** Args: `look` as for `tokensOf`, `brief` for a narrow column; `at` is the place of the message in its log. */
 export function messageElement(message, at, pieces, look) {
   const generated = isGenerated(message);
   const element = h(
@@ -15,7 +15,7 @@ export function messageElement(message, at, pieces, look) {
       "div",
       { class: "message-head" },
       h("h3", {}, message.name ? `${message.role} · ${message.name}` : message.role),
-      h("span", { class: "small quiet" }, notes(message).join(" · ")),
+      h("span", { class: "small quiet" }, (look.brief ? notes(message).slice(0, 1) : notes(message)).join(" · ")),
       message.reward !== null && message.reward !== undefined
         ? h("span", { class: `reward-note ${message.reward < 0 ? "bad" : message.reward > 0 ? "good" : "quiet"}` }, `reward ${reward(message.reward)}`)
         : null,
@@ -42,7 +42,7 @@ function notes(message) {
       parts.push(`mean logprob ${mean.toFixed(3)}`);
     }
   } else if (message.token_ids.length) {
-    parts.push(`${message.token_ids.length} tokens, not in the loss`);
+    parts.push(`${message.token_ids.length} tokens`, "not in the loss");
   }
   return parts;
 }

@@ -29,10 +29,11 @@ export function sharedMessages(logs) {
 /** Returns `{element, messages}`; `messages` gives for an element's `data-rollout` what its tokens are of. */
 export function rolloutElement(rollout, vocabulary, look, { number = 0, skip = 0, isColumn = false } = {}) {
   const messages = rollout.message_log;
+  const ofMessages = { ...look, brief: isColumn };
   const shown = { messages, pieces: needsPieces(look) && vocabulary ? piecesOf(messages, vocabulary) : null };
   const list = h("ol", { class: "messages", "data-rollout": number });
   messages.forEach((message, at) => {
-    if (at >= skip) list.append(messageElement(message, at, shown.pieces?.[at] ?? null, look));
+    if (at >= skip) list.append(messageElement(message, at, shown.pieces?.[at] ?? null, ofMessages));
   });
   const goTo = (at) => list.querySelector(`[data-message="${at}"]`)?.scrollIntoView({ block: "center" });
   const element = h(

@@ -26,11 +26,11 @@ try {
 
   await page.getByRole("button", { name: "All in the reader" }).click();
   await waitForRollouts(page, "4 rollouts");
-  const [plain, asTokens] = [page.locator(".message.generated .content"), page.locator(".message.generated .t")];
+  const [plain, asTokens] = [page.locator("#reader .message.generated .content"), page.locator("#reader .message.generated .t")];
   const content = await plain.textContent();
   await page.keyboard.press("c");
   await asTokens.first().waitFor();
-  const texts = await page.locator(".message.generated .t:not(.special)").allTextContents();
+  const texts = await page.locator("#reader .message.generated .t:not(.special)").allTextContents();
   assert.equal(texts.join(""), content);
   await page.keyboard.press("c");
   await page.locator(".legend li").first().waitFor();
