@@ -3,13 +3,16 @@
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, MutableMapping
+from http import HTTPStatus
 from typing import Any
 
 from starlette.types import ASGIApp
 
 from deployments.failures import RolloutFailure
+from deployments.generation.serving.record_copies import RecordOutdated
 from deployments.generation.serving.served_call import CURRENT_CALL, ServedCall
 from deployments.serving_records import Endpoint, ServedPart
+from deployments.sessions.failures import SessionFailure
 
 GATHER_S = 0.02
 """Events of so long go in one part, because each part costs both ends half a millisecond."""
@@ -117,6 +120,8 @@ class AsgiCall:
 
     async def _send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
+            if message["status"] >= HTTPStatus.BAD_REQUEST:
+                await self._refuse_what_is_outdated()
             self.status = message["status"]
             self.media_type = dict(message["headers"]).get(b"content-type", b"").decode("latin-1")
             return
@@ -125,6 +130,18 @@ class AsgiCall:
             self._end()
         elif self._bytes:
             self._some.set()
+
+    async def _refuse_what_is_outdated(self) -> None:
+        """A refusal of a call that was planned with an outdated copy of its session's record may be wrong."""
+        if self._call.session is None:
+            return
+        try:
+            await self._call.session.wait_until_confirmed()
+        except RecordOutdated as outdated:
+            self._call.note_failure(outdated)
+        except (RolloutFailure, SessionFailure):
+            # The call is refused as it is.
+            return
 
     def _end(self) -> None:
         self.ended.set()

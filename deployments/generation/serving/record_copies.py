@@ -4,7 +4,7 @@ All calls of a session go to the replica that has its prefix, which has made the
 The store's record stays the one that counts: it says of each call whether the copy has all that it has.
 
 Guarantee: a copy has the calls of the record, in its order, up to one of them. One that misses a call in between is
-dropped.
+dropped, and made no more: a session that another replica has begun has none here.
 """
 
 import asyncio
@@ -13,6 +13,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from deployments.failures import RolloutFailure
 from deployments.sessions.records import ChatContext, ChatMessage, EngineCall, Plan
 from deployments.sessions.session_record import SessionRecord
 
@@ -20,6 +21,12 @@ MOST_BYTES = 256 * 2**20
 """Of all copies of one replica."""
 FORGET_AFTER_S = 600.0
 """A session that makes no call for so long is forgotten, as the scheduler forgets where its prefix is."""
+
+
+class RecordOutdated(RolloutFailure):
+    """A call was planned with a copy of the record that misses one: it is planned again, by the store."""
+
+    retryable = True
 
 
 @dataclass(slots=True, eq=False)
@@ -74,6 +81,8 @@ class RecordCopies:
         if copy is None:
             return
         async with copy.lock:
+            if place is None and not copy.record.would_add(call):
+                return
             if place != copy.record.call_count:
                 # Another replica has made a call of the session.
                 self.drop(session_id)

@@ -8,7 +8,7 @@ from vllm.exceptions import VLLMValidationError
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 
-from deployments.failures import RolloutFailure
+from deployments.failures import RolloutFailure, StoreLost
 from deployments.generation.continued_completion import params_of_choice
 from deployments.generation.engine import VLLMEngine
 from deployments.generation.serving.grammar_checks import GrammarChecks
@@ -94,11 +94,12 @@ class RecordingClient:
         try:
             await asyncio.gather(*reading)
             outputs.put_nowait(None)
+        except (SessionFailure, StoreLost) as failure:
+            # No other replica could confirm it: the store itself refuses the call, or is away.
+            call.choices.clear()
+            outputs.put_nowait(refusal_of(failure))
         except RolloutFailure as failure:
             call.note_failure(failure)
-            outputs.put_nowait(refusal_of(failure))
-        except SessionFailure as failure:
-            call.choices.clear()
             outputs.put_nowait(refusal_of(failure))
         except Exception as error:  # noqa: BLE001 - vLLM's layers answer with it
             outputs.put_nowait(error)

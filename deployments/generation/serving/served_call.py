@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from deployments.failures import GenerationNotFinite, RolloutFailure, VersionReplaced
 from deployments.generation.finite_logprobs import refuse_not_finite
+from deployments.generation.serving.record_copies import RecordOutdated
 from deployments.protocols import GenerationRequest, WeightSpan, packed_ids, packed_logprobs
 from deployments.serving_records import GENERATED, ServedRequest, ServedTokens
 
@@ -73,7 +74,10 @@ class ServedCall:
 
     def note_failure(self, failure: RolloutFailure) -> None:
         """The engine does not generate, or not to the end. What is made anew, or must not count, is dropped."""
-        if failure.retryable and not self.has_begun:
+        if isinstance(failure, RecordOutdated):
+            # What was generated is recorded if nobody waits for the call that is made again.
+            self.retryable_failure = failure
+        elif failure.retryable and not self.has_begun:
             self.retryable_failure = failure
             self.choices.clear()
         elif isinstance(failure, VersionReplaced | GenerationNotFinite):

@@ -5,10 +5,12 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, Literal
 
+from deployments.generation.serving.record_copies import RecordOutdated
 from deployments.generation.serving.served_call import GeneratedChoice, ServedCall
-from deployments.generation.serving.session_calls_in_flight import RecordOutdated, SessionCallsInFlight
+from deployments.generation.serving.session_calls_in_flight import SessionCallsInFlight
 from deployments.generation.serving.shown import ShownChoices
 from deployments.protocols import packed_ids, packed_logprobs
+from deployments.sessions.failures import SessionFailure
 from deployments.sessions.prompting import PreparedPrompt, prepared_prompt
 from deployments.sessions.records import ChatContext, ChatMessage, EngineCall, GeneratedMessage, Plan
 
@@ -21,15 +23,20 @@ FINISH_REASONS: dict[str | None, Literal["stop", "length"]] = {"stop": "stop", "
 class SessionCall:
     """One call of a session. It ends once: recorded, or without a record if it generated nothing."""
 
-    def __init__(self, call: ServedCall, session_id: str, calls: SessionCallsInFlight) -> None:
+    def __init__(
+        self, call: ServedCall, session_id: str, calls: SessionCallsInFlight, is_made_again: bool = False
+    ) -> None:
+        """Args: `is_made_again` says that the store knows of the call, from an earlier `SessionCall` of it."""
         self._call = call
         self._session_id = session_id
         self._calls = calls
         self._context = ChatContext()
-        self._has_begun = False
+        self._has_begun = is_made_again
+        self._has_left = self._is_given_up = False
         self._plan: Plan | None = None
         self._prompt: PreparedPrompt | None = None
         self._recording: asyncio.Task[None] | None = None
+        self._ending: asyncio.Task[None] | None = None
         self._confirmed: asyncio.Task[None] | None = None
         """Of a call that began before the store knew of it."""
         self.answer_id = call.request.generation_id
@@ -103,13 +110,19 @@ class SessionCall:
 
     def leave(self) -> None:
         """Nothing more of the answer is wanted. A call that was not recorded ends with what the engine has made."""
-        if self._has_begun and self._recording is None and not self._is_planned_again:
-            self._calls.start(self._record_rest())
+        self._has_left = True
+        self._end_if_over()
 
-    @property
-    def _is_planned_again(self) -> bool:
-        """Another `SessionCall` goes on with the call."""
-        return isinstance(self._call.retryable_failure, RecordOutdated)
+    def give_up(self) -> None:
+        """The call is not made again, also if its copy of the record is outdated."""
+        self._is_given_up = True
+        self._end_if_over()
+
+    def _end_if_over(self) -> None:
+        is_made_again = isinstance(self._call.retryable_failure, RecordOutdated) and not self._is_given_up
+        is_over = self._has_left and self._has_begun and not is_made_again
+        if is_over and self._recording is None and self._ending is None:
+            self._ending = self._calls.start(self._record_rest())
 
     async def _record_rest(self) -> None:
         call = self._call
@@ -121,6 +134,9 @@ class SessionCall:
             return
         await self._calls.interrupt(call.request.generation_id)
         await call.engine_ended.wait()
+        if self._confirmed is not None and isinstance(self._confirmed.exception(), SessionFailure):
+            # The session takes nothing of the call.
+            call.choices.clear()
         await self.record(self.shown.messages)
 
     def _engine_call(self, plan: Plan, prompt: PreparedPrompt, shown: Mapping[int, ChatMessage]) -> EngineCall:

@@ -15,7 +15,7 @@ from typing import Any
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, stop_after_delay, wait_fixed
 
 from deployments.failures import RolloutFailure, StoreLost
-from deployments.generation.serving.record_copies import RecordCopies
+from deployments.generation.serving.record_copies import RecordCopies, RecordOutdated
 from deployments.generation.serving.template_renderer import TemplateRenderer
 from deployments.protocols import packed_ids
 from deployments.sessions.records import ChatContext, ChatMessage, EngineCall, Plan
@@ -27,12 +27,6 @@ ADD_WITHIN_S = 60.0
 """How long a record waits for a store that does not answer, or whose database fails."""
 NO_IDS = packed_ids(())
 logger = logging.getLogger("rollout_service.generation")
-
-
-class RecordOutdated(RolloutFailure):
-    """A call was planned with a copy of the record that misses one: it is planned again, by the store."""
-
-    retryable = True
 
 
 class SessionCallsInFlight:

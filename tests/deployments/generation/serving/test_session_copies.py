@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 from starlette.types import Receive, Scope, Send
 
+from deployments.generation.serving.asgi_calls import running_calls
+from deployments.generation.serving.record_copies import RecordOutdated
 from deployments.generation.serving.served_call import CURRENT_CALL, ServedCall
 from deployments.generation.serving.session_answers import session_answer_parts
-from deployments.generation.serving.session_calls_in_flight import RecordOutdated
 from deployments.protocols import SamplingOptions
 from deployments.serving_records import ServedRequest
 from deployments.sessions.failures import SessionClosed
@@ -239,3 +240,98 @@ async def test_an_answer_whose_copy_was_outdated_is_made_again_with_the_plan_of_
     assert (outdated.count(" 2\n"), exact.count(" 2\n")) == (0, 1), (outdated, exact)
     info = await replica.store.info("s", "")
     assert (info.calls, info.calls_in_flight, info.branches) == (3, 0, 1), "each is recorded once, in one conversation"
+
+
+@runs
+async def test_an_outdated_call_that_is_left_at_whatever_step_ends_and_what_it_generated_is_recorded() -> None:
+    request = ServedRequest(
+        "three", range(3), 8, (), SamplingOptions(), session_id="s", endpoint="chat/completions", body=b"{}"
+    )
+    steps, has_ended = 0, False
+    while not has_ended:
+        replica = await replica_with_copy()
+        await other_replica_plays(replica, "two", NEXT, " 2")
+        app = answering_app(replica, [*NEXT, {"role": "assistant", "content": "2"}, MORE])
+        parts = session_answer_parts(app, request, "s", replica.calls)
+        reading = asyncio.create_task(anext(parts))
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        has_ended = reading.done()
+        reading.cancel()
+        await asyncio.wait([reading])
+        await parts.aclose()
+        while working := {*running_calls, *replica.calls._tasks}:
+            await asyncio.wait(working)
+        info = await replica.store.info("s", "")
+        assert (info.calls_in_flight, replica.calls._in_flight) == (0, {}), f"left after {steps} steps"
+        steps += 1
+    assert steps > 10
+
+
+def answering_app(replica: Replica, messages: list[Any], refuses: bool = False) -> Any:
+    """Does as vLLM's layers do with the recording client, and answers 7; or refuses the first prompt."""
+    prompts = list[Any]()
+
+    async def app(_scope: Scope, _receive: Receive, send: Send) -> None:
+        call: ServedCall = CURRENT_CALL.get()
+        replica._running[call.request.generation_id] = call
+        assert call.session is not None
+        prompts.append(await call.session.prepare(messages, ChatContext(), is_streamed=False))
+        if refuses and len(prompts) == 1:
+            await send({"type": "http.response.start", "status": 400, "headers": []})
+            await send({"type": "http.response.body", "body": b"too long"})
+            return
+        generate(call, "7")
+        try:
+            await call.session.wait_until_confirmed()
+        except RecordOutdated as failure:
+            call.note_failure(failure)
+        else:
+            await call.session.record({0: {"role": "assistant", "content": "7"}})
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"7"})
+
+    return app
+
+
+@pytest.mark.parametrize(("is_outdated", "answer"), [(True, (200, b"7")), (False, (400, b"too long"))])
+@runs
+async def test_a_prompt_is_refused_for_good_only_if_its_copy_was_right(
+    is_outdated: bool, answer: tuple[int, bytes]
+) -> None:
+    replica = await replica_with_copy()
+    if is_outdated:
+        await other_replica_plays(replica, "two", NEXT, "2")
+    request = ServedRequest(
+        "three", range(3), 8, (), SamplingOptions(), session_id="s", endpoint="chat/completions", body=b"{}"
+    )
+    app = answering_app(replica, NEXT, refuses=True)
+    [part] = [part async for part in session_answer_parts(app, request, "s", replica.calls)]
+    assert (part.status, part.body) == answer
+
+
+@runs
+async def test_what_the_engine_made_for_a_call_that_the_session_refuses_is_not_recorded() -> None:
+    replica = await replica_with_copy()
+    await replica.store.end("s", "")
+    call = replica.call("two")
+    assert call.session is not None
+    await call.session.prepare(NEXT, PLAIN, is_streamed=False)
+    generate(call, "2", None)
+    call.session.leave()
+    while replica.calls._tasks:
+        await asyncio.gather(*replica.calls._tasks, return_exceptions=True)
+    info = await replica.store.info("s", "")
+    assert (info.calls, info.calls_in_flight, info.branches) == (1, 0, 1)
+
+
+@runs
+async def test_a_call_that_adds_nothing_leaves_the_copy() -> None:
+    replica = await replica_with_copy()
+    call = replica.call("two")
+    assert call.session is not None
+    await call.session.prepare(NEXT, PLAIN, is_streamed=False)
+    await call.session.wait_until_confirmed()
+    await call.session.record({})
+    await played(replica, "three", NEXT, "2")
+    assert replica.store.planned == 1
