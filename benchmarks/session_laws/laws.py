@@ -24,8 +24,9 @@ def record_problems(session: PlayedSession, samples: Sequence[SessionSample], in
     """A sentence for each thing that does not hold."""
     choices = {choice.id: (call, choice) for call in session.calls for choice in call.choices}
     left = set(chain.from_iterable(call.left for call in session.calls))
-    problems = list(prompt_problems(session.calls))
     recorded = recorded_responses(samples)
+    of_left = [(prompt, list(message.token_ids)) for name, prompt, message in recorded if name in left]
+    problems = list(prompt_problems(session.calls, of_left))
     times = Counter(name for name, _, _ in recorded)
     if repeated := [name for name, count in times.items() if count > 1]:
         problems.append(f"{repeated} are recorded more than once")
@@ -83,13 +84,20 @@ def are_close(first: Sequence[float], second: Sequence[float], tolerance: float)
     )
 
 
-def prompt_problems(calls: Sequence[Call]) -> Iterator[str]:
+def prompt_problems(calls: Sequence[Call], of_left: Sequence[tuple[list[int], list[int]]]) -> Iterator[str]:
+    """Args: `of_left` are the prompt and the ids of each recorded response to a call that was left.
+
+    Nobody knows what its caller had seen: it may say the same as one that was answered, and is then continued, too.
+    """
     said = responses_by_id(calls)
     for call in calls:
         if not call.choices:
             continue
         name = call.choices[0].id
         before = [said[each] for each in call.continues if begins_with(call.prompt, said[each].ids)]
+        prompts = [said[each].ids[: len(said[each].ids) - len(said[each].choice.token_ids)] for each in call.continues]
+        if not before and any(prompt in prompts and begins_with(call.prompt, prompt + ids) for prompt, ids in of_left):
+            continue
         if call.continues and not before:
             yield f"{name}: its prompt does not begin with the ids of {call.continues}, which it continues"
             continue

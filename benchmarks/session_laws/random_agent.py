@@ -105,7 +105,7 @@ class RandomAgent:
         self._texts = 0
         self._moves = Moves(self._draw.choice, self._new, CONTEXTS, ("user", "tool"))
         self._conversations: list[Conversation[Context]] = []
-        self._said: dict[tuple[str, tuple[str, ...]], list[str]] = {}
+        self._said: dict[tuple[str, tuple[str, ...]], list[Choice]] = {}
         """The responses at the end of a conversation, by the name of its context and its origins."""
 
     async def play(self) -> None:
@@ -149,14 +149,15 @@ class RandomAgent:
     def _continued(self, asked: Conversation[Context]) -> list[str]:
         """The last responses that the conversation goes on from."""
         for count in range(len(asked.origins) - 1, 0, -1):
-            if said := self._said.get((asked.context.name, tuple(asked.origins[:count]))):
-                return list(said)
+            said = self._said.get((asked.context.name, tuple(asked.origins[:count])), ())
+            if same := [choice.id for choice in said if not has_other_thought(asked.messages[count - 1], choice)]:
+                return same
         return []
 
     def _remember(self, asked: Conversation[Context], choice: Choice) -> None:
         origin = origin_of(choice.message)
         said = self._said.setdefault((asked.context.name, (*asked.origins, origin)), [])
-        said.append(choice.id)
+        said.append(choice)
         sent = self._draw.choice(forms_of(choice.message))(choice.message)
         # vLLM's server refuses one that is null.
         sent.pop("name", None)
@@ -258,6 +259,14 @@ def with_new_name(message: Message) -> Message:
     fields = dict(message)
     reasoning = fields.pop("reasoning_content", None)
     return fields if reasoning is None else {**fields, "reasoning": reasoning}
+
+
+def has_other_thought(message: Message, choice: Choice) -> bool:
+    """Whether the message was sent with a thought that the response does not have: it is another response's, which an
+    edit has put here.
+    """
+    thought = message.get("reasoning_content")
+    return bool(thought) and thought != choice.message.get("reasoning_content")
 
 
 def is_json(text: str) -> bool:

@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.session_laws.conversations import Conversation
 from benchmarks.session_laws.laws import record_problems
-from benchmarks.session_laws.random_agent import PLAIN, Call, Choice, PlayedSession
+from benchmarks.session_laws.random_agent import PLAIN, Call, Choice, PlayedSession, has_other_thought
 from deployments.sessions.samples import samples_of
 from rollout_client.session_contract import SessionInfo, SessionSample
 from tests.deployments.sessions.harness import FakeEngine, Reply
@@ -103,3 +103,27 @@ def test_tokens_that_nobody_can_see_are_found() -> None:
     info.generated_tokens += 1
     [problem] = record_problems(session, samples, info)
     assert problem.endswith(f"and the samples have {info.generated_tokens - 1}")
+
+
+def test_a_response_to_a_call_that_was_left_may_be_the_one_that_is_continued() -> None:
+    session, samples, info = played()
+    first, second = session.calls
+    [choice] = first.choices
+    # The agent knows of another response to the same prompt, and of the recorded one only that it left it.
+    answered = Call(first.asked, first.fresh, [], first.prompt, [Choice("other", [1], None, "stop", choice.message)])
+    session.calls[:] = [Call(first.asked, first.fresh, [], left=[choice.id]), answered, second]
+    second.continues = ["other"]
+    assert record_problems(session, samples, info) == ["{'other'} are not recorded"]
+    session.calls[0].left = []
+    assert any("does not begin with the ids of ['other']" in one for one in record_problems(session, samples, info))
+
+
+@pytest.mark.parametrize(
+    ("thought", "is_other"), [("6 + 1", True), ("2 + 2", False), (None, False), ("", False)], ids=str
+)
+def test_a_message_with_the_thought_of_another_response_does_not_continue_this_one(
+    thought: str | None, is_other: bool
+) -> None:
+    choice = Choice("one", [1], None, "stop", {"content": "", "reasoning_content": "2 + 2"})
+    message = {"role": "assistant", "content": "", "reasoning_content": thought}
+    assert has_other_thought(message, choice) == is_other
