@@ -62,9 +62,10 @@ def collector() -> Iterator[str]:
         server.server_close()
 
 
-def configs(served: dict[str, Any], endpoint: str) -> dict[str, dict[str, Any]]:
-    """By way."""
-    observed = {"off": {"metrics": False, "tracing": None}, "on": {"metrics": True, "tracing": {"endpoint": endpoint}}}
+def configs(served: dict[str, Any], endpoint: str, traces: bool = True) -> dict[str, dict[str, Any]]:
+    """By way. Args: `traces` is false for what metrics alone cost."""
+    tracing = {"endpoint": endpoint} if traces else None
+    observed = {"off": {"metrics": False, "tracing": None}, "on": {"metrics": True, "tracing": tracing}}
     found = {}
     for way, settings in observed.items():
         found[way] = deepcopy(served)
@@ -73,10 +74,10 @@ def configs(served: dict[str, Any], endpoint: str) -> dict[str, dict[str, Any]]:
 
 
 @contextmanager
-def contenders(served: dict[str, Any], folder: Path) -> Iterator[dict[str, Contender]]:
+def contenders(served: dict[str, Any], folder: Path, traces: bool) -> Iterator[dict[str, Contender]]:
     with ExitStack() as stack:
         ways: dict[str, Contender] = {}
-        for way, config in configs(served, stack.enter_context(collector())).items():
+        for way, config in configs(served, stack.enter_context(collector()), traces).items():
             with console.status(f"Starting the service {WAYS[way]}"):
                 url, processes = stack.enter_context(rollout_service(config, folder))
             ways[way] = Contender(service_play(stack.enter_context(RolloutClient(url))), processes)
@@ -99,26 +100,28 @@ def figures_of(measured: Rounds) -> dict[str, Any]:
     }
 
 
-def missed(figures: dict[str, Any]) -> list[str]:
+def missed(figures: dict[str, Any], traces: bool = True) -> list[str]:
     """The bounds that do not hold, in words."""
     ratio = figures["geometric_mean"]
-    slow = f"with metrics and tracing the service has {ratio:g} of its throughput, less than {LEAST_RATIO:g}"
+    what = "metrics and tracing" if traces else "metrics"
+    slow = f"with {what} the service has {ratio:g} of its throughput, less than {LEAST_RATIO:g}"
     untraced = "no trace has come in"
-    return [slow] * (ratio < LEAST_RATIO) + [untraced] * (not figures["kilobytes_of_traces"])
+    return [slow] * (ratio < LEAST_RATIO) + [untraced] * (traces and not figures["kilobytes_of_traces"])
 
 
 def main(
     config: Annotated[Path, typer.Argument()] = Path("serve_config.cpu.yaml"),
     rounds: Annotated[int, typer.Option(min=1)] = 5,
     only: Annotated[list[str] | None, typer.Option(help="Names of workloads, such as 64x4x32.")] = None,
+    traces: Annotated[bool, typer.Option(help="Without them, what metrics alone cost.")] = True,
 ) -> None:
     served = yaml.safe_load(config.read_text())
     workloads = [workload for workload in WORKLOADS if not only or workload.name in only]
-    with no_process_left(), contenders(served, config.parent) as ways:
+    with no_process_left(), contenders(served, config.parent, traces) as ways:
         measured = play_rounds(ways, workloads, rounds, WAYS)
         console.print("Stopping")
     figures = figures_of(measured)
-    finish(console, missed(figures), {**figures, "load_average": round(os.getloadavg()[1], 1)})
+    finish(console, missed(figures, traces), {**figures, "load_average": round(os.getloadavg()[1], 1)})
 
 
 if __name__ == "__main__":
