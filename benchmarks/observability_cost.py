@@ -1,8 +1,9 @@
 """What metrics and tracing cost in throughput: `make bench-observability`.
 
-The same rollouts are played by two services in alternating rounds: one as it is by default, with metrics, and with a
-trace of every request, which goes to a collector in this process; and one without both. While one plays, the other is
-suspended. Both have the embedded model, the workloads of `make bench`, and its environment that only answers.
+The same rollouts are played by two services in alternating rounds: one with metrics, as it is by default, and with
+traces of a share of the requests, by default that of docs/operating.md, which go to a collector in this process; and
+one without both. While one plays, the other is suspended. Both have the embedded model, the workloads of `make bench`,
+and its environment that only answers.
 
 The last line of stdout is JSON. The exit code is 1 if the service with both has less than 0.98 of the throughput of
 the one without, by the geometric mean over the workloads.
@@ -62,9 +63,9 @@ def collector() -> Iterator[str]:
         server.server_close()
 
 
-def configs(served: dict[str, Any], endpoint: str, traces: bool = True) -> dict[str, dict[str, Any]]:
-    """By way. Args: `traces` is false for what metrics alone cost."""
-    tracing = {"endpoint": endpoint} if traces else None
+def configs(served: dict[str, Any], endpoint: str, sample_rate: float) -> dict[str, dict[str, Any]]:
+    """By way. Args: `sample_rate` is the share of requests that are traced; 0 for what metrics alone cost."""
+    tracing = {"endpoint": endpoint, "sample_rate": sample_rate} if sample_rate else None
     observed = {"off": {"metrics": False, "tracing": None}, "on": {"metrics": True, "tracing": tracing}}
     found = {}
     for way, settings in observed.items():
@@ -74,10 +75,10 @@ def configs(served: dict[str, Any], endpoint: str, traces: bool = True) -> dict[
 
 
 @contextmanager
-def contenders(served: dict[str, Any], folder: Path, traces: bool) -> Iterator[dict[str, Contender]]:
+def contenders(served: dict[str, Any], folder: Path, sample_rate: float) -> Iterator[dict[str, Contender]]:
     with ExitStack() as stack:
         ways: dict[str, Contender] = {}
-        for way, config in configs(served, stack.enter_context(collector()), traces).items():
+        for way, config in configs(served, stack.enter_context(collector()), sample_rate).items():
             with console.status(f"Starting the service {WAYS[way]}"):
                 url, processes = stack.enter_context(rollout_service(config, folder))
             ways[way] = Contender(service_play(stack.enter_context(RolloutClient(url))), processes)
@@ -100,28 +101,30 @@ def figures_of(measured: Rounds) -> dict[str, Any]:
     }
 
 
-def missed(figures: dict[str, Any], traces: bool = True) -> list[str]:
+def missed(figures: dict[str, Any], sample_rate: float) -> list[str]:
     """The bounds that do not hold, in words."""
     ratio = figures["geometric_mean"]
-    what = "metrics and tracing" if traces else "metrics"
+    what = "metrics and tracing" if sample_rate else "metrics"
     slow = f"with {what} the service has {ratio:g} of its throughput, less than {LEAST_RATIO:g}"
     untraced = "no trace has come in"
-    return [slow] * (ratio < LEAST_RATIO) + [untraced] * (traces and not figures["kilobytes_of_traces"])
+    return [slow] * (ratio < LEAST_RATIO) + [untraced] * (sample_rate == 1 and not figures["kilobytes_of_traces"])
 
 
 def main(
     config: Annotated[Path, typer.Argument()] = Path("serve_config.cpu.yaml"),
     rounds: Annotated[int, typer.Option(min=1)] = 5,
     only: Annotated[list[str] | None, typer.Option(help="Names of workloads, such as 64x4x32.")] = None,
-    traces: Annotated[bool, typer.Option(help="Without them, what metrics alone cost.")] = True,
+    sample_rate: Annotated[
+        float, typer.Option(min=0, max=1, help="Of requests that are traced; 0: no tracing.")
+    ] = 0.01,
 ) -> None:
     served = yaml.safe_load(config.read_text())
     workloads = [workload for workload in WORKLOADS if not only or workload.name in only]
-    with no_process_left(), contenders(served, config.parent, traces) as ways:
+    with no_process_left(), contenders(served, config.parent, sample_rate) as ways:
         measured = play_rounds(ways, workloads, rounds, WAYS)
         console.print("Stopping")
     figures = figures_of(measured)
-    finish(console, missed(figures, traces), {**figures, "load_average": round(os.getloadavg()[1], 1)})
+    finish(console, missed(figures, sample_rate), {**figures, "load_average": round(os.getloadavg()[1], 1)})
 
 
 if __name__ == "__main__":

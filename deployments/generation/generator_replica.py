@@ -60,10 +60,9 @@ class GeneratorReplica(GeneratorReplicaBase):
         os.environ.update({MOST_CHOICES: "128"} | settings.environment_variables)
         claim_shared_memory()
         claim_socket_folder()
-        from vllm.v1.metrics.ray_wrappers import RayPrometheusStatLogger
-
         from deployments.generation.command_runner import CommandRunner
         from deployments.generation.engine import VLLMEngine
+        from deployments.generation.engine_metrics import EngineMetrics, flush_again_and_again
         from deployments.generation.named_policies import NamedPolicies
 
         seed = replica_seed(settings.seed, replica_id())
@@ -71,8 +70,10 @@ class GeneratorReplica(GeneratorReplicaBase):
         # With it the engine holds a JSON schema against the answer alone, and not against the reasoning before it.
         reasoning_parser = self._responses.reasoning_parser or ""
         engine_args = settings.engine_args() | {"seed": seed, "reasoning_parser": reasoning_parser}
-        exporters = (RayPrometheusStatLogger,) if has_metrics else ()
+        exporters = (EngineMetrics,) if has_metrics else ()
         super().__init__(await VLLMEngine.start(engine_args, settings.patch_deltas, settings.hang_timeout_s, exporters))
+        if has_metrics:
+            self._flushing = asyncio.create_task(flush_again_and_again())
         self._sessions = None if sessions is None else SessionStoreClient(sessions)
         self._grammar_time_limit_s = settings.grammar_time_limit_s
         self._serving: ServingLayers | None = None

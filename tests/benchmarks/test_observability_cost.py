@@ -25,13 +25,14 @@ def test_the_ratio_is_the_median_of_neighbouring_rounds(monkeypatch: pytest.Monk
         "processor_ms_per_turn": {"2x1x4": {"off": 1000.0, "on": 1250.0}},
         "kilobytes_of_traces": 5,
     }
-    assert missed(figures) == []
+    assert missed(figures, 1.0) == []
 
 
 def test_more_than_two_percent_and_traces_that_do_not_come_miss_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Collector, "received_bytes", 0)
-    problems = missed(figures_of(measured([1.0], [1.03])))
-    assert problems == [
+    figures = figures_of(measured([1.0], [1.03]))
+    assert missed(figures, 0.0) == ["with metrics the service has 0.971 of its throughput, less than 0.98"]
+    assert missed(figures, 1.0) == [
         "with metrics and tracing the service has 0.971 of its throughput, less than 0.98",
         "no trace has come in",
     ]
@@ -39,10 +40,12 @@ def test_more_than_two_percent_and_traces_that_do_not_come_miss_the_bound(monkey
 
 def test_one_service_has_both_and_the_other_has_none() -> None:
     served: dict[str, Any] = {"applications": [{"args": {"limits": {}}}]}
-    args = {way: config["applications"][0]["args"] for way, config in configs(served, "http://c/v1/traces").items()}
+    args = {
+        way: config["applications"][0]["args"] for way, config in configs(served, "http://c/v1/traces", 0.5).items()
+    }
     assert args == {
         "off": {"limits": {}, "metrics": False, "tracing": None},
-        "on": {"limits": {}, "metrics": True, "tracing": {"endpoint": "http://c/v1/traces"}},
+        "on": {"limits": {}, "metrics": True, "tracing": {"endpoint": "http://c/v1/traces", "sample_rate": 0.5}},
     }
 
 
