@@ -1,6 +1,7 @@
 """Calls that are planned with the replica's copy of the record, before the store knows of them."""
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -24,6 +25,9 @@ from tests.deployments.storage.scripted_storage import ScriptedStorage
 
 FIVE = {"role": "assistant", "content": "5"}
 NEXT = [QUESTION, FIVE, MORE]
+THREE = ServedRequest(
+    "three", range(3), 8, (), SamplingOptions(), session_id="s", endpoint="chat/completions", body=b"{}"
+)
 
 
 class CountedPlans(SessionStore):
@@ -212,28 +216,13 @@ async def test_an_answer_whose_copy_was_outdated_is_made_again_with_the_plan_of_
     messages = [*NEXT, {"role": "assistant", "content": "2"}, MORE]
     prompts, in_flight = list[list[int]](), list[int]()
 
-    async def app(_scope: Scope, _receive: Receive, send: Send) -> None:
-        """Does as vLLM's layers do with the recording client."""
-        call: ServedCall = CURRENT_CALL.get()
-        replica._running["three"] = call
-        assert call.session is not None
-        prompts.append(list(await call.session.prepare(messages, ChatContext(), is_streamed=False)))
+    async def note(prompt: Any) -> None:
+        prompts.append(list(prompt))
         await asyncio.sleep(0.01)
         in_flight.append((await replica.store.info("s", "")).calls_in_flight)
-        generate(call, "7")
-        try:
-            await call.session.wait_until_confirmed()
-        except RecordOutdated as failure:
-            call.note_failure(failure)
-        else:
-            await call.session.record({0: {"role": "assistant", "content": "7"}})
-        await send({"type": "http.response.start", "status": 200, "headers": []})
-        await send({"type": "http.response.body", "body": b"7"})
 
-    request = ServedRequest(
-        "three", range(3), 8, (), SamplingOptions(), session_id="s", endpoint="chat/completions", body=b"{}"
-    )
-    parts = [part async for part in session_answer_parts(app, request, "s", replica.calls)]
+    app = answering_app(replica, messages, note)
+    parts = [part async for part in session_answer_parts(app, THREE, "s", replica.calls)]
     assert b"".join(part.body for part in parts) == b"7"
     assert in_flight == [1, 1], "what is left of the first time does not end the second"
     outdated, exact = (small().decode(prompt) for prompt in prompts)
@@ -244,15 +233,12 @@ async def test_an_answer_whose_copy_was_outdated_is_made_again_with_the_plan_of_
 
 @runs
 async def test_an_outdated_call_that_is_left_at_whatever_step_ends_and_what_it_generated_is_recorded() -> None:
-    request = ServedRequest(
-        "three", range(3), 8, (), SamplingOptions(), session_id="s", endpoint="chat/completions", body=b"{}"
-    )
     steps, has_ended = 0, False
     while not has_ended:
         replica = await replica_with_copy()
         await other_replica_plays(replica, "two", NEXT, " 2")
         app = answering_app(replica, [*NEXT, {"role": "assistant", "content": "2"}, MORE])
-        parts = session_answer_parts(app, request, "s", replica.calls)
+        parts = session_answer_parts(app, THREE, "s", replica.calls)
         reading = asyncio.create_task(anext(parts))
         for _ in range(steps):
             await asyncio.sleep(0)
@@ -268,8 +254,13 @@ async def test_an_outdated_call_that_is_left_at_whatever_step_ends_and_what_it_g
     assert steps > 10
 
 
-def answering_app(replica: Replica, messages: list[Any], refuses: bool = False) -> Any:
-    """Does as vLLM's layers do with the recording client, and answers 7; or refuses the first prompt."""
+def answering_app(
+    replica: Replica, messages: list[Any], note: Callable[[Any], Awaitable[None]] | None = None, refuses: bool = False
+) -> Any:
+    """Does as vLLM's layers do with the recording client, and answers 7; or refuses the first prompt.
+
+    Args: `note` is told of each prompt.
+    """
     prompts = list[Any]()
 
     async def app(_scope: Scope, _receive: Receive, send: Send) -> None:
@@ -277,6 +268,8 @@ def answering_app(replica: Replica, messages: list[Any], refuses: bool = False) 
         replica._running[call.request.generation_id] = call
         assert call.session is not None
         prompts.append(await call.session.prepare(messages, ChatContext(), is_streamed=False))
+        if note is not None:
+            await note(prompts[-1])
         if refuses and len(prompts) == 1:
             await send({"type": "http.response.start", "status": 400, "headers": []})
             await send({"type": "http.response.body", "body": b"too long"})
@@ -302,11 +295,8 @@ async def test_a_prompt_is_refused_for_good_only_if_its_copy_was_right(
     replica = await replica_with_copy()
     if is_outdated:
         await other_replica_plays(replica, "two", NEXT, "2")
-    request = ServedRequest(
-        "three", range(3), 8, (), SamplingOptions(), session_id="s", endpoint="chat/completions", body=b"{}"
-    )
     app = answering_app(replica, NEXT, refuses=True)
-    [part] = [part async for part in session_answer_parts(app, request, "s", replica.calls)]
+    [part] = [part async for part in session_answer_parts(app, THREE, "s", replica.calls)]
     assert (part.status, part.body) == answer
 
 
