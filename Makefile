@@ -62,7 +62,7 @@ help:
 	@echo "make load           set up, start the service, put it under load with locust, stop (USERS=16 SECONDS_OF_LOAD=30 SHAPE=ramp CLASSES=groups,agent TASKS=math WORKERS=2 BOUNDS=\"--max-p95-s 10\")"
 	@echo "make compose-test   build the images, run the service, Prometheus, Grafana and locust in containers, ask each, take all down (SERVICE=cluster WITHOUT=grafana)"
 	@echo "make bench          set up, measure the service against the bare engine and vLLM's server, bench.png"
-	@echo "make bench-agents   set up, measure a model server's API, with and without sessions, against vLLM's own server (ten minutes)"
+	@echo "make bench-agents   set up, measure a model server's API, with and without sessions, against vLLM's own server (ten minutes; STEP_MS=20 for an engine that waits as for a GPU)"
 	@echo "make bench-observability  set up, measure what metrics and tracing cost in throughput (fifteen minutes)"
 	@echo "make bench-scale    set up, measure the service's throughput on two cores, with simulated engines (fifteen minutes)"
 	@echo "make bench-cancellation  set up, measure how long engine and environment go on with what nobody waits for (ROUNDS=5)"
@@ -332,7 +332,7 @@ bench-observability: $(READY)
 	@$(PYTHON) -m benchmarks.observability_cost $(CONFIG)
 
 bench-agents: $(READY)
-	@$(PYTHON) -m benchmarks.agents $(CONFIG)
+	@$(PYTHON) -m benchmarks.agents $(CONFIG) $(if $(STEP_MS),--step-ms $(STEP_MS))
 
 bench-scale: $(READY)
 	@$(PYTHON) -m benchmarks.scale
@@ -367,3 +367,5 @@ sbom: $(BRIDGES)/tools/.ready
 			--output-file sbom-$$name.json $$lock; \
 		echo "sbom-$$name.json"; \
 	done
+	@cp service/ui/page/vendor/sbom.json sbom-page.json
+	@echo sbom-page.json

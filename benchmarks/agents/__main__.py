@@ -4,7 +4,8 @@ Both run the same engine with the same parsers, and answer chat completions of c
 first of one agent at a time, then of 64. The service answers them without a session, and in sessions, which record
 them; each with and without streaming. The ways take turns; while one server answers, the processes of the other one
 are suspended. The processor time is that of everything but vLLM's `EngineCore` and `Worker` processes, the client
-included.
+included. With `--step-ms` each step of both engines takes at least so long and leaves the processor free for the rest
+of it, as one with a GPU does.
 
 The last line of stdout is JSON. The exit code is 1 if a call takes more than 10 ms longer than by vLLM's server at the
 median, or if 64 agents that do not stream get less than 0.95 of its throughput.
@@ -27,6 +28,7 @@ from rich.table import Table
 
 from benchmarks.agents.conversations import Way, Workload, played
 from benchmarks.agents.figures import Round, Rounds, figures_of, missed
+from benchmarks.agents.waiting_steps import with_waiting_steps
 from benchmarks.bare_engine import engine_in
 from benchmarks.openai_loop import openai_server
 from benchmarks.process_group import CpuTime, ProcessGroup, no_process_left
@@ -160,8 +162,13 @@ def main(
     config: Annotated[Path, typer.Argument()] = Path("serve_config.cpu.yaml"),
     model: Annotated[Path | None, typer.Option(help="An embedded model, with its parsers.")] = Path("models/small"),
     rounds: Annotated[int, typer.Option(min=1)] = 7,
+    step_ms: Annotated[
+        float | None, typer.Option(min=0, help="Least milliseconds of an engine's step, which waits for the rest of it.")
+    ] = None,
 ) -> None:
     settings = config_for(config, model, ("math",))
+    if step_ms is not None:
+        settings = with_waiting_steps(settings, step_ms)
     with sentences_for_the_user(console), no_process_left(), servers(settings, config.parent) as of:
         with Progress(console=console) as progress:
             alone = play_alone(of, rounds, progress)
@@ -169,7 +176,7 @@ def main(
         figures = figures_of(alone, together, TOGETHER)
         console.print("Stopping")
     show(figures)
-    finish(console, missed(figures), {**figures, "load_average": round(os.getloadavg()[1], 1)})
+    finish(console, missed(figures), {**figures, "step_ms": step_ms, "load_average": round(os.getloadavg()[1], 1)})
 
 
 if __name__ == "__main__":

@@ -43,19 +43,14 @@ async def response_to(
             await asyncio.wait({answering}, timeout=PERIOD_S)
             if not answering.done() and await asks_for_stream(body):
                 # A proxy in front sees an answer: from now on its status is said.
-                return EventStream(answering, late_events(endpoint, answering, request_id))
-        return await response_of(answering)
+                return EventStream(answering, endpoint, late_events(endpoint, answering), request_id)
+        answer = await answering
+        if answer.media_type == ONE_PART:
+            return Response(await whole(answer), answer.status, media_type=answer.media_type)
+        return EventStream(answering, endpoint, answer.body, request_id, answer.status, answer.media_type)
     except asyncio.CancelledError:
         await leave(answering)
         raise
-
-
-async def response_of(answering: Answering) -> Response:
-    """A whole response for JSON, a stream for events."""
-    answer = await answering
-    if answer.media_type == ONE_PART:
-        return Response(await whole(answer), answer.status, media_type=answer.media_type)
-    return EventStream(answering, answer.body, answer.status, answer.media_type)
 
 
 async def whole(answer: ModelAnswer) -> bytes:
@@ -71,22 +66,30 @@ async def leave(answering: Answering) -> None:
         await answering.result().aclose()
 
 
-async def late_events(endpoint: Endpoint, answering: Answering, request_id: str) -> AsyncGenerator[bytes, None]:
-    """A heartbeat, and the events of the answer once it is there; or the error that took its place."""
+async def late_events(endpoint: Endpoint, answering: Answering) -> AsyncGenerator[bytes, None]:
+    """A heartbeat, and the events of the answer once it is there."""
     yield SSE_HEARTBEAT
-    try:
-        answer = await answering
-    except Exception as error:
-        problem = problem_of(error).problem
-        if problem.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
-            logger.warning("A stream ends with an error.", exc_info=error, extra={"request_id": request_id})
-        yield problem_event(endpoint, problem.model_copy(update={"request_id": request_id}))
-        return
+    answer = await answering
     if answer.media_type == ONE_PART:
         yield refusal_event(endpoint, answer.status, await whole(answer))
         return
     async for part in answer.body:
         yield part
+
+
+async def with_its_error(
+    endpoint: Endpoint, events: AsyncGenerator[bytes, None], request_id: str
+) -> AsyncGenerator[bytes, None]:
+    """The events; if one fails, the last is the error, because the status was sent before."""
+    try:
+        async with aclosing(events):
+            async for part in events:
+                yield part
+    except Exception as error:
+        problem = problem_of(error).problem
+        if problem.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+            logger.warning("A stream ends with an error.", exc_info=error, extra={"request_id": request_id})
+        yield problem_event(endpoint, problem.model_copy(update={"request_id": request_id}))
 
 
 class EventStream(StreamingResponse):
@@ -95,13 +98,15 @@ class EventStream(StreamingResponse):
     def __init__(
         self,
         answering: Answering,
+        endpoint: Endpoint,
         events: AsyncGenerator[bytes, None],
+        request_id: str,
         status: int = HTTPStatus.OK,
         media_type: str = f"{SSE}; charset=utf-8",
     ) -> None:
         """Args: `events` come in parts, each of which ends with an event."""
         self._answering = answering
-        self._stream = HeartbeatStream(events, PERIOD_S, SSE_HEARTBEAT)
+        self._stream = HeartbeatStream(with_its_error(endpoint, events, request_id), PERIOD_S, SSE_HEARTBEAT)
         super().__init__(self._stream, status, media_type=media_type)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

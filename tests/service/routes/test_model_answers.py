@@ -93,25 +93,29 @@ def late_error(path: str, failure: Sequence[ServedPart | Exception]) -> tuple[st
 GONE = {"type": "urn:rollout:problem:not-ready", "message": "It is gone.", "code": 503}
 
 
-@pytest.mark.parametrize(
-    ("path", "event", "data"),
-    [
-        ("chat/completions", "", {"error": GONE}),
-        ("messages", "event: error\n", {"type": "error", "error": GONE}),
-        (
-            "responses",
-            "event: error\n",
-            {
-                "type": "error",
-                "code": "503",
-                "message": "It is gone.",
-                "param": None,
-                "sequence_number": 0,
-                "error": GONE,
-            },
-        ),
-    ],
-)
+ERROR_EVENTS = [
+    ("chat/completions", "", {"error": GONE}),
+    ("messages", "event: error\n", {"type": "error", "error": GONE}),
+    (
+        "responses",
+        "event: error\n",
+        {"type": "error", "code": "503", "message": "It is gone.", "param": None, "sequence_number": 0, "error": GONE},
+    ),
+]
+
+
+@pytest.mark.parametrize(("path", "event", "data"), ERROR_EVENTS)
+def test_what_fails_between_two_events_ends_the_stream_with_an_error_as_the_api_has_it(
+    path: str, event: str, data: Any
+) -> None:
+    first, *_ = events()
+    answer = answer_to([first, GenerationLost("It is gone.")], path=path)
+    after = answer.content.removeprefix(CHUNK % b"Hi").decode().removesuffix("\n\ndata: [DONE]\n\n")
+    before, _, error = after.partition("data: ")
+    assert (answer.status_code, before, json.loads(error)) == (200, event, data)
+
+
+@pytest.mark.parametrize(("path", "event", "data"), ERROR_EVENTS)
 def test_what_fails_later_ends_the_stream_with_an_error_as_the_api_has_it(path: str, event: str, data: Any) -> None:
     assert late_error(path, [GenerationLost("It is gone.")]) == (event, data)
 
@@ -187,3 +191,9 @@ def test_the_official_client_passes_over_heartbeats() -> None:
 def test_the_official_client_raises_an_error_that_comes_late() -> None:
     with pytest.raises(openai.APIError, match="It is gone"):
         read_by_official_client([40.0, GenerationLost("It is gone.")])
+
+
+def test_the_official_client_raises_an_error_that_comes_between_two_events() -> None:
+    first, *_ = events()
+    with pytest.raises(openai.APIError, match="It is gone"):
+        read_by_official_client([first, GenerationLost("It is gone.")])

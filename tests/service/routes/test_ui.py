@@ -1,5 +1,6 @@
 """`GET /ui`: the files of the page, which need no key and hold no data."""
 
+import json
 from html.parser import HTMLParser
 from pathlib import Path
 from posixpath import join, normpath
@@ -150,3 +151,11 @@ def test_every_vendored_library_has_its_licence() -> None:
     folders = {path.split("/")[1] for path in page_files() if path.startswith("vendor/") and path.count("/") > 1}
     assert folders == {"fzstd", "hyparquet"}
     assert {f"vendor/{folder}/LICENSE" for folder in folders} <= page_files().keys()
+
+
+def test_the_bill_of_materials_has_every_vendored_library_in_the_version_that_the_table_says() -> None:
+    vendor = PAGE / "vendor"
+    table = [line.split(" | ") for line in (vendor / "README.md").read_text().splitlines() if line.startswith("| `")]
+    listed = json.loads((vendor / "sbom.json").read_text())["components"]
+    assert [(f"| `{part['name']}/`", part["version"]) for part in listed] == [(row[0], row[2]) for row in table]
+    assert {part["purl"] for part in listed} == {f"pkg:npm/{part['name']}@{part['version']}" for part in listed}
