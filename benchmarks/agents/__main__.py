@@ -163,7 +163,7 @@ def main(
     model: Annotated[Path | None, typer.Option(help="An embedded model, with its parsers.")] = Path("models/small"),
     rounds: Annotated[int, typer.Option(min=1)] = 7,
     step_ms: Annotated[
-        float | None, typer.Option(min=0, help="Least milliseconds of an engine's step, which waits for the rest of it.")
+        float | None, typer.Option(min=0, help="Least milliseconds of an engine's step; it waits for the rest.")
     ] = None,
 ) -> None:
     settings = config_for(config, model, ("math",))

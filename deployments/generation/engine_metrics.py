@@ -1,84 +1,129 @@
-"""vLLM's metrics for Ray's exporters, with histograms that are summed here.
+"""vLLM's metrics for Ray's exporters, which get their values once a second and not with every step of the engine."""
 
-vLLM's logger gives Ray the time of every token: with its checks Ray takes about 10 µs for each value, which took 4% of
-the service's throughput. Here a value is counted in a fraction of a microsecond, and Ray gets the counts of the buckets
-once a second, as gauges of the names that Prometheus gives to the parts of a histogram. Queries are the same as before.
-"""
-
-import asyncio
-from bisect import bisect_left
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from time import time
+from typing import Any, Self, cast
 
-from ray.util.metrics import Gauge
-from vllm.v1.metrics.ray_wrappers import RayKVConnectorProm, RayPrometheusMetric, RayPrometheusStatLogger
+from ray.util import metrics
+from vllm.v1.metrics.ray_wrappers import (
+    RayKVConnectorProm,
+    RayPerfMetricsProm,
+    RayPrometheusMetric,
+    RayPrometheusStatLogger,
+    RaySpecDecodingProm,
+)
 
-FLUSH_EVERY_S = 1.0
-INFINITY = "+Inf"
+from deployments.instruments import Instrument, LastingGauge, SummedCounter, SummedHistogram
+
+INSTRUMENTS: list[Instrument] = []
+"""Of this process. `flush_again_and_again` must be given them."""
 
 
-class SummedHistogram(RayPrometheusMetric):
-    """Has what vLLM uses of `prometheus_client.Histogram`."""
+class EngineMetric(RayPrometheusMetric):
+    """What all of vLLM's metrics have in common with those of `prometheus_client`: `labels`."""
 
-    labelled: ClassVar[list["SummedHistogram"]] = []
-    """All of this process that take values."""
+    metric: Any
+    _tag_values: tuple[str, ...]
 
+    def _keep(self, instrument: Instrument, metric: metrics.Metric) -> None:
+        INSTRUMENTS.append(instrument)
+        self.metric = metric
+        self._tag_values = tuple(self._tags.values())
+
+    def labels(self, *labels: Any, **named: Any) -> Self:
+        clone = cast(Self, super().labels(*labels, **named))
+        clone._tag_values = tuple(clone._tags[key] for key in self._get_tag_keys(self._label_names))
+        return clone
+
+    def _name_and_keys(self, name: str, labelnames: Sequence[str] | None) -> tuple[str, tuple[str, ...]]:
+        """As Ray takes them."""
+        self._label_names = list(labelnames or ())
+        return self._get_sanitized_opentelemetry_name(name), self._get_tag_keys(self._label_names)
+
+
+class EngineCounter(EngineMetric):
+    def __init__(self, name: str, documentation: str = "", labelnames: Sequence[str] | None = None) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        name, tag_keys = self._name_and_keys(name, labelnames)
+        self._summed = SummedCounter(name, documentation, tag_keys, metrics)
+        self._labelled: dict[Any, Self] = {}
+        self._keep(self._summed, self._summed.counter)
+
+    def labels(self, *labels: Any, **named: Any) -> Self:
+        # vLLM asks for the same ones with every step.
+        key = labels, tuple(named.items())
+        if (clone := self._labelled.get(key)) is None:
+            clone = self._labelled[key] = super().labels(*labels, **named)
+        return clone
+
+    def inc(self, value: float = 1.0) -> None:
+        self._summed.add(value, *self._tag_values)
+
+
+class EngineGauge(EngineMetric):
     def __init__(
         self,
         name: str,
-        documentation: str | None = "",
-        labelnames: list[str] | None = None,
-        buckets: Sequence[float] | None = None,
+        documentation: str = "",
+        labelnames: Sequence[str] | None = None,
+        multiprocess_mode: str = "",  # noqa: ARG002
+    ) -> None:
+        """Args: `multiprocess_mode` is for `prometheus_client` alone."""
+        super().__init__()  # type: ignore[no-untyped-call]
+        name, tag_keys = self._name_and_keys(name, labelnames)
+        self._lasting = LastingGauge(name, documentation, tag_keys, metrics)
+        self._keep(self._lasting, self._lasting.gauge)
+
+    def set(self, value: float) -> None:
+        self._lasting.set(value, *self._tag_values)
+
+    def set_to_current_time(self) -> None:
+        # The labels of such a gauge say what is so now: Ray's exporter forgets those that are no longer set.
+        self.metric.set(time(), self._tags)
+
+
+class EngineHistogram(EngineMetric):
+    def __init__(
+        self,
+        name: str,
+        documentation: str = "",
+        labelnames: Sequence[str] | None = None,
+        buckets: Sequence[float] = (),
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        tag_keys, name = self._get_tag_keys(labelnames), self._get_sanitized_opentelemetry_name(name)
-        self._bounds = list(buckets or ())
-        self._les = [*(f"{float(bound):g}" for bound in self._bounds), INFINITY]
-        self.metric = self._counts = Gauge(f"{name}_count", documentation or "", tag_keys)
-        self._sums = Gauge(f"{name}_sum", documentation or "", tag_keys)
-        self._buckets = Gauge(f"{name}_bucket", documentation or "", (*tag_keys, "le"))
-        self._begin()
+        name, tag_keys = self._name_and_keys(name, labelnames)
+        self._summed = SummedHistogram(name, documentation, buckets, tag_keys, metrics)
+        self._keep(self._summed, self._summed.counts)
 
-    def _begin(self) -> None:
-        self._values = [0] * len(self._les)
-        """How many values each bucket has that are in none before it."""
-        self._sum = 0.0
-
-    def labels(self, *labels: Any, **named: Any) -> "SummedHistogram":
+    def labels(self, *labels: Any, **named: Any) -> Self:
         clone = super().labels(*labels, **named)
-        assert isinstance(clone, SummedHistogram)
-        clone._begin()
-        SummedHistogram.labelled.append(clone)
+        clone.observe = self._summed.values_of(clone._tag_values).observe  # type: ignore[method-assign]
         return clone
 
     def observe(self, value: float) -> None:
-        # A value that is equal to the bound of a bucket is in it.
-        self._values[bisect_left(self._bounds, value)] += 1
-        self._sum += value
+        self._summed.observe(value, *self._tag_values)
 
-    def flush(self) -> None:
-        """Gives Ray the counts of all buckets. Ray forgets a gauge that is not set for two of its intervals."""
-        count = 0
-        for le, values in zip(self._les, self._values, strict=True):
-            count += values
-            self._buckets.set(count, {**self._tags, "le": le})
-        self._counts.set(count, self._tags)
-        self._sums.set(self._sum, self._tags)
+
+class SpecDecodingMetrics(RaySpecDecodingProm):
+    _counter_cls: Any = EngineCounter
 
 
 class KVConnectorMetrics(RayKVConnectorProm):
-    _histogram_cls: Any = SummedHistogram
+    _gauge_cls: Any = EngineGauge
+    _counter_cls: Any = EngineCounter
+    _histogram_cls: Any = EngineHistogram
+
+
+class PerfMetrics(RayPerfMetricsProm):
+    _counter_cls: Any = EngineCounter
 
 
 class EngineMetrics(RayPrometheusStatLogger):
-    """A stat logger of vLLM's. `flush_again_and_again` must run beside it."""
+    """A stat logger of vLLM's."""
 
-    _histogram_cls: Any = SummedHistogram
+    _gauge_cls: Any = EngineGauge
+    _counter_cls: Any = EngineCounter
+    _histogram_cls: Any = EngineHistogram
+    _spec_decoding_cls: Any = SpecDecodingMetrics
     _kv_connector_cls: Any = KVConnectorMetrics
-
-
-async def flush_again_and_again() -> None:
-    while True:
-        await asyncio.sleep(FLUSH_EVERY_S)
-        for histogram in SummedHistogram.labelled:
-            histogram.flush()
+    _perf_metrics_cls: Any = PerfMetrics

@@ -16,6 +16,7 @@ from deployments.generation.engine_sockets import claim_socket_folder
 from deployments.generation.replica_seed import replica_seed
 from deployments.generation.response_settings import ResponseSettings
 from deployments.generation.settings import EngineSettings
+from deployments.instruments import flush_again_and_again
 from deployments.policy.nodes.serve_sources import node_weights_of_replica
 from deployments.policy.replicas.commands import LoadedWeights, ReplicaRegistration
 from deployments.policy.store_client import PolicyStoreClient
@@ -62,7 +63,7 @@ class GeneratorReplica(GeneratorReplicaBase):
         claim_socket_folder()
         from deployments.generation.command_runner import CommandRunner
         from deployments.generation.engine import VLLMEngine
-        from deployments.generation.engine_metrics import EngineMetrics, flush_again_and_again
+        from deployments.generation.engine_metrics import INSTRUMENTS, EngineMetrics
         from deployments.generation.named_policies import NamedPolicies
 
         seed = replica_seed(settings.seed, replica_id())
@@ -73,7 +74,7 @@ class GeneratorReplica(GeneratorReplicaBase):
         exporters = (EngineMetrics,) if has_metrics else ()
         super().__init__(await VLLMEngine.start(engine_args, settings.patch_deltas, settings.hang_timeout_s, exporters))
         if has_metrics:
-            self._flushing = asyncio.create_task(flush_again_and_again())
+            self._flushing = asyncio.create_task(flush_again_and_again(INSTRUMENTS))
         self._sessions = None if sessions is None else SessionStoreClient(sessions)
         self._grammar_time_limit_s = settings.grammar_time_limit_s
         self._serving: ServingLayers | None = None

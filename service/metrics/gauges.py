@@ -7,7 +7,7 @@ from time import monotonic
 
 from ray.serve.metrics import Gauge
 
-from service.metrics.instruments import histogram
+from deployments.instruments import SummedHistogram
 
 LOOK_EVERY_S = 1.0
 """Ray's shortest interval of exports. Its exporter forgets a gauge that was not set for two of its intervals."""
@@ -51,9 +51,10 @@ class Gauges:
             description="Time since the current version was first seen here.",
             tag_keys=("policy",),
         )
-        self._gap = histogram(
+        self.gap = SummedHistogram(
             "rollout_event_loop_gap_seconds", "How much later than it was due the event loop came to a timer.", GAPS
         )
+        """Must be flushed."""
         self._seen: dict[str, tuple[int, float]] = {}
         """By policy, its version and the moment when that was seen first."""
 
@@ -64,7 +65,7 @@ class Gauges:
             due = monotonic() + SLEEP_S
             await asyncio.sleep(SLEEP_S)
             now = monotonic()
-            self._gap.observe(now - due)
+            self.gap.observe(now - due)
             if now >= next_look:
                 self.note(self._look(), now)
                 next_look = now + LOOK_EVERY_S

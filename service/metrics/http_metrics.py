@@ -4,7 +4,7 @@ from time import monotonic
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from service.metrics.instruments import SummedCounter, histogram
+from deployments.instruments import Instrument, SummedCounter, SummedHistogram
 from service.metrics.rollout_metrics import SECONDS
 
 NO_ROUTE = "none"
@@ -15,16 +15,18 @@ class HttpMetrics:
     """Of one ingress replica. Refused requests are those with a status of 400 and more."""
 
     def __init__(self) -> None:
-        self.requests = SummedCounter(
+        self._requests = SummedCounter(
             "rollout_http_requests_total", "Requests that were answered.", ("route", "method", "status")
         )
-        self._seconds = histogram(
+        self._seconds = SummedHistogram(
             "rollout_http_request_seconds", "Time until the end of the response.", SECONDS, ("route", "method")
         )
+        self.instruments: tuple[Instrument, ...] = self._requests, self._seconds
+        """What must be flushed."""
 
     def answered(self, route: str, method: str, status: int, seconds: float) -> None:
-        self.requests.add(1, route, method, str(status))
-        self._seconds.observe(seconds, {"route": route, "method": method})
+        self._requests.add(1, route, method, str(status))
+        self._seconds.observe(seconds, route, method)
 
 
 class HttpMetricsMiddleware:

@@ -9,14 +9,14 @@ from time import monotonic
 from types import TracebackType
 
 from deployments.failures import RolloutFailure
+from deployments.instruments import Instrument, SummedCounter, SummedHistogram
 from rollout_client.contract import SampleResult
-from service.metrics.instruments import SummedCounter, histogram
 from service.rollouts.episode import Episode
 from service.rollouts.observer import RolloutObserver, Stage, Work
 
 SECONDS = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250, 1000]
 REWARDS = [0.001, 0.1, 0.25, 0.5, 0.75, 0.9, 1, 2, 5, 10, 100]
-"""Upper bounds, as all boundaries are; Ray's are above 0, and the first bucket is for 0 and less."""
+"""Upper bounds. The first bucket is for 0 and less."""
 TURNS = [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128]
 CALLS = ("generate", "step", "agent")
 """The stages that are calls of another deployment."""
@@ -39,39 +39,50 @@ class RolloutMetrics(RolloutObserver):
             "Generations, steps and runs of agents that failed; most were made again.",
             ("task_name", "stage", "kind"),
         )
-        self._reward = histogram(
+        self._reward = SummedHistogram(
             "rollout_reward", "Total rewards of rollouts; those below 0 count as 0.", REWARDS, ("task_name",)
         )
-        # Ray's exporters make the sum of a histogram from the middles of its buckets, and no counter falls.
+        # No counter falls.
         self._reward_sums = SummedCounter(
             "rollout_reward_sums_total",
             "Sums of the total rewards above 0 and below 0, without their sign.",
             ("task_name", "sign"),
         )
-        self._turns_of_rollout = histogram("rollout_turns", "Turns of a rollout.", TURNS, ("task_name",))
-        self._staleness = histogram(
+        self._turns_of_rollout = SummedHistogram("rollout_turns", "Turns of a rollout.", TURNS, ("task_name",))
+        self._staleness = SummedHistogram(
             "rollout_staleness_versions",
             "Versions that the oldest token of a rollout is behind when it ends.",
             VERSIONS,
             ("task_name",),
         )
-        self._stages = histogram(
+        self._stages = SummedHistogram(
             "rollout_stage_seconds", "Time of a stage of a rollout.", SECONDS, ("task_name", "stage")
         )
-        self._work = histogram(
+        self._work = SummedHistogram(
             "rollout_work_seconds",
             "Time of a generation's turn in the queue, of a request's prompts, of a result's encoding.",
             SECONDS,
             ("work",),
         )
-        self.counters = (self._rollouts, self._turns, self._tokens, self._failed_calls, self._reward_sums)
+        self.instruments: tuple[Instrument, ...] = (
+            self._rollouts,
+            self._turns,
+            self._tokens,
+            self._failed_calls,
+            self._reward,
+            self._reward_sums,
+            self._turns_of_rollout,
+            self._staleness,
+            self._stages,
+            self._work,
+        )
         """What must be flushed."""
 
     def during(self, stage: Stage, episode: Episode) -> AbstractContextManager[object]:
         return TimedStage(self, stage, episode.identity.task_name)
 
     def took(self, work: Work, seconds: float) -> None:
-        self._work.observe(seconds, {"work": work})
+        self._work.observe(seconds, work)
 
     def ended(self, result: SampleResult, staleness: int | None) -> None:
         task_name, metrics = result.task_name, result.metrics
@@ -79,19 +90,18 @@ class RolloutMetrics(RolloutObserver):
         self._turns.add(metrics.turn_count, task_name)
         self._tokens.add(metrics.assistant_tokens, task_name, "generated")
         self._tokens.add(metrics.env_tokens, task_name, "environment")
-        tags = {"task_name": task_name}
-        self._turns_of_rollout.observe(metrics.turn_count, tags)
+        self._turns_of_rollout.observe(metrics.turn_count, task_name)
         if result.total_reward is not None:
-            self._reward.observe(max(result.total_reward, 0.0), tags)
+            self._reward.observe(max(result.total_reward, 0.0), task_name)
             sign = "negative" if result.total_reward < 0 else "positive"
             self._reward_sums.add(abs(result.total_reward), task_name, sign)
         if staleness is not None:
-            self._staleness.observe(staleness, tags)
+            self._staleness.observe(staleness, task_name)
 
     def stage_ended(self, stage: Stage, task_name: str, seconds: float, error: BaseException | None) -> None:
         """Times are those of stages that no exception has ended."""
         if error is None:
-            self._stages.observe(seconds, {"task_name": task_name, "stage": stage})
+            self._stages.observe(seconds, task_name, stage)
         elif isinstance(error, RolloutFailure) and stage in CALLS:
             self._failed_calls.add(1, task_name, stage, error.kind)
 

@@ -3,9 +3,9 @@
 import asyncio
 from collections.abc import Callable
 
+from deployments.instruments import flush_again_and_again
 from service.metrics.gauges import Gauges, Look
 from service.metrics.http_metrics import HttpMetrics
-from service.metrics.instruments import flush_again_and_again
 from service.metrics.rollout_metrics import RolloutMetrics
 
 
@@ -17,8 +17,9 @@ class ServiceMetrics:
 
     def follow(self, look: Callable[[], Look]) -> None:
         """From now on, for the life of the replica, Ray is given what was counted, and what `look` finds."""
-        counters = (*self.rollouts.counters, self.http.requests)
+        gauges = Gauges(look)
+        instruments = (*self.rollouts.instruments, *self.http.instruments, gauges.gap)
         self._following = [
-            asyncio.create_task(flush_again_and_again(counters)),
-            asyncio.create_task(Gauges(look).follow()),
+            asyncio.create_task(flush_again_and_again(instruments)),
+            asyncio.create_task(gauges.follow()),
         ]

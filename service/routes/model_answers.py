@@ -44,10 +44,10 @@ async def response_to(
             if not answering.done() and await asks_for_stream(body):
                 # A proxy in front sees an answer: from now on its status is said.
                 return EventStream(answering, endpoint, late_events(endpoint, answering), request_id)
-        answer = await answering
-        if answer.media_type == ONE_PART:
-            return Response(await whole(answer), answer.status, media_type=answer.media_type)
-        return EventStream(answering, endpoint, answer.body, request_id, answer.status, answer.media_type)
+        begun = await answering
+        if begun.media_type == ONE_PART:
+            return Response(await whole(begun), begun.status, media_type=begun.media_type)
+        return EventStream(answering, endpoint, begun.body, request_id, begun.status, begun.media_type)
     except asyncio.CancelledError:
         await leave(answering)
         raise

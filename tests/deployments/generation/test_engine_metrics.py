@@ -1,61 +1,108 @@
-"""vLLM's histograms as Ray's exporters get them."""
+"""vLLM's metrics as Ray's exporters get them."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 pytestmark = pytest.mark.slow
 
-
-class Told:
-    """In the place of a gauge of Ray's."""
-
-    def __init__(self, name: str, _description: str, tag_keys: tuple[str, ...]) -> None:
-        self.name, self._tag_keys = name, tag_keys
-        self.values: dict[tuple[tuple[str, str], ...], float] = {}
-
-    def set(self, value: float, tags: dict[str, str]) -> None:
-        assert set(tags) == set(self._tag_keys)
-        self.values[tuple(sorted(tags.items()))] = value
+Given = list[tuple[str, dict[str, str], float]]
 
 
-def test_a_histogram_has_cumulative_buckets_by_label_a_sum_and_a_count(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def given(monkeypatch: pytest.MonkeyPatch) -> Given:
+    """Names, tags without the replica's, and values."""
     from deployments.generation import engine_metrics
 
-    made: list[Told] = []
+    values: Given = []
 
-    def gauge(*given: Any) -> Told:
-        made.append(Told(*given))
-        return made[-1]
+    class Instrument:
+        def __init__(self, name: str, description: str, tag_keys: tuple[str, ...]) -> None:
+            self._name, self._tag_keys = name, tag_keys
 
-    monkeypatch.setattr(engine_metrics, "Gauge", gauge)
-    monkeypatch.setattr(engine_metrics.SummedHistogram, "labelled", [])
-    histogram = engine_metrics.SummedHistogram("vllm:step_seconds", "Time.", ["engine"], [0.5, 1, 2.5])
-    for engine, values in (("0", [0.5, 0.75, 3.0]), ("1", [1.0])):
-        labelled = histogram.labels(engine)
-        for value in values:
-            labelled.observe(value)
-    for labelled in engine_metrics.SummedHistogram.labelled:
-        labelled.flush()
-    counts, sums, buckets = made
-    assert [counts.name, sums.name, buckets.name] == [
-        "vllm_step_seconds_count",
-        "vllm_step_seconds_sum",
-        "vllm_step_seconds_bucket",
+        def set(self, value: float, tags: dict[str, str]) -> None:
+            assert set(tags) == set(self._tag_keys)
+            values.append((self._name, {key: text for key, text in tags.items() if key != "ReplicaId"}, value))
+
+        inc = set
+
+    monkeypatch.setattr(engine_metrics, "metrics", SimpleNamespace(Counter=Instrument, Gauge=Instrument))
+    monkeypatch.setattr(engine_metrics, "INSTRUMENTS", [])
+    return values
+
+
+def flush() -> None:
+    from deployments.generation import engine_metrics
+
+    for instrument in engine_metrics.INSTRUMENTS:
+        instrument.flush(repeats=True)
+
+
+def test_a_histogram_is_given_to_ray_by_label_under_a_name_that_it_takes(given: Given) -> None:
+    from deployments.generation.engine_metrics import EngineHistogram
+
+    histogram = EngineHistogram("vllm:step_seconds", "Time.", ["engine"], [0.5, 1])
+    first, _second = histogram.labels("0"), histogram.labels(engine="1")
+    for value in (0.5, 3.0):
+        first.observe(value)
+    flush()
+    zero, one = {"engine": "0"}, {"engine": "1"}
+    assert given == [
+        ("vllm_step_seconds_bucket", {**zero, "le": "0.5"}, 1),
+        ("vllm_step_seconds_bucket", {**zero, "le": "1"}, 1),
+        ("vllm_step_seconds_bucket", {**zero, "le": "+Inf"}, 2),
+        ("vllm_step_seconds_count", zero, 2),
+        ("vllm_step_seconds_sum", zero, 3.5),
+        ("vllm_step_seconds_bucket", {**one, "le": "0.5"}, 0),
+        ("vllm_step_seconds_bucket", {**one, "le": "1"}, 0),
+        ("vllm_step_seconds_bucket", {**one, "le": "+Inf"}, 0),
+        ("vllm_step_seconds_count", one, 0),
+        ("vllm_step_seconds_sum", one, 0.0),
     ]
-    assert [list(one.values.values()) for one in (counts, sums)] == [[3, 1], [4.25, 1.0]]
-    first, second = list(buckets.values.items())[:4], list(buckets.values.items())[4:]
-    assert [(dict(tags)["le"], count) for tags, count in first] == [("0.5", 1), ("1", 2), ("2.5", 2), ("+Inf", 3)]
-    assert [(dict(tags)["le"], count) for tags, count in second] == [("0.5", 0), ("1", 1), ("2.5", 1), ("+Inf", 1)]
-    assert {dict(tags)["engine"] for tags, _ in second} == {"1"}
 
 
-def test_all_histograms_of_vllm_are_summed() -> None:
-    from vllm.v1.metrics.ray_wrappers import RayHistogramWrapper
+def test_a_counter_whose_labels_are_asked_for_with_every_step_is_one(given: Given) -> None:
+    from deployments.generation.engine_metrics import EngineCounter
 
-    from deployments.generation.engine_metrics import EngineMetrics, SummedHistogram
+    counter = EngineCounter("vllm:cached_tokens", "Tokens.", ["engine", "source"])
+    for value in (1, 2):
+        counter.labels("0", "device").inc(value)
+    counter.labels("0", "host").inc(4)
+    flush()
+    assert given == [
+        ("vllm_cached_tokens", {"engine": "0", "source": "device"}, 3),
+        ("vllm_cached_tokens", {"engine": "0", "source": "host"}, 4),
+    ]
 
-    assert EngineMetrics._histogram_cls is SummedHistogram
-    assert EngineMetrics._kv_connector_cls._histogram_cls is SummedHistogram
-    others = (EngineMetrics._spec_decoding_cls, EngineMetrics._perf_metrics_cls)
-    assert all(getattr(one, "_histogram_cls", None) is not RayHistogramWrapper for one in others)
+
+def test_a_gauge_keeps_its_value_between_steps(given: Given) -> None:
+    from deployments.generation.engine_metrics import EngineGauge
+
+    gauge = EngineGauge("vllm:running", "Requests.", ["engine"], "mostrecent").labels("0")
+    gauge.set(1)
+    gauge.set(0)
+    flush()
+    flush()
+    assert given == [("vllm_running", {"engine": "0"}, 0)] * 2
+
+
+def test_a_gauge_whose_labels_say_what_is_so_now_is_not_kept(given: Given, monkeypatch: pytest.MonkeyPatch) -> None:
+    from deployments.generation import engine_metrics
+
+    monkeypatch.setattr(engine_metrics, "time", lambda: 12.0)
+    engine_metrics.EngineGauge("vllm:adapters", "Now.", ["running"]).labels(running="a,b").set_to_current_time()
+    flush()
+    assert given == [("vllm_adapters", {"running": "a,b"}, 12.0)]
+
+
+def test_no_metric_of_vllms_goes_to_ray_with_every_step() -> None:
+    from vllm.v1.metrics.ray_wrappers import RayCounterWrapper, RayGaugeWrapper, RayHistogramWrapper
+
+    from deployments.generation.engine_metrics import EngineMetrics
+
+    raw: tuple[Any, ...] = (RayCounterWrapper, RayGaugeWrapper, RayHistogramWrapper)
+    parts = ("_spec_decoding_cls", "_kv_connector_cls", "_perf_metrics_cls")
+    for logger in (EngineMetrics, *(getattr(EngineMetrics, part) for part in parts)):
+        for kind in ("_counter_cls", "_gauge_cls", "_histogram_cls"):
+            assert getattr(logger, kind, None) not in raw, (logger, kind)

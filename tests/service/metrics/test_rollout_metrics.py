@@ -1,15 +1,12 @@
 """What rollouts add to the metrics, with Ray's instruments replaced by ones that remember what they were given."""
 
 import asyncio
-from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any
 
 import pytest
 
 from deployments.failures import GenerationLost
-from service.metrics import instruments
 from service.metrics.gauges import Gauges, Look
 from service.metrics.rollout_metrics import RolloutMetrics
 from tests import virtual_time
@@ -25,24 +22,29 @@ def given(monkeypatch: pytest.MonkeyPatch) -> Given:
     values: Given = {}
 
     class Instrument:
-        def __init__(self, name: str, description: str, **options: Sequence[Any]) -> None:
+        def __init__(self, name: str, description: str, tag_keys: tuple[str, ...] = ()) -> None:
             assert description.endswith(".")
-            # Ray takes no others.
-            assert all(boundary > 0 for boundary in options.get("boundaries", ()))
             self._name = name
-            self._keys = set(options.get("tag_keys", ()))
+            self._keys = set(tag_keys)
 
-        def observe(self, value: float, tags: dict[str, str] | None = None) -> None:
+        def set(self, value: float, tags: dict[str, str] | None = None) -> None:
             tags = tags or {}
             assert set(tags) == self._keys
             values.setdefault((self._name, ",".join(tags.values())), []).append(value)
 
-        inc = set = observe
+        inc = set
 
-    monkeypatch.setattr(instruments, "Counter", Instrument)
-    monkeypatch.setattr(instruments, "Histogram", Instrument)
+    monkeypatch.setattr("ray.serve.metrics.Counter", Instrument)
+    monkeypatch.setattr("ray.serve.metrics.Gauge", Instrument)
     monkeypatch.setattr("service.metrics.gauges.Gauge", Instrument)
     return values
+
+
+def flushed(metrics: RolloutMetrics, given: Given) -> Given:
+    """What Ray was given, without the buckets of histograms."""
+    for instrument in metrics.instruments:
+        instrument.flush(repeats=True)
+    return {key: found for key, found in given.items() if not key[0].endswith("_bucket")}
 
 
 def test_a_played_rollout_counts_its_calls_and_failures_by_task(given: Given) -> None:
@@ -54,22 +56,23 @@ def test_a_played_rollout_counts_its_calls_and_failures_by_task(given: Given) ->
     results = collect([episode], context)
     assert results[0].status == "completed"
     metrics.ended(results[0], staleness=2)
-    for counter in metrics.counters:
-        counter.flush()
+    found = flushed(metrics, given)
     task = episode.identity.task_name
-    stages = {tags: len(found) for (name, tags), found in given.items() if name == "rollout_stage_seconds"}
-    assert stages == {f"{task},rollout": 1, f"{task},turn": 2, f"{task},generate": 2, f"{task},step": 2}
-    rest = {key: found for key, found in given.items() if key[0] != "rollout_stage_seconds"}
-    assert rest == {
+    stages = {tags: counts for (name, tags), counts in found.items() if name == "rollout_stage_seconds_count"}
+    assert stages == {f"{task},rollout": [1], f"{task},turn": [2], f"{task},generate": [2], f"{task},step": [2]}
+    assert {key: values for key, values in found.items() if not key[0].startswith("rollout_stage_seconds")} == {
         ("rollout_failed_calls_total", f"{task},generate,generation"): [1],
         ("rollout_rollouts_total", f"{task},completed"): [1],
         ("rollout_turns_total", task): [2],
         ("rollout_tokens_total", f"{task},generated"): [2],
         ("rollout_tokens_total", f"{task},environment"): [results[0].metrics.env_tokens],
-        ("rollout_turns", task): [2],
-        ("rollout_reward", task): [1.5],
+        ("rollout_turns_count", task): [1],
+        ("rollout_turns_sum", task): [2],
+        ("rollout_reward_count", task): [1],
+        ("rollout_reward_sum", task): [1.5],
         ("rollout_reward_sums_total", f"{task},positive"): [1.5],
-        ("rollout_staleness_versions", task): [2],
+        ("rollout_staleness_versions_count", task): [1],
+        ("rollout_staleness_versions_sum", task): [2],
     }
 
 
@@ -78,23 +81,11 @@ def test_a_negative_reward_is_summed_without_its_sign(given: Given) -> None:
     results = collect([EpisodeRecipe().make()], async_context(ScriptedGenerator(["A"]), environment))
     metrics = RolloutMetrics()
     metrics.ended(results[0], staleness=None)
-    for counter in metrics.counters:
-        counter.flush()
-    assert {key: found for key, found in given.items() if "reward" in key[0]} == {
-        ("rollout_reward", "task"): [0.0],
+    assert {key: found for key, found in flushed(metrics, given).items() if "reward" in key[0]} == {
+        ("rollout_reward_count", "task"): [1],
+        ("rollout_reward_sum", "task"): [0.0],
         ("rollout_reward_sums_total", "task,negative"): [2.5],
     }
-
-
-def test_a_counter_gives_ray_the_sum_of_what_was_added_once(given: Given) -> None:
-    counter = instruments.SummedCounter("name", "Description.", ("task_name",))
-    for value in (1, 2, 3):
-        counter.add(value, "math")
-    counter.flush()
-    counter.flush()
-    counter.add(4, "math")
-    counter.flush()
-    assert given == {("name", "math"): [6, 4]}
 
 
 def test_the_age_of_a_version_begins_when_it_is_first_seen(given: Given) -> None:

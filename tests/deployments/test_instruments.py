@@ -1,0 +1,119 @@
+"""What Ray is given of what was counted, with its instruments replaced by ones that remember it."""
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from deployments import instruments
+from deployments.instruments import LastingGauge, SummedCounter, SummedHistogram, flush_again_and_again
+from tests import virtual_time
+
+Given = list[tuple[str, dict[str, str], float]]
+"""Names, tags and values, in the order in which they came."""
+
+
+@pytest.fixture
+def given() -> Given:
+    return []
+
+
+@pytest.fixture
+def source(given: Given) -> Any:
+    class Instrument:
+        def __init__(self, name: str, description: str, tag_keys: tuple[str, ...]) -> None:
+            assert description == "Description."
+            self._name, self._keys = name, set(tag_keys)
+
+        def set(self, value: float, tags: dict[str, str]) -> None:
+            assert set(tags) == self._keys
+            given.append((self._name, tags, value))
+
+        inc = set
+
+    return SimpleNamespace(Counter=Instrument, Gauge=Instrument)
+
+
+def test_a_counter_gives_ray_the_sum_of_what_was_added_once(given: Given, source: Any) -> None:
+    counter = SummedCounter("name", "Description.", ("task_name",), source)
+    for value in (1, 2, 3):
+        counter.add(value, "math")
+    counter.add(0, "maze")
+    counter.flush()
+    counter.flush(repeats=True)
+    counter.add(4, "math")
+    counter.flush()
+    assert given == [("name", {"task_name": "math"}, 6), ("name", {"task_name": "math"}, 4)]
+
+
+def test_a_gauge_gives_ray_the_latest_value_when_it_has_changed(given: Given, source: Any) -> None:
+    gauge = LastingGauge("name", "Description.", ("engine",), source)
+    for value in (1, 2, 2):
+        gauge.set(value, "0")
+    gauge.flush()
+    gauge.set(2, "0")
+    gauge.flush()
+    assert given == [("name", {"engine": "0"}, 2)]
+
+
+def test_a_gauge_that_has_not_changed_is_given_again_when_all_are(given: Given, source: Any) -> None:
+    gauge = LastingGauge("name", "Description.", ("engine",), source)
+    gauge.set(2, "0")
+    gauge.flush()
+    gauge.flush(repeats=True)
+    assert given == [("name", {"engine": "0"}, 2)] * 2
+
+
+def test_a_histogram_has_cumulative_buckets_by_tags_a_sum_and_a_count(given: Given, source: Any) -> None:
+    histogram = SummedHistogram("name", "Description.", [0.5, 1, 2.5], ("task_name",), source)
+    for value in (0.5, 0.75, 3.0):
+        histogram.observe(value, "math")
+    histogram.observe(1.0, "maze")
+    histogram.flush()
+    assert given == [
+        ("name_bucket", {"task_name": "math", "le": "0.5"}, 1),
+        ("name_bucket", {"task_name": "math", "le": "1"}, 2),
+        ("name_bucket", {"task_name": "math", "le": "2.5"}, 2),
+        ("name_bucket", {"task_name": "math", "le": "+Inf"}, 3),
+        ("name_count", {"task_name": "math"}, 3),
+        ("name_sum", {"task_name": "math"}, 4.25),
+        ("name_bucket", {"task_name": "maze", "le": "0.5"}, 0),
+        ("name_bucket", {"task_name": "maze", "le": "1"}, 1),
+        ("name_bucket", {"task_name": "maze", "le": "2.5"}, 1),
+        ("name_bucket", {"task_name": "maze", "le": "+Inf"}, 1),
+        ("name_count", {"task_name": "maze"}, 1),
+        ("name_sum", {"task_name": "maze"}, 1.0),
+    ]
+
+
+def test_a_histogram_gives_ray_only_the_tags_that_have_a_new_value(given: Given, source: Any) -> None:
+    histogram = SummedHistogram("name", "Description.", [1], ("task_name",), source)
+    histogram.observe(1, "math")
+    histogram.observe(1, "maze")
+    histogram.flush()
+    given.clear()
+    histogram.observe(2, "maze")
+    histogram.flush()
+    assert [(tags.get("le"), value) for _, tags, value in given] == [("1", 1), ("+Inf", 2), (None, 2), (None, 3.0)]
+    assert {tags["task_name"] for _, tags, _ in given} == {"maze"}
+    given.clear()
+    histogram.flush(repeats=True)
+    assert {tags["task_name"] for _, tags, _ in given} == {"math", "maze"}
+
+
+def test_all_is_given_again_twice_in_each_interval_of_rays_exports(monkeypatch: pytest.MonkeyPatch) -> None:
+    flushed: list[bool] = []
+
+    class Noting:
+        def flush(self, repeats: bool) -> None:
+            flushed.append(repeats)
+
+    async def flush() -> None:
+        monkeypatch.setattr(instruments, "monotonic", asyncio.get_running_loop().time)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(flush_again_and_again([Noting()]), 10.5)
+
+    monkeypatch.setattr(instruments, "Config", SimpleNamespace(metrics_report_interval_ms=lambda: 8000))
+    virtual_time.run(flush())
+    assert flushed == [True, False, False, False, True, False, False, False, True, False]
