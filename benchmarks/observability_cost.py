@@ -14,8 +14,9 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from copy import deepcopy
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from math import sqrt
 from pathlib import Path
-from statistics import geometric_mean, median
+from statistics import geometric_mean, median, stdev
 from threading import Thread
 from typing import Annotated, Any
 
@@ -88,14 +89,18 @@ def contenders(served: dict[str, Any], folder: Path, sample_rate: float) -> Iter
 
 def figures_of(measured: Rounds) -> dict[str, Any]:
     """The ratios are of neighbouring rounds, whose median counts: a machine that slows down slows both."""
-    ratios = {
-        workload.name: median(off.seconds / on.seconds for off, on in zip(ways["off"], ways["on"], strict=True))
+    pairs = {
+        workload.name: [off.seconds / on.seconds for off, on in zip(ways["off"], ways["on"], strict=True)]
         for workload, ways in measured.items()
     }
+    ratios = {name: median(of_workload) for name, of_workload in pairs.items()}
+    all_ratios = [ratio for of_workload in pairs.values() for ratio in of_workload]
     processor_ms = medians(measured, lambda workload, round_: 1000 * round_.processor_seconds / workload.all_turns)
     return {
         "throughput_ratios": rounded(ratios),
         "geometric_mean": round(geometric_mean(ratios.values()), 3),
+        # Of the mean of all rounds: how far chance alone moves a figure like this one.
+        "standard_error": round(stdev(all_ratios) / sqrt(len(all_ratios)), 3) if len(all_ratios) > 1 else None,
         "processor_ms_per_turn": {name: rounded(values) for name, values in processor_ms.items()},
         "kilobytes_of_traces": Collector.received_bytes // 1000,
     }
@@ -112,7 +117,7 @@ def missed(figures: dict[str, Any], sample_rate: float) -> list[str]:
 
 def main(
     config: Annotated[Path, typer.Argument()] = Path("serve_config.cpu.yaml"),
-    rounds: Annotated[int, typer.Option(min=1)] = 5,
+    rounds: Annotated[int, typer.Option(min=1)] = 12,
     only: Annotated[list[str] | None, typer.Option(help="Names of workloads, such as 64x4x32.")] = None,
     sample_rate: Annotated[
         float, typer.Option(min=0, max=1, help="Of requests that are traced; 0: no tracing.")

@@ -44,7 +44,8 @@ class SummedCounter:
     def flush(self, repeats: bool = False) -> None:  # noqa: ARG002
         sums, self._sums = self._sums, {}
         for tags, value in sums.items():
-            if value:
+            if value > 0:
+                # Ray takes nothing else.
                 self.counter.inc(value, dict(zip(self._tag_keys, tags, strict=True)))
 
 

@@ -4,8 +4,10 @@ Both run the same engine with the same parsers, and answer chat completions of c
 first of one agent at a time, then of 64. The service answers them without a session, and in sessions, which record
 them; each with and without streaming. The ways take turns; while one server answers, the processes of the other one
 are suspended. The processor time is that of everything but vLLM's `EngineCore` and `Worker` processes, the client
-included. With `--step-ms` each step of both engines takes at least so long and leaves the processor free for the rest
-of it, as one with a GPU does.
+included.
+
+Each step of both engines takes at least `--step-ms` and leaves the processor free for the rest of it, as one on a GPU
+does. With `--step-ms 0` the engines compute as fast as they can, on the processors that the servers need too.
 
 The last line of stdout is JSON. The exit code is 1 if a call takes more than 10 ms longer than by vLLM's server at the
 median, or if 64 agents that do not stream get less than 0.95 of its throughput.
@@ -161,13 +163,13 @@ def show(figures: dict[str, Any]) -> None:
 def main(
     config: Annotated[Path, typer.Argument()] = Path("serve_config.cpu.yaml"),
     model: Annotated[Path | None, typer.Option(help="An embedded model, with its parsers.")] = Path("models/small"),
-    rounds: Annotated[int, typer.Option(min=1)] = 7,
+    rounds: Annotated[int, typer.Option(min=1)] = 3,
     step_ms: Annotated[
-        float | None, typer.Option(min=0, help="Least milliseconds of an engine's step; it waits for the rest.")
-    ] = None,
+        float, typer.Option(min=0, help="Least milliseconds of an engine's step, which waits for the rest of them.")
+    ] = 50,
 ) -> None:
     settings = config_for(config, model, ("math",))
-    if step_ms is not None:
+    if step_ms:
         settings = with_waiting_steps(settings, step_ms)
     with sentences_for_the_user(console), no_process_left(), servers(settings, config.parent) as of:
         with Progress(console=console) as progress:

@@ -22,6 +22,7 @@ def test_the_ratio_is_the_median_of_neighbouring_rounds(monkeypatch: pytest.Monk
     assert figures == {
         "throughput_ratios": {"2x1x4": 1.0},
         "geometric_mean": 1.0,
+        "standard_error": 0.067,
         "processor_ms_per_turn": {"2x1x4": {"off": 1000.0, "on": 1250.0}},
         "kilobytes_of_traces": 5,
     }
