@@ -63,7 +63,7 @@ help:
 	@echo "make compose-test   build the images, run the service, Prometheus, Grafana and locust in containers, ask each, take all down (SERVICE=cluster WITHOUT=grafana)"
 	@echo "make bench          set up, measure the service against the bare engine and vLLM's server, bench.png"
 	@echo "make bench-agents   set up, measure a model server's API, with and without sessions, against vLLM's own server (a quarter of an hour; STEP_MS=0: with an engine that shares their processors)"
-	@echo "make bench-observability  set up, measure what metrics and tracing cost in throughput (a quarter of an hour)"
+	@echo "make bench-observability  set up, measure what metrics and tracing cost in throughput (ten minutes)"
 	@echo "make bench-scale    set up, measure the service's throughput on two cores, with simulated engines (fifteen minutes)"
 	@echo "make bench-cancellation  set up, measure how long engine and environment go on with what nobody waits for (ROUNDS=5)"
 	@echo "make bench-journal  set up, measure what an Idempotency-Key costs in throughput, with simulated engines"
@@ -87,7 +87,7 @@ help:
 	@echo "make measure-small-model  how many held-out questions of each skill that model answers right"
 	@echo "make setup          only set up $(VENV); make lint: only lint and types"
 	@echo "make lock           write the locks with hashes: cpu.lock from what $(VENV) holds, gpu.lock, and those of packages beside it"
-	@echo "make sbom           write what the images hold as CycloneDX: sbom-cpu.json, sbom-gpu.json"
+	@echo "make sbom           write what the images hold as CycloneDX: sbom-cpu.json, sbom-gpu.json; of the page: sbom-page.json"
 
 setup: $(READY)
 

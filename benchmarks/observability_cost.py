@@ -10,13 +10,13 @@ the one without, by the geometric mean over the workloads.
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from copy import deepcopy
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from math import sqrt
 from pathlib import Path
-from statistics import geometric_mean, median, stdev
+from statistics import fmean, geometric_mean, median
 from threading import Thread
 from typing import Annotated, Any
 
@@ -94,16 +94,26 @@ def figures_of(measured: Rounds) -> dict[str, Any]:
         for workload, ways in measured.items()
     }
     ratios = {name: median(of_workload) for name, of_workload in pairs.items()}
-    all_ratios = [ratio for of_workload in pairs.values() for ratio in of_workload]
     processor_ms = medians(measured, lambda workload, round_: 1000 * round_.processor_seconds / workload.all_turns)
     return {
         "throughput_ratios": rounded(ratios),
         "geometric_mean": round(geometric_mean(ratios.values()), 3),
-        # Of the mean of all rounds: how far chance alone moves a figure like this one.
-        "standard_error": round(stdev(all_ratios) / sqrt(len(all_ratios)), 3) if len(all_ratios) > 1 else None,
+        "standard_error": standard_error(list(pairs.values())),
         "processor_ms_per_turn": {name: rounded(values) for name, values in processor_ms.items()},
         "kilobytes_of_traces": Collector.received_bytes // 1000,
     }
+
+
+def standard_error(ratios: Sequence[Sequence[float]]) -> float | None:
+    """How far chance alone moves a mean of all ratios. `None` without two rounds of a workload.
+
+    Args: `ratios` of the rounds of each workload; how workloads differ from each other is no chance.
+    """
+    count = sum(map(len, ratios))
+    if (free := count - len(ratios)) <= 0:
+        return None
+    squares = sum((ratio - fmean(of_workload)) ** 2 for of_workload in ratios for ratio in of_workload)
+    return round(sqrt(squares / free / count), 3)
 
 
 def missed(figures: dict[str, Any], sample_rate: float) -> list[str]:

@@ -1,11 +1,12 @@
 """Counters, gauges and histograms that are kept here, and given to Ray again and again.
 
-Ray takes 2 to 10 µs for each value that it is given. The times of all tokens took 4% of the service's throughput so.
-Here a value takes a fraction of a microsecond. Each is made of the instruments of its `source`: those of Serve, which
+Ray takes 2 to 10 µs for each value: given the time of every token, it took 4% of the service's throughput. Here a
+value takes a fraction of a microsecond. Each is made of the instruments of its `source`: those of Serve, which
 tag each value with the replica, or those of `ray.util.metrics`.
 """
 
 import asyncio
+import logging
 from bisect import bisect_left
 from collections.abc import Sequence
 from time import monotonic
@@ -17,12 +18,13 @@ from ray.serve import metrics as serve_metrics
 
 FLUSH_EVERY_S = 1.0
 INFINITY = "+Inf"
+logger = logging.getLogger("rollout_service.metrics")
 Tags = tuple[str, ...]
 """Values of the tags of an instrument, in the order of their keys."""
 
 
 class Instrument(Protocol):
-    def flush(self, repeats: bool) -> None:
+    def flush(self, repeats: bool = False) -> None:
         """Gives Ray what has changed since the last time.
 
         Args: `repeats`: gives it what has not changed too. Ray's exporter forgets a gauge that was not set for two of
@@ -82,21 +84,21 @@ class SummedHistogram:
     ) -> None:
         """Args: `bounds` are the upper bounds of its buckets, in ascending order; the last one has no bound."""
         self._bounds = list(bounds)
-        self._les = [*(f"{float(bound):g}" for bound in bounds), INFINITY]
+        self._les = [*(str(float(bound)) for bound in bounds), INFINITY]
         self._tag_keys = tag_keys
         self.counts = source.Gauge(f"{name}_count", description=description, tag_keys=tag_keys)
         self._sums = source.Gauge(f"{name}_sum", description=description, tag_keys=tag_keys)
         self._buckets = source.Gauge(f"{name}_bucket", description=description, tag_keys=(*tag_keys, "le"))
-        self._values: dict[Tags, Values] = {}
+        self._values: dict[Tags, BucketCounts] = {}
 
     def observe(self, value: float, *tags: str) -> None:
         self.values_of(tags).observe(value)
 
-    def values_of(self, tags: Tags) -> "Values":
+    def values_of(self, tags: Tags) -> "BucketCounts":
         """What is observed with these tags."""
         values = self._values.get(tags)
         if values is None:
-            values = self._values[tags] = Values(self._bounds)
+            values = self._values[tags] = BucketCounts(self._bounds)
         return values
 
     def flush(self, repeats: bool = False) -> None:
@@ -104,7 +106,7 @@ class SummedHistogram:
             if repeats or values.changed:
                 self._flush(dict(zip(self._tag_keys, tags, strict=True)), values)
 
-    def _flush(self, tags: dict[str, str], values: "Values") -> None:
+    def _flush(self, tags: dict[str, str], values: "BucketCounts") -> None:
         values.changed = False
         count = 0
         for le, in_bucket in zip(self._les, values.in_buckets, strict=True):
@@ -114,8 +116,8 @@ class SummedHistogram:
         self._sums.set(values.sum, tags)
 
 
-class Values:
-    """Of a histogram, with the same tags."""
+class BucketCounts:
+    """The values of a histogram that have the same tags."""
 
     __slots__ = ("_bounds", "changed", "in_buckets", "sum")
 
@@ -135,14 +137,20 @@ class Values:
 
 
 async def flush_again_and_again(instruments: Sequence[Instrument]) -> None:
-    """Args: `instruments` may grow meanwhile."""
+    """Args: `instruments` may grow meanwhile. One whose values Ray refuses is logged once; the others go on."""
+    refused: set[Instrument] = set()
     repeat_every_s = Config.metrics_report_interval_ms() / 2000
     repeat_at = 0.0
     while True:
         await asyncio.sleep(FLUSH_EVERY_S)
         if repeats := monotonic() >= repeat_at:
             repeat_at = monotonic() + repeat_every_s
-        for instrument in list(instruments):
-            instrument.flush(repeats)
-            # Each may have many series; calls are not kept waiting for all of them.
+        for instrument in instruments:
+            try:
+                instrument.flush(repeats)
+            except Exception:
+                if instrument not in refused:
+                    refused.add(instrument)
+                    logger.exception("Ray refuses the values of a metric.")
+            # Each may have many series: calls go on between two of them.
             await asyncio.sleep(0)

@@ -6,8 +6,8 @@ them; each with and without streaming. The ways take turns; while one server ans
 are suspended. The processor time is that of everything but vLLM's `EngineCore` and `Worker` processes, the client
 included.
 
-Each step of both engines takes at least `--step-ms` and leaves the processor free for the rest of it, as one on a GPU
-does. With `--step-ms 0` the engines compute as fast as they can, on the processors that the servers need too.
+Each step of an engine on the processor takes at least `--step-ms`, and leaves the processor free for the rest of it, as
+one on a GPU does. With `--step-ms 0` the engines compute as fast as they can, on the processors that the servers need.
 
 The last line of stdout is JSON. The exit code is 1 if a call takes more than 10 ms longer than by vLLM's server at the
 median, or if 64 agents that do not stream get less than 0.95 of its throughput.
@@ -30,7 +30,7 @@ from rich.table import Table
 
 from benchmarks.agents.conversations import Way, Workload, played
 from benchmarks.agents.figures import Round, Rounds, figures_of, missed
-from benchmarks.agents.waiting_steps import with_waiting_steps
+from benchmarks.agents.waiting_steps import step_ms_of, with_waiting_steps
 from benchmarks.bare_engine import engine_in
 from benchmarks.openai_loop import openai_server
 from benchmarks.process_group import CpuTime, ProcessGroup, no_process_left
@@ -165,11 +165,11 @@ def main(
     model: Annotated[Path | None, typer.Option(help="An embedded model, with its parsers.")] = Path("models/small"),
     rounds: Annotated[int, typer.Option(min=1)] = 3,
     step_ms: Annotated[
-        float, typer.Option(min=0, help="Least milliseconds of an engine's step, which waits for the rest of them.")
-    ] = 50,
+        float | None, typer.Option(min=0, help="Least milliseconds of a step of an engine on the processor (50).")
+    ] = None,
 ) -> None:
     settings = config_for(config, model, ("math",))
-    if step_ms:
+    if step_ms := step_ms_of(settings, step_ms):
         settings = with_waiting_steps(settings, step_ms)
     with sentences_for_the_user(console), no_process_left(), servers(settings, config.parent) as of:
         with Progress(console=console) as progress:

@@ -5,11 +5,28 @@ The embedded models compute on the processors that the servers need too. A GPU l
 
 from typing import Any
 
+import typer
 from ray.serve.schema import ServeDeploySchema
 
 WORKER = "benchmarks.agents.waiting_worker.WaitingWorker"
 STEP_MS = "ROLLOUT_BENCHMARK_STEP_MS"
 """The variable of the worker's environment with the least milliseconds of a step."""
+DEFAULT_MS = 50.0
+
+
+def step_ms_of(config: ServeDeploySchema, asked: float | None) -> float:
+    """The least milliseconds of a step; 0: the engine does not wait.
+
+    Args: `asked` of the command line.
+
+    Raises:
+        BadParameter: the engine runs on a GPU.
+    """
+    if config.applications[0].args["engine"].get("device", "gpu") == "cpu":
+        return DEFAULT_MS if asked is None else asked
+    if asked:
+        raise typer.BadParameter("an engine on a GPU takes its own time for a step; leave --step-ms out")
+    return 0.0
 
 
 def with_waiting_steps(config: ServeDeploySchema, step_ms: float) -> ServeDeploySchema:

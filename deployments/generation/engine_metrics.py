@@ -52,7 +52,7 @@ class EngineCounter(EngineMetric):
     def labels(self, *labels: Any, **named: Any) -> Self:
         # vLLM asks for the same ones with every step.
         key = labels, tuple(named.items())
-        if (clone := self._labelled.get(key)) is None:
+        if self._is_labeled or (clone := self._labelled.get(key)) is None:
             clone = self._labelled[key] = super().labels(*labels, **named)
         return clone
 

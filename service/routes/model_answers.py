@@ -1,7 +1,8 @@
 """The responses to calls of a model server's API: whole, or a stream of events that never falls silent.
 
 Guarantees: a stream has a heartbeat after `PERIOD_S` seconds without an event, also while its call waits for its turn,
-for its prompt to be computed, or for weights; only a call that asks for a stream gets one.
+for its prompt to be computed, or for weights; one that fails ends with an error event of its API; only a call that asks
+for a stream gets one.
 """
 
 import asyncio
@@ -17,11 +18,12 @@ from starlette.types import Receive, Scope, Send
 from deployments.serving_records import GENERATED, Endpoint
 from service.model_calls import ModelAnswer
 from service.requests.streams import asks_for_stream
-from service.responses.error_events import problem_event, refusal_event
+from service.responses.error_events import is_closed_by, problem_event, refusal_event
 from service.responses.heartbeats import PERIOD_S, SSE, SSE_HEARTBEAT, HeartbeatStream
 from service.responses.problems import problem_of
+from service.routes.error_handlers import log_unexpected_error
+from service.tracing.traced_requests import note_error
 
-ONE_PART = "application/json"
 Answering = asyncio.Task[ModelAnswer]
 logger = logging.getLogger("rollout_service.routes")
 
@@ -45,9 +47,9 @@ async def response_to(
                 # A proxy in front sees an answer: from now on its status is said.
                 return EventStream(answering, endpoint, late_events(endpoint, answering), request_id)
         begun = await answering
-        if begun.media_type == ONE_PART:
+        if not begun.media_type.startswith(SSE):
             return Response(await whole(begun), begun.status, media_type=begun.media_type)
-        return EventStream(answering, endpoint, begun.body, request_id, begun.status, begun.media_type)
+        return EventStream(answering, endpoint, begun.body, request_id)
     except asyncio.CancelledError:
         await leave(answering)
         raise
@@ -70,26 +72,31 @@ async def late_events(endpoint: Endpoint, answering: Answering) -> AsyncGenerato
     """A heartbeat, and the events of the answer once it is there."""
     yield SSE_HEARTBEAT
     answer = await answering
-    if answer.media_type == ONE_PART:
+    if not answer.media_type.startswith(SSE):
         yield refusal_event(endpoint, answer.status, await whole(answer))
         return
     async for part in answer.body:
         yield part
 
 
-async def with_its_error(
+async def ending_with_its_error(
     endpoint: Endpoint, events: AsyncGenerator[bytes, None], request_id: str
 ) -> AsyncGenerator[bytes, None]:
     """The events; if one fails, the last is the error, because the status was sent before."""
+    part = b""
     try:
         async with aclosing(events):
             async for part in events:
                 yield part
     except Exception as error:
+        note_error(error)
         problem = problem_of(error).problem
-        if problem.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+        if problem.status == HTTPStatus.INTERNAL_SERVER_ERROR:
+            log_unexpected_error(error, request_id)
+        elif problem.status > HTTPStatus.INTERNAL_SERVER_ERROR:
             logger.warning("A stream ends with an error.", exc_info=error, extra={"request_id": request_id})
-        yield problem_event(endpoint, problem.model_copy(update={"request_id": request_id}))
+        if not is_closed_by(endpoint, part):
+            yield problem_event(endpoint, problem, part)
 
 
 class EventStream(StreamingResponse):
@@ -101,13 +108,11 @@ class EventStream(StreamingResponse):
         endpoint: Endpoint,
         events: AsyncGenerator[bytes, None],
         request_id: str,
-        status: int = HTTPStatus.OK,
-        media_type: str = f"{SSE}; charset=utf-8",
     ) -> None:
         """Args: `events` come in parts, each of which ends with an event."""
         self._answering = answering
-        self._stream = HeartbeatStream(with_its_error(endpoint, events, request_id), PERIOD_S, SSE_HEARTBEAT)
-        super().__init__(self._stream, status, media_type=media_type)
+        self._stream = HeartbeatStream(ending_with_its_error(endpoint, events, request_id), PERIOD_S, SSE_HEARTBEAT)
+        super().__init__(self._stream, media_type=f"{SSE}; charset=utf-8")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:

@@ -1,5 +1,6 @@
 """A span for each request, below the span that its `traceparent` names. Source: https://www.w3.org/TR/trace-context/."""
 
+from opentelemetry import trace
 from opentelemetry.trace import SpanKind, Status, StatusCode, Tracer
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -7,6 +8,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from deployments.traces import PROPAGATOR
 
 SERVER_ERROR = 500
+
+
+def note_error(error: Exception) -> None:
+    """Of an error that a response tells after its status was sent."""
+    span = trace.get_current_span()
+    span.record_exception(error)
+    span.set_status(Status(StatusCode.ERROR))
 
 
 class TracingMiddleware:

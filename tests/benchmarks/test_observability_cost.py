@@ -6,7 +6,7 @@ import httpx
 import pytest
 
 from benchmarks.engine_comparison import Round, Rounds
-from benchmarks.observability_cost import Collector, collector, configs, figures_of, missed
+from benchmarks.observability_cost import Collector, collector, configs, figures_of, missed, standard_error
 from benchmarks.workload import Workload
 
 WORKLOAD = Workload(2, 1, 4)
@@ -55,3 +55,9 @@ def test_the_collector_counts_what_comes_in(monkeypatch: pytest.MonkeyPatch) -> 
     with collector() as url:
         assert httpx.post(url, content=b"spans", trust_env=False).status_code == 200
     assert Collector.received_bytes == 5
+
+
+def test_what_workloads_differ_by_is_no_chance() -> None:
+    assert standard_error([[0.9, 0.9], [1.1, 1.1]]) == 0.0
+    assert standard_error([[0.9, 1.1], [1.0, 1.2]]) == 0.071
+    assert standard_error([[0.9], [1.1]]) is None

@@ -73,13 +73,13 @@ def test_a_histogram_has_cumulative_buckets_by_tags_a_sum_and_a_count(given: Giv
     histogram.flush()
     assert given == [
         ("name_bucket", {"task_name": "math", "le": "0.5"}, 1),
-        ("name_bucket", {"task_name": "math", "le": "1"}, 2),
+        ("name_bucket", {"task_name": "math", "le": "1.0"}, 2),
         ("name_bucket", {"task_name": "math", "le": "2.5"}, 2),
         ("name_bucket", {"task_name": "math", "le": "+Inf"}, 3),
         ("name_count", {"task_name": "math"}, 3),
         ("name_sum", {"task_name": "math"}, 4.25),
         ("name_bucket", {"task_name": "maze", "le": "0.5"}, 0),
-        ("name_bucket", {"task_name": "maze", "le": "1"}, 1),
+        ("name_bucket", {"task_name": "maze", "le": "1.0"}, 1),
         ("name_bucket", {"task_name": "maze", "le": "2.5"}, 1),
         ("name_bucket", {"task_name": "maze", "le": "+Inf"}, 1),
         ("name_count", {"task_name": "maze"}, 1),
@@ -95,7 +95,7 @@ def test_a_histogram_gives_ray_only_the_tags_that_have_a_new_value(given: Given,
     given.clear()
     histogram.observe(2, "maze")
     histogram.flush()
-    assert [(tags.get("le"), value) for _, tags, value in given] == [("1", 1), ("+Inf", 2), (None, 2), (None, 3.0)]
+    assert [(tags.get("le"), value) for _, tags, value in given] == [("1.0", 1), ("+Inf", 2), (None, 2), (None, 3.0)]
     assert {tags["task_name"] for _, tags, _ in given} == {"maze"}
     given.clear()
     histogram.flush(repeats=True)
@@ -106,7 +106,7 @@ def test_all_is_given_again_twice_in_each_interval_of_rays_exports(monkeypatch: 
     flushed: list[bool] = []
 
     class Noting:
-        def flush(self, repeats: bool) -> None:
+        def flush(self, repeats: bool = False) -> None:
             flushed.append(repeats)
 
     async def flush() -> None:
@@ -117,3 +117,52 @@ def test_all_is_given_again_twice_in_each_interval_of_rays_exports(monkeypatch: 
     monkeypatch.setattr(instruments, "Config", SimpleNamespace(metrics_report_interval_ms=lambda: 8000))
     virtual_time.run(flush())
     assert flushed == [True, False, False, False, True, False, False, False, True, False]
+
+
+def test_bounds_that_differ_in_the_seventh_digit_are_told_apart(given: Given, source: Any) -> None:
+    histogram = SummedHistogram("name", "Description.", [1048576, 1048577, 2.5e10], (), source)
+    histogram.observe(1048577)
+    histogram.flush()
+    buckets = [(tags["le"], value) for name, tags, value in given if name == "name_bucket"]
+    assert buckets == [("1048576.0", 0), ("1048577.0", 1), ("25000000000.0", 1), ("+Inf", 1)]
+
+
+def test_an_instrument_whose_values_ray_refuses_is_logged_once_and_holds_up_no_other(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    flushed: list[str] = []
+
+    class Refused:
+        def flush(self, repeats: bool = False) -> None:
+            raise TypeError("value must be int or float")
+
+    class Noting:
+        def flush(self, repeats: bool = False) -> None:
+            flushed.append("flushed")
+
+    async def flush() -> None:
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(flush_again_and_again([Refused(), Noting()]), 3.5)
+
+    virtual_time.run(flush())
+    assert flushed == ["flushed"] * 3
+    assert [record.getMessage() for record in caplog.records] == ["Ray refuses the values of a metric."]
+
+
+def test_calls_go_on_between_two_instruments() -> None:
+    order: list[str] = []
+
+    class Noting:
+        def __init__(self, name: str) -> None:
+            self._name = name
+
+        def flush(self, repeats: bool = False) -> None:
+            order.append(self._name)
+            asyncio.get_running_loop().call_soon(order.append, "call")
+
+    async def flush() -> None:
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(flush_again_and_again([Noting("first"), Noting("second")]), 1.5)
+
+    virtual_time.run(flush())
+    assert order == ["first", "call", "second", "call"]

@@ -50,12 +50,12 @@ def test_a_histogram_is_given_to_ray_by_label_under_a_name_that_it_takes(given: 
     zero, one = {"engine": "0"}, {"engine": "1"}
     assert given == [
         ("vllm_step_seconds_bucket", {**zero, "le": "0.5"}, 1),
-        ("vllm_step_seconds_bucket", {**zero, "le": "1"}, 1),
+        ("vllm_step_seconds_bucket", {**zero, "le": "1.0"}, 1),
         ("vllm_step_seconds_bucket", {**zero, "le": "+Inf"}, 2),
         ("vllm_step_seconds_count", zero, 2),
         ("vllm_step_seconds_sum", zero, 3.5),
         ("vllm_step_seconds_bucket", {**one, "le": "0.5"}, 0),
-        ("vllm_step_seconds_bucket", {**one, "le": "1"}, 0),
+        ("vllm_step_seconds_bucket", {**one, "le": "1.0"}, 0),
         ("vllm_step_seconds_bucket", {**one, "le": "+Inf"}, 0),
         ("vllm_step_seconds_count", one, 0),
         ("vllm_step_seconds_sum", one, 0.0),
@@ -68,7 +68,8 @@ def test_a_counter_whose_labels_are_asked_for_with_every_step_is_one(given: Give
     counter = EngineCounter("vllm:cached_tokens", "Tokens.", ["engine", "source"])
     for value in (1, 2):
         counter.labels("0", "device").inc(value)
-    counter.labels("0", "host").inc(4)
+    counter.labels(source="host", engine="0").inc(4)
+    assert counter.labels("0", "device") is counter.labels("0", "device")
     flush()
     assert given == [
         ("vllm_cached_tokens", {"engine": "0", "source": "device"}, 3),
@@ -92,8 +93,25 @@ def test_a_gauge_whose_labels_say_what_is_so_now_is_not_kept(given: Given, monke
 
     monkeypatch.setattr(engine_metrics, "time", lambda: 12.0)
     engine_metrics.EngineGauge("vllm:adapters", "Now.", ["running"]).labels(running="a,b").set_to_current_time()
-    flush()
     assert given == [("vllm_adapters", {"running": "a,b"}, 12.0)]
+    flush()
+    assert len(given) == 1
+
+
+def test_a_metric_without_labels_has_the_tag_of_its_replica_alone(given: Given) -> None:
+    from deployments.generation.engine_metrics import EngineCounter, EngineGauge, EngineHistogram
+
+    EngineCounter("vllm:counted", "Calls.").inc()
+    EngineGauge("vllm:running", "Requests.").set(2)
+    EngineHistogram("vllm:seconds", "Time.").observe(3.0)
+    flush()
+    assert given == [
+        ("vllm_counted", {}, 1.0),
+        ("vllm_running", {}, 2),
+        ("vllm_seconds_bucket", {"le": "+Inf"}, 1),
+        ("vllm_seconds_count", {}, 1),
+        ("vllm_seconds_sum", {}, 3.0),
+    ]
 
 
 def test_no_metric_of_vllms_goes_to_ray_with_every_step() -> None:

@@ -9,6 +9,7 @@ import pytest
 from deployments.failures import GenerationLost
 from service.metrics.gauges import Gauges, Look
 from service.metrics.rollout_metrics import RolloutMetrics
+from service.metrics.service_metrics import ServiceMetrics
 from tests import virtual_time
 from tests.service.rollouts.playing import async_context, collect
 from tests.service.scripted import EpisodeRecipe, ScriptedEnvironment, ScriptedGenerator, outcome
@@ -18,12 +19,19 @@ Given = dict[tuple[str, str], list[float]]
 
 
 @pytest.fixture
-def given(monkeypatch: pytest.MonkeyPatch) -> Given:
+def made() -> list[str]:
+    """The names of Ray's instruments."""
+    return []
+
+
+@pytest.fixture
+def given(made: list[str], monkeypatch: pytest.MonkeyPatch) -> Given:
     values: Given = {}
 
     class Instrument:
         def __init__(self, name: str, description: str, tag_keys: tuple[str, ...] = ()) -> None:
             assert description.endswith(".")
+            made.append(name)
             self._name = name
             self._keys = set(tag_keys)
 
@@ -120,3 +128,23 @@ def test_gauges_are_set_again_before_rays_exporter_forgets_them(given: Given, mo
     virtual_time.run(follow())
     assert max(later - before for before, later in pairwise(looked_at)) < 2 * shortest_interval_s
     assert len(given["rollout_in_flight", ""]) == len(looked_at)
+
+
+def test_all_instruments_that_are_made_are_given_to_ray(given: Given, made: list[str]) -> None:
+    environment = ScriptedEnvironment([outcome("O", 1.0, terminated=True)])
+    result = collect([EpisodeRecipe().make()], async_context(ScriptedGenerator(["A"]), environment))[0]
+
+    async def follow() -> None:
+        metrics = ServiceMetrics()
+        rollouts = metrics.rollouts
+        with rollouts.during("step", EpisodeRecipe().make()):
+            pass
+        rollouts.stage_ended("step", "task", 1.0, GenerationLost("The replica died."))
+        rollouts.took("queue", 1.0)
+        rollouts.ended(result, staleness=1)
+        metrics.http.answered("/rollout", "POST", 200, 1.0)
+        metrics.follow(lambda: Look(0, 0, 0, 0, {"train": 0}, {"": 1}))
+        await asyncio.sleep(3.0)
+
+    virtual_time.run(follow())
+    assert {name for name, _ in given} == set(made)

@@ -110,9 +110,96 @@ def test_what_fails_between_two_events_ends_the_stream_with_an_error_as_the_api_
 ) -> None:
     first, *_ = events()
     answer = answer_to([first, GenerationLost("It is gone.")], path=path)
-    after = answer.content.removeprefix(CHUNK % b"Hi").decode().removesuffix("\n\ndata: [DONE]\n\n")
-    before, _, error = after.partition("data: ")
-    assert (answer.status_code, before, json.loads(error)) == (200, event, data)
+    assert (answer.status_code, error_after(CHUNK % b"Hi", answer)) == (200, (event, data))
+
+
+@pytest.mark.parametrize(("path", "event", "data"), ERROR_EVENTS)
+def test_what_fails_after_a_heartbeat_and_an_event_ends_so_too(path: str, event: str, data: Any) -> None:
+    answer = answer_to([20.0, *events()[:1], GenerationLost("It is gone.")], path=path)
+    assert error_after(BEATS + CHUNK % b"Hi", answer) == (event, data)
+
+
+def error_after(before: bytes, answer: httpx.Response) -> tuple[str, Any]:
+    """Whatever precedes the data of the event that follows on these bytes, and the data."""
+    assert answer.content.startswith(before)
+    text = answer.content.removeprefix(before).decode().removesuffix("\n\ndata: [DONE]\n\n")
+    event, _, error = text.partition("data: ")
+    return event, json.loads(error)
+
+
+def test_the_error_has_the_number_after_that_of_the_event_before_it() -> None:
+    numbered = b'data: {"type":"response.created","sequence_number":0}\n\ndata: {"sequence_number": 7}\n\n'
+    answer = answer_to([ServedPart(numbered, 200, EVENTS), GenerationLost("It is gone.")], path="responses")
+    assert error_after(numbered, answer)[1]["sequence_number"] == 8
+
+
+@pytest.mark.parametrize(
+    ("path", "last"),
+    [
+        ("chat/completions", b"data: [DONE]\n\n"),
+        ("messages", b'event: message_stop\ndata: {"type":"message_stop"}\n\n'),
+        ("responses", b'event: response.completed\ndata: {"type":"response.completed"}\n\n'),
+    ],
+)
+def test_a_stream_that_has_had_its_last_event_gets_no_error(path: str, last: bytes) -> None:
+    whole = CHUNK % b"Hi" + last
+    answer = answer_to([ServedPart(whole, 200, EVENTS), GenerationLost("It is gone.")], path=path)
+    assert answer.content == whole
+
+
+def test_text_that_looks_like_the_last_event_is_not_one() -> None:
+    text = CHUNK % b"data: [DONE]"
+    answer = answer_to([ServedPart(text, 200, EVENTS), GenerationLost("It is gone.")])
+    assert error_after(text, answer) == ("", {"error": GONE})
+
+
+def test_an_answer_that_is_neither_a_stream_nor_json_stays_as_it_is() -> None:
+    text = "text/plain; charset=utf-8"
+    answer = answer_to([ServedPart(b"Internal", 500, text), ServedPart(b" error", tokens=ServedTokens())])
+    assert (answer.status_code, answer.headers["content-type"], answer.content) == (500, text, b"Internal error")
+
+
+@pytest.mark.parametrize(
+    ("failure", "level", "message"),
+    [
+        (GenerationLost("It is gone."), "WARNING", "A stream ends with an error."),
+        (KeyError("/secret/path"), "ERROR", "A request failed unexpectedly."),
+    ],
+)
+def test_a_stream_that_fails_is_logged(
+    failure: Exception, level: str, message: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    answer = answer_to([*events()[:1], failure])
+    [record] = caplog.records
+    assert (record.levelname, record.getMessage(), record.exc_info and record.exc_info[1]) == (level, message, failure)
+    assert record.__dict__["request_id"] == answer.headers["x-request-id"]
+
+
+def test_a_caller_that_leaves_while_its_stream_cannot_be_sent_aborts_its_call() -> None:
+    server = ScriptedModelServer(events())
+    service = ScriptedHttp(model_server=server)
+
+    async def scenario() -> None:
+        async def receive() -> dict[str, Any]:
+            return {"type": "http.request", "body": STREAM, "more_body": False}
+
+        async def send(message: Any) -> None:
+            if message["type"] == "http.response.body":
+                await asyncio.Event().wait()
+
+        scope = {
+            "type": "http", "method": "POST", "path": "/v1/chat/completions", "raw_path": b"/v1/chat/completions",
+            "query_string": b"", "headers": [(b"content-type", b"application/json"), (b"host", b"service")],
+            "http_version": "1.1", "scheme": "http", "client": None, "server": ("service", 80), "root_path": "",
+        }  # fmt: skip
+        call = asyncio.create_task(service.app(scope, receive, send))
+        await asyncio.sleep(1.0)
+        call.cancel()
+        await asyncio.wait({call})
+        assert server.was_left
+        assert service.admission.in_flight.rollouts == 0
+
+    virtual_time.run(scenario())
 
 
 @pytest.mark.parametrize(("path", "event", "data"), ERROR_EVENTS)

@@ -15,6 +15,7 @@ from opentelemetry.trace import Tracer
 
 from deployments.failures import GenerationLost
 from deployments.protocols import Generation, GenerationRequest, StepRequest
+from deployments.serving_records import ServedPart
 from rollout_env import StepOutcome
 from service.rollouts.observer import UNOBSERVED
 from service.tracing.settings import TracingSettings
@@ -23,6 +24,8 @@ from service.tracing.traced_rollouts import TracedRollouts
 from service.tracing.tracer import tracer_of
 from tests.service.rollouts.playing import async_context, collect
 from tests.service.scripted import EpisodeRecipe, ScriptedEnvironment, ScriptedGenerator, outcome
+from tests.service.scripted_http import ScriptedHttp
+from tests.service.scripted_model_server import ScriptedModelServer
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 CALLER = "b7ad6b7169203331"
@@ -164,3 +167,14 @@ def test_no_provider_is_set_for_the_whole_process() -> None:
     """Ray and vLLM may have tracers of their own."""
     with exported() as (_, _spans):
         assert not isinstance(trace.get_tracer_provider(), TracerProvider)
+
+
+def test_a_stream_that_fails_after_its_status_was_sent_is_an_error() -> None:
+    first = ServedPart(b"data: {}\n\n", 200, "text/event-stream; charset=utf-8")
+    service = ScriptedHttp(model_server=ScriptedModelServer([first, GenerationLost("It is gone.")]))
+    with exported() as (tracer, spans), TestClient(TracingMiddleware(service.app, tracer)) as client:
+        answer = client.post("/v1/chat/completions", json={"messages": [], "stream": True})
+        assert answer.status_code == 200
+    [span] = spans
+    assert span.status.status_code is trace.StatusCode.ERROR
+    assert [event.name for event in span.events] == ["exception"]
