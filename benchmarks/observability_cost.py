@@ -1,9 +1,8 @@
 """What metrics and tracing cost in throughput: `make bench-observability`.
 
-The same rollouts are played by two services in alternating rounds: one with metrics, as it is by default, and with
-traces of a share of the requests, by default that of docs/operating.md, which go to a collector in this process; and
-one without both. While one plays, the other is suspended. Both have the embedded model, the workloads of `make bench`,
-and its environment that only answers.
+The same rollouts are played by two services in alternating rounds: one with metrics and traces, as they are by default,
+which go to a collector in this process; and one without both. While one plays, the other is suspended. Both have the
+embedded model, the workloads of `make bench`, and its environment that only answers.
 
 The last line of stdout is JSON. The exit code is 1 if the service with both has less than 0.98 of the throughput of
 the one without, by the geometric mean over the workloads.
@@ -129,9 +128,7 @@ def main(
     config: Annotated[Path, typer.Argument()] = Path("serve_config.cpu.yaml"),
     rounds: Annotated[int, typer.Option(min=1)] = 12,
     only: Annotated[list[str] | None, typer.Option(help="Names of workloads, such as 64x4x32.")] = None,
-    sample_rate: Annotated[
-        float, typer.Option(min=0, max=1, help="Of requests that are traced; 0: no tracing.")
-    ] = 0.01,
+    sample_rate: Annotated[float, typer.Option(min=0, max=1, help="Of requests that are traced; 0: no tracing.")] = 1.0,
 ) -> None:
     served = yaml.safe_load(config.read_text())
     workloads = [workload for workload in WORKLOADS if not only or workload.name in only]

@@ -80,7 +80,7 @@ class Ingress:
             self._tracer = tracer_of(
                 settings.tracing, serve.get_replica_context().replica_tag, version_of("rollout-service")
             )
-            observer = TracedRollouts(self._tracer, observer)
+            observer = TracedRollouts(self._tracer, observer, settings.tracing.rollouts_per_request)
         self._rollouts = await RolloutService.connect(
             settings,
             remote,

@@ -1,9 +1,10 @@
 """A span for each rollout, turn, generation, step and run of an agent, below the span of their request."""
 
 from contextlib import AbstractContextManager, ExitStack
+from weakref import WeakKeyDictionary
 
 from opentelemetry import trace
-from opentelemetry.trace import Tracer
+from opentelemetry.trace import INVALID_SPAN, Span, Tracer
 
 from deployments.traces import PROPAGATOR
 from rollout_client.contract import SampleResult
@@ -14,9 +15,13 @@ from service.rollouts.observer import RolloutObserver, Stage, Work
 class TracedRollouts(RolloutObserver):
     """Also tells another observer all that it is told."""
 
-    def __init__(self, tracer: Tracer, other: RolloutObserver) -> None:
+    def __init__(self, tracer: Tracer, other: RolloutObserver, rollouts_per_request: int | None = None) -> None:
+        """Args: `rollouts_per_request` is that of `TracingSettings`."""
         self._tracer = tracer
         self._other = other
+        self._rollouts_per_request = rollouts_per_request
+        self._begun: WeakKeyDictionary[Span, int] = WeakKeyDictionary()
+        """Rollouts by the span of their request."""
 
     def during(self, stage: Stage, episode: Episode) -> AbstractContextManager[object]:
         observed = self._other.during(stage, episode)
@@ -33,8 +38,21 @@ class TracedRollouts(RolloutObserver):
             }
         both = ExitStack()
         both.enter_context(observed)
+        if stage == "rollout" and self._has_enough():
+            # Nothing below it is sampled then.
+            both.enter_context(trace.use_span(INVALID_SPAN))
+            return both
         both.enter_context(self._tracer.start_as_current_span(stage, attributes=attributes))
         return both
+
+    def _has_enough(self) -> bool:
+        """Whether the request has as many rollouts with spans as it may; if not, one begins."""
+        request = trace.get_current_span()
+        begun = self._begun.get(request, 0)
+        if begun == self._rollouts_per_request:
+            return True
+        self._begun[request] = begun + 1
+        return False
 
     def traceparent(self) -> str:
         carrier: dict[str, str] = {}

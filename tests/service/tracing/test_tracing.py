@@ -1,6 +1,7 @@
 """The spans of a request, its rollouts and their calls, as an exporter in memory gets them."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -119,6 +120,20 @@ def test_each_call_is_sent_the_span_that_it_belongs_below() -> None:
     assert sorted(noted.of_calls) == sorted(
         f"00-{call.trace_id:032x}-{call.span_id:016x}-{call.trace_flags:02x}" for call in calls
     )
+
+
+def test_the_first_rollouts_of_a_request_have_spans_and_the_others_send_none() -> None:
+    noted = Traceparents()
+    with exported() as (tracer, spans):
+        observer = TracedRollouts(tracer, UNOBSERVED, rollouts_per_request=2)
+        for _ in range(2):
+            generator = NotingGenerator(noted, ["A"] * 3)
+            environment = ScriptedEnvironment([outcome("O", 1.0, terminated=True)] * 3)
+            context = replace(async_context(generator, environment), observer=observer)
+            with tracer.start_as_current_span("request"):
+                collect([EpisodeRecipe(position=position).make() for position in range(3)], context)
+    assert Counter(span.name for span in spans) == {"request": 2, "rollout": 4, "turn": 4, "generate": 4, "step": 4}
+    assert [traceparent == "" for traceparent in noted.of_calls] == [False, False, True] * 2
 
 
 def test_a_rollout_of_a_request_that_is_not_sampled_has_no_spans_and_sends_none() -> None:
