@@ -22,30 +22,26 @@ INSTRUMENTS: list[Instrument] = []
 class EngineMetric(RayPrometheusMetric):
     """What all of vLLM's metrics have in common with those of `prometheus_client`: `labels`."""
 
-    metric: Any
-    _tag_values: tuple[str, ...]
+    def __init__(self, name: str, label_names: Sequence[str] | None) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._name = self._get_sanitized_opentelemetry_name(name)
+        self._tag_keys = self._get_tag_keys(list(label_names or ()))
+        self._tag_values = tuple(self._tags.values())
 
     def _keep(self, instrument: Instrument, metric: metrics.Metric) -> None:
         INSTRUMENTS.append(instrument)
-        self.metric = metric
-        self._tag_values = tuple(self._tags.values())
+        self.metric: Any = metric
 
     def labels(self, *labels: Any, **named: Any) -> Self:
         clone = cast(Self, super().labels(*labels, **named))
-        clone._tag_values = tuple(clone._tags[key] for key in self._get_tag_keys(self._label_names))
+        clone._tag_values = tuple(clone._tags[key] for key in self._tag_keys)
         return clone
-
-    def _name_and_keys(self, name: str, labelnames: Sequence[str] | None) -> tuple[str, tuple[str, ...]]:
-        """As Ray takes them."""
-        self._label_names = list(labelnames or ())
-        return self._get_sanitized_opentelemetry_name(name), self._get_tag_keys(self._label_names)
 
 
 class EngineCounter(EngineMetric):
     def __init__(self, name: str, documentation: str = "", labelnames: Sequence[str] | None = None) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        name, tag_keys = self._name_and_keys(name, labelnames)
-        self._summed = SummedCounter(name, documentation, tag_keys, metrics)
+        super().__init__(name, labelnames)
+        self._summed = SummedCounter(self._name, documentation, self._tag_keys, metrics)
         self._labelled: dict[Any, Self] = {}
         self._keep(self._summed, self._summed.counter)
 
@@ -69,9 +65,8 @@ class EngineGauge(EngineMetric):
         multiprocess_mode: str = "",  # noqa: ARG002
     ) -> None:
         """Args: `multiprocess_mode` is for `prometheus_client` alone."""
-        super().__init__()  # type: ignore[no-untyped-call]
-        name, tag_keys = self._name_and_keys(name, labelnames)
-        self._lasting = LastingGauge(name, documentation, tag_keys, metrics)
+        super().__init__(name, labelnames)
+        self._lasting = LastingGauge(self._name, documentation, self._tag_keys, metrics)
         self._keep(self._lasting, self._lasting.gauge)
 
     def set(self, value: float) -> None:
@@ -90,9 +85,8 @@ class EngineHistogram(EngineMetric):
         labelnames: Sequence[str] | None = None,
         buckets: Sequence[float] = (),
     ) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        name, tag_keys = self._name_and_keys(name, labelnames)
-        self._summed = SummedHistogram(name, documentation, buckets, tag_keys, metrics)
+        super().__init__(name, labelnames)
+        self._summed = SummedHistogram(self._name, documentation, buckets, self._tag_keys, metrics)
         self._keep(self._summed, self._summed.counts)
 
     def labels(self, *labels: Any, **named: Any) -> Self:

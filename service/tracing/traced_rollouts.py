@@ -1,4 +1,4 @@
-"""A span for each rollout, turn, generation, step and run of an agent, below the span of their request."""
+"""Spans of the first rollouts of a request, of their turns, generations, steps and runs of agents, below its own."""
 
 from contextlib import AbstractContextManager, ExitStack
 from weakref import WeakKeyDictionary
@@ -28,6 +28,12 @@ class TracedRollouts(RolloutObserver):
         if not trace.get_current_span().get_span_context().trace_flags.sampled:
             # A span that is not recorded costs as much time as one that is.
             return observed
+        both = ExitStack()
+        both.enter_context(observed)
+        if stage == "rollout" and self._has_enough():
+            # Nothing below it is sampled then.
+            both.enter_context(trace.use_span(INVALID_SPAN))
+            return both
         identity = episode.identity
         attributes: dict[str, str | int] = {"rollout.task_name": identity.task_name}
         if stage == "rollout":
@@ -36,12 +42,6 @@ class TracedRollouts(RolloutObserver):
                 "rollout.sample": identity.idx,
                 "rollout.generation_index": identity.generation_index,
             }
-        both = ExitStack()
-        both.enter_context(observed)
-        if stage == "rollout" and self._has_enough():
-            # Nothing below it is sampled then.
-            both.enter_context(trace.use_span(INVALID_SPAN))
-            return both
         both.enter_context(self._tracer.start_as_current_span(stage, attributes=attributes))
         return both
 
