@@ -13,12 +13,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 from deployments.policy.failures import ChunkDamaged, WeightsRefused
+from deployments.policy.validation.adapter_checks import config_for_engines, names_for_engines
 from deployments.policy.validation.assembly import (
     NotZstd,
     unpack_zstd,
     write_adapter,
     write_checkpoint,
     write_completed,
+    write_renamed,
 )
 from deployments.policy.validation.checkpoint_fetch import fetch_checkpoint
 from deployments.policy.validation.delta_checks import validate_delta
@@ -31,10 +33,11 @@ from deployments.policy.validation.weight_checks import (
 from deployments.policy.versions.initial_version import InitialVersion
 from deployments.policy.versions.version_history import PolicyVersions
 from deployments.policy.versions.version_store import StoredVersion, VersionStore
-from rollout_client.policy_contract import WEIGHTS_DIGEST, PushOptions, WeightsKind
+from rollout_client.policy_contract import WEIGHTS_DIGEST, PolicyLayout, PushOptions, WeightsKind
 from rollout_client.problem_contract import FieldProblem
 from rollout_client.weights.checksum import file_checksum, file_digest
-from rollout_client.weights.safetensors_file import NotSafetensors
+from rollout_client.weights.layout import names_in_model
+from rollout_client.weights.safetensors_file import Header, NotSafetensors, read_header
 
 
 class PreparedVersion(NamedTuple):
@@ -169,7 +172,8 @@ class VersionPreparation:
             message = f"only a delta and partial weights have a base, and these weights are {options.kind}"
             raise WeightsRefused(FieldProblem(field="base", message=message, value=options.base))
         base = self._versions.desired.full if (options.kind, options.base) == ("partial", None) else options.base
-        prepared = self._prepared(options, base, pushed, folder)
+        named = self._named_as_the_model(options, pushed, folder)
+        prepared = self._prepared(options, base, named, folder)
         if options.checksum not in (None, prepared.checksum):
             message = f"the weights have {prepared.checksum}"
             raise WeightsRefused(FieldProblem(field="checksum", message=message, value=options.checksum))
@@ -181,11 +185,28 @@ class VersionPreparation:
             size_bytes=prepared.size_bytes,
             delta_bytes=prepared.file.stat().st_size if prepared.delta_checksum else None,
             created_at=datetime.now(UTC),
-            upload_digest=file_digest(pushed, prepared.pushed_checksum),
+            upload_digest=file_digest(pushed, prepared.pushed_checksum if named == pushed else None),
             adapter_config=prepared.adapter_config,
             delta_checksum=prepared.delta_checksum,
         )
         return PreparedVersion(info, prepared.file)
+
+    def _named_as_the_model(self, options: PushOptions, pushed: Path, folder: Path) -> Path:
+        """The file, or a copy of it in which tensors have the model's names, without what wrappers added to them."""
+        try:
+            header = read_header(pushed)
+        except NotSafetensors:
+            # The validation of its kind says what is wrong.
+            return pushed
+        names = names_in_the_model(options.kind, header, self._initial.layout_on_disk)
+        if all(name == new for name, new in names.items()):
+            return pushed
+        metadata = dict(header.metadata)
+        if options.kind == "adapter" and "adapter_config" in metadata:
+            metadata["adapter_config"] = config_for_engines(metadata["adapter_config"], names)
+        renamed = folder / "renamed.safetensors"
+        write_renamed(pushed, names, renamed, metadata)
+        return renamed
 
     def _prepared(self, options: PushOptions, base: int | None, pushed: Path, folder: Path) -> PreparedFile:
         if options.kind == "delta":
@@ -215,6 +236,27 @@ class VersionPreparation:
         full = folder / "applied.safetensors"
         checksum = self._versions.chains.applied(base, pushed, full)
         return PreparedFile(full, checksum, delta_checksum, full.stat().st_size)
+
+
+def names_in_the_model(kind: WeightsKind, header: Header, layout: PolicyLayout) -> dict[str, str]:
+    """For each tensor of a pushed file the name that the service's model has for it, or its own if there is none.
+
+    Raises:
+        WeightsRefused: two of its tensors are one in the model.
+    """
+    if kind == "adapter":
+        names = names_for_engines(header, layout)
+    elif kind == "delta":
+        parts = {entry.name: entry.name.rpartition(".") for entry in header.entries}
+        stems = names_in_model(dict.fromkeys(stem for stem, _, _ in parts.values()), layout.tensors)
+        names = {name: f"{stems[stem]}{dot}{part}" for name, (stem, dot, part) in parts.items()}
+    else:
+        names = names_in_model((entry.name for entry in header.entries), layout.tensors)
+    taken = dict[str, str]()
+    for name, new in names.items():
+        if (other := taken.setdefault(new, name)) != name:
+            raise WeightsRefused(FieldProblem(field=name, message=f"{other} is the same tensor of the model, {new}"))
+    return names
 
 
 def digest_if_readable(path: Path) -> str | None:

@@ -1,6 +1,7 @@
-"""Checks that the tensors of a source are those of the service's model, and names every one that is not."""
+"""Names of a source's tensors: which tensor of the service's model each one is, and a refusal that names the others."""
 
-from collections.abc import Mapping
+import re
+from collections.abc import Container, Iterable, Iterator, Mapping
 from typing import TypeVar
 
 from rollout_client.policy_contract import PolicyLayout, TensorLayout
@@ -10,6 +11,14 @@ T = TypeVar("T", bound=SourceTensor)
 CASTABLE = frozenset({"F64", "F32", "F16", "BF16"})
 """Dtypes that are cast into each other. Narrower floating dtypes need scales, which a cast does not compute."""
 MAX_SHOWN_NAMES = 5
+WRAPPERS = re.compile(
+    r"^(?:(?:module|base_model\.model|_orig_mod|_checkpoint_wrapped_module|_fsdp_wrapped_module)\.)+"
+    r"|(?<=\.)(?:_orig_mod|_checkpoint_wrapped_module|_fsdp_wrapped_module)\."
+)
+"""What DDP, PEFT, torch.compile, activation checkpointing and FSDP add to the names of the modules that they wrap: all
+of them in front, in any order, and the last three inside too. `module` is an ordinary name inside a model."""
+TEXT_MODELS = ("model.language_model.", "language_model.model.", "model.")
+"""What precedes the text model's layers: in a model with images, in some of their checkpoints, and without images."""
 
 
 class WeightsDoNotFit(ValueError):
@@ -40,8 +49,33 @@ def finding(title: str, names: list[str]) -> str:
     return f" {title}: {', '.join(names[:MAX_SHOWN_NAMES])}{more}."
 
 
+def names_in_model(names: Iterable[str], model: Container[str]) -> dict[str, str]:
+    """For each name of a source's tensor the name that `model` has for it, or itself if `model` has none.
+
+    A name of the model is kept. Others are compared without what wrappers add, and with the other prefixes of the text
+    model. No two get the same name: of `module.x` beside `x` the first stays as it is, and is not known to the model.
+    """
+    names = list(names)
+    found = {name: name for name in names if name in model}
+    taken = set(found)
+    for name in names:
+        if name not in found:
+            found[name] = next((each for each in aliases(name) if each in model and each not in taken), name)
+            taken.add(found[name])
+    return found
+
+
+def aliases(name: str) -> Iterator[str]:
+    """The names that the same tensor may have in a model that is not wrapped."""
+    plain = WRAPPERS.sub("", name)
+    yield plain
+    for prefix in TEXT_MODELS:
+        if plain.startswith(prefix):
+            yield from (other + plain.removeprefix(prefix) for other in TEXT_MODELS if other != prefix)
+
+
 def fitted(tensors: Mapping[str, T], layout: PolicyLayout, is_partial: bool = False) -> dict[str, T]:
-    """The tensors that `layout` names, in the order of the source.
+    """The tensors that `layout` names, under its names (see `names_in_model`), in the order of the source.
 
     Args:
         is_partial: tensors of `layout` may be missing.
@@ -49,6 +83,8 @@ def fitted(tensors: Mapping[str, T], layout: PolicyLayout, is_partial: bool = Fa
     Raises:
         WeightsDoNotFit: a name, shape or dtype differs.
     """
+    names = names_in_model(tensors, layout.tensors)
+    tensors = {names[name]: tensor for name, tensor in tensors.items()}
     sent = {name: tensor for name, tensor in tensors.items() if name in layout.tensors}
     missing = [] if is_partial else [name for name in layout.tensors if name not in tensors]
     wrong = {

@@ -1,6 +1,5 @@
 """Torch modules and state dicts as a source of weights, sharded ones included. Needs the extra `torch`."""
 
-import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,15 +10,9 @@ from torch import nn
 
 from rollout_client.policy_contract import PolicyLayout
 from rollout_client.weights.converted_tensors import ConvertedTensor, checkpoint_tensors
-from rollout_client.weights.layout import fitted
+from rollout_client.weights.layout import WRAPPERS, fitted
 from rollout_client.weights.merged_adapters import AdaptedLayers
 from rollout_client.weights.torch_tensor import TorchTensor
-
-WRAPPERS = re.compile(
-    r"(^module\.)|((^|(?<=^module\.))base_model\.model\.)"
-    r"|((^|(?<=\.))(_orig_mod|_checkpoint_wrapped_module|_fsdp_wrapped_module)\.)"
-)
-"""What DDP, PEFT, torch.compile, activation checkpointing and FSDP add to the names of the modules that they wrap."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +65,9 @@ def state_of(source: TorchSource) -> dict[str, TorchTensor]:
 
 
 def without_wrappers(tensors: Mapping[str, TorchTensor]) -> dict[str, TorchTensor]:
-    return {WRAPPERS.sub("", name): tensor for name, tensor in tensors.items()}
+    plain = {name: WRAPPERS.sub("", name) for name in tensors}
+    # Of two tensors with one name the wrapped one keeps its own, so that it is refused and not lost.
+    return {name if plain[name] in tensors else plain[name]: tensor for name, tensor in tensors.items()}
 
 
 def frozen_parameters(module: nn.Module) -> set[str]:

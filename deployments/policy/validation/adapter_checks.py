@@ -1,41 +1,114 @@
-"""Whether the matrices of a LoRA adapter fit the weights that they change. No I/O.
+"""Whether the matrices of a LoRA adapter are those of modules of the model, and fit them. No I/O.
 
-vLLM itself takes matrices that are smaller than a layer, and generates with whatever lies beside them in its memory.
+vLLM itself generates without a word with matrices that belong to no module of the model, and with matrices that are
+smaller than a layer, for which it takes whatever lies beside them in its memory.
 """
 
 import json
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 
 from rollout_client.policy_contract import PolicyLayout
 from rollout_client.problem_contract import FieldProblem
+from rollout_client.weights.layout import TEXT_MODELS, WRAPPERS, names_in_model
 from rollout_client.weights.safetensors_file import Header
 
 PREFIX = "base_model.model."
 """With which PEFT begins the names of an adapter's tensors."""
-DOWN, UP = ".lora_A.weight", ".lora_B.weight"
+MATRIX = re.compile(r"(?P<module>.+)\.(?P<half>lora_[AB]\.weight|lora_embedding_[AB])")
+NOT_A_MATRIX = "it is not a matrix of a LoRA adapter, as <module>.lora_A.weight is"
+OTHER_HALF = str.maketrans("AB", "BA")
+NESTED_IN = (*TEXT_MODELS, "language_model.")
+BASE_WEIGHTS = (".embed_tokens.base_layer.weight", ".lm_head.base_layer.weight")
+"""PEFT saves the embeddings beside their adapter, as they are in the base. Engines pass over them."""
+
+
+def modules_in_model(header: Header, layout: PolicyLayout) -> dict[str, str]:
+    """By the name of each matrix, the module that it changes: under its name in `layout`, if that has the module.
+
+    A module that `layout` does not have is named without what wrappers add.
+    """
+    found = {entry.name: match["module"] for entry in header.entries if (match := MATRIX.fullmatch(entry.name))}
+    modules = {name.rpartition(".")[0] for name in layout.tensors}
+    names = names_in_model(dict.fromkeys(found.values()), modules)
+    return {
+        name: names[module] if names[module] in modules else WRAPPERS.sub("", module) for name, module in found.items()
+    }
+
+
+def names_for_engines(header: Header, layout: PolicyLayout) -> dict[str, str]:
+    """By the name of each tensor, the name by which engines find its module."""
+    names = {entry.name: entry.name for entry in header.entries}
+    for name, module in modules_in_model(header, layout).items():
+        if module_of(name) != module:
+            names[name] = f"{PREFIX}{module}.lora_{name.rpartition('.lora_')[2]}"
+    return names
+
+
+def config_for_engines(adapter_config: str, names: Mapping[str, str]) -> str:
+    """The text of an `adapter_config.json` whose ranks and alphas of single modules name these as `names` does."""
+    modules = {module_of(name): module_of(new) for name, new in names.items() if name != new}
+    try:
+        config = json.loads(adapter_config)
+        patterns = {key: config[key] for key in ("rank_pattern", "alpha_pattern") if config.get(key)}
+        renamed = {
+            key: {modules.get(name, WRAPPERS.sub("", name)): value for name, value in pattern.items()}
+            for key, pattern in patterns.items()
+        }
+    except (ValueError, AttributeError):
+        # The validation says what is wrong with it.
+        return adapter_config
+    return json.dumps(config | renamed) if renamed else adapter_config
 
 
 def adapter_problems(header: Header, adapter_config: str, layout: PolicyLayout) -> Iterator[FieldProblem]:
-    """One problem for each matrix whose shape does not fit.
+    """One problem for each tensor that is no matrix of a module of the model, or does not fit its module.
 
-    A layer with a weight of [rows, columns] takes an A of [rank, columns] and a B of [rows, rank]. What `layout` does
-    not name is left to the engine, and so are adapters of models that keep their weights transposed.
+    A layer with a weight of [rows, columns] takes an A of [rank, columns] and a B of [rows, rank]; embeddings take them
+    the other way round. Left to the engine is what `layout` cannot tell: the shapes where weights are transposed or
+    packed, and modules of a kind that the checkpoint has nowhere, such as a tied output layer or fused experts.
     """
-    if json.loads(adapter_config).get("fan_in_fan_out"):
-        return
+    is_transposed = bool(json.loads(adapter_config).get("fan_in_fan_out"))
     shapes = {entry.name: tuple(entry.shape) for entry in header.entries}
+    places = modules_in_model(header, layout)
+    known = {name.rpartition(".")[0]: None for name in layout.tensors}
+    by_kind = {module.rpartition(".")[2]: module for module in reversed(known)}
+    ends = {without_text_prefix(module) for module in known}
     for name, shape in shapes.items():
-        layer = name.removeprefix(PREFIX).removesuffix(DOWN).removesuffix(UP)
-        weight = layout.tensors.get(f"{layer}.weight")
-        if weight is None or not name.endswith((DOWN, UP)) or len(weight.shape) != len(("rows", "columns")):
+        if name not in places:
+            if not name.endswith(BASE_WEIGHTS):
+                yield FieldProblem(
+                    field=name, message="it is not a matrix of a LoRA adapter, as <module>.lora_A.weight is"
+                )
             continue
-        rows, columns = weight.shape
-        down = shapes.get(f"{name.removesuffix(UP)}{DOWN}", ())
-        rank = down[0] if name.endswith(UP) and down else None
-        takes = (rank, columns) if name.endswith(DOWN) else (rows, rank)
+        module, half = places[name], str(MATRIX.fullmatch(name)["half"])  # type: ignore[index]  # it is in places
+        other = shapes.get(f"{name.removesuffix(half)}{half.translate(OTHER_HALF)}")
+        if other is None:
+            yield FieldProblem(field=name, message=f"there is no {half.translate(OTHER_HALF)} beside it")
+        kind = module.rpartition(".")[2]
+        if module not in known and kind in by_kind and without_text_prefix(module) not in ends:
+            message = f"the model has no module {module}; it has, for example, {by_kind[kind]}"
+            yield FieldProblem(field=name, message=message)
+        weight = layout.tensors.get(f"{module}.weight")
+        if weight is None or is_transposed or len(weight.shape) != len(("rows", "columns")) or "F" not in weight.dtype:
+            continue
+        rows, columns = weight.shape if half.endswith(".weight") else reversed(weight.shape)
+        rank = other[0] if other and half.startswith(("lora_B", "lora_embedding_B")) else None
+        takes = (rank, columns) if half.startswith(("lora_A", "lora_embedding_A")) else (rows, rank)
         if not fits(shape, takes):
             said = ", ".join("rank" if size is None else str(size) for size in takes)
-            yield FieldProblem(field=name, message=f"its shape is {list(shape)}; {layer} takes [{said}]")
+            yield FieldProblem(field=name, message=f"its shape is {list(shape)}; {module} takes [{said}]")
+
+
+def module_of(name: str) -> str:
+    return name.removeprefix(PREFIX).rpartition(".lora_")[0]
+
+
+def without_text_prefix(module: str) -> str:
+    """What distinguishes modules whose models are nested differently: engines know more of such names than `layout`."""
+    while prefix := next((each for each in NESTED_IN if module.startswith(each)), None):
+        module = module.removeprefix(prefix)
+    return module
 
 
 def fits(shape: Sequence[int], takes: Sequence[int | None]) -> bool:

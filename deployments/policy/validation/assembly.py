@@ -4,6 +4,7 @@ What arrives is a file with all tensors or some, a zstd stream, or a folder with
 is ever read. Memory holds one block of one tensor at a time. (`delta_application.py` makes full weights of a delta.)
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import BinaryIO
 
@@ -58,6 +59,20 @@ def write_checkpoint(checkpoint: Path, full: Path) -> None:
                 file.writelines(tensor.blocks(tensor.dtype))
     except (ValueError, OSError) as error:
         raise weights_refused(str(error).removesuffix(".")) from error
+
+
+def write_renamed(pushed: Path, names: Mapping[str, str], renamed: Path, metadata: Mapping[str, str]) -> None:
+    """Writes the tensors of `pushed` under other names, with these metadata.
+
+    Args:
+        names: the new name of each tensor.
+    """
+    header = read_header(pushed)
+    new = header_of(((names[entry.name], entry.dtype, entry.shape) for entry in header.entries), metadata)
+    with renamed.open("wb") as file:
+        file.write(header_bytes(new.entries, metadata))
+        for entry in header.entries:
+            file.writelines(tensor_blocks(pushed, header, entry))
 
 
 def write_adapter(folder: Path, packed: Path) -> None:

@@ -4,9 +4,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from rollout_client import WeightsDoNotFit
-from rollout_client.weights.layout import fitted
+from rollout_client.weights.layout import fitted, names_in_model
 from rollout_client.weights.safetensors_file import Data
 from rollout_client.weights.tensor import SourceTensor
 from tests.clients.scripted_policy import layout_of
@@ -114,3 +116,49 @@ def test_every_finding_is_named() -> None:
 def test_at_most_five_names_are_shown(count: int, shown: str) -> None:
     error = WeightsDoNotFit([f"layer.{place}" for place in range(count)], [], {})
     assert str(error).endswith(f"nothing was sent. Missing: {shown}")
+
+
+WRAPPED_ANYWHERE = ("_orig_mod.", "_checkpoint_wrapped_module.", "_fsdp_wrapped_module.")
+NAME = "model.layers.0.self_attn.q_proj.weight"
+
+
+@given(
+    front=st.lists(st.sampled_from(("module.", "base_model.model.", *WRAPPED_ANYWHERE)), max_size=4),
+    inside=st.lists(st.lists(st.sampled_from(WRAPPED_ANYWHERE), max_size=2), min_size=5, max_size=5),
+    prefix=st.sampled_from(("model.", "model.language_model.", "language_model.model.")),
+)
+def test_a_tensor_is_found_however_it_is_wrapped(front: list[str], inside: list[list[str]], prefix: str) -> None:
+    parts = NAME.removeprefix("model.").split(".")
+    wrapped = "".join(
+        [*front, prefix, ".".join("".join(each) + part for each, part in zip([[], *inside], parts, strict=False))]
+    )
+    assert names_in_model([wrapped], {NAME}) == {wrapped: NAME}
+
+
+@pytest.mark.parametrize("model", ["model.language_model.", "language_model.model."])
+def test_the_text_model_of_a_model_with_images_is_found_by_its_own_names(model: str) -> None:
+    there = NAME.replace("model.", model, 1)
+    assert names_in_model([NAME], {there}) == {NAME: there}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "encoder.layers.0.self_attn.q_proj.weight",
+        "model.layers.99.self_attn.q_proj.weight",
+        "lm.layers.0.self_attn.q_proj.weight",
+        "model.module.layers.0.self_attn.q_proj.weight",
+    ],
+)
+def test_a_name_that_is_not_wrapped_by_a_usual_wrapper_stays_unknown(name: str) -> None:
+    assert names_in_model([name], {NAME}) == {name: name}
+
+
+def test_no_two_tensors_become_one() -> None:
+    assert names_in_model([f"module.{NAME}", NAME], {NAME}) == {NAME: NAME, f"module.{NAME}": f"module.{NAME}"}
+    names = [f"module.{NAME}", f"_orig_mod.{NAME}"]
+    assert names_in_model(names, {NAME}) == {names[0]: NAME, names[1]: names[1]}
+
+
+def test_tensors_of_every_source_go_under_the_names_of_the_model() -> None:
+    assert fitted({"module.mask": MASK}, LAYOUT, is_partial=True) == {"mask": MASK}

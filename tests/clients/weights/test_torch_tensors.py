@@ -36,6 +36,8 @@ def read(tensor: torch.Tensor, dtype: str) -> bytes:
         "layers.0._checkpoint_wrapped_module.weight",
         "_fsdp_wrapped_module.layers._fsdp_wrapped_module.0.weight",
         "module._orig_mod.layers.0.weight",
+        "_orig_mod.module.layers.0.weight",
+        "base_model.model.module.layers.0._orig_mod._checkpoint_wrapped_module.weight",
     ],
 )
 def test_names_are_those_without_wrappers(wrapped: str) -> None:
@@ -45,6 +47,11 @@ def test_names_are_those_without_wrappers(wrapped: str) -> None:
 @pytest.mark.parametrize("name", ["layers.module.weight", "my_orig_mod.weight", "submodule.weight"])
 def test_names_that_only_look_like_wrappers_stay(name: str) -> None:
     assert list(torch_tensors({name: DATA}, LAYOUT)) == [name]
+
+
+def test_of_two_tensors_with_one_name_none_is_lost() -> None:
+    both = {"layers.0.weight": DATA, "module.layers.0.weight": DATA + 1}
+    assert torch_tensors(both, LAYOUT).keys() == both.keys()
 
 
 def test_a_module_is_read_as_its_state_dict_and_values_that_are_no_tensors_are_ignored() -> None:

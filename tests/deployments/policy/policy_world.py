@@ -1,6 +1,7 @@
 """A policy store in this process over scripted replicas, in virtual time, and weights to push to it."""
 
 import asyncio
+import json
 import os
 import shutil
 from collections.abc import AsyncIterator, Callable, Coroutine
@@ -41,8 +42,16 @@ def weights(scale: float) -> bytes:
     return save({**INITIAL, NORM: INITIAL[NORM] * scale}, {"format": "pt"})
 
 
-def adapter(value: float = 1.0) -> bytes:
-    return save({"lora_A": torch.full((2,), value)}, {"adapter_config": '{"r": 2}'})
+ADAPTED = "model.layers.0.self_attn.o_proj"
+
+
+def adapter(value: float = 1.0, module: str = f"base_model.model.{ADAPTED}", rank: int = 2) -> bytes:
+    rows, columns = INITIAL[f"{ADAPTED}.weight"].shape
+    matrices = {
+        f"{module}.lora_A.weight": torch.full((rank, columns), value),
+        f"{module}.lora_B.weight": torch.full((rows, rank), value),
+    }
+    return save(matrices, {"adapter_config": json.dumps({"r": rank})})
 
 
 def delta(value: float = 9.0, place: int = 3) -> bytes:

@@ -1,6 +1,7 @@
 """Pushes of uploads and checkpoints: what is refused, what is answered again, and what becomes a version."""
 
 import asyncio
+import json
 import logging
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import zstandard
-from safetensors.torch import load_file, save, save_file
+from safetensors.torch import load, load_file, save, save_file
 
 from deployments.policy.failures import (
     PolicyFailure,
@@ -18,13 +19,17 @@ from deployments.policy.failures import (
     WeightsRefused,
 )
 from deployments.policy.replicas.commands import LoadedWeights
-from rollout_client.policy_contract import PolicyUpdate, PushOptions
+from rollout_client.policy_contract import PolicyUpdate, PushOptions, WeightsKind
 from rollout_client.weights.checksum import file_checksum
+from rollout_client.weights.safetensors_file import read_header
 from tests.deployments.policy.policy_world import (
+    ADAPTED,
     INITIAL,
     NORM,
     World,
     adapter,
+    changed,
+    checksum_of,
     content_of,
     delta,
     digest_of,
@@ -340,7 +345,7 @@ def test_a_checkpoint_outside_the_roots_is_refused(tmp_path: Path) -> None:
 def test_an_adapters_folder_may_be_read_too(tmp_path: Path) -> None:
     folder = tmp_path / "adapter"
     folder.mkdir()
-    save_file({"lora_A": torch.ones(2)}, folder / "adapter_model.safetensors")
+    (folder / "adapter_model.safetensors").write_bytes(adapter(rank=4))
     (folder / "adapter_config.json").write_text('{"r": 4}')
 
     async def story(world: World) -> None:
@@ -349,6 +354,97 @@ def test_an_adapters_folder_may_be_read_too(tmp_path: Path) -> None:
         assert (stored.kind, stored.adapter_config) == ("adapter", '{"r": 4}')
 
     play(story, tmp_path, checkpoint_roots=[str(tmp_path)])
+
+
+# Names
+
+
+async def pushed_names(world: World, content: bytes, kind: WeightsKind, base: int | None = None) -> set[str]:
+    version = world.store._pushes.next_number()
+    await world.push(version, content, kind=kind, base=base)
+    info = world.version_store.info(version)
+    file = world.version_store.weights(version) if info.delta_bytes is None else world.version_store.delta(version)
+    return {entry.name for entry in read_header(file).entries}
+
+
+@pytest.mark.parametrize("wrapper", ["module.", "_orig_mod.module.", "base_model.model."])
+def test_what_wrappers_add_to_names_is_taken_off_all_kinds_of_weights(tmp_path: Path, wrapper: str) -> None:
+    async def story(world: World) -> None:
+        full = save({f"{wrapper}{name}": tensor for name, tensor in INITIAL.items()})
+        assert await pushed_names(world, full, "full") == set(INITIAL)
+        some = save({f"{wrapper}{NORM}": INITIAL[NORM] * 2})
+        assert await pushed_names(world, some, "partial") == set(INITIAL)
+        changes = save({f"{wrapper}{name}": tensor for name, tensor in load(delta()).items()})
+        checksum = checksum_of(changed(weights(2)))
+        await world.push(3, changes, kind="delta", base=2, checksum=checksum)
+        assert world.version_store.info(3).checksum == checksum
+
+    play(story, tmp_path)
+
+
+CASES: list[tuple[str, str | None]] = [
+    (f"base_model.model.{ADAPTED}", f"base_model.model.{ADAPTED}"),
+    (ADAPTED, ADAPTED),
+    (f"base_model.model.module.{ADAPTED}", f"base_model.model.{ADAPTED}"),
+    (f"module.base_model.model.{ADAPTED}", f"base_model.model.{ADAPTED}"),
+    (f"base_model.model._orig_mod.{ADAPTED}", f"base_model.model.{ADAPTED}"),
+    (f"base_model.model.model.language_model.{ADAPTED.removeprefix('model.')}", f"base_model.model.{ADAPTED}"),
+    ("base_model.model.encoder.layers.0.self_attn.o_proj", None),
+    ("base_model.model.model.layers.99.self_attn.o_proj", None),
+    ("base_model.model.lm.layers.0.self_attn.o_proj", None),
+]
+
+
+@pytest.mark.parametrize("name", [None, "run-b"])
+@pytest.mark.parametrize(("module", "stored"), CASES)
+def test_an_adapters_matrices_are_those_of_modules_of_the_model_or_it_is_refused_unseen(
+    tmp_path: Path, module: str, stored: str | None, name: str | None
+) -> None:
+    async def story(world: World) -> None:
+        await world.replica("r0")
+        if stored is None:
+            with pytest.raises(WeightsRefused) as refused:
+                await world.push(1, adapter(module=module), kind="adapter", name=name)
+            named = module.removeprefix("base_model.model.")
+            message = f"the model has no module {named}; it has, for example, {ADAPTED}"
+            assert [(each.field, each.message) for each in refused.value.problems] == [
+                (f"{module}.{half}.weight", message) for half in ("lora_A", "lora_B")
+            ]
+            assert {what for _, what, _ in world.cluster.events} <= {"accept requests"}
+            return
+        update = await world.push(1, adapter(module=module), kind="adapter", name=name)
+        file = Path(world.folder if name is None else world.folder / "names" / name) / "versions/1/weights.safetensors"
+        assert {entry.name for entry in read_header(file).entries} == {
+            f"{stored}.{half}.weight" for half in ("lora_A", "lora_B")
+        }
+        assert update.checksum == file_checksum(file)
+        # The answer may have been lost: the same bytes are known again, under the digest of what was sent.
+        assert await world.store.repeated_update(1, digest_of(adapter(module=module)), name) == update
+
+    play(story, tmp_path)
+
+
+def test_ranks_of_single_modules_follow_their_names(tmp_path: Path) -> None:
+    wrapped = f"_orig_mod.{ADAPTED}"
+    config = {"r": 2, "rank_pattern": {wrapped: 2, "q_proj": 4}, "alpha_pattern": {}}
+    matrices = load(adapter(module=f"base_model.model.{wrapped}"))
+
+    async def story(world: World) -> None:
+        await world.push(1, save(matrices, {"adapter_config": json.dumps(config)}), kind="adapter")
+        stored = json.loads(str(world.version_store.info(1).adapter_config))
+        assert stored == {**config, "rank_pattern": {ADAPTED: 2, "q_proj": 4}}
+
+    play(story, tmp_path)
+
+
+def test_two_tensors_that_are_one_in_the_model_are_refused(tmp_path: Path) -> None:
+    twice = load(adapter()) | load(adapter(module=f"module.{ADAPTED}"))
+
+    async def story(world: World) -> None:
+        with pytest.raises(WeightsRefused, match=f"is the same tensor of the model, base_model.model.{ADAPTED}"):
+            await world.push(1, save(twice, {"adapter_config": "{}"}), kind="adapter")
+
+    play(story, tmp_path)
 
 
 # Logs

@@ -62,6 +62,10 @@ class Bomb:
 
 
 def adapter(folder: Path, config: str = '{"r": 8}') -> Path:
-    written(folder / "adapter_model.safetensors", {"lora_A": torch.ones(2), "lora_B": torch.zeros(2)})
+    matrices = {
+        "base_model.model.embed.lora_A.weight": torch.ones(8, 3),
+        "base_model.model.embed.lora_B.weight": torch.zeros(4, 8),
+    }
+    written(folder / "adapter_model.safetensors", matrices)
     (folder / "adapter_config.json").write_text(config)
     return folder

@@ -40,13 +40,56 @@ def test_each_matrix_that_does_not_fit_is_named(
     assert problems({A: a, B: b}) == found
 
 
-def test_one_half_alone_is_compared_with_the_layer() -> None:
-    assert problems({B: (11, 4)}) == [(B, f"its shape is [11, 4]; {LAYER} takes [12, rank]")]
+def test_one_half_alone_is_refused() -> None:
+    assert problems({B: (11, 4)}) == [
+        (B, "there is no lora_A.weight beside it"),
+        (B, f"its shape is [11, 4]; {LAYER} takes [12, rank]"),
+    ]
 
 
-@pytest.mark.parametrize("name", ["base_model.model.other.lora_A.weight", "model.norm.lora_A.weight", "lora_A"])
-def test_what_the_model_does_not_name_as_a_matrix_is_left_to_the_engine(name: str) -> None:
-    assert problems({name: (3, 5)}) == []
+@pytest.mark.parametrize(
+    "module",
+    [
+        "encoder.layers.0.self_attn.o_proj",
+        "model.layers.99.self_attn.o_proj",
+        "lm.layers.0.self_attn.o_proj",
+        "model.layers.0.mlp.o_proj",
+    ],
+)
+def test_a_module_that_the_model_does_not_have_is_refused_by_name(module: str) -> None:
+    names = [f"base_model.model.{module}.lora_{half}.weight" for half in "AB"]
+    message = f"the model has no module {module}; it has, for example, {LAYER}"
+    assert problems(dict.fromkeys(names, (3, 3))) == [(name, message) for name in names]
+
+
+@pytest.mark.parametrize("module", ["lm_head", "model.layers.0.mlp.experts.base_layer", "layers.0.self_attn.o_proj"])
+def test_what_the_checkpoint_cannot_tell_is_left_to_the_engine(module: str) -> None:
+    assert problems({f"{module}.lora_A.weight": (3, 5), f"{module}.lora_B.weight": (5, 3)}) == []
+
+
+@pytest.mark.parametrize(
+    "name", ["lora_A", "base_model.model.lm_head.weight", f"{LAYER}.lora_magnitude_vector", f"{LAYER}.lora_A.bias"]
+)
+def test_a_tensor_that_is_no_matrix_of_an_adapter_is_refused(name: str) -> None:
+    assert problems({name: (3, 5)}) == [
+        (name, "it is not a matrix of a LoRA adapter, as <module>.lora_A.weight is"),
+    ]
+
+
+def test_the_embeddings_that_peft_saves_beside_their_adapter_pass() -> None:
+    assert problems({"base_model.model.model.embed_tokens.base_layer.weight": (3, 5)}) == []
+
+
+def test_matrices_of_embeddings_have_their_sizes_the_other_way_round() -> None:
+    a, b = f"{LAYER}.lora_embedding_A", f"{LAYER}.lora_embedding_B"
+    assert problems({a: (4, 12), b: (8, 4)}) == []
+    assert problems({a: (4, 8), b: (8, 4)}) == [(a, f"its shape is [4, 8]; {LAYER} takes [rank, 12]")]
+
+
+@pytest.mark.parametrize("wrapper", ["module.", "base_model.model._orig_mod.", "base_model.model.module."])
+def test_matrices_of_wrapped_modules_are_compared_with_their_layers(wrapper: str) -> None:
+    a, b = f"{wrapper}{LAYER}.lora_A.weight", f"{wrapper}{LAYER}.lora_B.weight"
+    assert problems({a: (4, 7), b: (12, 4)}) == [(a, f"its shape is [4, 7]; {LAYER} takes [rank, 8]")]
 
 
 def test_adapters_of_models_with_transposed_weights_are_left_to_the_engine() -> None:

@@ -207,9 +207,9 @@ NO_CONFIG = "the file's metadata hold no adapter_config, the text of PEFT's adap
         ({"a": torch.ones(1)}, {"adapter_config": "[]"}, ("weights", NO_CONFIG)),
         ({}, {"adapter_config": "{}"}, ("weights", "the adapter holds no tensor")),
         (
-            {"a": torch.tensor([0.0, float("nan")])},
+            {"embed.lora_A.weight": torch.tensor([[0.0, 1.0, float("nan")]]), "embed.lora_B.weight": torch.ones(4, 1)},
             {"adapter_config": "{}"},
-            ("a", "it holds NaN or infinity; the training has diverged"),
+            ("embed.lora_A.weight", "it holds NaN or infinity; the training has diverged"),
         ),
     ],
 )
