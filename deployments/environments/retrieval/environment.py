@@ -39,7 +39,7 @@ class RetrievalInfo(BaseModel):
     model_config = ConfigDict(extra="ignore", use_attribute_docstrings=True)
 
     answers: Annotated[list[str], Field(min_length=1)]
-    """Any of them is right. Case, punctuation and articles do not count."""
+    """Any of them is right. Case, punctuation and articles do not count, unless a text has nothing else."""
     relevant: list[str] = []
     """Ids of the documents that tell the answer: the metric `found` is the share of them that a search gave."""
     searches: int = 0
@@ -151,7 +151,8 @@ class RetrievalEnvironment(TaskEnvironment):
 
     def _judged(self, reply: ChatMessage, info: RetrievalInfo) -> StepOutcome:
         answer = answer_in(reply_text(reply))
-        right = normalized(answer) in {normalized(accepted) for accepted in info.answers}
+        given = normalized(answer)
+        right = given != "" and given in map(normalized, info.answers)
         metrics = {"found": len(info.found) / len(set(info.relevant))} if info.relevant else None
         return StepOutcome(
             {"role": "user", "content": f"Environment: {'correct' if right else 'incorrect'}."},
@@ -209,5 +210,15 @@ def last_tagged(text: str) -> str | None:
 
 
 def normalized(answer: str) -> str:
-    """As the SQuAD benchmark compares answers: without case, punctuation, articles and further spaces."""
-    return " ".join(ARTICLES.sub(" ", answer.lower().translate(PUNCTUATION)).split())
+    """As the SQuAD benchmark compares answers: without case, punctuation, articles and further spaces.
+
+    Articles or punctuation that are all of a text stay: `The The` is a name, and no other text made of articles is it.
+    Only a text without any character is normalized to nothing, which no answer equals.
+    """
+    lowered = answer.lower()
+    words = lowered.translate(PUNCTUATION)
+    return next(filter(None, map(one_spaced, (ARTICLES.sub(" ", words), words, lowered))), "")
+
+
+def one_spaced(text: str) -> str:
+    return " ".join(text.split())

@@ -112,6 +112,33 @@ def test_answers_are_compared_without_case_punctuation_and_articles() -> None:
     assert normalized("Anthem") == "anthem"
 
 
+@pytest.mark.parametrize(
+    ("reply", "truth", "reward"),
+    [
+        ("\\boxed{}", "A", 0.0),
+        ("", "A", 0.0),
+        ("\\boxed{the}", "A", 0.0),
+        ("\\boxed{!!!}", "A", 0.0),
+        ("<answer></answer>", "A", 0.0),
+        ("\\boxed{a}", "A", 1.0),
+        ("\\boxed{A.}", "a", 1.0),
+        ("\\boxed{The The}", "The The", 1.0),
+        ("\\boxed{The}", "The The", 0.0),
+        ("\\boxed{!!!}", "!!!", 1.0),
+        ("\\boxed{?}", "!!!", 0.0),
+        ("", "", 0.0),
+        (" ", "", 0.0),
+        ("\\boxed{the}", "", 0.0),
+        ("\\boxed{!!!}", "", 0.0),
+    ],
+)
+def test_a_text_of_which_nothing_is_left_equals_no_answer(
+    environment: RetrievalEnvironment, reply: str, truth: str, reward: float
+) -> None:
+    question = {**QUESTION, "extra_env_info": {"answers": [truth]}}
+    assert play(environment, [reply], question).total_reward == reward
+
+
 def test_examples_of_the_invented_corpus_are_answered_by_their_relevant_documents() -> None:
     environment = RetrievalEnvironment()
     texts = {document.id: document.whole for document in environment.corpus.documents}
