@@ -15,6 +15,8 @@ from deployments.sandbox.walls import WallName
 
 WORK = "/tmp/work"
 """The working directory, as the program sees it where the wall `files` is one of mounts."""
+START = (Path(__file__).parent / "programs" / "start.py").read_text(encoding="utf-8")
+"""Runs the program, with the builtins that people expect of Python."""
 NICENESS = 5
 """Programs leave the processors to the service."""
 
@@ -35,8 +37,8 @@ class Interpreter:
         return [folder for folder in (self.prefix, *self.packages) if not Path(folder).is_relative_to("/usr")]
 
     def command(self, program: Program, main: str = MAIN) -> list[str]:
-        """Starts in a third of the usual time: without the module `site`, so without installed packages."""
-        return [self.executable, "-s", "-S", "-B", main, *program.arguments]
+        """Starts in a third of the usual time: without the installed packages that the module `site` would look for."""
+        return [self.executable, "-s", "-S", "-B", "-c", START, main, *program.arguments]
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,9 @@ import os
 import secrets
 import shutil
 import subprocess
+import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -70,6 +72,47 @@ def test_a_run_gets_its_files_and_can_import_them(sandbox: LocalSandbox) -> None
     source = "import helper\nprint(helper.WORD, len(open('data/numbers.bin', 'rb').read()))"
 
     assert asyncio.run(sandbox.run(Program(source), files)).stdout == "hello 76800\n"
+
+
+JUDGED_EQUAL = """\
+from __future__ import annotations
+import pickle
+import sys
+
+class Point:
+    x: int = 1
+
+print(__name__, sys.argv, pickle.loads(pickle.dumps(Point())).x, sorted(globals()))
+print(exit, quit, license.__class__, copyright.__class__, credits.__class__, help)
+
+def fail():
+    raise ValueError("no")
+"""
+
+
+@pytest.fixture(params=["bubblewrap", "namespaces", "limits"])
+def each_sandbox(request: pytest.FixtureRequest) -> Iterator[LocalSandbox]:
+    """Under each isolation that this machine permits."""
+    try:
+        sandbox = LocalSandbox(max_concurrent_runs=1, isolation=request.param)
+    except SandboxLost as error:
+        pytest.skip(str(error))
+    yield sandbox
+    sandbox.close()
+
+
+@pytest.mark.parametrize("end", ["exit", "quit()", "exit(3)", "sys.exit('bye')", "fail()", "def f(:", "1 / 0"])
+def test_a_program_runs_as_with_the_python_that_people_have(
+    each_sandbox: LocalSandbox, end: str, tmp_path: Path
+) -> None:
+    (tmp_path / "main.py").write_text(JUDGED_EQUAL + end)
+    command = [sys._base_executable, "-I", "-B", "main.py"]  # type: ignore[attr-defined]
+    plain = subprocess.run(command, cwd=tmp_path, capture_output=True, check=False, text=True)
+    outcome = run(each_sandbox, JUDGED_EQUAL + end)
+
+    folder = outcome.stderr.partition('  File "')[2].partition("/main.py")[0]
+    assert (outcome.exit_code, outcome.stdout) == (plain.returncode, plain.stdout)
+    assert outcome.stderr == plain.stderr.replace(str(tmp_path), folder)
 
 
 def test_runs_share_no_files(sandbox: LocalSandbox) -> None:

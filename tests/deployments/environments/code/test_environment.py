@@ -85,6 +85,21 @@ def test_a_program_is_rewarded_by_what_it_prints(environment: CodeEnvironment) -
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("end", ["exit", "exit()", "quit", "quit()", "exit(0)", "raise SystemExit"])
+def test_a_program_may_end_as_people_end_theirs(environment: CodeEnvironment, end: str) -> None:
+    printing = step(environment, f"```\nprint(5)\n{end}\n```", tests=[{"stdout": "5"}])
+    asked = step(environment, f"```\nx = 5\n{end}\n```\n", ground_truth="5", cells=["y = 1\nquit()"])
+    called = step(
+        environment,
+        f"```python\ndef f(x):\n    return x\ndef main():\n    {end}\n```",
+        tests=[{"call": "f(5)", "expected": 5}, {"code": "assert callable(exit) and callable(quit)"}],
+    )
+
+    assert (printing.reward, called.reward) == (1.0, 1.0)
+    assert "NameError" not in asked.observations[0]["content"]
+
+
+@pytest.mark.slow
 def test_a_test_that_hangs_costs_itself_and_those_behind_it(environment: CodeEnvironment) -> None:
     code = "```python\ndef f(x):\n    while x == 2: pass\n    return x\n```"
     outcome = step(environment, code, tests=[{"call": f"f({x})", "expected": x} for x in range(1, 5)])
@@ -182,6 +197,13 @@ def test_a_reply_without_code_is_worth_nothing_and_runs_nothing() -> None:
     assert (outcome.reward, outcome.terminated, outcome.answer) == (0.0, True, None)
     assert outcome.observations[0]["content"] == "Environment: the reply has no code block."
     assert sandbox.runs == []
+
+
+@pytest.mark.parametrize(("truth", "reply"), [("", "\\boxed{}"), (" ", "\\boxed{ }"), ("", "")])
+def test_an_empty_answer_is_never_right(truth: str, reply: str) -> None:
+    outcome = step(CodeEnvironment(sandbox=scripted(ScriptedSandbox([]))), reply, ground_truth=truth)
+
+    assert (outcome.reward, outcome.terminated) == (0.0, True)
 
 
 def test_all_tests_must_pass_by_default_and_none_is_run_after_one_that_failed() -> None:
