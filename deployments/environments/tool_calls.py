@@ -158,7 +158,7 @@ class ToolCallsEnvironment(TaskEnvironment):
         answer = last_box(text)
         answer = text.strip() if answer is None else answer.strip()
         all_made = len(info.made) == len(info.expected_calls)
-        right = info.ground_truth is not None and answer == str(info.ground_truth).strip() and all_made
+        right = answer != "" and info.ground_truth is not None and answer == str(info.ground_truth).strip() and all_made
         said = "correct" if right else "incorrect"
         return outcome(f"Environment: {said}.", {"correct": float(right)}, terminated=True, answer=answer or None)
 

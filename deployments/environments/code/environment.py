@@ -83,7 +83,8 @@ class CodeEnvironment(TaskEnvironment):
     async def _interpreted(self, code: str | None, reply: str, info: CodeInfo) -> StepOutcome:
         if code is None:
             answer = last_box(reply)
-            right = answer is not None and answer.strip() == str(info.ground_truth).strip()
+            given = (answer or "").strip()
+            right = given != "" and given == str(info.ground_truth).strip()
             return final(f"Environment: {'correct' if right else 'incorrect'}.", float(right), answer)
         if len(info.cells) == MOST_CELLS or len(code) > LARGEST_CELL:
             limits = f"at most {MOST_CELLS} blocks of {LARGEST_CELL} characters can be run in one rollout"

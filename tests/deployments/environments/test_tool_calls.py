@@ -58,6 +58,11 @@ def test_a_call_is_computed_and_the_answer_after_it_judged() -> None:
     assert played.metrics == {"calls": 1, "malformed_calls": 0}
 
 
+def test_an_empty_answer_is_never_right() -> None:
+    sample = {**SUM, "extra_env_info": {"ground_truth": ""}}
+    assert [play(ToolCallsEnvironment(), [reply], sample).total_reward for reply in ("", " ", "\\boxed{}")] == [0.0] * 3
+
+
 def test_calls_that_the_service_has_parsed_are_answered_with_their_ids() -> None:
     calls = [
         {"id": f"call0000{place}", "type": "function", "function": {"name": "calculator", "arguments": arguments}}
