@@ -20,6 +20,7 @@ PARAMETER, END_OF_PARAMETER = re.compile(r"<parameter=([^<>\s]*)>"), "</paramete
 MISTRAL, LLAMA = "[TOOL_CALLS]", "<|python_tag|>"
 MISTRAL_CALL = re.compile(r"\s*([A-Za-z0-9_.\-]+)(?:\[ARGS\])?\s*(?=\{)")
 PYTHON = re.compile(r"\[\s*[A-Za-z_][\w.]*\(.*\)\s*\]", re.DOTALL)
+BETWEEN_CALLS = "; \n\t"
 LONGEST_PYTHON = 20_000
 """Characters. Python's own parser takes memory in proportion, and can fail on deep nesting."""
 LONGEST_QUOTE = 200
@@ -211,7 +212,8 @@ def llama_calls(text: str, is_marked: bool) -> Iterator[AnyCall]:
         if not is_marked and not (isinstance(value, dict) and "name" in value and value.keys() & ARGUMENT_KEYS):
             return
         calls.append(call_of(value))
-        place += len(text[place:]) - len(text[place:].lstrip("; \n\t"))
+        while place < len(text) and text[place] in BETWEEN_CALLS:
+            place += 1
     yield from calls
 
 

@@ -22,7 +22,7 @@ from rollout_env import (
 )
 
 COLOURS = ("black", "red", "green", "yellow", "blue", "magenta", "cyan", "white")
-COLOURED = re.compile(r"\x1b\[([0-9;]*)m(.*?)\x1b\[0m", re.DOTALL)
+COLOURED = re.compile(r"\x1b\[([0-9;]{0,40})m(.*?)(?:\x1b\[0m|\Z)", re.DOTALL)
 NO_ACTION = "There was no legal action."
 
 

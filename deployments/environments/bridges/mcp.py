@@ -3,7 +3,6 @@
 import asyncio
 import concurrent.futures
 import random
-import re
 import threading
 from collections.abc import Coroutine
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
@@ -11,12 +10,12 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, HttpUrl, model_validator
 
 from deployments.environments.bridges.packages import imported
+from deployments.environments.math import last_box
 from rollout_env import ChatMessage, LostSession, Session, StepOutcome, TaskEnvironment, TemporaryFailure
 from rollout_env.tool_calls import AnyCall, MalformedCall, reply_text, tool_calls_of
 
 CONNECTION_CLOSED = -32000
 """MCP's code for a connection that ended while a call was under way."""
-BOXED = re.compile(r"\\boxed\{([^{}]*)\}")
 Result = TypeVar("Result")
 OPEN_TIMEOUT_S = 60.0
 """How long a server may take to start and to answer."""
@@ -136,7 +135,7 @@ class McpEnvironment(TaskEnvironment):
 
     def reward_of(self, answer: str, extra_env_info: McpInfo) -> float | dict[str, float]:
         """Judges an answer: what is in the last box of the response, or else the whole of it."""
-        return float(extra_env_info.ground_truth is not None and answer == extra_env_info.ground_truth.strip())
+        return float(answer != "" and answer == (extra_env_info.ground_truth or "").strip())
 
     def example_samples(self, count: int, seed: int) -> list[dict[str, Any]]:
         """Prompts that name a tool. A data set of the task has better ones."""
@@ -341,5 +340,5 @@ def text_of(block: Any) -> str:
 
 
 def answer_in(response: str) -> str:
-    boxes = BOXED.findall(response)
-    return boxes[-1].strip() if boxes else response.strip()
+    boxed = last_box(response)
+    return (response if boxed is None else boxed).strip()

@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 AnswerForm = Literal["any", "boxed", "answer_line", "choice"]
 BOX_PARTS = re.compile(r"\\boxed\s*\{|\\.|[{}]", re.DOTALL)
 ANSWER_LINE = re.compile(r"answer[ \t]*:[ \t]*([^\n]*)", re.IGNORECASE)
-LAST_LINE_IS_ANSWER = re.compile(r"(?:^|\n)[ \t*]*answer[ \t*]*:[^\n]*\S[^\n]*\s*\Z", re.IGNORECASE)
+BEGINS_WITH_ANSWER = re.compile(r"[ \t*]*answer[ \t*]*:", re.IGNORECASE)
 EMPHASIS = "* \t"
 LETTER = re.compile(r"(?:\\(?:text|textbf|mathrm|mathbf)\{)?[\s(*]*([A-Za-z])(?:[\s)*}]*|[\s*}]*[).:].*)", re.DOTALL)
 """One letter, such as `B`, `(B)`, `\\text{B}` or `B. Because ...`."""
@@ -47,7 +47,9 @@ def answer_of_line(response: str) -> Answer:
     inner = line.strip("$") if boxed is None else boxed
     # With further dollar signs inside, the line is a text with formulas.
     latex = line if "$" in inner else f"\\boxed{{{inner}}}"
-    return Answer(inner, latex, is_formatted=LAST_LINE_IS_ANSWER.search(response[-2000:]) is not None)
+    last_line = response.rstrip().rpartition("\n")[2]
+    begun = BEGINS_WITH_ANSWER.match(last_line)
+    return Answer(inner, latex, is_formatted=begun is not None and begun.end() < len(last_line))
 
 
 def choice_in(response: str) -> Answer:

@@ -1,0 +1,273 @@
+"""Everything that looks for something in the text of a model or a user: 1 MB of its worst text takes linear time.
+
+In quadratic time most of these texts would take minutes or hours, and their test would reach its limit of time.
+"""
+
+import ast
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import pytest
+from starlette.datastructures import Headers
+
+from deployments.environments.bridges import gymnasium, mcp, nemo_gym, reasoning_gym, textarena
+from deployments.environments.code.replies import last_code_block
+from deployments.environments.math import answers
+from deployments.environments.retrieval import environment as retrieval
+from deployments.environments.sliding_puzzle import ACTION_TAG
+from deployments.policy.transfer import trusted_trainers
+from rollout_client import api_key
+from rollout_client.cli.run import player
+from rollout_client.data_out import trackers
+from rollout_client.weights import torch_tensors
+from rollout_env.tool_calls import reply_text, tool_calls_of
+from service.access import keys
+from service.jobs import preferences
+from service.requests import choices, upload_chunk
+from service.requests.lone_surrogates import name_before, place_of_lone_surrogate
+from service.responses import error_events
+from service.responses.problems import RequestProblem
+from service.routes import request_ids
+from tests.paths import REPOSITORY
+
+MEBIBYTE = 2**20
+LINEAR_S = 6.0
+"""Of processor time. The slowest of these readers takes a quarter of it, the fastest quadratic one took twice as long."""
+
+
+class Reader(NamedTuple):
+    """Something that reads text of others."""
+
+    read: Callable[[Any], Any]
+    worst: list[str]
+    """Pieces, of which a text is made by repeating one."""
+    patterns: tuple[str, ...] = ()
+    """The regular expressions in it: `path::name` of the constant, or of the function that has the expression."""
+    before: str = ""
+    after: str = ""
+
+
+def calls(text: str) -> Any:
+    return tool_calls_of({"role": "assistant", "content": text})
+
+
+def surrogate(text: str) -> str:
+    body = text.encode("latin-1")
+    return name_before(body, place_of_lone_surrogate(body) or len(body))
+
+
+def header(name: str, read: Callable[[Headers], Any]) -> Callable[[str], Any]:
+    return lambda text: refused(lambda: read(Headers({name: text})))
+
+
+def refused(read: Callable[[], Any]) -> Any:
+    try:
+        return read()
+    except (RequestProblem, ValueError) as refusal:
+        return refusal
+
+
+MATH, CALLS = "deployments/environments/math/answers.py", "clients/rollout_env/tool_calls.py"
+BRIDGES, TRAINERS = "deployments/environments/bridges", "deployments/policy/transfer/trusted_trainers.py"
+SURROGATES, CHUNKS = "service/requests/lone_surrogates.py", "service/requests/upload_chunk.py"
+PREFERENCES = "service/jobs/preferences.py"
+TAGS = ["<action>", "<action>a", "</action>", "<action></action>", "<"]
+ANSWERS = [
+    *("answer:", "answer:\n", "answer ", "Answer: x ", "Answer: x\n", "*", " ", "\n", "\\boxed{", "a", "x ", "\\fbox{"),
+    *("answer: \\boxed{", "$", "\\text{", "(a) ", "Answer: (a ", "\\boxed\n"),
+]
+READERS = {
+    "code block": Reader(
+        last_code_block,
+        ["```python\n", "```\n", " ```", "\n", "```", "``` ", "\t", "```x\n```\n", "```python\na\n````\n"],
+        ("deployments/environments/code/replies.py::OPENING",),
+    ),
+    "tool calls": Reader(
+        calls,
+        [
+            *("<tool_call>", "<tool_call><function=", "<tool_call>{}", "<tool_call>[", "<tool_call>{}</tool_call>"),
+            *("<function=", "<function=a>", "<function=a><parameter=", "<function=a><parameter=b>", "<tool_call>\n"),
+            *("<function=a><parameter=b></parameter>", "<function=a>b</function>", "{", "[", '{"'),
+            *("[TOOL_CALLS]", "[TOOL_CALLS]a", "[TOOL_CALLS]a ", "[TOOL_CALLS] [", "[TOOL_CALLS]a{}", "[TOOL_CALLS]a{"),
+            *("<|python_tag|>", "<|python_tag|>{};", '{"name": "a", "arguments": {}};', '{"name": "a", "parameters":'),
+            *("[a(", "[a()", "[a() ", "[a.", "[ ", "[a() ) "),
+        ],
+        tuple(f"{CALLS}::{name}" for name in ("HERMES", "FUNCTION", "PARAMETER", "MISTRAL_CALL", "PYTHON")),
+    ),
+    "calls behind Llama's marker": Reader(calls, ["1;", "{};", "{} ", "[", "{", ";", '{"a":'], before="<|python_tag|>"),
+    "a call behind Mistral's marker": Reader(calls, ["a", " ", "a ", "[", "{", "a{", "[ARGS]"], before="[TOOL_CALLS]"),
+    "calls in Python": Reader(calls, [")", " ", ") ", ")]", "a", "(", ")\n", "]"], before="[a("),
+    "thought": Reader(
+        lambda text: reply_text({"role": "assistant", "content": text}), ["<think>", "</think>", "<think></think>"]
+    ),
+    "box": Reader(
+        answers.last_box,
+        ["\\boxed{", "\\boxed", "\\boxed ", "\\fbox{", "\\", "{", "}", "\\boxed{}", "{}"],
+        (f"{MATH}::BOX_PARTS",),
+    ),
+    "answer anywhere": Reader(lambda text: answers.answer_in(text, "any"), ANSWERS),
+    "answer in a box": Reader(lambda text: answers.answer_in(text, "boxed"), ANSWERS),
+    "answer in a line": Reader(lambda text: answers.answer_in(text, "answer_line"), ANSWERS, (f"{MATH}::ANSWER_LINE",)),
+    "answer in the last line": Reader(
+        lambda text: answers.answer_in(text, "answer_line"),
+        ["x ", " ", "$", "*"],
+        (f"{MATH}::BEGINS_WITH_ANSWER",),
+        before="Answer:",
+        after="\n.",
+    ),
+    "choice": Reader(lambda text: answers.answer_in(text, "choice"), ANSWERS),
+    "letter": Reader(answers.letter_of, ["A", "(", " ", "A ", "A)", "*", "A*", "\\text{", "A}"], (f"{MATH}::LETTER",)),
+    "retrieval's answer": Reader(
+        lambda text: retrieval.normalized(retrieval.answer_in(text)),
+        ["<answer>", "</answer>", "<answer></answer>", "a ", "the ", "a", "!", " "],
+        ("deployments/environments/retrieval/environment.py::ARTICLES",),
+    ),
+    "answer beside an MCP server": Reader(mcp.answer_in, ["\\boxed{", "\\boxed", "\\boxed{}", "\\boxed{a", "{"]),
+    "sliding puzzle": Reader(ACTION_TAG.findall, TAGS, ("deployments/environments/sliding_puzzle.py::ACTION_TAG",)),
+    "gymnasium's action": Reader(gymnasium.last_action, TAGS),
+    "gymnasium's rendering": Reader(
+        gymnasium.plain_text,
+        ["\x1b[1m", "\x1b[", "\x1b[1;", "\x1b[0m", "1;", "\x1b[31ma", "\x1b[41m"],
+        (f"{BRIDGES}/gymnasium.py::COLOURED",),
+    ),
+    "textarena's moves": Reader(
+        textarena.IN_BRACKETS.findall, ["[", "[a", "[a]", "]", "a"], (f"{BRIDGES}/textarena.py::IN_BRACKETS",)
+    ),
+    "reasoning_gym's expression": Reader(
+        lambda text: refused(lambda: reasoning_gym.refuse_unknown_names(text)),
+        ["a", "1", "1.", ".1", "a1", "(", "1a ", ". ", "x ", "1_", "((x"],
+        (f"{BRIDGES}/reasoning_gym.py::EXPRESSION", f"{BRIDGES}/reasoning_gym.py::refuse_unknown_names"),
+    ),
+    "nemo_gym's name": Reader(nemo_gym.NAME.fullmatch, ["a", "-", "!"], (f"{BRIDGES}/nemo_gym.py::NAME",)),
+    "trusted trainer": Reader(
+        lambda text: refused(lambda: trusted_trainers.TrustedTrainer.parse(text)),
+        ["[", "a:", "1:1-", "a", "[a]:1", "]:", "1", "a.", "-"],
+        tuple(f"{TRAINERS}::{name}" for name in ("ENTRY", "NUMERIC", "HOST_NAME")),
+        after=":1",
+    ),
+    "key": Reader(lambda text: keys.KEY.sub("", text), ["rollout-", "rollout", "a"], ("service/access/keys.py::KEY",)),
+    "key to send": Reader(
+        api_key.CAN_BE_SENT.fullmatch, ["a", "~"], ("clients/rollout_client/api_key.py::CAN_BE_SENT",), after=" "
+    ),
+    "request id": Reader(request_ids.ALLOWED_ID.fullmatch, ["a"], ("service/routes/request_ids.py::ALLOWED_ID",)),
+    "idempotency key": Reader(
+        header("idempotency-key", preferences.idempotency_key), ["a", '"', '"a', "\\"], (f"{PREFERENCES}::BARE_KEY",)
+    ),
+    "preference": Reader(
+        header("prefer", preferences.heartbeat_s), ["heartbeat=", ",", ";", "1", "=", '"'], (), "heartbeat="
+    ),
+    "last event": Reader(
+        header("last-event-id", preferences.last_event_id), ["1"], (f"{PREFERENCES}::last_event_id",), after="a"
+    ),
+    "byte range": Reader(
+        lambda text: refused(lambda: upload_chunk.byte_range(text)),
+        ["1", "-", "/"],
+        (f"{CHUNKS}::byte_range",),
+        "bytes ",
+    ),
+    "content digest": Reader(
+        lambda text: refused(lambda: upload_chunk.content_digest(text)),
+        [":", "=", ",", "a", "sha-256=:"],
+        (f"{CHUNKS}::content_digest",),
+        before="sha-256=:",
+    ),
+    "digest of weights": Reader(
+        lambda text: refused(lambda: upload_chunk.weights_digest(text)), ["a", "0"], (f"{CHUNKS}::weights_digest",)
+    ),
+    "lone surrogate": Reader(
+        surrogate,
+        ["\\ud800\\udc00", "\\ud8", "\\", "\\\\ud800", '"', '"a', '"a" ', "\xed", "\\ud800", '"a"\\ud800', "a"],
+        tuple(f"{SURROGATES}::{name}" for name in ("MAYBE", "ESCAPE_OR_SURROGATE", "NAME")),
+        before="\\\\ud800",
+    ),
+    "choices of a call": Reader(
+        lambda text: choices.choices_of("chat/completions", text.encode(), 8),
+        ['"n', '"\\u006', '"n"', '{"n":', "["],
+        ("service/requests/choices.py::FIELD_IN_JSON",),
+    ),
+    "number of an event": Reader(
+        lambda text: error_events.SEQUENCE_NUMBER.findall(text.encode()),
+        ['"sequence_number":', '"sequence_number":1', '"', "1"],
+        ("service/responses/error_events.py::SEQUENCE_NUMBER",),
+    ),
+    "row of a problem": Reader(
+        player.INDEX.match,
+        ["samples[", "1", "samples[1]"],
+        ("clients/rollout_client/cli/run/player.py::INDEX",),
+        "samples[",
+    ),
+    "name of a figure": Reader(
+        lambda text: trackers.NOT_OF_MLFLOW.sub("_", text),
+        ["a", "!", "\n"],
+        ("clients/rollout_client/data_out/trackers.py::NOT_OF_MLFLOW",),
+    ),
+    "name of a tensor": Reader(
+        lambda text: torch_tensors.WRAPPERS.sub("", text),
+        ["module.", "_orig_mod.", "base_model.", "base_model.model.", "a.", "_"],
+        ("clients/rollout_client/weights/torch_tensors.py::WRAPPERS",),
+    ),
+}
+OF_OUR_OWN_TEXT = {
+    "clients/generate_sync.py::ASYNC_NAME": "our source",
+    "clients/generate_sync.py::ASYNC_WORDS": "our source",
+    "clients/rollout_env/scaffold.py::write_environment": "an argument of a command",
+    "clients/rollout_load/outcomes.py::kind_of": "the name of a class",
+    "deployments/data/columns.py::read": "an expression of the config",
+    "deployments/data/settings.py::has_a_valid_pattern": "an expression of the config",
+    "deployments/generation/serving/grammar_compiling.py::WHERE": "the beginning of a message of xgrammar",
+    "service/startup/generated_config.py::task_name_of": "the name of a class",
+    "service/startup/readiness.py::NO_ROOM": "a message of Serve",
+    "service/startup/readiness.py::RAY_FRAME": "a traceback",
+}
+"""Expressions for what neither a model nor a caller writes."""
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize(
+    ("reader", "piece"),
+    [pytest.param(reader, piece, id=f"{name}-{piece!r}") for name, reader in READERS.items() for piece in reader.worst],
+)
+def test_a_megabyte_of_the_worst_text_is_read_in_linear_time(reader: Reader, piece: str) -> None:
+    text = f"{reader.before}{piece * (MEBIBYTE // len(piece))}{reader.after}"
+    start = time.process_time()
+    reader.read(text)
+    assert time.process_time() - start < LINEAR_S
+
+
+def test_every_regular_expression_is_known_here() -> None:
+    found = {name for folder in ("service", "deployments", "clients") for name in expressions_below(folder)}
+    read = [name for reader in READERS.values() for name in reader.patterns]
+    assert sorted(found) == sorted([*read, *OF_OUR_OWN_TEXT])
+
+
+def expressions_below(folder: str) -> Iterator[str]:
+    """`path::name` of each use of the module `re` with an expression."""
+    for path in sorted((REPOSITORY / folder).rglob("*.py")):
+        text = path.read_text(encoding="utf-8")
+        if "re." in text:
+            for name in names_of_expressions(ast.parse(text)):
+                yield f"{path.relative_to(REPOSITORY)}::{name}"
+
+
+def names_of_expressions(tree: ast.Module) -> Iterator[str]:
+    for statement in ast.walk(tree):
+        if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef) and has_expression(statement):
+            yield statement.name
+    for statement in tree.body:
+        if isinstance(statement, ast.Assign):
+            target, value = statement.targets[0], statement.value
+            pairs = zip(target.elts, value.elts, strict=True) if isinstance(target, ast.Tuple) else [(target, value)]  # type: ignore[attr-defined]
+            yield from (ast.unparse(name) for name, part in pairs if has_expression(part))
+
+
+def has_expression(tree: ast.AST) -> bool:
+    functions = ("compile", "search", "match", "fullmatch", "findall", "finditer", "sub", "split")
+    return any(
+        isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr in functions
+        and isinstance(node.func.value, ast.Name)
+        and node.func.value.id == "re"
+        for node in ast.walk(tree)
+    )
