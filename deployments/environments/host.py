@@ -23,7 +23,7 @@ from deployments.rpc.batching import results_as_completed
 from deployments.rpc.caller_watch import CallerWatch
 from deployments.rpc.draining import call_at_shutdown, is_replica
 from deployments.rpc.grpc_wakeups import read_all_wakeups
-from deployments.rpc.heartbeats import Heartbeats
+from deployments.rpc.heartbeats import Heartbeats, Listener
 from deployments.rpc.message_size import bytes_of_step_result
 from deployments.shared_memory import claim_shared_memory
 from rollout_env import TaskEnvironment
@@ -75,25 +75,29 @@ class EnvironmentHost:
             read_all_wakeups()
             call_at_shutdown(self.drain)
 
-    async def step(self, requests: list[StepRequest], caller: str = "") -> AsyncGenerator[StepResults, None]:
+    async def step(
+        self, requests: list[StepRequest], caller: str = "", named: str = ""
+    ) -> AsyncGenerator[StepResults, None]:
         """Runs the steps and yields results as they finish, those of one event-loop iteration together.
 
         A step that fails yields its failure and does not affect the other steps. A caller that was sent nothing for
-        `HEARTBEAT_S` gets an item without results, on one of its streams.
+        `HEARTBEAT_S` gets an item without results, on one of its streams with the same `named`.
 
         Args:
             caller: the same for all calls of one ingress replica, and different from all others'.
+            named: the replica that the call named.
         """
         # Thousands of steps that fail alike leave one traceback in the log, and a line each.
         logged_failures: set[str] = set()
         steps = [self._steps.start(request, logged_failures) for request in requests]
         wake = asyncio.Event()
         ids = [request.step_id for request in requests]
-        with self._heartbeats.open_stream(caller, wake), self._callers_watch.working(caller, ids):
+        listener = Listener(caller, named)
+        with self._heartbeats.open_stream(listener, wake), self._callers_watch.working(caller, ids):
             async with aclosing(results_as_completed(steps, CANCELLED, bytes_of_step_result, wake)) as finished:
                 async for results in finished:
                     if results:
-                        self._heartbeats.note_results(caller)
+                        self._heartbeats.note_results(listener)
                     yield StepResults(results, self._steps.load)
 
     def _give_up(self, step_ids: Sequence[str]) -> None:

@@ -32,7 +32,7 @@ from deployments.protocols import (
 from deployments.rpc.autoscaling import stats_of
 from deployments.rpc.batching import results_as_completed
 from deployments.rpc.caller_watch import CallerWatch
-from deployments.rpc.heartbeats import Heartbeats
+from deployments.rpc.heartbeats import Heartbeats, Listener
 from deployments.rpc.message_size import BYTES_PER_RECORD, bytes_of_generation, bytes_of_served_part, divided
 from deployments.rpc.output_health import OutputHealth
 from deployments.serving_records import ServedPart, ServedParts, ServedRequest, ServedTokens
@@ -64,37 +64,41 @@ class GeneratorReplicaBase(ABC):
         self._ended_generations = 0
 
     async def generate(
-        self, requests: list[GenerationRequest], caller: str = "", waiting: int = 0
+        self, requests: list[GenerationRequest], caller: str = "", waiting: int = 0, named: str = ""
     ) -> AsyncGenerator[GenerationResults, None]:
         """Runs the generations concurrently and yields each result as soon as it is there.
 
         The results of one event-loop iteration are yielded together. A failure is the result of its own generation
-        alone. A caller that was sent nothing for `HEARTBEAT_S` gets an item without results, on one of its streams.
+        alone. A caller that was sent nothing for `HEARTBEAT_S` gets an item without results, on one of its streams
+        with the same `named`.
 
         Args:
             caller: the same for all calls of one ingress replica, and different from all others'.
             waiting: generations that wait in the caller for this replica.
+            named: the replica that the call named.
         """
+        listener = Listener(caller, named)
         aborted = GenerationLost("The generation was aborted.")
         jobs = [self._generation_or_failure(request) for request in requests]
-        with self._open_stream(caller, requests, waiting) as wake:
+        with self._open_stream(listener, requests, waiting) as wake:
             async with aclosing(results_as_completed(jobs, aborted, bytes_of_generation, wake)) as batches:
                 async for results in batches:
                     if results:
-                        self._heartbeats.note_results(caller)
+                        self._heartbeats.note_results(listener)
                     yield GenerationResults(results, self.load())
 
     async def serve(
-        self, requests: list[ServedRequest], caller: str = "", waiting: int = 0
+        self, requests: list[ServedRequest], caller: str = "", waiting: int = 0, named: str = ""
     ) -> AsyncGenerator[ServedParts, None]:
         """Answers calls of a model server's API concurrently, each in parts, the last of which has its tokens.
 
         The parts of one event-loop iteration are yielded together. Failures, heartbeats and arguments are as those of
         `generate`.
         """
+        listener = Listener(caller, named)
         aborted = GenerationLost("The call was aborted.")
         made: list[tuple[str, ServedPart]] = []
-        with self._open_stream(caller, requests, waiting) as wake:
+        with self._open_stream(listener, requests, waiting) as wake:
 
             def add(call_id: str, part: ServedPart) -> None:
                 made.append((call_id, part))
@@ -108,7 +112,7 @@ class GeneratorReplicaBase(ABC):
                     *before, last = divided(made, bytes_of_served_part) if made else [made]
                     made = []
                     if last or results:
-                        self._heartbeats.note_results(caller)
+                        self._heartbeats.note_results(listener)
                     for parts in before:
                         yield ServedParts(parts, [], self.load())
                     yield ServedParts(last, results, self.load())
@@ -214,13 +218,16 @@ class GeneratorReplicaBase(ABC):
         """
 
     @contextmanager
-    def _open_stream(self, caller: str, requests: Sequence[GenerationRequest], waiting: int) -> Iterator[asyncio.Event]:
+    def _open_stream(
+        self, listener: Listener, requests: Sequence[GenerationRequest], waiting: int
+    ) -> Iterator[asyncio.Event]:
         """For the length of the block the caller has these under way. The event wakes the stream, as heartbeats do."""
+        caller = listener.caller
         self._waiting[caller] = waiting
         wake = asyncio.Event()
         ids = [request.generation_id for request in requests]
         try:
-            with self._heartbeats.open_stream(caller, wake), self._callers_watch.working(caller, ids):
+            with self._heartbeats.open_stream(listener, wake), self._callers_watch.working(caller, ids):
                 yield wake
         finally:
             self._forget_waiting(caller)

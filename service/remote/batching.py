@@ -73,7 +73,7 @@ class RequestBatcher(Generic[Request, Result]):
         abort: ControlCalls[Request] | None = None,
         log_fields: Mapping[str, Any] = NO_FIELDS,
         results_of: Callable[[Any], BatchResults[Result]] = lambda item: item,
-        lost_after_heartbeats: int | None = None,
+        silence: SilenceWatch | None = None,
         bytes_of: Callable[[Request], int] = lambda _: 0,
         most_requests: int | None = MOST_ITEMS_PER_MESSAGE,
         most_iterations: int | None = MOST_ITERATIONS_PER_CALL,
@@ -84,8 +84,8 @@ class RequestBatcher(Generic[Request, Result]):
         abort: aborts requests whose callers were cancelled while others of their call go on. Without it they run
             until the last of those has its result.
         log_fields: the `extra` of the log records of this batcher.
-        lost_after_heartbeats: the replica sends a heartbeat each second, and is `lost` when so many do not come.
-            `None` if it sends none.
+        silence: the replica sends a heartbeat each second, and is `lost` when this misses too many. Batchers whose
+            calls name the same replica share it. `None` if the replica sends none.
         bytes_of: the size of a request. A batch above `MOST_BYTES_PER_MESSAGE` is divided into several calls.
         most_requests: a batch of more is divided too, unless this is `None`.
         most_iterations: a call is sent after so many iterations also if each has brought requests. `None`: it is not.
@@ -96,8 +96,7 @@ class RequestBatcher(Generic[Request, Result]):
         self._abort = abort
         self._log_fields = log_fields
         self._results_of = results_of
-        self._lost_after_heartbeats = lost_after_heartbeats
-        self._silence = None if lost_after_heartbeats is None else SilenceWatch(lost_after_heartbeats)
+        self._silence = silence
         self._bytes_of = bytes_of
         self._most_requests = most_requests
         self._most_iterations = most_iterations
@@ -194,8 +193,8 @@ class RequestBatcher(Generic[Request, Result]):
                         silence.note_item()
                     for place, result in self._results_of(item):
                         finish(batch[place][1], result)
-        except ReplicaSilent as error:
-            raise self._lost(f"{self._who} was silent for {self._lost_after_heartbeats} heartbeats.") from error
+        except ReplicaSilent as silent:
+            raise self._lost(f"{self._who} was silent for {silent.heartbeats} heartbeats.") from silent
 
     def _fail(self, futures: "Sequence[asyncio.Future[Result]]", broken: Exception) -> None:
         if futures:

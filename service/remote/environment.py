@@ -20,6 +20,7 @@ from deployments.rpc.message_size import MOST_ITEMS_PER_MESSAGE, bytes_of_json, 
 from rollout_env import StepOutcome
 from service.remote.batching import MOST_ITERATIONS_PER_CALL, ControlCalls, RequestBatcher
 from service.remote.fields_schema import FieldsSchema
+from service.remote.silence import SilenceWatches
 from service.remote.step_spreading import StepSpreading
 
 LOST_AFTER_HEARTBEATS = 30
@@ -67,6 +68,7 @@ class RemoteEnvironment(Environment):
         self._releases: dict[str, ControlCalls[str]] = {}
         """By replica."""
         self._batchers: dict[Destination, RequestBatcher[StepRequest, StepOutcome]] = {}
+        self._silences = SilenceWatches(LOST_AFTER_HEARTBEATS)
 
     async def step(self, request: StepRequest) -> StepOutcome:
         lockstep_id = request.lockstep_id
@@ -197,17 +199,18 @@ class RemoteEnvironment(Environment):
         return batcher
 
     def _new_batcher(self, destination: Destination) -> RequestBatcher[StepRequest, StepOutcome]:
-        named = self._handle.options(session_id=destination.replica or "")
+        name = destination.replica or ""
+        named = self._handle.options(session_id=name)
         start_call = named.options(stream=True).step.remote
         log_fields = {"task_name": self._task_name, "replica_id": destination.replica}
         return RequestBatcher(
-            lambda requests: start_call(requests, self._caller),
+            lambda requests: start_call(requests, self._caller, name),
             EnvironmentLost,
             self._who,
             abort=ControlCalls(partial(abort_steps, named), "aborted", EnvironmentLost, self._who, log_fields),
             log_fields=log_fields,
             results_of=partial(self._results_of, destination.replica),
-            lost_after_heartbeats=LOST_AFTER_HEARTBEATS,
+            silence=self._silences.watch_of(name),
             bytes_of=bytes_of_step_request,
             most_requests=None if destination.in_lockstep else MOST_ITEMS_PER_MESSAGE,
             # The schedule lets many of them begin in consecutive iterations.

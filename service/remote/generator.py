@@ -30,7 +30,8 @@ from service.admission.replica_window import EngineCapacity
 from service.admission.scheduled_generation import ScheduledGeneration
 from service.canary.background_canary import ComparedReplicas
 from service.remote.batching import call_unless_gone, start_task
-from service.remote.replica_calls import GENERATOR_REPLICA, ReplicaCalls, calls_of
+from service.remote.replica_calls import GENERATOR_REPLICA, LOST_AFTER_HEARTBEATS, ReplicaCalls, calls_of
+from service.remote.silence import SilenceWatches
 from service.rollouts.retries import pause_s
 
 LOOK_FOR_REPLICAS_S = 0.2
@@ -59,6 +60,7 @@ class RemoteGenerator(Generator, ModelServer, ComparedReplicas):
         self._looking_for_replicas: asyncio.TimerHandle | None = None
         self._calls: dict[str, ReplicaCalls] = {}
         """By replica."""
+        self._silences = SilenceWatches(LOST_AFTER_HEARTBEATS)
         self._waiting: dict[str, ScheduledGeneration] = {}
         """By rollout."""
         self._turns: dict[ScheduledGeneration, asyncio.Future[None]] = {}
@@ -273,7 +275,8 @@ class RemoteGenerator(Generator, ModelServer, ComparedReplicas):
         if calls is None:
             results_of, ends_of = partial(self._results_of, replica), partial(self._ends_of, replica)
             waiting = partial(self._scheduler.waiting_for, replica)
-            calls = calls_of(self._handle, replica, self._caller, results_of, ends_of, waiting)
+            silence = self._silences.watch_of(replica)
+            calls = calls_of(self._handle, replica, self._caller, results_of, ends_of, waiting, silence)
             self._calls[replica] = calls
         return calls
 

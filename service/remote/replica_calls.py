@@ -12,6 +12,7 @@ from deployments.rpc.batching import BatchResults
 from deployments.rpc.message_size import bytes_of_generation_request, bytes_of_served_request
 from deployments.serving_records import ServedParts, ServedRequest, ServedTokens
 from service.remote.batching import ControlCalls, RequestBatcher
+from service.remote.silence import SilenceWatch
 
 GENERATOR_REPLICA = "The generator replica"
 LOST_AFTER_HEARTBEATS = 10
@@ -34,6 +35,7 @@ def calls_of(
     results_of: Callable[[GenerationResults], BatchResults[Generation]],
     ends_of: Callable[[ServedParts], BatchResults[ServedTokens]],
     waiting: Callable[[], int],
+    silence: SilenceWatch | None = None,
 ) -> ReplicaCalls:
     """Args:
     replica: its unique id; empty for whichever replica Serve chooses.
@@ -41,7 +43,9 @@ def calls_of(
     results_of: is given each item of each answer to generations and returns its results.
     ends_of: the same of calls of model servers' APIs.
     waiting: how many generations wait here for the replica.
+    silence: of the calls that name the replica; a new one, if none of them is open yet.
     """
+    silence = silence or SilenceWatch(LOST_AFTER_HEARTBEATS)
     named = handle.options(session_id=replica)
     log_fields = {"replica_id": replica or None}
     streaming = named.options(stream=True)
@@ -59,14 +63,14 @@ def calls_of(
 
     def batched(start: Callable[..., Any], results_of: Callable[[Any], Any], bytes_of: Callable[[Any], int]) -> Any:
         return RequestBatcher(
-            lambda requests: start(requests, caller, waiting()),
+            lambda requests: start(requests, caller, waiting(), replica),
             GenerationLost,
             GENERATOR_REPLICA,
             abort=abort,
             results_of=results_of,
             bytes_of=bytes_of,
             log_fields=log_fields,
-            lost_after_heartbeats=LOST_AFTER_HEARTBEATS,
+            silence=silence,
         )
 
     return ReplicaCalls(

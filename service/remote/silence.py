@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from weakref import WeakValueDictionary
 
 from deployments.rpc.heartbeats import HEARTBEAT_S
 
@@ -10,9 +11,16 @@ from deployments.rpc.heartbeats import HEARTBEAT_S
 class ReplicaSilent(Exception):
     """Nothing came from the replica for too many heartbeats."""
 
+    def __init__(self, heartbeats: int) -> None:
+        super().__init__(heartbeats)
+        self.heartbeats = heartbeats
+
 
 class SilenceWatch:
     """Breaks the open calls of one replica when nothing came on any of them for `lost_after` heartbeats.
+
+    All calls that name the replica share one watch, whatever they ask for: the replica sends its heartbeats on one of
+    them alone.
 
     Silence counts only after a first item: a call that waits for a replica to start is silent for minutes. It is
     counted in ticks of this event loop, so that a loop that was itself stalled does not blame the replica.
@@ -37,7 +45,7 @@ class SilenceWatch:
                 yield
         except TimeoutError as error:
             if limit.expired():
-                raise ReplicaSilent from error
+                raise ReplicaSilent(self._lost_after) from error
             raise
         finally:
             self._open.discard(limit)
@@ -67,3 +75,19 @@ class SilenceWatch:
             self.forget()
             for limit in self._open:
                 limit.reschedule(asyncio.get_running_loop().time())
+
+
+class SilenceWatches:
+    """The watches of a deployment's replicas, each as long as somebody has it, also while its replica is not listed."""
+
+    def __init__(self, lost_after: int) -> None:
+        """`lost_after` is that of `SilenceWatch`."""
+        self._lost_after = lost_after
+        self._watches: WeakValueDictionary[str, SilenceWatch] = WeakValueDictionary()
+
+    def watch_of(self, replica: str) -> SilenceWatch:
+        """The watch of the calls that name this replica; of those that name none, if it is empty."""
+        watch = self._watches.get(replica)
+        if watch is None:
+            watch = self._watches[replica] = SilenceWatch(self._lost_after)
+        return watch

@@ -127,7 +127,7 @@ class NamedEnvironmentHandle:
     """An environment handle whose calls name a replica."""
 
     def __init__(self, handle: ScriptedEnvironmentHandle, replica: str) -> None:
-        self.step = SimpleNamespace(remote=lambda requests, _caller: handle.start_steps(replica, requests))
+        self.step = SimpleNamespace(remote=lambda requests, _caller, _named: handle.start_steps(replica, requests))
         self.abort = SimpleNamespace(remote=lambda step_ids: handle.abort(replica, step_ids))
         self.release = SimpleNamespace(remote=lambda session_ids: handle.release(replica, session_ids))
 
@@ -202,7 +202,7 @@ class NamedHandle:
         self._replica = replica
 
     def _generate(
-        self, handle: ScriptedGeneratorHandle, requests: list[GenerationRequest], caller: str, waiting: int
+        self, handle: ScriptedGeneratorHandle, requests: list[GenerationRequest], caller: str, waiting: int, _named: str
     ) -> ScriptedCall:
         handle.callers.append(caller)
         handle.waiting.append(waiting)

@@ -41,7 +41,7 @@ class ScriptedServingHandle:
         self.describe = SimpleNamespace(remote=lambda: ScriptedResponse(replace(DESCRIPTION, max_num_seqs=1)))
 
     def options(self, session_id: str = "", stream: bool = False) -> Any:
-        def start(requests: list[ServedRequest], _caller: str, _waiting: int) -> ScriptedCall:
+        def start(requests: list[ServedRequest], _caller: str, _waiting: int, _named: str) -> ScriptedCall:
             self.sent += [(replica, request) for request in requests]
             self.batches.append([request.generation_id for request in requests])
             answers = [self._answers.pop(0) if len(self._answers) > 1 else self._answers[0] for _ in requests]

@@ -1,0 +1,288 @@
+"""Traffic of several kinds between one ingress replica and one replica: none is lost while the replica answers the
+other, and all are lost when it hangs. Both halves of the heartbeats are real. In virtual time."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+
+from deployments.environments.host import EnvironmentHost
+from deployments.failures import EnvironmentLost, GenerationLost, RolloutFailure
+from deployments.protocols import (
+    Engine,
+    Generation,
+    GenerationRequest,
+    GeneratorDescription,
+    ReplicaLoad,
+    SamplingOptions,
+    StepRequest,
+)
+from deployments.rpc import live_replicas
+from deployments.rpc.generator_replica_base import GeneratorReplicaBase
+from deployments.serving_records import ServedPart, ServedRequest, ServedTokens
+from rollout_env import ChatMessage, StepOutcome, TaskEnvironment
+from service.remote.environment import RemoteEnvironment
+from service.remote.generator import RemoteGenerator
+from tests import virtual_time
+from tests.service.remote.in_process_handles import InProcessHandle
+from tests.service.scripted import outcome
+
+PART_EVERY_S = 0.05
+DONE = Generation([1], [0.0], "stop")
+ENDED = "ended"
+
+
+class SleepingEngine(Engine):
+    """A generation takes as many seconds as it may have tokens."""
+
+    async def generate(self, request: GenerationRequest) -> Generation:
+        await asyncio.sleep(request.max_new_tokens)
+        return DONE
+
+    async def interrupt(self, generation_ids: Iterable[str], failure: RolloutFailure | None = None) -> None:
+        raise NotImplementedError
+
+    def describe(self) -> GeneratorDescription:
+        return GeneratorDescription("sleeping", max_model_len=10, vocab_size=2)
+
+    def load(self) -> ReplicaLoad:
+        return ReplicaLoad(1)
+
+
+class SleepingReplica(GeneratorReplicaBase):
+    """A call of a model server's API takes as many seconds as it may have tokens: it streams parts all the time, or
+    one at its begin if it is named "quiet"."""
+
+    def __init__(self) -> None:
+        super().__init__(SleepingEngine())
+
+    def refuse_other_weights(self, request: GenerationRequest) -> None:
+        """Every generation may be made with its weights."""
+
+    async def answer_call(self, request: ServedRequest) -> AsyncGenerator[ServedPart, None]:
+        yield ServedPart(b"begin", 200, "text/event-stream")
+        is_quiet = request.generation_id.startswith("quiet")
+        for _ in range(1 if is_quiet else round(request.max_new_tokens / PART_EVERY_S)):
+            await asyncio.sleep(request.max_new_tokens if is_quiet else PART_EVERY_S)
+            yield ServedPart(b"token")
+        yield ServedPart(b"end", tokens=ServedTokens(1, 1))
+
+
+class Seconds(BaseModel):
+    seconds: float
+
+
+class SleepingEnvironment(TaskEnvironment):
+    """A step takes as long as its sample says."""
+
+    description = "Sleeps."
+    ExtraEnvInfo = Seconds
+
+    async def step(self, message_log: list[ChatMessage], extra_env_info: Seconds) -> StepOutcome:
+        await asyncio.sleep(extra_env_info.seconds)
+        return outcome("slept", terminated=True)
+
+    def example_samples(self, count: int, seed: int) -> list[dict[str, Any]]:
+        return [{"messages": [{"role": "user", "content": "Q"}], "extra_env_info": {"seconds": 1}}] * count
+
+
+@pytest.fixture(autouse=True)
+def _no_live_replicas() -> Iterator[None]:
+    yield
+    live_replicas._live_replicas.clear()
+
+
+class Fleet:
+    """One ingress replica with one generator replica and one environment replica, and how and when each call ends."""
+
+    def __init__(self) -> None:
+        self.generators = InProcessHandle({"g": SleepingReplica()})
+        self.generator = RemoteGenerator(self.generators.unchecked)
+        path = f"{__name__}:SleepingEnvironment"
+        self.environments = InProcessHandle({"e": EnvironmentHost("sleeping", path, {}, step_timeout_s=None)})
+        self.environment = RemoteEnvironment("sleeping", self.environments.unchecked)
+        self.ends: dict[str, tuple[str, float]] = {}
+
+    async def _end(self, name: str, work: Coroutine[Any, Any, object]) -> None:
+        try:
+            await work
+            how = ENDED
+        except (GenerationLost, EnvironmentLost) as lost:
+            how = str(lost)
+        self.ends[name] = how, virtual_time.now()
+
+    async def generation(self, name: str, seconds: int) -> None:
+        request = GenerationRequest(name, [1], seconds, (), SamplingOptions(), rollout_id=name)
+        await self._end(name, self.generator.generate(request))
+
+    async def chat(self, name: str, seconds: int) -> None:
+        async def read() -> None:
+            request = ServedRequest(name, [1], seconds, (), SamplingOptions(), rollout_id=name)
+            # Without the retries of `serve`.
+            async for _ in self.generator._serve(request):
+                pass
+
+        await self._end(name, read())
+
+    async def step(self, name: str, seconds: float, lockstep_id: str = "") -> None:
+        log: list[ChatMessage] = [{"role": "assistant", "content": "A"}]
+        request = StepRequest(log, {"seconds": seconds}, "request", name, step_id=name, lockstep_id=lockstep_id)
+        await self._end(name, self.environment.step(request))
+
+
+def ends(play: Callable[[Fleet], Coroutine[Any, Any, None]]) -> dict[str, tuple[str, float]]:
+    async def run() -> dict[str, tuple[str, float]]:
+        fleet = Fleet()
+        await play(fleet)
+        return {name: (how, round(at, 1)) for name, (how, at) in fleet.ends.items()}
+
+    return virtual_time.run(run())
+
+
+async def all_at(*calls: tuple[float, Coroutine[Any, Any, None]]) -> None:
+    """Makes each call at its time."""
+
+    async def at(time: float, call: Coroutine[Any, Any, None]) -> None:
+        await asyncio.sleep(time - virtual_time.now())
+        await call
+
+    await asyncio.gather(*(at(time, call) for time, call in calls))
+
+
+def test_long_generations_outlast_a_chat_stream_beside_them() -> None:
+    async def play(fleet: Fleet) -> None:
+        await all_at((0, fleet.generation("short", 2)), (0, fleet.generation("long", 60)), (1, fleet.chat("chat", 30)))
+
+    assert ends(play) == {"short": (ENDED, 2), "chat": (ENDED, 31), "long": (ENDED, 60)}
+
+
+def test_quiet_chats_outlast_short_generations_beside_them() -> None:
+    async def play(fleet: Fleet) -> None:
+        short = [(number / 2, fleet.generation(f"short {number}", 1)) for number in range(100)]
+        await all_at((0, fleet.chat("quiet", 60)), (1, fleet.chat("quiet too", 50)), *short)
+
+    at = ends(play)
+    assert (at["quiet"], at["quiet too"]) == ((ENDED, 60), (ENDED, 51))
+    assert [at[f"short {number}"] for number in range(100)] == [(ENDED, 1 + number / 2) for number in range(100)]
+
+
+def test_a_long_step_in_lockstep_outlasts_asynchronous_steps_beside_it() -> None:
+    async def play(fleet: Fleet) -> None:
+        short = [(number / 2, fleet.step(f"short {number}", 0.5)) for number in range(120)]
+        await all_at((0, fleet.step("first", 2, "L")), (0, fleet.step("long", 90, "L")), *short)
+
+    at = ends(play)
+    assert (at["first"], at["long"]) == ((ENDED, 2), (ENDED, 90))
+    assert [at[f"short {number}"] for number in range(120)] == [(ENDED, (1 + number) / 2) for number in range(120)]
+
+
+def test_a_long_asynchronous_step_outlasts_lockstep_steps_beside_it() -> None:
+    async def play(fleet: Fleet) -> None:
+        short = [(number, fleet.step(f"short {number}", 1, "L")) for number in range(60)]
+        await all_at((0, fleet.step("first", 2)), (0, fleet.step("long", 90)), *short)
+
+    at = ends(play)
+    assert (at["first"], at["long"]) == ((ENDED, 2), (ENDED, 90))
+    assert [at[f"short {number}"] for number in range(60)] == [(ENDED, 1 + number) for number in range(60)]
+
+
+def test_traffic_of_every_kind_is_lost_when_the_replica_hangs() -> None:
+    async def play(fleet: Fleet) -> None:
+        async def hang() -> None:
+            fleet.generators.set_hanging("g", True)
+            fleet.environments.set_hanging("e", True)
+
+        await all_at(
+            (0, fleet.generation("generation", 600)),
+            (0, fleet.chat("chat", 600)),
+            (0, fleet.chat("quiet", 600)),
+            (0, fleet.step("step", 600)),
+            (0, fleet.step("lockstep", 600, "L")),
+            (20.5, hang()),
+            (25, fleet.generation("later", 600)),
+        )
+
+    silent, silent_step = (
+        f"{who} was silent for {count} heartbeats."
+        for who, count in (("The generator replica", 10), ("The replica of environment 'sleeping'", 30))
+    )
+    assert ends(play) == {
+        "generation": (silent, 30),
+        "chat": (silent, 30),
+        "quiet": (silent, 30),
+        "later": (silent, 30),
+        "step": (silent_step, 50),
+        "lockstep": (silent_step, 50),
+    }
+
+
+def test_calls_outlast_calls_that_were_made_before_their_replica_was_known() -> None:
+    async def play(fleet: Fleet) -> None:
+        fleet.generators.list_replicas()
+        await all_at(
+            (0, fleet.generation("unnamed", 60)),
+            (1, relist(fleet)),
+            (2, fleet.generation("short", 2)),
+            (2, fleet.generation("named", 60)),
+        )
+
+    assert ends(play) == {"short": (ENDED, 4), "unnamed": (ENDED, 60), "named": (ENDED, 62)}
+
+
+def test_calls_outlast_calls_that_name_another_replica_and_came_to_theirs() -> None:
+    async def play(fleet: Fleet) -> None:
+        fleet.environments.list_replicas("gone")
+        fleet.generators.list_replicas("gone")
+        await all_at(
+            (0, fleet.generation("old", 60)),
+            (0, fleet.step("old step", 90)),
+            (1, relist(fleet)),
+            (2, fleet.generation("short", 2)),
+            (2, fleet.generation("new", 60)),
+            (2, fleet.step("short step", 2)),
+            (2, fleet.step("new step", 90)),
+        )
+
+    assert ends(play) == {
+        "short": (ENDED, 4),
+        "short step": (ENDED, 4),
+        "old": (ENDED, 60),
+        "new": (ENDED, 62),
+        "old step": (ENDED, 90),
+        "new step": (ENDED, 92),
+    }
+
+
+def test_calls_outlast_a_moment_in_which_their_replica_is_not_listed() -> None:
+    async def play(fleet: Fleet) -> None:
+        async def unlist() -> None:
+            fleet.generators.list_replicas("other")
+            fleet.environments.list_replicas("other")
+
+        await all_at(
+            (0, fleet.generation("old", 60)),
+            (0, fleet.step("old step", 90)),
+            (1, unlist()),
+            (2, fleet.generation("short", 2)),
+            (2, fleet.step("short step", 2)),
+            (5, relist(fleet)),
+            (6, fleet.generation("short too", 2)),
+            (6, fleet.generation("new", 60)),
+            (6, fleet.step("short step too", 2)),
+            (6, fleet.step("new step", 90)),
+        )
+
+    at = ends(play)
+    assert (at["old"], at["new"], at["old step"], at["new step"]) == (
+        (ENDED, 60),
+        (ENDED, 66),
+        (ENDED, 90),
+        (ENDED, 96),
+    )
+
+
+async def relist(fleet: Fleet) -> None:
+    fleet.generators.list_replicas("g")
+    fleet.environments.list_replicas("e")
