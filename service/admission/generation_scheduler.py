@@ -15,7 +15,6 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 
 from deployments.protocols import GenerationRequest, ReplicaLoad, RequestShare, ScoringRequest
-from deployments.serving_records import ServedRequest
 from service.admission.replica_affinity import Assignment, ReplicaAffinity
 from service.admission.replica_queues import ReplicaQueues
 from service.admission.replica_window import EngineCapacity, ReplicaWindow
@@ -35,7 +34,8 @@ TURN_BATCHES = 2
 LARGEST_BATCH = 256
 """Of an engine that does not say how large its batch is."""
 SUSPECT_LOAD = 1_000_000
-"""Of a suspect replica, whose last calls failed: new rollouts go there only if all replicas are suspect."""
+"""Of a suspect replica, whose last calls failed: new rollouts go there only if all replicas are suspect, or to try it.
+"""
 Started = Sequence[ScheduledGeneration]
 """Generations that had waited and are to be sent now."""
 
@@ -58,6 +58,8 @@ class GenerationScheduler:
         """Of replicas that are not listed any more: one that is listed again may still run generations."""
         self._free: dict[str, ReplicaWindow] = {UNKNOWN_REPLICA: self._windows[UNKNOWN_REPLICA]}
         """Replicas that can run a generation at once and have none waiting."""
+        self._to_try: set[str] = set()
+        """Suspect replicas without a generation, which the next one tries."""
         self._load_of_others: dict[str, int] = {}
         self._requests: dict[str, RequestState] = {}
         """By id."""
@@ -71,6 +73,11 @@ class GenerationScheduler:
         return len(self._queue)
 
     @property
+    def has_suspects(self) -> bool:
+        """Whether `try_suspects` is to be called in some seconds."""
+        return any(window.is_suspect for window in self._windows.values())
+
+    @property
     def waiting_by_weight(self) -> Counter[float]:
         """How many generations wait, by the weight that their request has for its priority."""
         return Counter(generation.request.share.weight for generation in self._queue)
@@ -82,13 +89,28 @@ class GenerationScheduler:
     def submit(self, request: GenerationRequest) -> ScheduledGeneration:
         """The generation has started when this returns, or it waits."""
         of_request = self._request_of.get(request.rollout_id) or self._add_rollout(request)
-        generation = ScheduledGeneration(
-            request, of_request, self._assignment(request), sequences=sequences_of(request)
-        )
+        generation = ScheduledGeneration.of(request, of_request, self._assignment(request))
+        tried = next((replica for replica in self._to_try if generation.may_try(replica)), None)
+        if tried is not None:
+            self._try(generation, tried)
+            return generation
         if self._load_of_others:
             self._leave_suspect(generation)
         self._place(generation)
         return generation
+
+    def try_suspects(self) -> Started:
+        """Lets one generation try each suspect replica that has none: the oldest one that waits, else the next one."""
+        windows = self._windows.items()
+        self._to_try = {replica for replica, window in windows if window.is_suspect and not window.generations}
+        started: list[ScheduledGeneration] = []
+        for replica in sorted(self._to_try):
+            generation = next((waiting for waiting in self._queue if waiting.may_try(replica)), None)
+            if generation is not None:
+                self._queue.remove(generation)
+                self._try(generation, replica)
+                started.append(generation)
+        return started
 
     def end(
         self,
@@ -111,6 +133,7 @@ class GenerationScheduler:
         if new_tokens is not None:
             self._learn(generation, new_tokens)
             if not replica_failed:
+                generation.assignment.avoided = None
                 window.note_success()
         if replica_failed:
             self._affinity.mark_failed(generation.request.rollout_id)
@@ -194,6 +217,7 @@ class GenerationScheduler:
         if window.generations:
             self._windows_of_gone[replica] = window
         self._free.pop(replica, None)
+        self._to_try.discard(replica)
         self._load_of_others.pop(replica, None)
 
     def _add_rollout(self, request: GenerationRequest) -> RequestState:
@@ -254,9 +278,18 @@ class GenerationScheduler:
         if not window.has_room(generation.kv_tokens, generation.sequences):
             self._wait(generation, replica)
             return
+        self._start_at_once(generation, replica)
+
+    def _try(self, generation: ScheduledGeneration, replica: str) -> None:
+        self._affinity.move(generation.request.rollout_id, replica)
+        self._estimate(generation)
+        self._start_at_once(generation, replica)
+
+    def _start_at_once(self, generation: ScheduledGeneration, replica: str) -> None:
         generation.replica = replica
         of_request = generation.of_request
-        self._start(generation, window, self._queue.charge(of_request.flow, generation.cost, of_request.part))
+        virtual_time = self._queue.charge(of_request.flow, generation.cost, of_request.part)
+        self._start(generation, self._windows[replica], virtual_time)
 
     def _estimate(self, generation: ScheduledGeneration) -> None:
         request, assignment = generation.request, generation.assignment
@@ -273,6 +306,7 @@ class GenerationScheduler:
         generation.window = window
         if self._window_factor is not None:
             generation.virtual_time = int(virtual_time)
+        self._to_try.discard(generation.replica)
         self._note_free(generation.replica, window)
 
     def _fill_all(self) -> Started:
@@ -363,8 +397,3 @@ class GenerationScheduler:
             self._load_of_others[replica] = window.of_others + (SUSPECT_LOAD if window.is_suspect else 0)
         else:
             self._load_of_others.pop(replica, None)
-
-
-def sequences_of(request: GenerationRequest) -> int:
-    """Texts that the engine generates for it at once."""
-    return request.choices if isinstance(request, ServedRequest) else 1

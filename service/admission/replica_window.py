@@ -56,7 +56,8 @@ class ReplicaWindow:
         self.of_others = 0
         """Generations of other ingress replicas, as far as known."""
         self.is_suspect = False
-        """Whether the last `SUSPECT_AFTER` calls failed: one generation at a time tries it until one succeeds."""
+        """Whether the last `SUSPECT_AFTER` calls failed: one generation at a time tries it until one succeeds; while
+        another replica works, every few seconds."""
         self._failures = 0
         self._tokens = 0.0
         """Of the generations of this ingress, what a group shares counted once."""

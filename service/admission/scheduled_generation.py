@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from deployments.protocols import GenerationRequest
+from deployments.serving_records import ServedRequest
 from service.admission.fair_queue import Flow
 from service.admission.replica_affinity import Assignment
 from service.admission.replica_window import ReplicaWindow
@@ -47,9 +48,18 @@ class ScheduledGeneration:
     """The window in which it counts; `None` until it starts and after it has ended."""
     virtual_time: int = 0
 
+    @classmethod
+    def of(cls, request: GenerationRequest, of_request: RequestState, assignment: Assignment) -> "ScheduledGeneration":
+        sequences = request.choices if isinstance(request, ServedRequest) else 1
+        return cls(request, of_request, assignment, sequences=sequences)
+
     @property
     def has_started(self) -> bool:
         return self.window is not None
+
+    def may_try(self, replica: str) -> bool:
+        """Whether it may be the one that tries a suspect replica: its rollout was not lost there last."""
+        return self.assignment.avoided != replica
 
 
 RequestFlow = Flow[ScheduledGeneration, tuple[str, str | None]]

@@ -36,6 +36,8 @@ from service.rollouts.retries import pause_s
 
 LOOK_FOR_REPLICAS_S = 0.2
 """While generations wait, the replicas that have started or ended are looked for this often."""
+TRY_SUSPECTS_S = 5.0
+"""While replicas keep failing, one generation tries each of them this often: a fault may pass."""
 SERVE_RETRIES = 3
 """A call that no part of an answer came for is made again so many times, on another replica where there is one."""
 NOTHING_YET = Generation([], [], "abort")
@@ -58,6 +60,7 @@ class RemoteGenerator(Generator, ModelServer, ComparedReplicas):
         self._replicas: tuple[str, ...] = ()
         """Those that the scheduler knows."""
         self._looking_for_replicas: asyncio.TimerHandle | None = None
+        self._trying_suspects: asyncio.TimerHandle | None = None
         self._calls: dict[str, ReplicaCalls] = {}
         """By replica."""
         self._silences = SilenceWatches(LOST_AFTER_HEARTBEATS)
@@ -103,7 +106,7 @@ class RemoteGenerator(Generator, ModelServer, ComparedReplicas):
             raise
         finally:
             del self._running[request.rollout_id]
-            self._wake(self._scheduler.end(scheduled, new_tokens, replica_failed=failed))
+            self._end(scheduled, new_tokens, failed)
         if self._on_generation is not None and not failed:
             self._on_generation(request, generation, scheduled.replica)
         return generation
@@ -149,7 +152,7 @@ class RemoteGenerator(Generator, ModelServer, ComparedReplicas):
         finally:
             answering.cancel()
             del self._parts[request.generation_id]
-            self._wake(self._scheduler.end(scheduled, new_tokens, replica_failed=failed))
+            self._end(scheduled, new_tokens, failed)
 
     def is_generating(self, rollout_id: str) -> bool:
         return rollout_id in self._running
@@ -241,6 +244,20 @@ class RemoteGenerator(Generator, ModelServer, ComparedReplicas):
             elif scheduled.has_started:
                 self._wake(self._scheduler.end(scheduled))
             raise
+
+    def _end(self, scheduled: ScheduledGeneration, new_tokens: int | None, failed: bool) -> None:
+        self._wake(self._scheduler.end(scheduled, new_tokens, replica_failed=failed))
+        if failed:
+            self._try_suspects_soon()
+
+    def _try_suspects_soon(self) -> None:
+        if self._trying_suspects is None and self._scheduler.has_suspects:
+            self._trying_suspects = asyncio.get_running_loop().call_later(TRY_SUSPECTS_S, self._try_suspects)
+
+    def _try_suspects(self) -> None:
+        self._trying_suspects = None
+        self._wake(self._scheduler.try_suspects())
+        self._try_suspects_soon()
 
     def _wake(self, started: Iterable[ScheduledGeneration]) -> None:
         for scheduled in started:

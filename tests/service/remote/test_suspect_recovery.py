@@ -1,0 +1,166 @@
+"""A generator replica that fails for a while and then works again, beside one that always works.
+
+The scheduler, the loop around it and the replicas are real. In virtual time.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from itertools import pairwise
+
+import pytest
+
+from deployments.failures import GenerationLost, RolloutFailure
+from deployments.protocols import (
+    Engine,
+    Generation,
+    GenerationRequest,
+    GeneratorDescription,
+    ReplicaLoad,
+    SamplingOptions,
+)
+from deployments.rpc import live_replicas
+from deployments.rpc.generator_replica_base import GeneratorReplicaBase
+from service.remote.generator import TRY_SUSPECTS_S, RemoteGenerator
+from tests import virtual_time
+from tests.service.remote.in_process_handles import InProcessHandle
+
+SEQUENCES = 4
+GENERATION_S = 2.5
+BREAKS_AT, WORKS_AT = 11.0, 51.0
+ENDS_AT = 100.0
+
+
+class BreakingEngine(Engine):
+    """Fails every generation at once while it is broken, after it has made the others for `GENERATION_S`."""
+
+    def __init__(self) -> None:
+        self.is_broken = False
+        self.asked_at: list[float] = []
+        self.ongoing = 0
+
+    async def generate(self, request: GenerationRequest) -> Generation:
+        self.asked_at.append(virtual_time.now())
+        if self.is_broken:
+            raise GenerationLost("The engine is broken.")
+        self.ongoing += 1
+        try:
+            await asyncio.sleep(GENERATION_S)
+        finally:
+            self.ongoing -= 1
+        return Generation([1], [0.0], "stop")
+
+    async def interrupt(self, generation_ids: Iterable[str], failure: RolloutFailure | None = None) -> None:
+        raise NotImplementedError
+
+    def describe(self) -> GeneratorDescription:
+        return GeneratorDescription("breaking", max_model_len=10, vocab_size=2, max_num_seqs=SEQUENCES)
+
+    def load(self) -> ReplicaLoad:
+        return ReplicaLoad(self.ongoing)
+
+
+class BreakingReplica(GeneratorReplicaBase):
+    def __init__(self) -> None:
+        self.engine = BreakingEngine()
+        super().__init__(self.engine)
+
+    def refuse_other_weights(self, request: GenerationRequest) -> None:
+        """Every generation may be made with its weights."""
+
+
+class Fleet:
+    """Two replicas, and rollouts that want to generate all the time."""
+
+    def __init__(self, window_factor: float | None) -> None:
+        self.replicas = {"a": BreakingReplica(), "b": BreakingReplica()}
+        self.handle = InProcessHandle(self.replicas)
+        self.generator = RemoteGenerator(self.handle.unchecked, window_factor)
+        self.losses: Counter[str] = Counter()
+        """By rollout."""
+
+    async def play(self, rollouts: int, turns: int) -> None:
+        """Plays rollouts until `ENDS_AT`, so many at a time. Lost generations are made again, as the core does."""
+        await self.generator.describe()
+        await asyncio.gather(*(self._play_one_after_another(f"{place}", turns) for place in range(rollouts)))
+
+    async def _play_one_after_another(self, place: str, turns: int) -> None:
+        number = 0
+        while virtual_time.now() < ENDS_AT:
+            await self._rollout(f"{place}.{number}", turns)
+            number += 1
+
+    async def _rollout(self, name: str, turns: int) -> None:
+        turn = 0
+        while turn < turns and virtual_time.now() < ENDS_AT:
+            request = GenerationRequest(
+                f"{name}-{turn}", [1], 1, (), SamplingOptions(), rollout_id=name, group=name, turn=turn
+            )
+            try:
+                await self.generator.generate(request)
+                turn += 1
+            except GenerationLost:
+                self.losses[name] += 1
+        self.generator.release(name)
+
+    def starts_after(self, time: float) -> float:
+        """Generations of replica `a` from then on, as a multiple of those of `b`."""
+        a, b = (sum(at >= time for at in replica.engine.asked_at) for replica in self.replicas.values())
+        return a / b
+
+
+@pytest.fixture(autouse=True)
+def _no_live_replicas() -> Iterator[None]:
+    yield
+    live_replicas._live_replicas.clear()
+
+
+async def played_with_a_broken_replica(rollouts: int, turns: int, window_factor: float | None) -> Fleet:
+    fleet = Fleet(window_factor)
+    playing = asyncio.create_task(fleet.play(rollouts, turns))
+    for is_broken, until in ((True, BREAKS_AT), (False, WORKS_AT)):
+        await asyncio.sleep(until - virtual_time.now())
+        fleet.replicas["a"].engine.is_broken = is_broken
+    await playing
+    return fleet
+
+
+@pytest.mark.parametrize("turns", [1, 1000])
+@pytest.mark.parametrize("window_factor", [1.0, 2.0])
+def test_a_waiting_generation_tries_a_failing_replica_every_five_seconds(turns: int, window_factor: float) -> None:
+    fleet = virtual_time.run(played_with_a_broken_replica(40, turns, window_factor))
+    asked_at = fleet.replicas["a"].engine.asked_at
+    # Its last generations of before failed at 12.5.
+    tried_at = [round(at, 1) for at in asked_at if 13 < at < 54]
+    assert tried_at == [17.5, 22.5, 27.5, 32.5, 37.5, 42.5, 47.5, 52.5]
+    assert max(fleet.losses.values()) == 1, "another one tries next"
+    assert fleet.starts_after(WORKS_AT + 10) == pytest.approx(1, rel=0.1)
+
+
+@pytest.mark.parametrize("window_factor", [None, 1.0, 2.0])
+@pytest.mark.parametrize("rollouts", [2, 8])
+def test_where_none_waits_the_next_generation_tries_a_failing_replica(
+    rollouts: int, window_factor: float | None
+) -> None:
+    fleet = virtual_time.run(played_with_a_broken_replica(rollouts, 1, window_factor))
+    tried_at = [at for at in fleet.replicas["a"].engine.asked_at if 18 < at < WORKS_AT]
+    between = [later - at for at, later in pairwise(tried_at)]
+    assert len(between) == 5
+    assert all(TRY_SUSPECTS_S - GENERATION_S < each < TRY_SUSPECTS_S + GENERATION_S for each in between)
+    assert fleet.starts_after(WORKS_AT + 10) == pytest.approx(1, rel=0.1)
+
+
+def test_a_replica_that_hung_for_a_while_gets_its_share_again() -> None:
+    async def play() -> Fleet:
+        fleet = Fleet(2.0)
+        playing = asyncio.create_task(fleet.play(40, 1))
+        await asyncio.sleep(BREAKS_AT + 1)
+        fleet.handle.set_hanging("a", True)
+        await asyncio.sleep(15)
+        fleet.handle.set_hanging("a", False)
+        await playing
+        return fleet
+
+    fleet = virtual_time.run(play())
+    assert sum(fleet.losses.values()) in range(3, 2 * SEQUENCES + 1)
+    assert fleet.starts_after(40) == pytest.approx(1, rel=0.1)
