@@ -11,11 +11,13 @@ is not changed, `idx` is returned, and turns that are already in a posted log co
 """
 
 from collections.abc import Mapping, Sequence
+from itertools import takewhile
 from typing import Any, Literal, TypedDict, TypeVar, Unpack, cast
 
 import torch
 
 from rollout_client.contract import JsonObject, Message, ObservationFormat, PolicyDemand, SampleResult, Sampling
+from rollout_client.message_contract import GivenMessage
 from rollout_client.results.final_rewards import RolloutsNotFinal, final_reward
 from rollout_client.rollout_calls import RolloutOptions
 from rollout_client.sync_client.client import RolloutClient
@@ -24,15 +26,9 @@ from rollout_client.trainers.shared.missing_rewards import filled_in
 Batch = TypeVar("Batch", bound=Mapping[str, Any])
 NotFinal = Literal["raise", "mask"]
 MESSAGE_TENSORS = {"token_ids": torch.int64, "generation_logprobs": torch.float32}
-POSTED_FIELDS = (
-    "role",
-    "content",
-    "token_ids",
-    "generation_logprobs",
-    "finish_reason",
-    "weight_versions",
-    "reward",
-)
+POSTED_FIELDS = tuple(GivenMessage.model_fields)
+MASKED_LOSS_MULTIPLIER = "masked_loss_multiplier"
+"""The column with what `not_final="mask"` took from `loss_multiplier`, which another run of the batch gives back."""
 
 
 class ServiceOptions(TypedDict, total=False):
@@ -70,13 +66,15 @@ def run_multi_turn_rollout(
         not_final: what happens to samples that failed or that `deadline_s` cut off; NeMo-RL has no such samples.
             `raise` raises `RolloutsNotFinal`. `mask` sets their `loss_multiplier` to 0, and their `total_reward` to the
             mean of the final rewards of the same prompt, so that the baseline of the group does not change; to 0 where
-            the prompt has no final reward.
+            the prompt has no final reward. The batch can be run again: samples that were cut off go on, and those that
+            then have a final reward get their `loss_multiplier` back.
 
     Returns:
         A batch of the class of `input_batch`, and the metrics under NeMo-RL's names. In the batch: `message_log`, whose
-        new messages have the 1-D tensors `token_ids` (int64) and, where generated, `generation_logprobs` (float32);
-        `extra_env_info`; `total_reward` (float32 [B]); `truncated` (bool [B]); `status` (list of str); every other
-        field unchanged.
+        new messages have the 1-D tensors `token_ids` (int64) and, where generated, `generation_logprobs` (float32); a
+        posted message that the service went on with is a new one; `extra_env_info`; `total_reward` (float32 [B]),
+        without the rewards of posted messages; `truncated` (bool [B]); `status` (list of str); with `mask`,
+        `loss_multiplier` and `masked_loss_multiplier` (float32 [B]); every other field unchanged.
 
     Raises:
         RolloutError: the service cannot be reached or refuses the request.
@@ -126,7 +124,7 @@ def played(
     lost = [sample for sample, reward in zip(response.samples, rewards, strict=True) if reward is None]
     if lost and not_final == "raise":
         raise RolloutsNotFinal(lost, len(rewards))
-    changed = changed_fields(input_batch, response.samples, rewards)
+    changed = changed_fields(input_batch, response.samples, rewards, not_final)
     batch_class = cast(Any, type(input_batch))
     return batch_class({**input_batch, **changed}), dict(response.metrics)
 
@@ -156,22 +154,36 @@ def as_json(value: Any) -> Any:
 
 
 def changed_fields(
-    batch: Mapping[str, Any], samples: Sequence[SampleResult], rewards: Sequence[float | None]
+    batch: Mapping[str, Any], samples: Sequence[SampleResult], rewards: Sequence[float | None], not_final: NotFinal
 ) -> dict[str, Any]:
-    prompts = batch["message_log"]
+    logs = batch["message_log"]
+    prompts = list(map(prompt_tokens, logs))
     changed = {
-        "message_log": [
-            [*prompt, *map(message_of, sample.message_log[len(prompt) :])]
-            for prompt, sample in zip(prompts, samples, strict=True)
-        ],
+        "message_log": [played_log(log, sample.message_log) for log, sample in zip(logs, samples, strict=True)],
         "extra_env_info": [sample.extra_env_info for sample in samples],
-        "total_reward": torch.tensor(filled_in(rewards, list(map(tokens_of, prompts)), 0.0), dtype=torch.float32),
+        "total_reward": torch.tensor(filled_in(rewards, prompts, 0.0), dtype=torch.float32),
         "truncated": torch.tensor([sample.truncated for sample in samples], dtype=torch.bool),
         "status": [sample.status for sample in samples],
     }
-    if None in rewards:
-        changed["loss_multiplier"] = masked(batch.get("loss_multiplier"), rewards)
-    return changed
+    return changed | (
+        loss_multipliers(batch, rewards) if not_final == "mask" or MASKED_LOSS_MULTIPLIER in batch else {}
+    )
+
+
+def played_log(posted: Sequence[Mapping[str, Any]], returned: Sequence[Message]) -> list[Mapping[str, Any]]:
+    """The posted messages themselves, then the new ones.
+
+    The service goes on with the last message where its generation was interrupted, and rewards it where only its step
+    was missing. It then comes back whole, and replaces the posted one with all that belongs to its tokens.
+    """
+    if len(returned) < len(posted):
+        return list(posted)
+    *before, last = posted
+    came, *new = map(message_of, returned[len(before) :])
+    if sent_message(last) != sent_message(came):
+        own = {name: value for name, value in last.items() if not isinstance(value, torch.Tensor)}
+        last = own | came
+    return [*before, last, *new]
 
 
 def message_of(message: Message) -> dict[str, Any]:
@@ -182,10 +194,16 @@ def message_of(message: Message) -> dict[str, Any]:
     }
 
 
-def tokens_of(prompt: Sequence[Mapping[str, Any]]) -> tuple[int, ...]:
+def prompt_tokens(log: Sequence[Mapping[str, Any]]) -> tuple[int, ...]:
+    """The tokens before the first response: those that the rollouts of one prompt share, also when they are resumed."""
+    prompt = takewhile(lambda message: message["role"] != "assistant" or "generation_logprobs" not in message, log)
     return tuple(token for message in prompt for token in as_json(message["token_ids"]))
 
 
-def masked(loss_multiplier: torch.Tensor | Sequence[float] | None, rewards: Sequence[float | None]) -> torch.Tensor:
-    given = [1.0] * len(rewards) if loss_multiplier is None else loss_multiplier
-    return torch.as_tensor(given) * torch.tensor([reward is not None for reward in rewards])
+def loss_multipliers(batch: Mapping[str, Any], rewards: Sequence[float | None]) -> dict[str, torch.Tensor]:
+    """Those of the batch, with 0 for samples without a final reward; and beside them what these would have."""
+    multiplier, masked = batch.get("loss_multiplier"), batch.get(MASKED_LOSS_MULTIPLIER)
+    given = torch.as_tensor([1.0] * len(rewards) if multiplier is None else multiplier)
+    given = given if masked is None else given + torch.as_tensor(masked)
+    is_final = torch.tensor([reward is not None for reward in rewards])
+    return {"loss_multiplier": given * is_final, MASKED_LOSS_MULTIPLIER: given * ~is_final}

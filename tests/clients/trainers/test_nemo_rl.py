@@ -218,3 +218,137 @@ def test_a_sample_cut_off_by_the_deadline_is_masked_and_one_without_siblings_get
     came, _ = run(client, given, 64, not_final="mask", deadline_s=1)
     assert came["loss_multiplier"].tolist() == [0]
     assert came["total_reward"].tolist() == [0]
+
+
+# Batches that are run again
+
+
+PART = {"role": "assistant", "content": "ab", "token_ids": [7, 8], "generation_logprobs": [-0.25, -0.5]}
+WHOLE = {
+    "role": "assistant",
+    "content": "abcd",
+    "token_ids": [7, 8, 9, 10],
+    "generation_logprobs": [-0.25, -0.5, -0.75, -1.0],
+    "finish_reason": "stop",
+}
+RIGHT = {"role": "environment", "content": "right", "token_ids": [11]}
+CUT: Json = {"status": "deadline", "total_reward": None}
+
+
+def answering_in_turn(service: ScriptedService, *logs: Callable[[Json], list[Json]], **fields: Any) -> None:
+    """The next answer: the log of each sample made of its posted one, by its place in the batch."""
+    service.rollouts.clear()
+    service.rollouts.append(
+        lambda body: answer(
+            *(
+                result(posted["idx"], message_log=log(posted["message_log"]), **fields)
+                for posted, log in zip(body["samples"], logs, strict=True)
+            )
+        )
+    )
+
+
+def cut_once(service: ScriptedService, client: RolloutClient, run: Run, given: BatchedDataDict) -> Any:
+    """The batch after a run in whose first response the deadline cut off every sample."""
+    answering_in_turn(service, *[lambda log: [*log, PART]] * len(given["task_name"]), **CUT)
+    came, _ = run(client, given, 64, not_final="mask")
+    return came
+
+
+def test_a_response_that_was_cut_off_goes_on_as_one_message_with_all_of_its_tokens(
+    service: ScriptedService, client: RolloutClient, run: Run
+) -> None:
+    once = cut_once(service, client, run, batch(1))
+    once["message_log"][0][-1]["token_loss_mask"] = torch.ones(2)
+    once["message_log"][0][-1]["mine"] = "kept"
+    answering_in_turn(service, lambda log: [*log[:-1], {**WHOLE, "reward": 1.0}, RIGHT], total_reward=1.0)
+    twice, _ = run(client, once, 64, not_final="mask")
+    [[prompt, response, observation]] = twice["message_log"]
+    assert service.bodies[1]["samples"][0]["message_log"][-1] == PART
+    assert prompt is once["message_log"][0][0]
+    assert response.pop("token_ids").tolist() == [7, 8, 9, 10]
+    assert response["generation_logprobs"].dtype == torch.float32
+    assert response.pop("generation_logprobs").tolist() == [-0.25, -0.5, -0.75, -1.0]
+    assert response == {"role": "assistant", "content": "abcd", "finish_reason": "stop", "reward": 1.0, "mine": "kept"}
+    assert observation["content"] == "right"
+    assert once["message_log"][0][-1]["token_ids"].tolist() == [7, 8]
+
+
+def test_tokens_that_are_generated_again_replace_those_of_before(
+    service: ScriptedService, client: RolloutClient, run: Run
+) -> None:
+    once = cut_once(service, client, run, batch(1))
+    again = {**WHOLE, "token_ids": [7, 9], "generation_logprobs": [-0.25, -0.125]}
+    answering_in_turn(service, lambda log: [*log[:-1], again])
+    [[_, response]] = run(client, once, 64)[0]["message_log"]
+    assert (response["token_ids"].tolist(), response["generation_logprobs"].tolist()) == ([7, 9], [-0.25, -0.125])
+
+
+def test_a_cut_in_a_later_turn_keeps_the_turns_before_it(
+    service: ScriptedService, client: RolloutClient, run: Run
+) -> None:
+    answering_in_turn(service, lambda log: [*log, {**WHOLE, "reward": 0.5}, RIGHT, PART], **CUT)
+    once, _ = run(client, batch(1), 64, not_final="mask")
+    answering_in_turn(service, lambda log: [*log[:-1], WHOLE, RIGHT])
+    twice, _ = run(client, once, 64)
+    [before], [after] = once["message_log"], twice["message_log"]
+    assert all(old is new for old, new in zip(before[:3], after[:3], strict=True))
+    assert [message["token_ids"].tolist() for message in after] == [[1, 5], [7, 8, 9, 10], [11], [7, 8, 9, 10], [11]]
+
+
+def test_a_whole_response_whose_step_was_missing_gets_its_reward(
+    service: ScriptedService, client: RolloutClient, run: Run
+) -> None:
+    answering_in_turn(service, lambda log: [*log, WHOLE], **CUT)
+    once, _ = run(client, batch(1), 64, not_final="mask")
+    answering_in_turn(service, lambda log: [*log[:-1], {**log[-1], "reward": 1.0}, RIGHT])
+    [[_, response, _]] = run(client, once, 64)[0]["message_log"]
+    assert response["reward"] == 1.0
+
+
+def test_the_calls_of_a_posted_response_are_posted_with_it(
+    service: ScriptedService, client: RolloutClient, run: Run
+) -> None:
+    call = {"id": "c", "type": "function", "function": {"name": "add", "arguments": "{}"}}
+    asked = {**WHOLE, "tool_calls": [call], "parsed_content": "ab", "reasoning_content": "hm"}
+    told = {"role": "tool", "content": "3", "token_ids": [12], "tool_call_id": "c", "name": "add"}
+    answering_in_turn(service, lambda log: [*log, asked, told], **CUT)
+    once, _ = run(client, batch(1), 64, not_final="mask")
+    service.rollouts.append(echo)
+    run(client, once, 64)
+    assert service.bodies[1]["samples"][0]["message_log"][1:] == [asked, told]
+
+
+def test_a_sample_that_ends_in_a_later_run_weighs_again_what_it_weighed(
+    service: ScriptedService, client: RolloutClient, run: Run
+) -> None:
+    once = cut_once(service, client, run, batch(4, loss_multiplier=torch.tensor([1.0, 0.5, 0.0, 1.0])))
+    assert once["loss_multiplier"].tolist() == [0, 0, 0, 0]
+    scripted(service, {}, {}, {}, LOST)
+    twice, _ = run(client, once, 64, not_final="mask")
+    assert twice["loss_multiplier"].tolist() == [1, 0.5, 0, 0]
+    scripted(service, {}, {}, {}, {})
+    thrice, _ = run(client, twice, 64)
+    assert thrice["loss_multiplier"].tolist() == [1, 0.5, 0, 1]
+    assert thrice["loss_multiplier"].dtype == torch.float32
+
+
+def test_what_the_trainer_masks_between_runs_stays_masked(
+    service: ScriptedService, client: RolloutClient, run: Run
+) -> None:
+    scripted(service, {}, LOST)
+    once, _ = run(client, batch(), 64, not_final="mask")
+    once["loss_multiplier"][0] = 0
+    scripted(service, {}, {})
+    twice, _ = run(client, once, 64, not_final="mask")
+    assert twice["loss_multiplier"].tolist() == [0, 1]
+
+
+def test_resumed_rollouts_of_one_prompt_are_one_group_wherever_they_were_cut(
+    service: ScriptedService, client: RolloutClient, run: Run
+) -> None:
+    answering_in_turn(service, lambda log: [*log, PART], lambda log: [*log, WHOLE], lambda log: log, **CUT)
+    once, _ = run(client, batch(prompts=[1, 1, 1]), 64, not_final="mask")
+    scripted(service, {"total_reward": 1.0}, {"total_reward": 0.5}, LOST)
+    twice, _ = run(client, once, 64, not_final="mask")
+    assert twice["total_reward"].tolist() == [1, 0.5, 0.75]
