@@ -5,12 +5,11 @@ import itertools
 import queue
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
-from multiprocessing.queues import Queue as ProcessQueue
 from typing import Any, Unpack
 
-from trl.experimental.async_grpo.async_grpo_trainer import RolloutWorkerProtocol
+from trl.experimental.async_grpo.async_rollout_worker import AsyncRolloutWorker, RolloutSample
 
 from rollout_client.async_client.client import AsyncRolloutClient
 from rollout_client.contract import JsonObject, SampleResult
@@ -23,6 +22,10 @@ from rollout_client.trainers.trl_async.weight_transfer import ServiceWeightTrans
 
 MAX_LOST_GROUPS = 16
 """The worker fails after this many groups in succession without one final reward."""
+FIRST_ROW = "dataset_start_index"
+"""Where TRL's trainer reads a worker's position when it saves a checkpoint, and writes it before a resumed training."""
+FIRST_GROUP_ID = 1
+"""TRL adds to the position the lowest number from 0 on that is no group it has trained on. So that is always 0."""
 HEARTBEAT_S = 1.0
 ROOM_POLL_S = 0.02
 STOP_TIMEOUT_S = 15.0
@@ -32,13 +35,71 @@ class WorkerFailed(RolloutError):
     """The rollout worker has ended, or its event loop no longer responds."""
 
 
-class ServiceRolloutWorker(RolloutWorkerProtocol):
+class DatasetPosition:
+    """The row with which a resumed training has to begin: the first whose group the trainer does not have yet.
+
+    A group is done when the trainer has taken all of its samples, or when it has none: all of its rollouts failed or
+    were stale. TRL's own count, of the groups that it has trained on, would end before the first group without samples.
+
+    Args:
+        kept: has the position under `FIRST_ROW`, at first that of the first group.
+    """
+
+    def __init__(self, kept: dict[str, int]) -> None:
+        self._kept = kept
+        self._first_row = kept[FIRST_ROW]
+        self._begun = 0
+        self._missing: dict[int, int | None] = {}
+        self._lock = threading.Lock()
+
+    def begin(self, group: int) -> None:
+        """The rollouts of a group begin; groups are numbered in the order of their rows."""
+        with self._lock:
+            self._missing[group] = None
+            self._begun = group + 1
+
+    def deliver(self, group: int, samples: int) -> None:
+        """The rollouts of a group have ended, and this number of samples is about to enter the buffer."""
+        with self._lock:
+            self._set_missing(group, samples)
+
+    def take(self, group: int) -> None:
+        """The trainer has taken a sample."""
+        with self._lock:
+            self._set_missing(group, (self._missing[group] or 0) - 1)
+
+    def _set_missing(self, group: int, samples: int) -> None:
+        if samples > 0:
+            self._missing[group] = samples
+        else:
+            del self._missing[group]
+        self._kept[FIRST_ROW] = self._first_row + min(self._missing, default=self._begun)
+
+
+class RolloutBuffer(queue.Queue[RolloutSample]):
+    """A queue that tells `on_taken` of each sample that leaves it."""
+
+    def __init__(self, on_taken: Callable[[RolloutSample], None]) -> None:
+        super().__init__()
+        self._on_taken = on_taken
+
+    def _get(self) -> RolloutSample:
+        sample = super()._get()
+        self._on_taken(sample)
+        return sample
+
+
+class ServiceRolloutWorker(AsyncRolloutWorker):
     """Plays the rows of the dataset in order and over again, one group per row, on a thread of its own.
 
     The service cuts off rollouts whose oldest token is more than `max_staleness` (of `args`) versions old.
 
     At most `max_inflight_tasks` and at most `queue_maxsize` rollouts (both of `args`) run ahead of the trainer; those
     in progress and those in `rollout_buffer` count together. `group_samples` says which rollouts reach the buffer.
+
+    A training that resumes from a checkpoint goes on with the first row whose group the trainer had not taken, and its
+    epochs end where they would have ended. TRL saves and restores this for workers of its own class alone, which is
+    why this is one; nothing else of that class is in use. A streamed dataset begins anew, as with TRL's worker.
 
     Args:
         client: the worker owns it and closes it.
@@ -53,6 +114,8 @@ class ServiceRolloutWorker(RolloutWorkerProtocol):
         options: fields of the request that `args` does not set.
     """
 
+    model_version = 0
+
     def __init__(
         self,
         client: AsyncRolloutClient,
@@ -66,9 +129,11 @@ class ServiceRolloutWorker(RolloutWorkerProtocol):
         tokenizer: Any = None,
         **options: Unpack[TrainerOptions],
     ) -> None:
-        self.rollout_buffer: queue.Queue[Any] | ProcessQueue[Any] = queue.Queue()
-        self.metrics_queue: queue.Queue[Any] | ProcessQueue[Any] = queue.Queue()
-        self.model_version = 0
+        # TRL's trainer asks for it by this name.
+        self._loop_kwargs = {FIRST_ROW: 0}
+        self._position = DatasetPosition(self._loop_kwargs)
+        self.rollout_buffer: Any = RolloutBuffer(self._note_taken)
+        self.metrics_queue: Any = queue.Queue()
         self._client = client
         self._dataset = dataset
         self._args = args
@@ -92,6 +157,7 @@ class ServiceRolloutWorker(RolloutWorkerProtocol):
         """Starts the thread; does nothing if it runs already."""
         if self._thread is not None:
             return
+        self._position = DatasetPosition(self._loop_kwargs)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="rollout-service-worker", daemon=True)
         self._thread.start()
@@ -126,6 +192,9 @@ class ServiceRolloutWorker(RolloutWorkerProtocol):
                 f"The rollout worker has not answered for {age_s:.0f} s; {stale_after_s:.0f} s are allowed."
             )
 
+    def _note_taken(self, sample: RolloutSample) -> None:
+        self._position.take(sample.group_id - FIRST_GROUP_ID)
+
     # On the worker's own thread
 
     async def _run(self) -> None:
@@ -144,20 +213,21 @@ class ServiceRolloutWorker(RolloutWorkerProtocol):
         if self._tokenizer is not None:
             await self._client.check_tokenizer(self._tokenizer)
         async with asyncio.TaskGroup() as groups:
-            for group_id, row in enumerate(itertools.chain.from_iterable(itertools.repeat(self._dataset))):
+            for group, row in enumerate(rows_from(self._dataset, self._loop_kwargs[FIRST_ROW])):
                 # The trainer takes samples from the buffer on a thread of its own, and its queue tells nobody.
                 while not self._has_room():
                     await asyncio.sleep(ROOM_POLL_S)
                 self._in_progress += self._args.num_generations
-                groups.create_task(self._play_group(group_id, row))
+                self._position.begin(group)
+                groups.create_task(self._play_group(group, row))
 
     def _has_room(self) -> bool:
         """Whether another group may run ahead of the trainer; one group always may."""
         limits = [limit for limit in (self._args.max_inflight_tasks, self._args.queue_maxsize) if limit > 0]
-        ahead = self.rollout_buffer.qsize() + self._in_progress
+        ahead: int = self.rollout_buffer.qsize() + self._in_progress
         return ahead == 0 or ahead + self._args.num_generations <= min(limits, default=2 * self._args.num_generations)
 
-    async def _play_group(self, group_id: int, row: Mapping[str, Any]) -> None:
+    async def _play_group(self, group: int, row: Mapping[str, Any]) -> None:
         version_at_start, began_at = self.model_version, time.monotonic()
         options = rollout_options(self._args, self._options)
         options["num_generations"] = self._args.num_generations
@@ -168,27 +238,28 @@ class ServiceRolloutWorker(RolloutWorkerProtocol):
         sample: JsonObject = {**self._reader.fields(row), "messages": list(messages_of(row["prompt"]))}
         try:
             response = await self._client.rollout([sample], **options)
-            metrics = self._deliver(group_id, row, response.samples, version_at_start)
+            metrics = self._deliver(group, row, response.samples, version_at_start)
         finally:
             self._in_progress -= self._args.num_generations
         self.metrics_queue.put({"rollout/duration_s": time.monotonic() - began_at, **metrics})
 
     def _deliver(
-        self, group_id: int, row: Mapping[str, Any], rollouts: Sequence[SampleResult], version_at_start: int
+        self, group: int, row: Mapping[str, Any], rollouts: Sequence[SampleResult], version_at_start: int
     ) -> Metrics:
         """Puts the samples of one group into the buffer, and returns how many of its rollouts were left out."""
         self._count_lost_groups(rollouts)
-        group = group_samples(
+        played = group_samples(
             row,
-            group_id,
+            group + FIRST_GROUP_ID,
             rollouts,
             ModelVersions(self.model_version, version_at_start, self._model_versions),
             max_staleness=self._args.max_staleness,
             scale_rewards=self._scale_rewards,
         )
-        for sample in group.samples:
+        self._position.deliver(group, len(played.samples))
+        for sample in played.samples:
             self.rollout_buffer.put(sample)
-        return {"rollout/not_final_total": float(group.not_final), "sample/dropped_stale_total": float(group.stale)}
+        return {"rollout/not_final_total": float(played.not_final), "sample/dropped_stale_total": float(played.stale)}
 
     def _count_lost_groups(self, rollouts: Sequence[SampleResult]) -> None:
         """Raises `RolloutsNotFinal` after `MAX_LOST_GROUPS` groups in succession without one final reward.
@@ -199,6 +270,13 @@ class ServiceRolloutWorker(RolloutWorkerProtocol):
         self._lost_groups = 0 if plays else self._lost_groups + 1
         if self._lost_groups >= MAX_LOST_GROUPS:
             raise RolloutsNotFinal(rollouts, len(rollouts))
+
+
+def rows_from(dataset: Any, first: int) -> Iterator[Mapping[str, Any]]:
+    """The rows in order and over again, from row `first` on; of a streamed dataset only from 0 on."""
+    if first:
+        yield from (dataset[place] for place in range(first % len(dataset), len(dataset)))
+    yield from itertools.chain.from_iterable(itertools.repeat(dataset))
 
 
 def first_of(error: BaseException | None) -> BaseException | None:

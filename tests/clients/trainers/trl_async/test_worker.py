@@ -1,9 +1,10 @@
 """`ServiceRolloutWorker` against a scripted service: what reaches the buffer, how far it runs ahead, how it ends."""
 
+import json
 import queue
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
@@ -13,6 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 from rollout_client import AsyncRolloutClient
@@ -34,8 +37,10 @@ from tests.paths import TINY_MODEL
 with warnings.catch_warnings():
     # What TRL warns of on import.
     warnings.simplefilter("ignore")
+    from transformers import TrainerCallback
+
     from rollout_client.trainers.trl_async import ServiceRolloutWorker, ServiceWeightTransfer, WorkerFailed
-    from rollout_client.trainers.trl_async.worker import MAX_LOST_GROUPS
+    from rollout_client.trainers.trl_async.worker import FIRST_ROW, MAX_LOST_GROUPS, DatasetPosition, rows_from
 
 pytestmark = [
     pytest.mark.slow,
@@ -90,7 +95,7 @@ def test_the_worker_fills_the_buffer_group_by_group_with_what_the_trainer_takes(
     with worker(service, ROWS[:1], async_args(max_inflight_tasks=2)) as rollout_worker:
         rollout_worker.start()
         first, second = take(rollout_worker, 2)
-    assert [first.group_id, second.group_id] == [0, 0]
+    assert [first.group_id, second.group_id] == [1, 1]
     assert first.prompt == PROMPTS[0]
     assert [message["role"] for message in first.completion] == ["assistant", "environment", "assistant", "environment"]
     assert first.input_ids.tolist() == [258, 10, 87, 261, 30, 31, 20, 21, 32, END]
@@ -230,6 +235,45 @@ def test_stopping_cancels_what_is_under_way_at_the_service(service: ScriptedServ
             rollout_worker.rollout_buffer.get_nowait()
 
 
+# Where a resumed training begins
+
+
+@given(data=st.data(), first_row=st.integers(0, 5), samples=st.lists(st.integers(0, 3), max_size=8))
+def test_the_position_is_the_first_row_whose_group_the_trainer_does_not_have(
+    data: st.DataObject, first_row: int, samples: list[int]
+) -> None:
+    """Groups begin in order; their ends and what the trainer takes come in any order."""
+    kept = {FIRST_ROW: first_row}
+    position = DatasetPosition(kept)
+    playing: list[int] = []
+    buffered: list[int] = []
+    begun = 0
+    for _ in range(2 * len(samples) + sum(samples)):
+        steps = ["begin"] * (begun < len(samples)) + ["deliver"] * bool(playing) + ["take"] * bool(buffered)
+        match data.draw(st.sampled_from(steps)):
+            case "begin":
+                position.begin(begun)
+                playing.append(begun)
+                begun += 1
+            case "deliver":
+                group = playing.pop(data.draw(st.integers(0, len(playing) - 1)))
+                position.deliver(group, samples[group])
+                buffered += [group] * samples[group]
+            case "take":
+                position.take(buffered.pop(data.draw(st.integers(0, len(buffered) - 1))))
+        assert kept == {FIRST_ROW: first_row + min([*playing, *buffered], default=begun)}
+    assert kept == {FIRST_ROW: first_row + len(samples)}
+
+
+def test_rows_go_on_from_a_position_in_any_round_over_the_dataset() -> None:
+    def first_five(start: int) -> Sequence[Any]:
+        return [row for row, _ in zip(rows_from(["a", "b", "c"], start), range(5), strict=False)]
+
+    assert first_five(0) == ["a", "b", "c", "a", "b"]
+    assert first_five(2) == ["c", "a", "b", "c", "a"]
+    assert first_five(7) == ["b", "c", "a", "b", "c"]
+
+
 class TorchFlashAttention:
     """What tree attention calls of its CUDA kernel, written out: each segment attends to its own path, causally."""
 
@@ -255,46 +299,104 @@ class TorchFlashAttention:
         return torch.cat(attended)
 
 
-def test_async_grpo_trains_on_what_the_worker_brings_and_sends_its_weights(
-    service: ScriptedService, client: PushingClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from datasets import Dataset
+def numbered_rows(count: int) -> list[Json]:
+    return [{**ROWS[0], "prompt": [{"role": "user", "content": f"Question {number}"}]} for number in range(count)]
+
+
+def question(body: Json) -> int:
+    return int(body["samples"][0]["messages"][0]["content"].removeprefix("Question "))
+
+
+@pytest.fixture
+def _on_processors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """TRL's trainer without a GPU."""
     from trl.experimental.async_grpo import async_grpo_trainer, packing
-    from trl.experimental.async_grpo.async_grpo_config import AsyncGRPOConfig
-    from trl.experimental.async_grpo.async_grpo_trainer import AsyncGRPOTrainer
 
     monkeypatch.setattr(packing, "_flash_attn", TorchFlashAttention)
     monkeypatch.setattr(async_grpo_trainer, "get_peak_flops_per_device", lambda *_: None)
-    service.rollouts.extend([answering()] * 200)
-    dataset = Dataset.from_list(ROWS)
-    args = AsyncGRPOConfig(
-        output_dir=str(tmp_path),
-        max_steps=2,
-        per_device_train_batch_size=2,
-        gradient_accumulation_steps=1,
-        num_generations=2,
-        max_completion_length=8,
-        token_budget=0,
-        learning_rate=1e-2,
-        use_cpu=True,
-        bf16=False,
-        report_to="none",
-        logging_steps=1,
-        save_strategy="no",
-        disable_tqdm=True,
-    )
+
+
+@pytest.mark.usefixtures("_on_processors")
+def test_a_resumed_training_goes_on_with_the_first_row_that_it_has_not_had(
+    service: ScriptedService, client: PushingClient, tmp_path: Path
+) -> None:
+    rows = numbered_rows(8)
+    lost_row = 1
+
+    def train(stops_after: int, **options: Any) -> Any:
+        service.bodies.clear()
+        service.rollouts.clear()
+        service.rollouts.extend([lambda body: answering(LOST if question(body) == lost_row else {})(body)] * 500)
+        grpo, _ = async_grpo(service, client, rows, tmp_path, num_train_epochs=1, save_steps=3)
+        grpo.add_callback(StopAfter(stops_after))
+        grpo.train(**options)
+        return grpo
+
+    train(3)
+    checkpoint = tmp_path / "checkpoint-3"
+    # Of eight rows: 0, 2 and 3 are trained on, nothing came of 1, and 4 is in the batch that the trainer has fetched.
+    assert json.loads((checkpoint / "rollout_state.json").read_text())["prompt_index"] == 5
+    grpo = train(100, resume_from_checkpoint=str(checkpoint))
+    assert {question(body) for body in service.bodies[:4]} == {5, 6, 7, 0}
+    assert grpo._groups_before_resume == 5
+    # The epoch ends with its eighth row; TRL counts the row that it has fetched for the next step.
+    assert grpo.state.global_step == 5
+
+
+class StopAfter(TrainerCallback):
+    def __init__(self, step: int) -> None:
+        self._step = step
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_kwargs: Any) -> None:
+        if state.global_step >= self._step:
+            control.should_training_stop = True
+
+
+def async_grpo(
+    service: ScriptedService, client: PushingClient, rows: list[Json], folder: Path, **changed: Any
+) -> tuple[Any, ServiceWeightTransfer]:
+    """TRL's own trainer of the tiny model, with the worker; a step takes one group."""
+    from datasets import Dataset
+    from trl.experimental.async_grpo.async_grpo_config import AsyncGRPOConfig
+    from trl.experimental.async_grpo.async_grpo_trainer import AsyncGRPOTrainer
+
+    dataset = Dataset.from_list(rows)
+    options: Json = {
+        "per_device_train_batch_size": 2,
+        "gradient_accumulation_steps": 1,
+        "num_generations": 2,
+        "max_inflight_tasks": 8,
+        "max_completion_length": 8,
+        "token_budget": 0,
+        "learning_rate": 1e-2,
+        "use_cpu": True,
+        "bf16": False,
+        "report_to": "none",
+        "logging_steps": 1,
+        "disable_tqdm": True,
+    }
+    args = AsyncGRPOConfig(output_dir=str(folder), **options | changed)
     transfer = ServiceWeightTransfer(client)
     client.layout = layout_of(load_file(TINY_MODEL / "model.safetensors"))
     rollout_worker = ServiceRolloutWorker(
         AsyncRolloutClient(service.url), dataset, args, weight_transfer=transfer, task_name="math"
     )
-    grpo = AsyncGRPOTrainer(
+    trainer = AsyncGRPOTrainer(
         str(TINY_MODEL), args=args, train_dataset=dataset, rollout_worker=rollout_worker, weight_transfer=transfer
     )
+    return trainer, transfer
+
+
+@pytest.mark.usefixtures("_on_processors")
+def test_async_grpo_trains_on_what_the_worker_brings_and_sends_its_weights(
+    service: ScriptedService, client: PushingClient, tmp_path: Path
+) -> None:
+    service.rollouts.extend([answering()] * 200)
+    grpo, transfer = async_grpo(service, client, ROWS, tmp_path, max_steps=2, save_strategy="no")
     grpo.train()
     assert grpo.state.global_step == 2
     assert transfer.version == 103
-    assert service.bodies[0]["policy"] == {"min_version": 101, "max_staleness": args.max_staleness}
+    assert service.bodies[0]["policy"] == {"min_version": 101, "max_staleness": grpo.args.max_staleness}
     assert grpo.state.log_history[0]["reward"] == 0.5
     assert grpo.state.log_history[0]["grad_norm"] > 0
     name = "model.layers.0.mlp.up_proj.weight"
