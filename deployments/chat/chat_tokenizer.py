@@ -1,17 +1,17 @@
 """Text to tokens and back. A prompt is rendered once; afterwards its tokens are only appended to."""
 
-import inspect
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property, partial
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
-from jinja2 import TemplateError
 from tokenizers.decoders import DecodeStream
 from transformers import PreTrainedTokenizerFast
 
+from deployments.chat.chat_template import ChatTemplate
+from deployments.chat.message_cuts import RENDERING_ERRORS, Chat
 from deployments.chat.messages import prompt_message
 from deployments.chat.text_encoder import TextEncoder, end_of, start_of
 from deployments.chat.tokenizer_protocol import ChatOptions, ChatTokenizer, TokenizedObservation
@@ -21,18 +21,13 @@ from rollout_client.info_contract import TokenizerInfo
 from rollout_client.tokenizer_check import tokenizer_info, tokens_by_id
 from rollout_env import ChatMessage
 
-Chat = Sequence[Mapping[str, Any]]
 PROBE_QUESTION = {"role": "user", "content": "Question"}
 PROBE_ANSWER = {"role": "assistant", "content": "Answer7f3a"}
 PROBE_OBSERVATION = "Observation7f3a"
 """The chat template renders these to show how it frames a question, an answer and an observation."""
 PLAIN = ChatOptions()
-RENDERING_ARGUMENTS = {"messages", *inspect.signature(PreTrainedTokenizerFast.apply_chat_template).parameters}
-"""The parameters of `apply_chat_template`; all other keyword arguments reach the template."""
 MOST_OVERLAP = 64
 """More tokens than a chat template puts before the content of a message."""
-RENDERING_ERRORS = (TemplateError, TypeError, ValueError, ArithmeticError, LookupError)
-"""What a template can raise on messages that it was not written for."""
 
 
 class UnsupportedTokenizer(Exception):
@@ -62,6 +57,7 @@ class TransformersChatTokenizer(ChatTokenizer):
         if tokenizer.chat_template is None:
             raise UnsupportedTokenizer("The tokenizer has no chat template: give the model one (chat_template.jinja).")
         self._tokenizer = tokenizer
+        self._template = ChatTemplate(tokenizer)
         self._encoder = TextEncoder(tokenizer)
         # Special tokens without a name (eos_token, ...) can end a turn as well.
         self._special_ids = {id_ for id_, token in tokenizer.added_tokens_decoder.items() if token.special}
@@ -111,11 +107,10 @@ class TransformersChatTokenizer(ChatTokenizer):
                 `max_tokens` tokens.
         """
         try:
-            text = self._render(chat, options)
+            text = self._template.render(chat, options)
             self._refuse_too_long(text, max_tokens)
             self._refuse_moved_tools(options)
-            prefixes = (self._render(chat[:count], options, False) for count in range(1, len(chat)))
-            ends = accumulate((len(prefix) if text.startswith(prefix) else 0 for prefix in prefixes), max)
+            ends = self._template.cuts(chat, text, options)
             encoding = self._encoder.encode(text)
             refuse_too_many(len(encoding), max_tokens)
             # The whole list of offsets would hold the interpreter's lock for longer than the tokenizer takes.
@@ -128,8 +123,8 @@ class TransformersChatTokenizer(ChatTokenizer):
 
     def generation_prompt(self, options: ChatOptions) -> list[int]:
         """The ids that the template puts after the last message to begin a response."""
-        without = self._render([PROBE_QUESTION], options, add_generation_prompt=False)
-        return self._encoder.encode(self._render([PROBE_QUESTION], options).removeprefix(without)).ids
+        without = self._template.render([PROBE_QUESTION], options, add_generation_prompt=False)
+        return self._encoder.encode(self._template.render([PROBE_QUESTION], options).removeprefix(without)).ids
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of a response: without special tokens, or at least without the one that ends its turn."""
@@ -230,7 +225,7 @@ class TransformersChatTokenizer(ChatTokenizer):
     def _bridge(self, messages: Chat, options: ChatOptions, add_generation_prompt: bool = True) -> str:
         """What the template puts after an answer: the end of its turn, the messages, a generation prompt."""
         try:
-            text = self._render([PROBE_QUESTION, PROBE_ANSWER, *messages], options, add_generation_prompt)
+            text = self._template.render([PROBE_QUESTION, PROBE_ANSWER, *messages], options, add_generation_prompt)
         except RENDERING_ERRORS as error:
             roles = " and ".join(dict.fromkeys(repr(message["role"]) for message in messages))
             raise UnsupportedTokenizer(
@@ -261,25 +256,12 @@ class TransformersChatTokenizer(ChatTokenizer):
         """Raises `PromptRejected` if the template writes the tools into the last message instead of the first."""
         if options.tools is None:
             return
-        question = self._render([PROBE_QUESTION], options, add_generation_prompt=False)
-        if not self._render([PROBE_QUESTION, PROBE_ANSWER, PROBE_QUESTION], options).startswith(question):
+        question = self._template.render([PROBE_QUESTION], options, add_generation_prompt=False)
+        if not self._template.render([PROBE_QUESTION, PROBE_ANSWER, PROBE_QUESTION], options).startswith(question):
             raise PromptRejected(
                 "The model's chat template moves the tools to the last message, but tokens are only ever appended: "
                 "leave tools out and describe them in a message."
             )
-
-    def _render(self, chat: Chat, options: ChatOptions, add_generation_prompt: bool = True) -> str:
-        conversation: Any = chat
-        tools: Any = options.tools
-        return str(
-            self._tokenizer.apply_chat_template(
-                conversation,
-                tools=tools,
-                tokenize=False,
-                add_generation_prompt=add_generation_prompt,
-                **(options.chat_template_kwargs or {}),
-            )
-        )
 
 
 def resolved(name_or_path: str) -> str:

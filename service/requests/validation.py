@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from pydantic import JsonValue
 
-from deployments.chat.chat_tokenizer import RENDERING_ARGUMENTS
+from deployments.chat.chat_template import RENDERING_ARGUMENTS
 from deployments.protocols import GeneratorDescription
 from rollout_client.contract import Message, RolloutRequest, SampleInput, SampleResult
 from rollout_client.problem_contract import FieldProblem

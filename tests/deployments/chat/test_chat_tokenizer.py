@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from jinja2 import TemplateError
 from transformers import AutoTokenizer
 
-from deployments.chat.chat_tokenizer import RENDERING_ERRORS, TransformersChatTokenizer, UnsupportedTokenizer
+from deployments.chat.chat_tokenizer import TransformersChatTokenizer, UnsupportedTokenizer
+from deployments.chat.message_cuts import RENDERING_ERRORS
 from deployments.chat.tokenizer_protocol import CONTEXT_TOKENS, ChatOptions, TokenizedObservation
 from deployments.failures import EnvironmentRejected, PromptRejected
 from rollout_client.contract import PromptMessage
@@ -192,12 +193,12 @@ def test_an_error_that_no_template_raises_is_not_taken_for_one(monkeypatch: pyte
     def out_of_memory(*_arguments: Any, **_options: Any) -> str:
         raise MemoryError
 
-    monkeypatch.setattr(tokens, "_render", out_of_memory)
+    monkeypatch.setattr(hf_tokenizer, "apply_chat_template", out_of_memory)
     with pytest.raises(MemoryError):
         tokens.prompt([PromptMessage(role="user", content="Hi")], CHAT, ROOM)
 
 
-def test_messages_that_the_template_renders_otherwise_before_others_leave_their_tokens_to_the_next_one() -> None:
+def test_messages_that_the_template_renders_otherwise_before_others_begin_where_its_loop_begins_them() -> None:
     counting = load_tokenizer()
     counting.chat_template = (
         "{% if messages | length > 2 and messages[0]['content'] == 'one' %}{{ messages | length }}:{% endif %}"
@@ -207,10 +208,26 @@ def test_messages_that_the_template_renders_otherwise_before_others_leave_their_
         [PromptMessage(role="user", content=content) for content in ("one", "two", "three")], CHAT, ROOM
     )
     assert [text(message.token_ids) for message in log] == [
-        "",
-        "",
-        "3:<|user|>\none<|end|>\n<|user|>\ntwo<|end|>\n<|user|>\nthree<|end|>\n<|assistant|>\n",
+        "3:<|user|>\none<|end|>\n",
+        "<|user|>\ntwo<|end|>\n",
+        "<|user|>\nthree<|end|>\n<|assistant|>\n",
     ]
+
+
+def test_a_beginning_that_the_template_refuses_ends_where_the_next_message_begins() -> None:
+    demanding = load_tokenizer()
+    demanding.chat_template = (
+        "{% if messages | selectattr('role', 'equalto', 'user') | list | length == 0 %}"
+        "{{ raise_exception('No user query found in messages.') }}{% endif %}" + hf_tokenizer.chat_template
+    )
+    messages = [PromptMessage(role="system", content="Be brief."), PromptMessage(role="user", content="Hi")]
+    log = TransformersChatTokenizer(demanding).prompt(messages, CHAT, ROOM)
+    assert [text(message.token_ids) for message in log] == [
+        "<|system|>\nBe brief.<|end|>\n",
+        "<|user|>\nHi<|end|>\n<|assistant|>\n",
+    ]
+    with pytest.raises(PromptRejected, match="No user query found"):
+        TransformersChatTokenizer(demanding).prompt(messages[:1], CHAT, ROOM)
 
 
 def test_pieces_are_the_texts_that_tokens_add_and_none_inside_a_character() -> None:

@@ -1,0 +1,175 @@
+"""Where each message of a rendered conversation ends, found with a number of renderings that does not grow with it.
+
+A template writes the messages in a loop, so the message of an iteration owns what the iteration writes. Templates are
+compiled a second time with marks at the iterations of their loops; the marked rendering without its marks must be the
+rendering itself, or it is not used. Templates put some text between two messages on the wrong side of the loop: a
+closing marker that the next message writes, or one that only a message writes which is not the last. So the first
+messages are rendered alone, once for each pair of neighbouring roles, and show where messages of such roles end.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import lru_cache
+from itertools import accumulate
+from typing import Any
+
+from jinja2 import Environment, Template, TemplateError, nodes
+from jinja2.visitor import NodeTransformer
+
+# The environment in which transformers renders templates is not public: filters, globals, extensions, the sandbox.
+from transformers.utils.chat_template_utils import _compile_jinja_template
+
+Chat = Sequence[Mapping[str, Any]]
+RENDERING_ERRORS = (TemplateError, TypeError, ValueError, ArithmeticError, LookupError)
+"""What a template can raise on messages that it was not written for."""
+MARK = re.compile("\ue000([0-9]*)\ue001")
+"""The number of the message that writes the text after the mark; none: no message does."""
+MOST_SAMPLES = 2
+"""Prefixes rendered for messages of the same roles, until the template renders one as the beginning of the whole."""
+MOST_PREFIXES = 64
+"""Prefixes rendered with a template whose loop does not show the messages: one that counts them, for example."""
+
+
+def message_cuts(
+    chat: Chat,
+    text: str,
+    render_prefix: Callable[[Chat], str],
+    render_marked: Callable[[Chat, Callable[..., str], Callable[..., str]], str],
+) -> list[int]:
+    """The indexes in `text`, the rendering of `chat`, at which its messages but the last one end. They never decrease.
+
+    Where the first messages, rendered alone, are the beginning of the whole, they end with that rendering. A message
+    that the template refuses as a last one, or writes otherwise there, ends where the next one begins.
+
+    Args:
+        render_prefix: renders messages without a generation prompt.
+        render_marked: renders messages with the marks of `marked_template`, given its two functions.
+    """
+    if len(chat) < 2:
+        return []
+    begins = beginnings(chat, text, render_marked)
+    if begins is None:
+        ends = (prefix_end(chat[:count], text, render_prefix) or 0 for count in range(1, min(len(chat), MOST_PREFIXES)))
+        known = list(accumulate(ends, max))
+        return known + known[-1:] * (len(chat) - 1 - len(known))
+    samples: dict[tuple[object, ...], list[int | None]] = {}
+    shifts: dict[tuple[object, ...], tuple[int, str]] = {}
+    cuts = []
+    for place in range(1, len(chat)):
+        begin = begins[place]
+        kind = (*kind_of(chat[place - 1]), *kind_of(chat[place]))
+        tried = samples.setdefault(kind, [])
+        if kind not in shifts and len(tried) < MOST_SAMPLES:
+            tried.append(end := prefix_end(chat[:place], text, render_prefix))
+            if end is not None:
+                shifts[kind] = end - begin, text[min(begin, end) : max(begin, end)]
+        shift, between = shifts.get(kind, (0, ""))
+        cuts.append(begin + shift if text.startswith(between, max(begin + min(shift, 0), 0)) else begin)
+    return list(accumulate(cuts, max))
+
+
+def kind_of(message: Mapping[str, Any]) -> tuple[object, ...]:
+    return message.get("role"), bool(message.get("tool_calls")), bool(message.get("content"))
+
+
+def prefix_end(prefix: Chat, text: str, render_prefix: Callable[[Chat], str]) -> int | None:
+    """The length of a prefix's rendering; `None` if the template refuses it or renders it otherwise in the whole."""
+    try:
+        rendered = render_prefix(prefix)
+    except RENDERING_ERRORS:
+        return None
+    return len(rendered) if text.startswith(rendered) else None
+
+
+def beginnings(chat: Chat, text: str, render_marked: Callable[..., str]) -> list[int] | None:
+    """The index at which each message or a later one begins; `None` if the template's loops do not show it."""
+    marks = Marks(chat)
+    try:
+        marked = render_marked(marks.chat, marks.enter, marks.leave)
+    except RENDERING_ERRORS:
+        return None
+    pieces = MARK.split(marked)
+    if "".join(pieces[::2]) != text:
+        return None
+    first: dict[int, int] = {}
+    position, last = len(pieces[0]), 0
+    for number, piece in zip(pieces[1::2], pieces[2::2], strict=True):
+        if number and piece.strip():
+            first.setdefault(int(number), position)
+            last = max(last, position + len(piece))
+        position += len(piece)
+    if not first:
+        return None
+    begins = accumulate((first.get(place, last) for place in reversed(range(len(chat)))), min)
+    return [*begins][::-1]
+
+
+class Marks:
+    """Writes the marks of one rendering."""
+
+    def __init__(self, chat: Chat) -> None:
+        self.chat: Chat = [{**message} for message in chat]
+        """Copies, which are told apart by what they are, not by what they say."""
+        self._numbers = {id(message): number for number, message in enumerate(self.chat)}
+        self._within: list[tuple[int, int]] = []
+        """The loops over messages that are running, and the messages at which they are."""
+
+    def enter(self, loop: int, item: object) -> str:
+        """An iteration of a loop begins. Marks it if its item is a message."""
+        number = self._numbers.get(id(item))
+        if number is None:
+            return ""
+        if self._within and self._within[-1][0] == loop:
+            self._within.pop()
+        self._within.append((loop, number))
+        return self._mark()
+
+    def leave(self, loop: int) -> str:
+        """A loop has ended: what follows is of the message that it ran for, if it was within another loop."""
+        if not self._within or self._within[-1][0] != loop:
+            return ""
+        self._within.pop()
+        return self._mark()
+
+    def _mark(self) -> str:
+        return f"\ue000{self._within[-1][1] if self._within else ''}\ue001"
+
+
+@lru_cache(maxsize=16)
+def marked_template(source: str) -> Template:
+    """The chat template as transformers compiles it, and besides with calls of `enter_iteration` and `leave_loop`."""
+    environment = _compile_jinja_template(source).environment
+    tree: nodes.Template = MarkLoops(environment).visit(environment.parse(source))
+    code: Any = environment.compile(tree)
+    template: Template = environment.template_class.from_code(environment, code, environment.globals)
+    return template
+
+
+class MarkLoops(NodeTransformer):
+    """Adds calls to the loops of a template: at the beginning of their bodies, and after them."""
+
+    def __init__(self, environment: Environment) -> None:
+        self._environment = environment
+        self._loops = 0
+
+    def visit_For(self, loop: nodes.For) -> list[nodes.Node]:  # noqa: N802  # jinja2 calls it by its node's name
+        self.generic_visit(loop)
+        if not isinstance(loop.target, nodes.Name):
+            return [loop]
+        self._loops += 1
+        number = nodes.Const(self._loops)
+        item = nodes.Name(loop.target.name, "load")
+        loop.body.insert(0, self._output(loop, "enter_iteration", [number, item]))
+        return [loop, self._output(loop, "leave_loop", [number])]
+
+    def _output(self, loop: nodes.For, function: str, arguments: list[nodes.Expr]) -> nodes.Output:
+        output = nodes.Output([nodes.Call(nodes.Name(function, "load"), arguments, [], None, None)])
+        for node in descendants(output):
+            node.set_lineno(loop.lineno)
+            node.set_environment(self._environment)
+        return output
+
+
+def descendants(node: nodes.Node) -> Iterator[nodes.Node]:
+    yield node
+    yield from node.find_all(nodes.Node)

@@ -1,0 +1,153 @@
+"""Where the messages of a prompt end: where the first ones, rendered alone, end. It takes few renderings to find."""
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import AutoTokenizer
+
+from deployments.chat.chat_template import ChatTemplate
+from deployments.chat.message_cuts import MOST_PREFIXES
+from deployments.chat.tokenizer_protocol import ChatOptions
+from tests.paths import TINY_MODEL
+
+PLAIN = ChatOptions()
+LOOP = "{% for m in messages %}<{{ m.role }}>{{ m.content }}</>{% endfor %}{% if add_generation_prompt %}<a>{% endif %}"
+contents = st.text(alphabet="ab<>/ \n\ue0000\ue001", max_size=6)
+roles = st.sampled_from(["system", "user", "assistant", "tool"])
+chats = st.lists(st.builds(lambda role, content: {"role": role, "content": content}, roles, contents), min_size=1)
+TEMPLATES = {
+    "one loop": LOOP,
+    "a loop that looks for the last question before": (
+        "{% set ns = namespace(last=0) %}{% for m in messages %} {% if m.role == 'user' %}"
+        "{% set ns.last = loop.index %}{% endif %}{% endfor %}{{ bos_token }}" + LOOP
+    ),
+    "the first message is written before the loop over the rest": (
+        "{% if messages[0].role == 'system' %}[{{ messages[0].content }}]{% set messages = messages[1:] %}{% endif %}"
+        + LOOP
+    ),
+    "the next message writes the end of results": (
+        "{% set ns = namespace(open=false) %}{% for m in messages %}"
+        "{% if ns.open and m.role != 'tool' %}</results>{% set ns.open = false %}{% endif %}"
+        "{% if m.role == 'tool' and not ns.open %}<results>{% set ns.open = true %}{% endif %}{{ m.content }};"
+        "{% endfor %}{% if ns.open %}</results>{% endif %}{% if add_generation_prompt %}<a>{% endif %}"
+    ),
+    "only a message that is not the last ends its turn": (
+        "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% if not loop.last %}</>{% endif %}{% endfor %}"
+    ),
+    "results are written with the calls that they answer": (
+        "{% for m in messages %}{% if m.role != 'tool' %}<{{ m.role }}>{{ m.content }}"
+        "{% set ns = namespace(over=false) %}{% for n in messages[loop.index0 + 1:] %}"
+        "{% if n.role != 'tool' %}{% set ns.over = true %}{% endif %}"
+        "{% if not ns.over %}({{ n.content }}){% endif %}{% endfor %}</>{% endif %}{% endfor %}"
+    ),
+    "messages are counted": (
+        "{% for i in range(messages | length) %}<{{ messages[i].role }}>{{ messages[i].content }}</>{% endfor %}"
+        "{% if add_generation_prompt %}<a>{% endif %}"
+    ),
+}
+
+
+class CountingTemplate(ChatTemplate):
+    """Counts how many messages it renders, and how often."""
+
+    def __init__(self, source: str) -> None:
+        tokenizer: Any = AutoTokenizer.from_pretrained(TINY_MODEL)
+        tokenizer.chat_template = source
+        super().__init__(tokenizer)
+        self.renderings = self.messages = 0
+
+    def render(self, chat: Any, options: ChatOptions, add_generation_prompt: bool = True) -> str:
+        self.renderings += 1
+        self.messages += len(chat)
+        return super().render(chat, options, add_generation_prompt)
+
+
+COUNTING = {name: CountingTemplate(source) for name, source in TEMPLATES.items()}
+
+
+def parts(template: ChatTemplate, chat: Sequence[dict[str, Any]]) -> list[str]:
+    text = template.render(chat, PLAIN)
+    cuts = [0, *template.cuts(chat, text, PLAIN), len(text)]
+    return [text[start:end] for start, end in pairwise(cuts)]
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+@given(chat=chats)
+def test_the_parts_of_the_messages_are_the_whole_in_their_order(name: str, chat: list[dict[str, Any]]) -> None:
+    each = parts(COUNTING[name], chat)
+    assert len(each) == len(chat)
+    assert "".join(each) == COUNTING[name].render(chat, PLAIN)
+
+
+@pytest.mark.parametrize("name", ["one loop", "messages are counted", "the next message writes the end of results"])
+@given(chat=chats.filter(lambda chat: len(chat) < MOST_PREFIXES))
+def test_the_first_messages_end_where_their_own_rendering_ends(name: str, chat: list[dict[str, Any]]) -> None:
+    template = COUNTING[name]
+    text = template.render(chat, PLAIN)
+    prefixes = [template.render(chat[:count], PLAIN, False) for count in range(1, len(chat))]
+    shown = [text[:cut] for cut in template.cuts(chat, text, PLAIN)]
+    assert [cut for cut, prefix in zip(shown, prefixes, strict=True) if text.startswith(prefix)] == [
+        prefix for prefix in prefixes if text.startswith(prefix)
+    ]
+
+
+CHAT: list[dict[str, Any]] = [
+    {"role": "system", "content": "S"},
+    {"role": "user", "content": "Q"},
+    {"role": "assistant", "content": "A"},
+    {"role": "tool", "content": "R"},
+    {"role": "tool", "content": "R"},
+    {"role": "assistant", "content": "A"},
+    {"role": "user", "content": "Q"},
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        (
+            "one loop",
+            ["<system>S</>", "<user>Q</>", "<assistant>A</>", *["<tool>R</>"] * 2, "<assistant>A</>", "<user>Q</><a>"],
+        ),
+        (
+            "the first message is written before the loop over the rest",
+            ["[S]", "<user>Q</>", "<assistant>A</>", *["<tool>R</>"] * 2, "<assistant>A</>", "<user>Q</><a>"],
+        ),
+        (
+            "the next message writes the end of results",
+            ["S;", "Q;", "A;", "<results>R;", "R;</results>", "A;", "Q;<a>"],
+        ),
+        (
+            "only a message that is not the last ends its turn",
+            ["<system>S", "</><user>Q", "</><assistant>A", "</><tool>R", "</><tool>R", "</><assistant>A", "</><user>Q"],
+        ),
+        (
+            "results are written with the calls that they answer",
+            ["<system>S</>", "<user>Q</>", "<assistant>A", "(R)", "(R)</>", "<assistant>A</>", "<user>Q</>"],
+        ),
+    ],
+)
+def test_each_message_has_what_the_template_writes_for_it(name: str, expected: list[str]) -> None:
+    assert parts(COUNTING[name], CHAT) == expected
+
+
+@pytest.mark.parametrize("name", [name for name in TEMPLATES if name != "messages are counted"])
+def test_the_number_of_renderings_does_not_grow_with_the_number_of_messages(name: str) -> None:
+    def renderings(rounds: int) -> int:
+        template = CountingTemplate(TEMPLATES[name])
+        parts(template, CHAT * rounds)
+        return template.renderings
+
+    assert renderings(300) == renderings(3) < 30
+
+
+def test_many_messages_of_a_template_that_counts_them_cost_a_bounded_number_of_renderings() -> None:
+    template = CountingTemplate(TEMPLATES["messages are counted"])
+    each = parts(template, CHAT * 300)
+    assert template.renderings == MOST_PREFIXES
+    assert each[: MOST_PREFIXES - 1] == parts(CountingTemplate(LOOP), CHAT * 300)[: MOST_PREFIXES - 1]
+    assert not any(each[MOST_PREFIXES - 1 : -1])
