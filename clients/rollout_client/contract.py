@@ -76,7 +76,7 @@ class Sampling(Strict):
 class SampleInput(BaseModel):
     """One prompt with its task, as chat `messages` or as a `message_log` that already carries its tokens.
 
-    Further fields come back untouched on every rollout of this sample.
+    Further fields come back untouched on every rollout of this sample. None may have the name of a field of the result.
     """
 
     model_config = ConfigDict(extra="allow", allow_inf_nan=False, use_attribute_docstrings=True)

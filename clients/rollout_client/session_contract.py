@@ -58,9 +58,10 @@ class SessionRequest(Strict):
     """The body of `POST /sessions`."""
 
     sample: SampleInput | None = None
-    """What the session plays: its `task_name` names the environment that can judge it (`judge` of a reward), its
-    further fields come back with every branch. Its prompt may be missing: the program writes it. By default a session
-    without a task, whose rewards are numbers of `POST /sessions/{id}/reward` alone."""
+    """What the session plays: its `task_name` names the environment that can judge it (`judge` of a reward). Its
+    further fields come back with every branch; none may be named as a field of `SessionSample` (422). Its prompt may be
+    missing: the program writes it. By default a session without a task, whose rewards are numbers of
+    `POST /sessions/{id}/reward` alone."""
     generation_index: int = Field(default=0, ge=0, lt=2**31)
     """Index of the rollout in its group, from 0."""
     sampling: Sampling = Sampling()

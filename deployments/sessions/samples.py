@@ -13,8 +13,6 @@ from rollout_client.session_contract import SessionSample
 
 NO_TASK = ""
 """The `task_name` of a session without a task."""
-OWN_FIELDS = frozenset({"id", "idx", "task_name", "messages", "message_log", "extra_env_info", "stop_strings"})
-"""The fields of a posted sample that its branches do not carry as further ones."""
 
 
 def samples_of(
@@ -48,7 +46,10 @@ def sample_of(
     rewards = summed_rewards([shared_rewards, *(node.rewards for node in spoken)])
     shared = [place for place, node in enumerate(spoken) if node.generated is not None and node.number in known]
     given = sample or SampleInput(task_name=NO_TASK)
-    further = {name: value for name, value in (given.model_extra or {}).items() if name not in OWN_FIELDS}
+    # An agent's rollout has these columns too, and gives them back itself; `POST /sessions` refuses them.
+    further = {
+        name: value for name, value in (given.model_extra or {}).items() if name not in SessionSample.model_fields
+    }
     return SessionSample(
         **further,
         id=given.id,

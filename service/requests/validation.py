@@ -20,7 +20,6 @@ from service.settings import Limits
 
 JSON_FIELDS = ("extra_env_info", "tools", "chat_template_kwargs")
 """Of a sample; any JSON."""
-RESULT_FIELDS = SampleResult.model_fields.keys()
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,15 +106,20 @@ def sample_problems(field: str, sample: SampleInput, capabilities: Capabilities)
         yield from message_problems(f"{field}.message_log[{index}]", message, capabilities.generator.vocab_size)
 
 
-def further_field_problems(field: str, sample: SampleInput) -> Iterator[FieldProblem]:
+def further_field_problems(
+    field: str, sample: SampleInput, result: type[SampleResult] = SampleResult
+) -> Iterator[FieldProblem]:
+    """Yields the problems of what comes back untouched. `result` is the type with which it does."""
     further_fields = sample.model_extra or {}
-    for name in (*JSON_FIELDS, *further_fields):
-        if holds_non_finite(getattr(sample, name)):
+    own_fields = {name: getattr(sample, name) for name in JSON_FIELDS}
+    for name, value in (own_fields | further_fields).items():
+        if holds_non_finite(value):
             yield FieldProblem(field=f"{field}.{name}", message=NON_FINITE)
-    for name in RESULT_FIELDS & further_fields.keys():
-        yield FieldProblem(
-            field=f"{field}.{name}", message="this is a field of the result; give the further field another name"
-        )
+    for name in further_fields:
+        if name in result.model_fields:
+            yield FieldProblem(
+                field=f"{field}.{name}", message="this is a field of the result; give the further field another name"
+            )
 
 
 def message_problems(field: str, message: Message, vocab_size: int) -> Iterator[FieldProblem]:

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from itertools import islice
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Path, Request
@@ -18,15 +19,18 @@ from rollout_client.session_contract import (
     SessionList,
     SessionRequest,
     SessionReward,
+    SessionSample,
     SessionSamples,
 )
 from service.access.keys import Caller
 from service.admission.admission import AdmittedRequest
 from service.jobs.submission import namespace_of
 from service.requests.json_body import read_json_body
+from service.requests.validation import further_field_problems
 from service.responses.arrow_encoder import ArrowResponseEncoder
 from service.responses.json_encoder import JSON, json_of
 from service.responses.ndjson import NDJSON, sample_line, summary_line
+from service.responses.problems import MOST_PROBLEMS, invalid_request
 from service.rollouts.request_metrics import RequestMetricsAccumulator
 from service.routes import descriptions
 from service.routes.access import AuthorizedCaller, given_keys, needs, with_session_key
@@ -46,6 +50,10 @@ async def open_session(request: Request, rollouts: Rollouts, sessions: Sessions,
     Every call of the engine under it is recorded: prompt ids, generated ids, log-probabilities, weight versions.
     """
     asked = await read_json_body(request, SessionRequest, rollouts.limits.max_sample_bytes, "shorten the sample")
+    if asked.sample is not None:
+        problems = further_field_problems("sample", asked.sample, SessionSample)
+        if found := list(islice(problems, MOST_PROBLEMS)):
+            raise invalid_request(*found)
     info = await sessions.open(asked, caller, str(request.base_url))
     return Response(json_of(info), 201, {"Location": f"/v1/sessions/{info.id}"}, media_type=JSON)
 

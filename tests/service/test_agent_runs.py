@@ -116,7 +116,7 @@ class Service:
 
 
 def request_of(**session: Any) -> AgentRunRequest:
-    opened = SessionRequest(sample=SAMPLE, generation_index=2, **session)
+    opened = SessionRequest(**{"sample": SAMPLE, "generation_index": 2, **session})
     return AgentRunRequest("task", opened, "r-0", "r-0-run-0", "request", idx=7, share_id="r")
 
 
@@ -147,6 +147,16 @@ async def test_the_agent_gets_its_session_and_its_sample() -> None:
         "difficulty": 2,
     }
     assert (request.step_id, request.rollout_id, request.sample) == ("r-0-run-0", "r-0", 7)
+
+
+@runs
+async def test_columns_with_names_of_a_session_cost_a_rollout_none_of_its_tokens() -> None:
+    columns = {"branch": "main", "session_id": "x", "generation_ids": [1], "shared_messages": "none", "level": 3}
+    run = await Service().run(sample=SampleInput.model_validate({"task_name": "task", **columns}))
+    [branch] = run.branches
+    assert (run.failure, [list(message.token_ids) for message in branch.message_log][1]) == (None, [65])
+    # The rollout has all of its columns from its request.
+    assert (branch.model_extra, len(branch.generation_ids)) == ({"level": 3}, 2)
 
 
 @runs

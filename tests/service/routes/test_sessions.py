@@ -16,6 +16,8 @@ from deployments.sessions.store import SessionStore
 from rollout_client import AsyncRolloutClient
 from rollout_client.arrow.response import read_response
 from rollout_client.arrow.schema import ARROW
+from rollout_client.contract import SampleInput
+from rollout_client.session_contract import SessionSample
 from service.access.access_control import OPEN_TO_ALL, AccessControl
 from service.access.keys import hash_of, new_key
 from service.access.settings import AccessSettings
@@ -59,6 +61,25 @@ def test_a_session_has_an_address_and_a_key_of_its_own() -> None:
     assert opened.info["api_key"].startswith("session-")
     assert "api_key" not in opened.get().json()
     assert [one["id"] for one in opened.service.request("GET", "/sessions").json()["sessions"]] == [opened.info["id"]]
+
+
+@pytest.mark.parametrize("name", sorted(SessionSample.model_fields.keys() - SampleInput.model_fields.keys()))
+def test_a_further_field_with_the_name_of_a_field_of_the_result_is_refused_before_anything_runs(name: str) -> None:
+    opened = Opened()
+    refused = opened.service.request(
+        "POST", "/v1/sessions", json={"sample": {"task_name": "math", "level": 3, name: 42}}
+    )
+    assert refused.status_code == 422
+    message = "this is a field of the result; give the further field another name"
+    assert refused.json()["errors"] == [{"field": f"sample.{name}", "message": message, "value": None}]
+    assert [one["id"] for one in opened.service.request("GET", "/sessions").json()["sessions"]] == [opened.info["id"]]
+
+
+def test_a_further_field_that_no_json_can_hold_is_refused() -> None:
+    refused = Opened().service.request(
+        "POST", "/v1/sessions", content=b'{"sample": {"task_name": "math", "level": [NaN]}}', headers=JSON
+    )
+    assert (refused.status_code, refused.json()["errors"][0]["field"]) == (422, "sample.level")
 
 
 @pytest.mark.parametrize("endpoint", ["chat/completions", "responses", "messages", "messages/count_tokens", "tokenize"])
