@@ -26,6 +26,7 @@ from deployments.rpc.generator_replica_base import GeneratorReplicaBase
 from deployments.rpc.grpc_wakeups import read_all_wakeups
 from deployments.rpc.weight_demands import refuse_other_version
 from deployments.serving_records import ServedPart, ServedRequest
+from deployments.sessions.settings import refuse_unrecordable
 from deployments.sessions.store_client import SessionStoreClient
 from deployments.shared_memory import claim_shared_memory
 
@@ -73,6 +74,8 @@ class GeneratorReplica(GeneratorReplicaBase):
         engine_args = settings.engine_args() | {"seed": seed, "reasoning_parser": reasoning_parser}
         exporters = (EngineMetrics,) if has_metrics else ()
         super().__init__(await VLLMEngine.start(engine_args, settings.patch_deltas, settings.hang_timeout_s, exporters))
+        if sessions is not None:
+            refuse_unrecordable(self._engine.llm.model_config.hf_config.model_type)
         if has_metrics:
             self._flushing = asyncio.create_task(flush_again_and_again(INSTRUMENTS))
         self._sessions = None if sessions is None else SessionStoreClient(sessions)

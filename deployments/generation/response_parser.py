@@ -18,6 +18,8 @@ PRELOADED = ("vllm.parser.parser_manager", "vllm.tool_parsers", "vllm.reasoning"
 """What a worker process has imported before its first call."""
 WHOLE_PROMPT = "hf"
 """The one parser of vLLM that looks at the tokens before the response."""
+HARMONY = {"openai", "openai_gptoss"}
+"""The parsers of gpt-oss. Both only say that `HarmonyParser` reads its responses."""
 RANDOM_ID = "chatcmpl-tool-"
 """How ids begin that vLLM draws because the response names none."""
 PROBE_TOOL = {"type": "function", "function": {"name": "probe", "parameters": {"type": "object", "properties": {}}}}
@@ -59,6 +61,7 @@ class VLLMResponseParser:
         from vllm.parser.parser_manager import ParserManager
         from vllm.tokenizers import get_tokenizer
 
+        is_harmony = bool(HARMONY & {choice.tool_call_parser, choice.reasoning_parser})
         try:
             self._tokenizer: Any = get_tokenizer(choice.tokenizer)
             parser_class = ParserManager.get_parser(
@@ -66,8 +69,14 @@ class VLLMResponseParser:
                 choice.reasoning_parser,
                 enable_auto_tools=choice.tool_call_parser is not None,
                 model_name=choice.tokenizer,
+                is_harmony=is_harmony,
                 tokenizer=self._tokenizer,
             )
+            if is_harmony:
+                from vllm.entrypoints.openai.parser.harmony_utils import get_encoding
+
+                # It has a vocabulary of its own, and takes a missing one for a response that broke off.
+                get_encoding()
         except Exception as error:
             raise ParserUnusable(f"{type(error).__name__}: {error}".rstrip(".")) from error
         if parser_class is None:

@@ -33,6 +33,14 @@ class SessionLimitReached(SessionFailure):
     title = "A limit of the session is reached; nothing was started"
 
 
+class CallNotRecorded(SessionFailure):
+    """A call of the session could be answered and not recorded: it is refused, because its tokens would be lost."""
+
+    status = 501
+    name = "call-not-recorded"
+    title = "The session cannot record the call"
+
+
 class GenerationUnknown(SessionFailure):
     """The session has generated no message of this id."""
 
@@ -68,6 +76,10 @@ class SessionsNotConfigured(SessionFailure):
 def session_unknown(session_id: str) -> SessionUnknown:
     message = "there is no such session: it has expired, or it is another caller's"
     return SessionUnknown(FieldProblem(field="session_id", message=message, value=session_id))
+
+
+def call_not_recorded(session_id: str, reason: str) -> CallNotRecorded:
+    return CallNotRecorded(FieldProblem(field="session_id", message=reason, value=session_id))
 
 
 def failure_of_refusal(refused: SessionRefused, session_id: str) -> SessionFailure:

@@ -1,9 +1,11 @@
 """Finds what would keep a config from starting, before Ray is started. Collects all that is wrong."""
 
+import json
 import shutil
 from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
 from pathlib import Path
+from typing import Any
 
 from pydantic import ValidationError
 from ray.serve.schema import ServeApplicationSchema, ServeDeploySchema
@@ -20,6 +22,7 @@ from deployments.generation.response_settings import ParserKind, ResponseSetting
 from deployments.generation.settings import EngineSettings
 from deployments.models.chat_client import KeyMissing, headers_of
 from deployments.policy.versions.run_identity import RunIdentity
+from deployments.sessions.settings import ModelNotRecordable, refuse_unrecordable
 from rollout_env.environment import has_a_start
 from rollout_env.loading import EnvironmentNotLoadable, checked_arguments, load_environment_class
 from service.access.access_control import AccessControl
@@ -78,6 +81,11 @@ def problems_of(application: ServeApplicationSchema, settings: ServiceSettings) 
         yield f"deployments: {name} is no deployment of {application.name}; there are {', '.join(known)}."
     yield from engine_problems(settings.engine)
     yield from parser_problems(settings.responses)
+    if settings.sessions is not None:
+        try:
+            refuse_unrecordable(local_model_type(settings.engine.model))
+        except ModelNotRecordable as error:
+            yield f"args.sessions: {error}."
     yield from policy_problems(settings)
     if application.runtime_env:
         return  # Packages of its own are there only where a replica runs.
@@ -170,6 +178,15 @@ def access_problems(settings: ServiceSettings, host: str) -> Iterator[str]:
         AccessControl.of(settings.access, host)
     except (KeysNotReadable, ServiceExposed) as error:
         yield str(error)
+
+
+def local_model_type(model: str) -> str | None:
+    """The type of the model in a local folder; `None` for one of the hub, whose replica says it at its start."""
+    try:
+        config: Any = json.loads((REPOSITORY / model / "config.json").read_bytes())
+    except (OSError, ValueError):
+        return None
+    return config.get("model_type") if isinstance(config, dict) else None
 
 
 def folder_problem(name: str) -> str | None:

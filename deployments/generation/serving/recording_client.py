@@ -14,6 +14,7 @@ from deployments.generation.engine import VLLMEngine
 from deployments.generation.serving.grammar_checks import GrammarChecks
 from deployments.generation.serving.refusals import refusal_of
 from deployments.generation.serving.served_call import CURRENT_CALL, ServedCall
+from deployments.generation.serving.session_call import SessionCall
 from deployments.generation.unseen_texts import mark_texts_unseen
 from deployments.sessions.failures import SessionFailure
 
@@ -55,6 +56,7 @@ class RecordingClient:
         outputs: asyncio.Queue[Output] = asyncio.Queue()
         await self._check(call, params)
         if call.session is not None:
+            refuse_unprepared(call.session)
             ask_for_logprobs(params)
         ended = call.engine_ended = asyncio.Event()
         reading = self._start(self._read(call, prompt, params, options, outputs, ended))
@@ -122,6 +124,14 @@ class RecordingClient:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
+
+
+def refuse_unprepared(session: SessionCall) -> None:
+    """Raises what vLLM's layers answer with, before the engine generates what nobody could record."""
+    try:
+        session.refuse_unprepared()
+    except SessionFailure as failure:
+        raise refusal_of(failure) from failure
 
 
 async def confirmed(call: ServedCall) -> None:

@@ -10,10 +10,11 @@ from deployments.generation.serving.served_call import GeneratedChoice, ServedCa
 from deployments.generation.serving.session_calls_in_flight import SessionCallsInFlight
 from deployments.generation.serving.shown import ShownChoices
 from deployments.protocols import packed_ids, packed_logprobs
-from deployments.sessions.failures import SessionFailure
+from deployments.sessions.failures import SessionFailure, call_not_recorded
 from deployments.sessions.prompting import PreparedPrompt, prepared_prompt
 from deployments.sessions.records import ChatContext, ChatMessage, EngineCall, GeneratedMessage, Plan
 
+UNPREPARED = "vLLM has made the prompt of this call by itself, so that nothing of it can be recorded; call without one"
 SHORT_BODY_BYTES = 4096
 FEW_MESSAGES = 32
 """What is no longer than both is rendered and tokenized in a millisecond or two, before a thread would begin."""
@@ -80,6 +81,11 @@ class SessionCall:
                 return plan
         return await self._calls.begin(self._session_id, call_id, messages, context)
 
+    def refuse_unprepared(self) -> None:
+        """Raises `CallNotRecorded` if the prompt was put together past the session: nothing could be recorded of it."""
+        if self._prompt is None:
+            raise call_not_recorded(self._session_id, UNPREPARED)
+
     async def wait_until_confirmed(self) -> None:
         """Returns when the store knows of the call: nothing of its answer is shown before.
 
@@ -101,6 +107,7 @@ class SessionCall:
 
         Raises:
             RolloutFailure: the store is gone.
+            SessionUnknown: the session was dropped meanwhile.
         """
         if self._recording is None and self._plan is not None and self._prompt is not None:
             engine_call = self._engine_call(self._plan, self._prompt, shown)

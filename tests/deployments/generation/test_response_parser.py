@@ -9,7 +9,10 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from openai_harmony import HarmonyError
 from transformers import AutoTokenizer
+from vllm.entrypoints.openai.parser import harmony_utils
+from vllm.parser.harmony import HarmonyParser
 
 from deployments.generation import response_parser
 from deployments.generation.response_parser import (
@@ -150,6 +153,21 @@ def test_a_parser_that_cannot_work_is_refused(choice: tuple[str | None, str | No
     prepare(ParserChoice(str(TINY_MODEL), *choice))
     with pytest.raises(ParserUnusable, match=says):
         parse_all([])
+
+
+@pytest.mark.parametrize("choice", [("openai", "openai_gptoss"), ("openai", None), (None, "openai_gptoss")])
+def test_the_parsers_of_gpt_oss_read_the_harmony_format_and_are_refused_without_its_vocabulary(
+    monkeypatch: pytest.MonkeyPatch, choice: tuple[str | None, str | None]
+) -> None:
+    def without_network() -> None:
+        raise HarmonyError("error downloading or loading vocab file")
+
+    monkeypatch.setattr(harmony_utils, "get_encoding", without_network)
+    with pytest.raises(ParserUnusable, match="HarmonyError: error downloading or loading vocab file"):
+        VLLMResponseParser(ParserChoice(str(TINY_MODEL), *choice))
+    monkeypatch.setattr(harmony_utils, "get_encoding", lambda: None)
+    # Their own classes raise: "GptOssToolParser is a stub".
+    assert VLLMResponseParser(ParserChoice(str(TINY_MODEL), *choice))._parser_class is HarmonyParser
 
 
 def test_half_of_a_surrogate_pair_is_an_error_because_no_answer_can_be_written_with_it(

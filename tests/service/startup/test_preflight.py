@@ -70,6 +70,17 @@ def test_every_wrong_setting_is_named_with_its_value_and_the_permitted_names() -
     ]
 
 
+def test_sessions_beside_a_model_whose_calls_they_cannot_record_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "gpt_oss"}')
+    engine = {"device": "cpu", "model": str(tmp_path), "num_cpus": 0.5}
+    check_config(config(engine=engine))
+    assert refusal(config(engine=engine, sessions={})) == [
+        "args.sessions: sessions record no calls of a model of type gpt_oss: vLLM writes its prompts in the harmony "
+        "format, not with the model's chat template; leave `sessions` and agents out, and play its tasks with "
+        "environments."
+    ]
+
+
 def test_an_engine_field_that_vllm_does_not_know_is_refused_with_the_nearest_that_it_does() -> None:
     assert refusal(config(engine={"device": "cpu", "model": "models/tiny", "max_num_seq": 4})) == [
         "args.engine.max_num_seq: unknown; permitted are device, model, tokenizer, tensor_parallel_size, "

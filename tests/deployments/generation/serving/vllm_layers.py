@@ -1,0 +1,176 @@
+"""The application of vLLM's servers over a scripted engine core: its own layers, input and output processing."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from functools import lru_cache, wraps
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+from vllm.config import VllmConfig
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.outputs import RequestOutput
+from vllm.renderers import renderer_from_config
+from vllm.sampling_params import SamplingParams
+from vllm.v1.engine import EngineCoreOutput, FinishReason
+from vllm.v1.engine.input_processor import InputProcessor
+from vllm.v1.engine.output_processor import OutputProcessor
+from vllm.v1.outputs import LogprobsLists
+
+from deployments.generation.engine import VLLMEngine
+from deployments.generation.engine_progress import StepCounter
+from deployments.generation.response_settings import ResponseSettings
+from deployments.generation.serving.layers import ServingLayers
+from deployments.protocols import SamplingOptions
+from deployments.serving_records import Endpoint, ServedRequest
+from deployments.sessions.records import OpenSession
+from deployments.sessions.settings import SessionsSettings
+from deployments.sessions.store import SessionStore
+from rollout_client.contract import Sampling
+from rollout_client.session_contract import SessionRequest, SessionSample
+from tests.deployments.storage.scripted_storage import ScriptedStorage
+from tests.paths import SMALL_MODEL
+
+
+def runs(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    @wraps(test)
+    def run(**given: Any) -> None:
+        asyncio.run(test(**given))
+
+    return run
+
+
+@lru_cache
+def config_of(model: Path) -> VllmConfig:
+    return AsyncEngineArgs(model=str(model), max_model_len=512).create_engine_config()
+
+
+class ScriptedCore:
+    """Stands for `AsyncLLM`: its requests get the ids of `replies`, one reply each, `step` ids at a time."""
+
+    def __init__(self, model: Path) -> None:
+        self.vllm_config = config_of(model)
+        self.model_config = self.vllm_config.model_config
+        self.renderer = renderer_from_config(self.vllm_config)
+        self.input_processor = InputProcessor(self.vllm_config, self.renderer)
+        self.errored = False
+        self.replies: list[list[int]] = []
+        self.step = 1
+        self.params: list[SamplingParams] = []
+        self.prompts: list[list[int]] = []
+        self._aborted: set[str] = set()
+
+    def get_tokenizer(self) -> Any:
+        return self.renderer.get_tokenizer()
+
+    def check_admission(self, _requests: int) -> None:
+        """There is room."""
+
+    async def is_tracing_enabled(self) -> bool:
+        return False
+
+    async def abort(self, engine_ids: Sequence[str]) -> None:
+        self._aborted.update(engine_ids)
+
+    async def generate(
+        self, prompt: Any, params: SamplingParams, engine_id: str, **_options: Any
+    ) -> AsyncGenerator[RequestOutput, None]:
+        request = self.input_processor.process_inputs(engine_id, prompt, params, ("generate",))
+        request.external_req_id = engine_id
+        assert request.sampling_params is not None
+        self.params.append(request.sampling_params)
+        self.prompts.append(list(request.prompt_token_ids or ()))
+        processor = OutputProcessor(self.get_tokenizer(), log_stats=False)
+        processor.add_request(request, None)
+        ids, ends = self.replies.pop(0), {self.get_tokenizer().eos_token_id}
+        room = request.sampling_params.max_tokens or len(ids)
+        ids = ids[:room]
+        for first in range(0, len(ids), self.step):
+            some = ids[first : first + self.step]
+            is_last = first + len(some) == len(ids)
+            reason = (FinishReason.STOP if some[-1] in ends else FinishReason.LENGTH) if is_last else None
+            if engine_id in self._aborted:
+                some, reason = [], FinishReason.ABORT
+            output = EngineCoreOutput(engine_id, some, finish_reason=reason)
+            if params.logprobs is not None:
+                output.new_logprobs = logprobs_of(some, params.logprobs)
+            [made] = processor.process_outputs([output], weight_version="0").request_outputs or [None]
+            await asyncio.sleep(0)
+            if made is None:
+                continue
+            assert isinstance(made, RequestOutput)
+            yield made
+            if made.finished:
+                return
+
+
+def logprobs_of(ids: Sequence[int], count: int) -> LogprobsLists:
+    """-0.25 for each id that was sampled; the most likely ones are those after it."""
+    table = np.array([[token_id + place for place in range(count + 1)] for token_id in ids], dtype=np.int32)
+    return LogprobsLists(
+        table.reshape(len(ids), count + 1),
+        np.full((len(ids), count + 1), -0.25, dtype=np.float32),
+        np.ones(len(ids), dtype=np.int32),
+    )
+
+
+class Served:
+    """One replica's model server, and a session store in this process."""
+
+    def __init__(self, model: Path = SMALL_MODEL, **settings: Any) -> None:
+        self.core = ScriptedCore(model)
+        unchecked: Any = self.core
+        self.engine = VLLMEngine(unchecked, StepCounter())
+        self.store = SessionStore(SessionsSettings(), ScriptedStorage())
+        store: Any = self.store
+        self.layers = ServingLayers(self.engine, ResponseSettings(**settings), store, 2.0)
+        self._calls = 0
+
+    async def open(self, **request: Any) -> "Served":
+        await self.store.open(OpenSession("s", "", "", "http://service", SessionRequest(**request)))
+        return self
+
+    def reply(self, text: str, ends: bool = True) -> list[int]:
+        """What the engine generates for the next request."""
+        tokenizer = self.core.get_tokenizer()
+        ids = [*tokenizer.encode(text, add_special_tokens=False), *([tokenizer.eos_token_id] if ends else [])]
+        self.core.replies.append(ids)
+        return ids
+
+    async def answer(
+        self, endpoint: Endpoint, body: dict[str, Any], session: str | None = None
+    ) -> tuple[int, dict[str, Any]]:
+        """The status and the answer."""
+        status, content = await self._answered(endpoint, body, session)
+        return status, orjson.loads(content)
+
+    async def events(
+        self, endpoint: Endpoint, body: dict[str, Any], session: str | None = None
+    ) -> list[dict[str, Any]]:
+        """The events of a stream, without `[DONE]`."""
+        _, content = await self._answered(endpoint, {**body, "stream": True}, session)
+        lines = [line.removeprefix("data: ") for line in content.decode().splitlines() if line.startswith("data: ")]
+        return [orjson.loads(line) for line in lines if line != "[DONE]"]
+
+    async def samples(self) -> list[SessionSample]:
+        return (await self.store.samples("s", "")).samples
+
+    async def _answered(self, endpoint: Endpoint, body: dict[str, Any], session: str | None) -> tuple[int, bytes]:
+        self._calls += 1
+        request = ServedRequest(
+            f"call-{self._calls}",
+            range(3),
+            512,
+            (),
+            SamplingOptions(),
+            endpoint=endpoint,
+            body=orjson.dumps(body),
+            session_id=session,
+            session_sampling=Sampling() if session else None,
+        )
+        status, content = 0, b""
+        async for part in self.layers.answer(request):
+            status = part.status or status
+            content += part.body
+        return status, content
