@@ -7,6 +7,7 @@ from contextvars import Context
 from dataclasses import dataclass, field
 from functools import partial
 
+from deployments.sessions.failures import session_unknown
 from deployments.sessions.journal import call_entry, call_name
 from deployments.sessions.records import EngineCall
 from deployments.sessions.session_book import KeptSession, Now, SessionBook
@@ -34,12 +35,14 @@ class CallWriter:
         self._writing: asyncio.Task[None] | None = None
 
     async def add(self, kept: KeptSession, record: SessionRecord, call: EngineCall) -> int | None:
-        """Returns when the record has the call, and it is stored; also if the session was dropped meanwhile.
+        """Returns when the record has the call, and it is stored.
 
         Returns:
             The number of calls that the record had before it; `None` if it adds nothing to the record.
 
-        Raises `StoreLost`.
+        Raises:
+            StoreLost: it could not be stored.
+            SessionUnknown: the session was dropped meanwhile.
         """
         pending = PendingCall(kept, record, call, call_entry(call))
         self._pending.append(pending)
@@ -59,7 +62,7 @@ class CallWriter:
 
     async def _write(self, together: Sequence[PendingCall]) -> None:
         failure: Exception | None = None
-        places: Mapping[PendingCall, int] = {}
+        places: Mapping[PendingCall, int | None] = {}
         try:
             places = await self._state.change(partial(self._plan, together))
         except Exception as error:  # noqa: BLE001 - those who wait raise it
@@ -67,13 +70,15 @@ class CallWriter:
         for pending in together:
             if pending.stored.done():
                 continue
-            if failure is None:
-                pending.stored.set_result(places.get(pending))
-            else:
+            if failure is not None:
                 pending.stored.set_exception(failure)
+            elif pending in places:
+                pending.stored.set_result(places[pending])
+            else:
+                pending.stored.set_exception(session_unknown(pending.kept.id))
 
-    def _plan(self, together: Sequence[PendingCall], book: SessionBook) -> Planned[Mapping[PendingCall, int]]:
-        """What is answered is the place of each call in its record."""
+    def _plan(self, together: Sequence[PendingCall], book: SessionBook) -> Planned[Mapping[PendingCall, int | None]]:
+        """What is answered is the place of each call in its record, of those whose session is still kept."""
         new = list(new_calls(together, book))
         added: Counter[KeptSession] = Counter()
         places: dict[PendingCall, int] = {}
@@ -85,7 +90,7 @@ class CallWriter:
                 book.change(pending.kept, self._now(), {call_name(place): pending.entry}, added[pending.kept])
             )
 
-        def commit() -> Mapping[PendingCall, int]:
+        def commit() -> Mapping[PendingCall, int | None]:
             for pending in together:
                 book.end_call(pending.call.id, self._now())
             for pending in new:
@@ -95,7 +100,7 @@ class CallWriter:
                     book.note_record(kept)
                 else:
                     book.forget(kept.id)
-            return places
+            return {one: places.get(one) for one in together if book.find(one.kept.id) is one.kept}
 
         return changes, commit
 

@@ -224,7 +224,7 @@ class SessionStore:
         book = await self._state.started()
         if (kept := book.find(session_id)) is None:
             book.end_call(call.id, self._now())
-            return None
+            raise session_unknown(session_id)
         return await self._writer.add(kept, (await self._read(book, kept)).record, call)
 
     async def plans(

@@ -22,6 +22,7 @@ from deployments.generation.serving.served_call import CURRENT_CALL, ServedCall
 from deployments.generation.serving.session_call import SessionCall
 from deployments.generation.serving.session_request import prepare_chat, prepare_responses
 from deployments.generation.serving.shown import DATA, shown_message, shown_output
+from deployments.sessions.failures import SessionFailure
 from deployments.sessions.records import ChatMessage
 
 VERSIONS = "weight_versions"
@@ -104,10 +105,10 @@ async def recorded_responses(events: AsyncGenerator[Any, None], session: Session
 
 
 async def record(session: SessionCall, shown: Mapping[int, ChatMessage]) -> None:
-    """As `SessionCall.record`. Raises what vLLM's servers answer with if the store is gone."""
+    """As `SessionCall.record`. Raises what vLLM's servers answer with if the call is not recorded."""
     try:
         await session.record(shown)
-    except RolloutFailure as failure:
+    except (RolloutFailure, SessionFailure) as failure:
         raise refusal_of(failure) from failure
 
 

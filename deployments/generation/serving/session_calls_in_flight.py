@@ -18,6 +18,7 @@ from deployments.failures import RolloutFailure, StoreLost
 from deployments.generation.serving.record_copies import RecordCopies, RecordOutdated
 from deployments.generation.serving.template_renderer import TemplateRenderer
 from deployments.protocols import packed_ids
+from deployments.sessions.failures import SessionUnknown
 from deployments.sessions.records import ChatContext, ChatMessage, EngineCall, Plan
 from deployments.sessions.store_client import SessionStoreClient
 
@@ -98,6 +99,7 @@ class SessionCallsInFlight:
 
         Raises:
             StoreLost: in the end.
+            SessionUnknown: the session was dropped meanwhile, and its record with it.
         """
         attempts = AsyncRetrying(
             retry=retry_if_exception_type(StoreLost),
@@ -141,7 +143,10 @@ class SessionCallsInFlight:
             task.exception()
 
     def _log_failure(self, task: "asyncio.Task[None]") -> None:
-        if not task.cancelled() and (failure := task.exception()) is not None:
+        if task.cancelled() or isinstance(failure := task.exception(), SessionUnknown):
+            # Whoever waits for the answer is told; nobody wants the record.
+            return
+        if failure is not None:
             known = isinstance(failure, RolloutFailure)
             logger.warning("A call of a session is not recorded: %s", failure, exc_info=None if known else failure)
 

@@ -156,7 +156,8 @@ async def test_a_store_says_in_which_place_of_the_record_a_call_is() -> None:
     plan = await kept.store.plan("s", "one", [QUESTION], PLAIN)
     made = GeneratedMessage("one", ANSWER, "A", packed_ids([7]), packed_logprobs([-1.0]), "stop")
     calls = [("s", call_of(name, plan, [QUESTION], made)) for name in ("one", "two")]
-    assert await kept.store.adds([*calls, ("gone", calls[0][1])]) == [0, 1, None]
+    *places, unknown = await kept.store.adds([*calls, ("gone", calls[0][1])])
+    assert (places, type(unknown)) == ([0, 1], SessionUnknown)
     assert await kept.store.add(*calls[0]) is None, "it is there"
     assert await kept.store.add("s", call_of("three", plan, [QUESTION])) is None, "it has generated nothing"
 

@@ -5,7 +5,9 @@ from typing import Any
 import pytest
 from vllm.inputs import tokens_input
 
+from deployments.failures import RolloutFailure
 from deployments.generation.serving.session_renderer import SessionOnlineRenderer
+from deployments.serving_records import Endpoint
 from deployments.sessions.settings import ModelNotRecordable, refuse_unrecordable
 from tests.deployments.generation.serving.vllm_layers import Served, runs
 
@@ -47,6 +49,27 @@ async def test_the_same_call_without_a_session_is_answered() -> None:
     served.reply("5")
     status, answer = await served.answer("chat/completions", CHAT)
     assert (status, answer["choices"][0]["message"]["content"]) == (200, "5")
+
+
+@pytest.mark.parametrize("endpoint", ["chat/completions", "responses", "messages"])
+@pytest.mark.parametrize("streams", [False, True])
+@runs
+async def test_a_call_whose_session_is_deleted_while_it_runs_is_not_answered_as_if_it_were_recorded(
+    endpoint: Endpoint, streams: bool
+) -> None:
+    served = await Served().open()
+    served.reply("5")
+    body = {"model": "small", "max_tokens": 9, **CHAT} if endpoint != "responses" else {"input": "2 + 3?"}
+    served.core.meanwhile = lambda: served.store.delete("s", "")
+    if streams and endpoint == "messages":
+        *_, last = await served.events(endpoint, body, "s")
+        assert last["type"] == "error"
+    elif streams:
+        with pytest.raises(RolloutFailure, match="The answer broke off"):
+            await served.events(endpoint, body, "s")
+    else:
+        status, refused = await served.answer(endpoint, body, "s")
+        assert (status, "there is no such session" in refused["error"]["message"]) == (404, True)
 
 
 def test_a_model_that_sessions_cannot_record_is_refused_at_the_start() -> None:

@@ -1,7 +1,7 @@
 """The application of vLLM's servers over a scripted engine core: its own layers, input and output processing."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
 from functools import lru_cache, wraps
 from pathlib import Path
 from typing import Any
@@ -59,6 +59,8 @@ class ScriptedCore:
         self.step = 1
         self.params: list[SamplingParams] = []
         self.prompts: list[list[int]] = []
+        self.meanwhile: Callable[[], Awaitable[None]] | None = None
+        """Happens before the last ids of a reply."""
         self._aborted: set[str] = set()
 
     def get_tokenizer(self) -> Any:
@@ -90,6 +92,8 @@ class ScriptedCore:
             some = ids[first : first + self.step]
             is_last = first + len(some) == len(ids)
             reason = (FinishReason.STOP if some[-1] in ends else FinishReason.LENGTH) if is_last else None
+            if is_last and self.meanwhile is not None:
+                await self.meanwhile()
             if engine_id in self._aborted:
                 some, reason = [], FinishReason.ABORT
             output = EngineCoreOutput(engine_id, some, finish_reason=reason)
