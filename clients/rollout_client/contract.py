@@ -196,7 +196,7 @@ class SampleMetrics(Lenient):
     turn_count: int
     """Number of generations."""
     total_tokens: int
-    """Generated and environment tokens."""
+    """Generated and environment tokens; not the prompt's."""
     assistant_tokens: int
     """Generated tokens."""
     env_tokens: int
@@ -215,6 +215,8 @@ class SampleMetrics(Lenient):
     """Length of the input of each generation, the prompt included."""
     parse_errors: int = 0
     """Number of generations with a `parse_error`."""
+    clipped_turns: int = 0
+    """Number of generations that were cut by their length: `finish_reason: length`."""
     environment: dict[str, float] = {}  # noqa: RUF012 - pydantic copies it
     """Metrics of the environment's own, by name: sums over its steps in this request."""
 
@@ -286,7 +288,7 @@ RequestMetrics = dict[str, int | float | list[int]]
 each reward that its environment named has `rewards/NAME/{mean,max,min,median,stddev}`, over the rollouts that have it,
 and each metric of the environment's own `environment/NAME/...` likewise. `histogram/staleness` has one number per
 rollout: how many versions its oldest token was behind the current one at its end. `stale_rate` is the share that
-`policy.max_staleness` cut off, of those that ended by themselves or by it."""
+`policy.max_staleness` cut off, of those that ended by themselves or by it. `docs/concepts.md` lists all of them."""
 
 
 class RolloutSummary(Lenient):
@@ -295,7 +297,10 @@ class RolloutSummary(Lenient):
     request_id: str
     """The request's `X-Request-ID`, or the id that the service gave it."""
     metrics: RequestMetrics
-    """Aggregates over the rollouts that were played to their end, by NeMo-RL's names."""
+    """Aggregates over the rollouts that were played to their end, by NeMo-RL's names. `clipped_ratio` is the share of
+    responses that their length has cut (`finish_reason: length`); `truncation_rate` that of rollouts which reached
+    `max_seq_len`. `total_tokens_per_sample/...` and `mean_total_tokens_per_sample` leave out the prompt;
+    `histogram/total_tokens_length`, which has a number for each generation, has it in."""
     policy: PolicyVersions
     """Which weights generated the tokens."""
     next_samples_from: list[NextSampleRange] = []  # noqa: RUF012 - pydantic copies it

@@ -133,15 +133,16 @@ def status_of(last: GeneratedMessage) -> SampleStatus:
 
 def metrics_of(log: Sequence[Message], total_reward: float) -> SampleMetrics:
     """Turns and lengths. The prompt, which is what comes before the first response, is not counted."""
-    generated, inputs, observed, length = [], [], 0, 0
+    generated, inputs, observed, length, clipped = [], [], 0, 0, 0
     for message in log:
         if message.generation_logprobs is not None:
             generated.append(len(message.token_ids))
             inputs.append(length)
+            clipped += message.finish_reason == "length"
         elif generated:
             observed += len(message.token_ids)
         length += len(message.token_ids)
-    return SampleMetrics(
+    metrics = SampleMetrics(
         turn_count=len(generated),
         total_tokens=sum(generated) + observed,
         assistant_tokens=sum(generated),
@@ -153,6 +154,9 @@ def metrics_of(log: Sequence[Message], total_reward: float) -> SampleMetrics:
         turn_gen_tokens=generated,
         turn_input_tokens=inputs,
     )
+    if clipped:
+        metrics.clipped_turns = clipped
+    return metrics
 
 
 def policy_versions(record: SessionRecord) -> PolicyVersions:

@@ -29,6 +29,11 @@ class RolloutMetrics(RolloutObserver):
     def __init__(self) -> None:
         self._rollouts = SummedCounter("rollout_rollouts_total", "Rollouts that have ended.", ("task_name", "status"))
         self._turns = SummedCounter("rollout_turns_total", "Turns of rollouts that have ended.", ("task_name",))
+        self._clipped_turns = SummedCounter(
+            "rollout_clipped_turns_total",
+            "Turns of rollouts that have ended whose response was cut by its length.",
+            ("task_name",),
+        )
         self._tokens = SummedCounter(
             "rollout_tokens_total",
             "Tokens of rollouts that have ended: generated, or of the environment.",
@@ -67,6 +72,7 @@ class RolloutMetrics(RolloutObserver):
         self.instruments: tuple[Instrument, ...] = (
             self._rollouts,
             self._turns,
+            self._clipped_turns,
             self._tokens,
             self._failed_calls,
             self._reward,
@@ -88,6 +94,7 @@ class RolloutMetrics(RolloutObserver):
         task_name, metrics = result.task_name, result.metrics
         self._rollouts.add(1, task_name, result.status)
         self._turns.add(metrics.turn_count, task_name)
+        self._clipped_turns.add(metrics.clipped_turns, task_name)
         self._tokens.add(metrics.assistant_tokens, task_name, "generated")
         self._tokens.add(metrics.env_tokens, task_name, "environment")
         self._turns_of_rollout.observe(metrics.turn_count, task_name)

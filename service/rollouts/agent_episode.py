@@ -139,6 +139,7 @@ class AgentEpisode(Episode):
         for message in main.message_log:
             if message.generation_logprobs is not None:
                 self._metrics.add_generation(length, len(message.token_ids))
+                self._metrics.end_generation(message.finish_reason)
                 spans = message.weight_versions or ()
                 self.versions.add(WeightSpan(span.version, span.start, span.end) for span in spans)
                 has_generated = True

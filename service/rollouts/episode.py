@@ -197,6 +197,7 @@ class Episode:
         self._token_ids.extend(generation.token_ids)
         self.versions.add(generation.weight_versions)
         self._end_full_partial()
+        self._metrics.end_generation(self._messages[-1].finish_reason)
         self.status = self._cut_off_by
 
     def response_to_parse(self) -> ResponseToParse | None:

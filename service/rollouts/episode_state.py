@@ -25,6 +25,7 @@ class MetricCounts:
     env_tokens: int = 0
     parse_errors: int = 0
     environment: dict[str, float] = field(default_factory=dict)
+    clipped_turns: int = 0
 
 
 @dataclass(frozen=True, slots=True)

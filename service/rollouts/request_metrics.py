@@ -57,7 +57,10 @@ class RequestMetricsAccumulator:
         self._versions.update(span.version for message in result.message_log for span in message.weight_versions or ())
 
     def metrics(self) -> RequestMetrics:
-        """Lengths are in tokens and do not count the prompts' own; rates are in [0, 1]. Empty without any sample."""
+        """Lengths are in tokens; rates are in [0, 1]. Empty without any sample.
+
+        The prompts' own tokens are in `histogram/input_tokens_length` and `histogram/total_tokens_length` alone.
+        """
         samples = self._samples
         if not (samples or self._stale):
             return {}
@@ -124,6 +127,7 @@ def turn_metrics(samples: Sequence[SampleMetrics]) -> RequestMetrics:
     return {
         "mean_generation_length": fmean(generations) if generations else 0.0,
         "total_generated_tokens": sum(generations),
+        "clipped_ratio": sum(sample.clipped_turns for sample in samples) / len(generations) if generations else 0.0,
         "turns_per_sample/p95": percentile(ordered_turns, 95),
         "turns_per_sample/p99": percentile(ordered_turns, 99),
         "max_gen_tokens_per_sample": max(sample.assistant_tokens for sample in samples),

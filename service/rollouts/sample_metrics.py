@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from rollout_client.contract import SampleMetrics, SampleStatus
+from rollout_client.contract import FinishReason, SampleMetrics, SampleStatus
 from service.rollouts.episode_state import MetricCounts
 
 UNNAMED_REWARD = "reward"
@@ -18,6 +18,7 @@ class SampleMetricsAccumulator:
         self._env_tokens = 0
         self._parse_errors = 0
         self._environment: dict[str, float] = {}
+        self._clipped_turns = 0
 
     def add_generation(self, input_tokens: int, generated_tokens: int) -> None:
         self._turn_input_tokens.append(input_tokens)
@@ -26,6 +27,10 @@ class SampleMetricsAccumulator:
     def extend_generation(self, generated_tokens: int) -> None:
         """The last generation went on after it was interrupted."""
         self._turn_gen_tokens[-1] += generated_tokens
+
+    def end_generation(self, finish_reason: FinishReason | None) -> None:
+        """The last generation is whole, or it was interrupted, which is no reason."""
+        self._clipped_turns += finish_reason == "length"
 
     def add_parse_error(self) -> None:
         self._parse_errors += 1
@@ -44,6 +49,7 @@ class SampleMetricsAccumulator:
             self._env_tokens,
             self._parse_errors,
             self._environment.copy(),
+            self._clipped_turns,
         )
 
     def restore(self, counts: MetricCounts) -> None:
@@ -52,6 +58,7 @@ class SampleMetricsAccumulator:
         self._env_tokens = counts.env_tokens
         self._parse_errors = counts.parse_errors
         self._environment = counts.environment.copy()
+        self._clipped_turns = counts.clipped_turns
 
     def metrics(
         self, status: SampleStatus | None, terminated: bool, truncated: bool, total_reward: float | None
@@ -72,6 +79,8 @@ class SampleMetricsAccumulator:
         )
         if self._parse_errors:
             metrics.parse_errors = self._parse_errors
+        if self._clipped_turns:
+            metrics.clipped_turns = self._clipped_turns
         if self._environment:
             metrics.environment = self._environment.copy()
         return metrics

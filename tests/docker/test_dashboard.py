@@ -23,7 +23,6 @@ def test_every_metric_of_the_rollouts_that_is_documented_is_on_the_dashboard_and
     documented = set(re.findall(r"^\| `(rollout_\w+)` \|", OPERATING, re.MULTILINE))
     asked = {PARTS.sub("", name.removeprefix("ray_")) for panel in PANELS for name in names_in(panel)}
     not_drawn = {
-        "rollout_turns_total",
         "rollout_requested_tokens_in_flight",
         "rollout_body_bytes_in_flight",
         "rollout_generations_not_finite",

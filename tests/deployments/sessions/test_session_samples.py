@@ -74,6 +74,10 @@ def test_the_metrics_count_what_comes_after_the_prompt() -> None:
     assert metrics.total_tokens == first + second + observed
 
 
+def test_a_branch_counts_its_responses_that_were_cut_by_their_length() -> None:
+    assert [sample.metrics.clipped_turns for sample in samples_of("s", branching().record)] == [0, 1]
+
+
 def test_the_further_fields_of_the_posted_sample_come_back_with_every_branch() -> None:
     posted = SampleInput.model_validate(
         {"id": "q", "idx": 7, "task_name": "math", "level": 3, "extra_env_info": {"a": 1}}

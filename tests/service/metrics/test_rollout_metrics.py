@@ -84,6 +84,16 @@ def test_a_played_rollout_counts_its_calls_and_failures_by_task(given: Given) ->
     }
 
 
+def test_turns_whose_response_was_cut_by_its_length_are_counted_by_task(given: Given) -> None:
+    environment = ScriptedEnvironment([outcome("O"), outcome("O", 1.0, terminated=True)])
+    recipe = EpisodeRecipe(max_new_tokens=2)
+    results = collect([recipe.make()], async_context(ScriptedGenerator(["ABC", "A"]), environment))
+    metrics = RolloutMetrics()
+    metrics.ended(results[0], staleness=None)
+    found = flushed(metrics, given)
+    assert [found[name, "task"] for name in ("rollout_turns_total", "rollout_clipped_turns_total")] == [[2], [1]]
+
+
 def test_a_negative_reward_is_summed_without_its_sign(given: Given) -> None:
     environment = ScriptedEnvironment([outcome("O", -2.5, terminated=True)])
     results = collect([EpisodeRecipe().make()], async_context(ScriptedGenerator(["A"]), environment))
@@ -132,7 +142,8 @@ def test_gauges_are_set_again_before_rays_exporter_forgets_them(given: Given, mo
 
 def test_all_instruments_that_are_made_are_given_to_ray(given: Given, made: list[str]) -> None:
     environment = ScriptedEnvironment([outcome("O", 1.0, terminated=True)])
-    result = collect([EpisodeRecipe().make()], async_context(ScriptedGenerator(["A"]), environment))[0]
+    clipped = EpisodeRecipe(max_new_tokens=1).make()
+    result = collect([clipped], async_context(ScriptedGenerator(["AB"]), environment))[0]
 
     async def follow() -> None:
         metrics = ServiceMetrics()

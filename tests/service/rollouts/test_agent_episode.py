@@ -67,6 +67,15 @@ def test_the_result_has_the_engines_own_tokens_and_counts_them() -> None:
     assert metrics.environment == {"agent_s": 1.5, "agent_calls": 2.0, "agent_branches": 1.0, "checks": 2.0}
 
 
+def test_responses_of_the_agents_calls_that_were_cut_by_their_length_are_clipped_turns() -> None:
+    cut = generated("AB")
+    cut.finish_reason = "length"
+    result = played(
+        AgentRecipe(), AgentRun([branch(said("user", "Q"), cut, said("tool", "T"), generated("C"))], calls=2)
+    )
+    assert (result.metrics.turn_count, result.metrics.clipped_turns) == (2, 1)
+
+
 def test_the_branch_that_ended_last_is_the_log_and_the_others_are_beside_it() -> None:
     summary = branch(said("user", "S"), generated("sum"))
     left = branch(said("user", "Q"), generated("AB"), said("tool", "X"), generated("D"))

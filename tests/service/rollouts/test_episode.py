@@ -100,6 +100,42 @@ def test_the_metrics_of_a_sample_count_its_turns_and_tokens() -> None:
     )
 
 
+def test_each_response_that_its_length_has_cut_is_a_clipped_turn() -> None:
+    script = [outcome("O"), outcome("O"), outcome("O", 1.0, terminated=True)]
+    recipe = EpisodeRecipe(max_new_tokens=2)
+    metrics = play(recipe, ScriptedGenerator(["A", "BCD", "EFG"]), ScriptedEnvironment(script)).metrics
+    assert (metrics.turn_count, metrics.clipped_turns, metrics.truncated, metrics.terminated) == (3, 2, False, True)
+
+
+def test_the_metrics_of_a_rollout_without_clipped_turns_are_on_the_wire_as_they_were_before_there_were_any() -> None:
+    environment = ScriptedEnvironment([outcome("O", 1.0, terminated=True)])
+    metrics = play(EpisodeRecipe(), ScriptedGenerator(["A"]), environment).metrics
+    assert "clipped_turns" not in metrics.model_dump(exclude_unset=True)
+
+
+def test_a_response_that_was_interrupted_and_then_cut_by_its_length_is_one_clipped_turn() -> None:
+    episode = EpisodeRecipe(max_new_tokens=3).make()
+    episode.add_generation(Generation([65], [-1.0], "abort"))
+    assert episode.result().metrics.clipped_turns == 0
+    episode.add_generation(Generation([66, 67], [-1.0, -1.0], "length"))
+    assert episode.result().metrics.clipped_turns == 1
+
+
+def test_a_response_that_was_cut_before_it_was_posted_is_no_turn_of_this_request() -> None:
+    cut = UNSTEPPED.model_copy(update={"finish_reason": "length"})
+    posted = EpisodeRecipe(message_log=lambda _: [user_message("Q"), cut])
+    result = play(posted, ScriptedGenerator([]), ScriptedEnvironment([outcome("O", terminated=True)]))
+    assert (result.metrics.turn_count, result.metrics.clipped_turns) == (0, 0)
+
+
+def test_clipped_turns_outlive_the_process_that_counted_them() -> None:
+    recipe = EpisodeRecipe(max_new_tokens=1)
+    episode, other = recipe.make(), recipe.make()
+    episode.add_generation(Generation([65], [-1.0], "length"))
+    other.restore(episode.state())
+    assert other.result().metrics.clipped_turns == 1
+
+
 def test_a_generation_is_requested_with_the_limits_and_ids_of_its_rollout() -> None:
     recipe = EpisodeRecipe(prompt="QQ", max_seq_len=10, max_new_tokens=20, stop_strings=("s",), position=5, group=2)
     episode = recipe.make()
@@ -618,6 +654,7 @@ def test_every_episode_ends_in_one_status_within_its_limits(
     assert result.truncated >= (result.status == "truncated")
     metrics = result.metrics
     assert metrics.assistant_tokens == sum(metrics.turn_gen_tokens)
+    assert metrics.clipped_turns == sum(message.finish_reason == "length" for message in result.message_log)
     assert len(concatenated(result.message_log)) == len(recipe.prompt) + metrics.total_tokens
     assert result.total_reward == sum(message.reward or 0.0 for message in result.message_log)
 

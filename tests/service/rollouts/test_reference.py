@@ -34,6 +34,7 @@ def assert_equal(result: SampleResult, expected: ReferenceSample) -> None:
         total_reward=expected.total_reward,
         turn_gen_tokens=expected.turn_gen_tokens,
         turn_input_tokens=result.metrics.turn_input_tokens,
+        clipped_turns=sum(message.finish_reason == "length" for message in responses),
     )
 
 

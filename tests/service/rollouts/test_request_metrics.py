@@ -1,5 +1,6 @@
 """The metrics of a request, to the exact number."""
 
+import re
 import weakref
 from collections.abc import Iterable
 
@@ -17,6 +18,7 @@ from rollout_client.contract import (
     WeightVersionSpan,
 )
 from service.rollouts.request_metrics import FREED_IN_ONE_STEP, RequestMetricsAccumulator, percentile
+from tests.paths import REPOSITORY
 
 
 def result(
@@ -28,6 +30,7 @@ def result(
     versions: str = "",
     rewards: dict[str, float] | None = None,
     parse_errors: int = 0,
+    clipped_turns: int = 0,
     environment: dict[str, float] | None = None,
 ) -> SampleResult:
     assistant_tokens = sum(turn_gen_tokens)
@@ -50,6 +53,7 @@ def result(
             turn_gen_tokens=turn_gen_tokens,
             turn_input_tokens=[100 + turn for turn in range(len(turn_gen_tokens))],
             parse_errors=parse_errors,
+            clipped_turns=clipped_turns,
             environment=environment or {},
             **flags,
         ),
@@ -68,7 +72,7 @@ def metrics_of(results: Iterable[SampleResult]) -> RequestMetrics:
 
 
 SAMPLES = [
-    result([3, 5], env_tokens=4, total_reward=1.0),
+    result([3, 5], env_tokens=4, total_reward=1.0, clipped_turns=2),
     result([10], env_tokens=0, total_reward=-0.5, status="truncated", parse_errors=1),
     result([1, 1, 1], env_tokens=6, total_reward=0.0, status="max_turns", parse_errors=2),
     result([2, 2], env_tokens=2, total_reward=2.5),
@@ -104,6 +108,7 @@ def test_metrics_carry_the_fields_names_and_exact_values() -> None:
         "total_parse_errors": 3,
         "mean_generation_length": 3.125,
         "total_generated_tokens": 25,
+        "clipped_ratio": 0.25,
         "max_gen_tokens_per_sample": 10,
         "max_gen_tokens_per_turn/max": 10,
         "max_gen_tokens_per_turn/mean": 4.5,
@@ -215,8 +220,28 @@ def test_a_request_of_failures_alone_has_no_metrics() -> None:
     assert metrics_of([result([4], env_tokens=2, total_reward=0.0, status="error")]) == {}
 
 
+def test_responses_cut_by_max_new_tokens_show_in_the_clipped_ratio_and_in_neither_rate_of_the_rollouts() -> None:
+    metrics = metrics_of([result([8], env_tokens=0, total_reward=0.0, clipped_turns=1) for _ in range(3)])
+    names = ("clipped_ratio", "truncation_rate", "natural_termination_rate")
+    assert [metrics[name] for name in names] == [1.0, 0.0, 1.0]
+
+
+def test_every_metric_is_documented() -> None:
+    documented = (REPOSITORY / "docs" / "concepts.md").read_text().split("## Metrics")[1].split("\n## ")[0]
+    names = {
+        f"{name}{part}"
+        for cell in re.findall(r"^\| (`[^|]*`) \|", documented, re.MULTILINE)
+        for name, choices in re.findall(r"`([\w/]+?)(?:/\.\.\.|/\{([\w,]+)\})?`", cell)
+        for part in ([f"/{choice}" for choice in choices.split(",")] if choices else [""])
+    }
+    spreads = re.compile(r"/(mean|max|min|median|stddev)$")
+    found = {name if name in names else spreads.sub("", name) for name in metrics_of(SAMPLES)}
+    assert found == names - {"rewards/NAME", "environment/NAME"}
+
+
 def test_samples_that_generated_nothing_have_metrics_too() -> None:
     metrics = metrics_of([result([], env_tokens=0, total_reward=0.0, status="truncated")])
+    assert metrics["clipped_ratio"] == 0.0
     assert (metrics["mean_generation_length"], metrics["max_gen_tokens_per_turn/max"]) == (0.0, 0)
     assert metrics["turns_per_sample/stddev"] == 0.0
 
