@@ -85,6 +85,11 @@ def result(idx: int = 0, generation_index: int = 0, content: str = "\\boxed{2}",
     } | fields
 
 
+CLIPPED = result()
+CLIPPED["message_log"][1]["finish_reason"] = "length"
+"""Its length has cut its response."""
+
+
 def results_of(body: Json) -> list[Json]:
     return [
         result(posted.get("idx", place), generation_index)

@@ -10,14 +10,28 @@ keeps a width where every prompt passes or none does.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import comb, sqrt
 from statistics import NormalDist
 
 from rollout_client.contract import SampleResult
-from rollout_client.results.final_rewards import final_reward
+from rollout_client.results.final_rewards import final_reward, finish_reasons
 
 ALL_TASKS = "all"
+
+
+@dataclass(slots=True)
+class TaskCounts:
+    """What is counted of a task."""
+
+    prompts: list[tuple[int, int]] = field(default_factory=list)
+    """Of each prompt: its rollouts with a final reward, and those of them that pass."""
+    responses: int = 0
+    clipped: int = 0
+    """Responses that their length has cut."""
+
+    def __add__(self, other: "TaskCounts") -> "TaskCounts":
+        return TaskCounts(self.prompts + other.prompts, self.responses + other.responses, self.clipped + other.clipped)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +47,8 @@ class PassAtK:
     """Prompts that are counted: those with at least k rollouts that have a final reward."""
     left_out: int
     """Prompts with fewer: too many of their rollouts failed or were cut off."""
+    clipped_ratio: float | None
+    """Share of the task's responses that their length has cut; `None` without one."""
 
 
 def pass_at_k(
@@ -45,24 +61,29 @@ def pass_at_k(
         passes_at: a rollout passes with this reward or a higher one.
         confidence: the level of the interval, between 0 and 1.
     """
-    by_task: dict[str, list[tuple[int, int]]] = {}
+    by_task: dict[str, TaskCounts] = {}
     for group in groups:
         rewards = [reward for sample in group if (reward := final_reward(sample)) is not None]
         passed = sum(reward >= passes_at for reward in rewards)
-        by_task.setdefault(group[0].task_name, []).append((len(rewards), passed))
+        counts = by_task.setdefault(group[0].task_name, TaskCounts())
+        counts.prompts.append((len(rewards), passed))
+        reasons = [reason for sample in group for reason in finish_reasons(sample)]
+        counts.responses += len(reasons)
+        counts.clipped += reasons.count("length")
     if len(by_task) > 1:
-        by_task[ALL_TASKS] = [counts for found in list(by_task.values()) for counts in found]
+        by_task[ALL_TASKS] = sum(by_task.values(), TaskCounts())
     return [of_task(task_name, k, counts, confidence) for task_name, counts in by_task.items() for k in ks]
 
 
-def of_task(task_name: str, k: int, counts: Sequence[tuple[int, int]], confidence: float) -> PassAtK:
-    values = [estimate(total, passed, k) for total, passed in counts if total >= k]
-    left_out = len(counts) - len(values)
+def of_task(task_name: str, k: int, counts: TaskCounts, confidence: float) -> PassAtK:
+    values = [estimate(total, passed, k) for total, passed in counts.prompts if total >= k]
+    left_out = len(counts.prompts) - len(values)
+    clipped_ratio = counts.clipped / counts.responses if counts.responses else None
     if not values:
-        return PassAtK(task_name, k, None, None, None, 0, left_out)
+        return PassAtK(task_name, k, None, None, None, 0, left_out, clipped_ratio)
     mean = sum(values) / len(values)
     low, high = wilson_interval(mean, len(values), confidence)
-    return PassAtK(task_name, k, mean, low, high, len(values), left_out)
+    return PassAtK(task_name, k, mean, low, high, len(values), left_out, clipped_ratio)
 
 
 def estimate(total: int, passed: int, k: int) -> float:

@@ -15,6 +15,7 @@ from rich.text import Text
 
 from rollout_client.cli.run.totals import Totals
 from rollout_client.contract import Message, RequestMetrics, SampleResult
+from rollout_client.results.final_rewards import is_clipped
 from rollout_client.task_contract import TaskInfo
 
 STATUS_STYLES: Mapping[str, str] = {
@@ -80,10 +81,11 @@ def message_note(message: Message) -> str:
 
 
 def outcome(sample: SampleResult, style: str) -> Text:
-    """Status and reward; a sample that failed has none."""
+    """Status and reward; a sample that failed has none. `clipped` are those whose last response its length has cut."""
     reward = "no reward" if sample.total_reward is None else f"reward {number(sample.total_reward)}"
     turns = sample.metrics.turn_count
-    return Text(f"{sample.status} · {reward} · {turns} {'turn' if turns == 1 else 'turns'}", f"bold {style}")
+    status = f"{sample.status}, clipped" if is_clipped(sample) else sample.status
+    return Text(f"{status} · {reward} · {turns} {'turn' if turns == 1 else 'turns'}", f"bold {style}")
 
 
 def metrics_table(metrics: RequestMetrics) -> Table:
@@ -107,6 +109,7 @@ def totals_table(totals: Totals) -> Table:
         table.add_row(plain(status, STATUS_STYLES.get(status, "")), number(count))
     table.add_row("error rate", f"{totals.error_rate:.2%}")
     table.add_row("mean reward", "" if totals.mean_reward is None else number(totals.mean_reward))
+    table.add_row("clipped ratio", "" if totals.clipped_ratio is None else f"{totals.clipped_ratio:.2%}")
     table.add_row("tokens generated", number(totals.tokens))
     return table
 

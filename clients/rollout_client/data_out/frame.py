@@ -6,6 +6,7 @@ from typing import Any
 from rollout_client.contract import SampleResult
 from rollout_client.data_out.methods import DataOut
 from rollout_client.optional_dependencies import needed_for
+from rollout_client.results.final_rewards import is_clipped, last_finish_reason
 
 with needed_for("A data frame", "pandas"):
     import pandas as pd
@@ -25,4 +26,4 @@ def flat_row(sample: SampleResult) -> dict[str, Any]:
             row[name] = value
         elif isinstance(value, Mapping):
             row |= {f"{name}.{part}": held for part, held in value.items()}
-    return row
+    return row | {"metrics.finish_reason": last_finish_reason(sample), "metrics.clipped": is_clipped(sample)}

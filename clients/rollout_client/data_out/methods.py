@@ -22,6 +22,8 @@ class DataOut:
     def to_arrow(self) -> "pa.Table":
         """One row per rollout, with the columns `rollout_client.data_out.table.COLUMNS`. Nothing is lost.
 
+        `metrics` has two fields more: `finish_reason` of the last response, and `clipped`: its length has cut it.
+
         Raises:
             ModuleNotFoundError: without the extra `arrow`.
             ValueError: a value does not fit its column, such as a token id of 2^31.
@@ -34,7 +36,8 @@ class DataOut:
         """One row per rollout: the fields of `SampleResult` and the sample's own further fields.
 
         Rewards, metrics and the error have a column for each of their fields: `rewards.NAME`, `metrics.turn_count`,
-        `error.kind`. `message_log` and `extra_env_info` hold Python objects.
+        `error.kind`. `metrics.finish_reason` is that of the last response, and `metrics.clipped` says that its length
+        has cut it (`length`). `message_log` and `extra_env_info` hold Python objects.
 
         Raises:
             ModuleNotFoundError: without the extra `pandas`.

@@ -3,14 +3,16 @@
 from collections import Counter
 from collections.abc import Iterator
 from html import escape
+from itertools import chain
 
 from rollout_client.contract import PolicyVersions, SampleResult
 from rollout_client.data_out.methods import DataOut
 from rollout_client.data_out.parts import parts_of
+from rollout_client.results.final_rewards import finish_reasons, last_finish_reason
 
 MOST_ROWS = 8
 LONGEST_TEXT = 120
-COLUMNS = ("idx", "generation", "task", "status", "reward", "turns", "tokens", "last message")
+COLUMNS = ("idx", "generation", "task", "status", "reward", "turns", "tokens", "finish", "last message")
 
 
 def html_of(response: DataOut) -> str:
@@ -31,6 +33,8 @@ def figures(samples: list[SampleResult], policy: PolicyVersions) -> Iterator[str
     rewards = [sample.total_reward for sample in samples if sample.total_reward is not None]
     if rewards:
         yield f"mean reward {sum(rewards) / len(rewards):.3f}"
+    if reasons := list(chain.from_iterable(map(finish_reasons, samples))):
+        yield f"clipped ratio {reasons.count('length') / len(reasons):.3f}"
     if policy.oldest is not None and policy.newest is not None:
         both = policy.oldest if policy.oldest == policy.newest else f"{policy.oldest} to {policy.newest}"
         yield escape(f"version {both}")
@@ -39,7 +43,9 @@ def figures(samples: list[SampleResult], policy: PolicyVersions) -> Iterator[str
 def cells(sample: SampleResult) -> Iterator[str]:
     reward = "" if sample.total_reward is None else f"{sample.total_reward:g}"
     values = (sample.idx, sample.generation_index, sample.task_name, sample.status, reward)
-    for value in (*values, sample.metrics.turn_count, sample.metrics.assistant_tokens, last_text(sample)):
+    metrics = sample.metrics
+    ending = (last_finish_reason(sample) or "", last_text(sample))
+    for value in (*values, metrics.turn_count, metrics.assistant_tokens, *ending):
         yield f"<td>{escape(str(value))}</td>"
 
 

@@ -1,13 +1,14 @@
 """Rollouts as an Arrow table that loses nothing, for Parquet files and Hugging Face data sets. Needs the extra `arrow`.
 
-The columns are those of the wire (`rollout_client.arrow.schema.ROLLOUTS`), and each message has its numbers too.
+The columns are those of the wire (`rollout_client.arrow.schema.ROLLOUTS`), and each message has its numbers too. The
+metrics also say how the last response ended, which the messages say; so it is not read back.
 Log-probabilities have 64 bits, because JSON has them: 32 would change them. The schema's metadata hold the
 `RolloutSummary` as JSON, under `summary`.
 """
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
@@ -15,6 +16,7 @@ from rollout_client.contract import RolloutSummary, SampleResult
 from rollout_client.data_out.methods import DataOut
 from rollout_client.data_out.parts import parts_of
 from rollout_client.optional_dependencies import needed_for
+from rollout_client.results.final_rewards import is_clipped, last_finish_reason
 from rollout_client.set_fields import set_fields
 
 if TYPE_CHECKING:
@@ -25,7 +27,7 @@ with needed_for("Arrow", "arrow"):
     import pyarrow.parquet as pq
 
     from rollout_client.arrow.rows import record_batch, rows_of
-    from rollout_client.arrow.schema import FURTHER_FIELDS, MESSAGE_FIELDS, ROLLOUTS, SUMMARY, TOKEN_IDS
+    from rollout_client.arrow.schema import FURTHER_FIELDS, MESSAGE_FIELDS, METRICS, ROLLOUTS, SUMMARY, TOKEN_IDS
 
 MESSAGE = pa.struct(
     [
@@ -35,8 +37,13 @@ MESSAGE = pa.struct(
         FURTHER_FIELDS,
     ]
 )
-COLUMNS = pa.schema(
+FIELDS = pa.schema(
     [pa.field("message_log", pa.list_(MESSAGE)) if field.name == "message_log" else field for field in ROLLOUTS]
+)
+"""Those columns that are read back."""
+ENDING = [pa.field("finish_reason", pa.string()), pa.field("clipped", pa.bool_())]
+COLUMNS = pa.schema(
+    [pa.field("metrics", pa.struct([*ENDING, *METRICS])) if field.name == "metrics" else field for field in FIELDS]
 )
 """The columns of `to_arrow` and of Parquet files. A null means that the field is absent."""
 ROWS_OF_A_BATCH = 1024
@@ -45,9 +52,16 @@ ROWS_OF_A_BATCH = 1024
 
 def arrow_table(response: DataOut) -> pa.Table:
     summary, samples = parts_of(response)
-    batches = [record_batch([set_fields(sample) for sample in part], COLUMNS) for part in parts(samples)]
+    batches = [record_batch([row_of(sample) for sample in part], COLUMNS) for part in parts(samples)]
     metadata = {SUMMARY: summary.model_dump_json(exclude_unset=True)}
     return pa.Table.from_batches(batches, COLUMNS).replace_schema_metadata(metadata)
+
+
+def row_of(sample: SampleResult) -> dict[str, Any]:
+    ending: dict[str, Any] = {"clipped": is_clipped(sample)}
+    if (reason := last_finish_reason(sample)) is not None:
+        ending["finish_reason"] = reason
+    return {**set_fields(sample), "metrics": {**set_fields(sample.metrics), **ending}}
 
 
 def parts(samples: Sequence[SampleResult]) -> Iterator[Sequence[SampleResult]]:
@@ -79,7 +93,7 @@ def read_parquet(path: Path) -> tuple[RolloutSummary | None, Iterator[SampleResu
 def samples_of(file: pq.ParquetFile, path: Path) -> Iterator[SampleResult]:
     row_number = 0
     for batch in file.iter_batches(ROWS_OF_A_BATCH):
-        for row in rows_of(pa.Table.from_batches([batch]), COLUMNS):
+        for row in rows_of(pa.Table.from_batches([batch]), FIELDS):
             row_number += 1
             try:
                 yield SampleResult.model_validate(row)

@@ -1,8 +1,11 @@
-"""Which rollouts have a final reward: those that ended, rather than failed or were cut off."""
+"""How rollouts ended: which have a final reward, and which responses their length has cut.
+
+Those have a final reward that ended, rather than failed or were cut off.
+"""
 
 from collections.abc import Sequence
 
-from rollout_client.contract import SampleResult, SampleStatus
+from rollout_client.contract import FinishReason, SampleResult, SampleStatus
 from rollout_client.errors import RolloutError
 
 FINAL_STATUSES: frozenset[SampleStatus] = frozenset({"completed", "truncated", "max_turns"})
@@ -24,6 +27,22 @@ class RolloutsNotFinal(RolloutError):
 def final_reward(sample: SampleResult) -> float | None:
     """`total_reward` where it is final; `None` for a rollout that failed, or ended by a deadline or a cancellation."""
     return sample.total_reward if sample.status in FINAL_STATUSES else None
+
+
+def finish_reasons(sample: SampleResult) -> list[FinishReason | None]:
+    """Of each response of the log; `None` for one whose generation was interrupted."""
+    return [message.finish_reason for message in sample.message_log if message.generation_logprobs is not None]
+
+
+def last_finish_reason(sample: SampleResult) -> FinishReason | None:
+    """`None` without a response too."""
+    return (finish_reasons(sample) or [None])[-1]
+
+
+def is_clipped(sample: SampleResult) -> bool:
+    """Whether its length has cut the last response, so that the policy did not end it. TRL's
+    `mask_truncated_completions` takes such rollouts out of the loss, and verl's `clip_ratio` counts them."""
+    return last_finish_reason(sample) == "length"
 
 
 def reason_not_final(sample: SampleResult) -> str:

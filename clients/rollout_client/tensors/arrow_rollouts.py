@@ -37,8 +37,9 @@ class ArrowRollouts(Rollouts):
         return [group_of(sample) for sample in self.response.samples]
 
     def columns(self, positions: Sequence[int]) -> TokenColumns:
-        tokens, versions = self.response.tokens, weight_versions(self.response.rollouts["message_log"])
-        columns = [tokens["token_ids"], tokens["generation_logprobs"], versions]
+        tokens, logs = self.response.tokens, self.response.rollouts["message_log"]
+        versions = weight_versions(logs)
+        columns = [tokens["token_ids"], tokens["generation_logprobs"], versions, clipped_messages(logs)]
         if len(positions) < len(versions):
             columns = [rows_at(positions, column) for column in columns]
         token_ids, logprobs = map(MessageNumbers.of, columns[:2])
@@ -46,6 +47,7 @@ class ArrowRollouts(Rollouts):
             message_counts=token_ids.message_counts,
             token_counts=token_ids.counts,
             logprob_counts=np.where(logprobs.is_valid, logprobs.counts, -1),
+            clipped=joined_arrays([chunk.flatten().to_numpy(False) for chunk in columns[3].chunks], np.bool_),
             token_ids=token_ids.values,
             generation_logprobs=logprobs.values,
             spans=spans_of(columns[2]),
@@ -110,6 +112,18 @@ def weight_versions(logs: pa.ChunkedArray) -> pa.ChunkedArray:
     one array of strings has no room for more than 2 GiB."""
     lists = pa.list_(pa.list_(SPAN))
     chunks = [pa.ListArray.from_arrays(log.offsets, log.values.field("weight_versions"), lists) for log in logs.chunks]
+    return pa.chunked_array(chunks, lists)
+
+
+def clipped_messages(logs: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Whether `finish_reason` is `length`, of each message of each rollout."""
+    lists = pa.list_(pa.bool_())
+    chunks = [
+        pa.ListArray.from_arrays(
+            log.offsets, pa.compute.equal(log.values.field("finish_reason"), "length").fill_null(False), lists
+        )
+        for log in logs.chunks
+    ]
     return pa.chunked_array(chunks, lists)
 
 

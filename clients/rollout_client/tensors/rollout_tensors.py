@@ -57,6 +57,9 @@ class RolloutTensors:
     """int64 [B]: index of the rollout in the samples that were given."""
     sample_mask: Tensor
     """int64 [B]: 1 for a rollout with a final reward, 0 for one that failed or was cut off."""
+    clipped_mask: Tensor
+    """int64 [B]: 1 for a rollout whose last response was cut by its length (`finish_reason: length`). TRL takes those
+    out of the loss with `mask_truncated_completions`: multiply `loss_mask` by `1 - clipped_mask[:, None]`."""
 
     def to(self, device: torch.device | str) -> "RolloutTensors":
         moved: dict[str, Any] = {
@@ -106,8 +109,10 @@ def to_tensors(
     advantages = group_relative_advantages(finals, groups, scale_rewards=scale_rewards, epsilon=epsilon)
     is_final = [final is not None for final in finals]
     padding = Padding(pad_token_id, padding_side, pad_to_multiple_of)
+    columns = given.columns(positions)
     return RolloutTensors(
-        **token_tensors(given.columns(positions), is_final, padding),
+        **token_tensors(columns, is_final, padding),
+        clipped_mask=torch.from_numpy(columns.clipped_rollouts.astype(np.int64)),
         total_reward=reward_tensor(finals),
         rewards=reward_tensors(at(positions, given.named_rewards()), finals),
         advantages=torch.tensor(advantages, dtype=torch.float32),

@@ -64,6 +64,7 @@ class ListedRollouts(Rollouts):
             message_counts=lengths_of(logs),
             token_counts=lengths_of([message.token_ids for message in messages]),
             logprob_counts=np.array([-1 if given is None else len(given) for given in logprobs], np.int64),
+            clipped=np.array([message.finish_reason == "length" for message in messages], np.bool_),
             token_ids=flattened([message.token_ids for message in messages], np.int64),
             generation_logprobs=flattened([given or [] for given in logprobs], np.float32),
             spans=[

@@ -22,6 +22,8 @@ class TokenColumns:
     """[M]: number of `token_ids` of each message."""
     logprob_counts: Integers
     """[M]: number of `generation_logprobs` of each message; -1 for a message without them."""
+    clipped: NDArray[np.bool_]
+    """[M]: whether the message's `finish_reason` is `length`."""
     token_ids: NDArray[Any]
     """[N], int32 or int64."""
     generation_logprobs: NDArray[Any]
@@ -51,6 +53,18 @@ class TokenColumns:
         generated = self.logprob_counts > 0
         np.minimum.at(prompts, rollout[generated], begins_in_rollout[generated])
         return prompts
+
+    @property
+    def clipped_rollouts(self) -> NDArray[np.bool_]:
+        """[B]: whether its length has cut the last generated message of the rollout."""
+        clipped = np.zeros(len(self.message_counts), np.bool_)
+        rollout = np.repeat(np.arange(len(self.message_counts)), self.message_counts)
+        generated = np.flatnonzero(self.logprob_counts >= 0)
+        is_last = np.ones(len(generated), np.bool_)
+        is_last[:-1] = rollout[generated[1:]] != rollout[generated[:-1]]
+        last = generated[is_last]
+        clipped[rollout[last]] = self.clipped[last]
+        return clipped
 
     @property
     def aligned_logprobs(self) -> NDArray[np.float32]:

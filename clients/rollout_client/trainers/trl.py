@@ -16,7 +16,7 @@ from itertools import chain
 from typing import Any, TypedDict, Unpack, cast
 
 from rollout_client.contract import JsonObject, ObservationFormat, SampleResult, Sampling
-from rollout_client.results.final_rewards import final_reward
+from rollout_client.results.final_rewards import final_reward, last_finish_reason
 from rollout_client.results.token_row import TokenRow, token_row
 from rollout_client.rollout_calls import RolloutOptions
 from rollout_client.sync_client.client import RolloutClient
@@ -64,6 +64,8 @@ class Completion:
     rewards: dict[str, float]
     status: str
     answer: str | None = None
+    finish_reason: str | None = None
+    """Of the last response: `length` if its length has cut it."""
 
 
 class ServiceRolloutFunc:
@@ -115,8 +117,9 @@ class ServiceRolloutFunc:
 
         `prompt_ids`; `completion_ids`, from the first generated token to the last; `logprobs` and `env_mask` (1 for a
         generated token), both as long as the completion; and for the reward functions `total_reward` (float or None),
-        `rewards`, `status` and `answer`. A rollout that failed or was cut off has the reward None, which TRL leaves out
-        of its group's statistics, and an `env_mask` of zeros.
+        `rewards`, `status`, `answer` and `finish_reason` (of the last response: `stop` or `length`). A rollout that
+        failed or was cut off has the reward None, which TRL leaves out of its group's statistics, and an `env_mask` of
+        zeros.
 
         Raises:
             TokenizerDiffers: the trainer's tokenizer makes other tokens than the service's.
@@ -217,7 +220,8 @@ def rollout_options(args: Any, given: TrainerOptions) -> RolloutOptions:
 
 def completion_of(sample: SampleResult) -> Completion:
     tokens = token_row(sample).without_tail()
-    return Completion(tokens, final_reward(sample), sample.rewards, sample.status, sample.answer)
+    reason = last_finish_reason(sample)
+    return Completion(tokens, final_reward(sample), sample.rewards, sample.status, sample.answer, reason)
 
 
 def columns_of(completions: Sequence[Completion], filler_id: int) -> dict[str, list[Any]]:
@@ -232,6 +236,7 @@ def columns_of(completions: Sequence[Completion], filler_id: int) -> dict[str, l
         "rewards": [completion.rewards for completion in completions],
         "status": [completion.status for completion in completions],
         "answer": [completion.answer for completion in completions],
+        "finish_reason": [completion.finish_reason for completion in completions],
     }
 
 

@@ -18,6 +18,7 @@ from rollout_client.agent_runner import Agent, AgentRollout, play_agent
 from rollout_client.async_client.client import AsyncRolloutClient
 from rollout_client.contract import JsonObject
 from rollout_client.errors import RolloutError
+from rollout_client.results.final_rewards import last_finish_reason
 from rollout_client.results.token_row import TokenRow, token_row
 from rollout_client.rollout_calls import RolloutOptions
 from rollout_client.session_contract import SessionLimits
@@ -117,7 +118,9 @@ def completion_of(rollout: AgentRollout) -> Completion:
         return Completion(NOTHING, None, {}, "error")
     latest = rollout.samples[-1]
     status = latest.status if rollout.error is None else "error"
-    return Completion(token_row(latest).without_tail(), rollout.total_reward, latest.rewards, status)
+    tokens = token_row(latest).without_tail()
+    reason = last_finish_reason(latest)
+    return Completion(tokens, rollout.total_reward, latest.rewards, status, finish_reason=reason)
 
 
 def in_a_thread(coroutine: Coroutine[Any, Any, Returned]) -> Returned:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict
 
 from rollout_client.contract import JsonObject, ObservationFormat, SampleResult
-from rollout_client.results.final_rewards import RolloutsNotFinal, final_reward
+from rollout_client.results.final_rewards import RolloutsNotFinal, final_reward, last_finish_reason
 from rollout_client.results.token_row import UNKNOWN_VERSION, TokenRow, token_row
 from rollout_client.rollout_calls import RolloutOptions
 from rollout_client.sync_client.client import RolloutClient
@@ -308,6 +308,7 @@ def columns_of(rows: Sequence[Row]) -> dict[str, NDArray[Any]]:
         "status": objects([row.sample.status for row in rows]),
         "rewards": objects([row.sample.rewards for row in rows]),
         "answer": objects([row.sample.answer for row in rows]),
+        "finish_reason": objects([last_finish_reason(row.sample) for row in rows]),
     }
 
 

@@ -15,7 +15,7 @@ from rollout_client.cli import checks
 from rollout_client.cli.app import add_server_commands, app
 from rollout_client.cli.checks import Finding
 from tests.clients.scripted_policy import PolicyServer, ScriptedPolicy
-from tests.clients.scripted_service import SUMMARY, ScriptedService, problem, result, running
+from tests.clients.scripted_service import CLIPPED, SUMMARY, ScriptedService, problem, result, running
 
 
 @pytest.fixture
@@ -36,8 +36,8 @@ def test_eval_shows_pass_at_k_by_task_and_asks_for_the_named_version(service: Sc
     options = ["--count", "3", "--num-generations", "2", "--policy-name", "run-b", "--policy-version", "7"]
     done = rollout(service.url, "eval", "math", *options)
     assert done.exit_code == 0, done.stderr
-    assert ["math", "1", "1.000", "0.439", "1.000", "3", "0"] in rows_of(done.stdout)
-    assert ["math", "2", "1.000", "0.439", "1.000", "3", "0"] in rows_of(done.stdout)
+    assert ["math", "1", "1.000", "0.439", "1.000", "3", "0", "0.0%"] in rows_of(done.stdout)
+    assert ["math", "2", "1.000", "0.439", "1.000", "3", "0", "0.0%"] in rows_of(done.stdout)
     assert service.bodies[0]["policy"] == {"name": "run-b", "version": 7}
 
 
@@ -82,7 +82,8 @@ def test_bench_counts_what_it_played_after_the_warm_up(service: ScriptedService)
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    samples = [result(0), result(1, total_reward=0.0), result(2, task_name="code", status="truncated")]
+    cut = {"message_log": CLIPPED["message_log"]}
+    samples = [result(0), result(1, total_reward=0.0, **cut), result(2, task_name="code", status="truncated")]
     path = tmp_path / "rollouts.jsonl"
     RolloutResponse.model_validate({**SUMMARY, "samples": samples}).save(path)
     return path
@@ -98,6 +99,7 @@ def file(tmp_path: Path) -> Path:
         (["--status", "completed", "--max-reward", "0.5"], [1], 1),
         (["--min-reward", "0.5"], [0, 2], 2),
         (["--idx", "1"], [1], 1),
+        (["--clipped"], [1], 1),
     ],
 )
 def test_view_shows_the_rollouts_that_are_asked_for(
@@ -112,6 +114,8 @@ def test_view_shows_transcripts_and_how_the_rollouts_ended(file: Path) -> None:
     done = CliRunner().invoke(app, ["view", str(file)], env={"COLUMNS": "80"})
     assert "0 · math · generation 0" in done.stdout
     assert ["truncated", "1"] in rows_of(done.stdout)
+    assert ["clipped ratio", "33.33%"] in rows_of(done.stdout)
+    assert done.stdout.count(" completed, clipped · ") == 1
 
 
 def test_view_of_a_file_that_is_none_is_one_sentence(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from rollout_client import SampleResult
 from rollout_client.cli.pass_at_k import PassAtK, estimate, pass_at_k, wilson_interval
+from tests.clients.message_logs import generated, rollout
 from tests.clients.scripted_service import result
 
 
@@ -52,7 +53,14 @@ def test_values_are_means_over_prompts_by_task_and_for_all() -> None:
 def test_a_prompt_with_too_few_final_rewards_is_left_out_and_counted() -> None:
     found = pass_at_k([group(None, 1.0), group(None, None)], [1, 2], passes_at=1.0, confidence=0.95)
     assert [(row.value, row.prompts, row.left_out) for row in found] == [(1.0, 1, 1), (None, 0, 2)]
-    assert found[1] == PassAtK("math", 2, None, None, None, 0, 2)
+    assert found[1] == PassAtK("math", 2, None, None, None, 0, 2, 0.0)
+
+
+def test_each_task_has_the_share_of_its_responses_that_their_length_has_cut() -> None:
+    cut, whole = (rollout(generated(1, finish_reason=reason)) for reason in ("length", "stop"))
+    other = rollout(generated(1, finish_reason="length"), task_name="code")
+    found = pass_at_k([[cut, whole], [whole, whole], [other]], [1], passes_at=1.0, confidence=0.95)
+    assert [(row.task_name, row.clipped_ratio) for row in found] == [("math", 0.25), ("code", 1.0), ("all", 0.4)]
 
 
 def test_the_interval_is_wilsons() -> None:

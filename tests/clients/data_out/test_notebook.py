@@ -1,13 +1,21 @@
 """What a notebook shows of a response."""
 
 from tests.clients.data_out.responses import response_of
-from tests.clients.scripted_service import result
+from tests.clients.scripted_service import CLIPPED, result
 
 
 def test_the_head_counts_rollouts_and_statuses_and_names_reward_and_version() -> None:
     failed = result(status="error", total_reward=None, error={"kind": "timeout", "message": "Late.", "retryable": True})
     html = response_of(result(), result(total_reward=0.0), failed)._repr_html_()
-    assert html.startswith("<p>3 rollouts · 2 completed · 1 error · mean reward 0.500 · version 0</p>")
+    assert html.startswith(
+        "<p>3 rollouts · 2 completed · 1 error · mean reward 0.500 · clipped ratio 0.000 · version 0</p>"
+    )
+
+
+def test_responses_that_their_length_has_cut_are_in_the_head_and_named_in_their_rows() -> None:
+    html = response_of(CLIPPED, result(), result(), result())._repr_html_()
+    assert "clipped ratio 0.250" in html
+    assert (html.count("<td>length</td>"), html.count("<td>stop</td>")) == (1, 3)
 
 
 def test_text_of_a_model_is_escaped_and_shortened() -> None:

@@ -3,11 +3,19 @@
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
+from rollout_client import RolloutResponse
+from rollout_client.arrow.rows import record_batch
+from rollout_client.data_out.table import FIELDS
+from rollout_client.set_fields import set_fields
 from tests.clients.data_out.responses import response_of
-from tests.clients.scripted_service import result
+from tests.clients.scripted_service import CLIPPED, result
 
 FAILED = result(1, status="error", total_reward=None, error={"kind": "timeout", "message": "Late.", "retryable": True})
 RESPONSE = response_of(result(0, rewards={"format": 0.5}, level="hard"), FAILED)
@@ -31,6 +39,42 @@ def test_an_arrow_table_has_the_tokens_in_its_messages() -> None:
     assert logs[1]["token_ids"] == [3, 4]
     assert logs[1]["generation_logprobs"] == [-0.25, -0.75]
     assert table["total_reward"].to_pylist() == [1.0, None]
+
+
+UNANSWERED = result(message_log=[{"role": "user", "content": "", "token_ids": [1]}])
+ENDINGS = response_of(CLIPPED, result(), UNANSWERED)
+
+
+def ending_of(frame: Any) -> tuple[Any, Any]:
+    """pandas has NaN or None for a missing text, as its version has it."""
+    return frame["metrics.finish_reason"], frame["metrics.finish_reason"].isna()
+
+
+def test_tables_say_how_the_last_response_ended_and_which_rollouts_its_length_has_cut(tmp_path: Path) -> None:
+    frame, table = ENDINGS.to_pandas(), ENDINGS.to_arrow()
+    ENDINGS.to_parquet(tmp_path / "saved.parquet")
+    reasons, clipped = ["length", "stop", None], [True, False, False]
+    assert [None if isna else reason for reason, isna in zip(*ending_of(frame), strict=True)] == reasons
+    assert frame["metrics.clipped"].tolist() == clipped
+    for metrics in (table["metrics"], pq.read_table(tmp_path / "saved.parquet")["metrics"]):
+        rows = metrics.to_pylist()
+        assert ([row["finish_reason"] for row in rows], [row["clipped"] for row in rows]) == (reasons, clipped)
+    assert ENDINGS.to_dataset()["metrics"][0]["clipped"] is True
+
+
+def test_a_file_that_says_how_responses_ended_is_read_as_what_was_saved(tmp_path: Path) -> None:
+    ENDINGS.save(tmp_path / "saved.parquet")
+    loaded = RolloutResponse.load(tmp_path / "saved.parquet")
+    assert loaded.model_dump(exclude_unset=True) == ENDINGS.model_dump(exclude_unset=True)
+
+
+def test_a_file_of_an_older_client_which_does_not_say_how_responses_ended_is_read(tmp_path: Path) -> None:
+    rows = [set_fields(sample) for sample in ENDINGS.samples]
+    older = pa.Table.from_batches([record_batch(rows, FIELDS)], FIELDS).replace_schema_metadata(
+        ENDINGS.to_arrow().schema.metadata
+    )
+    pq.write_table(older, tmp_path / "saved.parquet")
+    assert RolloutResponse.load(tmp_path / "saved.parquet") == ENDINGS
 
 
 def test_a_data_set_has_rewards_as_pairs() -> None:

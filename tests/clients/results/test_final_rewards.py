@@ -2,8 +2,13 @@
 
 import pytest
 
-from rollout_client.results.final_rewards import RolloutsNotFinal, final_reward
-from tests.clients.message_logs import failed, generated, rollout
+from rollout_client.results.final_rewards import (
+    RolloutsNotFinal,
+    final_reward,
+    is_clipped,
+    last_finish_reason,
+)
+from tests.clients.message_logs import failed, generated, given_message, rollout
 
 
 @pytest.mark.parametrize(
@@ -23,6 +28,14 @@ def test_a_reward_is_final_unless_the_rollout_was_cut_off(status: str, expected:
 
 def test_a_failed_rollout_has_no_final_reward() -> None:
     assert final_reward(failed(generated(1))) is None
+
+
+def test_a_rollout_is_clipped_whose_last_response_its_length_has_cut() -> None:
+    whole, cut, interrupted = (generated(1, finish_reason=reason) for reason in ("stop", "length", None))
+    observed = given_message(2, role="environment")
+    logs = [[cut, observed], [cut, observed, whole], [whole, cut], [cut, interrupted], [observed], []]
+    assert [is_clipped(rollout(*log)) for log in logs] == [True, False, True, False, False, False]
+    assert [last_finish_reason(rollout(*log)) for log in logs] == ["length", "stop", "length", None, None, None]
 
 
 def test_the_error_counts_the_rollouts_without_a_final_reward_and_explains_the_first() -> None:

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollout_client import RolloutResponse, SampleResult
+from rollout_client.results.final_rewards import is_clipped
 from rollout_client.tensors import PaddingSide, RolloutTensors, to_tensors
 from tests.clients.message_logs import ONE_TURN, TWO_TURNS, failed, generated, given_message, rollout
 from tests.clients.scripted_service import SUMMARY
@@ -151,7 +152,12 @@ def test_a_rollout_that_reached_a_limit_counts(status: str) -> None:
 
 token_lists = st.lists(st.integers(0, 2**31), max_size=5)
 messages = st.one_of(
-    token_lists.map(lambda ids: given_message(*ids)), token_lists.map(lambda ids: generated(*ids, logprob=-0.125))
+    token_lists.map(lambda ids: given_message(*ids)),
+    st.builds(
+        lambda ids, reason: generated(*ids, logprob=-0.125, finish_reason=reason),
+        token_lists,
+        st.sampled_from(["stop", "length", None]),
+    ),
 )
 rollouts = st.builds(
     lambda log, idx, reward: rollout(*log, idx=idx, reward=reward),
@@ -182,6 +188,13 @@ def test_the_loss_mask_counts_the_generated_tokens_and_nothing_else_has_a_logpro
     ]
     assert tensors.loss_mask.sum(dim=1).tolist() == counts
     assert (tensors.generation_logprobs == -0.125).long().tolist() == tensors.loss_mask.tolist()
+
+
+@given(st.lists(rollouts, max_size=6))
+def test_the_clipped_mask_marks_the_rollouts_whose_last_response_their_length_has_cut(
+    samples: list[SampleResult],
+) -> None:
+    assert to_tensors(samples, pad_token_id=0).clipped_mask.tolist() == [int(is_clipped(each)) for each in samples]
 
 
 def test_versions_of_named_policies_are_their_numbers() -> None:

@@ -82,12 +82,13 @@ def prompt_message(content: str = "") -> Json:
     return {"role": "user", "content": content, "token_ids": [258, 10, 87, 261]}
 
 
-def response_message(*token_ids: int, version: int = 0) -> Json:
+def response_message(*token_ids: int, version: int = 0, finish_reason: str = "stop") -> Json:
     return {
         "role": "assistant",
         "content": "said",
         "token_ids": list(token_ids),
         "generation_logprobs": [-0.5] * len(token_ids),
+        "finish_reason": finish_reason,
         "weight_versions": [{"version": str(version), "start": 0, "end": len(token_ids)}],
     }
 

@@ -24,7 +24,9 @@ from tests.clients.trainers.scripted_trainer import (
     answering,
     layout_of,
     prompt_message,
+    response_message,
     trainer,
+    two_turns,
 )
 from tests.paths import TINY_MODEL
 
@@ -152,8 +154,14 @@ def test_the_completion_goes_from_the_first_generated_token_to_the_last(
         "rewards": [{}, {}],
         "status": ["completed", "completed"],
         "answer": ["0", "1"],
+        "finish_reason": ["stop", "stop"],
     }
     assert service_reward(prompts=PROMPTS, **columns) == [0, 1]
+
+
+def test_a_completion_that_its_length_has_cut_says_so(service: ScriptedService, client: PushingClient) -> None:
+    service.rollouts.append(answering(log=[*two_turns()[:3], response_message(32, 33, finish_reason="length")]))
+    assert ServiceRolloutFunc(client, task_name="math")(PROMPTS, trainer())["finish_reason"] == ["length"] * 2
 
 
 @pytest.mark.parametrize(

@@ -55,6 +55,7 @@ def test_each_prompt_is_a_run_of_the_agent_and_its_tokens_are_those_of_the_engin
         "rewards": [{"right": 0.0, "short": 0.5}, {"right": 1.0, "short": 0.5}],
         "status": ["completed"] * 2,
         "answer": [None] * 2,
+        "finish_reason": ["stop"] * 2,
     }
     assert service_reward(prompts=PROMPTS, **columns) == [0.5, 1.5]
 

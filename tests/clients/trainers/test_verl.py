@@ -249,6 +249,7 @@ def test_the_other_columns_are_those_that_the_trainer_reads_and_the_versions(
         "status": ["completed", "completed", "error"],
         "rewards": [{"right": 1.0, "style": -0.5}, {"right": 1.0}, {}],
         "answer": ["0", "1", "2"],
+        "finish_reason": ["stop"] * 3,
         "right": [1.0, 1.0, 1.0],
     }
     assert came.non_tensor_batch["__num_turns__"].dtype == np.int32

@@ -83,7 +83,7 @@ metrics = fields(
         "total_reward": st.none() | numbers,
         "turn_gen_tokens": st.lists(counts, max_size=2),
     },
-    {"turn_input_tokens": st.lists(counts, max_size=2), "parse_errors": counts},
+    {"turn_input_tokens": st.lists(counts, max_size=2), "parse_errors": counts, "clipped_turns": counts},
 )
 errors = fields({"kind": st.just("timeout"), "message": texts, "retryable": st.booleans()}, {})
 results = fields(
@@ -353,17 +353,24 @@ versions = st.lists(
     ),
     max_size=2,
 )
-given_messages = token_ids.map(lambda ids: {"role": "user", "content": "", "token_ids": ids})
+finish_reasons = st.sampled_from([None, "stop", "length"])
+given_messages = st.builds(
+    lambda ids, reason: {"role": "user", "content": "", "token_ids": ids, "finish_reason": reason},
+    token_ids,
+    finish_reasons,
+)
 generated_messages = st.builds(
-    lambda ids, spans: {
+    lambda ids, spans, reason: {
         "role": "assistant",
         "content": "",
         "token_ids": ids,
         "generation_logprobs": [-0.125 * place for place in range(len(ids))],
         "weight_versions": spans,
+        "finish_reason": reason,
     },
     token_ids,
     versions,
+    finish_reasons,
 )
 trained = st.builds(
     lambda log, idx, reward, status: plain(

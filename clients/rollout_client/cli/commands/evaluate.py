@@ -65,7 +65,8 @@ def evaluate(
     """Estimate pass@k by task, with confidence intervals.
 
     `--policy-version` names the weights: a rollout that would need others fails. pass@k is estimated without bias
-    (arXiv:2107.03374); the interval is Wilson's, over prompts.
+    (arXiv:2107.03374); the interval is Wilson's, over prompts. `clipped` is the share of a task's responses that their
+    length has cut.
     """
     with errors_as_sentences():
         generations = options["num_generations"] or 1
@@ -127,9 +128,10 @@ def versions_of(group: list[SampleResult]) -> set[str]:
 def pass_table(found: list[PassAtK], versions: list[str], confidence: float) -> Table:
     title = f"pass@k, {confidence:.0%} intervals, version {', '.join(versions) or 'unknown'}"
     table = Table(title=title, title_justify="left")
-    for name in ("task", "k", "pass@k", "low", "high", "prompts", "left out"):
+    for name in ("task", "k", "pass@k", "low", "high", "prompts", "left out", "clipped"):
         table.add_column(name, justify="left" if name == "task" else "right")
     for row in found:
         numbers = ("" if value is None else f"{value:.3f}" for value in (row.value, row.low, row.high))
-        table.add_row(plain(row.task_name), str(row.k), *numbers, str(row.prompts), str(row.left_out))
+        clipped = "" if row.clipped_ratio is None else f"{row.clipped_ratio:.1%}"
+        table.add_row(plain(row.task_name), str(row.k), *numbers, str(row.prompts), str(row.left_out), clipped)
     return table

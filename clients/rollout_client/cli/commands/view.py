@@ -11,6 +11,7 @@ from rollout_client.cli.run.totals import Totals
 from rollout_client.cli.transcript import totals_table, transcript
 from rollout_client.contract import SampleResult
 from rollout_client.data_out.files import read_rollouts
+from rollout_client.results.final_rewards import is_clipped
 
 DEFAULT_SHOWN = 5
 
@@ -22,6 +23,9 @@ def view(
     idx: Annotated[int | None, typer.Option(help="Only rollouts of this sample.")] = None,
     min_reward: Annotated[float | None, typer.Option(help="Only rollouts with this reward or a higher one.")] = None,
     max_reward: Annotated[float | None, typer.Option(help="Only rollouts with this reward or a lower one.")] = None,
+    clipped: Annotated[
+        bool, typer.Option("--clipped", help="Only rollouts whose last response its length has cut.")
+    ] = False,
     skip: Annotated[int, typer.Option(min=0, help="Leave out so many at the beginning.")] = 0,
     count: Annotated[int, typer.Option(min=0, help="Show so many transcripts; 0 only counts.")] = DEFAULT_SHOWN,
     as_json: AsJson = False,
@@ -34,6 +38,7 @@ def view(
             (task is None or sample.task_name == task)
             and (status is None or sample.status == status)
             and (idx is None or sample.idx == idx)
+            and (not clipped or is_clipped(sample))
             and (min_reward is None or (reward is not None and reward >= min_reward))
             and (max_reward is None or (reward is not None and reward <= max_reward))
         )

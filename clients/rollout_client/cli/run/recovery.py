@@ -46,7 +46,16 @@ def recovered(lines: Iterable[bytes], num_generations: int) -> Recovered:
             found.rows.add(rollout[INPUT_ROW])
             found.kept_bytes = end
             for ended in group:
-                found.totals.add(ended["status"], ended["total_reward"], ended["metrics"]["assistant_tokens"])
+                found.totals.add(
+                    ended["status"],
+                    ended["total_reward"],
+                    ended["metrics"]["assistant_tokens"],
+                    [
+                        message.get("finish_reason")
+                        for message in ended["message_log"]
+                        if message.get("generation_logprobs") is not None
+                    ],
+                )
             group = []
     return found
 

@@ -77,6 +77,7 @@ def test_each_rollout_is_a_line_with_its_row_and_the_totals_are_printed(run: Run
         "statuses": {"completed": 6},
         "error_rate": 0.0,
         "mean_reward": 1.0,
+        "clipped_ratio": 0.0,
         "tokens": 12,
         "output": str(run.output),
     }
