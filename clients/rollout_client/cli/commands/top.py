@@ -24,15 +24,16 @@ def top(
     interval_s: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks.")] = DEFAULT_INTERVAL_S,
     window_s: Annotated[float, typer.Option(min=0.1, help="Rates are means over so many seconds.")] = DEFAULT_WINDOW_S,
     count: Annotated[int, typer.Option(min=0, help="Looks before it ends; 0 goes on until Ctrl-C.")] = 0,
-    once: Annotated[bool, typer.Option("--once", help="As --count 1: two looks, ten seconds apart.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="As --count 1: one look, at once. Rates need a second.")] = False,
     url: Url = DEFAULT_URL,
     api_key_file: ApiKeyFile = None,
     as_json: AsJson = False,
 ) -> None:
     """Show replicas, what is in flight and waits, tokens, turns and rollouts a second, and the age of the weights.
 
-    Goes on until Ctrl-C, also while the service is away. With `--json`, a JSON object a line, one for each look. With
-    `--count` or `--once` the exit code is 1 if the last look found no service that is ready.
+    Goes on until Ctrl-C, also while the service is away. Rates come with the second look: a service's counters are up
+    to ten seconds old, so `--count 2 --interval-s 10` ends with them. With `--json`, a JSON object a line,
+    one for each look. With `--count` or `--once` the exit code is 1 if the last look found no service that is ready.
     """
 
     async def watch() -> TopView | None:

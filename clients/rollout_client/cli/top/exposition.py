@@ -13,6 +13,7 @@ COUNTERS = frozenset(
     {
         "rollout_rollouts_total",
         "rollout_turns_total",
+        "rollout_clipped_turns_total",
         "rollout_tokens_total",
         "rollout_failed_calls_total",
         "rollout_reward_sums_total",

@@ -27,8 +27,6 @@ from rollout_client.rollout_calls import Call, info_call
 
 ANSWER_WITHIN_S = 15.0
 """The service itself waits five seconds for its replicas, and for the metrics of each node."""
-EXPORTED_EVERY_S = 10.0
-"""So old are the counters of a service at most: two looks must be so far apart to tell a rate."""
 NO_ANSWER = (ServiceUnreachable, StreamBroken, RolloutTimeout)
 
 Found = TypeVar("Found")
@@ -37,15 +35,13 @@ Found = TypeVar("Found")
 async def views(
     client: AsyncRolloutClient, window_s: float, interval_s: float, count: int
 ) -> AsyncGenerator[TopView, None]:
-    """`count` of them, or for ever if it is 0. If it is 1, that one comes after two looks, so that it has rates.
+    """`count` of them, or for ever if it is 0. The first has no rates.
 
     Raises:
         RequestRejected: the service refuses the key.
         RolloutError: what answers is no rollout service that this client knows.
     """
     top = Top(window_s)
-    if count == 1 and (await view_of(client, top)).is_answering:
-        await asyncio.sleep(min(window_s, EXPORTED_EVERY_S))
     looks = 0
     while True:
         yield await view_of(client, top)

@@ -37,10 +37,11 @@ def service_table(view: TopView, url: str) -> Table:
     for policy in view.policies:
         table.add_row("policy", plain(policy_text(policy)))
     table.add_row("rollouts", f"{count_text(view.in_flight)} in flight, {rate_text(view.rollouts_per_s)}/s")
-    table.add_row("generations", f"{count_text(view.waiting)} waiting, {rate_text(view.turns_per_s)} turns/s")
+    turns = f"{rate_text(view.turns_per_s)} turns/s, {percent_text(view.clipped_ratio)} clipped by their length"
+    table.add_row("generations", f"{count_text(view.waiting)} waiting, {turns}")
     hits = f"prefix cache hits {percent_text(view.prefix_cache_hits)}"
     table.add_row("tokens", f"{rate_text(view.tokens_per_s)}/s, {hits}")
-    span = "after the next look" if view.span_s is None else f"means over {view.span_s:.0f} s"
+    span = "from the second look on" if view.span_s is None else f"means over {view.span_s:.0f} s"
     table.add_row("rates", span)
     return table
 
@@ -73,13 +74,13 @@ def generators_table(generators: list[GeneratorView]) -> Table:
 
 
 def tasks_table(tasks: list[TaskView]) -> Table:
-    table = table_of("task", "replicas", "rollouts/s", "turns/s", "tokens/s", "reward", "failed/s")
+    table = table_of("task", "rollouts/s", "turns/s", "clipped", "tokens/s", "reward", "failed/s")
     for each in tasks:
         table.add_row(
             plain(each.task_name),
-            count_text(each.replicas),
             rate_text(each.rollouts_per_s),
             rate_text(each.turns_per_s),
+            percent_text(each.clipped_ratio),
             rate_text(each.tokens_per_s),
             UNKNOWN if each.mean_reward is None else f"{each.mean_reward:.3f}",
             rate_text(each.failed_calls_per_s),

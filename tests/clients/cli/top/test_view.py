@@ -108,6 +108,20 @@ def test_the_mean_reward_counts_negative_rewards_and_is_unknown_without_rollouts
     assert top.take(reading(2, 4, 3, 1)).tasks[0].mean_reward == 0.5
 
 
+def test_the_share_of_clipped_responses_is_by_task_and_over_all_and_0_before_there_was_one() -> None:
+    def reading(at_s: float, **clipped: float) -> Reading:
+        turns = {Series("rollout_turns_total", (("task_name", name),)): 10 * at_s for name in ("code", "math")}
+        cut = {Series("rollout_clipped_turns_total", (("task_name", name),)): count for name, count in clipped.items()}
+        return Reading(at_s, turns | cut | {Series("rollout_rollouts_total", (("task_name", "math"),)): at_s})
+
+    top = Top(30)
+    assert top.take(reading(0)).clipped_ratio is None
+    view = top.take(reading(1))
+    assert (view.clipped_ratio, [task.clipped_ratio for task in view.tasks]) == (0.0, [0.0])
+    view = top.take(reading(2, math=5, code=10))
+    assert (view.clipped_ratio, [task.clipped_ratio for task in view.tasks]) == (0.375, [0.25])
+
+
 def replica(deployment: str, replica_id: str) -> Series:
     return Series("serve_deployment_replica_healthy", (("deployment", deployment), ("replica", replica_id)))
 
