@@ -17,6 +17,11 @@ export function rate(value) {
   return value === null ? "–" : value >= 1000 ? whole.format(value) : short.format(value);
 }
 
+/** Of a share; a dash where it is null. */
+export function percent(share) {
+  return share === null ? "–" : `${(share * 100).toFixed(share > 0 && share < 0.01 ? 1 : 0)}%`;
+}
+
 export function seconds(value) {
   if (value < 120) return `${whole.format(value)} s`;
   if (value < 7200) return `${whole.format(value / 60)} min`;

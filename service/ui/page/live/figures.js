@@ -5,6 +5,7 @@ import { byLabel, total } from "./exposition.js";
 export const COUNTERS = [
   "rollout_rollouts_total",
   "rollout_turns_total",
+  "rollout_clipped_turns_total",
   "rollout_tokens_total",
   "rollout_reward_sums_total",
   "vllm_generation_tokens_total",
@@ -75,10 +76,13 @@ export function tasks(names, rates) {
     const negative = rates.rate("rollout_reward_sums_total", (labels) => ofTask(labels) && labels.sign === "negative");
     // A failed rollout has no reward: the mean is of the others.
     const rewarded = (ended ?? 0) - (failed ?? 0);
+    const turns = rates.rate("rollout_turns_total", ofTask);
     return {
       name,
       rollouts: ended,
       failed: ended ? failed / ended : null,
+      // There is no counter of clipped responses until there was one.
+      clipped: turns ? (rates.rate("rollout_clipped_turns_total", ofTask) ?? 0) / turns : null,
       reward: rewarded > 0 ? (positive - negative) / rewarded : null,
       tokens: rates.rate("rollout_tokens_total", (labels) => ofTask(labels) && labels.kind === "generated"),
     };

@@ -1,10 +1,9 @@
 // The tables and figures of the live view, as elements.
 
 import { h } from "../app/dom.js";
-import { count, plural, rate, reward, seconds } from "../app/numbers.js";
+import { count, percent, plural, rate, reward, seconds } from "../app/numbers.js";
 import { sparkline } from "./sparkline.js";
 
-const percent = (share) => (share === null ? "–" : `${(share * 100).toFixed(share > 0 && share < 0.01 ? 1 : 0)}%`);
 const orDash = (value) => (value === null ? "–" : count(value));
 
 export function tile(label, value, { note = "", history = null } = {}) {
@@ -57,12 +56,13 @@ export function replicaTable(records) {
 }
 
 export function taskTable(records) {
-  const columns = [["task"], ["rollouts/s", true], ["tokens/s", true], ["mean reward", true], ["failed", true]];
+  const columns = [["task"], ["rollouts/s", true], ["tokens/s", true], ["mean reward", true], ["clipped", true], ["failed", true]];
   const rows = records.map((one) => [
     h("a", { href: `#play?task=${encodeURIComponent(one.name)}` }, one.name),
     rate(one.rollouts),
     rate(one.tokens),
     one.reward === null ? "–" : reward(one.reward),
+    h("span", { title: "Responses that their length has cut" }, percent(one.clipped)),
     h("span", { class: one.failed > 0 ? "bad" : null }, percent(one.failed)),
   ]);
   return table("Tasks", columns, rows, "No tasks are listed.");

@@ -4,7 +4,7 @@
 import { announce } from "../app/announce.js";
 import { h } from "../app/dom.js";
 import * as link from "../app/link.js";
-import { count, plural, rate, reward } from "../app/numbers.js";
+import { count, percent, plural, rate, reward } from "../app/numbers.js";
 import { play } from "../service/ndjson.js";
 import { Arrivals } from "./arrivals.js";
 import { OptionsForm } from "./options_form.js";
@@ -132,6 +132,7 @@ export class Playground {
     const parts = [
       metrics.mean_total_reward === undefined ? null : `mean reward ${reward(metrics.mean_total_reward)}`,
       metrics.total_turns === undefined ? null : plural(metrics.total_turns, "turn"),
+      metrics.clipped_ratio ? `${percent(metrics.clipped_ratio)} of the responses clipped` : null,
       `${rate(tokens / seconds)} tokens/s`,
       `${rate(seconds)} s`,
       policy?.newest ? `weights ${policy.oldest === policy.newest ? policy.newest : `${policy.oldest} to ${policy.newest}`}` : null,

@@ -5,11 +5,12 @@ import { count } from "../app/numbers.js";
 import { counted, ORDERS } from "./filters.js";
 
 const TYPING_MS = 200;
-export const FILTERS = ["task", "status", "min", "max", "q", "order"];
+export const FILTERS = ["task", "status", "finish", "min", "max", "q", "order"];
 
 export class FilterForm {
   #task = h("select");
   #status = h("select");
+  #finish = h("select");
   #min = h("input", { type: "text", inputmode: "decimal", placeholder: "any", size: "5" });
   #max = h("input", { type: "text", inputmode: "decimal", placeholder: "any", size: "5" });
   #order = h("select");
@@ -18,7 +19,7 @@ export class FilterForm {
 
   constructor(onChange) {
     options(this.#order, Object.entries(ORDERS), "file");
-    const fields = { task: this.#task, status: this.#status, min: this.#min, max: this.#max, q: this.text, order: this.#order };
+    const fields = { task: this.#task, status: this.#status, finish: this.#finish, min: this.#min, max: this.#max, q: this.text, order: this.#order };
     this.fields = fields;
     let typing = 0;
     for (const control of Object.values(fields)) {
@@ -40,6 +41,7 @@ export class FilterForm {
       { class: "filters", role: "search", "aria-label": "Filters", onsubmit: (event) => event.preventDefault() },
       field("Task", this.#task),
       field("Status", this.#status),
+      field("Finish", this.#finish),
       field("Reward from", this.#min),
       field("to", this.#max),
       field("Order", this.#order),
@@ -48,9 +50,9 @@ export class FilterForm {
     );
   }
 
-  /** Offers the tasks and statuses that occur, with how often. */
+  /** Offers the tasks, statuses and finish reasons of last responses that occur, with how often. */
   offer(rows) {
-    for (const [name, select, any] of [["task", this.#task, "all tasks"], ["status", this.#status, "all statuses"]]) {
+    for (const [name, select, any] of [["task", this.#task, "all tasks"], ["status", this.#status, "all statuses"], ["finish", this.#finish, "all reasons"]]) {
       const chosen = select.value;
       const found = counted(rows, name);
       const choices = [["", any], ...found.map(([value, size]) => [value, `${value || "none"} (${count(size)})`])];

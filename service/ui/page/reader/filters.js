@@ -35,10 +35,17 @@ export function filtered(rows, filters, matches = null) {
     (row) =>
       (!filters.task || row.task === filters.task) &&
       (!filters.status || row.status === filters.status) &&
+      (!filters.finish || row.finish === filters.finish) &&
       (!ranged || (row.reward !== null && (min === null || row.reward >= min) && (max === null || row.reward <= max))) &&
       (matches === null || matches[row.n] === 1),
   );
   return SORTS[filters.order] ? shown.sort(SORTS[filters.order]) : shown;
+}
+
+/** Which share of the responses their length has cut; 0 without one. */
+export function clippedRatio(rows) {
+  const of = (field) => rows.reduce((sum, row) => sum + row[field], 0);
+  return of("turns") ? of("clipped") / of("turns") : 0;
 }
 
 /** The values of a field that occur, each with how often, the most frequent first. */

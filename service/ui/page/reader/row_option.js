@@ -33,10 +33,11 @@ export function rowOption() {
       value.data = row.reward === null ? "–" : reward(row.reward);
       snippet.data = row.snippet;
       size.data = `${plural(row.turns, "turn")}, ${row.tokens} tok`;
-      if (row.status === shownStatus) return;
-      shownStatus = row.status;
-      status.data = row.status === "completed" ? "" : row.status;
-      statusElement.className = `row-status ${STATUS_CLASSES[row.status] ?? "warn"}`;
+      const shown = row.finish === "length" ? `${row.status} clipped` : row.status;
+      if (shown === shownStatus) return;
+      shownStatus = shown;
+      status.data = shown.replace(/^completed ?/, "");
+      statusElement.className = `row-status ${shown === "completed clipped" ? "warn" : (STATUS_CLASSES[row.status] ?? "warn")}`;
     },
   };
 }

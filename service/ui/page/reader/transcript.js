@@ -55,6 +55,11 @@ function needsPieces(look) {
   return look.mask || look.colour !== "none";
 }
 
+/** Whether its length has cut the last response. */
+export function isClipped({ message_log: log }) {
+  return log.findLast(isGenerated)?.finish_reason === "length";
+}
+
 export function nameOf(rollout) {
   return `${rollout.id ?? rollout.idx ?? ""} · generation ${rollout.generation_index ?? 0}`;
 }
@@ -85,6 +90,7 @@ function headOf(rollout, isColumn) {
       "p",
       { class: "outcome" },
       h("span", { class: `status ${STATUS_CLASSES[rollout.status] ?? "warn"}` }, rollout.status),
+      isClipped(rollout) ? h("span", { class: "status warn", title: "Its length has cut the last response" }, "clipped") : null,
       h("span", { class: "total", title: "Total reward" }, rollout.total_reward === null || rollout.total_reward === undefined ? "no reward" : reward(rollout.total_reward)),
     ),
     named.length + environment.length

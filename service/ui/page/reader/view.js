@@ -4,9 +4,9 @@
 import { announce } from "../app/announce.js";
 import { h } from "../app/dom.js";
 import * as link from "../app/link.js";
-import { count, plural } from "../app/numbers.js";
+import { count, percent, plural } from "../app/numbers.js";
 import { FilterForm } from "./filter_form.js";
-import { filtered } from "./filters.js";
+import { clippedRatio, filtered } from "./filters.js";
 import { Histogram } from "./histogram.js";
 import { VirtualList } from "./list.js";
 import { ROW_HEIGHT, rowOption } from "./row_option.js";
@@ -203,7 +203,9 @@ export class Reader {
     const reads = source.rows.length > 0;
     const narrowed = rows.length < source.rows.length ? `${count(rows.length)} of ` : "";
     this.title.textContent = source.name || this.#expected || "No file";
-    this.total.textContent = reads ? `${narrowed}${plural(source.rows.length, "rollout")}${this.#loading ? ", reading" : ""}` : "";
+    const ratio = clippedRatio(rows);
+    const clipped = ratio ? `, ${percent(ratio)} of the responses clipped` : "";
+    this.total.textContent = reads ? `${narrowed}${plural(source.rows.length, "rollout")}${this.#loading ? ", reading" : clipped}` : "";
     this.note.textContent = source.note;
     this.note.hidden = !source.note;
     this.root.classList.toggle("empty", !reads);

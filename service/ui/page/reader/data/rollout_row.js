@@ -22,10 +22,14 @@ export function rowOf(rollout, n, group) {
   let tokens = 0;
   let logprobs = 0;
   let turns = 0;
+  let clipped = 0;
+  let finish = "none";
   let snippet = "";
   for (const message of log) {
     if (!isGenerated(message)) continue;
     turns += 1;
+    finish = message.finish_reason ?? "none";
+    if (finish === "length") clipped += 1;
     tokens += message.generation_logprobs.length;
     for (const logprob of message.generation_logprobs) logprobs += logprob;
     for (const span of message.weight_versions ?? []) versions.add(String(span.version));
@@ -40,6 +44,8 @@ export function rowOf(rollout, n, group) {
     status: rollout.status,
     reward: rollout.total_reward ?? null,
     turns,
+    clipped,
+    finish,
     tokens,
     logprob: tokens ? logprobs / tokens : null,
     versions: [...versions],

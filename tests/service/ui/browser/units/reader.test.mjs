@@ -6,10 +6,10 @@ import { align, BYTE_OF, piecesOf } from "../../../../../service/ui/page/reader/
 import { linesOf, readJsonLines, rolloutAt } from "../../../../../service/ui/page/reader/data/jsonl.js";
 import { plain, rolloutOf } from "../../../../../service/ui/page/reader/data/parquet.js";
 import { flaw, GroupNumbers, rowOf } from "../../../../../service/ui/page/reader/data/rollout_row.js";
-import { bound, filtered } from "../../../../../service/ui/page/reader/filters.js";
+import { bound, clippedRatio, filtered } from "../../../../../service/ui/page/reader/filters.js";
 import { binsOf } from "../../../../../service/ui/page/reader/histogram.js";
 import { rewardsByTurn } from "../../../../../service/ui/page/reader/rewards.js";
-import { sharedMessages } from "../../../../../service/ui/page/reader/transcript.js";
+import { isClipped, sharedMessages } from "../../../../../service/ui/page/reader/transcript.js";
 import { namesOf } from "../../../../../service/ui/page/reader/vocabulary.js";
 
 const CHARACTERS = Object.fromEntries([...BYTE_OF].map(([character, byte]) => [byte, character]));
@@ -109,7 +109,17 @@ test("a row counts turns, tokens and versions of what was generated alone", () =
   const spans = [{ version: "6", start: 0, end: 1 }, { version: "run-b/7", start: 1, end: 2 }];
   const message_log = [{ role: "user", content: "Q", token_ids: [1, 2, 3] }, { ...said("A", [4, 5]), weight_versions: spans }];
   const row = rowOf({ message_log, status: "completed", idx: 4, generation_index: 2, task_name: "t", total_reward: 1 }, 7, 3);
-  assert.deepEqual(row, { n: 7, group: 3, name: "4", generation: 2, task: "t", status: "completed", reward: 1, turns: 1, tokens: 2, logprob: -1, versions: ["6", "run-b/7"], snippet: "A" });
+  assert.deepEqual(row, { n: 7, group: 3, name: "4", generation: 2, task: "t", status: "completed", reward: 1, turns: 1, clipped: 0, finish: "none", tokens: 2, logprob: -1, versions: ["6", "run-b/7"], snippet: "A" });
+});
+
+test("a row has the finish reason of its last response, and how many their length has cut", () => {
+  const log = (...reasons) => reasons.map((finish_reason) => ({ ...said("A", [4]), finish_reason }));
+  const shown = (...reasons) => rowOf({ message_log: [...log(...reasons), { role: "user", content: "", token_ids: [1] }], status: "completed" }, 0, 0);
+  const rows = [shown("length", "stop"), shown("length"), shown(undefined), shown()];
+  assert.deepEqual(rows.map(({ finish, clipped }) => [finish, clipped]), [["stop", 1], ["length", 1], ["none", 0], ["none", 0]]);
+  assert.deepEqual(filtered(rows, { finish: "length" }), [rows[1]]);
+  assert.deepEqual([clippedRatio(rows), clippedRatio([])], [0.5, 0]);
+  assert.deepEqual([log("length"), log("length", "stop"), []].map((message_log) => isClipped({ message_log })), [true, false, false]);
 });
 
 const ROWS = [0, 1, null, 0.5].map((reward, n) => ({ n, reward, task: n % 2 ? "a" : "b", status: "completed", tokens: n, logprob: -n }));

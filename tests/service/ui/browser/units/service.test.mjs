@@ -4,7 +4,7 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 import { format, parse } from "../../../../../service/ui/page/app/link.js";
 import { byLabel, parseExposition, total } from "../../../../../service/ui/page/live/exposition.js";
-import { queue, replicas, tasks } from "../../../../../service/ui/page/live/figures.js";
+import { COUNTERS, queue, replicas, tasks } from "../../../../../service/ui/page/live/figures.js";
 import { Rates } from "../../../../../service/ui/page/live/rates.js";
 import { firstFlaw } from "../../../../../service/ui/page/play/json_place.js";
 
@@ -78,6 +78,17 @@ test("the mean reward of a task is that of the rollouts that have one", () => {
   const [known, other] = tasks(["t", "z"], rates);
   assert.deepEqual([known.rollouts, known.failed, known.reward], [1, 0.5, 1]);
   assert.deepEqual([other.rollouts, other.failed, other.reward], [0, null, null]);
+});
+
+test("a task has the share of its responses that their length has cut, 0 before there was one", () => {
+  const of = (turns, clipped) => parseExposition(`ray_rollout_turns_total{task_name="t"} ${turns}${clipped ? `\nray_rollout_clipped_turns_total{task_name="t"} ${clipped}` : ""}`);
+  const rates = new Rates();
+  rates.look(of(0), COUNTERS, 0);
+  assert.deepEqual(tasks(["t"], rates)[0].clipped, null);
+  rates.look(of(8), COUNTERS, 10);
+  assert.deepEqual(tasks(["t"], rates)[0].clipped, 0);
+  rates.look(of(16, 4), COUNTERS, 20);
+  assert.deepEqual(tasks(["t"], rates)[0].clipped, 0.25);
 });
 
 for (const [text, line, column, wanted] of [
