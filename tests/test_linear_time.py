@@ -33,7 +33,7 @@ from tests.paths import REPOSITORY
 
 MEBIBYTE = 2**20
 LINEAR_S = 6.0
-"""Of processor time. The slowest of these readers takes a quarter of it, the fastest quadratic one took twice as long."""
+"""Of processor time. The slowest of these readers takes a quarter of it, the fastest quadratic one took half more."""
 
 
 class Reader(NamedTuple):

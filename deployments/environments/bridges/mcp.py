@@ -2,9 +2,11 @@
 
 import asyncio
 import concurrent.futures
+import json
 import random
+import shlex
 import threading
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Coroutine
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, HttpUrl, model_validator
@@ -18,9 +20,15 @@ CONNECTION_CLOSED = -32000
 """MCP's code for a connection that ended while a call was under way."""
 Result = TypeVar("Result")
 OPEN_TIMEOUT_S = 60.0
-"""How long a server may take to start and to answer."""
+"""How long a server may take to start and to answer, and again to list its tools."""
+MOST_PAGES, MOST_TOOLS = 100, 1000
+"""Of a list of tools."""
 MOST_CALLS_AT_ONCE = 16
 """In one response. Further ones are refused."""
+
+
+class ToolsNotListed(ValueError):
+    """The server gives no list of its tools that ends; the message names the server."""
 
 
 class McpServer(BaseModel):
@@ -44,6 +52,9 @@ class McpServer(BaseModel):
         if (self.url is None) == (self.command is None):
             raise ValueError("give either a url or a command")
         return self
+
+    def __str__(self) -> str:
+        return str(self.url) if self.command is None else shlex.join([self.command, *self.args])
 
     def of_client(self) -> Any:
         """What the official client connects to."""
@@ -92,6 +103,7 @@ class McpEnvironment(TaskEnvironment):
 
         Raises:
             PackageMissing: the package `mcp` is not installed.
+            ToolsNotListed: the server's list of tools has no end, or it refuses a page of it.
             ValueError: the server has no such tool.
             TemporaryFailure: it does not answer.
         """
@@ -115,14 +127,14 @@ class McpEnvironment(TaskEnvironment):
     async def _known_tools(self) -> list[Any]:
         connection = await Connection.open(self.server, self.call_timeout_s)
         try:
-            found: list[Any] = []
-            cursor: str | None = None
-            while True:
-                page = await connection.client.list_tools(cursor=cursor)
-                found += page.tools
-                cursor = page.next_cursor
-                if cursor is None:
-                    return found
+            async with asyncio.timeout(OPEN_TIMEOUT_S):
+                return await connection.tools()
+        except TimeoutError as error:
+            raise TemporaryFailure(
+                f"The MCP server {self.server} listed no tools within {OPEN_TIMEOUT_S:g} s."
+            ) from error
+        except ToolsNotListed as error:
+            raise ToolsNotListed(f"The MCP server {self.server} does not list its tools: {error}.") from error
         finally:
             await connection.close()
 
@@ -284,21 +296,52 @@ class Connection:
             raise
         return connection
 
+    async def tools(self) -> list[Any]:
+        """All pages of the server's list.
+
+        Raises:
+            ToolsNotListed: the list has no end, or the server refuses a page of it.
+            TemporaryFailure: the connection broke.
+        """
+        found: list[Any] = []
+        cursors: list[str | None] = [None]
+        while len(cursors) <= MOST_PAGES:
+            page = await self._answer(self.client.list_tools(cursor=cursors[-1]))
+            if isinstance(page, str):
+                raise ToolsNotListed(f"page {len(cursors)} is refused: {page}")
+            found += page.tools
+            if len(found) > MOST_TOOLS:
+                raise ToolsNotListed(f"there are more than {MOST_TOOLS}")
+            if page.next_cursor is None:
+                return found
+            if page.next_cursor in cursors:
+                raise ToolsNotListed(f"page {len(cursors)} leads back to an earlier one, {page.next_cursor!r:.100}")
+            cursors.append(page.next_cursor)
+        raise ToolsNotListed(f"the list has more than {MOST_PAGES} pages")
+
     async def called(self, name: str, arguments: dict[str, Any]) -> str:
         """The result of a call as text, also of one that failed.
 
         Raises:
             TemporaryFailure: the connection broke.
         """
-        mcp_error = imported("mcp", "mcp").MCPError
+        result = await self._answer(self.client.call_tool(name, arguments, read_timeout_seconds=self._call_timeout_s))
+        if isinstance(result, str):
+            return f"Error: {result}"
+        return f"Error: {text_of(result)}" if result.is_error else text_of(result)
+
+    async def _answer(self, request: Awaitable[Any]) -> Any:
+        """The result; the message, as a text, where the server answers with an error.
+
+        Raises:
+            TemporaryFailure: the connection broke.
+        """
         try:
-            result = await self.client.call_tool(name, arguments, read_timeout_seconds=self._call_timeout_s)
-        except mcp_error as error:
+            return await request
+        except imported("mcp", "mcp").MCPError as error:
             if error.error.code == CONNECTION_CLOSED or self._task.done():
                 raise TemporaryFailure(f"The connection to the MCP server broke: {error.error.message}") from error
-            return f"Error: {error.error.message}"
-        text = "\n".join(map(text_of, result.content))
-        return f"Error: {text}" if result.is_error else text
+            return str(error.error.message)
 
     async def close(self) -> None:
         """Ends the connection, and a server that was started for it. What that raises is of no use any more."""
@@ -334,9 +377,20 @@ def schema_of(tool: Any) -> dict[str, Any]:
     return {"type": "function", "function": described}
 
 
-def text_of(block: Any) -> str:
-    """A part of a result; one that is no text is named."""
-    return block.text if block.type == "text" else f"({block.type})"
+def text_of(result: Any) -> str:
+    """The parts of a result as text; its structured content as JSON where no part is a text."""
+    # An embedded resource is a text or a blob.
+    texts = [getattr(getattr(block, "resource", block), "text", None) for block in result.content]
+    parts = [name_of(block) if text is None else text for block, text in zip(result.content, texts, strict=True)]
+    if result.structured_content is not None and all(text is None for text in texts):
+        parts.append(json.dumps(result.structured_content, ensure_ascii=False))
+    return "\n".join(parts)
+
+
+def name_of(block: Any) -> str:
+    """The type of a part that is not a text, and its place and media type as far as it has them."""
+    known = [getattr(getattr(block, "resource", block), field, None) for field in ("uri", "mime_type")]
+    return f"({' '.join(filter(None, [block.type, *known]))})"
 
 
 def answer_in(response: str) -> str:

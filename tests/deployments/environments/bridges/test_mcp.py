@@ -7,19 +7,22 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 import uvloop
 
-from deployments.environments.bridges.mcp import McpEnvironment, McpInfo, McpServer
+from deployments.environments.bridges import mcp
+from deployments.environments.bridges.mcp import McpEnvironment, McpInfo, McpServer, ToolsNotListed
 from rollout_env import PlayResult, TemporaryFailure, aplay, check, play
 from service.startup.ports import free_port
 from tests.paths import BRIDGED
 
 SERVER = str(BRIDGED / "mcp_server.py")
 STDIO = McpServer(command=sys.executable, args=[SERVER])
+BY_HAND = str(Path(__file__).parent / "mcp_server_by_hand.py")
 PROMPT = [{"role": "user", "content": "What is 40 + 2?"}]
 
 
@@ -170,3 +173,67 @@ def test_a_server_is_a_url_or_a_command() -> None:
 
 def test_it_keeps_the_rules_for_environments() -> None:
     check(McpEnvironment(STDIO), replies=[call("add", numbers=[1]), "42"], samples=2, max_block_s=30)
+
+
+def by_hand(mode: str) -> McpServer:
+    return McpServer(command=sys.executable, args=[BY_HAND, mode])
+
+
+def test_tools_of_several_pages_are_all_known() -> None:
+    paged, whole = McpEnvironment(by_hand("paged")), McpEnvironment(by_hand("whole"))
+    assert len(paged.tools) == 10
+    assert paged.tools == whole.tools
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    ("mode", "reason"),
+    [
+        ("same_cursor", "page 2 leads back to an earlier one, 'always'"),
+        ("two_cursors", "page 3 leads back to an earlier one, 'b'"),
+        ("endless_pages", "the list has more than 100 pages"),
+        ("endless_tools", "there are more than 1000"),
+        ("late", "page 2 is refused: the second page is gone"),
+    ],
+)
+def test_a_list_of_tools_without_an_end_names_the_server(mode: str, reason: str) -> None:
+    with pytest.raises(ToolsNotListed) as refusal:
+        McpEnvironment(by_hand(mode))
+    named = f"{sys.executable} {BY_HAND} {mode}"
+    assert str(refusal.value) == f"The MCP server {named} does not list its tools: {reason}."
+
+
+@pytest.mark.timeout(60)
+def test_a_server_that_never_lists_its_tools_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mcp, "OPEN_TIMEOUT_S", 5.0)
+    with pytest.raises(TemporaryFailure) as refusal:
+        McpEnvironment(by_hand("silent"))
+    named = f"{sys.executable} {BY_HAND} silent"
+    assert str(refusal.value) == f"The MCP server {named} listed no tools within 5 s."
+
+
+@pytest.mark.parametrize(
+    ("tool", "shown"),
+    [
+        ("structured", '{"value": 42, "unit": "cm²"}'),
+        ("structured_list", '{"result": [1, 2]}'),
+        ("structured_failure", 'Error: {"reason": "no luck"}'),
+        ("text_and_structured", "42 cm"),
+        ("image_and_structured", '(image image/png)\n{"value": 42}'),
+        ("resource", "42"),
+        ("blob", "(resource file:///a.pdf application/pdf)"),
+        ("link", "(resource_link file:///a.txt)"),
+        ("audio", "(audio audio/wav)\n42"),
+        ("nothing", ""),
+    ],
+)
+def test_each_kind_of_content_is_shown_to_the_model(tool: str, shown: str) -> None:
+    assert results(played(McpEnvironment(by_hand("whole")), call(tool))) == [shown]
+
+
+@pytest.mark.parametrize(
+    ("reply", "truth", "reward"),
+    [("", "", 0.0), ("\\boxed{ }", " ", 0.0), (r"\boxed{\frac{1}{2}}", r"\frac{1}{2}", 1.0), ("42", "42", 1.0)],
+)
+def test_the_answer_is_the_whole_last_box_and_never_empty(reply: str, truth: str, reward: float) -> None:
+    assert played(McpEnvironment(STDIO), reply, ground_truth=truth).total_reward == reward
