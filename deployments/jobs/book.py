@@ -195,8 +195,8 @@ class JobBook:
         if known is not None:
             return self._attach(self._jobs[known], request, owner, now, time_s)
         self._refuse_if_full(request.namespace, len(body))
-        record = JobRecord(**asdict(request), job_id=uuid4().hex, created_at=time_s, owner=owner)
-        return Opened(record, Claim(record, 0.0, (BODY,))), [Change(record.job_id, record, {BODY: body})]
+        record = JobRecord(**asdict(request), job_id=uuid4().hex, created_at=time_s, owner=owner, played_until=time_s)
+        return Opened(record, Claim(record, (BODY,))), [Change(record.job_id, record, {BODY: body})]
 
     def acknowledge(self, job_id: str, namespace: str, last: int) -> list[Change]:
         """Events up to `last` need not be kept. Raises `JobUnknown` or `EventUnknown`."""
@@ -243,8 +243,8 @@ class JobBook:
         if job is None or job.record.state != "waiting":
             return None, []
         self._leases.heard(owner, now)
-        record = replace(job.record, state="running", owner=owner, epoch=job.record.epoch + 1)
-        return claim_of(record, job, time_s), [Change(job_id, record)]
+        record = job.record.given_to(owner, time_s)
+        return Claim(record, tuple(job.sizes)), [Change(job_id, record)]
 
     def write(self, owner: str, write: JobWrite, time_s: float) -> Change | None:
         """`None` if the replica must not write to the job. Events that are there already are left out."""
@@ -261,7 +261,7 @@ class JobBook:
         events = sorted(name.number for name in added if name.kind == "event")
         if events != list(range(record.last_event + 1, record.last_event + 1 + len(events))):
             return None
-        record = replace(record, last_event=record.last_event + len(events))
+        record = replace(record.played(time_s), last_event=record.last_event + len(events))
         removed = [name for name in write.removed if name in job.sizes]
         if write.ended:
             record = replace(
@@ -276,10 +276,10 @@ class JobBook:
             added = {name: data for name, data in added.items() if name.kind not in OF_THE_RUN}
         return Change(write.job_id, record, added, removed)
 
-    def release(self, owner: str, job_ids: Collection[str]) -> list[Change]:
-        """The replica gives these jobs up: it shuts down, has no room for them, or does not play them."""
+    def release(self, owner: str, job_ids: Collection[str], were_played: bool, time_s: float) -> list[Change]:
+        """The replica gives these jobs up: it shuts down, or it has not played them, having no room for them."""
         mine = [self._jobs[job_id].record for job_id in job_ids if self._is_owner(owner, job_id)]
-        return [Change(record.job_id, waiting(record)) for record in mine]
+        return [Change(each.job_id, (each.played(time_s) if were_played else each).waiting()) for each in mine]
 
     # What time changes.
 
@@ -299,9 +299,13 @@ class JobBook:
     def _passed(self, job: KeptJob, lost: Collection[str], now: float, time_s: float) -> Change | None:
         record = job.record
         is_abandoned = not record.runs_alone and now - job.listened_at > self._settings.abandoned_after_s
-        if is_abandoned:
-            return Change(record.job_id, replace(record, state="suspended", owner="", ended_at=time_s))
-        return Change(record.job_id, waiting(record)) if record.owner in lost else None
+        if not is_abandoned and record.owner not in lost:
+            return None
+        heard_at = self._leases.heard_at(record.owner)
+        # A store that began after its owner had died has never heard of it, and knows when it wrote last.
+        if heard_at > job.given_at:
+            record = record.played(time_s - (now - heard_at))
+        return Change(record.job_id, record.suspended(time_s) if is_abandoned else record.waiting())
 
     # What was stored.
 
@@ -341,8 +345,8 @@ class JobBook:
         attached = replace(record, runs_alone=record.runs_alone or request.runs_alone)
         if record.state != "suspended":
             return Opened(attached, None), [] if attached == record else [Change(record.job_id, attached)]
-        record = replace(attached, state="running", owner=owner, epoch=record.epoch + 1, ended_at=None)
-        return Opened(record, claim_of(record, job, time_s)), [Change(record.job_id, record)]
+        record = attached.given_to(owner, time_s)
+        return Opened(record, Claim(record, tuple(job.sizes))), [Change(record.job_id, record)]
 
     def _refuse_if_full(self, namespace: str, body_bytes: int) -> None:
         settings = self._settings
@@ -406,11 +410,3 @@ def refuse_beyond(kept: Amount, body_bytes: int, most_jobs: int, most_bytes: int
 
 def event_unknown(record: JobRecord, after: int) -> JobFailure:
     return refused(EventUnknown, "after", f"the last event is {record.last_event}; name it or one before it", after)
-
-
-def claim_of(record: JobRecord, job: KeptJob, time_s: float) -> Claim:
-    return Claim(record, max(time_s - record.created_at, 0.0), tuple(job.sizes))
-
-
-def waiting(record: JobRecord) -> JobRecord:
-    return replace(record, state="waiting", owner="")

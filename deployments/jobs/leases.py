@@ -17,6 +17,10 @@ class Leases:
     def heard(self, owner: str, now: float) -> None:
         self._heard_at[owner] = max(now, self._heard_at.get(owner, now))
 
+    def heard_at(self, owner: str) -> float:
+        """When the owner was heard of last; 0 if it never was."""
+        return self._heard_at.get(owner, 0.0)
+
     def lost(self, now: float) -> list[str]:
         """Owners whose lease has run out."""
         return [owner for owner, heard_at in self._heard_at.items() if now - heard_at > self._lease_s]

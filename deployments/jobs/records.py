@@ -1,7 +1,7 @@
 """What the job store keeps of a job, and what its callers send and get."""
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Literal
 
 import orjson
@@ -58,10 +58,31 @@ class JobRecord(JobRequest):
     """When it ended, or was suspended."""
     was_refused: bool = False
     """Whether it failed before anything was played: nobody asks for it once those who waited for it were told."""
+    played_s: float = 0.0
+    """For how many seconds it was played, by all of its owners: this is what its `deadline_s` counts."""
+    played_until: float | None = None
+    """Up to when `played_s` has counted; `None` while nobody plays it."""
 
     @property
     def has_ended(self) -> bool:
         return self.state in ENDED
+
+    def played(self, until: float) -> "JobRecord":
+        """It was played until then, if somebody plays it."""
+        if self.played_until is None:
+            return self
+        until = max(until, self.played_until)
+        return replace(self, played_s=self.played_s + until - self.played_until, played_until=until)
+
+    def given_to(self, owner: str, time_s: float) -> "JobRecord":
+        """The replica plays it from now on."""
+        return replace(self, state="running", owner=owner, epoch=self.epoch + 1, ended_at=None, played_until=time_s)
+
+    def waiting(self) -> "JobRecord":
+        return replace(self, state="waiting", owner="", played_until=None)
+
+    def suspended(self, time_s: float) -> "JobRecord":
+        return replace(self, state="suspended", owner="", ended_at=time_s, played_until=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +115,6 @@ class Claim:
     """The right to play a job, until another ingress replica has it."""
 
     record: JobRecord
-    age_s: float
-    """Since the job was made."""
     entries: Sequence[EntryName]
     """Those that are there."""
 

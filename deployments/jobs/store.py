@@ -122,7 +122,7 @@ class JobStore:
         book = await self._state.started()
         if unplayed := book.unplayed(owner, set(playing), now()):
             logger.warning("%s jobs are not played by their owner %s.", len(unplayed), owner)
-            await self.release(owner, unplayed)
+            await self.release(owner, unplayed, were_played=False)
         ordered = self._ordered
         orders = book.orders(owner, playing, now())
         if orders.lost or orders.waiting:
@@ -145,8 +145,8 @@ class JobStore:
 
         return await self._change(plan)
 
-    async def release(self, owner: str, job_ids: Collection[str]) -> None:
-        await self._change(lambda book: (None, book.release(owner, job_ids)))
+    async def release(self, owner: str, job_ids: Collection[str], were_played: bool) -> None:
+        await self._change(lambda book: (None, book.release(owner, job_ids, were_played, self._time_s())))
 
     def _begin(self, kept: Sequence[StoredRecord]) -> JobBook:
         self._ticking = asyncio.create_task(self._tick())

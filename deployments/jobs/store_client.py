@@ -69,8 +69,8 @@ class JobStoreClient:
         made: list[bool] = await self._call("write", owner, writes)
         return made
 
-    async def release(self, owner: str, job_ids: Collection[str]) -> None:
-        await self._call("release", owner, job_ids)
+    async def release(self, owner: str, job_ids: Collection[str], were_played: bool) -> None:
+        await self._call("release", owner, job_ids, were_played)
 
     async def _call(self, method: str, *arguments: Any) -> Any:
         response: Any = getattr(self._handle, method).remote(*arguments)

@@ -95,7 +95,7 @@ class JobPlayer:
             await self._begin_ledger(request.samples_from)
         if record.epoch > 1:
             await self._load()
-            request.deadline_s = left_of(request, self.claim.age_s)
+            request.deadline_s = left_of(request, record.played_s)
         echoed_bytes = size // len(request.samples)
         running = await rollouts.rollout(request, record.request_id, size, caller, self._journal)
         return running, echoed_bytes
@@ -165,9 +165,9 @@ class JobPlayer:
         return {"request_id": self.claim.record.request_id, "job_id": self.claim.record.job_id}
 
 
-def left_of(request: RolloutRequest, age_s: float) -> float | None:
-    """What is left of the request's `deadline_s`."""
-    return None if request.deadline_s is None else max(request.deadline_s - age_s, LEAST_DEADLINE_S)
+def left_of(request: RolloutRequest, played_s: float) -> float | None:
+    """What is left of the request's `deadline_s`, which counts the time in which the job is played."""
+    return None if request.deadline_s is None else max(request.deadline_s - played_s, LEAST_DEADLINE_S)
 
 
 def compressed_body(body: bytes | bytearray) -> bytes:

@@ -97,7 +97,7 @@ class JobRunner:
         for job_id in job_ids:
             self._cancel(job_id)
         try:
-            await self.store.release(self.owner, job_ids)
+            await self.store.release(self.owner, job_ids, True)
         except StoreLost as lost:
             logger.warning("Jobs cannot be handed over; others take them when the lease has run out: %s", lost)
 
@@ -124,7 +124,7 @@ class JobRunner:
             if record.epoch > 1 and may_pass:
                 logger.info("A job cannot go on here now: %s", problem, extra={"job_id": record.job_id})
                 await asyncio.sleep(TRY_AGAIN_S)
-                await self._release(record.job_id)
+                await self._release_unplayed(record.job_id)
             else:
                 await player.refuse(problem)
         except Exception as error:
@@ -134,8 +134,8 @@ class JobRunner:
             player.give_up()
 
     @retry(retry=retry_if_exception_type(StoreLost), wait=wait_fixed(TRY_AGAIN_S))
-    async def _release(self, job_id: str) -> None:
-        await self.store.release(self.owner, [job_id])
+    async def _release_unplayed(self, job_id: str) -> None:
+        await self.store.release(self.owner, [job_id], False)
 
     def _forget(self, job_id: str, task: "asyncio.Task[None]") -> None:
         if self._players.get(job_id) is task:

@@ -107,7 +107,75 @@ def test_the_jobs_of_a_replica_that_is_silent_wait_for_another_one() -> None:
     claim = book.claim(job_id, "b")
     assert claim is not None
     assert (claim.record.owner, claim.record.epoch) == ("b", 2)
-    assert claim.age_s == pytest.approx(5.1)
+
+
+def test_only_the_time_in_which_a_job_is_played_counts() -> None:
+    book = Book()
+
+    def heard(*owners: str, seconds: float) -> None:
+        """So much time passes, in which these are heard of every second."""
+        for _ in range(round(seconds)):
+            book.wait(1)
+            for owner in owners:
+                book.book.orders(owner, (), book.now)
+
+    job_id = book.open(asked(owner="a", runs_alone=False)).record.job_id
+
+    def played_s() -> float:
+        return book.kept.records[job_id].played_s
+
+    heard("a", seconds=3)
+    book.write("a", JobWrite(job_id, 1, {journal(1): b"x"}))
+    assert played_s() == 3
+    heard("a", seconds=4)
+    book.wait(6)
+    assert (book.kept.records[job_id].state, played_s()) == ("waiting", 7)
+    book.wait(6)
+    book.book.note_listener(job_id, book.now)
+    book.claim(job_id, "b")
+    heard("b", seconds=2)
+    book.commit(book.book.release("b", [job_id], False, book.now))
+    assert played_s() == 7, "it had no room for it"
+    heard("b", seconds=9)
+    book.claim(job_id, "b")
+    heard("b", seconds=10)
+    assert (book.kept.records[job_id].state, played_s()) == ("suspended", 7 + 9)
+    book.now += 1000
+    again = book.open(asked(owner="c", runs_alone=False))
+    assert again.claim is not None
+    assert (again.claim.record.state, again.claim.record.played_s) == ("running", 16)
+    heard("c", seconds=5)
+    book.commit(book.book.release("c", [job_id], True, book.now))
+    assert played_s() == 16 + 5
+
+
+def test_a_store_that_was_away_counts_what_was_written_before_and_what_it_hears_of_afterwards() -> None:
+    book = Book()
+    dead, alive = (book.open(asked(key=owner, owner=owner)).record.job_id for owner in "ab")
+    for owner, job_id in (("a", dead), ("b", alive)):
+        book.now = 4
+        book.write(owner, JobWrite(job_id, 1, {journal(1): b"x"}))
+    book.now = 1000
+    book.restart()
+    for _ in range(6):
+        book.wait(1)
+        book.book.orders("b", (), book.now)
+    record = book.kept.records[dead]
+    assert (record.state, record.played_s) == ("waiting", 4)
+    book.wait(6)
+    record = book.kept.records[alive]
+    assert (record.state, record.played_s) == ("waiting", 1006)
+
+
+def test_a_job_of_a_store_that_did_not_count_yet_begins_with_nothing() -> None:
+    book = Book()
+    job_id = book.open(asked()).record.job_id
+    stored = book.kept.records[job_id]
+    book.kept.records[job_id] = replace(stored, played_until=None)
+    book.restart()
+    book.now = 500
+    book.write("a", JobWrite(job_id, 1, {journal(1): b"x"}))
+    assert book.kept.records[job_id].played_s == 0
     assert book.claim(job_id, "c") is None, "another replica was first"
 
 
@@ -243,9 +311,9 @@ def test_a_job_runs_without_listeners() -> None:
 def test_jobs_that_a_replica_gives_up_wait_for_another_one() -> None:
     book = Book()
     job_id = book.open(asked()).record.job_id
-    book.commit(book.book.release("b", [job_id]))
+    book.commit(book.book.release("b", [job_id], True, book.now))
     assert book.kept.records[job_id].state == "running", "it is not that replica's"
-    book.commit(book.book.release("a", [job_id]))
+    book.commit(book.book.release("a", [job_id], True, book.now))
     assert book.kept.records[job_id].state == "waiting"
 
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from deployments.protocols import GenerationRequest, StepRequest
 from deployments.rpc import draining
 from deployments.storage.storage import StorageFailed, StoreReplaced
+from service.settings import AdmissionBounds, AdmissionSettings
 from tests import virtual_time
 from tests.service.jobs.scripted_ingresses import ENDS_WITHIN_S, SETTINGS, ScriptedIngresses, request_of, run
 from tests.service.rollouts.playing import RandomEnvironment, RandomGenerator
@@ -226,17 +227,56 @@ def test_a_start_is_made_once_whoever_goes_on() -> None:
     run(scenario)
 
 
-def test_a_deadline_goes_on_counting_while_nobody_plays() -> None:
+@pytest.mark.parametrize(
+    ("how", "idle_s"),
+    [("killed", SETTINGS.lease_s), ("shut down", 0), ("all killed, and the store away", 100), ("suspended", 100)],
+)
+def test_a_deadline_counts_only_the_time_in_which_the_job_is_played(how: str, idle_s: float) -> None:
+    """Of 30 s, 21 s pass before nobody plays it."""
+
     async def scenario() -> None:
-        generator = ScriptedGenerator(["abc"], delay_s=2)
+        generator = ScriptedGenerator(["abc"], delay_s=6)
         cluster = ScriptedIngresses(generator=generator, environment=ScriptedEnvironment([outcome("x")]))
-        request = request_of(groups=1, num_generations=1, deadline_s=7, max_rollout_turns=50)
+        request = request_of(groups=1, num_generations=1, deadline_s=30, max_rollout_turns=50)
+        posted = asyncio.create_task(cluster.post(0, request, idempotency_key="k"))
+        await asyncio.sleep(0.5)
+        if how == "suspended":
+            posted.cancel()
+        await asyncio.sleep(20.5)
+        if how == "killed":
+            cluster.kill(0)
+        if how == "shut down":
+            await cluster.replicas[0].jobs.close()
+        if how.startswith("all"):
+            cluster.store_is_away = True
+            for replica in range(2):
+                cluster.kill(replica)
+        await asyncio.sleep(100)
+        if how.startswith("all"):
+            cluster.start_store()
+        [sample] = (await cluster.post(1, request, idempotency_key="k")).json()["samples"]
+        assert (sample["status"], len(generator.requests)) == ("deadline", 6), "the fourth turn was lost"
+        [job] = (await cluster.request(0, "GET", "/jobs")).json()["jobs"]
+        assert job["ended_at"] - job["created_at"] == pytest.approx(30 + idle_s, abs=1)
+
+    run(scenario)
+
+
+def test_a_deadline_does_not_count_while_no_replica_has_room_for_the_job() -> None:
+    async def scenario() -> None:
+        generator = ScriptedGenerator(["abc"], delay_s=6)
+        environment = ScriptedEnvironment([outcome("x")])
+        room_for_one = AdmissionSettings(replica=AdmissionBounds(max_rollouts=1))
+        cluster = ScriptedIngresses(1, generator, environment, admission=room_for_one)
+        request = request_of(groups=1, num_generations=1, deadline_s=30, max_rollout_turns=50)
         job_id = (await cluster.post(0, request, path="/jobs")).json()["job_id"]
-        await asyncio.sleep(5)
+        await asyncio.sleep(20)
         cluster.kill(0)
-        await cluster.ended(job_id)
-        [group, _] = await cluster.events(job_id)
-        assert group["samples"][0]["sample"]["status"] == "deadline"
+        await cluster.post(0, {**request, "deadline_s": 100})
+        has_room_at = virtual_time.now()
+        assert has_room_at > 20 + SETTINGS.lease_s + 20
+        state = await cluster.ended(job_id)
+        assert state["ended_at"] == pytest.approx(has_room_at + 10, abs=2)
 
     run(scenario)
 
