@@ -5,6 +5,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+from rollout_client.ndjson import numbered_lines
+
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
@@ -20,4 +22,5 @@ def read(path: Path, kind: type[Result]) -> list[Result]:
     """The results of all runs; none if there is no file yet."""
     if not path.exists():
         return []
-    return [kind(**json.loads(line)) for line in path.read_text().splitlines()]
+    with path.open("rb") as lines:
+        return [kind(**json.loads(line)) for _, line in numbered_lines(lines)]

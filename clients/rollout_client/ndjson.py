@@ -1,10 +1,10 @@
-"""Reads the lines of a streamed rollout, which `service/responses/ndjson.py` writes. No I/O.
+"""Reads lines of JSON: of files, and of a streamed rollout, which `service/responses/ndjson.py` writes. No I/O.
 
 Each sample is returned once, with its position. The end is an error unless every position and the summary have arrived:
 a response is complete, or it raises.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -13,8 +13,24 @@ from rollout_client.errors import ResponseNotUnderstood, StreamBroken, error_of_
 from rollout_client.problem_contract import Problem
 from rollout_client.set_fields import set_fields
 
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+
 PositionedSample = tuple[int, SampleResult]
 """A sample with its position in `RolloutResponse.samples`."""
+
+
+def numbered_lines(file: Iterable[bytes]) -> Iterator[tuple[int, bytes]]:
+    """The lines of a file that are not empty, with their numbers from 1 on.
+
+    A byte-order mark, which some editors write, is not part of the first line.
+
+    Args:
+        file: opened in binary, so that lines end at \\n only: a text may contain U+0085 and U+2028.
+    """
+    for number, line in enumerate(file, start=1):
+        content = line.removeprefix(BYTE_ORDER_MARK) if number == 1 else line
+        if content.strip():
+            yield number, content
 
 
 class StreamLine(BaseModel):

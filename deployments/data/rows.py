@@ -18,6 +18,7 @@ import numpy.typing as npt
 from pydantic_core import from_json, to_json
 
 from deployments.data.failures import DataRefused
+from rollout_client.ndjson import BYTE_ORDER_MARK
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -84,9 +85,12 @@ class JsonLinesFile:
         self._content = mapped(path)
         ends = line_ends(self._content)
         begins = np.concatenate([np.zeros(1, np.int64), ends[:-1] + 1])[: len(ends)]
+        if self._content[: len(BYTE_ORDER_MARK)] == BYTE_ORDER_MARK:
+            begins[0] = len(BYTE_ORDER_MARK)
         content = np.frombuffer(self._content, np.uint8)
-        is_return = (ends - begins == 1) & (content[begins] == RETURN) if len(ends) else np.zeros(0, bool)
-        lines = np.flatnonzero((ends > begins) & ~is_return)
+        # A mark without a newline is a line that begins where the content ends.
+        first_bytes = content[np.minimum(begins, len(content) - 1)] if len(content) else content
+        lines = np.flatnonzero((ends > begins) & ~((ends - begins == 1) & (first_bytes == RETURN)))
         self._begins, self._ends = begins[lines], ends[lines]
         self._lines = None if len(lines) == len(ends) else lines
 

@@ -1,12 +1,32 @@
-"""Lines of a stream, without a connection."""
+"""Lines of a file, and of a stream without a connection."""
 
+import io
 import json
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollout_client.ndjson import NdjsonReader
+from rollout_client.ndjson import BYTE_ORDER_MARK, NdjsonReader, numbered_lines
 from tests.clients.scripted_service import lines_of, sample
+
+SPLITTING = "\u2028\u2029\x85\x0b\x0c\x1c\x1d\x1e\ufeff"
+"""Characters at which `str.splitlines` splits, and the byte-order mark."""
+
+
+@given(
+    rows=st.lists(st.none() | st.text(st.sampled_from(SPLITTING + "a\r\n"), max_size=5), max_size=5),
+    mark=st.booleans(),
+    end=st.sampled_from(["\n", "\r\n"]),
+    ends_with_newline=st.booleans(),
+)
+def test_every_row_of_a_file_is_one_line_whatever_its_texts_and_editor(
+    rows: list[str | None], mark: bool, end: str, ends_with_newline: bool
+) -> None:
+    """A `None` is an empty line."""
+    lines = ["" if row is None else json.dumps(row, ensure_ascii=False) for row in rows]
+    content = BYTE_ORDER_MARK * mark + (end.join(lines) + end * ends_with_newline).encode()
+    read = [(number, json.loads(line)) for number, line in numbered_lines(io.BytesIO(content))]
+    assert read == [(number, row) for number, row in enumerate(rows, start=1) if row is not None]
 
 
 @given(st.lists(st.integers(min_value=1, max_value=5000), max_size=20))

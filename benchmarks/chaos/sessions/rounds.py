@@ -24,6 +24,7 @@ from benchmarks.chaos.sessions.service import AGENT, TASK_NAME, agents, calls_in
 from benchmarks.process_group import send
 from rollout_client import AsyncRolloutClient
 from rollout_client.async_client.sessions import AsyncSession
+from rollout_client.ndjson import numbered_lines
 from rollout_client.session_contract import SessionSample, SessionSamples
 
 CLIENT = Path(__file__).parent / "rollouts_client.py"
@@ -181,7 +182,8 @@ class SessionRounds:
         assert at_work.client is not None
         async with asyncio.timeout(READ_WITHIN_S):
             await at_work.client.wait()
-        results = [json.loads(line) for line in at_work.results.read_text().splitlines()]
+        with at_work.results.open("rb") as lines:
+            results = [json.loads(line) for _, line in numbered_lines(lines)]
         of_results = [recorded_of_rollout(result) for result in results]
         for file in self._answers.iterdir():
             said = answered(file.read_text())

@@ -10,6 +10,7 @@ from pydantic_core import to_json
 from rollout_client.contract import RolloutResponse, RolloutSummary, SampleResult
 from rollout_client.data_out.methods import DataOut
 from rollout_client.data_out.parts import parts_of
+from rollout_client.ndjson import numbered_lines
 from rollout_client.set_fields import set_fields
 
 JSON_LINES = ".jsonl"
@@ -74,11 +75,11 @@ class RolloutFile:
 
     def _of_lines(self) -> Iterator[SampleResult]:
         with self._path.open("rb") as lines:
-            for number, line in enumerate(lines, start=1):
+            for number, line in numbered_lines(lines):
                 try:
                     if line.startswith(SUMMARY_LINE):
                         self.summary = RolloutSummary.model_validate_json(line[len(SUMMARY_LINE) : line.rindex(b"}")])
-                    elif line.strip():
+                    else:
                         yield SampleResult.model_validate_json(line)
                 except ValidationError as error:
                     raise ValueError(f"{self._path} line {number} is no rollout: {reason(error)}.") from error

@@ -14,6 +14,7 @@ import httpx
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, HttpUrl, TypeAdapter, ValidationError
 
 from deployments.environments.bridges.addresses import is_loopback
+from rollout_client.ndjson import numbered_lines
 from rollout_env import ChatMessage, LostSession, Session, StartOutcome, StepOutcome, TaskEnvironment, TemporaryFailure
 from rollout_env.tool_calls import AnyCall, MalformedCall, ToolCall, reply_text, tool_calls_of
 
@@ -213,8 +214,8 @@ class NeMoGymSession(Session):
 def rows_of(file: Path) -> list[dict[str, Any]]:
     """Raises `ValueError` if the file has none, or a line that is no row."""
     rows: list[dict[str, Any]] = []
-    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1):
-        if line.strip():
+    with file.open("rb") as lines:
+        for number, line in numbered_lines(lines):
             try:
                 rows.append(NeMoGymInfo.model_validate_json(line).model_dump())
             except ValidationError as error:

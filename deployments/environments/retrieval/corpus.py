@@ -7,6 +7,8 @@ from typing import Literal
 import orjson
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
 
+from rollout_client.ndjson import numbered_lines
+
 Stopwords = Literal["en", "none"]
 
 
@@ -38,9 +40,7 @@ def read_corpus(path: Path) -> list[Document]:
     documents: list[Document] = []
     try:
         with path.open("rb") as lines:
-            for number, line in enumerate(lines, start=1):
-                if line.strip():
-                    documents.append(document_of(line, f"{path}, line {number}"))
+            documents += [document_of(line, f"{path}, line {number}") for number, line in numbered_lines(lines)]
     except OSError as error:
         raise CorpusInvalid(f"{path} cannot be read: {error.strerror}") from error
     return documents

@@ -12,6 +12,7 @@ from hypothesis import given
 from rollout_client import RolloutResponse, RolloutSummary, read_rollouts
 from rollout_client.arrow.response import ArrowResponse
 from rollout_client.data_out.table import ROWS_OF_A_BATCH
+from rollout_client.ndjson import BYTE_ORDER_MARK
 from tests.clients.calls import play_arrow
 from tests.clients.data_out.responses import response_of, responses
 from tests.clients.scripted_service import SUMMARY, ScriptedService, result, sample
@@ -62,6 +63,17 @@ def test_a_file_of_rollouts_without_a_summary_is_read_and_not_loaded(tmp_path: P
     assert [rollout.idx for rollout in read_rollouts(path)] == [5]
     with pytest.raises(ValueError, match=r"run.jsonl has no summary: a file that `save` wrote whole has one\."):
         RolloutResponse.load(path)
+
+
+def test_a_file_is_read_with_a_byte_order_mark_and_with_any_character_in_its_texts(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    response = response_of(result(5, answer="a\u2028b\x85c"))
+    response.save(path)
+    path.write_bytes(BYTE_ORDER_MARK + path.read_bytes())
+    assert RolloutResponse.load(path) == response
+    path.write_bytes(BYTE_ORDER_MARK + b"\n{}")
+    with pytest.raises(ValueError, match=r"run.jsonl line 2 is no rollout"):
+        list(read_rollouts(path))
 
 
 def test_another_end_of_the_name_is_refused_before_anything_is_written(tmp_path: Path) -> None:

@@ -168,6 +168,23 @@ def test_a_page_ends_before_the_bytes_that_it_may_take_but_has_one_sample() -> N
     assert list(within_bytes([b"aaaaaaaaa", b"b"], 8)) == [b"aaaaaaaaa"]
 
 
+@pytest.mark.parametrize(
+    "content", ["", "\n", "\r", "\r\n", "{}", "{}\n", "\n{}\r\n", '{"a": "\u2028"}\n{"a": "\x85"}']
+)
+def test_a_byte_order_mark_is_no_part_of_the_first_line(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "rows.jsonl"
+
+    def read() -> list[tuple[str, Any]]:
+        rows = JsonLines([path])
+        return [(rows.place_of(number), rows.read([number])) for number in range(len(rows))]
+
+    path.write_text(content, encoding="utf-8", newline="")
+    plain = read()
+    path.write_text(content, encoding="utf-8-sig", newline="")
+    assert read() == plain
+    assert len(plain) == content.count("{")
+
+
 def test_a_row_that_is_wrong_is_named_when_it_is_asked_for(data_of: Callable[..., TaskData]) -> None:
     data = data_of(["", *map(json.dumps, sums(3)), "{", json.dumps(sums(1)[0])], checked_rows=1)
     assert len(samples(data, 0, 3)) == 3

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from rollout_client.cli.run.plan import INPUT_ROW
+from rollout_client.ndjson import numbered_lines
 from rollout_client.optional_dependencies import needed_for
 
 HUB = "hf:"
@@ -57,17 +58,18 @@ def data_set(source: str, split: str) -> Iterable[Row]:
 
 
 def json_lines(path: Path) -> Iterable[Row]:
-    with path.open() as lines:
-        for line_number, line in enumerate(lines, start=1):
-            if line.strip():
-                yield json_object(line, f"{path} line {line_number}")
+    with path.open("rb") as lines:
+        for line_number, line in numbered_lines(lines):
+            yield json_object(line, f"{path} line {line_number}")
 
 
-def json_object(line: str, place: str) -> Row:
+def json_object(line: bytes, place: str) -> Row:
     try:
-        value = json.loads(line)
+        value = json.loads(line.decode())
     except json.JSONDecodeError as error:
         raise ValueError(f"{place} is no JSON: {error.msg} at column {error.colno}.") from error
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{place} is not UTF-8: {error.reason} at byte {error.start + 1} of the line.") from error
     if not isinstance(value, dict):
         raise ValueError(f"{place} is no JSON object: a sample looks like `rollout tasks` shows it.")
     return value

@@ -12,6 +12,7 @@ from pydantic_core import from_json
 
 from rollout_client.cli.run.plan import INPUT_ROW
 from rollout_client.cli.run.totals import Totals
+from rollout_client.ndjson import BYTE_ORDER_MARK
 
 
 @dataclass(slots=True)
@@ -36,7 +37,7 @@ def recovered(lines: Iterable[bytes], num_generations: int) -> Recovered:
         if torn is not None:
             raise ValueError(f"line {torn} is no rollout, and others follow it")
         end += len(line)
-        rollout = rollout_of(line)
+        rollout = rollout_of(line.removeprefix(BYTE_ORDER_MARK) if number == 1 else line)
         if rollout is None:
             torn = number
             continue

@@ -1,5 +1,6 @@
 """Samples of files and data sets, with columns made to fields."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,21 @@ SAMPLES: list[Json] = [
     {"messages": [{"role": "user", "content": "1 + 1?"}], "extra_env_info": {"ground_truth": "2"}, "task_name": "math"},
     {"messages": [{"role": "user", "content": "2 + 2?"}], "extra_env_info": {"ground_truth": "4"}, "task_name": "math"},
 ]
+
+
+def test_lines_are_read_with_a_byte_order_mark_and_with_any_character_in_their_texts(tmp_path: Path) -> None:
+    path = tmp_path / "samples.jsonl"
+    sample = {**SAMPLES[0], "messages": [{"role": "user", "content": "1\u2028+\x851 \ufeff?"}]}
+    line = json.dumps(sample, ensure_ascii=False)
+    path.write_text(f"{line}\r\n\r\n{line}", encoding="utf-8-sig", newline="")
+    assert read_samples(str(path)) == [sample, sample]
+
+
+def test_a_line_that_is_no_utf8_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "samples.jsonl"
+    path.write_bytes(b'{"a": 1}\n{"a": "\xe9"}\n')
+    with pytest.raises(ValueError, match=r"samples\.jsonl line 2 is not UTF-8: invalid continuation byte at byte 8"):
+        read_samples(str(path), task="math")
 
 
 def test_columns_of_a_parquet_file_become_fields(tmp_path: Path) -> None:

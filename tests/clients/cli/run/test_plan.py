@@ -10,6 +10,7 @@ from rollout_client import SampleResult
 from rollout_client.cli.run.plan import INPUT_ROW, RunPlan
 from rollout_client.cli.run.recovery import recovered
 from rollout_client.data_out.files import json_line
+from rollout_client.ndjson import BYTE_ORDER_MARK
 from tests.clients.scripted_service import result
 
 RESULTS = [SampleResult(**result(generation_index=generation, content="a\nb\u2028")) for generation in range(3)]
@@ -92,6 +93,12 @@ def row_line(row: object, generation: int = 0) -> bytes:
 def test_a_file_that_no_run_wrote_is_refused_with_its_line(lines: list[bytes], sentence: str) -> None:
     with pytest.raises(ValueError, match=f"^{sentence}$"):
         recovered(lines, 1)
+
+
+def test_results_that_an_editor_saved_with_a_byte_order_mark_are_gone_on_with() -> None:
+    lines = [BYTE_ORDER_MARK + row_line(0), row_line(1)]
+    found = recovered(lines, 1)
+    assert (found.kept_bytes, found.rows) == (sum(map(len, lines)), {0, 1})
 
 
 @pytest.mark.parametrize("tail", [b"", b"\0" * 64, b'{"idx": 1', b"no JSON\n", b"1\n"])

@@ -192,5 +192,17 @@ def test_rows_are_the_example_samples_and_have_the_tools(url: str, rows: Path, t
             made(url, wrong)
 
 
+def test_a_row_is_a_line_also_with_a_byte_order_mark_and_with_any_character_in_its_text(
+    url: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "rows.jsonl"
+    texts = ["add\u2028one", "add\x85two"]
+    lines = [json.dumps(row(text, 1, 0), ensure_ascii=False) for text in texts]
+    file.write_text("\n".join(lines), encoding="utf-8-sig")
+    samples = made(url, file).example_samples(2, seed=1)
+    asked = [sample["extra_env_info"]["responses_create_params"]["input"][-1]["content"] for sample in samples]
+    assert sorted(asked) == sorted(texts)
+
+
 def test_it_keeps_the_rules_for_environments(url: str, rows: Path) -> None:
     check(made(url, rows), replies=[call("increment_counter", count=1), "7"], samples=4, max_block_s=30)

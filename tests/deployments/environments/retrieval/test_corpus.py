@@ -42,11 +42,17 @@ def test_a_corpus_of_words_that_do_not_count_finds_nothing() -> None:
 
 
 def test_a_corpus_is_read_from_lines_under_the_usual_names(tmp_path: Path) -> None:
-    lines = ['{"_id": 7, "title": "T", "text": "x"}', "", '{"id": "b", "contents": "y", "more": 1}', '{"text": "z"}']
+    lines = [
+        '{"_id": 7, "title": "T", "text": "x"}',
+        "",
+        '{"id": "b", "contents": "y", "more": 1}',
+        '{"text": "z\u2028\x85"}',
+    ]
     path = tmp_path / "corpus.jsonl"
-    path.write_text("\n".join(lines))
-    documents = Corpus(read_corpus(path)).documents
-    assert [(each.id, each.whole) for each in documents] == [("7", "T\nx"), ("b", "y"), ("2", "z")]
+    for encoding in ("utf-8", "utf-8-sig"):
+        path.write_text("\n".join(lines), encoding=encoding)
+        documents = Corpus(read_corpus(path)).documents
+        assert [(each.id, each.whole) for each in documents] == [("7", "T\nx"), ("b", "y"), ("2", "z\u2028\x85")]
 
 
 @pytest.mark.parametrize(

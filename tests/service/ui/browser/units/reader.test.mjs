@@ -72,6 +72,14 @@ test("lines are found by their bytes, also where a character or a line lies acro
   for (const { text: line, start, end } of lines) assert.equal(await file.slice(start, end).text(), line);
 });
 
+test("a byte-order mark is no part of the first line", async () => {
+  const rollout = { message_log: [], status: "completed", answer: "a\u2028b\u0085c" };
+  const file = blob(`\ufeff${JSON.stringify(rollout)}\r\n${JSON.stringify(rollout)}\n`);
+  const read = await collect(readJsonLines(file));
+  assert.deepEqual(read.map(({ rollout: one }) => one), [rollout, rollout]);
+  for (const { place } of read) assert.deepEqual(await rolloutAt(file, place), rollout);
+});
+
 test("each kind of file has its rollouts: lines, a stream that was saved, a whole answer", async () => {
   const rollout = { message_log: [], status: "completed" };
   const line = JSON.stringify(rollout);
