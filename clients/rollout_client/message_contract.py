@@ -111,6 +111,10 @@ class Message(Lenient):
     """`content` without calls and reasoning, if there are any."""
     parse_error: str | None = None
     """Why a generated message, or the calls in it, could not be read; `content` is what the model wrote."""
+    constrained: bool | None = None
+    """True of a message that an agent's call generated under a constraint that it asked for: a JSON schema or grammar,
+    a tool that is `strict` or must be called, `logit_bias`, allowed or forbidden tokens. Its `generation_logprobs` are
+    then of the tokens that fit, not of the policy's: leave it out of the loss."""
 
 
 class GivenMessage(Message):

@@ -76,7 +76,7 @@ class VLLMResponseParser:
                 from vllm.entrypoints.openai.parser.harmony_utils import get_encoding
 
                 # It has a vocabulary of its own, and takes a missing one for a response that broke off.
-                get_encoding()
+                get_encoding()  # type: ignore[no-untyped-call]
         except Exception as error:
             raise ParserUnusable(f"{type(error).__name__}: {error}".rstrip(".")) from error
         if parser_class is None:

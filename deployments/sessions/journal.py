@@ -146,6 +146,7 @@ def generated_fields(generated: GeneratedMessage) -> dict[str, Any]:
         "logprobs": text_of_numbers(packed_logprobs(generated.logprobs)),
         "finish_reason": generated.finish_reason,
         "weight_versions": [[span.version, span.start, span.end] for span in generated.weight_versions],
+        "is_constrained": generated.is_constrained,
     }
 
 

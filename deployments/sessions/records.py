@@ -70,6 +70,8 @@ class GeneratedMessage:
     finish_reason: Literal["stop", "length"] | None
     """`None`: the generation was interrupted."""
     weight_versions: tuple[WeightSpan, ...] = ()
+    is_constrained: bool = False
+    """Whether the call asked that it fits something, so that its log-probabilities are of the tokens that do."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -103,6 +103,7 @@ def generated_message(generated: GeneratedMessage, rewards: Mapping[str, float])
         tool_calls=calls,
         reasoning_content=reasoning,
         parsed_content=text_of(shown.get("content")) if calls or reasoning else None,
+        **({"constrained": True} if generated.is_constrained else {}),
     )
 
 

@@ -57,6 +57,7 @@ class RecordingClient:
         await self._check(call, params)
         if call.session is not None:
             refuse_unprepared(call.session)
+            call.is_constrained = is_constrained(params)
             ask_for_logprobs(params)
         ended = call.engine_ended = asyncio.Event()
         reading = self._start(self._read(call, prompt, params, options, outputs, ended))
@@ -174,6 +175,13 @@ def ask_for_logprobs(params: SamplingParams) -> None:
     if params.logprob_token_ids is None:
         params.logprobs = params.logprobs or 0
     params.flat_logprobs = params.prompt_logprobs is None
+
+
+def is_constrained(params: SamplingParams) -> bool:
+    """Whether some tokens cannot be sampled, or are made more or less likely, whatever the policy says."""
+    wanted = params.structured_outputs
+    fits = wanted is not None and not wanted.all_constraints_none()
+    return fits or bool(params.allowed_token_ids or params.bad_words or params.logit_bias)
 
 
 def refuse_what_nothing_fits(output: RequestOutput, params: SamplingParams) -> None:

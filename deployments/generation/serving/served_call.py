@@ -48,6 +48,8 @@ class ServedCall:
     """`None` before the engine was called."""
     session: "SessionCall | None" = None
     """What the call adds if it is one of a session."""
+    is_constrained: bool = False
+    """Whether only tokens that fit something could be sampled."""
     oldest_version: int | None = None
     """Of what the session has generated of the prompt."""
     new_prompt_tokens: int | None = None

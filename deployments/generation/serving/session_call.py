@@ -165,6 +165,7 @@ class SessionCall:
             logprobs=packed_logprobs(choice.logprobs),
             finish_reason=FINISH_REASONS.get(choice.finish_reason),
             weight_versions=choice.weight_versions,
+            is_constrained=self._call.is_constrained,
         )
 
 

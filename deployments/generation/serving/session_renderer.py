@@ -44,8 +44,10 @@ class SessionOnlineRenderer(OnlineRenderer):
         call = CURRENT_CALL.get()
         given = (request, messages, default_template, default_template_content_format, default_template_kwargs)
         conversation: list[Any] | None = None
+        may_constrain = True
         if call.session is not None and call.is_generated:
             refuse_other_prompts(request)
+            may_constrain = asks_for_grammar(request)
             params = request.build_chat_params(default_template, default_template_content_format).with_defaults(
                 merge_kwargs(default_template_kwargs, {"tools": tool_dicts, "tokenize": False})
             )
@@ -62,6 +64,10 @@ class SessionOnlineRenderer(OnlineRenderer):
             request.kv_transfer_params = {"prompt_token_ids": list(ids)}
         with too_deep_messages_refused():
             rendered, inputs = await super().preprocess_chat(*given, tool_dicts, parser, skip_mm_cache=skip_mm_cache)
+        if not may_constrain:
+            # Log-probabilities under a grammar are not those of the policy. Some parsers want one for any call that has
+            # tools, and all of them for `parallel_tool_calls: false`, after which only the first call is shown anyway.
+            request.structured_outputs = None
         return rendered if conversation is None else conversation, inputs
 
     async def _parsed(self, messages: list[Any], params: ChatParams) -> tuple[list[Any], Any]:
@@ -104,6 +110,14 @@ def too_deep_messages_refused() -> Iterator[None]:
         raise VLLMValidationError(
             "a message is nested too deeply, or the arguments of a tool call in it are", parameter="messages"
         ) from None
+
+
+def asks_for_grammar(request: Any) -> bool:
+    """Whether the caller asks that the answer fits something: a schema, a tool that must be called, or a strict one."""
+    if request.extract_structured_outputs() is not None or request.tool_choice not in (None, "none", "auto"):
+        return True
+    # A tool of chat completions has its fields in `function`, one of responses has them itself.
+    return any(getattr(getattr(tool, "function", tool), "strict", None) for tool in request.tools or ())
 
 
 def refuse_other_prompts(request: Any) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from openai_harmony import HarmonyError
+from openai_harmony import HarmonyError  # type: ignore[import-untyped]
 from transformers import AutoTokenizer
 from vllm.entrypoints.openai.parser import harmony_utils
 from vllm.parser.harmony import HarmonyParser

@@ -1,0 +1,113 @@
+"""Calls of a session under a grammar: none that nobody asked for, and the record says which were asked for."""
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from pydantic import TypeAdapter
+from vllm.sampling_params import SamplingParams
+
+from deployments.protocols import packed_ids, packed_logprobs
+from deployments.serving_records import Endpoint
+from deployments.sessions.journal import generated_fields, generated_of, written
+from deployments.sessions.records import GeneratedMessage
+from rollout_client.contract import GivenMessage, Message
+from tests.deployments.generation.serving.vllm_layers import Served, runs
+
+# Importing vLLM takes seconds.
+pytestmark = pytest.mark.slow
+QUESTION = {"role": "user", "content": "2 + 3?"}
+PARAMETERS = {
+    "type": "object",
+    "properties": {"a": {"type": "integer"}},
+    "required": ["a"],
+    "additionalProperties": False,
+}
+ADD = {"name": "add", "parameters": PARAMETERS}
+PARSERS = ("hermes", "glm45", "qwen3_coder", "kimi_k2")
+
+
+def body_of(endpoint: Endpoint, strict: bool = False, **fields: Any) -> dict[str, Any]:
+    tool = {**ADD, "strict": True} if strict else ADD
+    if endpoint == "responses":
+        return {"input": "2 + 3?", "tools": [{"type": "function", **tool}], "max_output_tokens": 9, **fields}
+    if endpoint == "messages":
+        tools = [{"name": "add", "input_schema": PARAMETERS}]
+        return {"model": "small", "messages": [QUESTION], "tools": tools, "max_tokens": 9, **fields}
+    return {"messages": [QUESTION], "tools": [{"type": "function", "function": tool}], "max_tokens": 9, **fields}
+
+
+async def generated(served: Served, endpoint: Endpoint, body: dict[str, Any], session: str | None) -> SamplingParams:
+    served.reply("5")
+    before = len(served.core.params)
+    status, answer = await served.answer(endpoint, body, session)
+    assert status == 200, answer
+    [params] = served.core.params[before:]
+    return params
+
+
+@pytest.mark.parametrize("endpoint", ["chat/completions", "responses", "messages"])
+@pytest.mark.parametrize("parser", PARSERS)
+@runs
+async def test_a_call_of_a_session_that_only_has_tools_samples_from_the_policy(parser: str, endpoint: Endpoint) -> None:
+    served = await Served(tool_call_parser=parser).open()
+    single = {"tool_choice": {"type": "auto", "disable_parallel_tool_use": True}}
+    for fields in ({}, single if endpoint == "messages" else {"parallel_tool_calls": False}):
+        params = await generated(served, endpoint, body_of(endpoint, **fields), "s")
+        assert params.structured_outputs is None
+    assert [message.constrained for sample in await served.samples() for message in sample.message_log[1:]] == [
+        None
+    ] * 2
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "fields"),
+    [
+        ("chat/completions", {"strict": True}),
+        ("chat/completions", {"tool_choice": "required"}),
+        ("chat/completions", {"tool_choice": {"type": "function", "function": {"name": "add"}}}),
+        ("chat/completions", {"response_format": {"type": "json_object"}, "tools": None}),
+        ("chat/completions", {"logit_bias": {"5": 1.0}}),
+        ("chat/completions", {"allowed_token_ids": [53, 258]}),
+        ("chat/completions", {"bad_words": ["no"]}),
+        ("responses", {"strict": True}),
+        ("responses", {"tool_choice": "required"}),
+        ("messages", {"tool_choice": {"type": "any"}}),
+    ],
+)
+@runs
+async def test_the_record_says_which_messages_were_generated_under_a_constraint_that_their_call_asked_for(
+    endpoint: Endpoint, fields: dict[str, Any]
+) -> None:
+    served = await Served(tool_call_parser="hermes").open()
+    await generated(served, endpoint, body_of(endpoint, **fields), "s")
+    [sample] = await served.samples()
+    assert [message.constrained for message in sample.message_log] == [None, True]
+    message = sample.message_log[-1].model_dump(exclude_unset=True)
+    assert TypeAdapter(GivenMessage).validate_python(message).constrained
+
+
+def test_a_message_that_was_not_constrained_has_no_such_field() -> None:
+    assert Message(role="user", content="", token_ids=[]).model_dump(exclude_unset=True).keys() == {
+        "role",
+        "content",
+        "token_ids",
+    }
+
+
+def test_a_record_that_is_read_again_still_says_it_and_one_from_before_says_no() -> None:
+    made = GeneratedMessage(
+        "a", {"role": "assistant", "content": "5"}, "5", packed_ids([53]), packed_logprobs([-0.5]), "stop"
+    )
+    for one in (made, replace(made, is_constrained=True)):
+        assert generated_of(json.loads(written(generated_fields(one)))) == one
+    before = {name: value for name, value in generated_fields(made).items() if name != "is_constrained"}
+    assert generated_of(before) == made
+
+
+@runs
+async def test_a_call_without_a_session_is_constrained_as_in_vllms_own_server() -> None:
+    params = await generated(Served(tool_call_parser="glm45"), "chat/completions", body_of("chat/completions"), None)
+    assert params.structured_outputs is not None
+    assert params.structured_outputs.structural_tag is not None
