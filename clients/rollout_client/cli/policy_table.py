@@ -1,8 +1,8 @@
 """Tables of versions, replicas and updates for a terminal, as rich renderables."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from rich.console import Group
+from rich.console import Console, ConsoleOptions, Group, JustifyMethod, RenderResult
 from rich.filesize import decimal
 from rich.table import Table
 
@@ -10,6 +10,7 @@ from rollout_client.cli.transcript import plain
 from rollout_client.policy_contract import NamedPolicyState, PolicyState, PolicyUpdate, PushResult, VersionInfo
 
 SHOWN_DIGITS = 12
+DATE = "%Y-%m-%d %H:%M:%S"
 
 
 def policy_tables(state: PolicyState) -> Group:
@@ -18,37 +19,74 @@ def policy_tables(state: PolicyState) -> Group:
     return Group(versions_table(state), *named, replicas_table(state))
 
 
-def versions_table(state: PolicyState) -> Table:
+class WeightsTable:
+    """Leaves out columns where a terminal is too narrow for all of them, the least important first.
+
+    A date or a number that is broken over two lines, or cut, is not read.
+    """
+
+    DISPENSABLE = (None, "checksum", "base", "kind", "size", "created")
+    """First none of them."""
+    FOLDED: Mapping[str, int] = {"name": 8, "size": 8}
+    """What may be broken, into lines of at least so many characters."""
+    RIGHT = frozenset({"version", "base", "size"})
+
+    def __init__(self, title: str) -> None:
+        self._title = title
+        self._rows: list[tuple[dict[str, str], str]] = []
+
+    def add(self, style: str = "", **cells: str) -> None:
+        """All rows have cells of the same columns."""
+        self._rows.append((cells, style))
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        columns = list(self._rows[0][0]) if self._rows else []
+        for dispensable in self.DISPENSABLE:
+            columns = [name for name in columns if name != dispensable]
+            # Beside its text each column has two spaces and a border.
+            if sum(self._least_width(name) + 3 for name in columns) + 1 <= options.max_width:
+                break
+        table = Table(title=self._title, title_justify="left")
+        for name in columns:
+            justify: JustifyMethod = "right" if name in self.RIGHT else "left"
+            least, is_whole = self._least_width(name), name not in self.FOLDED
+            table.add_column(name, justify=justify, overflow="fold", no_wrap=is_whole, min_width=least)
+        for cells, style in self._rows:
+            table.add_row(*(plain(cells[name]) for name in columns), style=style)
+        yield table
+
+    def _least_width(self, name: str) -> int:
+        lines = [name, *(line for cells, _ in self._rows for line in cells[name].splitlines())]
+        return self.FOLDED.get(name) or max(map(len, lines))
+
+
+def versions_table(state: PolicyState) -> WeightsTable:
     updating = "" if state.updating_to is None else f", updating to {state.updating_to}"
-    table = Table(title=f"Version {state.current} is current{updating}", title_justify="left")
-    for name in ("version", "kind", "base", "size", "created", "checksum"):
-        table.add_column(name, justify="right" if name in {"version", "base", "size"} else "left")
+    table = WeightsTable(f"Version {state.current} is current{updating}")
     for info in state.versions:
-        table.add_row(
-            str(info.version),
-            info.kind,
-            "" if info.base is None else str(info.base),
-            size_of(info),
-            "" if info.kind == "initial" else f"{info.created_at:%Y-%m-%d %H:%M:%S}",
-            shortened(info.checksum),
-            style="bold" if info.version == state.current else "",
+        table.add(
+            "bold" if info.version == state.current else "",
+            version=str(info.version),
+            kind=info.kind,
+            base="" if info.base is None else str(info.base),
+            size=size_of(info),
+            created="" if info.kind == "initial" else f"{info.created_at:{DATE}}",
+            checksum=shortened(info.checksum),
         )
     return table
 
 
-def named_table(named: Sequence[NamedPolicyState]) -> Table:
-    table = Table(title="Named policies", title_justify="left")
-    for name in ("name", "version", "base", "size", "created", "checksum"):
-        table.add_column(name, justify="right" if name in {"version", "base", "size"} else "left")
+def named_table(named: Sequence[NamedPolicyState]) -> WeightsTable:
+    table = WeightsTable("Named policies")
     for policy in named:
-        updating = "" if policy.updating_to is None else f", updating to {policy.updating_to}"
-        table.add_row(
-            plain(policy.name),
-            ("none" if policy.current is None else str(policy.current)) + updating,
-            "" if policy.base is None else str(policy.base),
-            decimal(policy.size_bytes) if policy.size_bytes else "",
-            "" if policy.created_at is None else f"{policy.created_at:%Y-%m-%d %H:%M:%S}",
-            shortened(policy.checksum),
+        updating = "" if policy.updating_to is None else f",\nupdating to {policy.updating_to}"
+        table.add(
+            name=policy.name,
+            version=("none" if policy.current is None else str(policy.current)) + updating,
+            base="" if policy.base is None else str(policy.base),
+            size=decimal(policy.size_bytes) if policy.size_bytes else "",
+            created="" if policy.created_at is None else f"{policy.created_at:{DATE}}",
+            checksum=shortened(policy.checksum),
         )
     return table
 

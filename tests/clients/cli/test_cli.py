@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -17,9 +18,10 @@ from safetensors.torch import load, save_file
 from typer.testing import CliRunner, Result
 
 from rollout_client.cli.app import app
+from rollout_client.cli.policy_table import versions_table
 from rollout_client.cli.transcript import metrics_table, transcript
 from rollout_client.contract import SampleResult
-from rollout_client.policy_contract import NamedPolicyState
+from rollout_client.policy_contract import NamedPolicyState, PolicyState, VersionInfo
 from rollout_client.version import CONTRACT_VERSION
 from tests.clients.scripted_policy import PolicyServer, ScriptedPolicy
 from tests.clients.scripted_service import ScriptedService, result, running, sample
@@ -143,6 +145,37 @@ def test_policy_shows_versions_and_replicas(served_policy: ScriptedPolicy) -> No
     ]
     assert "Replicas" in done.stdout
     assert served_policy.asked == ["/policy"]
+
+
+@pytest.mark.parametrize(
+    ("width", "columns"),
+    [
+        (100, ["version", "kind", "base", "size", "created", "checksum"]),
+        (80, ["version", "kind", "base", "size", "created", "checksum"]),
+        (63, ["version", "kind", "base", "size", "created"]),
+        (50, ["version", "size", "created"]),
+        (38, ["version", "created"]),
+        (24, ["version"]),
+    ],
+)
+def test_a_narrow_terminal_has_fewer_columns_of_a_version_and_no_broken_date_or_number(
+    width: int, columns: list[str]
+) -> None:
+    fields: dict[str, Any] = {"created_at": datetime(2026, 11, 25, 9, 8, 7, tzinfo=UTC), "checksum": "a" * 64}
+    versions = [
+        VersionInfo(
+            version=120_700, kind="adapter", base=100_000, size_bytes=269_000_000, delta_bytes=35_000_000, **fields
+        )
+    ]
+    console = Console(width=width, record=True, file=Path(os.devnull).open("w"))  # noqa: SIM115
+    console.print(versions_table(PolicyState(current=120_700, versions=versions, replicas=[])))
+    lines = console.export_text().splitlines()
+    assert max(map(len, lines)) <= width
+    [head] = [line for line in lines if "version" in line]
+    assert head.replace("┃", " ").split() == columns
+    whole = {"version": "120700", "kind": "adapter", "base": "100000", "created": "2026-11-25 09:08:07"}
+    whole |= {"checksum": "a" * 12, "size": "269.0 MB"}
+    assert [name for name in columns if whole[name] not in "\n".join(lines)] == []
 
 
 def test_policy_asks_for_checksums_of_the_replicas_if_told_to(served_policy: ScriptedPolicy) -> None:
