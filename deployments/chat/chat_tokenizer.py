@@ -4,7 +4,6 @@ from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from functools import cached_property, partial
 from itertools import accumulate, pairwise
-from pathlib import Path
 from typing import Any
 
 from tokenizers.decoders import DecodeStream
@@ -14,6 +13,14 @@ from deployments.chat.chat_template import ChatTemplate
 from deployments.chat.message_cuts import RENDERING_ERRORS, Chat
 from deployments.chat.messages import prompt_message
 from deployments.chat.text_encoder import TextEncoder, end_of, start_of
+from deployments.chat.tokenizer_loading import (
+    UnsupportedTokenizer,
+    end_tokens_of,
+    load_tokenizer,
+    refuse_lossy,
+    refuse_slow,
+    resolved,
+)
 from deployments.chat.tokenizer_protocol import ChatOptions, ChatTokenizer, TokenizedObservation
 from deployments.failures import EnvironmentRejected, PromptRejected
 from rollout_client.contract import Message, PromptMessage
@@ -28,10 +35,6 @@ PROBE_OBSERVATION = "Observation7f3a"
 PLAIN = ChatOptions()
 MOST_OVERLAP = 64
 """More tokens than a chat template puts before the content of a message."""
-
-
-class UnsupportedTokenizer(Exception):
-    """The model's tokenizer or chat template cannot carry a rollout token-exactly."""
 
 
 class TransformersChatTokenizer(ChatTokenizer):
@@ -50,10 +53,7 @@ class TransformersChatTokenizer(ChatTokenizer):
         Raises:
             UnsupportedTokenizer: the tokenizer is not fast, or its template does not frame an observation.
         """
-        if not tokenizer.is_fast:
-            raise UnsupportedTokenizer(
-                "The tokenizer has no fast version (tokenizer.json), which gives character offsets."
-            )
+        refuse_slow(tokenizer)
         if tokenizer.chat_template is None:
             raise UnsupportedTokenizer("The tokenizer has no chat template: give the model one (chat_template.jinja).")
         self._tokenizer = tokenizer
@@ -84,11 +84,16 @@ class TransformersChatTokenizer(ChatTokenizer):
     def load(
         cls, name_or_path: str, model: str | None = None, skip_special_tokens: bool = True
     ) -> "TransformersChatTokenizer":
-        """Args: `model` has further end tokens in its generation config, if it has one; by default `name_or_path`."""
-        # Imported here because it imports torch, which takes seconds and hundreds of megabytes.
-        from transformers import AutoTokenizer
+        """Loads the tokenizer, and checks that plain text comes back from its ids.
 
-        tokenizer: Any = AutoTokenizer.from_pretrained(resolved(name_or_path))
+        Args:
+            model: has further end tokens in its generation config, if it has one; by default `name_or_path`.
+
+        Raises:
+            UnsupportedTokenizer: see `load_tokenizer`, `refuse_lossy` and the constructor.
+        """
+        tokenizer = load_tokenizer(name_or_path)
+        refuse_lossy(tokenizer)
         return cls(tokenizer, skip_special_tokens, end_tokens_of(resolved(model or name_or_path)))
 
     def prompt(self, messages: Sequence[PromptMessage], options: ChatOptions, max_tokens: int) -> list[Message]:
@@ -262,23 +267,6 @@ class TransformersChatTokenizer(ChatTokenizer):
                 "The model's chat template moves the tools to the last message, but tokens are only ever appended: "
                 "leave tools out and describe them in a message."
             )
-
-
-def resolved(name_or_path: str) -> str:
-    """The absolute path of a local folder, or the name of a model of the hub as it is."""
-    local = Path(name_or_path)
-    return str(local.resolve()) if local.is_dir() else name_or_path
-
-
-def end_tokens_of(model: str) -> list[int]:
-    """The tokens that end a generation by the model's generation config; none if it has no such file."""
-    from transformers import GenerationConfig
-
-    try:
-        ends = GenerationConfig.from_pretrained(model).eos_token_id
-    except OSError:
-        return []
-    return ends if isinstance(ends, list) else [] if ends is None else [ends]
 
 
 def common_length(text: str, other: str) -> int:

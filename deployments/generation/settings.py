@@ -76,8 +76,8 @@ class EngineSettings(BaseModel):
         """Arguments of vLLM's `AsyncEngineArgs`.
 
         By default the engine begins its generations in the order of their virtual times, so that requests of several
-        ingress replicas share it fairly. It fetches no picture or sound that a message of a call names by its URL.
+        ingress replicas share it fairly. It fetches no picture or sound that a message of a call names by its URL. It
+        reads `tokenizer.json` and the chat template, as rollouts do, where it would know a format of the vendor's own.
         """
-        return {"scheduling_policy": "priority", "allowed_media_domains": [NO_DOMAIN]} | self.model_dump(
-            exclude=NOT_FOR_VLLM, exclude_none=True
-        )
+        defaults = {"scheduling_policy": "priority", "allowed_media_domains": [NO_DOMAIN], "tokenizer_mode": "hf"}
+        return defaults | self.model_dump(exclude=NOT_FOR_VLLM, exclude_none=True)

@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from deployments.chat.tokenizer_loading import load_tokenizer
 from deployments.models.reward_batches import batches
 from deployments.models.settings import RewardModelSettings
 from rollout_env import ChatMessage
@@ -16,14 +17,15 @@ class ClassificationModel:
         """Loads the model.
 
         Raises:
+            UnsupportedTokenizer: see `load_tokenizer`.
             ValueError: it has no such label, or no token to pad with.
         """
         import torch
-        from transformers import AutoModelForSequenceClassification, AutoTokenizer
+        from transformers import AutoModelForSequenceClassification
 
         self._settings = settings
         self._device = "cuda" if settings.device == "gpu" else "cpu"
-        self._tokenizer: Any = AutoTokenizer.from_pretrained(settings.model)
+        self._tokenizer: Any = load_tokenizer(settings.model)
         model: Any = AutoModelForSequenceClassification.from_pretrained(
             settings.model, dtype=getattr(torch, settings.dtype)
         )

@@ -121,6 +121,7 @@ def test_further_engine_fields_reach_the_engine_as_they_are() -> None:
         "gpu_memory_utilization": 0.5,
         "scheduling_policy": "priority",
         "allowed_media_domains": ["none.invalid"],
+        "tokenizer_mode": "hf",
     }
 
 

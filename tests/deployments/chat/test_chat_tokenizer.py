@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 from jinja2 import TemplateError
 from transformers import AutoTokenizer
 
-from deployments.chat.chat_tokenizer import TransformersChatTokenizer, UnsupportedTokenizer
+from deployments.chat.chat_tokenizer import TransformersChatTokenizer
 from deployments.chat.message_cuts import RENDERING_ERRORS
+from deployments.chat.tokenizer_loading import UnsupportedTokenizer
 from deployments.chat.tokenizer_protocol import CONTEXT_TOKENS, ChatOptions, TokenizedObservation
 from deployments.failures import EnvironmentRejected, PromptRejected
 from rollout_client.contract import PromptMessage
