@@ -20,8 +20,8 @@ WHOLE_PROMPT = "hf"
 """The one parser of vLLM that looks at the tokens before the response."""
 HARMONY = {"openai", "openai_gptoss"}
 """The parsers of gpt-oss. Both only say that `HarmonyParser` reads its responses."""
-RANDOM_ID = "chatcmpl-tool-"
-"""How ids begin that vLLM draws because the response names none."""
+NUMBERED_ID = "functions."
+"""How ids begin that vLLM makes of a call's name and number, as one family of models writes them."""
 PROBE_TOOL = {"type": "function", "function": {"name": "probe", "parameters": {"type": "object", "properties": {}}}}
 LONGEST_ERROR = 500
 """Characters of the reason why a response was not parsed."""
@@ -63,7 +63,7 @@ class VLLMResponseParser:
 
         is_harmony = bool(HARMONY & {choice.tool_call_parser, choice.reasoning_parser})
         try:
-            self._tokenizer: Any = get_tokenizer(choice.tokenizer)
+            self._tokenizer: Any = get_tokenizer(choice.tokenizer, tokenizer_mode="hf")
             parser_class = ParserManager.get_parser(
                 choice.tool_call_parser,
                 choice.reasoning_parser,
@@ -108,7 +108,7 @@ class VLLMResponseParser:
         error = error_of(self._logged.records[0]) if self._logged.records else None
         if not calls and not reasoning:
             return ParsedResponse(parse_error=error)
-        return ParsedResponse(named_calls(calls or (), response.turn), reasoning or None, content or "", error)
+        return ParsedResponse(named_calls(calls or (), response.turn, text), reasoning or None, content or "", error)
 
 
 @lru_cache(maxsize=64)
@@ -130,19 +130,24 @@ def request_of(tools: bytes) -> Any:
         return ChatCompletionRequest.model_validate(without)
 
 
-def named_calls(calls: Sequence[Any], turn: int) -> list[dict[str, Any]]:
+def named_calls(calls: Sequence[Any], turn: int, text: str) -> list[dict[str, Any]]:
     """The calls in OpenAI's form. One without an id of its own gets one that its turn and place determine.
 
-    It has nine letters and digits, because the templates of one family of models refuse others.
+    An id is the model's own if it stands in the text of the response: vLLM's parsers draw others, in several forms. The
+    one that is made here has nine letters and digits, because the templates of one family of models refuse others.
     """
     return [
         {
-            "id": call.id if call.id and not call.id.startswith(RANDOM_ID) else f"call{turn:03}{place:02}",
+            "id": call.id if is_own(call.id, text) else f"call{turn:03}{place:02}",
             "type": "function",
             "function": {"name": call.name, "arguments": call.arguments},
         }
         for place, call in enumerate(calls)
     ]
+
+
+def is_own(call_id: str | None, text: str) -> bool:
+    return call_id is not None and call_id != "" and (call_id in text or call_id.startswith(NUMBERED_ID))
 
 
 def error_of(record: logging.LogRecord) -> str:

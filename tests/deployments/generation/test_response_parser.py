@@ -4,6 +4,7 @@ import json
 import logging
 import shutil
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -121,6 +122,37 @@ def test_other_formats_give_the_same_call(tokenizers: dict[str, Any], parser: st
     [call] = parsers.parse(ResponseToParse(ids(tokenizers["plain"], text, ended=False), tools=[ADD])).tool_calls
     assert (call["id"], call["function"]["name"]) == ("call00000", "add")
     assert json.loads(call["function"]["arguments"]) == {"numbers": [41, 1]}
+
+
+@pytest.mark.parametrize(
+    ("parser", "text", "call_id"),
+    [
+        ("mistral", '[TOOL_CALLS]add{"numbers": [41, 1]}', "call00300"),
+        ("hunyuan_a13b", '<tool_calls>[{"name": "add", "arguments": {"numbers": [41, 1]}}]</tool_calls>', "call00300"),
+        ("xlam", '[{"name": "add", "arguments": {"numbers": [41, 1]}}]', "call00300"),
+        (
+            "kimi_k2",
+            "<|tool_calls_section_begin|><|tool_call_begin|>functions.add:7<|tool_call_argument_begin|>"
+            '{"numbers": [41, 1]}<|tool_call_end|><|tool_calls_section_end|>',
+            "functions.add:7",
+        ),
+    ],
+)
+def test_a_calls_id_is_what_the_response_spells_or_follows_from_its_turn_and_place(
+    tmp_path: Path, parser: str, text: str, call_id: str
+) -> None:
+    tokenizer: Any = AutoTokenizer.from_pretrained(TINY_MODEL)
+    sections = ["tool_calls_section", "tool_call", "tool_call_argument"]
+    tokenizer.add_tokens(
+        ["[TOOL_CALLS]", "[ARGS]", *(f"<|{name}_{end}|>" for name in sections for end in ("begin", "end"))],
+        special_tokens=True,
+    )
+    tokenizer.save_pretrained(tmp_path)
+    shutil.copy(TINY_MODEL / "config.json", tmp_path)
+    parsers = VLLMResponseParser(ParserChoice(str(tmp_path), parser, None))
+    response = ResponseToParse(ids(tokenizer, text, ended=False), tools=[ADD], turn=3)
+    calls = [call for _ in range(2) for call in parsers.parse(response).tool_calls]
+    assert [(call["id"], call["function"]["name"]) for call in calls] == [(call_id, "add")] * 2
 
 
 pieces = st.sampled_from(
