@@ -304,6 +304,9 @@ class PolicyUpdate(Lenient):
     keeps_prefix_cache: bool = False
     """Whether the replicas kept what older weights had computed (`reset_prefix_cache=false`), so that tokens of this
     version may continue from it. Always false for an adapter, which shares no cache with other weights."""
+    warnings: list[str] = Field(default_factory=list)
+    """What may be wrong with the version although it is served, a sentence each: it changes no log-probability of the
+    prompts on which a replica tried it."""
 
     @property
     def label(self) -> str:

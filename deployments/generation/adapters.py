@@ -2,8 +2,8 @@
 
 import asyncio
 import json
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -11,8 +11,18 @@ from typing import TYPE_CHECKING
 
 from vllm.lora.request import LoRARequest
 
+from deployments.generation.adapter_folders import ADAPTER_FILE
+from rollout_client.weights.safetensors_file import read_header
+
 if TYPE_CHECKING:
     from vllm.v1.engine.async_llm import AsyncLLM
+
+
+MOST_SHOWN = 5
+
+
+class AdapterDoesNotFit(Exception):
+    """An adapter's tensor changes no module of the model in the engine, or the engine takes no adapters."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -70,12 +80,38 @@ class Adapters:
         """Loads the adapter that PEFT saved in `folder`; no generation uses it yet.
 
         Raises:
-            Exception: what vLLM raises for an adapter that it cannot use (rank, modules, `enable_lora` not set).
+            AdapterDoesNotFit: a tensor of it changes no module of the model; the message names it.
+            Exception: what vLLM raises for an adapter that it cannot use.
         """
+        await self._refuse_unplaced(folder)
         number = next(self._ids)
         request = LoRARequest(f"{label}#{number}", number, str(folder))
         await self._llm.add_lora(request)
         return LoadedAdapter(label, version, request, changes_head(folder / "adapter_config.json"), checksum)
+
+    @asynccontextmanager
+    async def borrowed(self, label: str, folder: Path) -> AsyncIterator[LoadedAdapter]:
+        """Loads an adapter for the length of the block; raises as `load` does."""
+        adapter = await self.load(label, 0, folder)
+        try:
+            yield adapter
+        finally:
+            await self._llm.remove_lora(adapter.request.lora_int_id)
+
+    async def _refuse_unplaced(self, folder: Path) -> None:
+        header = await asyncio.to_thread(read_header, folder / ADAPTER_FILE)
+        names = [entry.name for entry in header.entries]
+        of_workers = await self._llm.collective_rpc("unplaced_matrices", args=(names,))
+        for _, error in of_workers:
+            if error is not None:
+                raise AdapterDoesNotFit(error)
+        # Each worker of a pipeline has a part of the modules.
+        unplaced = [name for name in names if all(name in of_worker for of_worker, _ in of_workers)]
+        if unplaced:
+            more = f" and {len(unplaced) - MOST_SHOWN} more" if len(unplaced) > MOST_SHOWN else ""
+            raise AdapterDoesNotFit(
+                f"The model in the engine has no module for {', '.join(unplaced[:MOST_SHOWN])}{more}."
+            )
 
     def hold(self, adapter: LoadedAdapter) -> None:
         """Keeps the adapter of a named policy, until `serve` or `give_up`."""

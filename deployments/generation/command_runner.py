@@ -43,6 +43,7 @@ from deployments.policy.replicas.commands import (
 )
 
 if TYPE_CHECKING:
+    from deployments.generation.canary import WeightsCanary
     from deployments.generation.named_policies import NamedPolicies
     from deployments.generation.weight_updater import WeightUpdater
 
@@ -64,7 +65,7 @@ class CommandRunner:
         store: CommandSource,
         registration_of: Callable[[LoadedWeights], ReplicaRegistration],
         node_weights: NodeWeights,
-        generate_canary: Callable[[], Awaitable[None]],
+        canary: "WeightsCanary",
         named: "NamedPolicies",
     ) -> None:
         self.is_current = asyncio.Event()
@@ -76,7 +77,7 @@ class CommandRunner:
         self._store = store
         self._registration_of = registration_of
         self._node_weights = node_weights
-        self._generate_canary = generate_canary
+        self._canary = canary
         self._named = named
         self._replica_id = ""
         """As it is registered."""
@@ -84,6 +85,8 @@ class CommandRunner:
         self._in_transfer = False
         self._saved: SavedWeights | None = None
         """What the command that runs has saved."""
+        self._changes_nothing = False
+        """As in `CommandReport`, of the command that runs."""
         self._records: dict[int, str | None] = {}
         """What the store said of the versions that were staged or transferred."""
 
@@ -127,7 +130,9 @@ class CommandRunner:
                 follows = "the engine waits for full weights" if self._in_transfer else "generation goes on"
                 logger.warning("The command %s failed; %s.", name, follows, exc_info=failure)
         saved, self._saved = self._saved, None
-        return CommandReport(numbered.number, self._weights.loaded, error, self.broken is not None, costs, saved)
+        changes_nothing, self._changes_nothing = self._changes_nothing, False
+        is_broken = self.broken is not None
+        return CommandReport(numbered.number, self._weights.loaded, error, is_broken, costs, saved, changes_nothing)
 
     async def _carry_out(self, command: Command) -> CommandCosts:
         match command:
@@ -139,14 +144,16 @@ class CommandRunner:
                 return CommandCosts(load_s, fetched_bytes=file.fetched_bytes, read_bytes=file.read_bytes)
             case Swap(options, is_trial):
                 self._stop_checksum()
+                if is_trial and self._weights.stages_other_full_weights:
+                    await self._canary.remember()
                 costs = await self._weights.swap(options, is_trial)
                 self._in_transfer = False
                 return costs
             case Canary(timeout_s):
-                await with_timeout(self._generate_canary(), timeout_s)
+                self._changes_nothing = await with_timeout(self._canary.try_current(), timeout_s)
             case SetAdapters():
                 began = time.perf_counter()
-                fetched_bytes = await self._named.set(command)
+                fetched_bytes, self._changes_nothing = await self._named.set(command)
                 return CommandCosts(time.perf_counter() - began, fetched_bytes=fetched_bytes)
             case AcceptRequests():
                 canary_s = self._weights.accept()

@@ -4,10 +4,9 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
-from contextlib import ExitStack, aclosing, contextmanager
+from contextlib import aclosing, contextmanager
 from dataclasses import replace
 from typing import Any, Self
-from uuid import uuid4
 
 import vllm
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
@@ -34,7 +33,7 @@ from deployments.failures import (
     VersionReplaced,
 )
 from deployments.generation.adapters import Adapters, LoadedAdapter
-from deployments.generation.canary import CANARY_TOKENS, canary_params, canary_prompts, refuse_bad_canary
+from deployments.generation.canary import CANARY_TOKENS, WeightsCanary, canary_params, canary_prompts
 from deployments.generation.continued_completion import ContinuedCompletion
 from deployments.generation.engine_health import EngineHealth, kill_child_processes
 from deployments.generation.engine_progress import EngineProgress, StepCounter
@@ -82,6 +81,9 @@ class VLLMEngine(Engine):
         self._llm = llm
         self.adapters = Adapters(llm)
         self.weights = WeightUpdater(llm, self.adapters, patches_deltas, lambda: self.load().kv_tokens)
+        self.canary = WeightsCanary(
+            self.adapters, self._generate_canary, lambda: self.weights.swaps, self._canary_prompts
+        )
         self._running = RunningGenerations()
         self._stall_watch = StallWatch()
         self._watching: asyncio.Task[None] | None = None
@@ -341,30 +343,16 @@ class VLLMEngine(Engine):
             return self.weights.loaded.version
         return self.adapters.versions.get(policy)
 
-    async def generate_canary(self) -> None:
-        """Generates some tokens with the current weights, also during a trial of them; raises as `try_adapter` does."""
-        await self.try_adapter(self.adapters.current)
-
-    async def try_adapter(self, adapter: LoadedAdapter | None) -> None:
-        """Generates some tokens with an adapter, or with the full weights alone.
-
-        Raises:
-            GenerationNotFinite: a log-probability is NaN or infinite.
-            GenerationLost: the engine broke.
-        """
+    def _canary_prompts(self) -> Sequence[Sequence[int]]:
         config = self._llm.model_config
-        prompts = canary_prompts(config.get_vocab_size(), config.max_model_len)
-        requests = [GenerationRequest("canary", prompt, CANARY_TOKENS, (), SamplingOptions()) for prompt in prompts]
-        with ExitStack() as stack:
-            running = [stack.enter_context(self._running.running(request)) for request in requests]
-            params = [canary_params() for _ in running]
-            # No rollout may find in the prefix cache what a version has computed that is refused afterwards.
-            salt = uuid4().hex
-            outputs = await asyncio.gather(
-                *(self._output_of(*each, adapter, salt) for each in zip(running, prompts, params, strict=True))
-            )
-        for output in outputs:
-            refuse_bad_canary(output)
+        return canary_prompts(config.get_vocab_size(), config.max_model_len)
+
+    async def _generate_canary(
+        self, prompt: Sequence[int], adapter: LoadedAdapter | None, cache_salt: str
+    ) -> RequestOutput:
+        request = GenerationRequest("canary", prompt, CANARY_TOKENS, (), SamplingOptions())
+        with self._running.running(request) as running:
+            return await self._output_of(running, prompt, canary_params(), adapter, cache_salt)
 
     def describe(self) -> GeneratorDescription:
         config, model = self._llm.vllm_config, self._llm.model_config

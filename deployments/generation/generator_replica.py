@@ -87,7 +87,7 @@ class GeneratorReplica(GeneratorReplicaBase):
         named = NamedPolicies(
             self._engine.adapters,
             self._node_weights,
-            self._engine.try_adapter,
+            self._engine.canary.try_adapter,
             lambda: self._engine.weights.loaded.full,
         )
         self._commands = CommandRunner(
@@ -96,7 +96,7 @@ class GeneratorReplica(GeneratorReplicaBase):
             store,
             partial(registration_of, settings.workers),
             self._node_weights,
-            self._engine.generate_canary,
+            self._engine.canary,
             named,
         )
         self._running_commands = asyncio.create_task(self._commands.run())

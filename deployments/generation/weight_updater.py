@@ -120,6 +120,11 @@ class WeightUpdater:
         self._staged = StagedWeights(version, await self._adapters.load(str(version), version, folder))
 
     @property
+    def stages_other_full_weights(self) -> bool:
+        """Whether full weights are staged, and the engine generates with others."""
+        return self._staged is not None and self._staged.adapter is None and not self.is_paused
+
+    @property
     def is_on_trial(self) -> bool:
         """Whether generations wait until it is known that the weights can be used."""
         return self._on_trial_since is not None

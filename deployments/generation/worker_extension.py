@@ -19,6 +19,9 @@ import torch
 from safetensors import safe_open
 from vllm.config import set_current_vllm_config
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
+from vllm.lora.lora_model import LoRAModel
+from vllm.lora.model_manager import LoRAModelManager
+from vllm.lora.utils import is_base_embedding_weights, parse_fine_tuned_lora_name
 from vllm.model_executor.model_loader.checkpoint_weight_patch import CheckpointWeightPatch
 from vllm.model_executor.model_loader.reload.layerwise import (
     LOADING_LAYERS,
@@ -32,6 +35,7 @@ from deployments.generation.trainer_rendezvous import TrainerRendezvous
 from deployments.generation.weight_patches import apply_patches, read_patches
 
 logger = logging.getLogger("rollout_service.generation")
+NO_ADAPTERS = "the engine takes no adapters: set enable_lora: true under engine in the service's config"
 Tensors = dict[str, torch.Tensor]
 Patches = list[CheckpointWeightPatch]
 READ_BYTES = 16 * 2**20
@@ -103,6 +107,16 @@ class WeightsWorkerExtension:
                 getattr(self.model_runner, reset)()
         pack_shared_weights_again(self.model_runner.get_model())
         self._staging = self._checksum = None
+
+    def unplaced_matrices(self, names: list[str]) -> tuple[list[str], str | None]:
+        """Those of an adapter's tensors that change no module of this worker's part of the model; the error, if any.
+
+        vLLM reads such tensors, and generates as if they were not there.
+        """
+        try:
+            return unplaced_matrices(names, self.model_runner.lora_manager._adapter_manager), None
+        except AttributeError as failure:
+            return [], NO_ADAPTERS if not hasattr(self.model_runner, "lora_manager") else describe_error(failure)
 
     def checksum_weights(self, budget_s: float) -> str | None:
         """Computes for `budget_s` seconds; returns the sha-256 of this worker's weights when it is complete."""
@@ -213,6 +227,30 @@ def exit_instead_of_generating(error: str, *_: object, **__: object) -> NoReturn
     """The engine dies with this worker, and Serve replaces the replica."""
     logger.error("The swap of the weights failed halfway (%s): this worker exits.", error)
     os._exit(1)
+
+
+def unplaced_matrices(names: list[str], manager: LoRAModelManager) -> list[str]:
+    """The tensors of an adapter for which `manager` has no module, by the names and rules by which vLLM itself reads
+    them: it passes over copies of embeddings and what a model says that inference does not need.
+    """
+    mapper = getattr(manager.model, "hf_to_vllm_mapper", None)
+    mapper = None if mapper is None else mapper.get_rename_mapper()
+    skipped = list(getattr(manager.model, "lora_skip_prefixes", None) or ())
+    parts = (part for parts in manager.packed_modules.values() for part in parts)
+    # A checkpoint with fused experts has their first matrices under this name, and the second ones under the module's.
+    fused = (f"{module}.base_layer" for module in manager.modules if module.endswith(".experts"))
+    placed = {*manager.modules, *parts, *fused}
+
+    def is_placed(name: str) -> bool:
+        if is_base_embedding_weights(name) or LoRAModel._should_skip_module(name, skipped):
+            return True
+        try:
+            module, _ = parse_fine_tuned_lora_name(name, mapper)
+        except ValueError:
+            return False
+        return module in placed
+
+    return [name for name in names if not is_placed(name)]
 
 
 def pack_shared_weights_again(model: torch.nn.Module) -> None:

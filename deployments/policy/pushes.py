@@ -154,6 +154,8 @@ class Pushes:
         extra = {"version": version if self._name is None else label}
         try:
             self._last_update = await push
+            for warning in self._last_update.warnings:
+                logger.warning("Version %s: %s", label, warning, extra=extra)
         except PolicyFailure as failure:
             logger.info("Version %s is refused: %s", label, failure, extra=extra)
             raise

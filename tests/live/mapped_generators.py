@@ -74,8 +74,11 @@ class MappedWeights:
         self.is_on_trial = False
         return 0.0
 
-    async def generate_canary(self) -> None:
+    stages_other_full_weights = False
+
+    async def try_current(self) -> bool:
         assert self.is_on_trial
+        return False
 
     async def checksum(self) -> str:
         return self.sha256
@@ -99,7 +102,7 @@ class MappedGenerator:
             store,
             lambda loaded: registration_of(1, loaded),
             self._node_weights,
-            weights.generate_canary,
+            weights,
             named,
         )
         self._running = asyncio.create_task(commands.run())

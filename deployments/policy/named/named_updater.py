@@ -15,7 +15,7 @@ from deployments.policy.named.replica_adapters import ReplicaAdapters
 from deployments.policy.replicas.commands import CommandReport, SetAdapters
 from deployments.policy.replicas.fleet import CommandResult, Fleet, error_of
 from deployments.policy.replicas.replica_registry import RegisteredReplica
-from deployments.policy.updates.trial_results import all_were_lost, must_be_replaced, was_lost
+from deployments.policy.updates.trial_results import adapter_warnings, all_were_lost, must_be_replaced, was_lost
 from deployments.policy.updates.update_lock import UpdateLock
 from deployments.policy.updates.updates import Updates
 from deployments.policy.versions.version_history import PolicyVersions
@@ -75,20 +75,24 @@ class NamedUpdater(Updates):
         async with self._update_lock.lease(f"version {label} is being loaded by the replicas"):
             await self._fleet.registry.forget_the_dead()
             info = info.model_copy(update={"base": self._base.desired.full})
+            warnings: list[str] = []
             async with self._versions.adding(info, file):
                 try:
-                    replicas = await self._update_replicas(info)
+                    replicas = await self._update_replicas(info, warnings)
                 finally:
                     if self._versions.current_on_disk == info.version:
                         await self._publish()
                         logger.info("Version %s is current.", label, extra={"version": label})
-        return PolicyUpdate(version=info.version, name=self._name, checksum=info.checksum, replicas=replicas)
+        return PolicyUpdate(
+            version=info.version, name=self._name, checksum=info.checksum, replicas=replicas, warnings=warnings
+        )
 
-    async def _update_replicas(self, info: StoredVersion) -> list[ReplicaUpdate]:
+    async def _update_replicas(self, info: StoredVersion, warnings: list[str]) -> list[ReplicaUpdate]:
         replicas = [each for each in self._fleet.registry.started if each.loaded.full == info.base]
         command = await asyncio.to_thread(self._adapters.command, self._name, info)
         results: dict[RegisteredReplica, CommandResult] = {}
         loaded = await self._try(command, replicas, results)
+        warnings += adapter_warnings(None if loaded is None else results[loaded])
         self._versions.make_current(info.version)
         others = [replica for replica in replicas if replica not in results]
         first = [] if loaded is None else [loaded]

@@ -259,6 +259,9 @@ class CommandReport:
     costs: CommandCosts = field(default_factory=CommandCosts)
     saved: SavedWeights | None = None
     """By `SaveTransfer`."""
+    changes_nothing: bool = False
+    """By `Canary` and `SetAdapters`: the weights that were tried change no log-probability of the canary. Full weights
+    may be those from before; an adapter is not zero, and so small that the engine's precision does not show it."""
 
 
 @dataclass(frozen=True, slots=True)

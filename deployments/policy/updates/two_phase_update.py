@@ -34,6 +34,9 @@ class VersionUpdate:
     """Makes the version current on disk."""
     load_current: Callable[[RegisteredReplica], Awaitable[None]]
     """Loads what is current on disk into a replica that holds the version on trial; it is replaced if that fails."""
+    judge_unchanged: Callable[[], Awaitable[None]]
+    """Is called where the canary's log-probabilities are those of the weights before; raises `WeightsRefused` if they
+    cannot be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +102,12 @@ async def try_version(update: VersionUpdate, staged: Sequence[RegisteredReplica]
                 await update.load_current(replica)
             message = f"a replica could not generate with them and went back: {error}"
             raise WeightsRefused(FieldProblem(field="weights", message=message))
+        if isinstance(result, CommandReport) and result.changes_nothing:
+            try:
+                await update.judge_unchanged()
+            except WeightsRefused:
+                await update.load_current(replica)
+                raise
         return Trial(replica, swap if isinstance(swap, CommandReport) else None, lost)
     return Trial(None, None, lost)
 

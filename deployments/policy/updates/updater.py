@@ -9,18 +9,27 @@ says is found out before that: by the nodes, which make them, or without replica
 import asyncio
 from pathlib import Path
 
+from deployments.policy.failures import WeightsRefused
 from deployments.policy.replicas.commands import SwapOptions
 from deployments.policy.replicas.fleet import Fleet
 from deployments.policy.replicas.replica_registry import RegisteredReplica
 from deployments.policy.updates.activation import VersionActivation
 from deployments.policy.updates.adapters_of_replicas import AdaptersOfReplicas
+from deployments.policy.updates.trial_results import UNSEEN_ADAPTER
 from deployments.policy.updates.two_phase_update import VersionUpdate, update_replicas
 from deployments.policy.updates.update_lock import UpdateLock
 from deployments.policy.updates.updates import Updates
+from deployments.policy.validation.weight_checks import changed_values
 from deployments.policy.versions.payloads import Payloads
 from deployments.policy.versions.version_history import PolicyVersions
 from deployments.policy.versions.version_store import StoredVersion
 from rollout_client.policy_contract import PolicyUpdate, PushOptions, ReplicaUpdate
+from rollout_client.problem_contract import FieldProblem
+
+UNSEEN = "The weights change no log-probability of the canary"
+SEEN_SHARE = 0.001
+"""Of all values. Where more have changed, some log-probability changes even if each changed by its last bit alone. Of
+fewer, all may lie in the embeddings of tokens that the canary does not have."""
 
 
 class Updater(Updates):
@@ -65,9 +74,10 @@ class Updater(Updates):
                 info = info.model_copy(update={"base": self._versions.desired.full})
             else:
                 info = info.model_copy(update={"keeps_prefix_cache": not options.reset_prefix_cache})
+            warnings: list[str] = []
             async with self._versions.adding(info, file):
                 try:
-                    replicas = await self._update_replicas(info, options)
+                    replicas = await self._update_replicas(info, options, warnings)
                 finally:
                     if self._versions.desired.version == info.version:
                         await self._activation.activate()
@@ -78,9 +88,12 @@ class Updater(Updates):
             replicas=replicas,
             canary_s=canary_s,
             keeps_prefix_cache=info.keeps_prefix_cache,
+            warnings=warnings,
         )
 
-    async def _update_replicas(self, info: StoredVersion, options: PushOptions) -> list[ReplicaUpdate]:
+    async def _update_replicas(
+        self, info: StoredVersion, options: PushOptions, warnings: list[str]
+    ) -> list[ReplicaUpdate]:
         replicas = self._replicas_for(info)
         if not replicas or info.base != self._versions.desired.full:
             # No node applies the delta: whether it makes what its sender says is found out here.
@@ -91,8 +104,32 @@ class Updater(Updates):
             SwapOptions(options.mode, options.reset_prefix_cache),
             lambda: self._versions.make_current(info.version),
             self._load_current,
+            lambda: self._judge_unchanged(info, warnings),
         )
         return await update_replicas(update, replicas)
+
+    async def _judge_unchanged(self, info: StoredVersion, warnings: list[str]) -> None:
+        """Judges a version that changes no log-probability of the canary: it may be a very small change, or none.
+
+        Raises:
+            WeightsRefused: so many values differ from those before that the engine cannot have taken them.
+        """
+        if info.kind == "adapter":
+            warnings.append(UNSEEN_ADAPTER)
+            return
+        before = self._versions.desired.full
+        if not self._versions.has_weights(before):
+            warnings.append(f"{UNSEEN}; how many values differ from version {before} is not known.")
+            return
+        old, new = await asyncio.to_thread(lambda: [*map(self._versions.file, (before, info.version))])
+        changed, count = await asyncio.to_thread(changed_values, old, new)
+        if not changed:
+            return
+        finding = f"{UNSEEN}, and {changed} of {count} values differ from version {before}"
+        if changed >= count * SEEN_SHARE:
+            message = f"{finding}: the engine does not generate with them"
+            raise WeightsRefused(FieldProblem(field="weights", message=message))
+        warnings.append(f"{finding}.")
 
     async def _load_current(self, replica: RegisteredReplica) -> None:
         """Lets a replica that holds a version on trial go back to what is current. It is replaced if that fails.

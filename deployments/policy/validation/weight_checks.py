@@ -126,6 +126,20 @@ def holds_non_finite(dtype: str, block: Data) -> bool:
     return bool(np.any((np.frombuffer(block, as_integers) & exponent) == exponent))
 
 
+def changed_values(old: Path, new: Path) -> tuple[int, int]:
+    """How many values of `new` differ from those of `old`, which has the same tensors, and how many there are."""
+    old_header, new_header = read_header(old), read_header(new)
+    changed = count = 0
+    for entry in new_header.entries:
+        value_bytes = DTYPE_BYTES[entry.dtype]
+        blocks = (tensor_blocks(old, old_header, old_header.by_name[entry.name]), tensor_blocks(new, new_header, entry))
+        for before, after in zip(*blocks, strict=True):
+            differs = np.frombuffer(before, np.uint8) != np.frombuffer(after, np.uint8)
+            changed += int(np.count_nonzero(differs.reshape(-1, value_bytes).any(axis=1)))
+        count += entry.size_bytes // value_bytes
+    return changed, count
+
+
 def largest_upload_bytes(layout: PolicyLayout) -> int:
     """An upper bound for full weights of the model, and for a delta that changes every value."""
     values = ((math.prod(tensor.shape), DTYPE_BYTES[tensor.dtype]) for tensor in layout.tensors.values())

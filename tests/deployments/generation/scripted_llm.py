@@ -2,9 +2,22 @@
 
 import asyncio
 from collections.abc import Sequence
+from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any
 
 from vllm.lora.request import LoRARequest
+
+from deployments.generation.adapter_folders import ADAPTER_FILE
+from tests.deployments.policy.policy_world import adapter
+
+
+def adapter_folder(name: str) -> Path:
+    """A new folder of this name with an adapter in it, as `Adapters.load` takes it."""
+    folder = Path(mkdtemp()) / name
+    folder.mkdir()
+    (folder / ADAPTER_FILE).write_bytes(adapter())
+    return folder
 
 
 class ScriptedEngineCore:
@@ -23,9 +36,13 @@ class ScriptedLLM:
         self.engine_core = ScriptedEngineCore(self.calls)
         self.may_unload = asyncio.Event()
         self.unloaded: list[int] = []
+        self.unplaced: list[str] = []
+        """Tensors of adapters that no module of the model takes."""
         self._results = {method: list(of_method) for method, of_method in results.items()}
 
     async def collective_rpc(self, method: str, args: tuple[Any, ...] = ()) -> list[Any]:
+        if method == "unplaced_matrices":
+            return [([name for name in args[0] if name in self.unplaced], None)]
         self.calls.append(" ".join([method, *map(str, args)]))
         await asyncio.sleep(0)
         return self._results[method].pop(0)
@@ -42,10 +59,10 @@ class ScriptedLLM:
     async def add_lora(self, adapter: LoRARequest) -> None:
         self.calls.append(f"add_lora {adapter.lora_int_id} {adapter.lora_path}")
 
-    async def abort(self, engine_ids: Sequence[str]) -> None:
-        self.calls.append(f"abort {' '.join(engine_ids)}")
-
     async def remove_lora(self, adapter_id: int) -> bool:
         await self.may_unload.wait()
         self.unloaded.append(adapter_id)
         return True
+
+    async def abort(self, engine_ids: Sequence[str]) -> None:
+        self.calls.append(f"abort {' '.join(engine_ids)}")

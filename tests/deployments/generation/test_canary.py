@@ -1,13 +1,31 @@
-"""What the canary generates, and what fails it."""
+"""What the canary generates, what fails it, and what it sees of a change of the weights."""
 
+import logging
 import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 from vllm.logprobs import FlatLogprobs
 from vllm.outputs import CompletionOutput, RequestOutput
 
 from deployments.failures import GenerationLost, GenerationNotFinite
-from deployments.generation.canary import CANARY_PROMPT_TOKENS, CANARY_TOKENS, canary_prompts, refuse_bad_canary
+from deployments.generation.adapter_folders import ADAPTER_FILE
+from deployments.generation.adapters import Adapters, LoadedAdapter
+from deployments.generation.canary import (
+    CANARY_PROMPT_TOKENS,
+    CANARY_TOKENS,
+    AdapterHasNoEffect,
+    WeightsCanary,
+    canary_prompts,
+    refuse_bad_canary,
+)
+from tests.deployments.generation.scripted_llm import ScriptedLLM, adapter_folder
+from tests.deployments.policy.policy_world import ADAPTED
+from tests.virtual_time import run
 
 # Importing vLLM takes seconds.
 pytestmark = pytest.mark.slow
@@ -53,3 +71,130 @@ def test_one_that_is_not_finite_fails_the_canary(where: str, value: float) -> No
 def test_a_canary_that_the_engine_ends_early_has_failed() -> None:
     with pytest.raises(GenerationLost):
         refuse_bad_canary(output([-1.0], [-3.0], finish_reason="abort"))
+
+
+Logprob = Callable[[LoadedAdapter | None], float]
+A, B = (f"base_model.model.{ADAPTED}.lora_{half}.weight" for half in "AB")
+
+
+class Engine:
+    """Says of every token of a prompt what `logprob` says of the adapter."""
+
+    def __init__(self, logprob: Logprob) -> None:
+        self.llm = ScriptedLLM()
+        self.llm.may_unload.set()
+        llm: Any = self.llm
+        self.adapters = Adapters(llm)
+        self.logprob = logprob
+        self.swaps = 0
+        self.plays = 0
+        self.canary = WeightsCanary(self.adapters, self.generate, lambda: self.swaps, lambda: [[1, 2], [3, 4]])
+
+    async def generate(self, prompt: Sequence[int], adapter: LoadedAdapter | None, salt: str) -> RequestOutput:
+        self.plays += 1
+        value = self.logprob(adapter)
+        return output([-3.0], [value])
+
+    async def load(self, folder: Path) -> LoadedAdapter:
+        (folder / "adapter_config.json").write_text('{"r": 2}')
+        return await self.adapters.load("7", 7, folder)
+
+
+def largest(adapter: LoadedAdapter | None) -> float:
+    """The largest value of what the adapter adds to its layer."""
+    if adapter is None:
+        return 0.0
+    tensors = load_file(Path(adapter.request.lora_path) / ADAPTER_FILE)
+    return float((tensors[B] @ tensors[A]).abs().max())
+
+
+def in_bfloat16(adapter: LoadedAdapter | None) -> float:
+    return float(torch.tensor(-1.0 - largest(adapter)).bfloat16())
+
+
+def scaled(folder: Path, a: float, b: float) -> Path:
+    tensors = load_file(folder / ADAPTER_FILE)
+    save_file({A: tensors[A] * a, B: tensors[B] * b}, folder / ADAPTER_FILE)
+    return folder
+
+
+def tried(a: float, b: float, logprob: Logprob) -> tuple[bool, Engine]:
+    async def play() -> tuple[bool, Engine]:
+        engine = Engine(logprob)
+        folder = scaled(adapter_folder("7"), a, b)
+        changes_nothing = await engine.canary.try_adapter(await engine.load(folder))
+        assert [path.name for path in folder.parent.iterdir()] == ["7"]
+        return changes_nothing, engine
+
+    return run(play())
+
+
+def test_an_adapter_that_changes_a_log_probability_passes_without_further_ado() -> None:
+    changes_nothing, engine = tried(1.0, 1.0, in_bfloat16)
+    assert (changes_nothing, engine.plays) == (False, 4)
+    assert len(engine.llm.calls) == 1
+
+
+def test_an_adapter_with_which_the_engine_generates_as_without_it_is_refused() -> None:
+    with pytest.raises(AdapterHasNoEffect, match=r"^The adapter is not zero, and the engine's log-probabilities are"):
+        tried(1.0, 1.0, lambda _: -1.0)
+
+
+@pytest.mark.parametrize(("a", "b"), [(1.0, 0.0), (0.0, 1.0), (0.0, 0.0)])
+def test_a_fresh_adapter_whose_product_is_zero_passes(a: float, b: float) -> None:
+    changes_nothing, engine = tried(a, b, lambda _: -1.0)
+    assert (changes_nothing, engine.plays) == (False, 4)
+
+
+@pytest.mark.parametrize("b", [1e-3, 1e-9, 1e-30])
+def test_an_adapter_too_small_for_the_engines_precision_passes_and_is_told_of(b: float) -> None:
+    changes_nothing, engine = tried(1e-2, b, in_bfloat16)
+    assert (changes_nothing, engine.llm.unloaded) == (True, [2])
+
+
+def test_an_adapter_whose_log_probabilities_are_not_finite_has_failed() -> None:
+    with pytest.raises(GenerationNotFinite):
+        tried(1.0, 1.0, lambda adapter: -1.0 if adapter is None else math.nan)
+
+
+def test_full_weights_are_compared_with_those_before() -> None:
+    async def play() -> list[bool]:
+        engine = Engine(lambda _: -1.0)
+        seen = []
+        for logprob in (-2.0, -2.0, -3.0):
+            await engine.canary.remember()
+            engine.swaps += 1
+            engine.logprob = lambda _, value=logprob: value  # type: ignore[misc]
+            seen.append(await engine.canary.try_current())
+        assert engine.plays == 2 + 3 * 2, "what the last canary said is remembered"
+        return seen
+
+    assert run(play()) == [False, True, False]
+
+
+def test_weights_that_were_swapped_without_a_canary_are_played_before_the_next_ones() -> None:
+    async def play() -> bool:
+        engine = Engine(lambda _: -1.0)
+        await engine.canary.try_current()
+        engine.swaps += 1
+        engine.logprob = lambda _: -2.0
+        await engine.canary.remember()
+        engine.swaps += 1
+        return await engine.canary.try_current()
+
+    assert run(play())
+
+
+def test_where_the_weights_before_could_not_be_played_nothing_is_compared(caplog: pytest.LogCaptureFixture) -> None:
+    def lost(_: LoadedAdapter | None) -> float:
+        raise GenerationLost("The engine's queue is full.")
+
+    async def play() -> bool:
+        engine = Engine(lost)
+        await engine.canary.remember()
+        engine.logprob = lambda _: -1.0
+        return await engine.canary.try_current()
+
+    with caplog.at_level(logging.WARNING):
+        assert not run(play())
+    assert "The new weights are not compared with those before: The engine's queue is full." in caplog.text

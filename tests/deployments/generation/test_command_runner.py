@@ -59,6 +59,8 @@ class ScriptedWeights:
     loaded: LoadedWeights = field(default_factory=LoadedWeights)
     is_on_trial: bool = False
     canary_s: float = 0.0
+    stages_other_full_weights: bool = True
+    changes_nothing: bool = False
     calls: list[str] = field(default_factory=list)
     checksums_under_way: int = 0
     staged: dict[str, bytes] = field(default_factory=dict)
@@ -88,9 +90,13 @@ class ScriptedWeights:
         self.is_on_trial = False
         return 5.0
 
-    async def generate_canary(self) -> None:
-        self.call("generate_canary")
+    async def remember(self) -> None:
+        self.call("remember")
+
+    async def try_current(self) -> bool:
+        self.call("try_current")
         await asyncio.sleep(self.canary_s)
+        return self.changes_nothing
 
     async def init_transfer(self, init_info: dict[str, Any], timeout_s: float) -> None:
         self.call("init_transfer", f"{init_info['rank_offset']} within {timeout_s:g} s")
@@ -172,17 +178,18 @@ class ScriptedNamedPolicies:
         self.versions = {"run-b": 7}
         self.commands: list[SetAdapters] = []
 
-    async def set(self, command: SetAdapters) -> int:
+    async def set(self, command: SetAdapters) -> tuple[int, bool]:
         self.commands.append(command)
         if not command.payloads:
             raise OSError("no room")
-        return 70
+        return 70, True
 
 
 def runner_of(
     weights: ScriptedWeights, store: ScriptedStore, folder: Path, policies: ScriptedNamedPolicies | None = None
 ) -> CommandRunner:
     updater: Any = weights
+    canary: Any = weights
     named: Any = policies or ScriptedNamedPolicies()
     node_weights = NodeWeights(folder, "node", lambda _: ())
     node_weights.join()
@@ -192,7 +199,7 @@ def runner_of(
         store,
         lambda loaded: ReplicaRegistration("replica", None, 1, loaded),
         node_weights,
-        weights.generate_canary,
+        canary,
         named,
     )
 
@@ -334,7 +341,7 @@ TRIAL = Swap(SwapOptions(), is_trial=True)
 def test_a_trial_ends_when_requests_are_accepted_and_its_length_is_reported(tmp_path: Path) -> None:
     weights, store = ScriptedWeights(), ScriptedStore(TRIAL, Canary(9.0), AcceptRequests())
     played(weights, store, tmp_path)
-    assert weights.calls == ["swap keep on trial", "generate_canary", "accept"]
+    assert weights.calls == ["remember", "swap keep on trial", "try_current", "accept"]
     assert [(report.error, report.costs.canary_s) for report in store.reports] == [
         (None, 0.0),
         (None, 0.0),
@@ -342,10 +349,22 @@ def test_a_trial_ends_when_requests_are_accepted_and_its_length_is_reported(tmp_
     ]
 
 
+def test_an_adapter_on_trial_is_compared_with_the_weights_below_it_and_not_with_earlier_ones(tmp_path: Path) -> None:
+    weights, store = ScriptedWeights(stages_other_full_weights=False), ScriptedStore(TRIAL)
+    played(weights, store, tmp_path)
+    assert weights.calls == ["swap keep on trial"]
+
+
+def test_that_the_canary_has_seen_no_change_is_reported_once(tmp_path: Path) -> None:
+    store = ScriptedStore(TRIAL, Canary(9.0), AcceptRequests())
+    played(ScriptedWeights(changes_nothing=True), store, tmp_path)
+    assert [report.changes_nothing for report in store.reports] == [False, True, False]
+
+
 @pytest.mark.parametrize(
     ("weights", "error"),
     [
-        (ScriptedWeights(fails="generate_canary"), "OSError: generate_canary failed"),
+        (ScriptedWeights(fails="try_current"), "OSError: try_current failed"),
         (ScriptedWeights(canary_s=60.0), "GenerationLost: The canary took longer than 0.1 s."),
     ],
 )
@@ -360,9 +379,9 @@ def test_a_canary_that_fails_or_takes_too_long_leaves_the_replica_usable_for_oth
 
 def test_a_replica_whose_engine_dies_of_the_canary_is_broken(tmp_path: Path) -> None:
     store = ScriptedStore(TRIAL, Canary(9.0))
-    runner = played(ScriptedWeights(fails="generate_canary", engine_is_alive=False), store, tmp_path)
-    assert errors(store.reports) == [(None, False), ("OSError: generate_canary failed", True)]
-    assert runner.broken == "OSError: generate_canary failed"
+    runner = played(ScriptedWeights(fails="try_current", engine_is_alive=False), store, tmp_path)
+    assert errors(store.reports) == [(None, False), ("OSError: try_current failed", True)]
+    assert runner.broken == "OSError: try_current failed"
 
 
 def test_a_replica_that_loses_the_store_during_a_trial_says_so(tmp_path: Path) -> None:

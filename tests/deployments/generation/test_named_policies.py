@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 
 from deployments.failures import GenerationLost
-from deployments.generation.adapters import Adapters, LoadedAdapter
+from deployments.generation.adapters import AdapterDoesNotFit, Adapters, LoadedAdapter
 from deployments.generation.named_policies import BaseReplaced, NamedPolicies
 from deployments.policy.nodes.node_weights import NodeWeights
 from deployments.policy.nodes.weights_source import WeightsSource
 from deployments.policy.replicas.commands import SetAdapters, StoredFile, VersionPayload
 from rollout_client.weights.checksum import file_checksum
 from tests.deployments.generation.scripted_llm import ScriptedLLM
-from tests.deployments.policy.policy_world import adapter
+from tests.deployments.policy.policy_world import ADAPTED, adapter
 from tests.virtual_time import run, settled
 
 # Importing vLLM takes seconds.
@@ -46,14 +46,18 @@ class World:
         self.tried: list[str] = []
         self.failing: Exception | None = None
         self.takes_s = 0.0
+        self.unseen: set[str] = set()
+        """Labels of adapters that change no log-probability."""
+        self.changes_nothing = False
         self.policies = NamedPolicies(self.adapters, self.node, self.try_adapter, lambda: 4)
 
-    async def try_adapter(self, loaded: LoadedAdapter) -> None:
+    async def try_adapter(self, loaded: LoadedAdapter) -> bool:
         assert self.adapters.of(loaded.label.partition("/")[0]) is not loaded, "generations use it already"
         self.tried.append(loaded.label)
         await asyncio.sleep(self.takes_s)
         if self.failing is not None:
             raise self.failing
+        return loaded.label in self.unseen
 
     def payload(self, name: str, version: int, value: float = 1.0, base: int = 4) -> VersionPayload:
         path = self.folder / f"{name}-{version}-{value}.safetensors"
@@ -63,7 +67,7 @@ class World:
         return VersionPayload(version, "adapter", size, checksum, file, adapter_config='{"r": 2}', name=name, base=base)
 
     async def give(self, *payloads: VersionPayload, is_trial: bool = False) -> int:
-        fetched = await self.policies.set(SetAdapters(payloads, 60.0, is_trial))
+        fetched, self.changes_nothing = await self.policies.set(SetAdapters(payloads, 60.0, is_trial))
         await settled()
         return fetched
 
@@ -154,3 +158,27 @@ def test_a_replica_of_another_node_fetches_the_file_and_keeps_no_second_copy(tmp
         assert (folder / "adapter_model.safetensors").read_bytes() == adapter()
 
     play(story, tmp_path, node_id="another node")
+
+
+def test_an_adapter_that_is_too_small_to_be_seen_is_reported_when_it_is_tried(tmp_path: Path) -> None:
+    async def story(world: World) -> None:
+        world.unseen = {"b/1"}
+        a, b = world.payload("a", 1), world.payload("b", 1)
+        seen = []
+        for payloads, is_trial in (((a,), False), ((a, b), True), ((a, b), False)):
+            await world.give(*payloads, is_trial=is_trial)
+            seen.append(world.changes_nothing)
+        assert (seen, world.policies.versions) == ([False, True, False], {"a": 1, "b": 1})
+
+    play(story, tmp_path)
+
+
+def test_an_adapter_that_fits_no_module_is_refused_and_the_others_stay(tmp_path: Path) -> None:
+    async def story(world: World) -> None:
+        await world.give(world.payload("a", 1))
+        world.llm.unplaced = [f"base_model.model.{ADAPTED}.lora_A.weight"]
+        with pytest.raises(AdapterDoesNotFit, match="has no module for base_model"):
+            await world.give(world.payload("a", 1), world.payload("b", 1))
+        assert (world.policies.versions, world.tried) == ({"a": 1}, ["a/1"])
+
+    play(story, tmp_path)

@@ -16,7 +16,7 @@ from deployments.generation.weight_updater import (
 )
 from deployments.policy.replicas.commands import CommandCosts, LoadedWeights, SwapOptions
 from rollout_client.policy_contract import PauseMode
-from tests.deployments.generation.scripted_llm import ScriptedLLM
+from tests.deployments.generation.scripted_llm import ScriptedLLM, adapter_folder
 from tests.virtual_time import run, settled
 
 # Importing vLLM takes seconds.
@@ -164,7 +164,7 @@ def test_an_adapter_on_trial_interrupts_nothing_and_lets_new_generations_wait() 
     async def play() -> None:
         llm = ScriptedLLM()
         updater = updater_of(llm)
-        await updater.stage_adapter(4, Path("/folder"))
+        await updater.stage_adapter(4, adapter_folder("4"))
         await updater.swap(SwapOptions("abort"), is_trial=True)
         assert (updater.may_generate.is_set(), updater.aborts) == (False, 0)
         updater.accept()
@@ -191,12 +191,13 @@ def test_a_switch_of_adapter_pauses_nothing() -> None:
     async def play() -> tuple[CommandCosts, LoadedWeights, list[str]]:
         llm = ScriptedLLM()
         updater = updater_of(llm)
-        await updater.stage_adapter(4, Path("/folder"))
+        folder = adapter_folder("4")
+        await updater.stage_adapter(4, folder)
         times = await updater.swap(SwapOptions("abort"))
         assert updater.aborts == 0
-        return times, updater.loaded, llm.calls
+        return times, updater.loaded, [call.replace(f"{folder.parent}/", "") for call in llm.calls]
 
-    assert run(play()) == (CommandCosts(), LoadedWeights(0, adapter=4), ["add_lora 1 /folder"])
+    assert run(play()) == (CommandCosts(), LoadedWeights(0, adapter=4), ["add_lora 1 4"])
 
 
 @pytest.mark.parametrize(
@@ -208,7 +209,7 @@ def test_while_full_weights_replace_an_adapter_no_generation_goes_on_or_begins(
     async def play() -> None:
         llm = ScriptedLLM(begin_staging=[[None]], staged=[[(True, None)]], swap_staged=[[(0.5, None)]])
         updater = updater_of(llm)
-        await updater.stage_adapter(4, Path("/folder"))
+        await updater.stage_adapter(4, adapter_folder("4"))
         await updater.swap(SwapOptions())
         await updater.stage(5, WEIGHTS)
         llm.calls.clear()
@@ -219,7 +220,7 @@ def test_while_full_weights_replace_an_adapter_no_generation_goes_on_or_begins(
         assert not updater.may_generate.is_set()
         assert updater.accept() == 0.0
         assert updater.may_generate.is_set()
-        assert (updater.loaded, updater.needed_adapters) == (LoadedWeights(5), {"folder"})
+        assert (updater.loaded, updater.needed_adapters) == (LoadedWeights(5), {"4"})
         llm.may_unload.set()
 
     run(play())
@@ -242,13 +243,13 @@ def test_a_transfer_that_broke_off_ends_when_full_weights_are_swapped_in() -> No
             await updater.update_transfer({"names": []}, 20.0)
         await updater.abandon_transfer()
         assert updater.is_paused
-        await updater.stage_adapter(4, Path("/folder"))
+        await updater.stage_adapter(4, adapter_folder("4"))
         with pytest.raises(RuntimeError, match="full weights have to be loaded before an adapter"):
             await updater.swap(SwapOptions())
         await updater.stage(3, WEIGHTS)
         await updater.swap(SwapOptions())
         assert (updater.is_paused, updater.loaded) == (False, LoadedWeights(3))
-        await updater.stage_adapter(4, Path("/folder"))
+        await updater.stage_adapter(4, adapter_folder("4"))
         await updater.swap(SwapOptions())
         assert updater.loaded == LoadedWeights(3, adapter=4)
         calls = ["start_weight_update", "receive_transfer {'names': []} 20.0", "abandon_transfer"]
@@ -295,7 +296,7 @@ def test_while_full_weights_change_the_generations_of_named_policies_are_interru
         llm: Any = ScriptedLLM(begin_staging=[[None]], staged=[[(True, None)]], swap_staged=[[(0.5, None)]])
         adapters = Adapters(llm)
         updater = WeightUpdater(llm, adapters)
-        named = await adapters.load("run-b/7", 7, Path("/named"))
+        named = await adapters.load("run-b/7", 7, adapter_folder("named"))
         adapters.hold(named)
         adapters.serve({"run-b": named})
         await updater.stage(5, WEIGHTS)

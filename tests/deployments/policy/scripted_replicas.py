@@ -126,6 +126,8 @@ class ScriptedReplica:
     """By name, the versions of named policies that it serves."""
     adapters: dict[str, bytes] = field(default_factory=dict)
     """The files of these."""
+    changes_nothing: bool = False
+    """Whether its canaries say the same of new weights as of those before."""
     deltas: list[int] = field(default_factory=list)
     """The versions that its node has made of a delta."""
 
@@ -184,7 +186,9 @@ class ScriptedReplica:
             return None
         if isinstance(numbered.command, SaveTransfer):
             return self._saved(report, numbered.command.version)
-        return replace(report, loaded=self.loaded, costs=COSTS.get(type(numbered.command), CommandCosts()))
+        is_tried = isinstance(numbered.command, Canary | SetAdapters)
+        costs = COSTS.get(type(numbered.command), CommandCosts())
+        return replace(report, loaded=self.loaded, costs=costs, changes_nothing=is_tried and self.changes_nothing)
 
     def _saved(self, report: CommandReport, version: int) -> CommandReport:
         if self.saves is None:

@@ -51,7 +51,9 @@ class Scene:
 
     async def update(self, replicas: Sequence[RegisteredReplica] | None = None) -> list[ReplicaUpdate]:
         replicas = self.registry.replicas if replicas is None else replicas
-        update = VersionUpdate(self.fleet, NEW, SwapOptions(), self.make_current, self.load_current)
+        update = VersionUpdate(
+            self.fleet, NEW, SwapOptions(), self.make_current, self.load_current, self.judge_unchanged
+        )
         return await update_replicas(update, replicas)
 
     def make_current(self) -> None:
@@ -65,6 +67,9 @@ class Scene:
 
     async def load_current(self, replica: RegisteredReplica) -> None:
         await self.fleet.load(replica, [OLD])
+
+    async def judge_unchanged(self) -> None:
+        raise AssertionError("The replicas report that the weights change something.")
 
     async def end(self) -> None:
         for replica in self.replicas:
@@ -279,7 +284,12 @@ def test_time_limits_grow_with_the_size_of_the_weights() -> None:
         scene = await Scene([["ok", "ok", "hang"]]).begin()
         scene.fleet = replace(scene.fleet, command_timeout_s_per_gb=20.0)
         update = VersionUpdate(
-            scene.fleet, replace(NEW, size_bytes=3 * 10**9), SwapOptions(), scene.make_current, scene.load_current
+            scene.fleet,
+            replace(NEW, size_bytes=3 * 10**9),
+            SwapOptions(),
+            scene.make_current,
+            scene.load_current,
+            scene.judge_unchanged,
         )
         with pytest.raises(WeightsRefused, match="it did not report within 120 s"):
             await update_replicas(update, scene.registry.replicas)

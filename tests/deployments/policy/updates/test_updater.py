@@ -5,19 +5,24 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load, save
 
 from deployments.policy.failures import (
     UpdateUnderWay,
     WeightsRefused,
 )
 from deployments.policy.replicas.commands import LoadedWeights
+from deployments.policy.updates.trial_results import UNSEEN_ADAPTER
 from deployments.policy.versions.version_store import StoredVersion
-from rollout_client.policy_contract import PushOptions
+from rollout_client.policy_contract import PushOptions, SwitchOptions
 from rollout_client.weights.checksum import file_checksum
 from tests.deployments.policy.policy_world import (
+    INITIAL,
     World,
     adapter,
+    changed,
     content_of,
+    delta,
     digest_of,
     play,
     refused,
@@ -306,5 +311,52 @@ def test_an_adapter_never_keeps_the_prefix_cache_of_other_weights(tmp_path: Path
         await world.replica("r0")
         update = await world.push(1, adapter(), kind="adapter", reset_prefix_cache=False)
         assert not update.keeps_prefix_cache
+
+    play(story, tmp_path)
+
+
+UNSEEN = "The weights change no log-probability of the canary"
+
+
+def test_weights_of_which_the_canary_sees_nothing_are_refused_if_many_values_have_changed(tmp_path: Path) -> None:
+    async def story(world: World) -> None:
+        replica = await world.replica("r0")
+        await world.push(1, weights(2.0))
+        replica.changes_nothing = True
+        other = save({name: tensor + 1 for name, tensor in load(weights(2.0)).items()})
+        count = sum(tensor.numel() for tensor in INITIAL.values())
+        changed_share = f"{count} of {count} values differ from version 1"
+        message = f"{UNSEEN}, and {changed_share}: the engine does not generate with them"
+        async with refused(WeightsRefused, "weights", message):
+            await world.push(2, other)
+        assert (replica.loaded, replica.is_on_trial) == (LoadedWeights(1), False)
+        assert (await world.store.state(0)).current == 1
+
+    play(story, tmp_path)
+
+
+def test_a_change_of_a_few_values_may_be_unseen_and_its_sender_is_told(tmp_path: Path) -> None:
+    async def story(world: World) -> None:
+        replica = await world.replica("r0")
+        await world.push(1, weights(2.0))
+        replica.changes_nothing = True
+        update = await world.push(2, delta(), kind="delta", base=1)
+        count = sum(tensor.numel() for tensor in INITIAL.values())
+        assert update.warnings == [f"{UNSEEN}, and 1 of {count} values differ from version 1."]
+        assert (await world.push(3, changed(weights(2.0)))).warnings == [], "the weights are the same"
+        assert (await world.store.roll_back(2, None, SwitchOptions())).warnings == []
+
+    play(story, tmp_path)
+
+
+def test_an_adapter_that_is_too_small_to_be_seen_is_served_and_its_sender_told(tmp_path: Path) -> None:
+    async def story(world: World) -> None:
+        replica = await world.replica("r0")
+        replica.changes_nothing = True
+        for name in (None, "run-b"):
+            update = await world.push(1, adapter(), kind="adapter", name=name)
+            assert update.warnings == [UNSEEN_ADAPTER]
+        replica.changes_nothing = False
+        assert (await world.push(2, adapter(2.0), kind="adapter", name="run-b")).warnings == []
 
     play(story, tmp_path)

@@ -1,0 +1,139 @@
+"""Adapters on a real engine: which names of their matrices it takes, and what the canary sees of a change."""
+
+import asyncio
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file, save_file
+from vllm.envs import disable_envs_cache
+
+from benchmarks.bare_engine import engine_in
+from deployments.generation.adapter_folders import ADAPTER_FILE
+from deployments.generation.adapters import AdapterDoesNotFit
+from deployments.generation.engine import VLLMEngine
+from deployments.generation.settings import EngineSettings
+from deployments.policy.preparation import names_in_the_model
+from deployments.policy.replicas.commands import SwapOptions
+from deployments.policy.validation.assembly import write_renamed
+from deployments.policy.validation.weight_checks import layout_of
+from rollout_client.weights.safetensors_file import read_header
+from tests.paths import REPOSITORY, TINY_MODEL
+
+pytestmark = [pytest.mark.slow]
+MODULE = "model.layers.0.self_attn.q_proj"
+MAPPED = [
+    f"base_model.model.{MODULE}",
+    MODULE,
+    f"base_model.model.module.{MODULE}",
+    f"base_model.model._orig_mod.{MODULE}",
+    f"module.base_model.model.{MODULE}",
+    "base_model.model.model.language_model.layers.0.self_attn.q_proj",
+]
+UNKNOWN = [
+    "base_model.model.encoder.layers.0.self_attn.q_proj",
+    "base_model.model.model.layers.99.self_attn.q_proj",
+    "base_model.model.lm.layers.0.self_attn.q_proj",
+    "base_model.model.layers.0.self_attn.q_proj",
+]
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[tuple[VLLMEngine, asyncio.Runner]]:
+    settings: EngineSettings = engine_in(yaml.safe_load((REPOSITORY / "serve_config.cpu.yaml").read_text()))
+    arguments = settings.engine_args() | {"max_num_seqs": 8, "enable_lora": True, "max_loras": 2, "max_lora_rank": 8}
+    # vLLM sets variables of its own, which end with the patch.
+    with patch.dict(os.environ, settings.environment_variables), asyncio.Runner() as loop:
+        started = loop.run(VLLMEngine.start(arguments))
+        try:
+            yield started, loop
+        finally:
+            started.shutdown()
+            disable_envs_cache()
+
+
+def adapter(folder: Path, module: str = MODULE, scale: float = 0.1) -> Path:
+    generator = torch.Generator().manual_seed(1)
+    rows, columns = load_file(TINY_MODEL / "model.safetensors")[f"{MODULE}.weight"].shape
+    a, b = torch.randn(4, columns, generator=generator), torch.randn(rows, 4, generator=generator)
+    folder.mkdir()
+    save_file({f"{module}.lora_A.weight": a, f"{module}.lora_B.weight": b * scale}, folder / ADAPTER_FILE)
+    config = {"peft_type": "LORA", "r": 4, "lora_alpha": 4, "target_modules": ["q_proj"], "bias": "none"}
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    return folder
+
+
+def as_stored(folder: Path) -> Path:
+    """The adapter as the policy store gives it to engines."""
+    file = folder / ADAPTER_FILE
+    header = read_header(file)
+    write_renamed(file, names_in_the_model("adapter", header, layout_of(TINY_MODEL)), folder / "renamed", {})
+    (folder / "renamed").rename(file)
+    return folder
+
+
+async def logprobs(engine: VLLMEngine, folder: Path) -> Any:
+    async with engine.adapters.borrowed("7", folder) as loaded:
+        assert await engine.canary.try_adapter(loaded) is False
+        return await engine.canary._play(loaded)
+
+
+def test_names_of_wrapped_modules_reach_the_modules_that_they_name(
+    engine: tuple[VLLMEngine, asyncio.Runner], tmp_path: Path
+) -> None:
+    llm, loop = engine
+    folders = [as_stored(adapter(tmp_path / str(number), module)) for number, module in enumerate(MAPPED)]
+    played = [loop.run(logprobs(llm, folder)) for folder in folders]
+    without = loop.run(llm.canary._play(None))
+    assert played[0] != without
+    assert played == [played[0]] * len(MAPPED)
+
+
+@pytest.mark.parametrize("module", UNKNOWN)
+def test_matrices_of_no_module_of_the_model_are_refused_by_name(
+    engine: tuple[VLLMEngine, asyncio.Runner], tmp_path: Path, module: str
+) -> None:
+    llm, loop = engine
+    with pytest.raises(AdapterDoesNotFit, match=f"no module for {module}.lora_A.weight, {module}.lora_B.weight"):
+        loop.run(llm.adapters.load("7", 7, adapter(tmp_path / "adapter", module)))
+
+
+@pytest.mark.parametrize(("scale", "is_unseen"), [(0.1, False), (0.0, False), (1e-30, True)])
+def test_an_adapter_may_be_zero_or_too_small_to_be_seen(
+    engine: tuple[VLLMEngine, asyncio.Runner], tmp_path: Path, scale: float, is_unseen: bool
+) -> None:
+    llm, loop = engine
+
+    async def play() -> bool:
+        async with llm.adapters.borrowed("7", adapter(tmp_path / "adapter", scale=scale)) as loaded:
+            return await llm.canary.try_adapter(loaded)
+
+    assert loop.run(play()) is is_unseen
+
+
+def test_the_canary_tells_the_same_full_weights_from_others(
+    engine: tuple[VLLMEngine, asyncio.Runner], tmp_path: Path
+) -> None:
+    llm, loop = engine
+    other = load_file(TINY_MODEL / "model.safetensors")
+    name = "model.layers.0.mlp.up_proj.weight"
+    other[name] = other[name] * 1.01
+    save_file(other, tmp_path / "other.safetensors")
+
+    async def swap_to(file: Path, version: int) -> bool:
+        await llm.weights.stage(version, file)
+        assert llm.weights.stages_other_full_weights
+        await llm.canary.remember()
+        await llm.weights.swap(SwapOptions(), is_trial=True)
+        changes_nothing = await llm.canary.try_current()
+        llm.weights.accept()
+        return changes_nothing
+
+    files = [tmp_path / "other.safetensors"] * 2 + [TINY_MODEL / "model.safetensors"]
+    assert [loop.run(swap_to(file, version)) for version, file in enumerate(files, 1)] == [False, True, False]
