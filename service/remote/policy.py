@@ -64,7 +64,13 @@ class RemotePolicy(VersionFeed):
     def _tell(self, policy: str | None, version: int | None) -> None:
         for on_version, name in tuple(self._subscribers.values()):
             if name == policy:
-                on_version(version)
+                try:
+                    on_version(version)
+                except Exception:
+                    # The others, and whoever asked for the version, need it all the same.
+                    logger.exception(
+                        "A subscriber did not take version %s of the policy %s.", version, policy or "without a name"
+                    )
 
     def subscribe(self, on_version: OnVersion, policy: str | None = None) -> Callable[[], None]:
         subscription = object()
@@ -119,14 +125,21 @@ class RemotePolicy(VersionFeed):
         self.note_named(await self.store.watch_named(self._named))
 
     async def _follow(self, watch: Callable[[], Awaitable[None]]) -> None:
-        is_lost = False
+        """Watches for ever. What fails is logged once until it succeeds again, and tried again: whatever it was, a
+        replica that no longer learns of versions lets rollouts wait for those that are current already."""
+        is_failing = False
         while True:
             try:
                 await watch()
-                is_lost = False
+                is_failing = False
             except PolicyStoreLost as lost:
-                if not is_lost:
+                if not is_failing:
                     cause = {"cause": repr(lost.__cause__)}
                     logger.warning("The policy store cannot be watched, retrying: %s", lost, extra=cause)
-                is_lost = True
+                is_failing = True
+                await asyncio.sleep(RETRY_WATCH_AFTER_S)
+            except Exception as failure:
+                if not is_failing:
+                    logger.exception("Watching the policy store failed, retrying: %s", failure)
+                is_failing = True
                 await asyncio.sleep(RETRY_WATCH_AFTER_S)

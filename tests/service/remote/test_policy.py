@@ -118,6 +118,46 @@ def test_a_lost_store_is_watched_again_after_a_pause_and_logged_once(caplog: pyt
     ] * 2
 
 
+@pytest.mark.parametrize("failure", [ValueError("a version that cannot be read"), RuntimeError("closed")])
+def test_a_watch_that_fails_in_any_way_is_logged_with_its_traceback_and_tried_again(
+    caplog: pytest.LogCaptureFixture, failure: Exception
+) -> None:
+    store = ScriptedStore(3, failure, failure, 5)
+
+    async def run() -> None:
+        policy = policy_over(store)
+        policy.follow()
+        await asyncio.sleep(6)
+        assert policy.version == 5
+
+    virtual_time.run(run())
+    [record] = caplog.records
+    assert (record.levelname, record.getMessage()) == (
+        "ERROR",
+        f"Watching the policy store failed, retrying: {failure}",
+    )
+    assert record.exc_info is not None
+
+
+def test_a_subscriber_that_fails_keeps_nothing_from_the_others(caplog: pytest.LogCaptureFixture) -> None:
+    def fail(_: int | None) -> None:
+        raise ValueError("closed")
+
+    heard = list[int | None]()
+
+    async def run() -> None:
+        policy = policy_over(ScriptedStore(3, 4))
+        policy.subscribe(fail)
+        policy.subscribe(heard.append)
+        policy.follow()
+        await asyncio.sleep(3)
+
+    virtual_time.run(run())
+    assert heard == [3, 4]
+    messages = [f"A subscriber did not take version {version} of the policy without a name." for version in (3, 4)]
+    assert [record.getMessage() for record in caplog.records] == messages
+
+
 def test_subscribers_hear_the_current_version_at_once_and_each_new_one_until_they_end_it() -> None:
     policy = policy_over(ScriptedStore(), 3)
     heard = list[int | None]()
