@@ -48,11 +48,20 @@ if TYPE_CHECKING:
     from deployments.generation.weight_updater import WeightUpdater
 
 REGISTER_AGAIN_AFTER_S = 0.5
+MOST_SHOWN = 400
+"""Characters of an error's first line on the console."""
 TRANSFER_FILE = "transfer.safetensors"
 """In the replica's own folder, beside those of its adapters: what a trainer sends, until it is saved as a version."""
 CHANGES_WEIGHTS = Swap | AbandonTransfer | FinishTransfer
 """Commands that leave the replica in an unknown state when they fail."""
 logger = logging.getLogger("rollout_service.generation")
+
+
+def first_line(failure: BaseException) -> str:
+    """The failure's type and the first line of its message, which may hold another process's whole traceback."""
+    text = next((line.strip() for line in str(failure).splitlines() if line.strip()), "")
+    shown = text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}..."
+    return f"{type(failure).__name__}: {shown}"
 
 
 class CommandRunner:
@@ -128,7 +137,9 @@ class CommandRunner:
             else:
                 name = type(numbered.command).__name__
                 follows = "the engine waits for full weights" if self._in_transfer else "generation goes on"
-                logger.warning("The command %s failed; %s.", name, follows, exc_info=failure)
+                # Warnings are shown on the console, and tracebacks of vLLM fill it: that is for the replica's log.
+                logger.warning("The command %s failed, and %s: %s", name, follows, first_line(failure))
+                logger.info("The traceback of the command %s that failed:", name, exc_info=failure)
         saved, self._saved = self._saved, None
         changes_nothing, self._changes_nothing = self._changes_nothing, False
         is_broken = self.broken is not None

@@ -1,6 +1,8 @@
 """How a replica runs the policy store's commands: what it reports, what breaks it, and which files it keeps."""
 
 import asyncio
+import json
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -10,6 +12,7 @@ import pytest
 
 from deployments.failures import PolicyStoreLost
 from deployments.generation.command_runner import CommandRunner
+from deployments.logs import JsonLinesFormatter
 from deployments.policy.nodes.node_weights import NodeWeights
 from deployments.policy.replicas.command_source import CommandSource, ReplicaNotRegistered
 from deployments.policy.replicas.commands import (
@@ -39,6 +42,7 @@ from deployments.policy.replicas.commands import (
     UpdateTransfer,
     VersionPayload,
 )
+from service.startup.console_logs import text_for_the_console
 from tests.virtual_time import run, settled
 
 CHECKSUM_S = 10.0
@@ -53,6 +57,8 @@ class ScriptedWeights:
     """Implements what `CommandRunner` calls of `WeightUpdater`; the method named `fails` raises."""
 
     fails: str = ""
+    says: str | None = None
+    """The message of that error."""
     engine_is_alive: bool = True
     needed_adapters: set[str] = field(default_factory=set)
     patches_deltas: bool = False
@@ -69,7 +75,7 @@ class ScriptedWeights:
     def call(self, name: str, argument: object = "") -> None:
         self.calls.append(f"{name} {argument}".strip())
         if name == self.fails:
-            raise OSError(f"{name} failed")
+            raise OSError(f"{name} failed" if self.says is None else self.says)
 
     async def stage(self, version: int, path: Path, delta: Path | None = None) -> None:
         self.staged = files_in(path.parent)
@@ -403,9 +409,30 @@ def test_weights_that_cannot_be_staged_leave_the_replica_as_it_was(
     runner = played(ScriptedWeights(fails="stage"), store, tmp_path)
     assert errors(store.reports) == [("OSError: stage failed", False), (None, False)]
     assert runner.broken is None
-    [record] = caplog.records
-    assert (record.name, record.levelname) == ("rollout_service.generation", "WARNING")
-    assert record.exc_info is not None
+    message = "The command Stage failed, and generation goes on: OSError: stage failed"
+    assert caplog.messages == [message]
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("stage failed\nTraceback (most recent call last):\n  File x", "stage failed"),
+        (f"('a', {'b' * 999!r})", f"('a', '{'b' * 393}..."),
+        ("", ""),
+    ],
+)
+def test_a_command_that_fails_is_one_line_on_the_console_and_a_traceback_in_the_replicas_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, text: str, shown: str
+) -> None:
+    caplog.set_level(logging.INFO)
+    played(ScriptedWeights(fails="stage", says=text), ScriptedStore(stage(tmp_path, 5)), tmp_path)
+    lines = [json.loads(JsonLinesFormatter("Generator", "r0").format(record)) for record in caplog.records]
+    assert [text_for_the_console(line) for line in lines] == [
+        f"[Generator] warning: The command Stage failed, and generation goes on: OSError: {shown}",
+        None,
+    ]
+    assert "exception" not in lines[0]
+    assert lines[1]["exception"].endswith(f"OSError: {text}".strip().removesuffix(":"))
 
 
 def test_a_replica_whose_engine_died_while_it_staged_is_broken(tmp_path: Path) -> None:
@@ -451,7 +478,8 @@ def test_a_replica_whose_transfer_breaks_off_goes_back_and_registers_again_with_
         *[(None, False)] * 3,
     ]
     name = type(transfer[-1]).__name__
-    assert caplog.messages[0] == f"The command {name} failed; the engine waits for full weights."
+    message = f"The command {name} failed, and the engine waits for full weights: OSError: {step} failed"
+    assert caplog.messages[0] == message
     assert (runner.broken, store.registrations) == (None, [LoadedWeights(0), LoadedWeights(1)])
 
 
