@@ -2,7 +2,7 @@
 
 Guarantees: a push goes on if its caller goes away; the same push sent again, while the first is under way or after it,
 has the same result; a version that is refused leaves the current one serving, and its number is free again; an upload
-that is refused stays for another try, except one that was damaged on its way.
+that is refused stays for another try, except one that was damaged on its way and the first one of a named policy.
 """
 
 import asyncio
@@ -72,7 +72,11 @@ class Pushes:
                 self._uploads.drop(version)
                 raise
             except PolicyFailure as failure:
-                self._uploads.keep_refused(version, str(failure))
+                if self._name is not None and self._versions.current_on_disk == 0:
+                    # Nobody knows the policy yet: the upload alone would make one of it.
+                    self._uploads.drop(version)
+                else:
+                    self._uploads.keep_refused(version, str(failure))
                 raise
             self._uploads.drop(version)
             return update
@@ -118,6 +122,10 @@ class Pushes:
                 return await self._updater.update(prepared.info, prepared.file, push_options)
 
         return await self._run(number, content, push())
+
+    @property
+    def is_under_way(self) -> bool:
+        return bool(self._active)
 
     def next_number(self) -> int:
         """The lowest number that the next version may have: above that of every push under way, too."""

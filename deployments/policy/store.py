@@ -5,9 +5,10 @@ updates never mix; a store that dies restarts from its last durable state.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from deployments import logs
 from deployments.policy.background_tasks import BackgroundTasks
@@ -54,6 +55,13 @@ from rollout_client.policy_contract import (
     SwitchOptions,
     UploadState,
 )
+
+
+class PushedPolicy(NamedTuple):
+    """What calls of a push are about: the policy without a name, or a named one."""
+
+    uploads: Uploads
+    pushes: Pushes
 
 
 class PolicyStore(CommandSource):
@@ -214,33 +222,40 @@ class PolicyStore(CommandSource):
         return await self._initial.layout()
 
     async def upload_state(self, version: int, name: str | None = None) -> UploadState:
-        return self._uploads_of(name).state(version)
+        with self._policy_of(name) as policy:
+            return policy.uploads.state(version)
 
     async def begin_chunk(
         self, version: int, first_byte: int, owner: str | None = None, name: str | None = None
     ) -> str:
         await self._recovery.settled()
-        return await self._uploads_of(name).begin_chunk(version, first_byte, owner)
+        with self._policy_of(name) as policy:
+            return await policy.uploads.begin_chunk(version, first_byte, owner)
 
     async def write_chunk(self, version: int, sender: str, offset: int, data: bytes, name: str | None = None) -> None:
-        await self._uploads_of(name).write_chunk(version, sender, offset, data)
+        with self._policy_of(name) as policy:
+            await policy.uploads.write_chunk(version, sender, offset, data)
 
     async def end_chunk(
         self, version: int, sender: str, end: int, total_bytes: int | None, name: str | None = None
     ) -> UploadState:
-        return await self._uploads_of(name).end_chunk(version, sender, end, total_bytes)
+        with self._policy_of(name) as policy:
+            return await policy.uploads.end_chunk(version, sender, end, total_bytes)
 
     async def repeated_update(self, version: int, digest: str | None, name: str | None = None) -> PolicyUpdate | None:
-        return await self._pushes_of(name).repeated_update(version, digest)
+        with self._policy_of(name) as policy:
+            return await policy.pushes.repeated_update(version, digest)
 
     async def complete_upload(
         self, version: int, sender: str, options: PushOptions, is_zstd: bool, digest: str | None
     ) -> PolicyUpdate:
-        return await self._pushes_of(options.name).complete_upload(version, sender, options, is_zstd, digest)
+        with self._policy_of(options.name) as policy:
+            return await policy.pushes.complete_upload(version, sender, options, is_zstd, digest)
 
     async def load_checkpoint(self, version: int, checkpoint: str, options: PushOptions) -> PolicyUpdate:
         await self._recovery.settled()
-        return await self._pushes_of(options.name).load_checkpoint(version, checkpoint, options)
+        with self._policy_of(options.name) as policy:
+            return await policy.pushes.load_checkpoint(version, checkpoint, options)
 
     async def roll_back(self, to: int, version: int | None, options: SwitchOptions) -> PolicyUpdate:
         await self._recovery.settled()
@@ -259,8 +274,11 @@ class PolicyStore(CommandSource):
     async def finish_transfer(self, version: int | None) -> PolicyUpdate:
         return await self._tasks.finish(self._transfer.finish(version))
 
-    def _uploads_of(self, name: str | None) -> Uploads:
-        return self._uploads if name is None else self._named.policy(name).uploads
-
-    def _pushes_of(self, name: str | None) -> Pushes:
-        return self._pushes if name is None else self._named.policy(name).pushes
+    @contextmanager
+    def _policy_of(self, name: str | None) -> Iterator[PushedPolicy]:
+        """What is pushed to: the policy without a name, or a named one for the length of a call."""
+        if name is None:
+            yield PushedPolicy(self._uploads, self._pushes)
+            return
+        with self._named.used(name) as policy:
+            yield PushedPolicy(policy.uploads, policy.pushes)

@@ -6,7 +6,9 @@ dropped; the numbers of its versions only go up; everyone who waits learns of ea
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from uuid import uuid4
 
@@ -50,6 +52,8 @@ class NamedPolicies(ExpiringFiles):
         self._base = base
         self._update_lock = update_lock
         self._changed = asyncio.Condition()
+        self._calls = Counter[str]()
+        """By the name of a policy, the calls about it that are under way."""
         for path in folder.iterdir() if folder.is_dir() else ():
             self.policy(path.name)
         self._drop_of_other_base()
@@ -61,6 +65,24 @@ class NamedPolicies(ExpiringFiles):
         if policy is None:
             policy = self._policies[name] = self._make(name, self)
         return policy
+
+    @contextmanager
+    def used(self, name: str) -> Iterator[NamedPolicy]:
+        """The policy for the length of a call. Afterwards it is forgotten if it has no version and nothing of one.
+
+        So calls with names of which there is no policy leave nothing behind.
+        """
+        policy = self.policy(name)
+        self._calls[name] += 1
+        try:
+            yield policy
+        finally:
+            self._calls[name] -= 1
+            if not self._calls[name]:
+                del self._calls[name]
+                if not policy.is_known and not policy.pushes.is_under_way:
+                    self._policies.pop(name, None)
+                    policy.version_store.trash.discard(policy.version_store.folder)
 
     def __iter__(self) -> Iterator[NamedPolicy]:
         """In the order of their names."""

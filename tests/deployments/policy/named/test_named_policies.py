@@ -5,11 +5,20 @@ from pathlib import Path
 
 import pytest
 
-from deployments.policy.failures import PolicyNotCurrent, PolicyUnknown, UploadsFull, VersionUntried, WeightsRefused
+from deployments.policy.failures import (
+    ChunkMisplaced,
+    PolicyFailure,
+    PolicyNotCurrent,
+    PolicyUnknown,
+    UploadsFull,
+    VersionUnknown,
+    VersionUntried,
+    WeightsRefused,
+)
 from deployments.policy.versions.run_identity import FolderRefused
-from rollout_client.policy_contract import SwitchOptions
+from rollout_client.policy_contract import PushOptions, SwitchOptions
 from tests.deployments.policy.policy_world import World, adapter, play, refused, taken, weights
-from tests.virtual_time import until
+from tests.virtual_time import settled, until
 
 
 def unknown(message: str, name: str = "b") -> object:
@@ -368,5 +377,60 @@ def test_a_folder_with_named_policies_of_another_run_is_refused(tmp_path: Path) 
         world.settings["run"] = "another"
         with pytest.raises(FolderRefused, match="holds the versions of the run"):
             world.another_store()
+
+    play(story, tmp_path)
+
+
+def policies_known(world: World) -> list[str]:
+    return [policy.name for policy in world.store._named]
+
+
+@pytest.mark.parametrize("how", ["refused by the store", "refused by a replica", "a bad number", "a bad checkpoint"])
+def test_a_first_push_that_is_refused_leaves_no_policy_and_no_upload(tmp_path: Path, how: str) -> None:
+    async def story(world: World) -> None:
+        await world.replica("r0", "ok", "error" if how == "refused by a replica" else "ok")
+        content = adapter(float("nan")) if how == "refused by the store" else adapter()
+        if how == "a bad checkpoint":
+            pushing = world.store.load_checkpoint(1, "/nowhere", PushOptions(kind="adapter", name="a"))
+        else:
+            pushing = world.push(10**9 if how == "a bad number" else 1, content, kind="adapter", name="a")
+        with pytest.raises(PolicyFailure):
+            await pushing
+        assert ((await world.store.state(0)).named, policies_known(world)) == ([], [])
+        assert not (world.folder / "names" / "a").exists()
+        # It can be pushed afterwards as if nothing had been.
+        assert (await world.push(1, adapter(2.0), kind="adapter", name="a")).label == "a/1"
+        assert (await world.store.state(0)).named[0].uploads == []
+
+    play(story, tmp_path)
+
+
+def test_calls_with_unknown_names_leave_nothing_in_memory(tmp_path: Path) -> None:
+    async def story(world: World) -> None:
+        for number in range(50):
+            with pytest.raises(VersionUnknown):
+                await world.store.upload_state(1, f"unknown-{number}")
+            assert await world.store.repeated_update(1, "0" * 64, f"unknown-{number}") is None
+            with pytest.raises(ChunkMisplaced):
+                await world.store.write_chunk(1, "nobody", 0, b"", f"unknown-{number}")
+        assert policies_known(world) == []
+        await world.chunk(1, 0, b"a part", 100, "begun")
+        assert (await world.store.upload_state(1, "begun")).received_bytes == 6
+        assert policies_known(world) == ["begun"]
+
+    play(story, tmp_path)
+
+
+def test_a_push_goes_on_when_its_caller_goes_away_and_the_policy_is_served(tmp_path: Path) -> None:
+    async def story(world: World) -> None:
+        replica = await world.replica("r0", command_s=10.0)
+        await until(lambda: replica.accepts_requests)
+        pushing = world.pushing(1, adapter(), kind="adapter", name="a")
+        await until(lambda: len(replica.taken) > 1)
+        pushing.cancel()
+        await asyncio.gather(pushing, return_exceptions=True)
+        await until(lambda: replica.named == {"a": 1})
+        await settled()
+        assert await named(world) == {"a": 1}
 
     play(story, tmp_path)
