@@ -41,6 +41,8 @@ class GeneratorDescription:
     max_loras: int | None = None
     """Different adapters that one batch of the engine holds; it passes over the generations of others. `None`: no
     bound, or no adapters."""
+    max_lora_rank: int | None = None
+    """The highest rank of an adapter; 0 if the engine takes none. `None`: no bound."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,8 +49,11 @@ def build(settings: ServiceSettings) -> Application:
         refuse_exposed(settings.access, listening)
     engine = with_absolute_paths(settings.engine)
     options = settings.ray_actor_options()
-    policy_store = deployment(PolicyStore, "Policy", options).bind(settings.policy, engine.model, revision_of(engine))
     is_simulated = isinstance(engine, SimulatedEngineSettings)
+    max_lora_rank = None if isinstance(engine, SimulatedEngineSettings) else engine.highest_rank
+    policy_store = deployment(PolicyStore, "Policy", options).bind(
+        settings.policy, engine.model, revision_of(engine), max_lora_rank=max_lora_rank
+    )
     replica = SimulatedGeneratorReplica if is_simulated else GeneratorReplica
     replicas = deployment(replica, "Generator", options).options(request_router_config=NAMED_REPLICA_ROUTING)
     sessions = None

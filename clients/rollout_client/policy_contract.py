@@ -120,10 +120,14 @@ class TensorLayout(Lenient):
 
 
 class PolicyLayout(Lenient):
-    """`GET /policy/layout`: the tensors of the service's model. Full weights must have exactly these."""
+    """`GET /policy/layout`: the tensors of the service's model, which full weights must have exactly, and the adapters
+    that its engines take."""
 
     tensors: dict[str, TensorLayout]
     """Dtype and shape of each tensor, by its name in the checkpoint."""
+    max_lora_rank: int | None = None
+    """The highest rank of an adapter that the engines take (`max_lora_rank` under `engine` in the service's config); 0
+    if they take none (`enable_lora`), null if the service does not know."""
 
 
 class VersionInfo(Lenient):

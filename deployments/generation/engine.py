@@ -366,6 +366,7 @@ class VLLMEngine(Engine):
             max_num_seqs=config.scheduler_config.max_num_seqs,
             kv_cache_size_tokens=config.cache_config.kv_cache_size_tokens,
             max_loras=None if config.lora_config is None else config.lora_config.max_loras,
+            max_lora_rank=0 if config.lora_config is None else config.lora_config.max_lora_rank,
         )
 
     def prefix_cache_tokens(self) -> PrefixCacheTokens:

@@ -35,6 +35,10 @@ class EngineSettings(BaseModel):
     seed: int | None = Field(default=None, ge=0)
     """Mixed with the id of each replica into the seed of its engine. Replicas never share a random stream, and a
     replica that restarts begins a new one: to repeat a run, set the seed in its requests (`sampling.seed`)."""
+    enable_lora: bool = False
+    """Take LoRA adapters, as versions of the policy and as named policies."""
+    max_lora_rank: int = Field(default=16, ge=1)
+    """The highest rank of an adapter. Each adapter in a batch takes the memory of one with this rank."""
     num_cpus: float = Field(default=1, ge=0)
     """CPU cores that Ray reserves for one replica."""
     patch_deltas: bool = False
@@ -71,6 +75,11 @@ class EngineSettings(BaseModel):
     def workers(self) -> int:
         """Worker processes of one replica; each holds a part of the model."""
         return self.tensor_parallel_size * self.pipeline_parallel_size
+
+    @property
+    def highest_rank(self) -> int:
+        """Of an adapter that the engine takes; 0 if it takes none."""
+        return self.max_lora_rank if self.enable_lora else 0
 
     def engine_args(self) -> dict[str, Any]:
         """Arguments of vLLM's `AsyncEngineArgs`.

@@ -69,6 +69,7 @@ class PolicyStore(CommandSource):
     Args:
         model: folder or hub name of the checkpoint that engines start with, version 0.
         revision: of a model of the hub.
+        max_lora_rank: as in `PolicyLayout`.
         source_of: where the files of a replica's node are read, by the replica's id.
         settle_s: as in `Recovery`.
 
@@ -84,6 +85,7 @@ class PolicyStore(CommandSource):
         cluster: Cluster | None = None,
         source_of: Callable[[str], WeightsSource] = generator_source,
         settle_s: float = SETTLE_S,
+        max_lora_rank: int | None = None,
     ) -> None:
         logs.configure()
         cluster = RayCluster() if cluster is None else cluster
@@ -103,7 +105,7 @@ class PolicyStore(CommandSource):
         )
         self._update_lock = UpdateLock()
 
-        self._initial = InitialVersion(model, version_store.weights(0))
+        self._initial = InitialVersion(model, version_store.weights(0), max_lora_rank)
         self._current = CurrentVersion(version_store.current(), settings.wait_s)
         self._versions = PolicyVersions(version_store, self._initial, self._current, settings.max_version_step, run)
         self._payloads = Payloads(self._versions, self._registry, cluster.node_id(), settings.copy_to_nodes)

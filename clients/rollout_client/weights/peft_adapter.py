@@ -1,16 +1,55 @@
-"""The LoRA adapter of a module that PEFT has wrapped, as PEFT itself saves it. Knows PEFT by the module's methods."""
+"""LoRA adapters as PEFT saves them: that of a module which PEFT has wrapped, and the rank that an adapter has.
 
+Knows PEFT by the module's methods.
+"""
+
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from rollout_client.policy_contract import PolicyLayout
 from rollout_client.weights.file_tensors import adapter_weights
 from rollout_client.weights.safetensors_file import Data, TensorEntry
 from rollout_client.weights.tensor import Weights
 
 UNNAMED = "default"
 """What PEFT calls an adapter that was not given a name; it is saved in the folder itself."""
+
+
+class RankTooHigh(ValueError):
+    """The service's engines do not take adapters of this rank; nothing was sent."""
+
+
+def rank_problem(adapter_config: str, max_lora_rank: int | None) -> str | None:
+    """Why engines do not take an adapter, if they take none of its rank.
+
+    Args:
+        adapter_config: the text of its `adapter_config.json`.
+        max_lora_rank: as in `PolicyLayout`.
+    """
+    if max_lora_rank is None:
+        return None
+    if max_lora_rank == 0:
+        return "the engines take no adapters: set enable_lora: true under engine in the service's config"
+    config = json.loads(adapter_config)
+    ranks = [config.get("r"), *(config.get("rank_pattern") or {}).values()]
+    rank = max((each for each in ranks if isinstance(each, int)), default=0)
+    if rank <= max_lora_rank:
+        return None
+    return (
+        f"its rank is {rank}, and the engines take at most {max_lora_rank}: raise max_lora_rank under engine in the "
+        "service's config, or train with a smaller r"
+    )
+
+
+def with_accepted_rank(adapter: Weights, layout: PolicyLayout | None) -> Weights:
+    """The same adapter; raises `RankTooHigh` if the engines of `layout` do not take it."""
+    problem = None if layout is None else rank_problem(adapter.header.metadata["adapter_config"], layout.max_lora_rank)
+    if problem is not None:
+        raise RankTooHigh(f"The adapter does not fit the service; nothing was sent: {problem}.")
+    return adapter
 
 
 def module_adapter(module: Any) -> Weights:

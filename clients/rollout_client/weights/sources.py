@@ -12,7 +12,7 @@ from rollout_client.optional_dependencies import needed_for
 from rollout_client.policy_contract import PolicyLayout, WeightsKind
 from rollout_client.weights.file_tensors import adapter_weights, file_tensors, file_weights
 from rollout_client.weights.layout import fitted
-from rollout_client.weights.peft_adapter import module_adapter
+from rollout_client.weights.peft_adapter import module_adapter, with_accepted_rank
 from rollout_client.weights.safetensors_file import header_of
 from rollout_client.weights.tensor import SourceTensor, Weights
 
@@ -32,7 +32,7 @@ FORMAT = {"format": "pt"}
 
 def needs_layout(source: WeightsSource, kind: WeightsKind) -> bool:
     """Whether `weights_to_send` needs the layout of the service's model for this source."""
-    return kind in ("full", "partial") and not isinstance(source, Weights)
+    return kind != "delta" and not isinstance(source, Weights)
 
 
 def weights_to_send(source: WeightsSource, kind: WeightsKind, layout: PolicyLayout | None) -> Weights:
@@ -43,19 +43,22 @@ def weights_to_send(source: WeightsSource, kind: WeightsKind, layout: PolicyLayo
 
     Raises:
         WeightsDoNotFit: full or partial weights do not fit `layout`.
+        RankTooHigh: the engines do not take adapters of this rank.
         NotSafetensors: a file is not a safetensors file.
         ValueError: weights of this kind cannot be read from such a source.
     """
     if isinstance(source, Weights):
         return source
-    if layout is not None:
+    if layout is not None and kind != "adapter":
         return full_weights(source, layout, is_partial=kind == "partial")
     if kind == "adapter" and hasattr(source, "peft_config"):
-        return module_adapter(source)
+        return with_accepted_rank(module_adapter(source), layout)
     if not isinstance(source, str | os.PathLike):
         advice = "save the adapter, or pass PEFT's own module" if kind == "adapter" else "see PolicyPusher"
         raise ValueError(f"{kind} weights come from a path, not from {type(source).__name__}; {advice}.")
-    return adapter_weights(Path(source)) if kind == "adapter" else file_weights(Path(source))
+    return (
+        with_accepted_rank(adapter_weights(Path(source)), layout) if kind == "adapter" else file_weights(Path(source))
+    )
 
 
 def full_weights(source: TensorsSource, layout: PolicyLayout, is_partial: bool = False) -> Weights:

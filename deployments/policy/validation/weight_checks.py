@@ -17,6 +17,7 @@ from rollout_client.policy_contract import PolicyLayout, TensorLayout
 from rollout_client.problem_contract import FieldProblem
 from rollout_client.weights.checksum import Checksum
 from rollout_client.weights.file_tensors import file_tensors
+from rollout_client.weights.peft_adapter import rank_problem
 from rollout_client.weights.safetensors_file import (
     DTYPE_BYTES,
     MAX_HEADER_BYTES,
@@ -86,8 +87,8 @@ def validate_adapter(path: Path, layout: PolicyLayout) -> tuple[str, str]:
     """Returns the `Checksum` and the configuration (JSON) of a LoRA adapter for weights of `layout`.
 
     Raises:
-        WeightsRefused: the file is not readable, holds no configuration or no tensor, a matrix does not fit the weight
-            that it changes, or a value is not finite.
+        WeightsRefused: the file is not readable, holds no configuration or no tensor, its rank is too high, a matrix
+            does not fit the weight that it changes, or a value is not finite.
     """
     header = readable_header(path)
     adapter_config = header.metadata.get("adapter_config", "")
@@ -99,6 +100,8 @@ def validate_adapter(path: Path, layout: PolicyLayout) -> tuple[str, str]:
         raise weights_refused("the file's metadata hold no adapter_config, the text of PEFT's adapter_config.json")
     if not header.entries:
         raise weights_refused("the adapter holds no tensor")
+    if (problem := rank_problem(adapter_config, layout.max_lora_rank)) is not None:
+        raise weights_refused(problem, "adapter_config")
     if problems := list(islice(adapter_problems(header, adapter_config, layout), MOST_SHOWN)):
         raise WeightsRefused(*problems)
     return finite_checksum(path, header).hexdigest(), adapter_config

@@ -22,11 +22,13 @@ class InitialVersion:
     Args:
         model: folder or hub name of the checkpoint.
         file: where its weights are to lie as one file; it is made when it is first needed.
+        max_lora_rank: as in `PolicyLayout`.
     """
 
-    def __init__(self, model: str, file: Path) -> None:
+    def __init__(self, model: str, file: Path, max_lora_rank: int | None = None) -> None:
         self._model = model
         self._file = file
+        self._max_lora_rank = max_lora_rank
         self._making = Lock()
 
     async def layout(self) -> PolicyLayout:
@@ -40,7 +42,7 @@ class InitialVersion:
     @cached_property
     def layout_on_disk(self) -> PolicyLayout:
         """As `layout`, for callers in a thread."""
-        return layout_of(model_folder(self._model))
+        return layout_of(model_folder(self._model)).model_copy(update={"max_lora_rank": self._max_lora_rank})
 
     @cached_property
     def checksum(self) -> str:

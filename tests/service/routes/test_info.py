@@ -26,6 +26,7 @@ def test_info_has_model_tokenizer_limits_versions_and_tasks() -> None:
             "max_num_seqs": DESCRIPTION.max_num_seqs,
             "kv_cache_size_tokens": DESCRIPTION.kv_cache_size_tokens,
             "max_loras": DESCRIPTION.max_loras,
+            "max_lora_rank": DESCRIPTION.max_lora_rank,
             **limits.model_dump(),
             "admission": admission.model_dump(),
         },

@@ -196,6 +196,28 @@ def test_an_adapter_of_peft_is_packed_and_checked(tmp_path: Path) -> None:
     assert validate_adapter(tmp_path / "packed", LAYOUT) == (checksum, '{"r": 8,  "lora_alpha": 16}')
 
 
+@pytest.mark.parametrize(
+    ("config", "limit", "problem"),
+    [
+        ('{"r": 8}', 8, None),
+        ('{"r": 8}', None, None),
+        ('{"r": 8, "rank_pattern": {"q_proj": 16}}', 8, "its rank is 16, and the engines take at most 8: raise"),
+        ('{"r": 32}', 8, "its rank is 32, and the engines take at most 8: raise max_lora_rank under engine"),
+        ('{"r": 1}', 0, "the engines take no adapters: set enable_lora: true under engine in the service's config"),
+    ],
+)
+def test_an_adapter_of_a_higher_rank_than_the_engines_take_is_refused_with_the_setting(
+    tmp_path: Path, config: str, limit: int | None, problem: str | None
+) -> None:
+    write_adapter(adapter(tmp_path / "adapter", config), tmp_path / "packed")
+    layout = LAYOUT.model_copy(update={"max_lora_rank": limit})
+    if problem is None:
+        validate_adapter(tmp_path / "packed", layout)
+    else:
+        [(field, message)] = refusal(validate_adapter, tmp_path / "packed", layout)
+        assert (field, message[: len(problem)]) == ("adapter_config", problem)
+
+
 NO_CONFIG = "the file's metadata hold no adapter_config, the text of PEFT's adapter_config.json"
 
 
