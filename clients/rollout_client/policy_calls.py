@@ -1,5 +1,6 @@
 """The HTTP calls of `/policy`: the request of each, and how its answer is parsed. No I/O."""
 
+import logging
 from collections.abc import Mapping
 from typing import Any, TypedDict
 
@@ -25,6 +26,8 @@ from rollout_client.policy_contract import (
     WeightsKind,
 )
 from rollout_client.rollout_calls import Call, parsed
+
+logger = logging.getLogger("rollout_client")
 
 Query = Mapping[str, int | float | str]
 
@@ -128,24 +131,34 @@ def finish_transfer_call(version: Version | None) -> Call[PolicyUpdate]:
     return Call("POST", path, lambda body: parsed(PolicyUpdate, f"The answer of POST {path}", body), query=query)
 
 
+def with_logged_warnings(update: PolicyUpdate) -> PolicyUpdate:
+    for warning in update.warnings:
+        logger.warning("Version %s: %s", update.label, warning)
+    return update
+
+
 def push_query(
     kind: WeightsKind,
-    base: Version | None,
+    base: Version | str | None,
     options: UpdateOptions,
     checksum: str | None = None,
     name: str | None = None,
 ) -> Query:
-    """The query of a push, with the given options only. Raises `ValueError` for options that the service refuses."""
-    optional = {"base": base, "checksum": checksum, "name": name}
+    """The query of a push, with the given options only. Raises `ValueError` for options that the service refuses.
+
+    Args:
+        base: of an adapter also the checksum of its base.
+    """
+    optional = {"base_checksum" if isinstance(base, str) else "base": base, "checksum": checksum, "name": name}
     given: dict[str, Any] = {
         "kind": kind,
         **options,
         **{name: value for name, value in optional.items() if value is not None},
     }
-    if kind != "partial" and (kind == "delta") != (base is not None):
+    if (kind == "delta" and base is None) or (kind == "full" and base is not None):
         raise ValueError(
             f"kind={kind!r} and base={base!r}: a delta needs the version that it changes, partial weights may name the "
-            "one that has the other tensors, others have none."
+            "one that has the other tensors and an adapter the one that it was trained on, full weights have none."
         )
     return PushOptions(**given).model_dump(mode="json", exclude_unset=True)
 

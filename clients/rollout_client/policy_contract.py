@@ -44,6 +44,8 @@ SAFETENSORS = "application/vnd.safetensors"
 WEIGHTS_DIGEST = "weights-digest"
 """The header that names the content of an upload."""
 Version = Annotated[int, Field(ge=0)]
+Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+"""Sha-256 over all tensors of a version, as in `VersionInfo`."""
 WeightsKind = Literal["full", "partial", "delta", "adapter"]
 PauseMode = Literal["keep", "wait", "abort"]
 IfBusy = Literal["wait", "refuse"]
@@ -75,15 +77,24 @@ class PushOptions(SwitchOptions):
     `adapter_config.json` under `adapter_config`."""
     base: Version | None = None
     """The version that a delta changes, or that has the other tensors of partial weights. Required for `kind=delta`;
-    for `kind=partial` by default the full weights that are current when all of the upload has arrived; not allowed for
-    the other kinds."""
-    checksum: str | None = Field(default=None, pattern="^[0-9a-f]{64}$")
+    for `kind=partial` by default the full weights that are current when all of the upload has arrived. For
+    `kind=adapter` the full weights that it was trained on: it is refused (409) if others are current. Not allowed for
+    `kind=full`."""
+    base_checksum: Sha256 | None = None
+    """For `kind=adapter`, in place of `base`: the checksum of the full weights that it was trained on."""
+    checksum: Sha256 | None = None
     """Sha-256 over all tensors of the full weights or the adapter, as in `VersionInfo`; weights with another one are
     refused. With it a delta of the current version goes to the engines' nodes as it is, and is applied there; without
     it the service has to apply it first, to know the checksum."""
     name: PolicyName | None = None
     """The policy that an adapter becomes a version of, beside other policies; by default it becomes the version that
     requests without a name get. Such a push pauses nothing, so that the other options of an update have no meaning."""
+
+    @model_validator(mode="after")
+    def has_the_checksum_of_a_base_only_as_an_adapter(self) -> Self:
+        if self.base_checksum is not None and self.kind != "adapter":
+            raise ValueError(f"base_checksum goes with kind=adapter, and the kind is {self.kind}")
+        return self
 
     @model_validator(mode="after")
     def has_a_name_only_as_an_adapter(self) -> Self:
@@ -139,8 +150,8 @@ class VersionInfo(Lenient):
     """How the version reached the service: `initial`: the model's own checkpoint, loaded at the start; `full`,
     `partial`, `delta` and `adapter`: an upload of that kind; `transfer`: a weight transfer into the engines."""
     base: Version | None = None
-    """For a delta, the version that it changed; for partial weights, the one that has the other tensors; null for all
-    other kinds."""
+    """For a delta, the version that it changed; for partial weights, the one that has the other tensors; for an
+    adapter, the full weights that it is served on; null for all other kinds."""
     checksum: str | None = None
     """Sha-256 over all tensors, as `rollout_client.weights.checksum.Checksum` defines it. Null if the service has never
     held the weights, as after a transfer."""
@@ -308,9 +319,11 @@ class PolicyUpdate(Lenient):
     keeps_prefix_cache: bool = False
     """Whether the replicas kept what older weights had computed (`reset_prefix_cache=false`), so that tokens of this
     version may continue from it. Always false for an adapter, which shares no cache with other weights."""
+    base: Version | None = None
+    """The version of the full weights that an adapter is served on; null for all other kinds."""
     warnings: list[str] = Field(default_factory=list)
-    """What may be wrong with the version although it is served, a sentence each: it changes no log-probability of the
-    prompts on which a replica tried it."""
+    """What may be wrong with the version although it is served, a sentence each: an adapter is served on other full
+    weights than the one before; the weights change no log-probability of the prompts on which a replica tried them."""
 
     @property
     def label(self) -> str:

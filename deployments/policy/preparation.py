@@ -168,10 +168,13 @@ class VersionPreparation:
         return pushed
 
     def _validated(self, version: int, options: PushOptions, pushed: Path, folder: Path) -> PreparedVersion:
-        if options.kind not in ("delta", "partial") and options.base is not None:
-            message = f"only a delta and partial weights have a base, and these weights are {options.kind}"
+        if options.kind == "full" and options.base is not None:
+            message = "full weights have no base: a delta, partial weights and an adapter have one"
             raise WeightsRefused(FieldProblem(field="base", message=message, value=options.base))
-        base = self._versions.desired.full if (options.kind, options.base) == ("partial", None) else options.base
+        # The base of an adapter is what is current when replicas load it, which the updater finds out.
+        base = None if options.kind == "adapter" else options.base
+        if options.kind == "partial" and base is None:
+            base = self._versions.desired.full
         named = self._named_as_the_model(options, pushed, folder)
         prepared = self._prepared(options, base, named, folder)
         if options.checksum not in (None, prepared.checksum):
@@ -210,7 +213,7 @@ class VersionPreparation:
 
     def _prepared(self, options: PushOptions, base: int | None, pushed: Path, folder: Path) -> PreparedFile:
         if options.kind == "delta":
-            return self._prepared_delta(options, pushed, folder)
+            return self._prepared_delta(options, base, pushed, folder)
         if options.kind == "adapter":
             checksum, adapter_config = validate_adapter(pushed, self._initial.layout_on_disk)
             return PreparedFile(pushed, checksum, checksum, pushed.stat().st_size, adapter_config=adapter_config)
@@ -226,9 +229,9 @@ class VersionPreparation:
         write_completed(base_weights, partial, full)
         return full, names
 
-    def _prepared_delta(self, options: PushOptions, pushed: Path, folder: Path) -> PreparedFile:
+    def _prepared_delta(self, options: PushOptions, named_base: int | None, pushed: Path, folder: Path) -> PreparedFile:
         """The delta as it is, if its sender says what the full weights are, and if the replicas hold its base."""
-        base = self._versions.delta_base(options.base)
+        base = self._versions.delta_base(named_base)
         delta_checksum = validate_delta(pushed, self._initial.layout_on_disk)
         if options.checksum is not None and base == self._versions.desired.full:
             full_bytes = self._versions.full_bytes(base)

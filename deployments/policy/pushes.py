@@ -152,6 +152,7 @@ class Pushes:
             checksum=stored.checksum,
             replicas=[],
             keeps_prefix_cache=stored.keeps_prefix_cache,
+            base=stored.base if stored.kind == "adapter" else None,
         )
 
     async def _run(self, version: int, content: str | None, push: Coroutine[Any, Any, PolicyUpdate]) -> PolicyUpdate:

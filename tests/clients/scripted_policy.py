@@ -65,6 +65,10 @@ class ScriptedPolicy:
     """Holds version 0; `script` says what becomes of the next requests that bring a chunk, `None` being all well."""
 
     layout: dict[str, tuple[str, list[int]]] = field(default_factory=dict)
+    max_lora_rank: int | None = None
+    base: int | None = None
+    warnings: list[str] = field(default_factory=list)
+    """These are in every update."""
     url: str = ""
     puts: list[Put] = field(default_factory=list)
     rollbacks: list[tuple[dict[str, str], dict[str, int]]] = field(default_factory=list)
@@ -134,7 +138,8 @@ class ScriptedPolicy:
         return 200, self.update(put.version)
 
     def update(self, version: int) -> PolicyUpdate:
-        return PolicyUpdate(version=version, checksum=self.checksum_of(version, self.versions[version]), replicas=[])
+        checksum = self.checksum_of(version, self.versions[version])
+        return PolicyUpdate(version=version, checksum=checksum, replicas=[], base=self.base, warnings=self.warnings)
 
 
 def digest_of(content: bytes) -> str:
@@ -159,7 +164,8 @@ def handler(policy: ScriptedPolicy) -> type[BaseHTTPRequestHandler]:
             policy.asked.append(self.path)
             place = urlsplit(self.path)
             if place.path == "/policy/layout":
-                self.answer(200, layout_of(policy.layout))
+                layout = layout_of(policy.layout)
+                self.answer(200, layout.model_copy(update={"max_lora_rank": policy.max_lora_rank}))
             elif place.path == "/policy":
                 self.answer_policy(int(dict(parse_qsl(place.query)).get("min_version", 0)))
             else:

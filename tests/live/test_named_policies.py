@@ -10,6 +10,7 @@ import pytest
 from rollout_client import RolloutClient
 from rollout_client.contract import Sampling
 from rollout_client.errors import RequestRejected
+from rollout_client.weights.peft_adapter import RankTooHigh
 from tests.live.forward_pass import (
     State,
     logprob_differences,
@@ -124,8 +125,12 @@ def test_a_name_that_is_not_known_and_an_adapter_that_cannot_be_used_are_refused
     with pytest.raises(RequestRejected, match="there is no policy of this name; there are run-a/") as rejected:
         play(client, 1, policy={"name": "run-d"})
     assert rejected.value.problem.status == 404
+    adapter_folder(tmp_path / "other", seed=1, prefix="base_model.model.lm.")
+    with pytest.raises(RequestRejected, match=r"has no module lm\.model\.layers\.0\.self_attn\.o_proj"):
+        client.push_weights(tmp_path / "other", kind="adapter", name="run-d")
+    assert "run-d" not in [state.name for state in client.policy().named]
     adapter_folder(tmp_path / "adapter", seed=1, rank=16)
-    with pytest.raises(RequestRejected, match="LoRA rank 16 is greater than max_lora_rank 8"):
+    with pytest.raises(RankTooHigh, match="its rank is 16, and the engines take at most 8: raise max_lora_rank"):
         client.push_weights(tmp_path / "adapter", kind="adapter", name="run-d")
 
 

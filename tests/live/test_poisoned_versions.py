@@ -55,8 +55,15 @@ def push_cut_short(client: RolloutClient, _folder: Path) -> None:
     put(client, save(tiny_state())[:-3])
 
 
-def push_high_rank(client: RolloutClient, folder: Path) -> None:
-    adapter_folder(folder / "adapter", seed=1, rank=16)
+def push_dora(client: RolloutClient, folder: Path) -> None:
+    """The service knows nothing of it; vLLM refuses it."""
+    adapter_folder(folder / "adapter", seed=1, use_dora=True)
+    client.push_weights(folder / "adapter", kind="adapter")
+
+
+def push_adapter_of_no_module(client: RolloutClient, folder: Path) -> None:
+    """For an attribute that the model does not have: vLLM itself would load it and generate without it."""
+    adapter_folder(folder / "adapter", seed=1, prefix="base_model.model.lm.")
     client.push_weights(folder / "adapter", kind="adapter")
 
 
@@ -78,7 +85,8 @@ def push_adapter_of_another_model(client: RolloutClient, folder: Path) -> None:
         (push_cut_short, "it is not whole"),
         (push_other_shape, r"its shape is \[2, 64\]; the model's is \[128\]"),
         (push_adapter_of_another_model, r"its shape is \[4, 64\]; model.layers.0.self_attn.o_proj takes \[rank, 128\]"),
-        (push_high_rank, "LoRA rank 16 is greater than max_lora_rank 8"),
+        (push_adapter_of_no_module, r"base_model\.model\.lm\..*the model has no module lm\.model\.layers\.0"),
+        (push_dora, "the engine cannot take them: .*vLLM does not yet support DoRA"),
         (push_overflowing, "could not generate with them and went back: GenerationNotFinite"),
     ],
 )

@@ -17,6 +17,7 @@ from rollout_client.contract import SampleResult, Sampling
 from rollout_client.errors import RequestRejected
 from rollout_client.policy_contract import PolicyState
 from rollout_client.weights.checksum import Checksum
+from rollout_client.weights.peft_adapter import RankTooHigh
 from tests.live.following_environment import following
 from tests.live.forward_pass import (
     State,
@@ -280,32 +281,64 @@ def weights_of(state: PolicyState) -> PolicyState:
     return state.model_copy(update={"uploads": []})
 
 
-def adapter_folder(folder: Path, seed: int, rank: int = 4, width: int = 128) -> State:
-    """Writes a LoRA adapter as PEFT does; returns what it adds to the weights."""
+def adapter_folder(
+    folder: Path,
+    seed: int,
+    rank: int = 4,
+    width: int = 128,
+    prefix: str = "base_model.model.",
+    scale: float = 0.14,
+    **config: Any,
+) -> State:
+    """Writes a LoRA adapter as PEFT does; returns what it adds to the weights.
+
+    Args:
+        scale: of the second matrices, which are zero in a fresh adapter.
+    """
     generator = torch.Generator().manual_seed(seed)
     adapter: State = {}
     added: State = {}
     for layer in range(4):
         name = f"model.layers.{layer}.self_attn.o_proj"
-        a, b = (0.14 * torch.randn(shape, generator=generator) for shape in ((rank, width), (width, rank)))
-        adapter[f"base_model.model.{name}.lora_A.weight"] = a
-        adapter[f"base_model.model.{name}.lora_B.weight"] = b
+        a, b = (torch.randn(shape, generator=generator) for shape in ((rank, width), (width, rank)))
+        a, b = 0.14 * a, scale * b
+        adapter[f"{prefix}{name}.lora_A.weight"] = a
+        adapter[f"{prefix}{name}.lora_B.weight"] = b
         added[f"{name}.weight"] = b @ a
     folder.mkdir()
     save_file(adapter, folder / "adapter_model.safetensors")
-    config = {"peft_type": "LORA", "r": rank, "lora_alpha": rank, "target_modules": ["o_proj"], "bias": "none"}
+    config |= {"peft_type": "LORA", "r": rank, "lora_alpha": rank, "target_modules": ["o_proj"], "bias": "none"}
     (folder / "adapter_config.json").write_text(json.dumps(config))
     return added
 
 
-def test_an_adapter_is_a_version_on_top_of_the_full_weights(client: RolloutClient, tmp_path: Path) -> None:
+@pytest.mark.parametrize("prefix", ["base_model.model.", "base_model.model._orig_mod.", "module.base_model.model."])
+def test_an_adapter_is_a_version_on_top_of_the_full_weights(client: RolloutClient, tmp_path: Path, prefix: str) -> None:
     state = perturbed(12)
-    client.push_weights(state)
-    added = adapter_folder(tmp_path / "adapter", seed=1)
-    update = client.push_weights(tmp_path / "adapter", kind="adapter")
+    base = client.push_weights(state).version
+    added = adapter_folder(tmp_path / "adapter", seed=1, prefix=prefix)
+    update = client.push_weights(tmp_path / "adapter", kind="adapter", base=base)
+    assert (update.base, update.warnings) == (base, [])
     assert_of_weights(play(client).samples, update.version, merged(state, added))
     full = client.push_weights(state)
     assert_of_weights(play(client).samples, full.version, state)
+
+
+def test_a_fresh_adapter_is_served_and_one_for_other_weights_is_refused(client: RolloutClient, tmp_path: Path) -> None:
+    state = perturbed(12)
+    base = client.push_weights(state).version
+    adapter_folder(tmp_path / "fresh", seed=1, scale=0.0)
+    update = client.push_weights(tmp_path / "fresh", kind="adapter")
+    assert update.warnings == []
+    assert_of_weights(play(client).samples, update.version, state)
+    with pytest.raises(RequestRejected, match=f"others are current, version {base}") as rejected:
+        client.push_weights(tmp_path / "fresh", kind="adapter", base=0)
+    assert rejected.value.problem.status == 409
+    other = client.push_weights(perturbed(13)).version
+    warned = client.push_weights(tmp_path / "fresh", kind="adapter")
+    [warning] = warned.warnings
+    assert f"of version {other}, and the one before it was on version {base}." in warning
+    client.push_weights(state)
 
 
 def test_generations_end_with_their_adapter_however_many_newer_ones_have_come(
@@ -330,8 +363,9 @@ def test_generations_end_with_their_adapter_however_many_newer_ones_have_come(
 
 def test_an_adapter_that_the_engine_cannot_take_is_refused(client: RolloutClient, tmp_path: Path) -> None:
     before = client.policy()
+    assert (client.policy_layout().max_lora_rank, client.info().limits["max_lora_rank"]) == (8, 8)
     adapter_folder(tmp_path / "adapter", seed=1, rank=16)
-    with pytest.raises(RequestRejected, match="LoRA rank 16 is greater than max_lora_rank 8"):
+    with pytest.raises(RankTooHigh, match="its rank is 16, and the engines take at most 8: raise max_lora_rank"):
         client.push_weights(tmp_path / "adapter", kind="adapter")
     assert weights_of(client.policy()) == weights_of(before)
 

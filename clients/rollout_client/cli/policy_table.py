@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from rich.console import Console, ConsoleOptions, Group, JustifyMethod, RenderResult
 from rich.filesize import decimal
 from rich.table import Table
+from rich.text import Text
 
 from rollout_client.cli.transcript import plain
 from rollout_client.policy_contract import NamedPolicyState, PolicyState, PolicyUpdate, PushResult, VersionInfo
@@ -109,7 +110,9 @@ def replicas_table(state: PolicyState) -> Table:
 def update_table(update: PolicyUpdate) -> Table:
     """The result of an update on each replica, with its times in seconds."""
     took = f", {decimal(update.sent_bytes)} sent, {update.push_s:.2f} s" if isinstance(update, PushResult) else ""
-    table = Table(title=f"Version {update.label} is current{took}", title_justify="left")
+    over = "" if update.base is None else f" on the full weights of version {update.base}"
+    lines = [f"Version {update.label} is current{over}{took}", *update.warnings]
+    table = Table(title=Text("\n").join(map(plain, lines)), title_justify="left")
     table.add_column("replica", overflow="fold")
     table.add_column("status")
     for name in ("load s", "swap s", "pause s", "canary s"):

@@ -19,6 +19,7 @@ from rollout_client.policy_calls import (
     policy_layout_call,
     push_query,
     rollback_call,
+    with_logged_warnings,
 )
 from rollout_client.policy_contract import PolicyLayout, PolicyState, PolicyUpdate, PushResult, WeightsKind
 from rollout_client.retry import has_not_begun
@@ -67,7 +68,7 @@ class PolicyMethods:
         version: int | None = None,
         *,
         kind: WeightsKind = "full",
-        base: int | None = None,
+        base: int | str | None = None,
         checksum: str | None = None,
         name: str | None = None,
         progress: bool = False,
@@ -88,14 +89,16 @@ class PolicyMethods:
             kind: `partial` sends of a module only what is trained (`requires_grad`), and of any other source only the
                 tensors that it holds; the service has the others.
             base: the version that a delta changes, or from which partial weights take the other tensors (by default
-                the current full weights). `PolicyPusher` makes and sends deltas of a module.
+                the current full weights). `PolicyPusher` makes and sends deltas of a module. Of an adapter the full
+                weights that it was trained on, by their number or checksum: the service refuses it on others.
             checksum: the `Checksum` of the full weights. The service refuses others, and passes a delta on as it is.
             name: the policy that an adapter becomes a version of, served beside others; versions count for each name.
             options: `timeout_s` bounds the whole update; `retries` are those of one chunk.
 
         Raises:
-            ValueError: the source does not fit (`WeightsDoNotFit`), is no safetensors file (`NotSafetensors`), or the
-                arguments contradict each other. Nothing was sent.
+            ValueError: the source does not fit (`WeightsDoNotFit`, `RankTooHigh`), is no safetensors file
+                (`NotSafetensors`), or the arguments contradict each other. Nothing was sent.
+            RequestRejected: the service refuses the weights; the message names the tensor or the field.
         """
         began = time.perf_counter()
         query = push_query(kind, base, cast(UpdateOptions, without_call_options(options)), checksum, name)
@@ -105,7 +108,7 @@ class PolicyMethods:
             layout = self._connection.result(policy_layout_call(), limits.at_most(SHORT_CALL_TIMEOUT_S))
         weights = call_blocking(weights_to_send, source, kind, layout)
         upload = Upload(weights, self._number(version, limits, name), query, chunk_bytes, kind == "delta")
-        update = send_upload(self._connection, upload, limits, progress)
+        update = with_logged_warnings(send_upload(self._connection, upload, limits, progress))
         return PushResult(**dict(update), sent_bytes=upload.sent_bytes, push_s=time.perf_counter() - began)
 
     def load_checkpoint(
@@ -114,7 +117,7 @@ class PolicyMethods:
         version: int | None = None,
         *,
         kind: WeightsKind = "full",
-        base: int | None = None,
+        base: int | str | None = None,
         name: str | None = None,
         **options: Unpack[PushCallOptions],
     ) -> PolicyUpdate:
@@ -127,7 +130,7 @@ class PolicyMethods:
         query = push_query(kind, base, cast(UpdateOptions, without_call_options(options)), name=name)
         limits = self._connection.defaults.limits(call_options(options), advice=UPDATE_ADVICE)
         call = checkpoint_call(self._number(version, limits, name), query, fspath(checkpoint))
-        return self._connection.result(call, limits, has_not_begun)
+        return with_logged_warnings(self._connection.result(call, limits, has_not_begun))
 
     def rollback(self, to: int, version: int | None = None, **options: Unpack[PushCallOptions]) -> PolicyUpdate:
         """Makes the weights of version `to` current again, as a new version, and returns once every replica serves it.

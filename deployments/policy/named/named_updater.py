@@ -66,7 +66,7 @@ class NamedUpdater(Updates):
             file: the adapter, on the file system of the version store.
 
         Raises:
-            UpdateUnderWay, VersionRefused: as `Updater.update` does.
+            UpdateUnderWay, PolicyNotCurrent, VersionRefused: as `Updater.update` does.
             WeightsRefused: the replica that tried the adapter cannot load it or cannot generate with it.
             VersionUntried: every replica was lost before it had tried the adapter.
         """
@@ -74,8 +74,9 @@ class NamedUpdater(Updates):
         label = label_of(self._name, info.version)
         async with self._update_lock.lease(f"version {label} is being loaded by the replicas"):
             await self._fleet.registry.forget_the_dead()
+            await asyncio.to_thread(self._base.refuse_other_base, options)
+            warnings = list(self._base.warnings_of_base(self._versions.last_adapter_base))
             info = info.model_copy(update={"base": self._base.desired.full})
-            warnings: list[str] = []
             async with self._versions.adding(info, file):
                 try:
                     replicas = await self._update_replicas(info, warnings)
@@ -84,7 +85,12 @@ class NamedUpdater(Updates):
                         await self._publish()
                         logger.info("Version %s is current.", label, extra={"version": label})
         return PolicyUpdate(
-            version=info.version, name=self._name, checksum=info.checksum, replicas=replicas, warnings=warnings
+            version=info.version,
+            name=self._name,
+            checksum=info.checksum,
+            replicas=replicas,
+            base=info.base,
+            warnings=warnings,
         )
 
     async def _update_replicas(self, info: StoredVersion, warnings: list[str]) -> list[ReplicaUpdate]:

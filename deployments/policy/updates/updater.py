@@ -62,6 +62,7 @@ class Updater(Updates):
 
         Raises:
             UpdateUnderWay: another update holds the lease, and the caller does not wait.
+            PolicyNotCurrent: an adapter was trained on other full weights than the current ones.
             VersionRefused: another update has taken the number meanwhile, or a higher one.
             WeightsRefused: no engine could load the weights, or the one that tried them cannot generate with them.
             VersionUntried: every replica was lost before it had tried them.
@@ -70,11 +71,13 @@ class Updater(Updates):
         async with self._update_lock.lease(f"version {info.version} is being loaded by the replicas"):
             # Once the version is listed, a replica that dies is part of the update, and its outcome says so.
             await self._fleet.registry.forget_the_dead()
+            warnings: list[str] = []
             if info.kind == "adapter":
+                await asyncio.to_thread(self._versions.refuse_other_base, options)
+                warnings += self._versions.warnings_of_base(self._versions.last_adapter_base)
                 info = info.model_copy(update={"base": self._versions.desired.full})
             else:
                 info = info.model_copy(update={"keeps_prefix_cache": not options.reset_prefix_cache})
-            warnings: list[str] = []
             async with self._versions.adding(info, file):
                 try:
                     replicas = await self._update_replicas(info, options, warnings)
@@ -88,6 +91,7 @@ class Updater(Updates):
             replicas=replicas,
             canary_s=canary_s,
             keeps_prefix_cache=info.keeps_prefix_cache,
+            base=info.base if info.kind == "adapter" else None,
             warnings=warnings,
         )
 

@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 from itertools import count
 from pathlib import Path
 
-from deployments.policy.failures import VersionRefused, VersionUnknown, WeightsRefused
+from deployments.policy.failures import PolicyNotCurrent, VersionRefused, VersionUnknown, WeightsRefused
 from deployments.policy.replicas.commands import LoadedWeights
 from deployments.policy.validation.assembly import BASE_REMOVED
 from deployments.policy.versions.current_version import CurrentVersion
@@ -20,8 +20,13 @@ from deployments.policy.versions.delta_chains import DeltaChains
 from deployments.policy.versions.initial_version import INITIAL, InitialVersion
 from deployments.policy.versions.known_versions import KnownVersions
 from deployments.policy.versions.version_store import StoredVersion, VersionStore
-from rollout_client.policy_contract import VersionInfo
+from rollout_client.policy_contract import PushOptions, VersionInfo
 from rollout_client.problem_contract import FieldProblem
+
+OTHER_BASE = (
+    "the adapter was trained on these full weights, and others are current, version {full}: make its own current first "
+    "(POST /policy/rollback), or train it on those"
+)
 
 
 class PolicyVersions:
@@ -42,6 +47,10 @@ class PolicyVersions:
         self._max_step = max_step
         self._run = run
         self._updating_to: int | None = None
+        adapters = [info for info in store.versions() if info.kind == "adapter"]
+        self.last_adapter_base = adapters[-1].base if adapters else None
+        """The full weights of the last adapter that became current, also once others have taken their place; a store
+        that starts knows it of the versions that are stored."""
 
     @property
     def updating_to(self) -> int | None:
@@ -186,6 +195,8 @@ class PolicyVersions:
     def make_current(self, version: int) -> None:
         """On disk; `publish` tells everyone who waits."""
         self._store.make_current(version)
+        if (info := self.stored(version)) is not None and info.kind == "adapter":
+            self.last_adapter_base = info.base
 
     async def publish(self) -> int:
         """Publishes and returns the version that is current on disk."""
@@ -263,10 +274,45 @@ class PolicyVersions:
         return info
 
     def _are_same(self, one: int, other: int) -> bool:
+        one, other = self._origin(one), self._origin(other)
         if one == other:
             return True
         checksums = [info.checksum for info in map(self.stored, (one, other)) if info is not None]
         return len(checksums) == 2 and checksums[0] == checksums[1] is not None
+
+    def _origin(self, version: int) -> int:
+        """The version whose weights it has again, if it is a rollback."""
+        while (info := self.stored(version)) is not None and info.rollback_of is not None:
+            version = info.rollback_of
+        return version
+
+    def refuse_other_base(self, options: PushOptions) -> None:
+        """Raises `PolicyNotCurrent` unless the current full weights are those that an adapter was trained on.
+
+        Call it from a thread.
+        """
+        full, problem = self.desired.full, None
+        if options.base is not None and not self._are_same(options.base, full):
+            problem = FieldProblem(field="base", message=OTHER_BASE.format(full=full), value=options.base)
+        elif options.base_checksum is not None and options.base_checksum != (found := self.checksum(full)):
+            message = f"{OTHER_BASE.format(full=full)}; their checksum is {found}"
+            problem = FieldProblem(field="base_checksum", message=message, value=options.base_checksum)
+        if problem is not None:
+            raise PolicyNotCurrent(problem)
+
+    def warnings_of_base(self, before: int | None) -> Sequence[str]:
+        """What the sender of an adapter is told if the one before was served on other full weights than the current.
+
+        Args:
+            before: the version of these; `None` without an adapter before.
+        """
+        full = self.desired.full
+        if before is None or self._are_same(before, full):
+            return []
+        return [
+            f"The adapter is served on the full weights of version {full}, and the one before it was on version "
+            f"{before}. If it was trained on {before}, roll back to that version and push it again."
+        ]
 
     def delta_base(self, version: int | None) -> int:
         """The version that a delta changes, or that completes partial weights.

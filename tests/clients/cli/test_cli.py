@@ -206,11 +206,15 @@ def test_an_adapter_is_pushed_to_a_named_policy_shown_and_dropped(
 ) -> None:
     save_file({"lora_A": torch.ones(2, 3)}, tmp_path / "adapter_model.safetensors")
     (tmp_path / "adapter_config.json").write_text("{}")
-    done = on_policy(served_policy, "push", str(tmp_path), "--kind", "adapter", "--name", "run-b", "--version", "5")
+    served_policy.base, served_policy.warnings = 3, ["It is served on other weights."]
+    options = ["--kind", "adapter", "--name", "run-b", "--version", "5", "--base", "a" * 64]
+    done = on_policy(served_policy, "push", str(tmp_path), *options)
     assert (done.exit_code, served_policy.puts[0].query) == (
         0,
-        {"kind": "adapter", "name": "run-b", "mode": "keep"},
+        {"kind": "adapter", "name": "run-b", "mode": "keep", "base_checksum": "a" * 64},
     )
+    assert done.stdout.startswith("Version 5 is current on the full weights of version 3, ")
+    assert "It is served on other weights." in done.stdout
     served_policy.named = [NamedPolicyState(name="run-b", current=5, base=3, next_version=6, checksum="a" * 64)]
     shown = on_policy(served_policy, "policy").stdout
     [row] = [[cell.strip() for cell in line.split("│")[1:-1]] for line in shown.splitlines() if "run-b" in line]

@@ -22,6 +22,7 @@ from rollout_client import (
     WeightsDoNotFit,
 )
 from rollout_client.policy_contract import NamedPolicyState, PolicyLayout, PushResult
+from rollout_client.weights.peft_adapter import RankTooHigh
 from rollout_client.weights.sources import full_weights
 from tests.clients.scripted_policy import (
     CUT,
@@ -206,6 +207,51 @@ def test_an_adapter_of_a_named_policy_gets_the_next_number_of_that_name(
     policy.named = [named_state("run-b")]
     assert call(policy.url, "push_weights", tmp_path, kind="adapter", name=name).version == version
     assert policy.puts[0].query == {"kind": "adapter", "name": name}
+
+
+def saved_adapter(folder: Path, config: str = '{"r": 2}') -> Path:
+    save_file({"lora_A.weight": torch.ones(2, 3)}, folder / "adapter_model.safetensors", {"format": "pt"})
+    (folder / "adapter_config.json").write_text(config)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("config", "limit", "sentence"),
+    [
+        ('{"r": 16}', 8, "its rank is 16, and the engines take at most 8: raise max_lora_rank under engine"),
+        ('{"r": 2, "rank_pattern": {"q_proj": 9}}', 8, "its rank is 9, and the engines take at most 8"),
+        ('{"r": 2}', 0, "the engines take no adapters: set enable_lora: true under engine"),
+    ],
+)
+def test_an_adapter_of_a_rank_that_the_engines_do_not_take_is_not_sent(
+    policy: ScriptedPolicy, call: CallClient, tmp_path: Path, config: str, limit: int, sentence: str
+) -> None:
+    policy.max_lora_rank = limit
+    with pytest.raises(RankTooHigh, match=sentence):
+        call(policy.url, "push_weights", saved_adapter(tmp_path, config), kind="adapter", name="run-b")
+    assert policy.puts == []
+    policy.max_lora_rank = 16
+    call(policy.url, "push_weights", tmp_path, kind="adapter")
+    assert len(policy.puts) == 1
+
+
+@pytest.mark.parametrize(("base", "query"), [(7, {"base": "7"}), ("a" * 64, {"base_checksum": "a" * 64})])
+def test_the_base_of_an_adapter_is_demanded_by_its_number_or_checksum(
+    policy: ScriptedPolicy, call: CallClient, tmp_path: Path, base: int | str, query: dict[str, str]
+) -> None:
+    call(policy.url, "push_weights", saved_adapter(tmp_path), kind="adapter", base=base)
+    assert policy.puts[0].query == {"kind": "adapter", **query}
+
+
+def test_what_may_be_wrong_with_a_version_is_in_the_answer_and_in_the_log(
+    policy: ScriptedPolicy, call: CallClient, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    policy.base, policy.warnings = 3, ["The adapter is served on other weights."]
+    update = call(policy.url, "push_weights", saved_adapter(tmp_path), kind="adapter")
+    assert (update.base, update.warnings) == (3, policy.warnings)
+    assert [record.getMessage() for record in caplog.records if record.name == "rollout_client"] == [
+        "Version 1: The adapter is served on other weights."
+    ]
 
 
 def test_what_has_arrived_is_looked_up_under_the_name(policy: ScriptedPolicy, call: CallClient, tmp_path: Path) -> None:

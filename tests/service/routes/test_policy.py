@@ -42,6 +42,8 @@ UPDATE_JSON: dict[str, Any] = {
     "replicas": [],
     "canary_s": 0.0,
     "keeps_prefix_cache": False,
+    "base": None,
+    "warnings": [],
 }
 NEW_UPLOAD = {
     "version": 7,

@@ -13,6 +13,7 @@ from rollout_client.cli.policy_table import policy_tables, update_table
 from rollout_client.cli.transcript import plain
 from rollout_client.policy_contract import PauseMode, WeightsKind
 
+CHECKSUM_DIGITS = 64
 policy_app = typer.Typer(invoke_without_command=True)
 
 
@@ -70,7 +71,12 @@ def push(
     path: Annotated[Path, typer.Argument(help="A .safetensors file, a checkpoint's folder, or an adapter's of PEFT.")],
     version: Annotated[int | None, typer.Option(min=1, help="By default one more than the newest.")] = None,
     kind: Annotated[WeightsKind, typer.Option(help="What the weights are.")] = "full",
-    base: Annotated[int | None, typer.Option(min=0, help="The version that a delta changes.")] = None,
+    base: Annotated[
+        str | None,
+        typer.Option(
+            help="The version that a delta changes; of an adapter the number or checksum that it was trained on."
+        ),
+    ] = None,
     name: Annotated[str | None, typer.Option(help="The named policy that an adapter becomes a version of.")] = None,
     mode: Annotated[PauseMode, typer.Option(help="What becomes of generations under way.")] = "keep",
     url: Url = DEFAULT_URL,
@@ -81,5 +87,6 @@ def push(
 ) -> None:
     """Upload the weights at PATH and have every replica serve them."""
     with errors_as_sentences(), client_of(url, api_key_file, retries, timeout_s) as client:
-        update = client.push_weights(path, version, kind=kind, base=base, name=name, mode=mode, progress=True)
+        named_base = int(base) if base is not None and base.isdecimal() and len(base) < CHECKSUM_DIGITS else base
+        update = client.push_weights(path, version, kind=kind, base=named_base, name=name, mode=mode, progress=True)
     show(update, as_json, update_table(update))

@@ -8,6 +8,7 @@ import pytest
 from safetensors.torch import load, save
 
 from deployments.policy.failures import (
+    PolicyNotCurrent,
     UpdateUnderWay,
     WeightsRefused,
 )
@@ -21,6 +22,7 @@ from tests.deployments.policy.policy_world import (
     World,
     adapter,
     changed,
+    checksum_of,
     content_of,
     delta,
     digest_of,
@@ -358,5 +360,70 @@ def test_an_adapter_that_is_too_small_to_be_seen_is_served_and_its_sender_told(t
             assert update.warnings == [UNSEEN_ADAPTER]
         replica.changes_nothing = False
         assert (await world.push(2, adapter(2.0), kind="adapter", name="run-b")).warnings == []
+
+    play(story, tmp_path)
+
+
+def other_base(full: int, more: str = "") -> str:
+    return (
+        f"the adapter was trained on these full weights, and others are current, version {full}: make its own current "
+        f"first (POST /policy/rollback), or train it on those{more}"
+    )
+
+
+@pytest.mark.parametrize("name", [None, "run-b"])
+def test_an_adapter_is_refused_on_other_full_weights_than_it_was_trained_on(tmp_path: Path, name: str | None) -> None:
+    async def story(world: World) -> None:
+        await world.push(3, weights(2.0))
+        checksum = checksum_of(weights(2.0))
+        async with refused(PolicyNotCurrent, "base", other_base(3), 0):
+            await world.push(4, adapter(), kind="adapter", name=name, base=0)
+        message = other_base(3, f"; their checksum is {checksum}")
+        async with refused(PolicyNotCurrent, "base_checksum", message, "0" * 64):
+            await world.push(4, adapter(), kind="adapter", name=name, base_checksum="0" * 64)
+        await world.push(4, adapter(), kind="adapter", name=name, base=3)
+        update = await world.push(5, adapter(2.0), kind="adapter", name=name, base_checksum=checksum)
+        assert (update.base, update.warnings) == (3, [])
+
+    play(story, tmp_path)
+
+
+@pytest.mark.parametrize("name", [None, "run-b"])
+def test_an_adapter_on_other_full_weights_than_the_one_before_is_served_and_its_sender_warned(
+    tmp_path: Path, name: str | None
+) -> None:
+    async def story(world: World) -> None:
+        update = await world.push(1, adapter(1.0), kind="adapter", name=name)
+        assert (update.base, update.warnings) == (0, [])
+        full = (await world.push(7, weights(2.0))).version
+        update = await world.push(8, adapter(2.0), kind="adapter", name=name)
+        warning = (
+            f"The adapter is served on the full weights of version {full}, and the one before it was on version 0. If "
+            "it was trained on 0, roll back to that version and push it again."
+        )
+        assert (update.base, update.warnings) == (full, [warning])
+        assert (await world.push(9, adapter(3.0), kind="adapter", name=name)).warnings == []
+
+    play(story, tmp_path)
+
+
+def test_a_rollback_has_the_weights_that_an_adapter_was_trained_on(tmp_path: Path) -> None:
+    async def story(world: World) -> None:
+        await world.push(1, adapter(1.0), kind="adapter", name="run-b")
+        await world.push(7, weights(2.0))
+        back = (await world.store.roll_back(0, None, SwitchOptions())).version
+        update = await world.push(2, adapter(2.0), kind="adapter", name="run-b", base=0)
+        assert (update.base, update.warnings) == (back, [])
+
+    play(story, tmp_path)
+
+
+def test_a_store_that_restarts_knows_the_base_of_the_adapter_before(tmp_path: Path) -> None:
+    async def story(world: World) -> None:
+        await world.push(1, adapter(1.0), kind="adapter", name="run-b")
+        await world.restart()
+        await world.push(7, weights(2.0))
+        [warning] = (await world.push(2, adapter(2.0), kind="adapter", name="run-b")).warnings
+        assert "the one before it was on version 0" in warning
 
     play(story, tmp_path)
