@@ -6,7 +6,6 @@ The replicas are those of `deployments/agents/host.py`.
 import asyncio
 import logging
 from collections.abc import Coroutine, Mapping
-from contextvars import Context
 from typing import Any
 
 from deployments.agents.programs import AgentCall
@@ -40,24 +39,9 @@ class AgentRuns:
         self.sessions = sessions
         self.programs = programs
         self.address = address
-        self._deleting: set[asyncio.Task[None]] = set()
 
     def of_request(self, caller: Caller) -> "RequestAgents":
         return RequestAgents(self, caller)
-
-    def start_deleting(self, session_id: str, namespace: str) -> None:
-        """Deletes a session, also while its rollout is cancelled."""
-        # An empty context: in that of an HTTP request that was cancelled, Serve would cancel the call.
-        deleting = asyncio.create_task(self._delete(session_id, namespace), context=Context())
-        self._deleting.add(deleting)
-        deleting.add_done_callback(self._deleting.discard)
-
-    async def _delete(self, session_id: str, namespace: str) -> None:
-        try:
-            await self.sessions.store.delete(session_id, namespace)
-        except (StoreFailure, RolloutFailure) as error:
-            # It expires by itself.
-            logger.info("The session of a run was not deleted: %s", error)
 
 
 class RequestAgents(Agents):
@@ -82,7 +66,7 @@ class RequestAgents(Agents):
             return await self._run(request, opened)
         finally:
             self._running.pop(request.rollout_id, None)
-            self._runs.start_deleting(opened.id, self._namespace)
+            self._runs.sessions.start_deleting(opened.id, self._namespace)
 
     def interrupt(self, rollout_id: str) -> bool:
         """See `Agents.interrupt`."""

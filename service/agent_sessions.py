@@ -1,14 +1,20 @@
 """Sessions in the ingress: who may use which, and with what their calls reach a replica."""
 
+import asyncio
 import hmac
+import logging
 import secrets
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
+from contextvars import Context
+from typing import Any, TypeVar
 from uuid import uuid4
 
+from deployments.failures import RolloutFailure
 from deployments.serving_records import Endpoint
 from deployments.sessions.records import OpenSession
 from deployments.sessions.store_client import SessionStoreClient
+from deployments.store_failure import StoreFailure
 from rollout_client.session_contract import SessionInfo, SessionRequest, SessionReward
 from service.access.access_control import AccessControl, key_in, not_authenticated
 from service.access.keys import Caller, hash_of
@@ -19,6 +25,8 @@ from service.session_judge import SessionJudge
 KEY_PREFIX = "session-"
 KEY_BYTES = 32
 MOST_REMEMBERED = 10_000
+Result = TypeVar("Result")
+logger = logging.getLogger("rollout_service.agents")
 
 
 class AgentSessions:
@@ -42,11 +50,12 @@ class AgentSessions:
         self._base_url = base_url
         self._remembered: OrderedDict[str, OpenSession] = OrderedDict()
         """Those that were used last, which never change."""
+        self._tasks: set[asyncio.Task[Any]] = set()
 
     async def open(
         self, request: SessionRequest, caller: Caller, address: str, share_id: str | None = None
     ) -> SessionInfo:
-        """Opens a session. Its key is in this answer alone.
+        """Opens a session. Its key is in this answer alone: the session of a caller who leaves is deleted.
 
         Args:
             address: the service's own, as the caller has reached it.
@@ -61,8 +70,37 @@ class AgentSessions:
         session_id, key = uuid4().hex, KEY_PREFIX + secrets.token_urlsafe(KEY_BYTES)
         base_url = f"{(self._base_url or address).rstrip('/')}/v1/sessions/{session_id}"
         opened = OpenSession(session_id, caller.name or "", hash_of(key), base_url, request, share_id)
-        info = await self.store.open(opened)
+        opening = self._start(self.store.open(opened))
+        try:
+            info = await asyncio.shield(opening)
+        except asyncio.CancelledError:
+            self._start(self._delete_opened(opening, opened))
+            raise
         return info.model_copy(update={"api_key": key})
+
+    def start_deleting(self, session_id: str, namespace: str) -> None:
+        """Deletes a session, also while its rollout is cancelled."""
+        self._start(self._delete(session_id, namespace))
+
+    def _start(self, work: Coroutine[Any, Any, Result]) -> "asyncio.Task[Result]":
+        # An empty context: in that of an HTTP request that was cancelled, Serve would cancel the call.
+        task = asyncio.create_task(work, context=Context())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def _delete_opened(self, opening: "asyncio.Task[SessionInfo]", opened: OpenSession) -> None:
+        """Deletes a session whose opening nobody waits for, once it is open: before, there is nothing to delete."""
+        await asyncio.wait([opening])
+        if opening.exception() is None:
+            await self._delete(opened.id, opened.namespace)
+
+    async def _delete(self, session_id: str, namespace: str) -> None:
+        try:
+            await self.store.delete(session_id, namespace)
+        except (StoreFailure, RolloutFailure) as error:
+            # It expires by itself.
+            logger.info("A session was not deleted: %s", error)
 
     async def reward(self, session_id: str, namespace: str, reward: SessionReward, request_id: str) -> SessionInfo:
         """Raises what `SessionStore.reward` and `SessionJudge.rewards` raise."""

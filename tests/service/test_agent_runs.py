@@ -11,11 +11,11 @@ import pytest
 
 from deployments.failures import AgentFailed, EnvironmentLost, Overloaded, RolloutFailure, SessionStoreLost
 from deployments.protocols import StepRequest, WeightSpan, packed_ids, packed_logprobs
-from deployments.sessions.records import ChatContext, EngineCall, GeneratedMessage, RenderedMessage
+from deployments.sessions.records import ChatContext, EngineCall, GeneratedMessage, OpenSession, RenderedMessage
 from deployments.sessions.settings import SessionsSettings
 from deployments.sessions.store import SessionStore
 from rollout_client.contract import SampleInput
-from rollout_client.session_contract import SessionLimits, SessionRequest
+from rollout_client.session_contract import SessionInfo, SessionLimits, SessionRequest
 from rollout_env import StepOutcome
 from service.access.access_control import OPEN_TO_ALL
 from service.access.keys import ANYBODY
@@ -223,6 +223,46 @@ async def test_a_run_that_is_cancelled_ends_its_agent_and_deletes_its_session() 
         await running
     assert service.program.was_cancelled
     assert await service.sessions_left() == 0
+
+
+@pytest.mark.parametrize("stage", ["the store was not asked yet", "the store has not answered yet"])
+@runs
+async def test_a_run_that_is_cancelled_while_its_session_is_opened_leaves_none(stage: str) -> None:
+    service = Service()
+    goes_on, opened, open_session = asyncio.Event(), asyncio.Event(), service.store.open
+
+    async def open_slowly(session: OpenSession) -> SessionInfo:
+        if stage == "the store was not asked yet":
+            await goes_on.wait()
+        info = await open_session(session)
+        await goes_on.wait()
+        opened.set()
+        return info
+
+    service.store.open = open_slowly  # type: ignore[method-assign]
+    running = asyncio.create_task(service.run())
+    await asyncio.sleep(0.001)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    goes_on.set()
+    await asyncio.wait_for(opened.wait(), 5)
+    assert await service.sessions_left() == 0
+    assert not service.program.requests
+
+
+@runs
+async def test_a_run_that_is_cancelled_while_its_session_is_refused_is_only_cancelled(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    service = Service(settings=SessionsSettings(max_bytes=1))
+    running = asyncio.create_task(service.run())
+    await asyncio.sleep(0)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert await service.sessions_left() == 0
+    assert caplog.records == []
 
 
 @runs
