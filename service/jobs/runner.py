@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import Context
+from typing import NamedTuple
 from uuid import uuid4
 
 from tenacity import retry, retry_if_exception_type, wait_fixed
@@ -30,6 +31,11 @@ GATHERED_RETRY_AFTER_S = 5
 logger = logging.getLogger("rollout_service.jobs")
 
 
+class PlayedJob(NamedTuple):
+    epoch: int
+    task: "asyncio.Task[None]"
+
+
 class JobRunner:
     """Guarantee: a job is played by this replica only while the store says that it is this replica's, as far as that
     can be known: one that was lost is cancelled as soon as the store is heard."""
@@ -44,7 +50,7 @@ class JobRunner:
         self._rollouts = rollouts
         self._access = access
         self._writer = JobWriter(store, self.owner, self._cancel)
-        self._players: dict[str, asyncio.Task[None]] = {}
+        self._players: dict[str, PlayedJob] = {}
         self._gathering: Counter[str] = Counter()
         """Callers that gather the answer of a job, by its id."""
         self._following: asyncio.Task[None] | None = None
@@ -94,8 +100,8 @@ class JobRunner:
         if self._following is not None:
             self._following.cancel()
         job_ids = list(self._players)
-        for job_id in job_ids:
-            self._cancel(job_id)
+        for player in self._players.values():
+            player.task.cancel()
         try:
             await self.store.release(self.owner, job_ids, True)
         except StoreLost as lost:
@@ -110,7 +116,10 @@ class JobRunner:
         # An empty context: Serve ends the calls of a request that its caller has left, and a job goes on.
         # Its exception is looked at where somebody waits for it, if anybody does.
         player.prepared.add_done_callback(lambda prepared: prepared.cancelled() or prepared.exception())
-        task = self._players[job_id] = asyncio.create_task(self._played(player), context=Context())
+        task = asyncio.create_task(self._played(player), context=Context())
+        if (before := self._players.get(job_id)) is not None:
+            before.task.cancel()
+        self._players[job_id] = PlayedJob(claim.record.epoch, task)
         task.add_done_callback(lambda _: self._forget(job_id, task))
         return player
 
@@ -138,14 +147,15 @@ class JobRunner:
         await self.store.release(self.owner, [job_id], False)
 
     def _forget(self, job_id: str, task: "asyncio.Task[None]") -> None:
-        if self._players.get(job_id) is task:
+        if (player := self._players.get(job_id)) is not None and player.task is task:
             del self._players[job_id]
         if not task.cancelled() and (error := task.exception()) is not None:
             logger.error("A job broke off.", exc_info=error, extra={"job_id": job_id})
 
-    def _cancel(self, job_id: str) -> None:
-        if task := self._players.get(job_id):
-            task.cancel()
+    def _cancel(self, job_id: str, epoch: int) -> None:
+        """Cancels what plays the job since it was given to this replica for this epoch, and not for a later one."""
+        if (player := self._players.get(job_id)) is not None and player.epoch <= epoch:
+            player.task.cancel()
 
     async def _follow(self) -> None:
         is_lost = False
@@ -163,9 +173,10 @@ class JobRunner:
                 await asyncio.sleep(TRY_AGAIN_S)
 
     async def _take_orders(self) -> None:
-        orders = await self.store.orders(self.owner, list(self._players))
+        epochs = {job_id: player.epoch for job_id, player in self._players.items()}
+        orders = await self.store.orders(self.owner, list(epochs))
         for job_id in orders.lost:
-            self._cancel(job_id)
+            self._cancel(job_id, epochs[job_id])
         claimed = 0
         for job_id in orders.waiting:
             if job_id in self._players or self._is_closing:

@@ -40,9 +40,9 @@ class JobWriter:
     """Guarantees: what `write` returns for is stored; the writes of a job are made in their order; a store that is lost
     is asked again until it is back."""
 
-    def __init__(self, store: JobStoreClient, owner: str, on_lost: Callable[[str], None]) -> None:
-        """`on_lost` is called with each job that this replica must not play any longer. Who waits for a write of it
-        waits on, until it is cancelled."""
+    def __init__(self, store: JobStoreClient, owner: str, on_lost: Callable[[str, int], None]) -> None:
+        """`on_lost` is called with each job that this replica must not play any longer, and the epoch of which it was
+        to be written: it may have the job anew. Who waits for a write of it waits on, until it is cancelled."""
         self._store = store
         self._owner = owner
         self._on_lost = on_lost
@@ -98,7 +98,7 @@ class JobWriter:
             made = [False] * len(pending)
         for each, is_made in zip(pending, made, strict=True):
             if not is_made:
-                self._on_lost(each.job_id)
+                self._on_lost(each.job_id, each.epoch)
             elif not each.stored.done():
                 each.stored.set_result(None)
 

@@ -239,7 +239,7 @@ async def test_a_run_that_is_cancelled_while_its_session_is_opened_leaves_none(s
         opened.set()
         return info
 
-    service.store.open = open_slowly  # type: ignore[method-assign]
+    service.store.open = open_slowly  # type: ignore[method-assign, assignment]
     running = asyncio.create_task(service.run())
     await asyncio.sleep(0.001)
     running.cancel()

@@ -49,6 +49,8 @@ class StoreLink:
     def __getattr__(self, method: str) -> Callable[..., Coroutine[Any, Any, Any]]:
         async def call(*arguments: Any) -> Any:
             await asyncio.sleep(0.001)
+            if method == self._cluster.arrives_late:
+                await asyncio.sleep(3)
             if self.is_cut:
                 await asyncio.Event().wait()
             if self._cluster.store_is_away:
@@ -91,7 +93,7 @@ class ScriptedIngress:
         """Nothing that it does from now on reaches anybody."""
         self.link.is_cut = True
         assert self.jobs._following is not None
-        for task in (self.jobs._following, *self.jobs._players.values()):
+        for task in (self.jobs._following, *(player.task for player in self.jobs._players.values())):
             task.cancel()
 
 
@@ -113,6 +115,8 @@ class ScriptedIngresses:
         """The method of the store that it carries out and does not answer, because it dies."""
         self.away_after = ""
         """The method of the store after whose answer it is away for 3 s."""
+        self.arrives_late = ""
+        """The method of the store whose calls are 3 s under way."""
         self.answers_late = ""
         """The method of the store whose answers are a second under way."""
         self.start_store()

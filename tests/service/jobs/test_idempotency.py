@@ -196,6 +196,47 @@ def test_a_run_that_nobody_waits_for_stops_and_goes_on_when_it_is_posted_again()
     run(scenario)
 
 
+def test_a_write_of_the_run_that_was_stopped_does_not_stop_the_run_that_goes_on() -> None:
+    async def scenario() -> None:
+        environment = ScriptedEnvironment([outcome("x"), outcome("x", terminated=True)])
+        generator = ScriptedGenerator(["abc"], delay_s=19)
+        cluster = ScriptedIngresses(1, generator, environment)
+        request = request_of(groups=1, num_generations=1)
+        first = asyncio.create_task(cluster.post(0, request, idempotency_key="k"))
+        await asyncio.sleep(0.5)
+        first.cancel()
+        await asyncio.sleep(18)
+        # The first turn ends at 19 s. Its write comes to the store at 22 s, when the run of before was stopped.
+        cluster.arrives_late = "write"
+        await asyncio.sleep(2.7)
+        [job] = (await cluster.request(0, "GET", "/jobs")).json()["jobs"]
+        assert job["state"] == "suspended"
+        again = await cluster.post(0, request, idempotency_key="k")
+        assert again.status_code == 200
+        assert (len(generator.requests), generator.cancelled) == (2, 0), "none was cancelled"
+
+    run(scenario)
+
+
+def test_orders_of_before_the_run_went_on_do_not_stop_it() -> None:
+    async def scenario() -> None:
+        generator = ScriptedGenerator(["abc"], delay_s=30)
+        cluster = ScriptedIngresses(1, generator, ScriptedEnvironment([outcome("x", terminated=True)]))
+        request = request_of(groups=1, num_generations=1)
+        first = asyncio.create_task(cluster.post(0, request, idempotency_key="k"))
+        await asyncio.sleep(0.5)
+        first.cancel()
+        cluster.answers_late = "orders"
+        async with asyncio.timeout(60):
+            while (await cluster.request(0, "GET", "/jobs")).json()["jobs"][0]["state"] != "suspended":
+                await asyncio.sleep(0.1)
+        again = await cluster.post(0, request, idempotency_key="k")
+        assert again.status_code == 200
+        assert (len(generator.requests), generator.cancelled) == (2, 1), "the run of before was cancelled"
+
+    run(scenario)
+
+
 def test_only_so_many_callers_gather_the_answer_of_one_key_at_once() -> None:
     async def scenario() -> None:
         environment = ScriptedEnvironment([outcome("x", terminated=True)])
