@@ -19,7 +19,7 @@ from deployments.logs import serve_logs_folder
 from deployments.policy.cluster import cluster_weights_folder
 from deployments.storage.cluster_folder import cluster_folder
 from service.startup.cluster_token import require_cluster_token
-from service.startup.console_logs import replica_logs_shown
+from service.startup.console_logs import replica_logs_shown, stages_shown
 from service.startup.draining import finish_rollouts
 from service.startup.failures import ServiceNotStarted
 from service.startup.options import ROOM_TIMEOUT_S
@@ -63,14 +63,16 @@ def local_service(config: ServeDeploySchema, console: Console, room_timeout_s: f
     started_at = time.monotonic()
     with ExitStack() as to_undo:
         to_undo.callback(stop, console)
-        with console.status("Starting Ray") as status:
+        with stages_shown(console) as show:
+            show("Starting Ray")
             start_ray()
             to_undo.enter_context(orphans_reaped())
             to_undo.enter_context(replica_logs_shown(console, serve_logs_folder()))
             with interruptible():
+                show("Starting Ray Serve")
                 deploy(config)
                 for starting in deployments_not_ready(config, room_timeout_s):
-                    status.update(f"Starting {starting} ({time.monotonic() - started_at:.0f} s)")
+                    show(f"Starting {starting}")
         url = base_url(config.http_options)
         console.print(f"Ready after {time.monotonic() - started_at:.0f} s: {url}")
         console.print(f"Logs of the replicas: {serve_logs_folder()}", soft_wrap=True)
@@ -116,7 +118,8 @@ def start_ray() -> None:
 
 
 def stop(console: Console) -> None:
-    with console.status("Stopping the service"):
+    with stages_shown(console) as show:
+        show("Stopping the service")
         stop_ray()
     console.print("The service has stopped.")
 

@@ -1,21 +1,52 @@
-"""Shows on the console what the replicas of this machine print and what they warn of; the rest stays in their logs."""
+"""Shows on the console what is being done, and what the replicas of this machine print and warn of.
+
+The rest stays in their logs.
+"""
 
 import json
 import logging
 import os
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from rich.console import Console
+from rich.markup import escape
 
 from deployments.logs import OUTPUT_LOGGERS
 
 POLL_S = 0.5
 MOST_RECORDS_AT_ONCE = 50
 """Of one replica, each time that its log is read: a failure of every rollout must not drown the rest."""
+
+NOISE = frozenset({("mcp.client.stdio", "Failed to parse JSONRPC message from server")})
+"""Errors that say nothing to the user, by logger and message: MCP's of each line that a server logs on its output."""
+
+
+@contextmanager
+def stages_shown(console: Console) -> Iterator[Callable[[str], None]]:
+    """Yields what shows a stage of the work, each time that it is called, with the seconds since the block began.
+
+    On a terminal that is one line, drawn anew. Elsewhere, as in a file, it is a line for each stage.
+    """
+    began = time.monotonic()
+    with console.status("") if console.is_terminal else nullcontext() as status:
+        shown = ""
+
+        def show(stage: str) -> None:
+            nonlocal shown
+            seconds = round(time.monotonic() - began)
+            text = f"{stage} ({seconds} s)" if seconds else stage
+            if status is not None:
+                status.update(escape(text))
+            elif stage != shown:
+                console.print(text, markup=False, highlight=False, soft_wrap=True)
+            shown = stage
+
+        yield show
 
 
 @contextmanager
@@ -81,10 +112,13 @@ def complete_lines(file: BinaryIO) -> Iterator[bytes]:
 
 
 def text_for_the_console(record: dict[str, Any]) -> str | None:
-    """A printed line, or a warning or an error with its traceback; None for everything else."""
+    """A printed line, or a warning or an error with its traceback; None for everything else, and for noise."""
     name = f"[{record['deployment']}]"
+    if (record["logger"], record["message"]) in NOISE:
+        return None
     if record["logger"] in OUTPUT_LOGGERS:
-        return f"{name} {record['message']}"
+        # A progress bar writes over itself.
+        return None if record["message"].startswith("\r") else f"{name} {record['message']}"
     if logging.getLevelNamesMapping().get(record["level"], logging.ERROR) < logging.WARNING:
         return None
     about = next((f" ({field} {record[field]})" for field in ("rollout_id", "request_id") if field in record), "")

@@ -10,6 +10,7 @@ from rich.console import Console
 from tenacity import retry, retry_if_exception_type, stop_after_delay, wait_fixed
 
 from service.startup.config import APP_BUILDER
+from service.startup.console_logs import stages_shown
 
 INGRESS = "Ingress"
 GRACEFUL_SHUTDOWN_TIMEOUT_S = 20.0
@@ -38,7 +39,8 @@ def finish_rollouts_of(application: ServeApplicationSchema, console: Console) ->
         # This process has no event loop for the handle, and may have the environment of `serve.env`, which says that
         # handles use their caller's.
         handle._init(_run_router_in_separate_loop=True)
-        with console.status(f"Finishing the rollouts under way, for at most {bound_s:g} s"):
+        with stages_shown(console) as show:
+            show(f"Finishing the rollouts under way, for at most {bound_s:g} s")
             left = drain_replicas(handle, bound_s)
     except (RayError, RayServeException, TimeoutError) as error:
         console.print(f"The rollouts under way could not be waited for: {error}", markup=False, soft_wrap=True)

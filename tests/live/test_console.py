@@ -38,7 +38,9 @@ def sample(**say: Any) -> dict[str, Any]:
 def test_what_an_environment_prints_and_what_fails_reaches_the_console_and_nothing_else_does(tmp_path: Path) -> None:
     with service_process(config_of(tmp_path, greeting="hello")) as service:
         *greeting, ready = lines_until(service, "Ready after")
-        assert greeting == ["[talking] hello"]
+        assert [line for line in greeting if not line.startswith("Starting ")] == ["[talking] hello"]
+        assert greeting[:2] == ["Starting Ray", greeting[1]]
+        assert greeting[1].startswith("Starting Ray Serve (")
         url = ready.split()[-1]
         logs, *_ = lines_until(service, "Routes and their fields")
         folder = Path(logs.removeprefix("Logs of the replicas: "))
@@ -73,7 +75,7 @@ def test_what_an_environment_prints_and_what_fails_reaches_the_console_and_nothi
         assert lines_until(service, "hello")[-1] == "[talking] hello"
         service.terminate()
         rest, _ = service.communicate(timeout=120)
-    assert rest == "The service has stopped.\n"
+    assert rest.splitlines()[-2:] == ["Stopping the service", "The service has stopped."]
 
 
 def test_an_environment_that_cannot_start_ends_the_start_with_its_traceback(tmp_path: Path) -> None:

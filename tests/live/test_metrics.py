@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 from rollout_client import RolloutClient
 from rollout_client.cli.app import app
 from rollout_client.contract import Sampling
+from rollout_client.tensors import to_tensors
 
 SHOWN_WITHIN_S = 60.0
 POLL_S = 1.0
@@ -89,10 +90,30 @@ def test_a_request_is_counted_by_task_stage_and_route_and_the_engine_shows_its_o
     assert "rollout_event_loop_gap_seconds_count" in now
 
 
+def test_responses_that_max_new_tokens_has_cut_are_seen_in_metrics_tables_and_tensors(
+    service_url: str, client: RolloutClient
+) -> None:
+    before = settled_metrics_of(service_url)
+    samples = client.example_samples("math", 4, seed=5)
+    sampling = Sampling(max_new_tokens=2)
+    answers = (client.rollout(samples, sampling=sampling), client.rollout_arrow(samples, sampling=sampling))
+    for answer in answers:
+        rates = [answer.metrics[name] for name in ("clipped_ratio", "truncation_rate", "natural_termination_rate")]
+        assert rates == [1.0, 0.0, 1.0]
+        assert [sample.metrics.clipped_turns for sample in answer.samples] == [1] * 4
+        assert answer.to_pandas()["metrics.finish_reason"].tolist() == ["length"] * 4
+        assert to_tensors(answer, pad_token_id=0).clipped_mask.tolist() == [1] * 4
+    ends_at = time.monotonic() + SHOWN_WITHIN_S
+    names = ("rollout_turns_total", "rollout_clipped_turns_total")
+    while [total(now := metrics_of(service_url), name) - total(before, name) for name in names] != [8, 8]:
+        assert time.monotonic() < ends_at, {name: (before.get(name), now.get(name)) for name in names}
+        time.sleep(POLL_S)
+
+
 def test_rollout_top_shows_replicas_versions_and_the_load(service_url: str, client: RolloutClient) -> None:
     client.rollout(client.example_samples("math", 4), sampling=Sampling(max_new_tokens=16))
-    done = CliRunner().invoke(app, ["top", "--once", "--json", "--window-s", "3", "--url", service_url])
-    found = json.loads(done.stdout)
+    done = CliRunner().invoke(app, ["top", "--count", "2", "--interval-s", "3", "--json", "--url", service_url])
+    found = json.loads(done.stdout.splitlines()[-1])
     policy = client.policy()
     assert (done.exit_code, found["is_ready"], found["degraded"]) == (0, True, [])
     assert found["policies"][0]["version"] == policy.current

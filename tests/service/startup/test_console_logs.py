@@ -2,12 +2,17 @@
 
 import io
 import json
+import logging
+import sys
 from pathlib import Path
 from typing import Any
 
+import datasets
+import pytest
 from rich.console import Console
 
-from service.startup.console_logs import ReplicaLogs, replica_logs_shown
+from deployments.logs import JsonLinesFormatter, JsonLinesHandler, LoggedStream
+from service.startup.console_logs import ReplicaLogs, replica_logs_shown, stages_shown
 
 WARNING = {
     "level": "WARNING",
@@ -76,6 +81,37 @@ def test_a_flood_of_one_replica_is_cut_and_the_file_named(tmp_path: Path) -> Non
     texts = list(ReplicaLogs(tmp_path).new_texts())
     assert texts[:50] == [f"[sliding_puzzle] {number}" for number in range(50)]
     assert texts[50:] == [f"10 more lines are in {tmp_path / 'a.jsonl'}"]
+
+
+def test_progress_bars_of_datasets_stay_in_the_log_and_printed_lines_are_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = logging.Logger("stderr")
+    log.addHandler(handler := JsonLinesHandler(tmp_path / "a.jsonl"))
+    handler.setFormatter(JsonLinesFormatter("math", "r"))
+    monkeypatch.setattr(sys, "stderr", LoggedStream(log, sys.stderr))
+    datasets.Dataset.from_dict({"a": [1, 2]}).map(lambda row: row, load_from_cache_file=False)
+    sys.stderr.write("prepared\n")
+    assert "examples/s" in (tmp_path / "a.jsonl").read_text()
+    assert list(ReplicaLogs(tmp_path).new_texts()) == ["[math] prepared"]
+
+
+def stages_of(console: Console) -> None:
+    with stages_shown(console) as show:
+        for stage in ("Starting Ray", "Starting [math]", "Starting [math]", "Starting Ingress"):
+            show(stage)
+
+
+def test_where_nothing_is_drawn_anew_each_stage_is_a_line() -> None:
+    written = io.StringIO()
+    stages_of(Console(file=written, width=20))
+    assert written.getvalue().splitlines() == ["Starting Ray", "Starting [math]", "Starting Ingress"]
+
+
+def test_on_a_terminal_the_stages_share_a_line() -> None:
+    console = Console(file=io.StringIO(), force_terminal=True, width=40, record=True)
+    stages_of(console)
+    assert [line.endswith("Starting Ingress") for line in console.export_text().splitlines()] == [True]
 
 
 def test_what_was_written_last_is_shown_before_the_block_is_left(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ import uvloop
 from deployments.environments.bridges import mcp
 from deployments.environments.bridges.mcp import McpEnvironment, McpInfo, McpServer, ToolsNotListed
 from rollout_env import PlayResult, TemporaryFailure, aplay, check, play
+from service.startup.console_logs import NOISE
 from service.startup.ports import free_port
 from tests.paths import BRIDGED
 
@@ -237,3 +238,15 @@ def test_each_kind_of_content_is_shown_to_the_model(tool: str, shown: str) -> No
 )
 def test_the_answer_is_the_whole_last_box_and_never_empty(reply: str, truth: str, reward: float) -> None:
     assert played(McpEnvironment(STDIO), reply, ground_truth=truth).total_reward == reward
+
+
+TALKS = f"import runpy; print('[INFO] listening', flush=True); runpy.run_path({SERVER!r}, run_name='__main__')"
+
+
+def test_what_the_package_says_of_lines_that_a_server_logs_on_its_output_is_not_for_the_console(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    environment = McpEnvironment(McpServer(command=sys.executable, args=["-c", TALKS]))
+    assert played(environment, "42").rewards == {"reward": 1.0}
+    noise = [record for record in caplog.records if record.exc_info and "JSONRPC" in str(record.exc_info[1])]
+    assert {(record.name, record.getMessage()) in NOISE for record in noise} == {True}
