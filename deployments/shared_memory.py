@@ -1,12 +1,16 @@
-"""Frees the shared memory of replicas that were killed.
+"""Frees the shared memory and removes the sockets of replicas that were killed.
 
-Shared memory and semaphores have names and outlive the processes that use them: the processes of an engine, the worker
-processes of an environment. A killed one frees nothing, and multiprocessing's own tracker often dies with its replica.
-So the names say which replica a piece belongs to, and each new replica removes those of replicas that are gone.
+Shared memory, semaphores and sockets have names and outlive the processes that use them: the processes of an engine,
+the worker processes of an environment. A killed one frees nothing, and multiprocessing's own tracker often dies with
+its replica. So the names say which replica a piece belongs to. Each new replica removes those of replicas that are
+gone, and so does a service that stops.
 """
 
+import atexit
 import logging
 import os
+import shutil
+import tempfile
 from multiprocessing import current_process, shared_memory
 from pathlib import Path
 from typing import Any
@@ -16,6 +20,10 @@ MARK = "rollout-replica"
 OWNER_VARIABLE = "ROLLOUT_REPLICA_OWNER"
 """Names the replica in the processes below it."""
 RANDOM_CHARACTERS = 16
+LONGEST_ADDRESS = 107
+"""Characters of a socket's path: what Linux takes."""
+LONGEST_SOCKET = 36
+"""Characters of a socket's name: vLLM's are UUIDs, those of multiprocessing are shorter."""
 logger = logging.getLogger("rollout_service.rpc")
 
 
@@ -55,6 +63,32 @@ def free_left_over(folder: Path = FOLDER) -> int:
             file.unlink(missing_ok=True)
             freed += 1
     return freed
+
+
+def claim_folder(parent: Path | None = None) -> Path | None:
+    """Makes the folder of this replica for sockets, and removes those of replicas on this machine that are gone.
+
+    multiprocessing's fork servers have their sockets there. `None` if a path in it would be too long for a socket.
+    """
+    parent = parent or Path(tempfile.gettempdir())
+    remove_left_over(parent)
+    folder = parent / f"{MARK}-{owner_of(os.getpid())}"
+    if len(str(folder)) + 1 + LONGEST_SOCKET > LONGEST_ADDRESS:
+        return None
+    folder.mkdir(mode=0o700, exist_ok=True)
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    process: Any = current_process()
+    process._config["tempdir"] = str(folder)
+    return folder
+
+
+def remove_left_over(parent: Path | None = None) -> None:
+    """Removes the folders of replicas on this machine that are gone; those that cannot be seen from here stay."""
+    for folder in (parent or Path(tempfile.gettempdir())).glob(f"{MARK}-*"):
+        owner = folder.name.removeprefix(f"{MARK}-")
+        if owner.partition("-")[0] == process_namespace() and not is_alive(owner):
+            # Another replica may remove the same at this moment.
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def owner_of(process_id: int) -> str:

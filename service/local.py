@@ -17,7 +17,8 @@ from rich.console import Console
 
 from deployments.logs import serve_logs_folder
 from deployments.policy.cluster import cluster_weights_folder
-from deployments.storage.cluster_folder import cluster_folder
+from deployments.shared_memory import free_left_over, remove_left_over
+from deployments.storage.cluster_folder import cluster_folder, session_folder
 from service.startup.cluster_token import require_cluster_token
 from service.startup.console_logs import replica_logs_shown, stages_shown
 from service.startup.draining import finish_rollouts
@@ -125,14 +126,21 @@ def stop(console: Console) -> None:
 
 
 def stop_ray() -> None:
-    """Ends the applications, then Ray, then the processes that did not end by themselves; removes their
-    weights, jobs and sessions."""
+    """Ends the applications, then Ray, then the processes that did not end by themselves; removes their weights, jobs,
+    sessions, sockets and shared memory. Their logs stay."""
     folders: list[Path] = []
     if ray.is_initialized():
-        folders = [cluster_weights_folder(), cluster_folder("job"), cluster_folder("session")]
+        folders = [
+            cluster_weights_folder(),
+            cluster_folder("job"),
+            cluster_folder("session"),
+            session_folder() / "sockets",
+        ]
         for name in serve.status().applications:
             serve.delete(name)
         ray.shutdown()
     end_descendants()
     for folder in folders:
         shutil.rmtree(folder, ignore_errors=True)
+    remove_left_over()
+    free_left_over()

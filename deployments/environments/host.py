@@ -25,7 +25,7 @@ from deployments.rpc.draining import call_at_shutdown, is_replica
 from deployments.rpc.grpc_wakeups import read_all_wakeups
 from deployments.rpc.heartbeats import Heartbeats, Listener
 from deployments.rpc.message_size import bytes_of_step_result
-from deployments.shared_memory import claim_shared_memory
+from deployments.shared_memory import claim_folder, claim_shared_memory
 from rollout_env import TaskEnvironment
 from rollout_env.calls import abandoned_threads, call
 from rollout_env.environment import has_a_start, has_sessions
@@ -62,6 +62,7 @@ class EnvironmentHost:
         """
         logs.configure()
         claim_shared_memory()
+        claim_folder()
         self._task_name = task_name
         self._environment = load_environment(import_path, arguments)
         self._environment.use_models(

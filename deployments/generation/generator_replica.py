@@ -12,7 +12,6 @@ from ray.serve.handle import DeploymentHandle
 
 from deployments import logs
 from deployments.failures import GenerationLost
-from deployments.generation.engine_sockets import claim_socket_folder
 from deployments.generation.replica_seed import replica_seed
 from deployments.generation.response_settings import ResponseSettings
 from deployments.generation.settings import EngineSettings
@@ -28,12 +27,14 @@ from deployments.rpc.weight_demands import refuse_other_version
 from deployments.serving_records import ServedPart, ServedRequest
 from deployments.sessions.settings import refuse_unrecordable
 from deployments.sessions.store_client import SessionStoreClient
-from deployments.shared_memory import claim_shared_memory
+from deployments.shared_memory import claim_folder, claim_shared_memory
 
 if TYPE_CHECKING:
     from deployments.generation.engine import VLLMEngine
     from deployments.generation.serving.layers import ServingLayers
 
+SOCKETS_VARIABLE = "VLLM_RPC_BASE_PATH"
+"""Where vLLM makes about eight sockets for an engine, which it leaves behind."""
 MOST_CHOICES = "VLLM_MAX_N_SEQUENCES"
 """vLLM's own bound of a call's `n`. Its default is 16,384, and one call is on one replica."""
 
@@ -61,7 +62,8 @@ class GeneratorReplica(GeneratorReplicaBase):
         read_all_wakeups()
         os.environ.update({MOST_CHOICES: "128"} | settings.environment_variables)
         claim_shared_memory()
-        claim_socket_folder()
+        if (folder := claim_folder()) is not None:
+            os.environ.setdefault(SOCKETS_VARIABLE, str(folder))
         from deployments.generation.command_runner import CommandRunner
         from deployments.generation.engine import VLLMEngine
         from deployments.generation.engine_metrics import INSTRUMENTS, EngineMetrics

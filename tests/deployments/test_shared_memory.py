@@ -7,6 +7,7 @@ import sys
 from multiprocessing import shared_memory
 from multiprocessing.context import SpawnContext
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -14,12 +15,14 @@ import pytest
 from deployments.shared_memory import (
     MARK,
     OWNER_VARIABLE,
+    claim_folder,
     claim_shared_memory,
     free_left_over,
     is_alive,
     name_by_owner,
     owner_of,
     process_namespace,
+    remove_left_over,
 )
 
 
@@ -29,6 +32,7 @@ def own_names(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(shared_memory, name, getattr(shared_memory, name))
     process: Any = multiprocessing.current_process()
     monkeypatch.setitem(process._config, "semprefix", process._config["semprefix"])
+    monkeypatch.setitem(process._config, "tempdir", None)
     monkeypatch.setenv(OWNER_VARIABLE, "none")
     monkeypatch.delenv(OWNER_VARIABLE)
 
@@ -51,6 +55,50 @@ def test_what_a_dead_replica_left_is_freed_and_all_else_stays(tmp_path: Path) ->
 
     assert free_left_over(tmp_path) == 2
     assert {file.name for file in tmp_path.iterdir()} == set(others)
+
+
+def test_the_folder_of_a_killed_replica_is_removed_and_all_else_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("deployments.shared_memory.LONGEST_ADDRESS", 1000)
+    gone, elsewhere = tmp_path / f"{MARK}-{owner_that_is_gone()}", tmp_path / f"{MARK}-1-2-3"
+    for folder in (gone, elsewhere):
+        folder.mkdir()
+        (folder / "socket").touch()
+
+    own = claim_folder(tmp_path)
+
+    assert own == tmp_path / f"{MARK}-{owner_of(os.getpid())}"
+    assert set(tmp_path.iterdir()) == {elsewhere, own}
+
+
+def test_a_folder_whose_sockets_would_have_too_long_paths_is_not_made(tmp_path: Path) -> None:
+    deep = tmp_path / ("d" * 60)
+    deep.mkdir()
+    assert claim_folder(deep) is None
+    assert list(deep.iterdir()) == []
+
+
+KILLED = """
+import multiprocessing, os
+from deployments.shared_memory import claim_folder
+from deployments.environments.bridges.hosted import get_temp_dir
+claim_folder()
+context = multiprocessing.get_context("forkserver")
+worker = context.Process(target=print)
+worker.start()
+worker.join()
+assert any("listener" in name for name in os.listdir(get_temp_dir()))
+os.kill(os.getpid(), 9)
+"""
+
+
+def test_a_killed_replica_with_worker_processes_leaves_nothing_but_the_folder_that_is_removed() -> None:
+    with TemporaryDirectory(prefix="t") as folder:
+        done = subprocess.run([sys.executable, "-c", KILLED], env={**os.environ, "TMPDIR": folder}, check=False)
+        assert (done.returncode, [each.name.startswith(MARK) for each in Path(folder).iterdir()]) == (-9, [True])
+        remove_left_over(Path(folder))
+        assert list(Path(folder).iterdir()) == []
 
 
 def test_an_id_that_is_used_again_is_another_process() -> None:

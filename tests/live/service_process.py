@@ -1,5 +1,6 @@
 """A service that is started as a user starts it: `python -m service`."""
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -9,9 +10,10 @@ from tests.paths import REPOSITORY
 
 
 @contextmanager
-def service_process(*arguments: str) -> Iterator[subprocess.Popen[str]]:
+def service_process(*arguments: str, **variables: str) -> Iterator[subprocess.Popen[str]]:
+    """Args: `variables` of its environment, beside those of this process."""
     command = [sys.executable, "-m", "service", *arguments]
-    output = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    output = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "env": os.environ | variables}
     with subprocess.Popen(command, cwd=REPOSITORY, **output) as service:  # type: ignore[call-overload]
         try:
             yield service

@@ -7,6 +7,7 @@ import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import httpx
 import psutil
@@ -14,6 +15,7 @@ import pytest
 import yaml
 
 from benchmarks.process_group import command_of, is_engine
+from deployments.shared_memory import MARK
 from service.startup.ports import free_port
 from tests.live.service_process import lines_until, service_process
 from tests.paths import REPOSITORY
@@ -57,15 +59,22 @@ def alive(processes: list[psutil.Process]) -> list[str]:
         pytest.param(signal.SIGTERM, is_worker_of_an_engine, 0, marks=pytest.mark.long),
     ],
 )
-def test_a_service_that_is_stopped_while_it_starts_leaves_no_process(
+def test_a_service_that_is_stopped_while_it_starts_leaves_no_process_and_no_socket(
     stop_signal: signal.Signals, during: Callable[[psutil.Process], bool], exit_code: int
 ) -> None:
-    with service_process(str(CONFIG), "--port", str(free_port())) as service:
+    with (
+        # The paths of Ray's sockets must be short.
+        TemporaryDirectory(prefix="t") as folder,
+        service_process(str(CONFIG), "--port", str(free_port()), TMPDIR=folder) as service,
+    ):
         processes = family(service, until=during)
         service.send_signal(stop_signal)
         printed, _ = service.communicate(timeout=ENDED_WITHIN_S)
+        assert [path for path in Path(folder).rglob("*") if path.is_socket()] == []
+        assert list(Path(folder).glob(f"{MARK}-*")) == []
     assert service.returncode == exit_code
-    assert "The service has stopped." in printed
+    assert printed.startswith("Starting Ray\nStarting Ray Serve (")
+    assert printed.endswith("Stopping the service\nThe service has stopped.\n")
     assert alive(processes) == []
 
 

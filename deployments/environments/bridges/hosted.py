@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from multiprocessing.util import get_temp_dir
 from pathlib import Path
 from typing import Any, Literal
 
@@ -194,7 +195,8 @@ class HostProcess:
         """Returns when it answers. Raises `HostNotStarted`."""
         self._settings = settings
         self._start_timeout_s = start_timeout_s
-        self._folder = tempfile.TemporaryDirectory(prefix="host-")
+        # In a replica that is its own folder, which somebody removes when the replica was killed.
+        self._folder = tempfile.TemporaryDirectory(prefix="host-", dir=get_temp_dir())
         self._socket = str(Path(self._folder.name) / "socket")
         self.address = HostAddress("http://host", self._socket)
         self._process: subprocess.Popen[bytes] | None = None
