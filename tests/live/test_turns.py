@@ -3,11 +3,13 @@
 from typing import Any
 
 import pytest
+import torch
 from transformers import AutoTokenizer
 
 from rollout_client import RolloutClient
 from rollout_client.contract import Keep, Message, SampleInput, SampleResult, Sampling
 from rollout_client.resume import resumed
+from rollout_client.trainers.nemo_rl import ServiceOptions, run_async_multi_turn_rollout
 from tests.growing_limits import in_the_middle
 from tests.live.following_environment import QUESTION, following
 from tests.live.running_service import ongoing_generations, wait_until_idle
@@ -175,6 +177,34 @@ def test_a_deadline_in_the_middle_of_a_message_keeps_its_tokens_and_the_message_
     assert (again.status, message.finish_reason) == ("completed", "length")
     assert message.generation_logprobs == pytest.approx(generated(whole)[0].generation_logprobs, abs=0.05)
     assert [(span.start, span.end) for span in message.weight_versions or ()] == [(0, 900)]
+
+
+def test_a_batch_of_nemo_rl_that_a_deadline_cut_off_is_run_again_to_the_log_of_an_uncut_one(
+    client: RolloutClient,
+) -> None:
+    prompt = given("user", f"<|user|>\n{QUESTION}<|end|>\n<|assistant|>\n")
+    batch: dict[str, Any] = {
+        "message_log": [[prompt | {"token_ids": torch.tensor(prompt["token_ids"])}]],
+        "extra_env_info": [following({"observation": "."})["extra_env_info"]],
+        "task_name": ["following"],
+        "loss_multiplier": torch.ones(1),
+    }
+    sampling = Sampling(greedy=True, ignore_eos=True, max_new_tokens=900)
+
+    def run(batch: dict[str, Any], deadline_s: float | None = None) -> dict[str, Any]:
+        options: ServiceOptions = {"sampling": sampling, "deadline_s": deadline_s}
+        return run_async_multi_turn_rollout(client, batch, 1000, not_final="mask", **options)[0]
+
+    def tokens(played: dict[str, Any]) -> list[list[int]]:
+        return [message["token_ids"].tolist() for message in played["message_log"][0]]
+
+    cut = in_the_middle(lambda deadline_s: run(batch, deadline_s), has_begun=lambda played: len(tokens(played)) == 2)
+    assert (cut["status"], cut["loss_multiplier"].tolist()) == (["deadline"], [0])
+    again = run(cut)
+    assert (again["status"], again["loss_multiplier"].tolist()) == (["completed"], [1])
+    assert tokens(again) == tokens(run(batch))
+    response = again["message_log"][0][1]
+    assert (len(response["token_ids"]), len(response["generation_logprobs"])) == (900, 900)
 
 
 def test_the_first_two_of_four_are_kept_and_the_rest_cancelled(client: RolloutClient) -> None:
