@@ -235,7 +235,7 @@ RIGHT = {"role": "environment", "content": "right", "token_ids": [11]}
 CUT: Json = {"status": "deadline", "total_reward": None}
 
 
-def answering_in_turn(service: ScriptedService, *logs: Callable[[Json], list[Json]], **fields: Any) -> None:
+def answering_in_turn(service: ScriptedService, *logs: Callable[[list[Json]], list[Json]], **fields: Any) -> None:
     """The next answer: the log of each sample made of its posted one, by its place in the batch."""
     service.rollouts.clear()
     service.rollouts.append(
