@@ -97,11 +97,20 @@ def reasoning_of(message: ChatMessage) -> str:
     return next((str(message[name]) for name in REASONING_FIELDS if message.get(name)), "")
 
 
+def plain_message(message: ChatMessage) -> ChatMessage:
+    """The message as every SDK's dump of it is recorded and rendered: with a text for its content where it has one.
+
+    Beside tool calls they send null, an empty text, an empty list or nothing, and vLLM hands the template different things
+    for them: some templates refuse one, others print another.
+    """
+    return {**message, "content": plain_content(message.get("content"))}
+
+
 def plain_content(content: object) -> object:
     """The content as text where it is one text: templates render a single part like its text."""
-    if content is None:
-        return ""
     match content:
+        case None | []:
+            return ""
         case [{"type": "text", "text": str(text)}]:
             return text
     return content

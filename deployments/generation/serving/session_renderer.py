@@ -21,6 +21,7 @@ from deployments.generation.serving.refusals import refusal_of
 from deployments.generation.serving.served_call import CURRENT_CALL
 from deployments.generation.serving.session_call import context_of
 from deployments.sessions.failures import SessionFailure
+from deployments.sessions.message_forms import plain_message
 
 REFUSED = ("truncate_prompt_tokens", "echo", "kv_transfer_params", "chat_template", "continue_final_message")
 """Fields with which a prompt would not be the session's own ids."""
@@ -83,7 +84,7 @@ class SessionOnlineRenderer(OnlineRenderer):
         conversation, multi_modal, _ = await parse_chat_messages_async(
             messages, self.model_config, content_format=content_format
         )
-        return self._as_the_template_knows_roles(conversation, params), multi_modal
+        return [plain_message(one) for one in self._as_the_template_knows_roles(conversation, params)], multi_modal
 
     def _as_the_template_knows_roles(self, conversation: list[Any], params: ChatParams) -> list[Any]:
         """As vLLM does within its renderer: a developer is a system to templates that do not know developers."""
