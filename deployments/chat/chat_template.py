@@ -5,7 +5,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerFast
 
-from deployments.chat.message_cuts import Chat, marked_template, message_cuts
+from deployments.chat.message_cuts import RENDERING_ERRORS, Chat, marked_template, message_cuts
 from deployments.chat.tokenizer_protocol import ChatOptions
 
 RENDERING_ARGUMENTS = {"messages", *inspect.signature(PreTrainedTokenizerFast.apply_chat_template).parameters}
@@ -29,6 +29,25 @@ class ChatTemplate:
                 **(options.chat_template_kwargs or {}),
             )
         )
+
+    def with_contents(self, chat: Chat, options: ChatOptions) -> Chat:
+        """The messages with an empty text for content that is missing, where the template needs a text.
+
+        Templates disagree about a message of calls alone. Some write its calls only if its content is null; others
+        write `None`, or raise an error.
+        """
+        if all(message.get("content") is not None for message in chat):
+            return chat
+        null = [{**message, "content": message.get("content")} for message in chat]
+        empty = [{**message, "content": "" if message["content"] is None else message["content"]} for message in null]
+        try:
+            text = self.render(null, options)
+        except RENDERING_ERRORS:
+            return empty
+        try:
+            return empty if text.count("None") > self.render(empty, options).count("None") else null
+        except RENDERING_ERRORS:
+            return null
 
     def cuts(self, chat: Chat, text: str, options: ChatOptions) -> list[int]:
         """The indexes in `text`, the rendering of `chat` with a generation prompt, at which its messages end, the last

@@ -1,14 +1,17 @@
 """Text to tokens and back. A prompt is rendered once; afterwards its tokens are only appended to."""
 
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
+from dataclasses import replace
 from functools import cached_property, partial
 from itertools import accumulate, pairwise
 from typing import Any
 
+from tokenizers import Encoding
 from tokenizers.decoders import DecodeStream
 from transformers import PreTrainedTokenizerFast
 
+from deployments.chat.bridge import PROBE_ANSWER, PROBE_QUESTION, Bridge, Bridges
 from deployments.chat.chat_template import ChatTemplate
 from deployments.chat.message_cuts import RENDERING_ERRORS, Chat
 from deployments.chat.messages import prompt_message
@@ -28,10 +31,6 @@ from rollout_client.info_contract import TokenizerInfo
 from rollout_client.tokenizer_check import tokenizer_info, tokens_by_id
 from rollout_env import ChatMessage
 
-PROBE_QUESTION = {"role": "user", "content": "Question"}
-PROBE_ANSWER = {"role": "assistant", "content": "Answer7f3a"}
-PROBE_OBSERVATION = "Observation7f3a"
-"""The chat template renders these to show how it frames a question, an answer and an observation."""
 PLAIN = ChatOptions()
 MOST_OVERLAP = 64
 """More tokens than a chat template puts before the content of a message."""
@@ -62,10 +61,13 @@ class TransformersChatTokenizer(ChatTokenizer):
         # Special tokens without a name (eos_token, ...) can end a turn as well.
         self._special_ids = {id_ for id_, token in tokenizer.added_tokens_decoder.items() if token.special}
         self._special_ids.update(tokenizer.all_special_ids)
-        self._content_start([{"role": "user"}], PLAIN)
+        self._bridges = Bridges(self._template)
         self._skip_special_tokens = skip_special_tokens
-        self.ends_of_turn = self._ends_of_turn(further_ends_of_turn)
+        known_ends = {token_id for token_id in (tokenizer.eos_token_id, *further_ends_of_turn) if token_id is not None}
+        self._closing, self._ends_turns = self._closing_of_template(known_ends)
+        self.ends_of_turn = frozenset({*known_ends, *self._closing[-1:]})
         """Tokens that end a response and are no part of its text."""
+        self._bridges.end_tokens = tokenizer.convert_ids_to_tokens(sorted(self.ends_of_turn))
 
     @cached_property
     def info(self) -> TokenizerInfo:
@@ -112,6 +114,7 @@ class TransformersChatTokenizer(ChatTokenizer):
                 `max_tokens` tokens.
         """
         try:
+            chat = self._template.with_contents(chat, options)
             text = self._template.render(chat, options)
             self._refuse_too_long(text, max_tokens)
             self._refuse_moved_tools(options)
@@ -128,8 +131,10 @@ class TransformersChatTokenizer(ChatTokenizer):
 
     def generation_prompt(self, options: ChatOptions) -> list[int]:
         """The ids that the template puts after the last message to begin a response."""
-        without = self._template.render([PROBE_QUESTION], options, add_generation_prompt=False)
-        return self._encoder.encode(self._template.render([PROBE_QUESTION], options).removeprefix(without)).ids
+        without = self._encoder.encode(self._template.render([PROBE_QUESTION], options, False)).ids
+        ids: list[int] = self._encoder.encode(self._template.render([PROBE_QUESTION], options)).ids
+        # Some templates end the text with a token of their own where no response begins.
+        return ids[common_length(ids, without) :]
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of a response: without special tokens, or at least without the one that ends its turn."""
@@ -149,37 +154,40 @@ class TransformersChatTokenizer(ChatTokenizer):
         return pieces
 
     def observations(
-        self, messages: Sequence[ChatMessage], after: Sequence[int], options: ChatOptions, room: int
+        self,
+        messages: Sequence[ChatMessage],
+        after: Sequence[int],
+        options: ChatOptions,
+        room: int,
+        calls: Chat = (),
     ) -> list[TokenizedObservation]:
-        """Tokenizes the messages of an observation that follow the generated ids `after`.
+        """Tokenizes the messages of an observation that follow the generated ids `after`, which made `calls`.
 
         They are rendered together, and the first `room` ids are kept. Of messages that have none of these, only the
         first is in the result, without text. `raw` is the text alone. `chat` is what the template puts between the
-        response and the next generation prompt, without the end of turn that the response already has.
+        response and the next generation prompt, without the end of turn that the response already has. A response that
+        ended with another end token than the template's, as a base model's `<|endoftext|>`, has ended its turn too.
 
         Raises:
-            EnvironmentRejected: the template refuses a message's role.
+            EnvironmentRejected: the template refuses a message's role, or drops what the message says.
         """
         try:
-            framed, ends = self._framed(messages, options)
+            bridge = self._framed(messages, calls, options)
         except UnsupportedTokenizer as error:
             raise EnvironmentRejected(str(error)) from error
         kept = max(room, 0)
-        encoding = self._encoder.encode_beginning(framed, kept + MOST_OVERLAP)
+        encoding = self._encoder.encode_beginning(bridge.text, kept + MOST_OVERLAP)
         ids, overlap = encoding.ids, 0
         if options.observation_format == "chat":
             overlap = self._end_of_turn_overlap(after, ids)
         starts, places = partial(start_of, encoding), range(len(ids))
-        cuts = [overlap, *(max(bisect_left(places, end, key=starts), overlap) for end in ends), len(ids)]
+        cuts = [overlap, *(max(bisect_left(places, end, key=starts), overlap) for end in bridge.ends), len(ids)]
         if len(ids) <= overlap + room:
             return [
                 TokenizedObservation(ids[first:last], message["content"], was_cut=False)
                 for message, (first, last) in zip(messages, pairwise(cuts), strict=True)
             ]
-        end = 0
-        if kept > 0:
-            # A character is covered only when all of its bytes are: otherwise the next token begins at the same offset.
-            end = min(end_of(encoding, overlap + kept - 1), start_of(encoding, overlap + kept))
+        end = covered_end(encoding, bridge.text, overlap + kept) if kept > 0 else 0
         whole = sum(cut <= overlap + kept for cut in cuts[1:])
         observed = [
             TokenizedObservation(ids[first:last], message["content"], was_cut=True)
@@ -187,67 +195,52 @@ class TransformersChatTokenizer(ChatTokenizer):
         ]
         first = cuts[whole]
         if first < overlap + kept or not observed:
-            covered = self._covered(messages[: whole + 1], framed, end, options)
+            covered = self._covered(messages[: whole + 1], calls, bridge.text, end, options)
             observed.append(TokenizedObservation(ids[first : overlap + kept], covered, was_cut=True))
         return observed
 
-    def _framed(self, messages: Sequence[ChatMessage], options: ChatOptions) -> tuple[str, list[int]]:
-        """The text of an observation, and the index at which each message but the last one ends.
-
-        Raises `UnsupportedTokenizer` if the template refuses a message.
-        """
+    def _framed(self, messages: Sequence[ChatMessage], calls: Chat, options: ChatOptions) -> Bridge:
+        """Raises `UnsupportedTokenizer` if the template refuses or drops a message."""
         if options.observation_format == "raw":
             contents = [message["content"] for message in messages]
-            return "".join(contents), list(accumulate(map(len, contents[:-1])))
-        framed = self._bridge(messages, options)
-        prefixes = (self._bridge(messages[:count], options, False) for count in range(1, len(messages)))
-        return framed, list(accumulate((common_length(prefix, framed) for prefix in prefixes), max))
+            return Bridge("".join(contents), list(accumulate(map(len, contents[:-1]))))
+        return self._bridges.bridge(messages, calls, options)
 
     def _end_of_turn_overlap(self, response: Sequence[int], bridge: list[int]) -> int:
-        """How many tokens of the bridge the response already has: those up to its end of turn, if it ends with one."""
-        ends_turn = next((place for place, token_id in enumerate(bridge) if token_id in self._special_ids), None)
-        if ends_turn is None or not response or response[-1] != bridge[ends_turn]:
-            return 0
-        return 0 if self._encoder.decode(bridge[:ends_turn]).strip() else ends_turn + 1
+        """How many tokens of the bridge the response already has: the end of its turn, as far as it got."""
+        for length in range(min(len(response), len(bridge), MOST_OVERLAP), 0, -1):
+            if bridge[length - 1] in self._special_ids and bridge[:length] == [*response[-length:]]:
+                return length
+        is_ended = len(response) > 0 and response[-1] in self.ends_of_turn
+        closes_turn = self._ends_turns and bridge[: len(self._closing)] == self._closing
+        return len(self._closing) if is_ended and closes_turn else 0
 
-    def _ends_of_turn(self, further: Iterable[int]) -> frozenset[int]:
-        bridge = self._encoder.encode(self._bridge([PROBE_QUESTION], PLAIN)).ids
-        of_template = next((token_id for token_id in bridge if token_id in self._special_ids), None)
-        ends = {self._tokenizer.eos_token_id, of_template, *further}
-        return frozenset(token_id for token_id in ends if token_id is not None)
+    def _closing_of_template(self, known_ends: Container[int]) -> tuple[list[int], bool]:
+        """The tokens with which the template's bridges begin, up to the one that ends a turn; and whether one does.
 
-    def _covered(self, messages: Sequence[ChatMessage], framed: str, end: int, options: ChatOptions) -> str:
+        Families that end no turn (GLM) begin the next message there. Their models end a response with that token.
+        """
+        bridge: list[int] = self._encoder.encode(self._bridges.bridge([PROBE_QUESTION], (), PLAIN).text).ids
+        end: list[int] = self._encoder.encode(self._bridges.end_of_answer()).ids
+        places = [place for place, token_id in enumerate(bridge) if token_id in self._special_ids]
+        # The template writes these also where nothing follows. Some begin a response there all the same.
+        ending = [place for place in places if place < common_length(bridge, end)]
+        known = [place for place in ending if bridge[place] in known_ends]
+        last = next((each for each in (known[-1:], ending[-1:], places[:1]) if each), [-1])[0]
+        return bridge[: last + 1], not self._special_ids.isdisjoint(end)
+
+    def _covered(
+        self, messages: Sequence[ChatMessage], calls: Chat, framed: str, end: int, options: ChatOptions
+    ) -> str:
         """The part of the last message's content that is in the first `end` characters of `framed`."""
         content = messages[-1]["content"]
         if options.observation_format == "raw":
             start = sum(len(message["content"]) for message in messages[:-1])
         else:
-            start = self._content_start(messages, options)
+            start = self._bridges.content_start(messages, calls, options)
             # A template may strip the content that it frames.
             content = content if framed.startswith(content, start) else content.strip()
         return content[: max(end - start, 0)]
-
-    def _bridge(self, messages: Chat, options: ChatOptions, add_generation_prompt: bool = True) -> str:
-        """What the template puts after an answer: the end of its turn, the messages, a generation prompt."""
-        try:
-            text = self._template.render([PROBE_QUESTION, PROBE_ANSWER, *messages], options, add_generation_prompt)
-        except RENDERING_ERRORS as error:
-            roles = " and ".join(dict.fromkeys(repr(message["role"]) for message in messages))
-            raise UnsupportedTokenizer(
-                f"The model's chat template refuses a message of role {roles} after an answer: {error}"
-            ) from error
-        _, answer, bridge = text.partition(PROBE_ANSWER["content"])
-        if not answer:
-            raise UnsupportedTokenizer(f"The model's chat template does not keep an answer as it is: {text!r}")
-        return bridge
-
-    def _content_start(self, messages: Chat, options: ChatOptions) -> int:
-        """Index in its bridge at which the content of the last message begins."""
-        *before, last = messages
-        bridge = self._bridge([*before, {**last, "content": PROBE_OBSERVATION}], options)
-        if PROBE_OBSERVATION not in bridge:
-            raise UnsupportedTokenizer(f"The model's chat template drops messages of role {last['role']!r}: {bridge!r}")
-        return bridge.index(PROBE_OBSERVATION)
 
     def _refuse_too_long(self, text: str, max_tokens: int) -> None:
         """Raises `PromptRejected` for a text that no `max_tokens` tokens can cover, before it is tokenized."""
@@ -261,20 +254,33 @@ class TransformersChatTokenizer(ChatTokenizer):
         """Raises `PromptRejected` if the template writes the tools into the last message instead of the first."""
         if options.tools is None:
             return
-        question = self._template.render([PROBE_QUESTION], options, add_generation_prompt=False)
-        if not self._template.render([PROBE_QUESTION, PROBE_ANSWER, PROBE_QUESTION], options).startswith(question):
+        first = self._template.render([PROBE_QUESTION], options)
+        bare = self._template.render([PROBE_QUESTION], replace(options, tools=None))
+        tools_and_before = first[: len(first) - common_length(first[::-1], bare[::-1])]
+        # Some templates find the last question by what it says: the second one says something else.
+        second = {**PROBE_QUESTION, "content": "Another one"}
+        if not self._template.render([PROBE_QUESTION, PROBE_ANSWER, second], options).startswith(tools_and_before):
             raise PromptRejected(
                 "The model's chat template moves the tools to the last message, but tokens are only ever appended: "
                 "leave tools out and describe them in a message."
             )
 
 
-def common_length(text: str, other: str) -> int:
-    """How many characters at the beginning of both are the same."""
-    if other.startswith(text):
-        return len(text)
-    both = zip(text, other, strict=False)
-    return next((place for place, pair in enumerate(both) if pair[0] != pair[1]), len(other))
+def covered_end(encoding: Encoding, text: str, tokens: int) -> int:
+    """The index in `text` at which what its first tokens cover ends; there are more."""
+    end, following = end_of(encoding, tokens - 1), start_of(encoding, tokens)
+    # A character is covered only when all of its bytes are: otherwise the next token begins at the same offset.
+    if following <= end:
+        return following
+    # Of characters that a normalizer puts together, such as a letter and its accent, only the first is a token's.
+    # Spaces that no token has are the next one's.
+    return end if text[end].isspace() else end + len(text[end:following].split()[0])
+
+
+def common_length(one: Sequence[object], other: Sequence[object]) -> int:
+    """How many elements at the beginning of both are the same."""
+    both = zip(one, other, strict=False)
+    return next((place for place, pair in enumerate(both) if pair[0] != pair[1]), min(len(one), len(other)))
 
 
 def refuse_too_many(tokens: int, max_seq_len: int) -> None:

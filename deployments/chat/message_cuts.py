@@ -111,17 +111,23 @@ class Marks:
         self.chat: Chat = [{**message} for message in chat]
         """Copies, which are told apart by what they are, not by what they say."""
         self._numbers = {id(message): number for number, message in enumerate(self.chat)}
-        self._within: list[tuple[int, int]] = []
-        """The loops over messages that are running, and the messages at which they are."""
+        self._within: list[tuple[int, int, bool]] = []
+        """The loops that are running for messages: the loop, its message, and whether the loop is over messages."""
 
-    def enter(self, loop: int, item: object) -> str:
-        """An iteration of a loop begins. Marks it if its item is a message."""
+    def enter(self, loop: int, item: object, is_own: bool) -> str:
+        """An iteration of a loop begins, or finds its message by an index. Marks it.
+
+        Args:
+            is_own: whether the loop is over the item, which then is its message, whichever others it looks at.
+        """
         number = self._numbers.get(id(item))
         if number is None:
             return ""
         if self._within and self._within[-1][0] == loop:
+            if self._within[-1][2] and not is_own:
+                return ""
             self._within.pop()
-        self._within.append((loop, number))
+        self._within.append((loop, number, is_own))
         return self._mark()
 
     def leave(self, loop: int) -> str:
@@ -146,26 +152,37 @@ def marked_template(source: str) -> Template:
 
 
 class MarkLoops(NodeTransformer):
-    """Adds calls to the loops of a template: at the beginning of their bodies, and after them."""
+    """Adds calls to the loops of a template: where they have an item, and after them."""
 
     def __init__(self, environment: Environment) -> None:
         self._environment = environment
         self._loops = 0
+        self._around: list[int] = []
+        """The loops around the node that is visited."""
 
     def visit_For(self, loop: nodes.For) -> list[nodes.Node]:  # noqa: N802  # jinja2 calls it by its node's name
-        self.generic_visit(loop)
-        if not isinstance(loop.target, nodes.Name):
-            return [loop]
         self._loops += 1
-        number = nodes.Const(self._loops)
-        item = nodes.Name(loop.target.name, "load")
-        loop.body.insert(0, self._output(loop, "enter_iteration", [number, item]))
-        return [loop, self._output(loop, "leave_loop", [number])]
+        number = self._loops
+        self._around.append(number)
+        self.generic_visit(loop)
+        self._around.pop()
+        if isinstance(loop.target, nodes.Name):
+            loop.body.insert(0, self._enter(number, loop.target, is_own=True))
+        return [loop, self._output(loop, "leave_loop", [nodes.Const(number)])]
 
-    def _output(self, loop: nodes.For, function: str, arguments: list[nodes.Expr]) -> nodes.Output:
+    def visit_Assign(self, assign: nodes.Assign) -> list[nodes.Node]:  # noqa: N802
+        if not self._around or not isinstance(assign.target, nodes.Name):
+            return [assign]
+        return [assign, self._enter(self._around[-1], assign.target, is_own=False)]
+
+    def _enter(self, loop: int, item: nodes.Name, is_own: bool) -> nodes.Output:
+        arguments = [nodes.Const(loop), nodes.Name(item.name, "load"), nodes.Const(is_own)]
+        return self._output(item, "enter_iteration", arguments)
+
+    def _output(self, place: nodes.Node, function: str, arguments: list[nodes.Expr]) -> nodes.Output:
         output = nodes.Output([nodes.Call(nodes.Name(function, "load"), arguments, [], None, None)])
         for node in descendants(output):
-            node.set_lineno(loop.lineno)
+            node.set_lineno(place.lineno)
             node.set_environment(self._environment)
         return output
 

@@ -3,7 +3,7 @@
 `TransformersChatTokenizer` (`deployments/chat/chat_tokenizer.py`) implements it with the model's own tokenizer.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -48,12 +48,21 @@ class ChatTokenizer(Protocol):
         ...
 
     def observations(
-        self, messages: Sequence[ChatMessage], after: Sequence[int], options: ChatOptions, room: int
+        self,
+        messages: Sequence[ChatMessage],
+        after: Sequence[int],
+        options: ChatOptions,
+        room: int,
+        calls: Sequence[Mapping[str, Any]] = (),
     ) -> list[TokenizedObservation]:
         """Tokenizes the messages of an observation, at least one, that follow the generated ids `after`.
 
         They are rendered together, and the first `room` ids are kept. Of messages that have none of these, only the
         first is in the result, without text.
+
+        Args:
+            calls: those that were read out of the response. Chat templates take names and ids from them for the
+                messages of role `tool` that answer them.
 
         Raises:
             EnvironmentRejected: the chat template cannot render the messages.

@@ -3,10 +3,10 @@
 The recording client beside the engine renders; this file says what it must render and puts the ids together.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Protocol
+from typing import Any, Protocol
 
 from deployments.protocols import packed_ids
 from deployments.sessions.records import ChatContext, ChatMessage, Plan, RenderedMessage
@@ -20,11 +20,18 @@ class SessionRenderer(Protocol):
         ...
 
     def following(
-        self, messages: Sequence[ChatMessage], after: Sequence[int], context: ChatContext
+        self,
+        messages: Sequence[ChatMessage],
+        after: Sequence[int],
+        context: ChatContext,
+        calls: Sequence[Mapping[str, Any]] = (),
     ) -> list[Sequence[int]]:
         """The same for messages, at least one, that follow the generated ids `after`, without these.
 
         The first message begins with the end of the response's turn, as far as `after` does not have it.
+
+        Args:
+            calls: those of the response, which messages of role `tool` answer.
         """
         ...
 
@@ -51,8 +58,11 @@ def prepared_prompt(
     Raises what the renderer raises.
     """
     new = messages[plan.covered :]
-    is_first = plan.after is None
-    ids = renderer.prompt(new, context) if is_first else renderer.following(new, plan.response_ids, context)
+    if plan.after is None:
+        ids = renderer.prompt(new, context)
+    else:
+        calls = messages[plan.covered - 1].get("tool_calls") or ()
+        ids = renderer.following(new, plan.response_ids, context, calls)
     token_ids = packed_ids(chain(plan.token_ids, *ids))
     ending = packed_ids(renderer.generation_prompt(context))
     last = packed_ids(ids[-1])

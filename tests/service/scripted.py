@@ -1,7 +1,7 @@
 """Scripted implementations of `Generator`, `Environment` and `ChatTokenizer`, to test the loop's logic alone."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -50,6 +50,7 @@ class CharacterChatTokenizer(ChatTokenizer):
         after: Sequence[int],
         options: ChatOptions,
         room: int,
+        calls: Sequence[Mapping[str, Any]] = (),
     ) -> list[TokenizedObservation]:
         observed: list[TokenizedObservation] = []
         kept = max(room, 0)

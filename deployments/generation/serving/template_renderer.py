@@ -23,11 +23,15 @@ class TemplateRenderer(SessionRenderer):
         return [*self._tokenizer.prompt_ids(messages, options_of(context), self._max_model_len)]
 
     def following(
-        self, messages: Sequence[ChatMessage], after: Sequence[int], context: ChatContext
+        self,
+        messages: Sequence[ChatMessage],
+        after: Sequence[int],
+        context: ChatContext,
+        calls: Sequence[Mapping[str, Any]] = (),
     ) -> list[Sequence[int]]:
-        """Raises `EnvironmentRejected` for a role that the template refuses."""
+        """Raises `EnvironmentRejected` for a message that the template refuses or drops."""
         given: Any = [plain(message) for message in messages]
-        observed = self._tokenizer.observations(given, after, options_of(context), ROOM)
+        observed = self._tokenizer.observations(given, after, options_of(context), ROOM, calls)
         return [message.token_ids for message in observed]
 
     def generation_prompt(self, context: ChatContext) -> Sequence[int]:

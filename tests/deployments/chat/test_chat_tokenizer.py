@@ -1,11 +1,13 @@
 """Conversations through the embedded model's real tokenizer and template."""
 
+import unicodedata
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from jinja2 import TemplateError
+from tokenizers import normalizers
 from transformers import AutoTokenizer
 
 from deployments.chat.chat_tokenizer import TransformersChatTokenizer
@@ -125,6 +127,19 @@ def test_a_character_of_which_bytes_are_cut_off_is_not_shown() -> None:
     observation: ChatMessage = {"role": "user", "content": "x漢y"}
     shown = [observed(tokens, observation, [END], RAW, room).content for room in range(5)]
     assert shown == ["", "x", "x", "x", "x漢"]
+
+
+@pytest.mark.parametrize("letter", ["e\u0301", "\u1112\u1161\u11ab", "a\u0306\u0300"])
+def test_a_letter_that_the_tokenizer_composes_is_shown_whole_or_not_at_all(letter: str) -> None:
+    composing = load_tokenizer()
+    composing.backend_tokenizer.normalizer = normalizers.NFC()
+    composing_tokens = TransformersChatTokenizer(composing)
+    observation: ChatMessage = {"role": "user", "content": f"x{letter} {letter}y"}
+    [whole] = composing_tokens.observations([observation], [], RAW, ROOM)
+    for room in range(len(whole.token_ids)):
+        cut = observed(composing_tokens, observation, [], RAW, room)
+        shown = text(cut.token_ids).rstrip("\ufffd")
+        assert unicodedata.normalize("NFC", cut.content) == shown
 
 
 def test_special_tokens_are_skipped_and_bytes_of_one_character_joined_in_content() -> None:

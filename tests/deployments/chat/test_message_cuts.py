@@ -40,9 +40,12 @@ TEMPLATES = {
     ),
     "results are written with the calls that they answer": (
         "{% for m in messages %}{% if m.role != 'tool' %}<{{ m.role }}>{{ m.content }}"
-        "{% set ns = namespace(over=false) %}{% for n in messages[loop.index0 + 1:] %}"
-        "{% if n.role != 'tool' %}{% set ns.over = true %}{% endif %}"
-        "{% if not ns.over %}({{ n.content }}){% endif %}{% endfor %}</>{% endif %}{% endfor %}"
+        "{% for n in messages[loop.index0 + 1:] %}{% if n.role != 'tool' %}{% break %}{% endif %}"
+        "({{ n.content }}){% endfor %}</>{% endif %}{% endfor %}"
+    ),
+    "messages are found by their numbers": (
+        "{% for i in range(messages | length) %}{% set m = messages[i] %}<{{ m.role }}>{{ m.content }}"
+        "{% set n = messages[i - 1] %}</>{% endfor %}{% if add_generation_prompt %}<a>{% endif %}"
     ),
     "messages are counted": (
         "{% for i in range(messages | length) %}<{{ messages[i].role }}>{{ messages[i].content }}</>{% endfor %}"

@@ -1,6 +1,6 @@
 """The renderer of a session over the models' own tokenizers and templates, as `TransformersChatTokenizer` uses them."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -37,10 +37,14 @@ class TokenizerRenderer(SessionRenderer):
         return [*self._tokens.prompt_ids([plain(message) for message in messages], options_of(context), ROOM)]
 
     def following(
-        self, messages: Sequence[ChatMessage], after: Sequence[int], context: ChatContext
+        self,
+        messages: Sequence[ChatMessage],
+        after: Sequence[int],
+        context: ChatContext,
+        calls: Sequence[Mapping[str, Any]] = (),
     ) -> list[Sequence[int]]:
         given: Any = [plain(message) for message in messages]
-        observed = self._tokens.observations(given, after, options_of(context), ROOM)
+        observed = self._tokens.observations(given, after, options_of(context), ROOM, calls)
         return [message.token_ids for message in observed]
 
     def generation_prompt(self, context: ChatContext) -> Sequence[int]:

@@ -1,8 +1,9 @@
 """The state machine of one rollout: its laws, its limits, its statuses."""
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -261,10 +262,15 @@ def test_an_observation_is_tokenized_after_the_response_with_the_room_that_is_le
 
     class Noting(CharacterChatTokenizer):
         def observations(
-            self, messages: Sequence[ChatMessage], after: Sequence[int], options: ChatOptions, room: int
+            self,
+            messages: Sequence[ChatMessage],
+            after: Sequence[int],
+            options: ChatOptions,
+            room: int,
+            calls: Sequence[Mapping[str, Any]] = (),
         ) -> list[TokenizedObservation]:
             given.append((list(after), options, room))
-            return super().observations(messages, after, options, room)
+            return super().observations(messages, after, options, room, calls)
 
     episode = EpisodeRecipe(tokenizer=Noting(), max_seq_len=10, observation_format="chat").make()
     episode.add_generation(generation("AB"))
@@ -437,7 +443,12 @@ def test_nothing_changes_an_episode_that_has_ended(end: str) -> None:
 def test_an_observation_that_cannot_be_tokenized_changes_nothing() -> None:
     class Refusing(CharacterChatTokenizer):
         def observations(
-            self, messages: Sequence[ChatMessage], after: Sequence[int], options: ChatOptions, room: int
+            self,
+            messages: Sequence[ChatMessage],
+            after: Sequence[int],
+            options: ChatOptions,
+            room: int,
+            calls: Sequence[Mapping[str, Any]] = (),
         ) -> list[TokenizedObservation]:
             raise EnvironmentRejected("no such role")
 

@@ -4,9 +4,10 @@ import asyncio
 import logging
 import random
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -530,10 +531,15 @@ def test_a_long_observation_is_tokenized_in_another_thread_with_the_same_result(
 
     class NotingTokenizer(CharacterChatTokenizer):
         def observations(
-            self, messages: Sequence[ChatMessage], after: Sequence[int], options: ChatOptions, room: int
+            self,
+            messages: Sequence[ChatMessage],
+            after: Sequence[int],
+            options: ChatOptions,
+            room: int,
+            calls: Sequence[Mapping[str, Any]] = (),
         ) -> list[TokenizedObservation]:
             threads.append(threading.get_ident())
-            return super().observations(messages, after, options, room)
+            return super().observations(messages, after, options, room, calls)
 
     recipe = EpisodeRecipe(max_rollout_turns=1, max_seq_len=length + 100, tokenizer=NotingTokenizer())
     environment = ScriptedEnvironment([outcome("o" * length, reward=1.0)])

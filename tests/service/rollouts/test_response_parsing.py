@@ -1,16 +1,27 @@
 """What is read out of responses: who sees it, and that it changes neither text nor tokens."""
 
 import asyncio
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
+from deployments.chat.tokenizer_protocol import ChatOptions, TokenizedObservation
 from deployments.response_parsing import ParsedResponse, ResponseParser, ResponseToParse
 from rollout_client.contract import GivenMessage, SampleResult
-from rollout_env import StepOutcome
+from rollout_env import ChatMessage, StepOutcome
 from service.rollouts.loop import RolloutContext, play_sample
 from service.rollouts.schedule import AsyncSchedule, LockstepSchedule
 from tests import virtual_time
 from tests.service.rollouts.playing import collect
-from tests.service.scripted import EpisodeRecipe, ScriptedEnvironment, ScriptedGenerator, ids_of, outcome, text_of
+from tests.service.scripted import (
+    CharacterChatTokenizer,
+    EpisodeRecipe,
+    ScriptedEnvironment,
+    ScriptedGenerator,
+    ids_of,
+    outcome,
+    text_of,
+)
 
 CALL = {"id": "call00000", "type": "function", "function": {"name": "add", "arguments": "{}"}}
 FOUND = ParsedResponse([CALL], "Hm.", "So:", None)
@@ -39,6 +50,22 @@ def played(
     generator = ScriptedGenerator(["<think>Hm.</think>So:<call>", "B"])
     context = RolloutContext(generator, {"task": environment}, AsyncSchedule(), response_parser=parser)
     return virtual_time.run(play_sample((recipe or EpisodeRecipe()).make(), context)).result()
+
+
+class NotingTokenizer(CharacterChatTokenizer):
+    def __init__(self) -> None:
+        self.calls: list[Sequence[Mapping[str, Any]]] = []
+
+    def observations(
+        self,
+        messages: Sequence[ChatMessage],
+        after: Sequence[int],
+        options: ChatOptions,
+        room: int,
+        calls: Sequence[Mapping[str, Any]] = (),
+    ) -> list[TokenizedObservation]:
+        self.calls.append(calls)
+        return super().observations(messages, after, options, room, calls)
 
 
 def two_turns() -> ScriptedEnvironment:
@@ -95,6 +122,12 @@ def test_tokens_and_rewards_are_the_same_with_and_without_a_parser() -> None:
     assert [list(m.token_ids) for m in parsed.message_log] == [list(m.token_ids) for m in plain.message_log]
     assert [m.content for m in parsed.message_log] == [m.content for m in plain.message_log]
     assert parsed.rewards == plain.rewards
+
+
+def test_an_observation_is_tokenized_behind_the_calls_that_were_read_out_of_the_response() -> None:
+    tokenizer = NotingTokenizer()
+    played(ScriptedParser([FOUND, NOTHING]), two_turns(), EpisodeRecipe(tokenizer=tokenizer))
+    assert tokenizer.calls == [[CALL], ()]
 
 
 def test_a_log_that_was_parsed_before_it_was_posted_is_not_parsed_again() -> None:

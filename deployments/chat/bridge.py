@@ -1,0 +1,194 @@
+"""What a chat template puts between a response and the next one: the end of a turn, messages, a generation prompt.
+
+The template renders the messages behind an answer that is known, the probe, and what follows the probe is the bridge.
+Results of tools answer calls: templates take names and ids from the calls, and drop or refuse results without them. So
+the probe makes the calls that are answered, as far as the template takes them. Their rendering is the response's own.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+from typing import Any
+
+from deployments.chat.chat_template import ChatTemplate
+from deployments.chat.message_cuts import RENDERING_ERRORS, Chat
+from deployments.chat.tokenizer_loading import UnsupportedTokenizer
+from deployments.chat.tokenizer_protocol import ChatOptions
+
+PROBE_TEXT = "Answer7f3a"
+PROBE_QUESTION = {"role": "user", "content": "Question"}
+PROBE_ANSWER = {"role": "assistant", "content": PROBE_TEXT}
+PROBE_OBSERVATION = "Observation7f3a"
+"""The chat template renders these to show how it frames a question, an answer and an observation."""
+MADE_UP_NAME = "tool"
+"""Of a call that nobody has named: neither the response's calls nor the result that answers it."""
+MOST_SHAPES = 1000
+"""Shapes of observations that are remembered: which roles follow one another, with which fields."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bridge:
+    """The text between a response and the next one."""
+
+    text: str
+    ends: Sequence[int]
+    """The index in `text` at which each of its messages but the last one ends."""
+
+
+class Bridges:
+    """Renders bridges with one chat template. Threads may share it."""
+
+    def __init__(self, template: ChatTemplate) -> None:
+        self._template = template
+        self._probe_of_shape: dict[tuple[object, ...], int] = {}
+        self.end_tokens: Sequence[str] = ()
+        """The tokens that end a response. They separate its calls from the end of its turn."""
+
+    def bridge(self, messages: Chat, calls: Chat, options: ChatOptions) -> Bridge:
+        """What follows a response with `calls` when it is observed with `messages`.
+
+        Raises:
+            UnsupportedTokenizer: the template refuses the messages behind an answer, or drops what one says.
+        """
+        chat, text, start = self._rendered(messages, calls, options)
+        ends = self._template.cuts(chat, text, options)[2:] if len(messages) > 1 else []
+        return Bridge(text[start:], [max(end - start, 0) for end in ends])
+
+    def content_start(self, messages: Chat, calls: Chat, options: ChatOptions) -> int:
+        """The index in their bridge at which the content of the last message begins."""
+        *before, last = messages
+        _, text, start = self._rendered([*before, {**last, "content": PROBE_OBSERVATION}], calls, options)
+        return text.index(PROBE_OBSERVATION, start) - start
+
+    def end_of_answer(self) -> str:
+        """What the template puts after an answer that nothing follows; nothing if it refuses such an answer."""
+        try:
+            text = self._template.render([PROBE_QUESTION, PROBE_ANSWER], ChatOptions(), False)
+        except RENDERING_ERRORS:
+            return ""
+        return text.rpartition(PROBE_TEXT)[2]
+
+    def _rendered(self, messages: Chat, calls: Chat, options: ChatOptions) -> tuple[Chat, str, int]:
+        """The messages behind a probe, their rendering, and the index in it at which the bridge begins."""
+        candidates = probes(messages, calls)
+        shape = (
+            *((message["role"], *sorted(message), bool(message["content"])) for message in messages),
+            *(len(probe.get("tool_calls", ())) for probe in candidates),
+            options.tools is None,
+            str(options.chat_template_kwargs),
+        )
+        if shape not in self._probe_of_shape:
+            if len(self._probe_of_shape) >= MOST_SHAPES:
+                self._probe_of_shape.clear()
+            self._probe_of_shape[shape] = self._kept_by(messages, candidates, options)
+        chat = [PROBE_QUESTION, candidates[self._probe_of_shape[shape]], *messages]
+        try:
+            text = self._template.render(chat, options)
+            start = self._start(text, chat[1], options)
+        except RENDERING_ERRORS as error:
+            raise refusal(messages, error) from error
+        if start is None:
+            raise UnsupportedTokenizer(f"The model's chat template does not keep an answer as it is: {text!r}")
+        return chat, text, start
+
+    def _kept_by(self, messages: Chat, candidates: Chat, options: ChatOptions) -> int:
+        """The first of the probes behind which the template writes all that the messages say, by its number.
+
+        It depends on the roles and fields of the messages, not on what they say.
+        """
+        contents = [
+            f"{PROBE_OBSERVATION}{number}." if message["content"] else "" for number, message in enumerate(messages)
+        ]
+        marked = [{**message, "content": content} for message, content in zip(messages, contents, strict=True)]
+        problems: list[Exception] = []
+        for number, probe in enumerate(candidates):
+            try:
+                text = self._template.render([PROBE_QUESTION, probe, *marked], options)
+                start = self._start(text, probe, options)
+            except RENDERING_ERRORS as error:
+                problems.append(refusal(messages, error))
+                continue
+            if start is None:
+                problems.append(
+                    UnsupportedTokenizer(f"The model's chat template does not keep an answer as it is: {text!r}")
+                )
+                continue
+            # What an assistant says beside its calls is left out by some families, and not news to the model.
+            dropped = [
+                message["role"]
+                for message in marked
+                if message["role"] != "assistant" and message["content"] not in text[start:]
+            ]
+            if not dropped:
+                return number
+            problems.append(
+                UnsupportedTokenizer(
+                    f"The model's chat template drops messages of role {dropped[0]!r} after an answer: the model would "
+                    f"not see what they say, but {text[start:]!r}. Send them with another role, such as 'user'."
+                )
+            )
+        raise problems[-1]
+
+    def _start(self, text: str, probe: Mapping[str, Any], options: ChatOptions) -> int | None:
+        """The index at which the bridge begins; `None` if the template does not keep the probe."""
+        count, closing = 1, ""
+        if "tool_calls" in probe:
+            head = self._template.render([PROBE_QUESTION, probe], options, False)
+            alone = self._template.render([PROBE_QUESTION, PROBE_ANSWER], options, False)
+            count = head.count(PROBE_TEXT)
+            closing = self._closing(head.rpartition(PROBE_TEXT)[2], alone.rpartition(PROBE_TEXT)[2])
+        *before, after = text.split(PROBE_TEXT, count)
+        if count == 0 or len(before) < count or not after.startswith(closing):
+            return None
+        return len(text) - len(after) + len(closing)
+
+    def _closing(self, after_calls: str, after_answer: str) -> str:
+        """The part of what follows the last argument of the calls that closes the calls: their turn ends after it."""
+        if after_answer.strip() and after_calls.endswith(after_answer):
+            return after_calls.removesuffix(after_answer)
+        ends = [place for token in self.end_tokens if (place := after_calls.rfind(token)) >= 0]
+        return after_calls[: max(ends)] if ends else after_calls
+
+
+def refusal(messages: Chat, error: Exception) -> UnsupportedTokenizer:
+    roles = " and ".join(dict.fromkeys(repr(message["role"]) for message in messages))
+    return UnsupportedTokenizer(f"The model's chat template refuses a message of role {roles} after an answer: {error}")
+
+
+def probes(messages: Chat, calls: Chat) -> list[Mapping[str, Any]]:
+    """Answers behind which the messages may stand, the likeliest first."""
+    results = list(takewhile(lambda message: message["role"] == "tool", messages))
+    if not results:
+        return [PROBE_ANSWER]
+    answered = answered_calls(results, calls)
+    made = [(str(call.get("id") or ""), name_of(call)) for call in calls]
+    are_known = {id_ for id_, _ in answered} <= {id_ for id_, _ in made}
+    # Some templates write an answer's text after the results of its calls.
+    return [
+        {"role": "assistant", "content": content, "tool_calls": [call_of(*each, arguments) for each in named]}
+        for named in ([made, answered] if are_known and made != answered else [answered])
+        for content in ("", PROBE_TEXT)
+        # Templates that write JSON take arguments as text, others as an object, as vLLM hands them over.
+        for arguments in ({"argument": PROBE_TEXT}, f'{{"argument": "{PROBE_TEXT}"}}')
+    ] + [PROBE_ANSWER]
+
+
+def answered_calls(results: Chat, calls: Chat) -> list[tuple[str, str]]:
+    """The id and the name of the call that each result answers: the call of its id, or else the one in its place."""
+    by_id = {call.get("id"): call for call in calls}
+    answered = []
+    for place, result in enumerate(results):
+        in_place = calls[place] if place < len(calls) else {}
+        call = by_id.get(result.get("tool_call_id"), in_place)
+        id_ = result.get("tool_call_id") or call.get("id") or f"call{place:05}"
+        answered.append((str(id_), name_of(call) if call else str(result.get("name") or MADE_UP_NAME)))
+    return answered
+
+
+def call_of(id_: str, name: str, arguments: object) -> dict[str, Any]:
+    return {"id": id_, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def name_of(call: Mapping[str, Any]) -> str:
+    function = call.get("function") or call
+    return str(function.get("name") or MADE_UP_NAME)

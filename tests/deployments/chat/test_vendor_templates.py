@@ -1,0 +1,381 @@
+"""The chat templates of vendors: what is appended to a response is what the template puts there, for each family.
+
+Families whose templates TRL does not ship are here as short templates of our own that have their traits.
+"""
+
+import re
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from deployments.chat.tokenizer_protocol import ChatOptions
+from deployments.failures import EnvironmentRejected, PromptRejected
+from rollout_client.contract import PromptMessage
+from tests.deployments.chat.vendors import FAMILIES, Family, Vendor, vendor
+
+ROOM = 100_000
+CHAT = ChatOptions()
+QUESTION = {"role": "user", "content": "Question"}
+ANSWER = {"role": "assistant", "content": "Fine."}
+SAID: dict[str, Any] = {"role": "user", "content": "Go on."}
+TOOL: dict[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": "add",
+        "description": "Adds.",
+        "parameters": {"type": "object", "properties": {"a": {"type": "integer", "description": "A."}}},
+    },
+}
+
+
+def call(place: int, name: str, arguments: Any) -> dict[str, Any]:
+    return {"id": f"call0000{place}", "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def result(place: int, content: str, name: str = "") -> dict[str, Any]:
+    named = {"name": name} if name else {}
+    return {"role": "tool", "content": content, "tool_call_id": f"call0000{place}", **named}
+
+
+def appended(
+    one: Vendor, messages: list[Any], response: str, calls: list[Any] | None = None, options: ChatOptions = CHAT
+) -> str:
+    """What is appended to a response whose text, special tokens included, is given."""
+    observed = one.tokens.observations(messages, one.ids_of(response), options, ROOM, calls or [])
+    return one.text_of([token_id for each in observed for token_id in each.token_ids])
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_what_is_appended_to_an_answer_is_what_the_template_puts_after_it(name: str) -> None:
+    one = vendor(name)
+    whole = one.rendered([QUESTION, ANSWER, SAID])
+    after = whole.partition(ANSWER["content"])[2]
+    assert appended(one, [SAID], ANSWER["content"]) == after
+    end = one.family.end
+    assert end + appended(one, [SAID], ANSWER["content"] + end) == after
+
+
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [
+        (name, count)
+        for name, family in FAMILIES.items()
+        if family.arguments
+        for count in ([1] if family.at_most_one_call else [1, 2])
+    ],
+)
+def test_results_of_tools_are_appended_as_the_template_writes_them_after_the_calls(name: str, count: int) -> None:
+    one = vendor(name)
+    calls = [call(place, tool, one.family.arguments) for place, tool in enumerate(["add", "sub"][:count])]
+    results = [result(place, f"It is {place}.") for place in range(count)]
+    answer = {"role": "assistant", "content": one.family.text_before_calls, "tool_calls": calls}
+    whole = one.rendered([QUESTION, answer, *results])
+    after = appended(one, results, "cut off", calls)
+    assert whole.endswith(after)
+    assert all(each["content"] in after for each in results)
+    assert "41" not in after
+    end = one.family.end_of_calls or one.family.end
+    assert end + appended(one, results, "calls" + end, calls) == after
+    # With calls that nobody read out of the response, they follow from the results.
+    named = [{**each, "name": tool} for each, tool in zip(results, ["add", "sub"], strict=False)]
+    assert appended(one, named, "cut off") == after
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("cohere", "refuses a message of role 'tool' after an answer: Conversation roles must alternate"),
+        ("cohere2", "drops messages of role 'tool' after an answer"),
+        ("gemma", "refuses a message of role 'tool' after an answer: Conversation roles must alternate"),
+        ("gemma3", "refuses a message of role 'tool' after an answer: Conversation roles must alternate"),
+        ("phi3", "drops messages of role 'tool' after an answer"),
+        ("phi3_5", "drops messages of role 'tool' after an answer"),
+    ],
+)
+def test_families_without_results_of_tools_refuse_them(name: str, problem: str) -> None:
+    with pytest.raises(EnvironmentRejected, match=problem):
+        appended(vendor(name), [result(0, "4", "add")], "calls", [call(0, "add", {})])
+
+
+DROP_THOUGHTS = {
+    *("deepseek_r1_distill", "deepseekv3", "glm4moe", "lfm2_2_5", "lfm2_2_5_v2", "qwen3", "qwen3_6"),
+    *("nemotron_3_5_lightning", "nemotron_3_nano", "nemotron_3_super", "nemotron_3_ultra"),
+    *("qwen3_5_nothink", "qwen3_5_think"),
+}
+
+
+def test_families_that_drop_thoughts_of_earlier_turns_keep_what_was_sampled() -> None:
+    answer = {"role": "assistant", "content": "<think>\nThought.\n</think>\n\nFine."}
+    dropping = {name for name in FAMILIES if "Thought." not in vendor(name).rendered([QUESTION, answer, SAID])}
+    assert dropping == DROP_THOUGHTS
+    for name in DROP_THOUGHTS:
+        one = vendor(name)
+        response = answer["content"] + one.family.end
+        assert appended(one, [SAID], response) == appended(one, [SAID], "Fine." + one.family.end)
+
+
+def test_each_observation_of_deepseek_begins_its_outputs() -> None:
+    one = vendor("deepseekv3")
+    calls = [call(0, "add", "{}")]
+    turns = [{"role": "assistant", "content": "Hm.", "tool_calls": calls}, result(0, "4")]
+    outputs = "<｜tool▁outputs▁begin｜>"
+    assert one.rendered([QUESTION, *turns, *turns]).count(outputs) == 1
+    assert outputs in appended(one, turns[1:], "Hm.", calls)
+
+
+system_and_user = [{"role": "system", "content": "Be brief."}, QUESTION]
+
+
+@pytest.mark.parametrize("name", [name for name in FAMILIES if name != "gemma"])
+@pytest.mark.parametrize("tools", [None, [TOOL]])
+def test_a_system_prompt_is_taken_with_and_without_tools(name: str, tools: list[Any] | None) -> None:
+    one = vendor(name)
+    parts = one.tokens.prompt_ids(system_and_user, ChatOptions(tools=tools), ROOM)
+    texts = [one.text_of(part) for part in parts]
+    assert "".join(texts) == one.rendered(system_and_user, tools=tools)
+    assert "Question" in texts[1]
+
+
+texts = st.text(alphabet="ab é漢{<", min_size=1, max_size=8)
+contents = st.one_of(texts, st.builds("<think>\n{}\n</think>\n\n{}".format, texts, texts))
+
+
+@st.composite
+def conversations(draw: st.DrawFn, family: Family, has_system: bool) -> list[Any]:
+    chat: list[Any] = [{"role": "system", "content": draw(texts)}] if has_system and draw(st.booleans()) else []
+    for _ in range(draw(st.integers(1, 3))):
+        chat.append({"role": "user", "content": draw(texts)})
+        if family.arguments and draw(st.booleans()):
+            calls = [call(place, "add", family.arguments) for place in range(1 if family.at_most_one_call else 2)]
+            chat.append({"role": "assistant", "content": draw(st.sampled_from(["", "Hm."])), "tool_calls": calls})
+            chat.extend(result(place, draw(texts), "add") for place in range(len(calls)))
+        chat.append({"role": "assistant", "content": draw(contents)})
+    return [*chat, {"role": "user", "content": draw(texts)}]
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@given(data=st.data())
+def test_messages_of_a_prompt_end_where_the_first_ones_alone_end(name: str, data: st.DataObject) -> None:
+    one = vendor(name)
+    chat = data.draw(conversations(one.family, name != "gemma"))
+    whole = one.rendered(chat)
+    parts = one.tokens.prompt_ids(chat, CHAT, ROOM)
+    assert [token_id for part in parts for token_id in part] == one.ids_of(whole)
+    for count in range(1, len(chat)):
+        try:
+            alone = one.rendered(chat[:count], False)
+        except Exception:  # noqa: BLE001  # whatever the template raises: there is nothing to compare with
+            continue
+        if whole.startswith(alone):
+            assert one.text_of([token_id for part in parts[:count] for token_id in part]) == alone
+
+
+@pytest.mark.parametrize(
+    ("name", "prompt"),
+    [
+        ("phi3", "<|assistant|>\n"),
+        ("qwen3", "<|im_start|>assistant\n"),
+        ("qwen3_5_think", "<|im_start|>assistant\n<think>\n"),
+        ("gptoss", "<|start|>assistant"),
+        ("glm4moe", "<|assistant|>"),
+        ("deepseekv3", "<｜Assistant｜><think>\n"),
+    ],
+)
+def test_the_generation_prompt_is_what_begins_a_response(name: str, prompt: str) -> None:
+    assert vendor(name).text_of(vendor(name).tokens.generation_prompt(CHAT)) == prompt
+
+
+@pytest.mark.parametrize(
+    ("name", "ending", "after"),
+    [
+        ("qwen3", "<|endoftext|>", "\n<|im_start|>user\nGo on."),
+        ("llama3_1", "<|eom_id|>", "<|start_header_id|>user<|end_header_id|>\n\nGo on."),
+        ("gemma3", "<eos>", "\n<start_of_turn>user\nGo on."),
+        ("gptoss", "<|return|>", "<|start|>user<|message|>Go on."),
+        ("gptoss", "<|call|>", "<|start|>user<|message|>Go on."),
+        ("phi3", "<|endoftext|>", "\n<|user|>\nGo on."),
+        ("cohere2", "<|END_OF_TURN_TOKEN|>", "<|START_OF_TURN_TOKEN|><|USER_TOKEN|>Go on."),
+        ("cohere2", "<|END_RESPONSE|>", "<|END_OF_TURN_TOKEN|><|START_OF_TURN_TOKEN|><|USER_TOKEN|>Go on."),
+        ("glm4moe", "<|endoftext|>", "<|user|>\nGo on."),
+        ("glm4moe", "<|observation|>", "<|user|>\nGo on."),
+        ("glm4moe", "<|user|>", "\nGo on."),
+    ],
+)
+def test_a_turn_that_ended_with_another_end_token_is_not_ended_again(name: str, ending: str, after: str) -> None:
+    assert appended(vendor(name), [SAID], "Fine." + ending).startswith(after)
+
+
+def test_calls_of_gpt_oss_end_their_turn_by_themselves() -> None:
+    calls = [call(0, "add", '{"a": 41}')]
+    response = "<|channel|>commentary to=functions.add <|constrain|>json<|message|>{}"
+    results = "<|start|>functions.add to=assistant<|channel|>commentary<|message|>"
+    assert appended(vendor("gptoss"), [result(0, "4")], f"{response}<|call|>", calls).startswith(results)
+    assert appended(vendor("gptoss"), [result(0, "4")], response, calls).startswith("<|call|>" + results)
+
+
+def test_calls_of_gemma_4_are_answered_within_the_turn() -> None:
+    calls = [call(0, "add", {"a": 41})]
+    response = "<|tool_call>call:add{a:41}<tool_call|>"
+    results = 'response:add{value:<|"|>4<|"|>}<tool_response|>'
+    assert appended(vendor("gemma4"), [result(0, "4")], f"{response}<|tool_response>", calls) == results
+    assert appended(vendor("gemma4"), [result(0, "4")], response, calls) == "<|tool_response>" + results
+
+
+KIMI_K3 = Vendor(
+    Family("<|close|>response<|sep|><|close|>message<|sep|><|end_of_msg|>", end_of_calls="<|end_of_msg|>"),
+    """{%- macro end(tag) %}<|close|>{{ tag }}<|sep|>{% endmacro %}
+{%- set ns = namespace(calls=[], index=0) %}
+{%- for m in messages %}
+{%- if m.role == 'assistant' %}{% set ns.calls = m.tool_calls or [] %}{% set ns.index = 0 %}
+<|open|>message role="assistant"<|sep|><|open|>response<|sep|>{{ m.content }}{{ end('response') }}
+{%- if ns.calls %}<|open|>tools<|sep|>{% for c in ns.calls %}<|open|>call tool="{{ c.function.name }}"<|sep|>
+{%- for key, value in c.function.arguments.items() %}{{ key }}={{ value }}{% endfor %}{{ end('call') }}{% endfor %}
+{{- end('tools') }}{% endif %}
+{%- elif m.role == 'tool' %}{% set name = (ns.calls[ns.index] or {}).function.name %}{% set ns.index = ns.index + 1 %}
+{%- if not name %}{{ raise_exception('tool messages need a resolvable tool name') }}{% endif -%}
+<|open|>message role="tool" tool="{{ name }}" index="{{ ns.index }}"<|sep|>{{ m.content }}
+{%- else %}<|open|>message role="{{ m.role }}"<|sep|>{{ m.content }}{% endif %}{{ end('message') }}<|end_of_msg|>
+{%- endfor %}{% if add_generation_prompt %}<|open|>message role="assistant"<|sep|><|open|>response<|sep|>{% endif %}""",
+)
+COMMAND_R7B = Vendor(
+    Family("<|END_RESPONSE|><|END_OF_TURN_TOKEN|>", end_of_calls="<|END_OF_TURN_TOKEN|>"),
+    """{%- macro number(id) %}{% set ns = namespace(n=0) %}{% for m in messages %}{% for c in m.tool_calls or [] %}
+{%- if c.id == id %}{{ ns.n }}{% endif %}{% set ns.n = ns.n + 1 %}{% endfor %}{% endfor %}{% endmacro %}
+{%- for m in messages %}<|START_OF_TURN_TOKEN|>
+{%- if m.role == 'user' %}<|USER_TOKEN|>{{ m.content }}
+{%- elif m.role == 'tool' %}<|SYSTEM_TOKEN|><|START_TOOL_RESULT|>
+{{- '{"tool_call_id": "' + number(m.tool_call_id) + '", "results": {"0": ' + m.content | tojson + '}}' -}}
+<|END_TOOL_RESULT|>
+{%- elif m.tool_calls %}<|CHATBOT_TOKEN|><|START_ACTION|>{{ m.tool_calls | tojson }}<|END_ACTION|>
+{%- else %}<|CHATBOT_TOKEN|><|START_RESPONSE|>{{ m.content }}<|END_RESPONSE|>{% endif %}<|END_OF_TURN_TOKEN|>
+{%- endfor %}<|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|>""",
+)
+MINIMAX_M2 = Vendor(
+    Family("<|end|>"),
+    """{%- set ns = namespace(name=none) %}
+{%- for m in messages %}{% if m.role == 'tool' %}{% if ns.name is none %}
+{{- raise_exception('Message has tool role, but there was no previous call!') }}{% endif -%}
+<|tool|><response>{{ m.content }}</response>
+{%- else %}<|{{ m.role }}|>{{ m.content }}{% for c in m.tool_calls or [] %}<invoke>{{ c.function.name }}
+{%- for key, value in c.function.arguments | items %}<p>{{ value }}</p>{% endfor %}</invoke>{% endfor %}
+{%- set ns.name = (m.tool_calls or [])[-1].function.name if m.tool_calls else none %}{% endif %}<|end|>{% endfor %}
+{%- if add_generation_prompt %}<|assistant|>{% endif %}""",
+)
+MISTRAL_NEMO = Vendor(
+    Family("<|eos|>"),
+    """{%- set users = messages | selectattr('role', 'equalto', 'user') | list %}
+{%- for m in messages %}{% if m.role == 'user' %}{% if tools is not none and (m == users[-1]) -%}
+[AVAILABLE_TOOLS]{{ tools | tojson }}[/AVAILABLE_TOOLS]{% endif %}[INST]{{ m.content }}[/INST]
+{%- elif m.tool_calls %}[TOOL_CALLS]{{ m.tool_calls | tojson }}{{ eos_token }}
+{%- elif m.role == 'assistant' %}{{ m.content }}{{ eos_token }}
+{%- elif m.role == 'tool' %}{% if m.tool_call_id is undefined or m.tool_call_id | length != 9 %}
+{{- raise_exception('Tool call IDs should be alphanumeric strings with length 9!') }}{% endif -%}
+[TOOL_RESULTS]{"content": {{ m.content }}, "call_id": "{{ m.tool_call_id }}"}[/TOOL_RESULTS]{% endif %}{% endfor %}""",
+)
+OF_OUR_OWN = {"Kimi K3": KIMI_K3, "Command R7B": COMMAND_R7B, "MiniMax M2": MINIMAX_M2, "Mistral Nemo": MISTRAL_NEMO}
+
+
+@pytest.mark.parametrize("name", OF_OUR_OWN)
+@pytest.mark.parametrize("count", [1, 2])
+def test_results_get_their_names_and_numbers_from_the_calls_that_they_answer(name: str, count: int) -> None:
+    one = OF_OUR_OWN[name]
+    calls = [call(place, tool, {"a": 41}) for place, tool in enumerate(["add", "sub"][:count])]
+    results = [result(place, f"It is {place}.") for place in range(count)]
+    whole = one.rendered([QUESTION, {"role": "assistant", "content": "", "tool_calls": calls}, *results])
+    after = appended(one, results, "cut off", calls)
+    assert whole.endswith(after)
+    assert after.startswith(one.family.end_of_calls or one.family.end)
+    assert all(each["content"] in after for each in results)
+
+
+def test_a_result_is_known_by_the_id_of_its_call() -> None:
+    calls = [call(0, "add", {}), call(1, "sub", {})]
+    after = appended(COMMAND_R7B, [result(1, "It is 1.")], "cut off", calls)
+    assert '"tool_call_id": "1"' in after
+    assert 'tool="made_up"' in appended(KIMI_K3, [result(7, "It is 7.", "made_up")], "cut off")
+    assert 'tool="sub"' in appended(KIMI_K3, [result(1, "R")], "cut off", [call(1, "sub", {})])
+
+
+@pytest.mark.parametrize("name", OF_OUR_OWN)
+def test_an_ending_of_several_tokens_is_not_repeated(name: str) -> None:
+    one = OF_OUR_OWN[name]
+    after = one.rendered([QUESTION, ANSWER, SAID]).partition(ANSWER["content"])[2]
+    assert appended(one, [SAID], "Fine.") == after
+    assert one.family.end + appended(one, [SAID], "Fine." + one.family.end) == after
+
+
+def test_the_part_of_an_ending_that_a_response_has_is_not_repeated() -> None:
+    begun = "Fine.<|close|>response<|sep|>"
+    assert appended(KIMI_K3, [SAID], begun).startswith("<|close|>message<|sep|><|end_of_msg|><|open|>")
+    after_calls = "<|open|>tools<|sep|><|close|>tools<|sep|><|close|>message<|sep|><|end_of_msg|>"
+    assert appended(KIMI_K3, [SAID], after_calls).startswith('<|open|>message role="user"')
+
+
+def test_tools_that_a_template_writes_before_the_last_question_are_refused_also_if_it_knows_it_by_its_text() -> None:
+    with pytest.raises(PromptRejected, match="moves the tools to the last message"):
+        MISTRAL_NEMO.tokens.prompt_ids([QUESTION], ChatOptions(tools=[TOOL]), ROOM)
+    [ids] = MISTRAL_NEMO.tokens.prompt_ids([QUESTION], CHAT, ROOM)
+    assert MISTRAL_NEMO.text_of(ids) == "[INST]Question[/INST]"
+
+
+@pytest.mark.parametrize("name", ["phi3", "phi3_5"])
+def test_a_template_that_ends_the_text_where_no_response_begins_does_not_move_tools(name: str) -> None:
+    [ids] = vendor(name).tokens.prompt_ids([QUESTION], ChatOptions(tools=[TOOL]), ROOM)
+    assert vendor(name).text_of(ids) == vendor(name).rendered([QUESTION])
+
+
+CALLS_ALONE: list[dict[str, Any]] = [
+    QUESTION,
+    {"role": "assistant", "content": None, "tool_calls": [call(0, "add", {})]},
+    result(0, "4"),
+]
+
+
+@pytest.mark.parametrize(
+    ("template", "expected"),
+    [
+        # Kimi K2: a content that is no text is a list of parts.
+        (
+            "{% if m.content is string %}{{ m.content }}{% else %}"
+            "{% for part in m.content %}{{ part.text }}{% endfor %}{% endif %}"
+            "{% for c in m.tool_calls or [] %}({{ c.function.name }}){% endfor %}",
+            "(add)",
+        ),
+        # MiniMax M2: it writes `None`.
+        ("{{ m.content }}{% for c in m.tool_calls or [] %}({{ c.function.name }}){% endfor %}", "(add)"),
+        # The first DeepSeek R1: calls are written only if the content is null.
+        (
+            "{% if m.content is none %}{% for c in m.tool_calls %}({{ c.function.name }}){% endfor %}"
+            "{% else %}{{ m.content }}{% endif %}",
+            "(add)",
+        ),
+    ],
+)
+@pytest.mark.parametrize("is_missing", [True, False])
+def test_calls_without_a_text_are_written_by_each_template(template: str, expected: str, is_missing: bool) -> None:
+    one = Vendor(
+        Family("<|end|>"),
+        "{% for m in messages %}<|{{ m.role }}|>"
+        + template
+        + "<|end|>{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}",
+    )
+    chat = [
+        {name: value for name, value in message.items() if value is not None or not is_missing}
+        for message in CALLS_ALONE
+    ]
+    messages = [PromptMessage.model_validate(message) for message in chat]
+    parts = one.tokens.prompt(messages, CHAT, ROOM)
+    assert [one.text_of([*part.token_ids]) for part in parts] == [
+        "<|user|>Question<|end|>",
+        f"<|assistant|>{expected}<|end|>",
+        "<|tool|>4<|end|><|assistant|>",
+    ]
+
+
+@pytest.mark.parametrize("name", ["qwen3", "llama3_1", "gptoss", "glm4moe"])
+def test_empty_results_are_no_dropped_ones(name: str) -> None:
+    one = vendor(name)
+    after = appended(one, [result(0, "", "add")], "calls", [call(0, "add", one.family.arguments)])
+    assert re.search("tool|observation|ipython|functions", after)

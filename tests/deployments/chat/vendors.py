@@ -1,0 +1,115 @@
+"""The vendors' chat templates, as TRL ships them, over a tokenizer of bytes with their markers as special tokens."""
+
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from transformers import AddedToken, AutoTokenizer
+
+from deployments.chat.chat_tokenizer import TransformersChatTokenizer
+from tests.paths import TINY_MODEL
+
+MARKER = re.compile(r"<\|[^<>|\s{}]+\|>|<｜[^<>｜\s{}]+｜>|<\|[a-z_]+>|<[a-z_]+\|>|<(?:start|end)_of_turn>")
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """What the models of a family generate at the end of a turn, and how their template takes calls."""
+
+    end: str
+    """The tokens at the end of an answer."""
+    eos: str = ""
+    """The tokenizer's own end token, if it is not the last of `end`."""
+    arguments: Any = None
+    """A call's arguments as the template takes them; `None`: it writes no calls."""
+    end_of_calls: str = ""
+    """The tokens at the end of an answer that makes calls, if they are others."""
+    further_ends: tuple[str, ...] = ()
+    """Ends of the generation config."""
+    at_most_one_call: bool = False
+    text_before_calls: str = "Hm."
+    """Empty for families that write an answer's text elsewhere."""
+
+
+OBJECT = {"a": 41}
+FAMILIES = {
+    "cohere": Family("<|END_OF_TURN_TOKEN|>"),
+    "cohere2": Family("<|END_RESPONSE|><|END_OF_TURN_TOKEN|>"),
+    "deepseek_r1_distill": Family("<｜end▁of▁sentence｜>"),
+    "deepseekv3": Family("<｜end▁of▁sentence｜>", arguments='{"a": 41}'),
+    "diffusion_gemma": Family("<turn|>", "<eos>", OBJECT, "<|tool_response>", ("<|tool_response>",), False, ""),
+    "gemma": Family("<end_of_turn>", "<eos>"),
+    "gemma3": Family("<end_of_turn>", "<eos>"),
+    "gemma4": Family("<turn|>", "<eos>", OBJECT, "<|tool_response>", ("<|tool_response>",), False, ""),
+    "gemma4_v2": Family("<turn|>", "<eos>", OBJECT, text_before_calls=""),
+    "gemma4_v3": Family("<turn|>", "<eos>", OBJECT, "<|tool_response>", ("<|tool_response>",), False, ""),
+    "gemma4_v4": Family("<turn|>", "<eos>", OBJECT, "<|tool_response>", ("<|tool_response>",), False, ""),
+    "gemma4_v5": Family("<turn|>", "<eos>", OBJECT, "<|tool_response>", ("<|tool_response>",), False, ""),
+    "glm4moe": Family("<|user|>", "<|endoftext|>", OBJECT, "<|observation|>", ("<|user|>", "<|observation|>")),
+    "gptoss": Family("<|end|>", "<|return|>", '{"a": 41}', "<|call|>", ("<|call|>",), True, ""),
+    "lfm2": Family("<|im_end|>"),
+    "lfm2_2_5": Family("<|im_end|>", arguments=OBJECT),
+    "lfm2_2_5_v2": Family("<|im_end|>", arguments=OBJECT),
+    "lfm2_v2": Family("<|im_end|>", arguments=OBJECT),
+    "llama3": Family("<|eot_id|>"),
+    "llama3_1": Family("<|eot_id|>", "", OBJECT, "<|eot_id|>", ("<|eom_id|>",), True, ""),
+    "llama3_2": Family("<|eot_id|>", "", OBJECT, "<|eot_id|>", ("<|eom_id|>",), True, ""),
+    "muse_glimmer": Family("<|eot|>", arguments=OBJECT),
+    "nemotron_3_5_lightning": Family("<|im_end|>", arguments=OBJECT),
+    "nemotron_3_nano": Family("<|im_end|>", arguments=OBJECT),
+    "nemotron_3_super": Family("<|im_end|>", arguments=OBJECT),
+    "nemotron_3_ultra": Family("<|im_end|>", arguments=OBJECT),
+    "phi3": Family("<|end|>", "<|endoftext|>"),
+    "phi3_5": Family("<|end|>", "<|endoftext|>"),
+    "qwen2_5": Family("<|im_end|>", arguments=OBJECT, further_ends=("<|endoftext|>",)),
+    "qwen3": Family("<|im_end|>", arguments=OBJECT, further_ends=("<|endoftext|>",)),
+    "qwen3_5_nothink": Family("<|im_end|>", arguments=OBJECT),
+    "qwen3_5_think": Family("<|im_end|>", arguments=OBJECT),
+    "qwen3_6": Family("<|im_end|>", arguments=OBJECT),
+    "qwen3_8": Family("<|im_end|>", arguments=OBJECT),
+    "qwen3_instruct_2507": Family("<|im_end|>", arguments=OBJECT),
+}
+
+
+class Vendor:
+    """A family's template, and the service's tokenizer with it."""
+
+    def __init__(self, family: Family, template: str) -> None:
+        tokenizer: Any = AutoTokenizer.from_pretrained(TINY_MODEL)
+        eos = family.eos or MARKER.findall(family.end)[-1]
+        markers = {*MARKER.findall(template), *MARKER.findall(family.end), *family.further_ends, family.end_of_calls}
+        special = [AddedToken(text, special=True, normalized=False) for text in sorted(markers - {"", eos})]
+        tokenizer.add_special_tokens({"bos_token": "<s>", "eos_token": eos})
+        tokenizer.add_tokens(special, special_tokens=True)
+        tokenizer.chat_template = template
+        self.family = family
+        self.hf = tokenizer
+        further = tokenizer.convert_tokens_to_ids([*family.further_ends])
+        self.tokens = TransformersChatTokenizer(tokenizer, further_ends_of_turn=further)
+
+    def rendered(self, chat: list[Any], add_generation_prompt: bool = True, **kwargs: Any) -> str:
+        return str(
+            self.hf.apply_chat_template(chat, tokenize=False, add_generation_prompt=add_generation_prompt, **kwargs)
+        )
+
+    def ids_of(self, text: str) -> list[int]:
+        ids: list[int] = self.hf(text, add_special_tokens=False)["input_ids"]
+        return ids
+
+    def text_of(self, ids: list[int]) -> str:
+        return str(self.hf.decode(ids))
+
+
+def template_of(name: str) -> str:
+    spec = find_spec("trl")
+    assert spec is not None
+    assert spec.origin is not None
+    return (Path(spec.origin).parent / "chat_templates" / f"{name}.jinja").read_text()
+
+
+@lru_cache
+def vendor(name: str) -> Vendor:
+    return Vendor(FAMILIES[name], template_of(name))
