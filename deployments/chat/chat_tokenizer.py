@@ -5,7 +5,6 @@ from collections.abc import Container, Iterable, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from itertools import accumulate, pairwise
-from typing import Any
 
 from tokenizers import Encoding
 from tokenizers.decoders import DecodeStream
