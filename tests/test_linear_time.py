@@ -13,7 +13,7 @@ from starlette.datastructures import Headers
 
 from deployments.environments.bridges import gymnasium, mcp, nemo_gym, reasoning_gym, textarena
 from deployments.environments.code.replies import last_code_block
-from deployments.environments.math import answers
+from deployments.environments.math import answers, latex
 from deployments.environments.retrieval import environment as retrieval
 from deployments.environments.sliding_puzzle import ACTION_TAG
 from deployments.policy.transfer import trusted_trainers
@@ -68,7 +68,8 @@ def refused(read: Callable[[], Any]) -> Any:
         return refusal
 
 
-MATH, CALLS = "deployments/environments/math/answers.py", "clients/rollout_env/tool_calls.py"
+MATH, LATEX = "deployments/environments/math/answers.py", "deployments/environments/math/latex.py"
+CALLS = "clients/rollout_env/tool_calls.py"
 BRIDGES, TRAINERS = "deployments/environments/bridges", "deployments/policy/transfer/trusted_trainers.py"
 SURROGATES, CHUNKS = "service/requests/lone_surrogates.py", "service/requests/upload_chunk.py"
 PREFERENCES = "service/jobs/preferences.py"
@@ -118,6 +119,92 @@ READERS = {
     ),
     "choice": Reader(lambda text: answers.answer_in(text, "choice"), ANSWERS),
     "letter": Reader(answers.letter_of, ["A", "(", " ", "A ", "A)", "*", "A*", "\\text{", "A}"], (f"{MATH}::LETTER",)),
+    "answer in LaTeX": Reader(
+        latex.normalized,
+        [
+            *(
+                "1",
+                "1 ",
+                "100 ",
+                "100\\,",
+                "100,",
+                "1\\,000,5",
+                "{,}100",
+                "\\!",
+                "\\ ",
+                "~",
+                "\\hspace{",
+                "\\SI{",
+                "\\SI[",
+                "1.5",
+            ),
+            *(
+                "\\SI{1}",
+                "\\SI[a]{1}",
+                "\\num{",
+                "\\unit[",
+                "\\ldots",
+                "...",
+                ",...",
+                "1.1\\ldots",
+                "\\text{",
+                "\\text ",
+                "1e5",
+            ),
+            *(
+                "\\text{a}",
+                "1\\text{a}",
+                "1\\text{1",
+                "\\text{1}",
+                "\\text{and}",
+                ",\\text{",
+                "\\text{a\\,",
+                "\\text{a^2",
+                "\\bm{",
+            ),
+            *(
+                "\\bm{1}",
+                "{\\bf",
+                "{ ",
+                "**",
+                "**a",
+                "a**",
+                "**a** ",
+                "1^\\circ",
+                "1^{",
+                "1^\\circ C",
+                "1 cm^2",
+                "1km/h",
+                "1.",
+                "_",
+            ),
+            *(
+                "1 1/",
+                "1 1/2 ",
+                "1 1/2",
+                "/",
+                "1.1\\bar{",
+                "1.\\bar{1}",
+                "\\boxed{=",
+                "\\boxed",
+                "\\lbrace",
+                "1\\cdot",
+                "}",
+                "} ",
+            ),
+        ],
+        (f"{LATEX}::COMPILED",),
+    ),
+    "prose": Reader(
+        latex.is_prose,
+        ["a", "abc ", "is ", "\\text{", "\\text{a}", "\\begin{", "\\a", "\\", "{", "答", "ABC ", "1"],
+        tuple(f"{LATEX}::{name}" for name in ("NO_WORDS", "WORD", "CJK_SENTENCE", "OF_A_FORMULA", "is_prose")),
+    ),
+    "answer as a text": Reader(
+        latex.as_text,
+        ["a", "abc ", " ", ".", "\\text{", "\\text ", "\\(", "$", "{", "}", "\\boxed", "\n"],
+        tuple(f"{LATEX}::{name}" for name in ("DELIMITERS", "as_text")),
+    ),
     "retrieval's answer": Reader(
         lambda text: retrieval.normalized(retrieval.answer_in(text)),
         ["<answer>", "</answer>", "<answer></answer>", "a ", "the ", "a", "!", " "],

@@ -10,7 +10,7 @@ import re
 from typing import Literal, NamedTuple
 
 AnswerForm = Literal["any", "boxed", "answer_line", "choice"]
-BOX_PARTS = re.compile(r"\\boxed\s*\{|\\.|[{}]", re.DOTALL)
+BOX_PARTS = re.compile(r"\\(?:boxed|fbox)\s*\{|\\.|[{}]", re.DOTALL)
 ANSWER_LINE = re.compile(r"answer[ \t]*:[ \t]*([^\n]*)", re.IGNORECASE)
 BEGINS_WITH_ANSWER = re.compile(r"[ \t*]*answer[ \t*]*:", re.IGNORECASE)
 EMPHASIS = "* \t"

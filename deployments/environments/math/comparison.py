@@ -7,6 +7,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from deployments.environments.math.answers import last_box
+from deployments.environments.math.latex import as_text, normalized
+
 COMPARISON_MEMORY_BYTES = 2**30
 """What a comparison may allocate beyond the loaded libraries. Ordinary ones need a few MiB."""
 DELIMITERS = ("$", "\\(", "\\[", "\\boxed")
@@ -41,14 +44,20 @@ def prepare_worker() -> None:
 
 def compare(ground_truth: str, response: str) -> Comparison:
     """Compares the answer in `response` with `ground_truth`, without a time limit."""
-    from math_verify import verify  # type: ignore[import-untyped]
+    from deployments.environments.math.exact import is_equal
 
     expected = expected_of(ground_truth)
     if not expected:
         return Comparison(correct=None, extracted=None)
     given = read(response)
     extracted = next((item for item in reversed(given) if isinstance(item, str)), None)
-    return Comparison(correct=bool(given) and verify(expected, given, timeout_seconds=None), extracted=extracted)
+    correct = is_same_text(normalized(ground_truth), extracted) or (bool(given) and is_equal(expected, given))
+    return Comparison(correct, extracted)
+
+
+def is_same_text(ground_truth: str, answer: str | None) -> bool:
+    """Whether the answer is the ground truth to the letter, as is `even` for `\\text{even}`; an empty one is not."""
+    return answer is not None and as_text(answer) == as_text(ground_truth) != ""
 
 
 @lru_cache(maxsize=256)
@@ -60,9 +69,24 @@ def expected_of(ground_truth: str) -> list[Any]:
 
 
 def read(text: str) -> list[Any]:
-    from math_verify import parse
+    """Expressions, and the text in which they were found. A number in a box that cannot be read is no answer."""
+    from math_verify import LatexExtractionConfig, parse  # type: ignore[import-untyped]
 
-    return list(parse(text, parsing_timeout=None))
+    text = normalized(text)
+    limited = {"extraction_config": [LatexExtractionConfig()]} if last_box(text) is not None else {}
+    return [with_imaginary_unit(item) for item in parse(text, **limited, parsing_timeout=None)]
+
+
+def with_imaginary_unit(item: Any) -> Any:
+    """The expression with i as the imaginary unit: math-verify takes it for one of two variables, by what is beside."""
+    from sympy import I  # type: ignore[import-untyped]
+
+    named = [symbol for symbol in getattr(item, "free_symbols", ()) if symbol.name == "i"]
+    try:
+        return item.xreplace(dict.fromkeys(named, I)) if named else item
+    except (TypeError, ValueError):
+        # Such as of an inequality, which no imaginary number satisfies: it is another i.
+        return item
 
 
 def readings(ground_truth: str) -> tuple[str, str]:

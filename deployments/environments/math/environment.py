@@ -15,18 +15,25 @@ import logging
 import random
 from typing import Annotated, Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field, StrictFloat, StrictInt, StrictStr
+from pydantic import BaseModel, ConfigDict, Field, StrictFloat, StrictInt, StrictStr, ValidationInfo, field_validator
 
 from deployments.environments.assigned_cores import assigned_cores
 from deployments.environments.math import comparison
 from deployments.environments.math.additions import LARGEST_OPERAND, addition_sample
 from deployments.environments.math.answers import Answer, AnswerForm, answer_in, letter_of
-from deployments.environments.math.comparison import compare, ground_truth_text, prepare_worker
+from deployments.environments.math.comparison import compare, ground_truth_text, is_same_text, prepare_worker
+from deployments.environments.math.latex import is_prose
 from deployments.environments.worker_pool import ProcessorTimeExceeded, WorkerPool
 from rollout_env import ChatMessage, SampleRejected, StepOutcome, TaskEnvironment
 
 LONGEST_GROUND_TRUTH = 1000
+PROSE = (
+    "it is prose, of which no number can be taken as the answer: give the answer alone, as a number or LaTeX, words "
+    "within \\text{}; or set text_answers among the task's arguments to compare prose as a text"
+)
 
+EXACT = "deployments.environments.math.exact"
+"""Imports sympy, which this process need not have."""
 STEPS_PER_WORKER = 2
 """One is compared while the next one waits at the worker, because a comparison takes about as long, a millisecond, as
 sending the next one. More would wait where their clock has begun already."""
@@ -39,10 +46,21 @@ class MathInfo(BaseModel):
 
     model_config = ConfigDict(extra="ignore", allow_inf_nan=False, use_attribute_docstrings=True)
 
-    ground_truth: Annotated[StrictStr, Field(max_length=LONGEST_GROUND_TRUTH)] | StrictInt | StrictFloat
-    """The right answer: a number or LaTeX, with or without `$` around it; the letter of the right choice."""
+    default_form: ClassVar[AnswerForm] = "any"
+    text_answers: ClassVar[bool] = False
     answer_form: AnswerForm | None = None
     """Where the answer of a response is, in place of the environment's `answer_form`."""
+    ground_truth: Annotated[StrictStr, Field(max_length=LONGEST_GROUND_TRUTH)] | StrictInt | StrictFloat
+    """The right answer: a number or LaTeX, with or without `$` around it; the letter of the right choice."""
+
+    @field_validator("ground_truth")
+    @classmethod
+    def refuse_prose(cls, given: str | int | float, info: ValidationInfo) -> str | int | float:
+        """A number somewhere in a sentence would be taken for the right answer."""
+        form = info.data.get("answer_form") or cls.default_form
+        if isinstance(given, str) and form != "choice" and not cls.text_answers and is_prose(given):
+            raise ValueError(PROSE)
+        return given
 
 
 class Verdict(BaseModel):
@@ -68,6 +86,7 @@ class MathEnvironment(TaskEnvironment):
         answer_form: AnswerForm = "any",
         wrong_reward: float = 0.0,
         format_reward: float | None = None,
+        text_answers: bool = False,
     ) -> None:
         """Starts the worker processes in the background.
 
@@ -81,14 +100,19 @@ class MathEnvironment(TaskEnvironment):
             wrong_reward: the reward `correctness` of a wrong answer, such as -1.
             format_reward: a second reward, `format`, for a response that has the form, whether its answer is right or
                 not; none by default.
+            text_answers: compare a ground truth that is prose as a text, without case and further spaces, with what is
+                in the last box or behind the last `Answer:`, or else with the whole response. By default such samples
+                are refused.
         """
         self.processor_time_limit_s = processor_time_limit_s
         self.answer_form: AnswerForm = answer_form
+        constants = {"default_form": answer_form, "text_answers": text_answers, "__doc__": MathInfo.__doc__}
+        self.ExtraEnvInfo = type("MathInfo", (MathInfo,), constants)  # type: ignore[misc]
         self.wrong_reward = wrong_reward
         self.format_reward = format_reward
         workers = assigned_cores() if workers is None else workers
         self.max_concurrent_steps = STEPS_PER_WORKER * workers
-        self.pool = WorkerPool(workers, prepare_worker, ["math_verify", comparison.__name__], lost_after_s)
+        self.pool = WorkerPool(workers, prepare_worker, ["math_verify", comparison.__name__, EXACT], lost_after_s)
 
     async def step(self, message_log: list[ChatMessage], extra_env_info: MathInfo) -> StepOutcome:
         """Judges the response.
@@ -98,11 +122,14 @@ class MathEnvironment(TaskEnvironment):
             EnvironmentLost: the comparison has no result, for a reason other than its limits.
         """
         form = extra_env_info.answer_form or self.answer_form
-        answer = answer_in(message_log[-1]["content"], form)
+        response, ground_truth = message_log[-1]["content"], extra_env_info.ground_truth
+        answer = answer_in(response, form)
         if form == "choice":
-            verdict = choice_verdict(answer, extra_env_info.ground_truth)
+            verdict = choice_verdict(answer, ground_truth)
+        elif isinstance(ground_truth, str) and is_prose(ground_truth):
+            verdict = text_verdict(response if answer.text is None and form == "any" else answer.text, ground_truth)
         else:
-            verdict = await self._verdict(answer, extra_env_info.ground_truth)
+            verdict = await self._verdict(answer, ground_truth)
         rewards = {"correctness": 1.0 if verdict.correct else self.wrong_reward}
         if self.format_reward is not None:
             rewards["format"] = self.format_reward if answer.is_formatted else 0.0
@@ -146,6 +173,11 @@ def choice_verdict(answer: Answer, ground_truth: str | int | float) -> Verdict:
         raise SampleRejected(f"extra_env_info.ground_truth is not the letter of a choice: {ground_truth!r}")
     correct = answer.text == expected
     return Verdict(correct=correct, reason=reason_of(correct, expected), answer=answer.text)
+
+
+def text_verdict(answer: str | None, ground_truth: str) -> Verdict:
+    correct = is_same_text(ground_truth, answer)
+    return Verdict(correct=correct, reason=reason_of(correct, ground_truth), answer=answer)
 
 
 def reason_of(correct: bool, expected: str) -> str:

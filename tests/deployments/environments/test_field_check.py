@@ -5,6 +5,7 @@ from typing import Annotated, Any
 import pytest
 from pydantic import BaseModel, BeforeValidator, Field, field_validator, model_validator
 
+from deployments.environments.code_jaccard import ReferenceInfo
 from deployments.environments.field_check import MOST_REFUSED_FIELDS, has_validators, refused_fields
 from deployments.environments.math import MathInfo
 from deployments.environments.sliding_puzzle import SlidingPuzzleEnvironment, SlidingPuzzleState
@@ -102,7 +103,8 @@ class Nested(BaseModel):
 @pytest.mark.parametrize(
     ("model", "expected"),
     [
-        (MathInfo, False),
+        (ReferenceInfo, False),
+        (MathInfo, True),
         (Outer, False),
         (SlidingPuzzleState, True),
         (WithFieldValidator, True),

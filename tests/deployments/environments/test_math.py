@@ -2,21 +2,27 @@
 
 import asyncio
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import ray
 from hypothesis import given
 from hypothesis import strategies as st
 
+from deployments.environments.field_check import refused_fields
 from deployments.environments.math import MathEnvironment, MathInfo, last_box
 from deployments.environments.math import environment as environment_module
 from deployments.environments.math.answers import AnswerForm, answer_in, letter_of
-from deployments.environments.math.comparison import ground_truth_text
+from deployments.environments.math.comparison import compare, ground_truth_text
 from deployments.failures import EnvironmentLost
 from rollout_env import ChatMessage, SampleRejected, StepOutcome, check
 from rollout_env.step_watch import longest_block
+from tests.deployments.environments.math_pairs import RIGHT as RIGHT_ANSWERS
+from tests.deployments.environments.math_pairs import WRONG as WRONG_ANSWERS
 
 RIGHT, WRONG = {"correctness": 1.0}, {"correctness": 0.0}
 CASES = Path(__file__).parent / "math_verify_cases.jsonl"
@@ -226,13 +232,146 @@ def test_the_examples_are_different_additions(environment: MathEnvironment) -> N
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("table", "reward"), [(RIGHT_ANSWERS, RIGHT), (WRONG_ANSWERS, WRONG)], ids=["right", "wrong"])
+def test_answers_are_judged_in_all_the_forms_in_which_people_write_them(
+    patient_environment: MathEnvironment, table: dict[str, list[str]], reward: dict[str, float]
+) -> None:
+    pairs = [(truth, answer) for truth, listed in table.items() for answer in listed]
+
+    async def judged() -> list[StepOutcome]:
+        steps = (
+            patient_environment.step(conversation(f"\\boxed{{{answer}}}"), MathInfo(ground_truth=truth))
+            for truth, answer in pairs
+        )
+        return await asyncio.gather(*steps)
+
+    outcomes = asyncio.run(judged())
+    assert [pair for pair, outcome in zip(pairs, outcomes, strict=True) if outcome.reward != reward] == []
+
+
+@pytest.mark.parametrize(
+    ("response", "ground_truth", "is_right"),
+    [
+        ("The answer is 2 2/3.", "2", False),
+        ("The answer is 2 2/3.", "\\frac{8}{3}", True),
+        ("The answer is $2\\frac{2}{3}$.", "2", False),
+        ("So $x = 13~\\mathrm{cm}$.", "13", True),
+        ("The answer is $1\\,000\\,000$.", "1000000", True),
+        ("\\fbox{42}", "42", True),
+        ("7 and then \\fbox{42}", "7", False),
+        ("\\boxed{7}. Let me check that again, which is needed because I was not sure. So \\fbox{42}.", "42", True),
+        ("It is -2 2/3, I think.", "-\\frac{8}{3}", True),
+        ("$$\\fbox{$42$}$$", "42", True),
+        ("**Answer:** **42**", "42", True),
+        ("It is $\\frac{1}{2^{98}}$.", "\\frac{1}{2^{99}}", False),
+        ("\\boxed{\\foo 42}", "42", False),
+    ],
+)
+def test_an_answer_outside_of_a_box_is_read_in_the_same_forms(
+    environment: MathEnvironment, response: str, ground_truth: str, is_right: bool
+) -> None:
+    assert judge(environment, response, ground_truth, "any").reward == (RIGHT if is_right else WRONG)
+
+
+def test_an_fbox_is_a_box(environment: MathEnvironment) -> None:
+    assert last_box("\\boxed{7} \\fbox {42}") == "42"
+    assert judge(environment, "\\fbox{42}", form="boxed").reward == RIGHT
+
+
+@given(st.integers(-(10**40), 10**40), st.integers(-(10**40), 10**40), st.integers(1, 10**40))
+def test_fractions_are_equal_where_they_are_in_arithmetic(left: int, right: int, under: int) -> None:
+    compared = compare(f"\\frac{{{left}}}{{{under}}}", f"\\boxed{{\\frac{{{right}}}{{{under}}}}}").correct
+    assert compared is (left == right)
+    assert compare(f"\\frac{{{left}}}{{{under}}}", f"\\boxed{{\\frac{{{3 * left}}}{{{3 * under}}}}}").correct
+
+
+def test_math_verify_itself_still_takes_numbers_as_equal_that_are_near_each_other() -> None:
+    # When this fails, `exact.py` is needed no more.
+    near = "from math_verify import parse, verify; print(verify(parse('$2^{-99}$'), parse('$2^{-98}$')))"
+    assert subprocess.run([sys.executable, "-c", near], check=True, capture_output=True, text=True).stdout == "True\n"
+
+
+PROSE = [
+    "The answer is 42.",
+    "42 is the answer",
+    "Natalia sold 48/2 = 24 clips in May.\n#### 72",
+    "The area is $\\frac{1}{2}$.",
+    "two apples",
+    "all real numbers",
+    "答案是42",
+]
+NO_PROSE = [
+    *("42", "x=5 or x=-5", "AB=4, CD=5", "13 widgets", "12 square feet", "1 hour 30 minutes", "June 20", "yes", "B"),
+    *(
+        "\\text{No such number exists}",
+        "\\begin{pmatrix}1\\\\2\\end{pmatrix}",
+        "sin x and cos x",
+        "So it must be \\boxed{4}.",
+    ),
+    *("\\sqrt{2}\\text{ square units of the plane}", "x \\in \\mathbb{R}", "$19, 46, and 82$", "3元"),
+]
+
+
+@pytest.mark.parametrize("ground_truth", PROSE)
+def test_a_ground_truth_that_is_prose_is_refused_before_anything_runs(
+    environment: MathEnvironment, ground_truth: str
+) -> None:
+    samples = [{"ground_truth": "42"}, {"ground_truth": ground_truth}]
+    [refused] = refused_fields(environment.ExtraEnvInfo, samples)
+    assert (refused.place, refused.location) == (1, ("ground_truth",))
+    assert refused.message.startswith(
+        "it is prose, of which no number can be taken as the answer: give the answer alone"
+    )
+
+
+@pytest.mark.parametrize("ground_truth", NO_PROSE)
+def test_a_ground_truth_with_a_few_words_is_no_prose(environment: MathEnvironment, ground_truth: str) -> None:
+    assert refused_fields(environment.ExtraEnvInfo, [{"ground_truth": ground_truth}]) == []
+
+
+@pytest.mark.parametrize(
+    ("response", "form", "is_right"),
+    [
+        ("\\boxed{All real numbers}", "any", True),
+        ("So: \\boxed{\\text{all  real numbers.}}", "boxed", True),
+        ("All real\nnumbers.", "any", True),
+        ("I think all real numbers", "any", False),
+        ("\\boxed{all complex numbers}", "any", False),
+        ("all real numbers", "boxed", False),
+        ("Answer: all real numbers", "answer_line", True),
+        ("\\boxed{}", "any", False),
+        ("", "any", False),
+    ],
+)
+def test_prose_is_compared_as_a_text_where_the_task_says_so(response: str, form: AnswerForm, is_right: bool) -> None:
+    environment = MathEnvironment(text_answers=True)
+    try:
+        assert refused_fields(environment.ExtraEnvInfo, [{"ground_truth": "all real numbers"}]) == []
+        info: Any = environment.ExtraEnvInfo.model_validate({"ground_truth": "all real numbers", "answer_form": form})
+        outcome = asyncio.run(environment.step(conversation(response), info))
+        assert outcome.reward == (RIGHT if is_right else WRONG)
+    finally:
+        environment.close()
+
+
+def test_the_right_choice_may_be_followed_by_words() -> None:
+    environment = MathEnvironment(answer_form="choice")
+    try:
+        assert refused_fields(environment.ExtraEnvInfo, [{"ground_truth": "(B) the red ball"}]) == []
+    finally:
+        environment.close()
+    assert refused_fields(MathInfo, [{"ground_truth": "(B) the red ball", "answer_form": "choice"}]) == []
+    assert len(refused_fields(MathInfo, [{"ground_truth": "(B) the red ball"}])) == 1
+
+
+@pytest.mark.slow
 def test_the_scores_of_math_verifys_own_test_cases_are_those_that_its_tests_expect(
     patient_environment: MathEnvironment,
 ) -> None:
     """From the folder `tests` of Math-Verify 0.9 (MIT and Apache 2.0): all cases that mean the same without options.
 
-    Left out are those with options of precision and of relations, two that forbid plain numbers, 1,22 for 1.22, and
-    ground truths of more than 1000 characters.
+    Left out are those with options of precision and of relations, two that forbid plain numbers, 1,22 for 1.22, one
+    that wants 1 + 1/e to be 1 - 1/e, and ground truths of more than 1000 characters.
     """
     cases = [json.loads(line) for line in CASES.read_text().splitlines()]
 

@@ -1,0 +1,145 @@
+"""Brings the ways in which people write one answer to the one that math-verify reads. Takes linear time.
+
+Each rule is for a form that math-verify 0.9 reads as another number, or not at all.
+"""
+
+import re
+from collections.abc import Callable
+from fractions import Fraction
+from math import prod
+
+VULGAR_FRACTIONS = {2: "½", 3: "⅓⅔", 4: "¼ ¾", 5: "⅕⅖⅗⅘", 8: "⅛ ⅜ ⅝ ⅞"}
+CHARACTERS = str.maketrans(
+    {
+        **dict.fromkeys("\u00a0\u2002\u2003\u2005\u2007\u2009\u202f", "~"),
+        **dict.fromkeys("\u2012\u2013\u2212", "-"),
+        **dict.fromkeys("€£¥", ""),
+        **{"×": r"\times ", "÷": r"\div ", "·": r"\cdot ", "π": r"\pi ", "∞": r"\infty ", "√": r"\sqrt "},
+        **{"≤": r"\le ", "≥": r"\ge ", "°": r"^\circ ", "…": r"\ldots ", "²": "^2", "³": "^3"},
+        **{
+            character: f" {numerator}/{denominator}"
+            for denominator, characters in VULGAR_FRACTIONS.items()
+            for numerator, character in enumerate(characters, 1)
+            if character != " "
+        },
+    }
+)
+ELLIPSIS = r"\Xi_{99} "
+"""A symbol that no answer has: lists with an ellipsis are equal if they have it in common with all else."""
+END = r"(?=\s*+\.?\s*+(?:[}$,;]|\\[)\]]|\Z))"
+"""Of a formula or of an item of a list."""
+SPACE = r"(?<!\\)\\[,;:> ]|~|\\(?:quad|qquad|thinspace|enspace)(?![a-zA-Z])|\\[hm]space\*?\{[^{}]*+\}"
+GROUP = r"(?:\\[,;: !]|~|\{(?:\\?,)\}|,\\!\s?| )\d{3}(?!\d)"
+"""Three more digits of a number."""
+AS_TEXT = r"\\(?:text(?:bf|rm|it|sf|tt|normal)?|math(?:rm|bf|it|sf|tt|normal)|mbox|hbox|emph)\s*+(?=\{)"
+BOLD = r"\\(?:boldsymbol|bm|pmb|bold)"
+WORDS = r"[^{}$\\]*+"
+POWER = r"\^(?:\{\s*+-?\d\s*+\}|-?\d)"
+UNIT = rf"\\text\{{{WORDS}(?:(?:\\[,;: ]|\\cdot|{POWER}){WORDS})*+\}}(?:{POWER})?+"
+PLAIN_UNIT = (
+    r"[kcmd]m\^(?:[23]|\{[23]\})|(?:k?m|ft|mi)/(?:h|s|hr|min|s\^(?:2|\{2\}))|USD|EUR|GBP|dollars?|euros?|degrees?|radians?|units?"
+    r"|(?:square|cubic) (?:units?|centimeters?|met(?:er|re)s?|inches|feet|miles?|yards?|cm|ft|m)"
+)
+TOO_LONG = r"{1,20}+"
+"""How often a part may come where a longer text would be looked through again and again."""
+
+
+def digits_of(number: re.Match[str]) -> str:
+    return "".join(filter(str.isdigit, number[0].replace(r"\!", "")))
+
+
+def number_and_words(text: re.Match[str]) -> str:
+    """`\\text{13 cm}` as a number and its unit; a text with several numbers as it is."""
+    number, words = text.groups()
+    return f"{number}{words}" if any(map(str.isdigit, words)) or not words.strip() else rf"{number}\text{{{words}}}"
+
+
+def mixed_number(number: re.Match[str]) -> str:
+    """A fraction; `2 4/3` stays a product."""
+    whole, numerator, denominator = map(int, number.groups())
+    return f"{whole * denominator + numerator}/{denominator}" if numerator < denominator else number[0]
+
+
+def repeating_decimal(number: re.Match[str]) -> str:
+    whole, fixed, period = number.groups()
+    scale = 10 ** len(fixed)
+    value = Fraction(int(whole + fixed), scale) + Fraction(int(period), scale * (10 ** len(period) - 1))
+    return rf"\frac{{{value.numerator}}}{{{value.denominator}}}"
+
+
+RULES: list[tuple[str, str | Callable[[re.Match[str]], str]]] = [
+    (r"\\fbox(?=\s*+\{)", r"\\boxed"),
+    (rf"(?<![\d.,])\d{{1,3}}(?:{GROUP}){TOO_LONG}(?!,?\d)", digits_of),
+    (r"(?<!\\)\\!", ""),
+    (SPACE, " "),
+    (r"\\(?:SI|qty)\s*+(?:\[[^\]{}]{0,99}+\])?+\{([^{}]*+)\}\s*+\{[^{}]*+\}", r"\1"),
+    (r"\\(?:num|ang)\s*+\{([^{}]*+)\}", r"\1"),
+    (r"\\unit\s*+\[([^\]{}]{0,99}+)\]\s*+\{[^{}]*+\}", r"\1"),
+    (r"\\[lc]?dots[cbmio]?(?![a-zA-Z])|(?<=[,+-])\.\.\.|(?<=[,+-] )\.\.\.", r"\\ldots"),
+    (r"(?<![\d.])(\d*+\.\d++)\s*+(?:\\ldots|\.\.\.)", r"\1"),
+    (r"\\ldots", lambda _: ELLIPSIS),
+    (AS_TEXT, r"\\text"),
+    (r"\\text\{T\}", "T"),
+    (r"\\text\{\s*+([dei])\s*+\}", r" \1"),
+    (r"(?<=\d) ++i(?![a-zA-Z])", "i"),
+    (r"\\text\{\s*+\\\$\s*+\}", ""),
+    (r"(?:,\s*+)?+\\text\{\s*+(?:,\s*+)?+(?:and|or)\s*+\}", ", "),
+    (rf"(?:\\text|{BOLD}\s*+)\{{(\s*+[-+$]?+\d[\d.,/]*+)({WORDS})\}}", number_and_words),
+    (rf"(?:\\text|{BOLD}\s*+)\{{(\s*+\([^{{}}\d]*+\d[^{{}}]*\))\s*+\}}", r"\1"),
+    (r"\\text(?=\{\s*+[-+(]?+[\d\\])", ""),
+    (rf"{BOLD}(?![a-zA-Z])", ""),
+    (r"\{\s*+\\(?:bf|rm|it|displaystyle|textstyle)(?![a-zA-Z])", "{"),
+    (r"(?<![\w)*])\*\*(?=[^\s*])([^*\n]*+)\*\*", r"\1"),
+    (rf"(?<=[\d}}])\s*+\^(?:\\circ|\{{\s*+\\circ\s*+\}})\s*+(?:[CFK]|\\text\{{\s*+[CFK]\s*+\}})?+{END}", ""),
+    (rf"(?<=[\d}}%)])\s*+(?:(?:\\cdot|\\times|/)?+\s*+{UNIT}\s*+){TOO_LONG}{END}", ""),
+    (rf"(?<=[\d}}])\s*+(?:{PLAIN_UNIT}){END}", ""),
+    (r"(?<![\w.])(\d{1,3})!!(?!!)", lambda number: str(prod(range(int(number[1]), 0, -2)))),
+    (r"(?<![\w.])(\d+(?:\.\d+)?)[eE]([-+]?\d{1,4})(?![\w.])", r"\1\\times 10^{\2}"),
+    (r"(?<![\w.,/^)}])(\d{1,4}) ++(\d{1,4}) *+/ *+(\d{1,4})(?![\d/!^]|\.\d)", mixed_number),
+    (r"(?<![\d.])(\d{1,20})\.(\d{0,20})\\(?:overline|bar|dot)\s*+\{(\d{1,20})\}", repeating_decimal),
+    (r"(?<=\d)\.(?=\s*+[}$])", ""),
+    (r"(\\boxed\s*+\{)\s*+(?:=|\\approx(?![a-zA-Z]))", r"\1"),
+    (r"\\lg(?![a-zA-Z])", r"\\log_{10}"),
+    (r"\\log_(?:e(?![a-zA-Z])|\{e\})", r"\\ln "),
+    (r"\\([lr])brace(?![a-zA-Z])", lambda brace: r"\{" if brace[1] == "l" else r"\}"),
+    (r"\\varnothing(?![a-zA-Z])", r"\\emptyset"),
+]
+COMPILED = [(re.compile(pattern), replacement) for pattern, replacement in RULES]
+
+
+def normalized(text: str) -> str:
+    """The text with these forms brought to those of math-verify."""
+    text = text.translate(CHARACTERS)
+    for pattern, replacement in COMPILED:
+        text = pattern.sub(replacement, text)
+    return text
+
+
+DELIMITERS = re.compile(r"\\[()\[\]]|\$|[{}]|\\(?:boxed|fbox|text|left|right)(?![a-zA-Z])")
+NO_WORDS = re.compile(rf"\\text\{{{WORDS}\}}|\\(?:begin|end)\{{{WORDS}\}}|\\[a-zA-Z]++")
+WORD = re.compile(r"(?<![^\W\d_])(?:[^\W\d_]{3,}+|is|it|of|we|he|at|by|so|as|be)(?![^\W\d_])", re.IGNORECASE)
+CJK_SENTENCE = re.compile(r"[\u3040-\u30ff\u4e00-\u9fff\uac00-\ud7af]{3,}+")
+OF_A_FORMULA = re.compile(
+    r"and|for|all|mod|per|sin|cos|tan|cot|sec|csc|log|exp|sqrt|arc(?:sin|cos|tan)|max|min|gcd|lcm|inf|infinity|percent"
+    r"|(?:second|minute|hour|day|week|month|year|degree|radian|cent|dollar|euro|mile|yard|unit|lb|hr|min|sec|pound|ounce)s?"
+    r"|(?:kilo|centi|milli)?(?:meter|metre|gram|liter|litre)s?|inch|inches|foot|feet|square|cubic|mph|kph",
+    re.IGNORECASE,
+)
+
+
+def is_prose(ground_truth: str) -> bool:
+    """Whether words say what is right: two or more outside of `\\text{}` that are neither of a formula nor a unit.
+
+    A box among them says which part of the text is the answer.
+    """
+    if r"\boxed" in ground_truth:
+        return False
+    plain = NO_WORDS.sub(" ", re.sub(AS_TEXT, r"\\text", ground_truth))
+    words = [word for word in WORD.findall(plain) if not (word.isupper() or OF_A_FORMULA.fullmatch(word))]
+    return len(words) > 1 or CJK_SENTENCE.search(plain) is not None
+
+
+def as_text(text: str) -> str:
+    """A text without delimiters of LaTeX, further spaces, and the case of words; variables keep theirs."""
+    plain = " ".join(DELIMITERS.sub(" ", re.sub(AS_TEXT, "", text)).strip(" .\n").split())
+    return plain.lower() if WORD.search(plain) else plain
