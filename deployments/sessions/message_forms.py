@@ -100,8 +100,8 @@ def reasoning_of(message: ChatMessage) -> str:
 def plain_message(message: ChatMessage) -> ChatMessage:
     """The message as every SDK's dump of it is recorded and rendered: with a text for its content where it has one.
 
-    Beside tool calls they send null, an empty text, an empty list or nothing, and vLLM hands the template different things
-    for them: some templates refuse one, others print another.
+    Beside tool calls they send null, an empty text, an empty list or nothing, and vLLM hands the template different
+    things for them: some templates refuse one, others print another.
     """
     return {**message, "content": plain_content(message.get("content"))}
 

@@ -12,17 +12,17 @@ from pydantic_core import from_json, to_json
 from deployments.serving_records import Endpoint
 from rollout_client.problem_contract import Problem
 
-LAST_EVENTS: Mapping[Endpoint, bytes] = {
-    "chat/completions": b"data: [DONE]",
-    "messages": b"event: message_stop",
-    "responses": b"event: response.completed",
+LAST_EVENTS: Mapping[Endpoint, tuple[bytes, ...]] = {
+    "chat/completions": (b"data: [DONE]",),
+    "messages": (b"event: message_stop",),
+    "responses": (b"event: response.completed", b"event: response.incomplete"),
 }
 SEQUENCE_NUMBER = re.compile(rb'"sequence_number":\s?(\d+)')
 
 
 def is_closed_by(endpoint: Endpoint, part: bytes) -> bool:
     """Whether a part of a stream has its last event. Within data a line never begins: JSON has no line ends."""
-    return b"\n" + LAST_EVENTS[endpoint] in b"\n" + part
+    return any(b"\n" + last in b"\n" + part for last in LAST_EVENTS[endpoint])
 
 
 def problem_event(endpoint: Endpoint, problem: Problem, after: bytes) -> bytes:

@@ -22,6 +22,7 @@ from deployments.generation.serving.served_call import CURRENT_CALL, ServedCall
 from deployments.generation.serving.session_call import SessionCall
 from deployments.generation.serving.session_request import prepare_chat, prepare_responses
 from deployments.generation.serving.shown import DATA, shown_message, shown_output
+from deployments.generation.serving.vllm_patches import ending_as_they_end
 from deployments.sessions.failures import SessionFailure
 from deployments.sessions.records import ChatMessage
 
@@ -71,6 +72,9 @@ class AnsweredResponses(OpenAIServingResponses):
             return recorded_responses(answer, call.session)
         await record(call.session, {0: shown_output(answer.output)})
         return answer
+
+    def responses_stream_generator(self, *given: Any, **options: Any) -> AsyncGenerator[Any, None]:
+        return ending_as_they_end(super().responses_stream_generator(*given, **options))
 
 
 async def answered_events(

@@ -25,9 +25,9 @@ from vllm.entrypoints.serve.tokenize.serving import ServingTokenization
 from deployments.generation.response_settings import ResponseSettings
 from deployments.generation.serving.answered_layers import AnsweredChat, AnsweredMessages, AnsweredResponses
 from deployments.generation.serving.fail_fast import fail_at_first_wrong_item
-from deployments.generation.serving.reasoning_start import leave_out_start_of_reasoning
 from deployments.generation.serving.recording_client import RecordingClient
 from deployments.generation.serving.session_renderer import SessionOnlineRenderer
+from deployments.generation.serving.vllm_patches import install, take_null_fields_of_messages
 from deployments.serving_records import public_model_name
 
 ROUTERS = (chat_router, responses_router, messages_router, models_router, tokenize_router)
@@ -76,7 +76,8 @@ def serving_app(client: RecordingClient, settings: ResponseSettings) -> FastAPI:
     state.serving_tokenization = ServingTokenization(models, renderer, **PLAIN_TEMPLATE)
     init_exception_handler(app)
     fail_at_first_wrong_item(*REQUESTS)
-    leave_out_start_of_reasoning()
+    take_null_fields_of_messages(ChatCompletionRequest, TokenizeChatRequest)
+    install()
     for router in ROUTERS:
         app.include_router(router)
     return app

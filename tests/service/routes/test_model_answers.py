@@ -139,6 +139,7 @@ def test_the_error_has_the_number_after_that_of_the_event_before_it() -> None:
         ("chat/completions", b"data: [DONE]\n\n"),
         ("messages", b'event: message_stop\ndata: {"type":"message_stop"}\n\n'),
         ("responses", b'event: response.completed\ndata: {"type":"response.completed"}\n\n'),
+        ("responses", b'event: response.incomplete\ndata: {"type":"response.incomplete"}\n\n'),
     ],
 )
 def test_a_stream_that_has_had_its_last_event_gets_no_error(path: str, last: bytes) -> None:

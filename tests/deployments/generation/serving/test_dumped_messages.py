@@ -15,7 +15,10 @@ QUESTION = {"role": "user", "content": "2 + 3?"}
 TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}]
 CALLS = [{"id": "abcdefghi", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}]
 RESULT = {"role": "tool", "content": "5", "tool_call_id": "abcdefghi"}
-FIRST_PART = "{%- if message['content'] is string -%}{{ message['content'] }}{%- else -%}{{ message['content'][0]['text'] }}{%- endif -%}"
+FIRST_PART = (
+    "{%- if message['content'] is string -%}{{ message['content'] }}"
+    "{%- else -%}{{ message['content'][0]['text'] }}{%- endif -%}"
+)
 """As Devstral's template reads an answer; of an empty list it says "list object has no element 0"."""
 CONTENTS: list[dict[str, Any]] = [
     {"content": ""},
@@ -57,3 +60,34 @@ async def test_an_empty_content_beside_calls_is_one_message_however_it_is_writte
     drift = [message.action for call in (await served.store.drift("s", "")).drift for message in call.messages]
     # The first call alone brings the answer, which the session has not generated.
     assert drift == ["rendered_anew"]
+
+
+NULLS = {"name": None, "tool_calls": None, "refusal": None, "annotations": None, "audio": None, "function_call": None}
+
+
+@pytest.mark.parametrize("session", [None, "s"])
+@runs
+async def test_null_fields_are_as_if_they_were_not_there(session: str | None) -> None:
+    served = await Served(tool_call_parser="hermes").open()
+    conversation = [
+        {"role": "system", "content": "Add."},
+        QUESTION,
+        {"role": "assistant", "content": None, "tool_calls": CALLS},
+        RESULT,
+        {"role": "assistant", "content": "5"},
+        {"role": "user", "content": "And 1 + 1?"},
+    ]
+    for given in (conversation, [{**NULLS, **message} for message in conversation]):
+        served.reply("2")
+        status, answer = await served.answer("chat/completions", asking(*given), session)
+        assert status == 200, answer
+        counted = await served.answer("tokenize", {"messages": given})
+        assert (counted[0], counted[1]["count"] > 0) == (200, True)
+    first, second = served.core.prompts
+    assert second == first
+
+
+@runs
+async def test_a_message_without_a_role_is_refused_as_before() -> None:
+    status, refused = await Served().answer("chat/completions", {"messages": [{"name": None, "content": None}]})
+    assert (status, "role" in refused["error"]["message"]) == (400, True)
