@@ -89,6 +89,7 @@ def message_log_of(path: Iterable[Node]) -> list[Message]:
 def generated_message(generated: GeneratedMessage, rewards: Mapping[str, float]) -> Message:
     shown = generated.message
     calls, reasoning = shown.get("tool_calls") or None, reasoning_of(shown) or None
+    optional: dict[str, Any] = {"constrained": True} if generated.is_constrained else {}
     return Message.model_construct(
         role="assistant",
         content=generated.text,
@@ -103,7 +104,7 @@ def generated_message(generated: GeneratedMessage, rewards: Mapping[str, float])
         tool_calls=calls,
         reasoning_content=reasoning,
         parsed_content=text_of(shown.get("content")) if calls or reasoning else None,
-        **({"constrained": True} if generated.is_constrained else {}),
+        **optional,
     )
 
 

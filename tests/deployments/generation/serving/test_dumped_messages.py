@@ -69,7 +69,7 @@ NULLS = {"name": None, "tool_calls": None, "refusal": None, "annotations": None,
 @runs
 async def test_null_fields_are_as_if_they_were_not_there(session: str | None) -> None:
     served = await Served(tool_call_parser="hermes").open()
-    conversation = [
+    conversation: list[dict[str, Any]] = [
         {"role": "system", "content": "Add."},
         QUESTION,
         {"role": "assistant", "content": None, "tool_calls": CALLS},

@@ -132,7 +132,7 @@ class Served:
         store: Any = self.store
         self.layers = ServingLayers(self.engine, ResponseSettings(**settings), store, 2.0)
         # A process of its own would compile it first.
-        self.layers._grammars.check = unchecked_grammar  # type: ignore[method-assign]
+        self.layers._grammars.check = unchecked_grammar  # type: ignore[method-assign,assignment]
         self._calls = 0
 
     async def open(self, **request: Any) -> "Served":
