@@ -17,6 +17,7 @@ import pytest
 from rich.console import Console
 
 from benchmarks.session_laws.__main__ import play_sessions
+from benchmarks.session_laws.log_probabilities import Differences, add_scored
 from benchmarks.session_laws.random_agent import CALCULATOR
 from examples.task_configs import config_for
 from rollout_client import AsyncRolloutClient, RolloutClient, Sampling
@@ -185,6 +186,58 @@ def test_a_conversation_with_tools_is_one_branch_of_the_engines_own_ids(client: 
     assert [branch.rewards for branch in branches] == [{"reward": 1.0, "tools": 0.5}, {"reward": 1.0}]
     assert [message.role for message in branches[0].message_log] == ["user", "assistant", "tool", "assistant"]
     assert (branches[0].id, branches[0].task_name, report.counts["rendered_anew"]) == ("mine", "math", 0)
+
+
+def test_a_call_that_only_has_tools_is_sampled_from_the_policy_and_one_with_a_strict_tool_is_marked(
+    url: str,
+) -> None:
+    strict = {"type": "function", "function": {**CALCULATOR["function"], "strict": True}}
+
+    async def played() -> tuple[list[SessionSample], Differences]:
+        async with AsyncRolloutClient(url) as client, client.session(sampling={"seed": 7}) as session:
+            for tool in (CALCULATOR, strict):
+                asked: Any = {"tools": [tool], "parallel_tool_calls": False}
+                await chat(session, **asked)
+            free, bound = await session.samples()
+            differences = Differences()
+            await add_scored(client, [free], differences)
+            return [free, bound], differences
+
+    branches, differences = asyncio.run(played())
+    assert [generated(branch)[0].constrained for branch in branches] == [None, True]
+    assert fmean(differences.scored) <= SAME_WEIGHTS_TOLERANCE
+
+
+def test_what_an_sdk_dumps_with_all_its_nulls_goes_on_with_the_engines_own_ids(client: RolloutClient) -> None:
+    with (
+        client.session(sampling=GREEDY) as session,
+        openai.OpenAI(base_url=session.base_url, api_key=session.api_key) as model,
+    ):
+        ask: Any = {"model": "gpt-4o", "tools": [CALCULATOR], "extra_body": {"return_token_ids": True}}
+        first = model.chat.completions.create(messages=[QUESTION], **ask)
+        reply = first.choices[0].message
+        assert reply.tool_calls is not None
+        said: Any = {**reply.model_dump(), "name": None}
+        result: Any = {"role": "tool", "tool_call_id": reply.tool_calls[0].id, "content": "5", "name": None}
+        second = model.chat.completions.create(messages=[QUESTION, said, result], **ask)
+        [branch] = session.samples()
+    assert ids_of(branch) == ids_and_response(second)
+    begun = ids_and_response(first)
+    assert prompt_of(second)[: len(begun)] == begun
+
+
+def test_a_cut_response_is_incomplete_and_a_thought_is_whole_beside_stop_strings(direct: openai.OpenAI) -> None:
+    asked: Any = {"model": name_of(direct), "input": QUESTION["content"], "temperature": 0}
+    *_, last = direct.responses.create(**asked, max_output_tokens=3, stream=True)
+    assert last.type == "response.incomplete"
+    assert last.response.incomplete_details is not None
+    assert last.response.incomplete_details.reason == "max_output_tokens"
+    chatted: Any = {"model": name_of(direct), "messages": [QUESTION], "temperature": 0, "stop": ["</answer>"]}
+    whole = direct.chat.completions.create(**chatted).choices[0].message
+    deltas = [chunk.choices[0].delta for chunk in direct.chat.completions.create(**chatted, stream=True)]
+    assert "".join(delta.content or "" for delta in deltas) == whole.content
+    reasoning = "".join((delta.model_extra or {}).get("reasoning") or "" for delta in deltas)
+    assert reasoning == (whole.model_extra or {})["reasoning"]
 
 
 def prompt_of(answer: Any) -> list[int]:
