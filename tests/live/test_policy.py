@@ -328,7 +328,7 @@ def test_a_fresh_adapter_is_served_and_one_for_other_weights_is_refused(client: 
     state = perturbed(12)
     base = client.push_weights(state).version
     adapter_folder(tmp_path / "fresh", seed=1, scale=0.0)
-    update = client.push_weights(tmp_path / "fresh", kind="adapter")
+    update = client.push_weights(tmp_path / "fresh", kind="adapter", base=base)
     assert update.warnings == []
     assert_of_weights(play(client).samples, update.version, state)
     with pytest.raises(RequestRejected, match=f"others are current, version {base}") as rejected:

@@ -119,6 +119,8 @@ def test_further_engine_fields_reach_the_engine_as_they_are() -> None:
         "tensor_parallel_size": 2,
         "pipeline_parallel_size": 1,
         "gpu_memory_utilization": 0.5,
+        "enable_lora": False,
+        "max_lora_rank": 16,
         "scheduling_policy": "priority",
         "allowed_media_domains": ["none.invalid"],
         "tokenizer_mode": "hf",
@@ -146,3 +148,11 @@ def test_a_task_whose_agent_scores_it_needs_no_environment() -> None:
         "Question 6",
     ]
     assert settings.ray_actor_options()["math_agent"] == {"num_cpus": 0.1}
+
+
+@pytest.mark.parametrize(
+    ("fields", "rank"),
+    [({}, 0), ({"max_lora_rank": 8}, 0), ({"enable_lora": True}, 16), ({"enable_lora": True, "max_lora_rank": 8}, 8)],
+)
+def test_the_highest_rank_of_an_adapter_is_zero_where_adapters_are_off(fields: dict[str, Any], rank: int) -> None:
+    assert EngineSettings(model="m", **fields).highest_rank == rank

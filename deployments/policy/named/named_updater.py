@@ -75,13 +75,14 @@ class NamedUpdater(Updates):
         async with self._update_lock.lease(f"version {label} is being loaded by the replicas"):
             await self._fleet.registry.forget_the_dead()
             await asyncio.to_thread(self._base.refuse_other_base, options)
-            warnings = list(self._base.warnings_of_base(self._versions.last_adapter_base))
+            warnings = list(self._base.warnings_of_base(self._versions.last_adapter_base, options))
             info = info.model_copy(update={"base": self._base.desired.full})
             async with self._versions.adding(info, file):
                 try:
                     replicas = await self._update_replicas(info, warnings)
                 finally:
                     if self._versions.current_on_disk == info.version:
+                        self._versions.last_adapter_base = self._base.full_weights
                         await self._publish()
                         logger.info("Version %s is current.", label, extra={"version": label})
         return PolicyUpdate(

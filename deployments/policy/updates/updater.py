@@ -74,7 +74,7 @@ class Updater(Updates):
             warnings: list[str] = []
             if info.kind == "adapter":
                 await asyncio.to_thread(self._versions.refuse_other_base, options)
-                warnings += self._versions.warnings_of_base(self._versions.last_adapter_base)
+                warnings += self._versions.warnings_of_base(self._versions.last_adapter_base, options)
                 info = info.model_copy(update={"base": self._versions.desired.full})
             else:
                 info = info.model_copy(update={"keeps_prefix_cache": not options.reset_prefix_cache})
@@ -83,6 +83,8 @@ class Updater(Updates):
                     replicas = await self._update_replicas(info, options, warnings)
                 finally:
                     if self._versions.desired.version == info.version:
+                        if info.kind == "adapter":
+                            self._versions.last_adapter_base = self._versions.full_weights
                         await self._activation.activate()
         canary_s = max((replica.canary_s for replica in replicas), default=0.0)
         return PolicyUpdate(

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from itertools import count
 from pathlib import Path
+from typing import NamedTuple
 
 from deployments.policy.failures import PolicyNotCurrent, VersionRefused, VersionUnknown, WeightsRefused
 from deployments.policy.replicas.commands import LoadedWeights
@@ -27,6 +28,13 @@ OTHER_BASE = (
     "the adapter was trained on these full weights, and others are current, version {full}: make its own current first "
     "(POST /policy/rollback), or train it on those"
 )
+
+
+class FullWeights(NamedTuple):
+    """What tells full weights from others once their version is no longer stored."""
+
+    version: int
+    checksum: str | None = None
 
 
 class PolicyVersions:
@@ -47,10 +55,10 @@ class PolicyVersions:
         self._max_step = max_step
         self._run = run
         self._updating_to: int | None = None
-        adapters = [info for info in store.versions() if info.kind == "adapter"]
-        self.last_adapter_base = adapters[-1].base if adapters else None
-        """The full weights of the last adapter that became current, also once others have taken their place; a store
-        that starts knows it of the versions that are stored."""
+        bases = [info.base for info in store.versions() if info.kind == "adapter" and info.base is not None]
+        self.last_adapter_base = FullWeights(bases[-1]) if bases else None
+        """On which the last adapter became current, also once others have taken their place; a store that starts knows
+        of the adapters that are stored."""
 
     @property
     def updating_to(self) -> int | None:
@@ -195,8 +203,6 @@ class PolicyVersions:
     def make_current(self, version: int) -> None:
         """On disk; `publish` tells everyone who waits."""
         self._store.make_current(version)
-        if (info := self.stored(version)) is not None and info.kind == "adapter":
-            self.last_adapter_base = info.base
 
     async def publish(self) -> int:
         """Publishes and returns the version that is current on disk."""
@@ -286,6 +292,13 @@ class PolicyVersions:
             version = info.rollback_of
         return version
 
+    @property
+    def full_weights(self) -> FullWeights:
+        """Those that are current."""
+        full = self.desired.full
+        info = self.stored(full)
+        return FullWeights(full, None if info is None else info.checksum)
+
     def refuse_other_base(self, options: PushOptions) -> None:
         """Raises `PolicyNotCurrent` unless the current full weights are those that an adapter was trained on.
 
@@ -300,18 +313,22 @@ class PolicyVersions:
         if problem is not None:
             raise PolicyNotCurrent(problem)
 
-    def warnings_of_base(self, before: int | None) -> Sequence[str]:
+    def warnings_of_base(self, before: FullWeights | None, options: PushOptions) -> Sequence[str]:
         """What the sender of an adapter is told if the one before was served on other full weights than the current.
 
         Args:
-            before: the version of these; `None` without an adapter before.
+            before: on which that was; `None` without an adapter before.
+            options: if they demand a base, the sender knows which it is.
         """
-        full = self.desired.full
-        if before is None or self._are_same(before, full):
+        full, is_demanded = self.full_weights, (options.base, options.base_checksum) != (None, None)
+        if is_demanded or before is None or self._are_same(before.version, full.version):
+            return []
+        if before.checksum is not None and before.checksum == full.checksum:
             return []
         return [
-            f"The adapter is served on the full weights of version {full}, and the one before it was on version "
-            f"{before}. If it was trained on {before}, roll back to that version and push it again."
+            f"The adapter is served on the full weights of version {full.version}, and the one before it was on "
+            f"version {before.version}. If it was trained on {before.version}, roll back to that version and push it "
+            "again."
         ]
 
     def delta_base(self, version: int | None) -> int:

@@ -1,5 +1,6 @@
 """What the canary generates, what fails it, and what it sees of a change of the weights."""
 
+import asyncio
 import logging
 import math
 from collections.abc import Callable, Sequence
@@ -18,6 +19,7 @@ from deployments.generation.adapters import Adapters, LoadedAdapter
 from deployments.generation.canary import (
     CANARY_PROMPT_TOKENS,
     CANARY_TOKENS,
+    REMEMBER_WITHIN_S,
     AdapterHasNoEffect,
     WeightsCanary,
     canary_prompts,
@@ -25,7 +27,7 @@ from deployments.generation.canary import (
 )
 from tests.deployments.generation.scripted_llm import ScriptedLLM, adapter_folder
 from tests.deployments.policy.policy_world import ADAPTED
-from tests.virtual_time import run
+from tests.virtual_time import now, run
 
 # Importing vLLM takes seconds.
 pytestmark = pytest.mark.slow
@@ -195,6 +197,20 @@ def test_where_the_weights_before_could_not_be_played_nothing_is_compared(caplog
         engine.logprob = lambda _: -1.0
         return await engine.canary.try_current()
 
-    with caplog.at_level(logging.WARNING):
+    with caplog.at_level(logging.INFO):
         assert not run(play())
     assert "The new weights are not compared with those before: The engine's queue is full." in caplog.text
+
+
+def test_a_push_does_not_wait_long_for_an_engine_that_is_full() -> None:
+    async def play() -> float:
+        engine = Engine(lambda _: -1.0)
+
+        async def wait(*_: Any) -> Any:
+            await asyncio.sleep(3600)
+
+        canary = WeightsCanary(engine.adapters, wait, lambda: 0, lambda: [[1, 2]])
+        await canary.remember()
+        return now()
+
+    assert run(play()) == REMEMBER_WITHIN_S

@@ -403,6 +403,9 @@ def test_an_adapter_on_other_full_weights_than_the_one_before_is_served_and_its_
         )
         assert (update.base, update.warnings) == (full, [warning])
         assert (await world.push(9, adapter(3.0), kind="adapter", name=name)).warnings == []
+        # The sender who demands them knows which they are.
+        await world.push(10, weights(4.0))
+        assert (await world.push(11, adapter(3.0), kind="adapter", name=name, base=10)).warnings == []
 
     play(story, tmp_path)
 
@@ -416,6 +419,20 @@ def test_a_rollback_has_the_weights_that_an_adapter_was_trained_on(tmp_path: Pat
         assert (update.base, update.warnings) == (back, [])
 
     play(story, tmp_path)
+
+
+@pytest.mark.parametrize("name", [None, "run-b"])
+def test_the_same_full_weights_under_another_number_are_the_same_base(tmp_path: Path, name: str | None) -> None:
+    async def story(world: World) -> None:
+        await world.push(1, weights(2.0))
+        await world.push(2, adapter(1.0), kind="adapter", name=name)
+        for version in (3, 4):
+            await world.push(version, weights(version))
+        assert 1 not in versions(world), "nothing is stored of the first base any more"
+        await world.push(5, weights(2.0))
+        assert (await world.push(6, adapter(2.0), kind="adapter", name=name)).warnings == []
+
+    play(story, tmp_path, keep_versions=1)
 
 
 def test_a_store_that_restarts_knows_the_base_of_the_adapter_before(tmp_path: Path) -> None:
