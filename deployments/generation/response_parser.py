@@ -14,12 +14,12 @@ import orjson
 
 from deployments.response_parsing import ParsedResponse, ResponseToParse
 
+HARMONY = {"openai", "openai_gptoss"}
+"""The parsers of gpt-oss. Both only say that `HarmonyParser` reads its responses."""
 PRELOADED = ("vllm.parser.parser_manager", "vllm.tool_parsers", "vllm.reasoning", "vllm.tokenizers", __name__)
 """What a worker process has imported before its first call."""
 WHOLE_PROMPT = "hf"
 """The one parser of vLLM that looks at the tokens before the response."""
-HARMONY = {"openai", "openai_gptoss"}
-"""The parsers of gpt-oss. Both only say that `HarmonyParser` reads its responses."""
 NUMBERED_ID = "functions."
 """How ids begin that vLLM makes of a call's name and number, as one family of models writes them."""
 PROBE_TOOL = {"type": "function", "function": {"name": "probe", "parameters": {"type": "object", "properties": {}}}}
@@ -41,6 +41,10 @@ class ParserChoice:
     ends_of_turn: frozenset[int] = frozenset()
     """Tokens that end a response and are no part of its text."""
 
+    @property
+    def is_harmony(self) -> bool:
+        return bool(HARMONY & {self.tool_call_parser, self.reasoning_parser})
+
 
 class LoggedErrors(logging.Handler):
     """vLLM's parsers log what they cannot read, and go on as if it were text: keeps what was logged."""
@@ -61,7 +65,6 @@ class VLLMResponseParser:
         from vllm.parser.parser_manager import ParserManager
         from vllm.tokenizers import get_tokenizer
 
-        is_harmony = bool(HARMONY & {choice.tool_call_parser, choice.reasoning_parser})
         try:
             self._tokenizer: Any = get_tokenizer(choice.tokenizer, tokenizer_mode="hf")
             parser_class = ParserManager.get_parser(
@@ -69,10 +72,10 @@ class VLLMResponseParser:
                 choice.reasoning_parser,
                 enable_auto_tools=choice.tool_call_parser is not None,
                 model_name=choice.tokenizer,
-                is_harmony=is_harmony,
+                is_harmony=choice.is_harmony,
                 tokenizer=self._tokenizer,
             )
-            if is_harmony:
+            if choice.is_harmony:
                 from vllm.entrypoints.openai.parser.harmony_utils import get_encoding
 
                 # It has a vocabulary of its own, and takes a missing one for a response that broke off.

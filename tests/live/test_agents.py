@@ -188,6 +188,52 @@ def test_a_conversation_with_tools_is_one_branch_of_the_engines_own_ids(client: 
     assert (branches[0].id, branches[0].task_name, report.counts["rendered_anew"]) == ("mine", "math", 0)
 
 
+def prompt_of(answer: Any) -> list[int]:
+    ids: list[int] = answer.model_extra["prompt_token_ids"]
+    return ids
+
+
+def ids_and_response(answer: Any) -> list[int]:
+    return [*prompt_of(answer), *answer.choices[0].model_extra["token_ids"]]
+
+
+async def chat(session: Any, **asked: Any) -> None:
+    async with openai.AsyncOpenAI(base_url=session.base_url, api_key=session.api_key) as model:
+        answer = await model.chat.completions.create(model="gpt-4o", messages=[QUESTION], **asked)
+        if asked.get("stream"):
+            async for _ in answer:
+                pass
+
+
+async def responses(session: Any, **asked: Any) -> None:
+    async with openai.AsyncOpenAI(base_url=session.base_url, api_key=session.api_key) as model:
+        answer = await model.responses.create(model="gpt-4o", input=QUESTION["content"], **asked)
+        if asked.get("stream"):
+            async for _ in answer:
+                pass
+
+
+async def messages(session: Any, **asked: Any) -> None:
+    async with anthropic.AsyncAnthropic(base_url=session.anthropic_base_url, api_key=session.api_key) as model:
+        answer = await model.messages.create(model="claude", messages=[QUESTION], max_tokens=96, **asked)
+        if asked.get("stream"):
+            async for _ in answer:
+                pass
+
+
+def test_every_api_records_the_same_tokens_streamed_or_not(url: str) -> None:
+    async def played() -> list[SessionSample]:
+        async with AsyncRolloutClient(url) as client, client.session(sampling=GREEDY) as session:
+            calls = [api(session, **asked) for api in (chat, responses, messages) for asked in ({}, {"stream": True})]
+            await asyncio.gather(*calls)
+            return await session.samples()
+
+    branches = asyncio.run(played())
+    assert len(branches) == 6
+    assert len({tuple(ids_of(branch)) for branch in branches}) == 1
+    assert {generated(branch)[0].reasoning_content for branch in branches} == {"2+3=5"}
+
+
 def test_a_call_that_only_has_tools_is_sampled_from_the_policy_and_one_with_a_strict_tool_is_marked(
     url: str,
 ) -> None:
@@ -238,52 +284,6 @@ def test_a_cut_response_is_incomplete_and_a_thought_is_whole_beside_stop_strings
     assert "".join(delta.content or "" for delta in deltas) == whole.content
     reasoning = "".join((delta.model_extra or {}).get("reasoning") or "" for delta in deltas)
     assert reasoning == (whole.model_extra or {})["reasoning"]
-
-
-def prompt_of(answer: Any) -> list[int]:
-    ids: list[int] = answer.model_extra["prompt_token_ids"]
-    return ids
-
-
-def ids_and_response(answer: Any) -> list[int]:
-    return [*prompt_of(answer), *answer.choices[0].model_extra["token_ids"]]
-
-
-async def chat(session: Any, **asked: Any) -> None:
-    async with openai.AsyncOpenAI(base_url=session.base_url, api_key=session.api_key) as model:
-        answer = await model.chat.completions.create(model="gpt-4o", messages=[QUESTION], **asked)
-        if asked.get("stream"):
-            async for _ in answer:
-                pass
-
-
-async def responses(session: Any, **asked: Any) -> None:
-    async with openai.AsyncOpenAI(base_url=session.base_url, api_key=session.api_key) as model:
-        answer = await model.responses.create(model="gpt-4o", input=QUESTION["content"], **asked)
-        if asked.get("stream"):
-            async for _ in answer:
-                pass
-
-
-async def messages(session: Any, **asked: Any) -> None:
-    async with anthropic.AsyncAnthropic(base_url=session.anthropic_base_url, api_key=session.api_key) as model:
-        answer = await model.messages.create(model="claude", messages=[QUESTION], max_tokens=96, **asked)
-        if asked.get("stream"):
-            async for _ in answer:
-                pass
-
-
-def test_every_api_records_the_same_tokens_streamed_or_not(url: str) -> None:
-    async def played() -> list[SessionSample]:
-        async with AsyncRolloutClient(url) as client, client.session(sampling=GREEDY) as session:
-            calls = [api(session, **asked) for api in (chat, responses, messages) for asked in ({}, {"stream": True})]
-            await asyncio.gather(*calls)
-            return await session.samples()
-
-    branches = asyncio.run(played())
-    assert len(branches) == 6
-    assert len({tuple(ids_of(branch)) for branch in branches}) == 1
-    assert {generated(branch)[0].reasoning_content for branch in branches} == {"2+3=5"}
 
 
 def test_a_json_schema_binds_the_answer_and_not_the_reasoning_before_it(client: RolloutClient) -> None:
