@@ -61,20 +61,18 @@ class AnsweredResponses(OpenAIServingResponses):
     ) -> AsyncGenerator[Any, None] | ResponsesResponse | ErrorResponse:
         call = CURRENT_CALL.get()
         request.request_id = f"resp_{call.request.generation_id}"
-        if call.session is None:
-            return await super().create_responses(request, raw_request)
-        call.session.answer_id = request.request_id
-        prepare_responses(request, call)
+        if call.session is not None:
+            call.session.answer_id = request.request_id
+            prepare_responses(request, call)
         answer = await super().create_responses(request, raw_request)
         if isinstance(answer, ErrorResponse):
             return answer
         if not isinstance(answer, ResponsesResponse):
-            return recorded_responses(answer, call.session)
-        await record(call.session, {0: shown_output(answer.output)})
+            events = ending_as_they_end(answer)
+            return events if call.session is None else recorded_responses(events, call.session)
+        if call.session is not None:
+            await record(call.session, {0: shown_output(answer.output)})
         return answer
-
-    def responses_stream_generator(self, *given: Any, **options: Any) -> AsyncGenerator[Any, None]:
-        return ending_as_they_end(super().responses_stream_generator(*given, **options))
 
 
 async def answered_events(

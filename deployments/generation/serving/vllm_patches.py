@@ -5,6 +5,7 @@ when it is no longer needed.
 """
 
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import aclosing
 from functools import wraps
 from types import SimpleNamespace
 from typing import Any
@@ -151,12 +152,13 @@ class IncompleteEvent(ResponseIncompleteEvent):
 
 async def ending_as_they_end(events: AsyncGenerator[Any, None]) -> AsyncGenerator[Any, None]:
     """The events of a response. One that was cut ends with `response.incomplete`; vLLM says that it is completed."""
-    async for event in events:
-        if event.type == "response.completed" and event.response.status == "incomplete":
-            event = IncompleteEvent(
-                type="response.incomplete", sequence_number=event.sequence_number, response=event.response
-            )
-        yield event
+    async with aclosing(events):
+        async for event in events:
+            if event.type == "response.completed" and event.response.status == "incomplete":
+                number, response = event.sequence_number, event.response
+                yield IncompleteEvent(type="response.incomplete", sequence_number=number, response=response)
+            else:
+                yield event
 
 
 def take_null_fields_of_messages(*models: type[BaseModel]) -> None:

@@ -8,13 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 from transformers import AutoTokenizer
-from vllm.entrypoints.openai.responses.serving import OpenAIServingResponses
 from vllm.parser.abstract_parser import DelegatingParser
 from vllm.reasoning.basic_parsers import BaseThinkingReasoningParser
 from vllm.reasoning.deepseek_r1_reasoning_parser import DeepSeekR1ReasoningParser
 from vllm.renderers.chat_utils import ChatCompletionMessageParam
 
-from deployments.generation.serving.answered_layers import AnsweredResponses
+from deployments.generation.serving import answered_layers
 from deployments.generation.serving.vllm_patches import install
 from tests.deployments.generation.serving.vllm_layers import Served, runs
 from tests.paths import SMALL_MODEL
@@ -154,8 +153,7 @@ async def test_the_last_event_of_a_cut_response_must_still_be_named() -> None:
     served = Served()
     served.reply("5", ends=False)
     with pytest.MonkeyPatch.context() as patch:
-        own = OpenAIServingResponses.responses_stream_generator
-        patch.setattr(AnsweredResponses, "responses_stream_generator", own)
+        patch.setattr(answered_layers, "ending_as_they_end", lambda events: events)
         events = await served.events("responses", {"input": "2 + 3?"})
     assert events[-1]["type"] == "response.completed", BY_ITSELF
 
