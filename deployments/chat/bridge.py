@@ -35,12 +35,37 @@ class Bridge:
     """The index in `text` at which each of its messages but the last one ends."""
 
 
+@dataclass(frozen=True, slots=True)
+class ProbeEnd:
+    """How a template writes the end of a probe."""
+
+    count: int
+    """How often the text of a probe stands in it."""
+    closing: str
+    """What closes its last call."""
+
+    def end_in(self, text: str) -> int | None:
+        """The index in a rendering at which the probe ends; `None` if it is not there."""
+        *before, after = text.split(PROBE_TEXT, self.count)
+        if self.count == 0 or len(before) < self.count or not after.startswith(self.closing):
+            return None
+        return len(text) - len(after) + len(self.closing)
+
+
+@dataclass(frozen=True, slots=True)
+class KeptProbe:
+    """The probe that a template takes before messages of one shape, by its number, and its end."""
+
+    number: int
+    end: ProbeEnd
+
+
 class Bridges:
     """Renders bridges with one chat template. Threads may share it."""
 
     def __init__(self, template: ChatTemplate) -> None:
         self._template = template
-        self._probe_of_shape: dict[tuple[object, ...], int] = {}
+        self._kept_by_shape: dict[int, KeptProbe] = {}
         self.end_tokens: Sequence[str] = ()
         """The tokens that end a response. They separate its calls from the end of its turn."""
 
@@ -51,7 +76,7 @@ class Bridges:
             UnsupportedTokenizer: the template refuses the messages behind an answer, or drops what one says.
         """
         chat, text, start = self._rendered(messages, calls, options)
-        ends = self._template.cuts(chat, text, options)[2:] if len(messages) > 1 else []
+        ends = self._template.cuts(chat, text, options, first=2)
         return Bridge(text[start:], [max(end - start, 0) for end in ends])
 
     def content_start(self, messages: Chat, calls: Chat, options: ChatOptions) -> int:
@@ -71,28 +96,35 @@ class Bridges:
     def _rendered(self, messages: Chat, calls: Chat, options: ChatOptions) -> tuple[Chat, str, int]:
         """The messages behind a probe, their rendering, and the index in it at which the bridge begins."""
         candidates = probes(messages, calls)
-        shape = (
-            *((message["role"], *sorted(message), bool(message["content"])) for message in messages),
-            *(len(probe.get("tool_calls", ())) for probe in candidates),
-            options.tools is None,
-            str(options.chat_template_kwargs),
+        # Hashed, because an observation may have thousands of messages.
+        shape = hash(
+            (
+                *((message["role"], *sorted(message), bool(message["content"])) for message in messages),
+                *(len(probe.get("tool_calls", ())) for probe in candidates),
+                options.tools is None,
+                str(options.chat_template_kwargs),
+            )
         )
-        if shape not in self._probe_of_shape:
-            if len(self._probe_of_shape) >= MOST_SHAPES:
-                self._probe_of_shape.clear()
-            self._probe_of_shape[shape] = self._kept_by(messages, candidates, options)
-        chat = [PROBE_QUESTION, candidates[self._probe_of_shape[shape]], *messages]
+        kept = self._kept_by_shape.get(shape)
+        if kept is None:
+            kept = self._kept_by(messages, candidates, options)
+            if len(self._kept_by_shape) >= MOST_SHAPES:
+                self._kept_by_shape.clear()
+            self._kept_by_shape[shape] = kept
+        probe = candidates[kept.number]
+        chat = [PROBE_QUESTION, probe, *messages]
         try:
             text = self._template.render(chat, options)
-            start = self._start(text, chat[1], options)
+            # Some templates write ids where they close a call.
+            start = kept.end.end_in(text) or self._end_of(probe, options).end_in(text)
         except RENDERING_ERRORS as error:
             raise refusal(messages, error) from error
         if start is None:
-            raise UnsupportedTokenizer(f"The model's chat template does not keep an answer as it is: {text!r}")
+            raise changed_answer(text)
         return chat, text, start
 
-    def _kept_by(self, messages: Chat, candidates: Chat, options: ChatOptions) -> int:
-        """The first of the probes behind which the template writes all that the messages say, by its number.
+    def _kept_by(self, messages: Chat, candidates: Chat, options: ChatOptions) -> KeptProbe:
+        """The first of the probes behind which the template writes all that the messages say.
 
         It depends on the roles and fields of the messages, not on what they say.
         """
@@ -100,18 +132,17 @@ class Bridges:
             f"{PROBE_OBSERVATION}{number}." if message["content"] else "" for number, message in enumerate(messages)
         ]
         marked = [{**message, "content": content} for message, content in zip(messages, contents, strict=True)]
-        problems: list[Exception] = []
+        problem: Exception | None = None
         for number, probe in enumerate(candidates):
             try:
                 text = self._template.render([PROBE_QUESTION, probe, *marked], options)
-                start = self._start(text, probe, options)
+                end = self._end_of(probe, options)
             except RENDERING_ERRORS as error:
-                problems.append(refusal(messages, error))
+                problem = refusal(messages, error)
                 continue
+            start = end.end_in(text)
             if start is None:
-                problems.append(
-                    UnsupportedTokenizer(f"The model's chat template does not keep an answer as it is: {text!r}")
-                )
+                problem = changed_answer(text)
                 continue
             # What an assistant says beside its calls is left out by some families, and not news to the model.
             dropped = [
@@ -120,27 +151,21 @@ class Bridges:
                 if message["role"] != "assistant" and message["content"] not in text[start:]
             ]
             if not dropped:
-                return number
-            problems.append(
-                UnsupportedTokenizer(
-                    f"The model's chat template drops messages of role {dropped[0]!r} after an answer: the model would "
-                    f"not see what they say, but {text[start:]!r}. Send them with another role, such as 'user'."
-                )
+                return KeptProbe(number, end)
+            problem = UnsupportedTokenizer(
+                f"The model's chat template drops messages of role {dropped[0]!r} after an answer: the model would not "
+                f"see what they say, but {text[start:]!r}. Send them with another role, such as 'user'."
             )
-        raise problems[-1]
+        assert problem is not None
+        raise problem
 
-    def _start(self, text: str, probe: Mapping[str, Any], options: ChatOptions) -> int | None:
-        """The index at which the bridge begins; `None` if the template does not keep the probe."""
-        count, closing = 1, ""
-        if "tool_calls" in probe:
-            head = self._template.render([PROBE_QUESTION, probe], options, False)
-            alone = self._template.render([PROBE_QUESTION, PROBE_ANSWER], options, False)
-            count = head.count(PROBE_TEXT)
-            closing = self._closing(head.rpartition(PROBE_TEXT)[2], alone.rpartition(PROBE_TEXT)[2])
-        *before, after = text.split(PROBE_TEXT, count)
-        if count == 0 or len(before) < count or not after.startswith(closing):
-            return None
-        return len(text) - len(after) + len(closing)
+    def _end_of(self, probe: Mapping[str, Any], options: ChatOptions) -> ProbeEnd:
+        if "tool_calls" not in probe:
+            return ProbeEnd(1, "")
+        head = self._template.render([PROBE_QUESTION, probe], options, False)
+        alone = self._template.render([PROBE_QUESTION, PROBE_ANSWER], options, False)
+        closing = self._closing(head.rpartition(PROBE_TEXT)[2], alone.rpartition(PROBE_TEXT)[2])
+        return ProbeEnd(head.count(PROBE_TEXT), closing)
 
     def _closing(self, after_calls: str, after_answer: str) -> str:
         """The part of what follows the last argument of the calls that closes the calls: their turn ends after it."""
@@ -153,6 +178,10 @@ class Bridges:
 def refusal(messages: Chat, error: Exception) -> UnsupportedTokenizer:
     roles = " and ".join(dict.fromkeys(repr(message["role"]) for message in messages))
     return UnsupportedTokenizer(f"The model's chat template refuses a message of role {roles} after an answer: {error}")
+
+
+def changed_answer(text: str) -> UnsupportedTokenizer:
+    return UnsupportedTokenizer(f"The model's chat template does not keep an answer as it is: {text!r}")
 
 
 def probes(messages: Chat, calls: Chat) -> list[Mapping[str, Any]]:

@@ -49,9 +49,9 @@ class ChatTemplate:
         except RENDERING_ERRORS:
             return null
 
-    def cuts(self, chat: Chat, text: str, options: ChatOptions) -> list[int]:
-        """The indexes in `text`, the rendering of `chat` with a generation prompt, at which its messages end, the last
-        one left out."""
+    def cuts(self, chat: Chat, text: str, options: ChatOptions, first: int = 0) -> list[int]:
+        """The indexes in `text`, the rendering of `chat` with a generation prompt, at which its messages end, from
+        number `first` on, the last one left out."""
 
         def marked(copies: Chat, enter: Any, leave: Any) -> str:
             tokenizer: Any = self._tokenizer
@@ -65,4 +65,4 @@ class ChatTemplate:
                 leave_loop=leave,
             )
 
-        return message_cuts(chat, text, lambda prefix: self.render(prefix, options, False), marked)
+        return message_cuts(chat, text, first, lambda prefix: self.render(prefix, options, False), marked)

@@ -1,4 +1,4 @@
-"""Where each message of a rendered conversation ends, found with a number of renderings that does not grow with it.
+"""Where each message of a rendered conversation ends, found by a number of renderings that does not grow with it.
 
 A template writes the messages in a loop, so the message of an iteration owns what the iteration writes. Templates are
 compiled a second time with marks at the iterations of their loops; the marked rendering without its marks must be the
@@ -8,7 +8,8 @@ messages are rendered alone, once for each pair of neighbouring roles, and show 
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import accumulate
 from typing import Any
@@ -26,6 +27,8 @@ MARK = re.compile("\ue000([0-9]*)\ue001")
 """The number of the message that writes the text after the mark; none: no message does."""
 MOST_SAMPLES = 2
 """Prefixes rendered for messages of the same roles, until the template renders one as the beginning of the whole."""
+FEW = 4
+"""As many prefixes cost no more than finding out how the template's loop goes."""
 MOST_PREFIXES = 64
 """Prefixes rendered with a template whose loop does not show the messages: one that counts them, for example."""
 
@@ -33,6 +36,7 @@ MOST_PREFIXES = 64
 def message_cuts(
     chat: Chat,
     text: str,
+    first: int,
     render_prefix: Callable[[Chat], str],
     render_marked: Callable[[Chat, Callable[..., str], Callable[..., str]], str],
 ) -> list[int]:
@@ -42,30 +46,40 @@ def message_cuts(
     that the template refuses as a last one, or writes otherwise there, ends where the next one begins.
 
     Args:
+        first: the number of the first message whose end is wanted.
         render_prefix: renders messages without a generation prompt.
         render_marked: renders messages with the marks of `marked_template`, given its two functions.
     """
-    if len(chat) < 2:
-        return []
-    begins = beginnings(chat, text, render_marked)
-    if begins is None:
-        ends = (prefix_end(chat[:count], text, render_prefix) or 0 for count in range(1, min(len(chat), MOST_PREFIXES)))
-        known = list(accumulate(ends, max))
-        return known + known[-1:] * (len(chat) - 1 - len(known))
-    samples: dict[tuple[object, ...], list[int | None]] = {}
+    places = range(first + 1, len(chat))
+    ends: list[int | None] = [None]
+    if len(places) <= FEW:
+        ends = [prefix_end(chat[:place], text, render_prefix) for place in places]
+    if None in ends:
+        begins = beginnings(chat, text, render_marked)
+        if begins is None:
+            ends = [prefix_end(chat[:place], text, render_prefix) for place in places[:MOST_PREFIXES]]
+            ends += [None] * (len(places) - len(ends))
+        else:
+            ends = [*shifted(chat, text, places, begins, render_prefix)]
+    return list(accumulate((end or 0 for end in ends), max))
+
+
+def shifted(
+    chat: Chat, text: str, places: Iterable[int], begins: Sequence[int], render_prefix: Callable[[Chat], str]
+) -> Iterator[int]:
+    """Where the message before each place ends, by where the loop begins the one at it."""
+    samples: Counter[tuple[object, ...]] = Counter()
     shifts: dict[tuple[object, ...], tuple[int, str]] = {}
-    cuts = []
-    for place in range(1, len(chat)):
+    for place in places:
         begin = begins[place]
         kind = (*kind_of(chat[place - 1]), *kind_of(chat[place]))
-        tried = samples.setdefault(kind, [])
-        if kind not in shifts and len(tried) < MOST_SAMPLES:
-            tried.append(end := prefix_end(chat[:place], text, render_prefix))
+        if kind not in shifts and samples[kind] < MOST_SAMPLES:
+            samples[kind] += 1
+            end = prefix_end(chat[:place], text, render_prefix)
             if end is not None:
                 shifts[kind] = end - begin, text[min(begin, end) : max(begin, end)]
         shift, between = shifts.get(kind, (0, ""))
-        cuts.append(begin + shift if text.startswith(between, max(begin + min(shift, 0), 0)) else begin)
-    return list(accumulate(cuts, max))
+        yield begin + shift if text.startswith(between, max(begin + min(shift, 0), 0)) else begin
 
 
 def kind_of(message: Mapping[str, Any]) -> tuple[object, ...]:
