@@ -198,8 +198,10 @@ class RolloutService:
             ParserUnusable: a parser of `responses` does not work with the model's tokenizer.
             RolloutFailure: the generator, or the processes of the parsers, do not answer.
         """
-        name, responses = settings.engine.tokenizer or settings.engine.model, settings.responses
-        tokens = TransformersChatTokenizer.load(name, settings.engine.model, responses.skip_special_tokens)
+        engine, responses = settings.engine, settings.responses
+        name = engine.tokenizer or engine.model
+        skip, split = responses.skip_special_tokens, engine.split_special_tokens
+        tokens = TransformersChatTokenizer.load(name, engine.model, skip, split)
         tokens.prepare_info()
         parser = await ProcessResponseParser.start(responses, name, tokens.ends_of_turn)
         described = await generator.describe()

@@ -12,6 +12,8 @@ from rollout_env.models import (
     RewardModel,
     ScriptedChatModel,
     ScriptedRewardModel,
+    escape_control_tokens,
+    json_data,
 )
 from rollout_env.play import PlayResult, Reply, Sample, Turn, aplay, play
 from rollout_env.records import ChatMessage, JsonObject, Role, StartOutcome, StepOutcome, StopString
@@ -49,6 +51,8 @@ __all__ = [
     "Turn",
     "aplay",
     "check",
+    "escape_control_tokens",
+    "json_data",
     "play",
     "reply_text",
     "tool_calls_of",

@@ -1,11 +1,31 @@
 """Models that an environment asks, such as judges: what the service hands to it, and scripted ones for tests."""
 
+import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from rollout_env.errors import TemporaryFailure
 from rollout_env.records import ChatMessage, JsonObject
+
+MARKER_CHARACTERS = re.compile("[<~\u25c1]|\\[(?=[/|]|[a-z]?[A-Z])")
+"""One of them is in each control token of the common families of models: `<|im_end|>`, `</s>`, `[INST]`, `]~b]`."""
+
+
+def escape_control_tokens(text: str) -> str:
+    """The text with the characters of control tokens in JSON's spelling, such as `\\u003c|im_end|>`.
+
+    A model's server reads the spelling of a control token in a message as that token, so that what a policy wrote could
+    end the message to its judge and go on in the judge's place. Which tokens a server has is not known here; in this
+    spelling it has none. JSON stays the same value. A model reads other text as well.
+    """
+    return MARKER_CHARACTERS.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
+def json_data(value: Any) -> str:
+    """JSON of what a model is to judge, without control tokens, for a message to that model."""
+    return escape_control_tokens(json.dumps(value, ensure_ascii=False, indent=1))
 
 
 class ModelUnavailable(TemporaryFailure):

@@ -12,7 +12,6 @@ from typing import Any
 
 from deployments.chat.chat_template import ChatTemplate
 from deployments.chat.message_cuts import RENDERING_ERRORS, Chat
-from deployments.chat.tokenizer_loading import UnsupportedTokenizer
 from deployments.chat.tokenizer_protocol import ChatOptions
 
 PROBE_TEXT = "Answer7f3a"
@@ -24,6 +23,10 @@ MADE_UP_NAME = "tool"
 """Of a call that nobody has named: neither the response's calls nor the result that answers it."""
 MOST_SHAPES = 1000
 """Shapes of observations that are remembered: which roles follow one another, with which fields."""
+
+
+class UnsupportedTokenizer(Exception):
+    """The model's tokenizer or chat template cannot carry a rollout token-exactly."""
 
 
 @dataclass(frozen=True, slots=True)

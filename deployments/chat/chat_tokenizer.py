@@ -5,25 +5,26 @@ from collections.abc import Container, Iterable, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from itertools import accumulate, pairwise
+from typing import Any
 
 from tokenizers import Encoding
 from tokenizers.decoders import DecodeStream
 from transformers import PreTrainedTokenizerFast
 
-from deployments.chat.bridge import PROBE_ANSWER, PROBE_QUESTION, Bridge, Bridges
+from deployments.chat.bridge import PROBE_ANSWER, PROBE_QUESTION, Bridge, Bridges, UnsupportedTokenizer
 from deployments.chat.chat_template import ChatTemplate
+from deployments.chat.control_tokens import SplitEncoding, SplittableText
 from deployments.chat.message_cuts import RENDERING_ERRORS, Chat
 from deployments.chat.messages import prompt_message
 from deployments.chat.text_encoder import TextEncoder, end_of, start_of
 from deployments.chat.tokenizer_loading import (
-    UnsupportedTokenizer,
     end_tokens_of,
     load_tokenizer,
     refuse_lossy,
     refuse_slow,
     resolved,
 )
-from deployments.chat.tokenizer_protocol import ChatOptions, ChatTokenizer, TokenizedObservation
+from deployments.chat.tokenizer_protocol import ChatOptions, ChatTokenizer, SplitSpecialTokens, TokenizedObservation
 from deployments.failures import EnvironmentRejected, PromptRejected
 from rollout_client.contract import Message, PromptMessage
 from rollout_client.info_contract import TokenizerInfo
@@ -43,10 +44,12 @@ class TransformersChatTokenizer(ChatTokenizer):
         tokenizer: PreTrainedTokenizerFast,
         skip_special_tokens: bool = True,
         further_ends_of_turn: Iterable[int] = (),
+        split_special_tokens: SplitSpecialTokens = "observations",
     ) -> None:
         """Args:
             skip_special_tokens: whether the text of a response is without them.
             further_ends_of_turn: tokens that end a response, beside those that tokenizer and template name.
+            split_special_tokens: whose texts are data, in which control tokens are ordinary text.
 
         Raises:
             UnsupportedTokenizer: the tokenizer is not fast, or its template does not frame an observation.
@@ -62,6 +65,7 @@ class TransformersChatTokenizer(ChatTokenizer):
         self._special_ids.update(tokenizer.all_special_ids)
         self._bridges = Bridges(self._template)
         self._skip_special_tokens = skip_special_tokens
+        self._split = split_special_tokens
         known_ends = {token_id for token_id in (tokenizer.eos_token_id, *further_ends_of_turn) if token_id is not None}
         self._closing, self._ends_turns = self._closing_of_template(known_ends)
         self.ends_of_turn = frozenset({*known_ends, *self._closing[-1:]})
@@ -83,7 +87,11 @@ class TransformersChatTokenizer(ChatTokenizer):
 
     @classmethod
     def load(
-        cls, name_or_path: str, model: str | None = None, skip_special_tokens: bool = True
+        cls,
+        name_or_path: str,
+        model: str | None = None,
+        skip_special_tokens: bool = True,
+        split_special_tokens: SplitSpecialTokens = "observations",
     ) -> "TransformersChatTokenizer":
         """Loads the tokenizer, and checks that plain text comes back from its ids.
 
@@ -95,7 +103,8 @@ class TransformersChatTokenizer(ChatTokenizer):
         """
         tokenizer = load_tokenizer(name_or_path)
         refuse_lossy(tokenizer)
-        return cls(tokenizer, skip_special_tokens, end_tokens_of(resolved(model or name_or_path)))
+        ends = end_tokens_of(resolved(model or name_or_path))
+        return cls(tokenizer, skip_special_tokens, ends, split_special_tokens)
 
     def prompt(self, messages: Sequence[PromptMessage], options: ChatOptions, max_tokens: int) -> list[Message]:
         """The messages with their parts of `prompt_ids`, whose errors it raises."""
@@ -105,19 +114,24 @@ class TransformersChatTokenizer(ChatTokenizer):
     def prompt_ids(self, chat: Chat, options: ChatOptions, max_tokens: int) -> list[list[int]]:
         """Renders chat messages up to the generation prompt and tokenizes them.
 
-        The concatenated ids are the tokenized rendering of the whole prompt. Each message gets the ids of its own part,
-        the last one also those of the generation prompt.
+        The concatenated ids are the tokenized rendering of the whole prompt, in which control tokens that data spell
+        are ordinary text. Each message gets the ids of its own part, the last one also those of the generation prompt.
 
         Raises:
             PromptRejected: the template refuses the messages or moves the tools, or the text is too long for
                 `max_tokens` tokens.
         """
+        control_tokens = self._encoder.control_tokens
+        split = "all" if options.has_observations and self._split == "observations" else self._split
+        chat = control_tokens.hidden_in_prompt(chat, split, options.echoes_answers)
+        options = replace(options, tools=control_tokens.hidden_in_tools(options.tools, self._split))
         try:
             chat = self._template.with_contents(chat, options)
-            text = self._template.render(chat, options)
-            self._refuse_too_long(text, max_tokens)
+            rendered = self._template.render(chat, options)
+            text = control_tokens.restored(rendered)
+            self._refuse_too_long(text.text, max_tokens)
             self._refuse_moved_tools(options)
-            ends = self._template.cuts(chat, text, options)
+            ends = map(text.index, self._template.cuts(chat, rendered, options))
             encoding = self._encoder.encode(text)
             refuse_too_many(len(encoding), max_tokens)
             # The whole list of offsets would hold the interpreter's lock for longer than the tokenizer takes.
@@ -170,23 +184,28 @@ class TransformersChatTokenizer(ChatTokenizer):
         Raises:
             EnvironmentRejected: the template refuses a message's role, or drops what the message says.
         """
+        control_tokens = self._encoder.control_tokens
+        hidden: Any = control_tokens.hidden_in_observation(messages, self._split)
+        calls = control_tokens.hidden_in_observation(calls, self._split)
         try:
-            bridge = self._framed(messages, calls, options)
+            bridge = self._framed(hidden, calls, options)
         except UnsupportedTokenizer as error:
             raise EnvironmentRejected(str(error)) from error
+        text = control_tokens.restored(bridge.text)
         kept = max(room, 0)
-        encoding = self._encoder.encode_beginning(bridge.text, kept + MOST_OVERLAP)
+        encoding = self._encoder.encode_beginning(text, kept + MOST_OVERLAP)
         ids, overlap = encoding.ids, 0
         if options.observation_format == "chat":
             overlap = self._end_of_turn_overlap(after, ids)
         starts, places = partial(start_of, encoding), range(len(ids))
-        cuts = [overlap, *(max(bisect_left(places, end, key=starts), overlap) for end in bridge.ends), len(ids)]
+        ends = map(text.index, bridge.ends)
+        cuts = [overlap, *(max(bisect_left(places, end, key=starts), overlap) for end in ends), len(ids)]
         if len(ids) <= overlap + room:
             return [
                 TokenizedObservation(ids[first:last], message["content"], was_cut=False)
                 for message, (first, last) in zip(messages, pairwise(cuts), strict=True)
             ]
-        end = covered_end(encoding, bridge.text, overlap + kept) if kept > 0 else 0
+        end = covered_end(encoding, text.text, overlap + kept) if kept > 0 else 0
         whole = sum(cut <= overlap + kept for cut in cuts[1:])
         observed = [
             TokenizedObservation(ids[first:last], message["content"], was_cut=True)
@@ -194,7 +213,7 @@ class TransformersChatTokenizer(ChatTokenizer):
         ]
         first = cuts[whole]
         if first < overlap + kept or not observed:
-            covered = self._covered(messages[: whole + 1], calls, bridge.text, end, options)
+            covered = self._covered(messages[whole]["content"], hidden[: whole + 1], calls, text, end, options)
             observed.append(TokenizedObservation(ids[first : overlap + kept], covered, was_cut=True))
         return observed
 
@@ -229,16 +248,25 @@ class TransformersChatTokenizer(ChatTokenizer):
         return bridge[: last + 1], not self._special_ids.isdisjoint(end)
 
     def _covered(
-        self, messages: Sequence[ChatMessage], calls: Chat, framed: str, end: int, options: ChatOptions
+        self,
+        content: str,
+        hidden: Sequence[ChatMessage],
+        calls: Chat,
+        text: SplittableText,
+        end: int,
+        options: ChatOptions,
     ) -> str:
-        """The part of the last message's content that is in the first `end` characters of `framed`."""
-        content = messages[-1]["content"]
+        """The part of the last message's content that is in the first `end` characters of `text`.
+
+        Args:
+            hidden: the messages as the template gets them.
+        """
         if options.observation_format == "raw":
-            start = sum(len(message["content"]) for message in messages[:-1])
+            start = text.index(sum(len(message["content"]) for message in hidden[:-1]))
         else:
-            start = self._bridges.content_start(messages, calls, options)
+            start = text.index(self._bridges.content_start(hidden, calls, options))
             # A template may strip the content that it frames.
-            content = content if framed.startswith(content, start) else content.strip()
+            content = content if text.text.startswith(content, start) else content.strip()
         return content[: max(end - start, 0)]
 
     def _refuse_too_long(self, text: str, max_tokens: int) -> None:
@@ -265,7 +293,7 @@ class TransformersChatTokenizer(ChatTokenizer):
             )
 
 
-def covered_end(encoding: Encoding, text: str, tokens: int) -> int:
+def covered_end(encoding: Encoding | SplitEncoding, text: str, tokens: int) -> int:
     """The index in `text` at which what its first tokens cover ends; there are more."""
     end, following = end_of(encoding, tokens - 1), start_of(encoding, tokens)
     # A character is covered only when all of its bytes are: otherwise the next token begins at the same offset.

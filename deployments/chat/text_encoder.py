@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from tokenizers import Encoding
 from transformers import PreTrainedTokenizerFast
 
+from deployments.chat.control_tokens import ControlTokens, SplitEncoding, SplittableText
+
 CHARACTERS_PER_TOKEN = 8
 """More than a token of ordinary text has: so much of a long text is tokenized first."""
 MARGIN_CHARACTERS = 2**16
@@ -22,6 +24,8 @@ class TextEncoder:
         self._backend = tokenizer.backend_tokenizer
         self._backend.no_truncation()
         self._backend.no_padding()
+        self.control_tokens = ControlTokens(tokenizer)
+        self._splitting = self.control_tokens.splitting_tokenizer(self._backend)
         self.longest_token = max(map(len, tokenizer.get_vocab()))
         """In characters."""
         self._longest_added = max((len(str(token)) for token in tokenizer.added_tokens_decoder.values()), default=0)
@@ -34,7 +38,9 @@ class TextEncoder:
         [text] = self._backend.decode_batch([list(token_ids)], skip_special_tokens=skip_special_tokens)
         return text
 
-    def encode(self, text: str) -> Encoding:
+    def encode(self, text: str | SplittableText) -> Encoding | SplitEncoding:
+        if isinstance(text, SplittableText):
+            return self._splitting.encode(text.text) if text.is_split else self.encode(text.text)
         if len(text) <= MOST_CHARACTERS_WITH_LOCK:
             short: Encoding = self._backend.encode(text, add_special_tokens=False)
             return short
@@ -42,7 +48,7 @@ class TextEncoder:
         [encoding] = self._backend.encode_batch([text], add_special_tokens=False)
         return encoding
 
-    def encode_beginning(self, text: str, tokens: int) -> Encoding:
+    def encode_beginning(self, text: SplittableText, tokens: int) -> Encoding | SplitEncoding:
         """Tokenizes as much of `text` as its first `tokens` tokens and the offset of the next one need.
 
         They are those of the whole text. A tokenizer first looks for added tokens, then splits what is between them
@@ -55,15 +61,15 @@ class TextEncoder:
         length = tokens * CHARACTERS_PER_TOKEN + self._longest_added
         while length < min(longest, len(text)):
             # Between words, so that a run of digits is split as in the whole text.
-            end = text.rfind(" ", length // 2, length)
-            beginning = text[: length if end < 0 else end]
-            encoding = self.encode(beginning)
-            if self._is_settled(encoding, tokens, len(beginning)):
+            end = text.text.rfind(" ", length // 2, length)
+            beginning = length if end < 0 else end
+            encoding = self.encode(text.beginning(beginning))
+            if self._is_settled(encoding, tokens, beginning):
                 return encoding
             length *= 4
-        return self.encode(text[:longest])
+        return self.encode(text.beginning(longest))
 
-    def _is_settled(self, encoding: Encoding, tokens: int, length: int) -> bool:
+    def _is_settled(self, encoding: Encoding | SplitEncoding, tokens: int, length: int) -> bool:
         """Whether the first `tokens` tokens of a text and the one after them do not depend on what follows the text."""
         if len(encoding) <= tokens or end_of(encoding, tokens) > length - self._longest_added:
             return False
@@ -71,17 +77,17 @@ class TextEncoder:
         return word is not None and last_word is not None and word < last_word - 1
 
 
-def start_of(encoding: Encoding, token: int) -> int:
+def start_of(encoding: Encoding | SplitEncoding, token: int) -> int:
     """Index of the token's first character."""
     return characters_of(encoding, token)[0]
 
 
-def end_of(encoding: Encoding, token: int) -> int:
+def end_of(encoding: Encoding | SplitEncoding, token: int) -> int:
     """Index after the token's last character."""
     return characters_of(encoding, token)[1]
 
 
-def characters_of(encoding: Encoding, token: int) -> tuple[int, int]:
+def characters_of(encoding: Encoding | SplitEncoding, token: int) -> tuple[int, int]:
     characters: tuple[int, int] | None = encoding.token_to_chars(token)
     if characters is None:
         raise IndexError(f"There is no token {token} among {len(encoding)}.")

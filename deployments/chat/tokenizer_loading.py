@@ -10,6 +10,8 @@ from typing import Any
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
+from deployments.chat.bridge import UnsupportedTokenizer
+
 TOKENIZER_FILE, TEKKEN_FILE = "tokenizer.json", "tekken.json"
 PLAIN_TEXTS = (
     "Hello, world!",
@@ -31,10 +33,6 @@ PLAIN_TEXTS = (
     "\U0001f642 \U0001f44d\U0001f3fd \u2192 \u2260 \u221e",
 )
 """In composed characters, which no tokenizer's normalizer changes; each must come back from its ids."""
-
-
-class UnsupportedTokenizer(Exception):
-    """The model's tokenizer or chat template cannot carry a rollout token-exactly."""
 
 
 def load_tokenizer(name_or_path: str) -> PreTrainedTokenizerFast:

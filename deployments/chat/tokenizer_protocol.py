@@ -5,11 +5,13 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from rollout_client.contract import ObservationFormat
 from rollout_env import ChatMessage
 
+SplitSpecialTokens = Literal["none", "observations", "all"]
+"""Whose texts are data, in which the spelling of a control token is ordinary text."""
 CONTEXT_TOKENS = 32
 """More tokens than the text of the next one depends on: decoders look back a word, or the bytes of one character."""
 
@@ -21,6 +23,10 @@ class ChatOptions:
     observation_format: ObservationFormat = "chat"
     tools: list[dict[str, Any]] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    has_observations: bool = False
+    """Whether an environment made messages of the prompt."""
+    echoes_answers: bool = False
+    """Whether the answers in a prompt are the model's, as a caller has them from the service and sends them back."""
 
 
 @dataclass(frozen=True, slots=True)

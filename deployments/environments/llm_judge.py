@@ -8,7 +8,16 @@ from typing import Annotated, Any, ClassVar, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from rollout_env import ChatMessage, ChatModel, RewardModel, StepOutcome, TaskEnvironment, reply_text
+from rollout_env import (
+    ChatMessage,
+    ChatModel,
+    RewardModel,
+    StepOutcome,
+    TaskEnvironment,
+    escape_control_tokens,
+    json_data,
+    reply_text,
+)
 
 DEFAULT_RUBRIC = "The reply is correct, complete, and easy to follow."
 INSTRUCTIONS = """You judge the reply of an assistant to a conversation by a rubric.
@@ -116,9 +125,11 @@ class LlmJudgeEnvironment(TaskEnvironment):
             try:
                 verdict = verdict_in(answer.content, self.lowest, self.highest)
             except ValueError as error:
-                problem = str(error)
+                problem = escape_control_tokens(str(error))
                 again: ChatMessage = {"role": "user", "content": AGAIN.format(problem=problem)}
-                asked = [asked[0], {"role": "assistant", "content": answer.content}, again]
+                # It may quote the reply.
+                echoed: ChatMessage = {"role": "assistant", "content": escape_control_tokens(answer.content)}
+                asked = [asked[0], echoed, again]
                 continue
             score = (verdict.score - self.lowest) / (self.highest - self.lowest)
             return StepOutcome(
@@ -131,17 +142,24 @@ class LlmJudgeEnvironment(TaskEnvironment):
         raise VerdictMissing(f"The judge gave no verdict in {calls} answers: {problem}.")
 
     def _question(self, message_log: list[ChatMessage], info: LlmJudgeInfo) -> str:
-        """The mark differs for each conversation, so that no reply can contain the end of the data."""
+        """The mark differs for each conversation, so that no reply can contain the end of the data.
+
+        Nothing in the question is a control token of the judge, whatever its server.
+        """
         *conversation, reply = message_log
         data = {
             "conversation": [{"role": message["role"], "content": message["content"]} for message in conversation],
             "reply": reply_text(reply),
             **({} if info.reference is None else {"reference": info.reference}),
         }
-        text = json.dumps(data, ensure_ascii=False, indent=1)
+        text = json_data(data)
         mark = f"{random.Random(text).getrandbits(64):016x}"
         return INSTRUCTIONS.format(
-            rubric=info.rubric or self.rubric, data=text, mark=mark, lowest=self.lowest, highest=self.highest
+            rubric=escape_control_tokens(info.rubric or self.rubric),
+            data=text,
+            mark=mark,
+            lowest=self.lowest,
+            highest=self.highest,
         )
 
     def example_samples(self, count: int, seed: int) -> list[dict[str, Any]]:

@@ -82,6 +82,7 @@ class GeneratorReplica(GeneratorReplicaBase):
             self._flushing = asyncio.create_task(flush_again_and_again(INSTRUMENTS))
         self._sessions = None if sessions is None else SessionStoreClient(sessions)
         self._grammar_time_limit_s = settings.grammar_time_limit_s
+        self._split_special_tokens = settings.split_special_tokens
         self._serving: ServingLayers | None = None
         store = PolicyStoreClient(policy_store)
         self._node_weights = node_weights_of_replica(store)
@@ -125,7 +126,13 @@ class GeneratorReplica(GeneratorReplicaBase):
             # Imported with the first call: the modules of vLLM's servers take a second.
             from deployments.generation.serving.layers import ServingLayers
 
-            self._serving = ServingLayers(self._engine, self._responses, self._sessions, self._grammar_time_limit_s)
+            self._serving = ServingLayers(
+                self._engine,
+                self._responses,
+                self._sessions,
+                self._grammar_time_limit_s,
+                self._split_special_tokens,
+            )
         return self._serving.answer(request)
 
     async def prefix_cache_tokens(self) -> PrefixCacheTokens:

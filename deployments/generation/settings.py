@@ -4,13 +4,23 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from deployments.chat.tokenizer_protocol import SplitSpecialTokens
+
 RESERVED_ENGINE_ARGS = {
     "reasoning_parser": "set responses.reasoning_parser, which the engine gets too",
     "logprobs_mode": "log-probabilities are always those of the sampled distribution",
     "worker_extension_cls": "the service needs its own worker extension to swap weights",
 }
 
-NOT_FOR_VLLM = {"device", "num_cpus", "patch_deltas", "hang_timeout_s", "grammar_time_limit_s", "environment_variables"}
+NOT_FOR_VLLM = {
+    "device",
+    "split_special_tokens",
+    "num_cpus",
+    "patch_deltas",
+    "hang_timeout_s",
+    "grammar_time_limit_s",
+    "environment_variables",
+}
 """Fields of `EngineSettings` that are the service's own."""
 NO_DOMAIN = "none.invalid"
 """No host has this name (RFC 2606). vLLM takes an empty list for all hosts."""
@@ -26,6 +36,11 @@ class EngineSettings(BaseModel):
     """A local path or a Hugging Face repository."""
     tokenizer: str | None = None
     """A local path or a Hugging Face repository; by default that of `model`."""
+    split_special_tokens: SplitSpecialTokens = "observations"
+    """Whose texts are data, in which control tokens such as `<|im_end|>` are tokenized as ordinary text:
+    `observations` are those of environments, tools' results, and in sessions all that follows an answer; `all` are
+    prompts and the descriptions of tools too. With `none`, whoever spells a control token ends a message and begins
+    another one."""
     tensor_parallel_size: int = Field(default=1, ge=1)
     """GPUs of one node that hold one replica's model together."""
     pipeline_parallel_size: int = Field(default=1, ge=1)

@@ -2,12 +2,16 @@
 
 import math
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
+from deployments.chat.text_encoder import TextEncoder
 from deployments.chat.tokenizer_loading import load_tokenizer
 from deployments.models.reward_batches import batches
 from deployments.models.settings import RewardModelSettings
 from rollout_env import ChatMessage
+
+PROBE = "Question"
 
 
 class ClassificationModel:
@@ -26,6 +30,7 @@ class ClassificationModel:
         self._settings = settings
         self._device = "cuda" if settings.device == "gpu" else "cpu"
         self._tokenizer: Any = load_tokenizer(settings.model)
+        self._encoder = TextEncoder(self._tokenizer)
         model: Any = AutoModelForSequenceClassification.from_pretrained(
             settings.model, dtype=getattr(torch, settings.dtype)
         )
@@ -45,14 +50,28 @@ class ClassificationModel:
         raise ValueError(f"neither {self._settings.model} nor its tokenizer names a token to pad with")
 
     def tokens(self, messages: Sequence[ChatMessage]) -> list[int]:
-        """The conversation as the model reads it: by its chat template, or one line a message if it has none."""
+        """The conversation as the model reads it: by its chat template, or one line a message if it has none.
+
+        Control tokens that the conversation spells are ordinary text.
+        """
+        control_tokens = self._encoder.control_tokens
         if self._tokenizer.chat_template is not None:
-            text = str(self._tokenizer.apply_chat_template(list(messages), tokenize=False))
+            hidden = control_tokens.hidden_in_prompt(messages, "all", echoes_answers=True)
+            rendered = str(self._tokenizer.apply_chat_template([*hidden], tokenize=False))
+            ids = self._encoder.encode(control_tokens.restored(rendered)).ids
         else:
             text = "\n".join(f"{message['role']}: {message['content']}" for message in messages)
-        has_special = self._tokenizer.chat_template is not None
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=not has_special)
+            before, after = self._frame
+            ids = [*before, *self._encoder.encode(control_tokens.all_data(text)).ids, *after]
         return ids[-self._settings.max_length :] or [self._pad_token_id]
+
+    @cached_property
+    def _frame(self) -> tuple[list[int], list[int]]:
+        """The special tokens that the tokenizer puts before and after a text."""
+        inner = self._encoder.encode(PROBE).ids
+        whole: list[int] = self._tokenizer.encode(PROBE)
+        start = next(place for place in range(len(whole)) if whole[place : place + len(inner)] == inner)
+        return whole[:start], whole[start + len(inner) :]
 
     def scores(self, conversations: Sequence[Sequence[int]]) -> list[float]:
         """The score of each conversation, given as token ids.

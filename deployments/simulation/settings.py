@@ -4,6 +4,7 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
+from deployments.chat.tokenizer_protocol import SplitSpecialTokens
 from deployments.simulation.timing import Timing
 from deployments.strict_settings import StrictSettings
 
@@ -16,6 +17,8 @@ class SimulatedEngineSettings(StrictSettings):
     """A local path or a Hugging Face repository; only its tokenizer is read."""
     tokenizer: str | None = None
     """A local path or a Hugging Face repository; by default that of `model`."""
+    split_special_tokens: SplitSpecialTokens = "observations"
+    """As for an engine."""
     max_model_len: int = Field(ge=1)
     """Tokens of prompt and generation."""
     num_cpus: float = Field(default=0.1, ge=0)

@@ -5,7 +5,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from types import MappingProxyType
-from typing import Any
 from uuid import uuid4
 
 from deployments.agents.settings import AgentSettings
@@ -118,7 +117,7 @@ class EpisodeFactory:
         """The episodes of one sample. What does not differ between them is made once, and all refer to it."""
         max_seq_len = request.max_seq_len or self.generator.max_model_len
         failure = task if isinstance(task, RolloutFailure) else None
-        chat = chat_options(request, sample, task.tools if isinstance(task, TaskDescription) else ())
+        chat = chat_options(request, sample, task if isinstance(task, TaskDescription) else None)
         message_log: Sequence[Message] = ()
         agent = self.agents.get(sample.task_name)
         if failure is None and agent is None:
@@ -220,17 +219,16 @@ def index_of(sample_position: int, sample: SampleInput) -> int:
     return sample_position if sample.idx is None else sample.idx
 
 
-def chat_options(
-    request: RolloutRequest, sample: SampleInput, tools_of_task: Sequence[dict[str, Any]] = ()
-) -> ChatOptions:
+def chat_options(request: RolloutRequest, sample: SampleInput, task: TaskDescription | None = None) -> ChatOptions:
     """The sample's own options, where it has them; otherwise those of request or task, otherwise the defaults."""
     given = (sample.chat_template_kwargs, request.chat_template_kwargs)
     return ChatOptions(
         observation_format=sample.observation_format
         or request.observation_format
         or ("chat" if sample.message_log is None else "raw"),
-        tools=(list(tools_of_task) or None) if sample.tools is None else sample.tools,
+        tools=(list(task.tools if task else ()) or None) if sample.tools is None else sample.tools,
         chat_template_kwargs=next((kwargs for kwargs in given if kwargs is not None), None),
+        has_observations=task is not None and task.has_start,
     )
 
 

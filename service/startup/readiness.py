@@ -23,6 +23,8 @@ NO_ROOM = re.compile(r"Resources required for each replica: (\{.*?\}), total res
 TRACEBACK = "Traceback (most recent call last):"
 SERVE_RAISES = f"RuntimeError: {TRACEBACK}"
 """Serve raises the traceback of a constructor as the text of an exception of its own."""
+REFUSAL = re.compile(r"^deployments\.[\w.]+\.(?:UnsupportedTokenizer|ParserUnusable): ", re.MULTILINE)
+"""How the last line of a traceback begins that is a sentence for the user: the rest is nothing to them."""
 RAY_FRAME = re.compile(r'^  File "[^"]*/site-packages/ray/.*\n(?:    .*\n)*', re.MULTILINE)
 
 
@@ -117,7 +119,12 @@ def missing_room(name: str, deployment: DeploymentStatusOverview) -> str | None:
 
 
 def reason_in(message: str) -> str:
-    """The user's part of the traceback in Serve's message, without Ray's frames; a message without one as it is."""
+    """The user's part of the traceback in Serve's message, without Ray's frames; a message without one as it is.
+
+    Of what the service itself refuses, the sentence alone.
+    """
+    if (refusal := REFUSAL.search(message)) is not None:
+        return message[refusal.end() :].strip()
     start = message.rfind(SERVE_RAISES)
     start = message.find(TRACEBACK, max(start, 0))
     return RAY_FRAME.sub("", message[start:] if start >= 0 else message).strip()

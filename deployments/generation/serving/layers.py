@@ -3,6 +3,7 @@
 from collections.abc import AsyncGenerator
 
 from deployments.chat.chat_tokenizer import TransformersChatTokenizer
+from deployments.chat.tokenizer_protocol import SplitSpecialTokens
 from deployments.failures import GenerationRejected
 from deployments.generation.engine import VLLMEngine
 from deployments.generation.response_settings import ResponseSettings
@@ -27,6 +28,7 @@ class ServingLayers:
         settings: ResponseSettings,
         sessions: SessionStoreClient | None,
         grammar_time_limit_s: float,
+        split_special_tokens: SplitSpecialTokens,
     ) -> None:
         """Args: `sessions` is where calls of sessions are recorded; `None` for a service that keeps none."""
         self._grammars = GrammarChecks(engine.llm.vllm_config, grammar_time_limit_s)
@@ -35,7 +37,9 @@ class ServingLayers:
         if sessions is not None:
             config = engine.llm.model_config
             # One of its own: vLLM's threads use theirs meanwhile.
-            tokenizer = TransformersChatTokenizer.load(config.tokenizer, config.model)
+            tokenizer = TransformersChatTokenizer.load(
+                config.tokenizer, config.model, split_special_tokens=split_special_tokens
+            )
             renderer = TemplateRenderer(tokenizer, config.max_model_len)
             self._sessions = SessionCallsInFlight(sessions, renderer, engine.interrupt)
 

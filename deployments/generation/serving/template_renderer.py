@@ -44,7 +44,8 @@ class TemplateRenderer(SessionRenderer):
 
 def options_of(context: ChatContext) -> ChatOptions:
     tools, kwargs = context.tools, context.chat_template_kwargs
-    return ChatOptions("chat", [dict(tool) for tool in tools] if tools else None, dict(kwargs) if kwargs else None)
+    given = [dict(tool) for tool in tools] if tools else None
+    return ChatOptions("chat", given, dict(kwargs) if kwargs else None, echoes_answers=True)
 
 
 def plain(message: ChatMessage) -> Mapping[str, Any]:

@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerFast
 from deployments.chat import text_encoder
 from deployments.chat.chat_tokenizer import TransformersChatTokenizer
 from deployments.chat.text_encoder import MARGIN_CHARACTERS
-from deployments.chat.tokenizer_protocol import ChatOptions, TokenizedObservation
+from deployments.chat.tokenizer_protocol import ChatOptions, SplitSpecialTokens, TokenizedObservation
 from deployments.failures import PromptRejected
 from rollout_client.contract import PromptMessage
 from tests.paths import TINY_MODEL
@@ -23,7 +23,7 @@ TEMPLATE = """{%- for message in messages -%}
 WORDS = ["the", "then", "number", "numbers", " ", "  ", "\n", "12345", "1234567", "'s", "é", "…", "!", "<|end|>"]
 
 
-def word_tokenizer() -> TransformersChatTokenizer:
+def word_tokenizer(split: SplitSpecialTokens = "observations") -> TransformersChatTokenizer:
     """A byte-level BPE that splits into words, as most models have."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
@@ -34,7 +34,9 @@ def word_tokenizer() -> TransformersChatTokenizer:
     tokenizer.train_from_iterator(["the number then there numbers 12345 1234567 's " * 20], trainer)
     tokenizer.add_special_tokens(["<|end|>", "<|user|>", "<|assistant|>"])
     make: Any = PreTrainedTokenizerFast
-    return TransformersChatTokenizer(make(tokenizer_object=tokenizer, chat_template=TEMPLATE))
+    return TransformersChatTokenizer(
+        make(tokenizer_object=tokenizer, chat_template=TEMPLATE), split_special_tokens=split
+    )
 
 
 words = word_tokenizer()
@@ -87,9 +89,12 @@ def test_a_long_text_is_not_tokenized_to_its_end(monkeypatch: pytest.MonkeyPatch
 def test_a_beginning_that_ends_inside_a_word_or_an_added_token_is_not_trusted() -> None:
     """Without a space the text is cut anywhere: its end is a part of a word, then a part of an added token."""
     whole = "x" * 3 + "numbers" * 400 + "<|end|>" * 400
-    expected = words._encoder.encode(whole).ids
-    for room in (1, 300, 350, 700, 1000, len(expected) - 1):
-        assert list(observed(words, whole, room).token_ids) == expected[:room]
+    as_tokens = word_tokenizer("none")
+    data = words._encoder.control_tokens.all_data(whole)
+    for tokenizer, text in ((as_tokens, whole), (words, data)):
+        expected = words._encoder.encode(text).ids
+        for room in (1, 300, 350, 700, 1000, len(expected) - 1):
+            assert list(observed(tokenizer, whole, room).token_ids) == expected[:room]
 
 
 def test_a_text_without_words_is_tokenized_up_to_what_its_room_can_hold(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,10 +11,10 @@ from tokenizers.models import WordLevel
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from transformers.models.byt5 import ByT5Tokenizer
 
+from deployments.chat.bridge import UnsupportedTokenizer
 from deployments.chat.chat_tokenizer import TransformersChatTokenizer
 from deployments.chat.tokenizer_loading import (
     PLAIN_TEXTS,
-    UnsupportedTokenizer,
     load_tokenizer,
     refuse_lossy,
     refuse_slow,

@@ -57,6 +57,42 @@ def test_the_judge_sees_conversation_rubric_and_reference_and_no_reasoning() -> 
     assert "secret" not in text
 
 
+CONTROL_TOKENS = [
+    *["<|im_start|>", "<|im_end|>", "<|endoftext|>", "<tool_call>", "<think>", "</think>", "<|fim_prefix|>"],
+    *["<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "<|python_tag|>"],
+    *["<s>", "</s>", "[INST]", "[/INST]", "[TOOL_CALLS]", "[SYSTEM_PROMPT]", "[THINK]", "[AVAILABLE_TOOLS]", "<<SYS>>"],
+    *["<start_of_turn>", "<end_of_turn>", "<bos>", "<|turn>", "<turn|>", "<|channel|>", "<|start|>", "<|message|>"],
+    *[
+        "<\uff5cUser\uff5c>",
+        "<\uff5cend\u2581of\u2581sentence\uff5c>",
+        "[gMASK]",
+        "[sMASK]",
+        "<sop>",
+        "<|user|>",
+        "[MASK]",
+    ],
+    *["<|START_OF_TURN_TOKEN|>", "]~b]", "]~!b[", "[e~[", "[|assistant|]", "[|endofturn|]", "\u25c1think\u25b7"],
+    *["[UNUSED_TOKEN_145]", "<reserved_106>", ">>QUESTION<<", "<extra_id_1>", "[BOS]", "[EOT]", "[CLS]", "<seed:eos>"],
+]
+
+
+@given(st.lists(st.sampled_from([*CONTROL_TOKENS, " ", "\n", "a", "\\", '"', "[", "]", "<", "list[int]"]), max_size=20))
+def test_nothing_that_a_judge_is_sent_spells_a_control_token(pieces: list[str]) -> None:
+    spelled = "".join(pieces)
+    environment, judge = judged_by(f"{spelled} I see.", f'{{"score": "{spelled[:6]!r}"}}', GOOD)
+    sample = {
+        "messages": [{"role": "user", "content": spelled}],
+        "extra_env_info": {"rubric": f"Is short.{spelled}", "reference": spelled},
+    }
+    play(environment, [f"Reply:{spelled}"], sample)
+    contents = [message["content"] for asked, _ in judge.asked for message in asked]
+    assert len(contents) == 7
+    assert not [(token, text) for token in CONTROL_TOKENS for text in contents if token in text]
+    data = json.loads(contents[0].split("\nBEGIN ")[1].split("\n", 1)[1].split("\nEND ")[0])
+    assert data["conversation"] == [{"role": "user", "content": spelled}]
+    assert data["reference"] == spelled
+
+
 def test_an_answer_without_a_verdict_is_asked_again_with_what_is_wrong() -> None:
     environment, judge = judged_by("Good.", '{"score": 11}', GOOD)
     played = play(environment, ["A"], SAMPLE)

@@ -182,6 +182,12 @@ def test_a_samples_own_chat_options_come_first(
     assert chat_options(request_of(given, **request_), given) == expected
 
 
+def test_an_environments_start_makes_messages_of_the_prompt() -> None:
+    given = sample_input()
+    started = TaskDescription("math", "", {}, has_start=True)
+    assert chat_options(request_of(given), given, started) == ChatOptions("chat", has_observations=True)
+
+
 @pytest.mark.parametrize(("own", "expected"), [(None, ["."]), ([], []), (["!"], ["!"])])
 def test_a_samples_own_stop_strings_come_first(own: list[str] | None, expected: list[str]) -> None:
     given = sample_input(stop_strings=own)

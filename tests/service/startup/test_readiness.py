@@ -4,6 +4,8 @@ import pytest
 from ray.serve._private.common import DeploymentStatus, DeploymentStatusTrigger
 from ray.serve.schema import ApplicationStatus, ApplicationStatusOverview, DeploymentStatusOverview
 
+from deployments.chat.bridge import UnsupportedTokenizer
+from deployments.generation.response_parser import ParserUnusable
 from service.startup.failures import ServiceNotStarted
 from service.startup.readiness import Startup
 
@@ -35,6 +37,15 @@ pydantic_core._pydantic_core.ValidationError: 1 validation error for int
   Input should be a valid integer, unable to parse string as an integer [type=int_parsing, input_value='x']
     For further information visit https://errors.pydantic.dev/2.14/v/int_parsing"""
 
+REFUSED = """\
+A replica failed to start with exception. Retrying 2 more time(s). Error:
+RuntimeError: Traceback (most recent call last):
+  File "/app/service/ingress.py", line 84, in __init__
+    self._rollouts = await RolloutService.connect(
+deployments.{module}: A sentence,
+which says what to do.
+"""
+
 
 def no_room(required: str, available: str) -> str:
     return (
@@ -63,6 +74,17 @@ def application(
 
 def startup() -> Startup:
     return Startup(["rollout"], room_timeout_s=120)
+
+
+@pytest.mark.parametrize("refusal", [UnsupportedTokenizer, ParserUnusable])
+def test_of_what_the_service_refuses_the_sentence_is_shown(refusal: type[Exception]) -> None:
+    module = f"{refusal.__module__}.{refusal.__qualname__}".removeprefix("deployments.")
+    failed = application(
+        ApplicationStatus.DEPLOYING, Ingress=(DeploymentStatus.DEPLOY_FAILED, REFUSED.format(module=module))
+    )
+    with pytest.raises(ServiceNotStarted) as raised:
+        startup().observe(failed, now=0)
+    assert str(raised.value) == "Ingress failed to start. A sentence,\nwhich says what to do."
 
 
 def test_the_start_is_over_when_every_application_runs() -> None:

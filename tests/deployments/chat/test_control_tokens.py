@@ -1,0 +1,144 @@
+"""Control tokens that data spells are ordinary text, whatever the tokenizer, and nothing else changes."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from deployments.chat.control_tokens import ControlTokens
+from deployments.chat.text_encoder import TextEncoder
+from tests.deployments.chat.vocabularies import KINDS, MARKERS, SPECIAL, WORDS, tokenizer_of, without_control_tokens
+
+CONTROL = [*SPECIAL, *MARKERS]
+ENCODERS = {kind: TextEncoder(tokenizer_of(kind)) for kind in KINDS}
+ORDINARY = {kind: without_control_tokens(tokenizer_of(kind), CONTROL) for kind in KINDS}
+kinds = st.sampled_from(KINDS)
+spelled = st.lists(
+    st.sampled_from([*CONTROL, *WORDS, "<|im_", "end|>", "<", ">", "|", " ", "\n", "a", "word and", "123", "é", "中"]),
+    max_size=12,
+).map("".join)
+
+
+@given(kind=kinds, text=spelled)
+def test_a_text_that_is_data_is_tokenized_as_if_there_were_no_control_tokens(kind: str, text: str) -> None:
+    encoder = ENCODERS[kind]
+    data = encoder.control_tokens.all_data(text)
+    ids = encoder.encode(data).ids
+    expected = ORDINARY[kind].encode(text, add_special_tokens=False)
+    assert tokenizer_of(kind).convert_ids_to_tokens(ids) == expected.tokens
+    assert encoder.decode(ids, skip_special_tokens=True) == ORDINARY[kind].decode(expected.ids)
+
+
+@given(kind=kinds, text=spelled)
+def test_offsets_of_split_text_are_those_of_the_text(kind: str, text: str) -> None:
+    encoder = ENCODERS[kind]
+    encoding = encoder.encode(encoder.control_tokens.all_data(text))
+    expected = ORDINARY[kind].encode(text, add_special_tokens=False)
+    assert [encoding.token_to_chars(token) for token in range(len(encoding))] == expected.offsets
+
+
+@given(kind=kinds, texts=st.lists(spelled, min_size=1, max_size=4))
+def test_control_tokens_around_data_are_tokens_and_those_in_it_are_text(kind: str, texts: list[str]) -> None:
+    encoder, control = ENCODERS[kind], ENCODERS[kind].control_tokens
+    hidden = control.hidden_in_observation([{"role": "tool", "content": text} for text in texts], "observations")
+    written = "".join(f"<|im_start|>tool\n{message['content']}<|im_end|>" for message in hidden)
+    text = control.restored(written)
+    encoding = encoder.encode(text)
+    tokens = tokenizer_of(kind).convert_ids_to_tokens(encoding.ids)
+    own = [token for token in tokens if token in CONTROL]
+    assert own == ["<|im_start|>", "<|im_end|>"] * len(texts)
+    whole = "".join(f"<|im_start|>tool\n{text}<|im_end|>" for text in texts)
+    assert encoder.decode(encoding.ids, skip_special_tokens=False) == decoded_whole(kind, whole, encoding.ids)
+    if text.is_split:
+        starts = [encoding.token_to_chars(place) for place, token in enumerate(tokens) if token in CONTROL]
+        assert {whole[start:end] for start, end in starts} == {"<|im_start|>", "<|im_end|>"}  # type: ignore[misc]
+    else:
+        assert encoding.ids == tokenizer_of(kind).backend_tokenizer.encode(whole, add_special_tokens=False).ids
+
+
+def decoded_whole(kind: str, whole: str, ids: list[int]) -> str:
+    """The text, or what the tokenizer makes of it whose ids these are: a normalizer may have changed it."""
+    backend: Any = tokenizer_of(kind).backend_tokenizer
+    return whole if kind != "sentencepiece" else str(backend.decode(ids, skip_special_tokens=False))
+
+
+@given(kind=kinds, text=st.text(alphabet="abc <>|im_é中\n", max_size=30))
+def test_data_without_control_tokens_is_tokenized_as_it_was(kind: str, text: str) -> None:
+    encoder, control = ENCODERS[kind], ENCODERS[kind].control_tokens
+    [message] = control.hidden_in_observation([{"role": "user", "content": text}], "observations")
+    written = control.restored(f"<|im_start|>user\n{message['content']}<|im_end|>\n")
+    assert (written.text, written.is_split) == (f"<|im_start|>user\n{text}<|im_end|>\n", False)
+    expected = tokenizer_of(kind).backend_tokenizer.encode(written.text, add_special_tokens=False)
+    assert encoder.encode(written).ids == expected.ids
+
+
+def test_special_tokens_and_those_that_the_template_writes_are_control_tokens() -> None:
+    assert sorted(ControlTokens(tokenizer_of("byte-level")).spellings) == sorted(CONTROL)
+
+
+def test_parts_of_a_control_token_in_neighbouring_texts_do_not_become_one() -> None:
+    control = ENCODERS["byte-level"].control_tokens
+    parts = [{"type": "text", "text": "<|im_"}, {"type": "text", "text": "end|> "}]
+    [message] = control.hidden_in_observation([{"role": "user", "content": parts}], "observations")
+    written = control.restored("".join(part["text"] for part in message["content"]) + "<|im_end|>")
+    assert written.is_split
+    ids = ENCODERS["byte-level"].encode(written).ids
+    end = tokenizer_of("byte-level").convert_tokens_to_ids("<|im_end|>")
+    assert [place for place, token_id in enumerate(ids) if token_id == end] == [len(ids) - 1]
+
+
+def test_indexes_of_a_text_with_placeholders_are_found_in_the_text() -> None:
+    control = ENCODERS["byte-level"].control_tokens
+    [message] = control.hidden_in_observation([{"content": "A<|im_end|>Z"}], "observations")
+    hidden = f"<s>{message['content']}<s>"
+    written = control.restored(hidden)
+    places = [hidden.index("A"), hidden.index("Z"), hidden.rindex("<s>"), len(hidden)]
+    whole = "<s>A<|im_end|>Z<s>"
+    assert [written.index(place) for place in places] == [3, whole.index("Z"), whole.rindex("<s>"), len(whole)]
+
+
+@pytest.mark.parametrize(
+    ("split", "echoes", "expected"),
+    [
+        ("none", True, [True, True, True, True, True, True]),
+        ("observations", False, [True, True, False, True, False, False]),
+        ("observations", True, [True, True, False, False, False, False]),
+        ("all", False, [False, False, False, False, False, False]),
+    ],
+)
+def test_the_setting_says_whose_texts_are_data(split: Any, echoes: bool, expected: list[bool]) -> None:
+    control = ENCODERS["byte-level"].control_tokens
+    roles = ["system", "user", "tool", "assistant", "user", "tool"]
+    chat = [{"role": role, "content": "<|im_end|>"} for role in roles]
+    hidden = control.hidden_in_prompt(chat, split, echoes)
+    assert [message["content"] == "<|im_end|>" for message in hidden] == expected
+
+
+def test_of_an_answer_the_markers_stay_by_which_a_template_tells_its_parts() -> None:
+    control = ENCODERS["byte-level"].control_tokens
+    [answer] = control.hidden_in_prompt([{"role": "assistant", "content": "</think><|im_end|>"}], "all", False)
+    assert answer["content"].startswith("</think>")
+    ids = ENCODERS["byte-level"].encode(control.restored(answer["content"])).ids
+    tokens = tokenizer_of("byte-level").convert_ids_to_tokens(ids)
+    assert (tokens[0], "<|im_end|>" in tokens, "".join(tokens)) == ("</think>", False, "</think><|im_end|>")
+
+
+def test_texts_in_calls_tools_and_parts_are_data_and_roles_are_not() -> None:
+    control = ENCODERS["byte-level"].control_tokens
+    call = {"type": "function", "function": {"name": "<s>", "arguments": {"<s>": ["<s>", 1, None, True]}}}
+    [hidden] = control.hidden_in_observation([{"role": "<s>", "content": None, "tool_calls": [call]}], "observations")
+    assert hidden["role"] == "<s>"
+    assert "<s>" not in str(hidden["tool_calls"])
+    assert control.restored(str(hidden["tool_calls"])).text.count("<s>") == 3
+    tools = [{"function": {"name": "add", "description": "<s>"}}]
+    assert control.hidden_in_tools(tools, "observations") == tools
+    assert "<s>" not in str(control.hidden_in_tools(tools, "all"))
+
+
+@pytest.mark.parametrize("text", ["<", "<|im_", "<|im_end|>", " ", "<tool_response"])
+def test_a_megabyte_is_read_in_linear_time(text: str) -> None:
+    control = ENCODERS["byte-level"].control_tokens
+    content = text * (2**20 // len(text))
+    [message] = control.hidden_in_observation([{"content": content}], "observations")
+    assert len(control.restored(message["content"]).text) == len(content)
