@@ -177,9 +177,11 @@ def take_null_fields_of_messages(*models: type[BaseModel]) -> None:
 def validated_before(schema: Any) -> Any:
     """A copy of a model's core schema that looks at `without_nulls` of its fields, before any validator of its own."""
     inner = schema["schema"]
-    is_model = schema["type"] == "model"
-    new = core_schema.no_info_before_validator_function(without_nulls, inner) if is_model else validated_before(inner)
-    return {**schema, "schema": new}
+    if schema["type"] != "model":
+        return {**schema, "schema": validated_before(inner)}
+    if inner.get("function", {}).get("function") is without_nulls:
+        return schema
+    return {**schema, "schema": core_schema.no_info_before_validator_function(without_nulls, inner)}
 
 
 def without_nulls(request: Any) -> Any:

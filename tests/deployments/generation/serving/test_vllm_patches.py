@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import TypeAdapter, ValidationError
+from pydantic import BaseModel, TypeAdapter, ValidationError
 from transformers import AutoTokenizer
 from vllm.parser.abstract_parser import DelegatingParser
 from vllm.reasoning.basic_parsers import BaseThinkingReasoningParser
@@ -14,7 +14,7 @@ from vllm.reasoning.deepseek_r1_reasoning_parser import DeepSeekR1ReasoningParse
 from vllm.renderers.chat_utils import ChatCompletionMessageParam
 
 from deployments.generation.serving import answered_layers
-from deployments.generation.serving.vllm_patches import install
+from deployments.generation.serving.vllm_patches import install, take_null_fields_of_messages
 from tests.deployments.generation.serving.vllm_layers import Served, runs
 from tests.paths import SMALL_MODEL
 
@@ -156,6 +156,20 @@ async def test_the_last_event_of_a_cut_response_must_still_be_named() -> None:
         patch.setattr(answered_layers, "ending_as_they_end", lambda events: events)
         events = await served.events("responses", {"input": "2 + 3?"})
     assert events[-1]["type"] == "response.completed", BY_ITSELF
+
+
+def test_patches_that_are_installed_twice_are_installed_once() -> None:
+    class Asked(BaseModel):
+        messages: list[dict[str, str]]
+
+    take_null_fields_of_messages(Asked)
+    once = Asked.__pydantic_core_schema__
+    take_null_fields_of_messages(Asked)
+    assert Asked.__pydantic_core_schema__ == once
+    assert Asked.model_validate({"messages": [{**QUESTION, "name": None}]}).messages == [QUESTION]
+    parse_delta = DelegatingParser.parse_delta
+    install()
+    assert DelegatingParser.parse_delta is parse_delta
 
 
 def test_null_fields_must_still_be_left_out() -> None:
