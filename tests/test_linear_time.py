@@ -20,7 +20,7 @@ from deployments.policy.transfer import trusted_trainers
 from rollout_client import api_key
 from rollout_client.cli.run import player
 from rollout_client.data_out import trackers
-from rollout_client.weights import torch_tensors
+from rollout_client.weights import layout
 from rollout_env.tool_calls import reply_text, tool_calls_of
 from service.access import keys
 from service.jobs import preferences
@@ -290,9 +290,9 @@ READERS = {
         ("clients/rollout_client/data_out/trackers.py::NOT_OF_MLFLOW",),
     ),
     "name of a tensor": Reader(
-        lambda text: torch_tensors.WRAPPERS.sub("", text),
+        lambda text: layout.WRAPPERS.sub("", text),
         ["module.", "_orig_mod.", "base_model.", "base_model.model.", "a.", "_"],
-        ("clients/rollout_client/weights/torch_tensors.py::WRAPPERS",),
+        ("clients/rollout_client/weights/layout.py::WRAPPERS",),
     ),
 }
 OF_OUR_OWN_TEXT = {

@@ -130,7 +130,7 @@ class Served:
         self.engine = VLLMEngine(unchecked, StepCounter())
         self.store = SessionStore(SessionsSettings(), ScriptedStorage())
         store: Any = self.store
-        self.layers = ServingLayers(self.engine, ResponseSettings(**settings), store, 2.0)
+        self.layers = ServingLayers(self.engine, ResponseSettings(**settings), store, 2.0, "observations")
         # A process of its own would compile it first.
         self.layers._grammars.check = unchecked_grammar  # type: ignore[method-assign,assignment]
         self._calls = 0
