@@ -5,6 +5,7 @@ Results of tools answer calls: templates take names and ids from the calls, and 
 the probe makes the calls that are answered, as far as the template takes them. Their rendering is the response's own.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
@@ -21,12 +22,26 @@ PROBE_OBSERVATION = "Observation7f3a"
 """The chat template renders these to show how it frames a question, an answer and an observation."""
 MADE_UP_NAME = "tool"
 """Of a call that nobody has named: neither the response's calls nor the result that answers it."""
+NUMBER = re.compile("[0-9]+")
 MOST_SHAPES = 1000
 """Shapes of observations that are remembered: which roles follow one another, with which fields."""
 
 
 class UnsupportedTokenizer(Exception):
     """The model's tokenizer or chat template cannot carry a rollout token-exactly."""
+
+
+@dataclass(frozen=True, slots=True)
+class Calls:
+    """The calls that results of tools answer."""
+
+    made: Chat = ()
+    """Those of the response."""
+    before: int = 0
+    """How many calls the conversation has made before, which some templates count."""
+
+
+NO_CALLS = Calls()
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +76,8 @@ class KeptProbe:
 
     number: int
     end: ProbeEnd
+    is_counted: bool
+    """Whether the number of calls before it matters."""
 
 
 class Bridges:
@@ -72,17 +89,17 @@ class Bridges:
         self.end_tokens: Sequence[str] = ()
         """The tokens that end a response. They separate its calls from the end of its turn."""
 
-    def bridge(self, messages: Chat, calls: Chat, options: ChatOptions) -> Bridge:
+    def bridge(self, messages: Chat, calls: Calls, options: ChatOptions) -> Bridge:
         """What follows a response with `calls` when it is observed with `messages`.
 
         Raises:
             UnsupportedTokenizer: the template refuses the messages behind an answer, or drops what one says.
         """
         chat, text, start = self._rendered(messages, calls, options)
-        ends = self._template.cuts(chat, text, options, first=2)
+        ends = self._template.cuts(chat, text, options, first=len(chat) - len(messages))
         return Bridge(text[start:], [max(end - start, 0) for end in ends])
 
-    def content_start(self, messages: Chat, calls: Chat, options: ChatOptions) -> int:
+    def content_start(self, messages: Chat, calls: Calls, options: ChatOptions) -> int:
         """The index in their bridge at which the content of the last message begins."""
         *before, last = messages
         _, text, start = self._rendered([*before, {**last, "content": PROBE_OBSERVATION}], calls, options)
@@ -96,9 +113,9 @@ class Bridges:
             return ""
         return text.rpartition(PROBE_TEXT)[2]
 
-    def _rendered(self, messages: Chat, calls: Chat, options: ChatOptions) -> tuple[Chat, str, int]:
+    def _rendered(self, messages: Chat, calls: Calls, options: ChatOptions) -> tuple[Chat, str, int]:
         """The messages behind a probe, their rendering, and the index in it at which the bridge begins."""
-        candidates = probes(messages, calls)
+        candidates = probes(messages, calls.made)
         # Hashed, because an observation may have thousands of messages.
         shape = hash(
             (
@@ -115,7 +132,7 @@ class Bridges:
                 self._kept_by_shape.clear()
             self._kept_by_shape[shape] = kept
         probe = candidates[kept.number]
-        chat = [PROBE_QUESTION, probe, *messages]
+        chat = [PROBE_QUESTION, *(earlier_calls(calls.before, probe) if kept.is_counted else ()), probe, *messages]
         try:
             text = self._template.render(chat, options)
             # Some templates write ids where they close a call.
@@ -154,13 +171,26 @@ class Bridges:
                 if message["role"] != "assistant" and message["content"] not in text[start:]
             ]
             if not dropped:
-                return KeptProbe(number, end)
+                return KeptProbe(number, end, self._is_counted(probe, marked, text[start:], end, options))
             problem = UnsupportedTokenizer(
                 f"The model's chat template drops messages of role {dropped[0]!r} after an answer: the model would not "
                 f"see what they say, but {text[start:]!r}. Send them with another role, such as 'user'."
             )
         assert problem is not None
         raise problem
+
+    def _is_counted(
+        self, probe: Mapping[str, Any], messages: Chat, bridge: str, end: ProbeEnd, options: ChatOptions
+    ) -> bool:
+        """Whether the template numbers calls through the whole conversation, as that of Command R7B."""
+        if "tool_calls" not in probe:
+            return False
+        try:
+            text = self._template.render([PROBE_QUESTION, *earlier_calls(1, probe), probe, *messages], options)
+        except RENDERING_ERRORS:
+            return False
+        after = text[end.end_in(text) or 0 :]
+        return after != bridge and NUMBER.sub("", after) == NUMBER.sub("", bridge)
 
     def _end_of(self, probe: Mapping[str, Any], options: ChatOptions) -> ProbeEnd:
         if "tool_calls" not in probe:
@@ -203,6 +233,16 @@ def probes(messages: Chat, calls: Chat) -> list[Mapping[str, Any]]:
         # Templates that write JSON take arguments as text, others as an object, as vLLM hands them over.
         for arguments in ({"argument": PROBE_TEXT}, f'{{"argument": "{PROBE_TEXT}"}}')
     ] + [PROBE_ANSWER]
+
+
+def earlier_calls(count: int, probe: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """An answer that makes so many calls, and their results, before the probe."""
+    if count == 0:
+        return []
+    arguments = {} if isinstance(probe["tool_calls"][0]["function"]["arguments"], Mapping) else "{}"
+    ids = [f"past{place:05}" for place in range(count)]
+    calling = {"role": "assistant", "content": "", "tool_calls": [call_of(id_, MADE_UP_NAME, arguments) for id_ in ids]}
+    return [calling, *({"role": "tool", "content": "", "tool_call_id": id_, "name": MADE_UP_NAME} for id_ in ids)]
 
 
 def answered_calls(results: Chat, calls: Chat) -> list[tuple[str, str]]:

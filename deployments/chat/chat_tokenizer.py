@@ -11,7 +11,15 @@ from tokenizers import Encoding
 from tokenizers.decoders import DecodeStream
 from transformers import PreTrainedTokenizerFast
 
-from deployments.chat.bridge import PROBE_ANSWER, PROBE_QUESTION, Bridge, Bridges, UnsupportedTokenizer
+from deployments.chat.bridge import (
+    NO_CALLS,
+    PROBE_ANSWER,
+    PROBE_QUESTION,
+    Bridge,
+    Bridges,
+    Calls,
+    UnsupportedTokenizer,
+)
 from deployments.chat.chat_template import ChatTemplate
 from deployments.chat.control_tokens import SplitEncoding, SplittableText
 from deployments.chat.message_cuts import RENDERING_ERRORS, Chat
@@ -173,8 +181,10 @@ class TransformersChatTokenizer(ChatTokenizer):
         options: ChatOptions,
         room: int,
         calls: Chat = (),
+        calls_before: int = 0,
     ) -> list[TokenizedObservation]:
-        """Tokenizes the messages of an observation that follow the generated ids `after`, which made `calls`.
+        """Tokenizes the messages of an observation that follow the generated ids `after`, which made `calls` after
+        `calls_before` others.
 
         They are rendered together, and the first `room` ids are kept. Of messages that have none of these, only the
         first is in the result, without text. `raw` is the text alone. `chat` is what the template puts between the
@@ -186,9 +196,9 @@ class TransformersChatTokenizer(ChatTokenizer):
         """
         control_tokens = self._encoder.control_tokens
         hidden: Any = control_tokens.hidden_in_observation(messages, self._split)
-        calls = control_tokens.hidden_in_observation(calls, self._split)
+        answered = Calls(control_tokens.hidden_in_observation(calls, self._split), calls_before)
         try:
-            bridge = self._framed(hidden, calls, options)
+            bridge = self._framed(hidden, answered, options)
         except UnsupportedTokenizer as error:
             raise EnvironmentRejected(str(error)) from error
         text = control_tokens.restored(bridge.text)
@@ -213,11 +223,11 @@ class TransformersChatTokenizer(ChatTokenizer):
         ]
         first = cuts[whole]
         if first < overlap + kept or not observed:
-            covered = self._covered(messages[whole]["content"], hidden[: whole + 1], calls, text, end, options)
+            covered = self._covered(messages[whole]["content"], hidden[: whole + 1], answered, text, end, options)
             observed.append(TokenizedObservation(ids[first : overlap + kept], covered, was_cut=True))
         return observed
 
-    def _framed(self, messages: Sequence[ChatMessage], calls: Chat, options: ChatOptions) -> Bridge:
+    def _framed(self, messages: Sequence[ChatMessage], calls: Calls, options: ChatOptions) -> Bridge:
         """Raises `UnsupportedTokenizer` if the template refuses or drops a message."""
         if options.observation_format == "raw":
             contents = [message["content"] for message in messages]
@@ -238,7 +248,7 @@ class TransformersChatTokenizer(ChatTokenizer):
 
         Families that end no turn (GLM) begin the next message there. Their models end a response with that token.
         """
-        bridge: list[int] = self._encoder.encode(self._bridges.bridge([PROBE_QUESTION], (), PLAIN).text).ids
+        bridge: list[int] = self._encoder.encode(self._bridges.bridge([PROBE_QUESTION], NO_CALLS, PLAIN).text).ids
         end: list[int] = self._encoder.encode(self._bridges.end_of_answer()).ids
         places = [place for place, token_id in enumerate(bridge) if token_id in self._special_ids]
         # The template writes these also where nothing follows. Some begin a response there all the same.
@@ -251,7 +261,7 @@ class TransformersChatTokenizer(ChatTokenizer):
         self,
         content: str,
         hidden: Sequence[ChatMessage],
-        calls: Chat,
+        calls: Calls,
         text: SplittableText,
         end: int,
         options: ChatOptions,

@@ -25,6 +25,7 @@ class SessionRenderer(Protocol):
         after: Sequence[int],
         context: ChatContext,
         calls: Sequence[Mapping[str, Any]] = (),
+        calls_before: int = 0,
     ) -> list[Sequence[int]]:
         """The same for messages, at least one, that follow the generated ids `after`, without these.
 
@@ -32,6 +33,7 @@ class SessionRenderer(Protocol):
 
         Args:
             calls: those of the response, which messages of role `tool` answer.
+            calls_before: how many calls there were before these.
         """
         ...
 
@@ -61,8 +63,8 @@ def prepared_prompt(
     if plan.after is None:
         ids = renderer.prompt(new, context)
     else:
-        calls = messages[plan.covered - 1].get("tool_calls") or ()
-        ids = renderer.following(new, plan.response_ids, context, calls)
+        *before, calls = (message.get("tool_calls") or () for message in messages[: plan.covered])
+        ids = renderer.following(new, plan.response_ids, context, calls, sum(map(len, before)))
     token_ids = packed_ids(chain(plan.token_ids, *ids))
     ending = packed_ids(renderer.generation_prompt(context))
     last = packed_ids(ids[-1])

@@ -241,8 +241,10 @@ class Episode:
         """The outcome's observation as `add_outcome` appends it. Changes nothing: a thread may do it."""
         room = self._limits.max_seq_len - self._length
         response = self._messages[-1]
-        calls = response.tool_calls or ()
-        return self._tokenizer.observations(outcome.observations, response.token_ids, self._start.chat, room, calls)
+        *before, calls = (message.tool_calls or () for message in self._message_log)
+        return self._tokenizer.observations(
+            outcome.observations, response.token_ids, self._start.chat, room, calls, sum(map(len, before))
+        )
 
     def add_outcome(self, outcome: StepOutcome, observed: Sequence[TokenizedObservation] | None = None) -> None:
         """Adds the reward, appends the observation, and decides whether the episode ends. Ignored after the end.

@@ -51,6 +51,7 @@ class CharacterChatTokenizer(ChatTokenizer):
         options: ChatOptions,
         room: int,
         calls: Sequence[Mapping[str, Any]] = (),
+        calls_before: int = 0,
     ) -> list[TokenizedObservation]:
         observed: list[TokenizedObservation] = []
         kept = max(room, 0)

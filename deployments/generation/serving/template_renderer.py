@@ -28,10 +28,11 @@ class TemplateRenderer(SessionRenderer):
         after: Sequence[int],
         context: ChatContext,
         calls: Sequence[Mapping[str, Any]] = (),
+        calls_before: int = 0,
     ) -> list[Sequence[int]]:
         """Raises `EnvironmentRejected` for a message that the template refuses or drops."""
         given: Any = [plain(message) for message in messages]
-        observed = self._tokenizer.observations(given, after, options_of(context), ROOM, calls)
+        observed = self._tokenizer.observations(given, after, options_of(context), ROOM, calls, calls_before)
         return [message.token_ids for message in observed]
 
     def generation_prompt(self, context: ChatContext) -> Sequence[int]:

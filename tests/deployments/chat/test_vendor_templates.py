@@ -290,6 +290,20 @@ def test_results_get_their_names_and_numbers_from_the_calls_that_they_answer(nam
     assert all(each["content"] in after for each in results)
 
 
+def test_calls_that_a_template_counts_are_counted_through_the_conversation() -> None:
+    turns: list[Any] = [
+        {"role": "assistant", "content": "", "tool_calls": [call(0, "add", {}), call(1, "sub", {})]},
+        *[result(0, "4"), result(1, "5")],
+        {"role": "assistant", "content": "", "tool_calls": [call(2, "add", {}), call(3, "sub", {})]},
+        *[result(2, "6"), result(3, "7")],
+    ]
+    calls = turns[3]["tool_calls"]
+    observed = COMMAND_R7B.tokens.observations(turns[4:], COMMAND_R7B.ids_of("cut off"), CHAT, ROOM, calls, 2)
+    after = [COMMAND_R7B.text_of(each.token_ids) for each in observed]
+    assert COMMAND_R7B.rendered([QUESTION, *turns]).endswith("".join(after))
+    assert ['"tool_call_id": "2"' in after[0], '"tool_call_id": "3"' in after[1]] == [True, True]
+
+
 def test_a_result_is_known_by_the_id_of_its_call() -> None:
     calls = [call(0, "add", {}), call(1, "sub", {})]
     after = appended(COMMAND_R7B, [result(1, "It is 1.")], "cut off", calls)

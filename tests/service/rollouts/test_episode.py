@@ -268,9 +268,10 @@ def test_an_observation_is_tokenized_after_the_response_with_the_room_that_is_le
             options: ChatOptions,
             room: int,
             calls: Sequence[Mapping[str, Any]] = (),
+            calls_before: int = 0,
         ) -> list[TokenizedObservation]:
             given.append((list(after), options, room))
-            return super().observations(messages, after, options, room, calls)
+            return super().observations(messages, after, options, room, calls, calls_before)
 
     episode = EpisodeRecipe(tokenizer=Noting(), max_seq_len=10, observation_format="chat").make()
     episode.add_generation(generation("AB"))
@@ -449,6 +450,7 @@ def test_an_observation_that_cannot_be_tokenized_changes_nothing() -> None:
             options: ChatOptions,
             room: int,
             calls: Sequence[Mapping[str, Any]] = (),
+            calls_before: int = 0,
         ) -> list[TokenizedObservation]:
             raise EnvironmentRejected("no such role")
 

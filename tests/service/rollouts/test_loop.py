@@ -537,9 +537,10 @@ def test_a_long_observation_is_tokenized_in_another_thread_with_the_same_result(
             options: ChatOptions,
             room: int,
             calls: Sequence[Mapping[str, Any]] = (),
+            calls_before: int = 0,
         ) -> list[TokenizedObservation]:
             threads.append(threading.get_ident())
-            return super().observations(messages, after, options, room, calls)
+            return super().observations(messages, after, options, room, calls, calls_before)
 
     recipe = EpisodeRecipe(max_rollout_turns=1, max_seq_len=length + 100, tokenizer=NotingTokenizer())
     environment = ScriptedEnvironment([outcome("o" * length, reward=1.0)])

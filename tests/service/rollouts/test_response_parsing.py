@@ -54,7 +54,7 @@ def played(
 
 class NotingTokenizer(CharacterChatTokenizer):
     def __init__(self) -> None:
-        self.calls: list[Sequence[Mapping[str, Any]]] = []
+        self.calls: list[tuple[Sequence[Mapping[str, Any]], int]] = []
 
     def observations(
         self,
@@ -63,9 +63,10 @@ class NotingTokenizer(CharacterChatTokenizer):
         options: ChatOptions,
         room: int,
         calls: Sequence[Mapping[str, Any]] = (),
+        calls_before: int = 0,
     ) -> list[TokenizedObservation]:
-        self.calls.append(calls)
-        return super().observations(messages, after, options, room, calls)
+        self.calls.append((calls, calls_before))
+        return super().observations(messages, after, options, room, calls, calls_before)
 
 
 def two_turns() -> ScriptedEnvironment:
@@ -127,7 +128,7 @@ def test_tokens_and_rewards_are_the_same_with_and_without_a_parser() -> None:
 def test_an_observation_is_tokenized_behind_the_calls_that_were_read_out_of_the_response() -> None:
     tokenizer = NotingTokenizer()
     played(ScriptedParser([FOUND, NOTHING]), two_turns(), EpisodeRecipe(tokenizer=tokenizer))
-    assert tokenizer.calls == [[CALL], ()]
+    assert tokenizer.calls == [([CALL], 0), ((), 1)]
 
 
 def test_a_log_that_was_parsed_before_it_was_posted_is_not_parsed_again() -> None:
