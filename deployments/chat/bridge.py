@@ -99,10 +99,11 @@ class Bridges:
         ends = self._template.cuts(chat, text, options, first=len(chat) - len(messages))
         return Bridge(text[start:], [max(end - start, 0) for end in ends])
 
-    def content_start(self, messages: Chat, calls: Calls, options: ChatOptions) -> int:
-        """The index in their bridge at which the content of the last message begins."""
+    def content_end(self, messages: Chat, calls: Calls, options: ChatOptions) -> int:
+        """The index in their bridge at which the content of the last message ends, if more of it followed."""
         *before, last = messages
-        _, text, start = self._rendered([*before, {**last, "content": PROBE_OBSERVATION}], calls, options)
+        marked = {**last, "content": last["content"] + PROBE_OBSERVATION}
+        _, text, start = self._rendered([*before, marked], calls, options)
         return text.index(PROBE_OBSERVATION, start) - start
 
     def end_of_answer(self) -> str:

@@ -1,6 +1,6 @@
 """Text to tokens and back. A prompt is rendered once; afterwards its tokens are only appended to."""
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
@@ -273,11 +273,20 @@ class TransformersChatTokenizer(ChatTokenizer):
         """
         if options.observation_format == "raw":
             start = text.index(sum(len(message["content"]) for message in hidden[:-1]))
-        else:
-            start = text.index(self._bridges.content_start(hidden, calls, options))
-            # A template may strip the content that it frames.
-            content = content if text.text.startswith(content, start) else content.strip()
-        return content[: max(end - start, 0)]
+            return content[: max(end - start, 0)]
+
+        def content_end(length: int) -> int:
+            last: Any = {**hidden[-1], "content": content[:length]}
+            beginning = self._encoder.control_tokens.hidden_in_observation([last], self._split)
+            return text.index(self._bridges.content_end([*hidden[:-1], *beginning], calls, options))
+
+        start = content_end(0)
+        # A template may strip the content that it frames.
+        for shown in (content, content.strip()):
+            if text.text.startswith(shown, start):
+                return shown[: max(end - start, 0)]
+        # Or write it as JSON, where some characters become several.
+        return content[: max(bisect_right(range(len(content) + 1), end, key=content_end) - 1, 0)]
 
     def _refuse_too_long(self, text: str, max_tokens: int) -> None:
         """Raises `PromptRejected` for a text that no `max_tokens` tokens can cover, before it is tokenized."""

@@ -3,6 +3,7 @@
 Families whose templates TRL does not ship are here as short templates of our own that have their traits.
 """
 
+import json
 import re
 from typing import Any
 
@@ -34,7 +35,7 @@ def call(place: int, name: str, arguments: Any) -> dict[str, Any]:
     return {"id": f"call0000{place}", "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
-def result(place: int, content: str, name: str = "") -> dict[str, Any]:
+def result(place: int, content: str, name: str = "") -> Any:
     named = {"name": name} if name else {}
     return {"role": "tool", "content": content, "tool_call_id": f"call0000{place}", **named}
 
@@ -97,6 +98,20 @@ def test_results_of_tools_are_appended_as_the_template_writes_them_after_the_cal
 def test_families_without_results_of_tools_refuse_them(name: str, problem: str) -> None:
     with pytest.raises(EnvironmentRejected, match=problem):
         appended(vendor(name), [result(0, "4", "add")], "calls", [call(0, "add", {})])
+
+
+@pytest.mark.parametrize("name", ["gptoss", "llama3_1"])
+def test_a_cut_result_that_the_template_writes_as_json_shows_what_its_tokens_say(name: str) -> None:
+    one = vendor(name)
+    content = 'a\n"b"\t漢\\ \n'
+    calls = [call(0, "add", one.family.arguments)]
+    whole = one.text_of(one.tokens.observations([result(0, content)], [], CHAT, ROOM, calls)[0].token_ids)
+    start = whole.index(json.dumps(content, ensure_ascii=False)) + 1
+    for room in range(len(one.ids_of(whole))):
+        [cut] = one.tokens.observations([result(0, content)], [], CHAT, room, calls)
+        said = one.text_of(cut.token_ids).rstrip("\ufffd")[start:]
+        written = [json.dumps(content[:length], ensure_ascii=False)[1:-1] for length in range(len(content) + 1)]
+        assert cut.content == content[: max(length for length, text in enumerate(written) if said.startswith(text))]
 
 
 DROP_THOUGHTS = {

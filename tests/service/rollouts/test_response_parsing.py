@@ -52,7 +52,7 @@ def played(
     return virtual_time.run(play_sample((recipe or EpisodeRecipe()).make(), context)).result()
 
 
-class NotingTokenizer(CharacterChatTokenizer):
+class CallNotingTokenizer(CharacterChatTokenizer):
     def __init__(self) -> None:
         self.calls: list[tuple[Sequence[Mapping[str, Any]], int]] = []
 
@@ -126,7 +126,7 @@ def test_tokens_and_rewards_are_the_same_with_and_without_a_parser() -> None:
 
 
 def test_an_observation_is_tokenized_behind_the_calls_that_were_read_out_of_the_response() -> None:
-    tokenizer = NotingTokenizer()
+    tokenizer = CallNotingTokenizer()
     played(ScriptedParser([FOUND, NOTHING]), two_turns(), EpisodeRecipe(tokenizer=tokenizer))
     assert tokenizer.calls == [([CALL], 0), ((), 1)]
 
