@@ -23,6 +23,8 @@ PROBE_OBSERVATION = "Observation7f3a"
 MADE_UP_NAME = "tool"
 """Of a call that nobody has named: neither the response's calls nor the result that answers it."""
 NUMBER = re.compile("[0-9]+")
+MOST_SHOWN = 300
+"""Characters of a rendering in a message about it."""
 MOST_SHAPES = 1000
 """Shapes of observations that are remembered: which roles follow one another, with which fields."""
 
@@ -175,7 +177,7 @@ class Bridges:
                 return KeptProbe(number, end, self._is_counted(probe, marked, text[start:], end, options))
             problem = UnsupportedTokenizer(
                 f"The model's chat template drops messages of role {dropped[0]!r} after an answer: the model would not "
-                f"see what they say, but {text[start:]!r}. Send them with another role, such as 'user'."
+                f"see what they say, but {text[start:][:MOST_SHOWN]!r}. Send them with another role, such as 'user'."
             )
         assert problem is not None
         raise problem
@@ -215,7 +217,7 @@ def refusal(messages: Chat, error: Exception) -> UnsupportedTokenizer:
 
 
 def changed_answer(text: str) -> UnsupportedTokenizer:
-    return UnsupportedTokenizer(f"The model's chat template does not keep an answer as it is: {text!r}")
+    return UnsupportedTokenizer(f"The model's chat template does not keep an answer as it is: {text[:MOST_SHOWN]!r}")
 
 
 def probes(messages: Chat, calls: Chat) -> list[Mapping[str, Any]]:
