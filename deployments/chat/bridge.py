@@ -13,7 +13,7 @@ from typing import Any
 
 from deployments.chat.chat_template import ChatTemplate
 from deployments.chat.message_cuts import RENDERING_ERRORS, Chat
-from deployments.chat.tokenizer_protocol import ChatOptions
+from deployments.chat.tokenizer_protocol import ChatOptions, UnsupportedTokenizer
 
 PROBE_TEXT = "Answer7f3a"
 PROBE_QUESTION = {"role": "user", "content": "Question"}
@@ -27,10 +27,6 @@ MOST_SHOWN = 300
 """Characters of a rendering in a message about it."""
 MOST_SHAPES = 1000
 """Shapes of observations that are remembered: which roles follow one another, with which fields."""
-
-
-class UnsupportedTokenizer(Exception):
-    """The model's tokenizer or chat template cannot carry a rollout token-exactly."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,6 @@ from deployments.chat.bridge import (
     Bridge,
     Bridges,
     Calls,
-    UnsupportedTokenizer,
 )
 from deployments.chat.chat_template import ChatTemplate
 from deployments.chat.control_tokens import SplitEncoding, SplittableText
@@ -32,7 +31,13 @@ from deployments.chat.tokenizer_loading import (
     refuse_slow,
     resolved,
 )
-from deployments.chat.tokenizer_protocol import ChatOptions, ChatTokenizer, SplitSpecialTokens, TokenizedObservation
+from deployments.chat.tokenizer_protocol import (
+    ChatOptions,
+    ChatTokenizer,
+    SplitSpecialTokens,
+    TokenizedObservation,
+    UnsupportedTokenizer,
+)
 from deployments.failures import EnvironmentRejected, PromptRejected
 from rollout_client.contract import Message, PromptMessage
 from rollout_client.info_contract import TokenizerInfo

@@ -16,6 +16,10 @@ CONTEXT_TOKENS = 32
 """More tokens than the text of the next one depends on: decoders look back a word, or the bytes of one character."""
 
 
+class UnsupportedTokenizer(Exception):
+    """The model's tokenizer or chat template cannot carry a rollout token-exactly."""
+
+
 @dataclass(frozen=True, slots=True)
 class ChatOptions:
     """How messages become token ids: the format of observations, and the arguments of the chat template."""

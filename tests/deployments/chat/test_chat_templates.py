@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from transformers import AddedToken, AutoTokenizer
 
-from deployments.chat.bridge import UnsupportedTokenizer
 from deployments.chat.chat_tokenizer import TransformersChatTokenizer
-from deployments.chat.tokenizer_protocol import ChatOptions
+from deployments.chat.tokenizer_protocol import ChatOptions, UnsupportedTokenizer
 from deployments.failures import EnvironmentRejected, PromptRejected
 from rollout_client.contract import PromptMessage
 from rollout_env import ChatMessage

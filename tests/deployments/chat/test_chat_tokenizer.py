@@ -10,10 +10,9 @@ from jinja2 import TemplateError
 from tokenizers import normalizers
 from transformers import AutoTokenizer
 
-from deployments.chat.bridge import UnsupportedTokenizer
 from deployments.chat.chat_tokenizer import TransformersChatTokenizer
 from deployments.chat.message_cuts import RENDERING_ERRORS
-from deployments.chat.tokenizer_protocol import CONTEXT_TOKENS, ChatOptions, TokenizedObservation
+from deployments.chat.tokenizer_protocol import CONTEXT_TOKENS, ChatOptions, TokenizedObservation, UnsupportedTokenizer
 from deployments.failures import EnvironmentRejected, PromptRejected
 from rollout_client.contract import PromptMessage
 from rollout_env import ChatMessage

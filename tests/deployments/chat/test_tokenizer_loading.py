@@ -11,7 +11,6 @@ from tokenizers.models import WordLevel
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from transformers.models.byt5 import ByT5Tokenizer
 
-from deployments.chat.bridge import UnsupportedTokenizer
 from deployments.chat.chat_tokenizer import TransformersChatTokenizer
 from deployments.chat.tokenizer_loading import (
     PLAIN_TEXTS,
@@ -19,7 +18,7 @@ from deployments.chat.tokenizer_loading import (
     refuse_lossy,
     refuse_slow,
 )
-from deployments.chat.tokenizer_protocol import ChatOptions
+from deployments.chat.tokenizer_protocol import ChatOptions, UnsupportedTokenizer
 from tests.paths import SMALL_MODEL, TINY_MODEL
 
 QUESTION: Any = [{"role": "user", "content": "Say  two\nthings: 中文."}]

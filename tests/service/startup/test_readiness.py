@@ -4,7 +4,7 @@ import pytest
 from ray.serve._private.common import DeploymentStatus, DeploymentStatusTrigger
 from ray.serve.schema import ApplicationStatus, ApplicationStatusOverview, DeploymentStatusOverview
 
-from deployments.chat.bridge import UnsupportedTokenizer
+from deployments.chat.tokenizer_protocol import UnsupportedTokenizer
 from deployments.generation.response_parser import ParserUnusable
 from service.startup.failures import ServiceNotStarted
 from service.startup.readiness import Startup
