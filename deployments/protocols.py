@@ -7,7 +7,7 @@ and `RemoteEnvironment` (`service/remote`) implement them over Serve handles. A 
 
 from array import array
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
 
 from deployments.environment_records import RefusedField as RefusedField
@@ -136,6 +136,8 @@ class Generation:
     weight_versions: tuple[WeightSpan, ...] = ()
     failure: RolloutFailure | None = None
     """Why an aborted generation must go on elsewhere or later; `None` if it can go on here at once."""
+    replica: str = field(default="", compare=False)
+    """Unique id of the replica that its caller had chosen; empty if it knew of none."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -131,7 +131,7 @@ class RunningRollout:
                 result = episode.result()
                 if self._context.progress is not None:
                     self._context.progress.ended(episode)
-                self._metrics.add(result, episode.versions.at_end)
+                self._metrics.add(result, episode.versions.at_end, episode.tokens_by_replica)
                 self.observer.ended(result, episode.versions.at_end)
                 yield episode.identity.position, result, episode.echo
                 if episode.error is not None and request.on_error == "fail":

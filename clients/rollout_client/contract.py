@@ -284,12 +284,14 @@ class PolicyVersions(Lenient):
     """The version that was current when the last rollout ended."""
 
 
-RequestMetrics = dict[str, int | float | list[int]]
+RequestMetrics = dict[str, int | float | list[int] | dict[str, int]]
 """By the names of NeMo-RL's rollout module; each `histogram/...` is a list of lengths, one per generation. Besides,
 each reward that its environment named has `rewards/NAME/{mean,max,min,median,stddev}`, over the rollouts that have it,
 and each metric of the environment's own `environment/NAME/...` likewise. `histogram/staleness` has one number per
 rollout: how many versions its oldest token was behind the current one at its end. `stale_rate` is the share that
-`policy.max_staleness` cut off, of those that ended by themselves or by it. `docs/concepts.md` lists all of them."""
+`policy.max_staleness` cut off, of those that ended by themselves or by it. `per_worker_token_counts` has by the id of a
+generator replica how many tokens it generated; it is absent where no replica is known, and tokens of agents' calls are
+not in it. `docs/concepts.md` lists all of them."""
 
 
 class RolloutSummary(Lenient):

@@ -95,7 +95,8 @@ class RemoteGenerator(Generator, ModelServer, ComparedReplicas):
         new_tokens: int | None = None
         failed = False
         try:
-            generation = await calls.generate.call(replace(request, virtual_time=scheduled.virtual_time))
+            made = await calls.generate.call(replace(request, virtual_time=scheduled.virtual_time))
+            generation = replace(made, replica=scheduled.replica)
             new_tokens, failed = len(generation.token_ids), generation.failure is not None
         except OtherVersionLoaded:
             # Another replica may have the version; this one has not failed.

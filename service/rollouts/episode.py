@@ -11,7 +11,7 @@ the concatenation of all token ids so far; an episode ends in exactly one status
 prompt is held once for all episodes of a group.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any, Literal, get_args
 
@@ -194,6 +194,7 @@ class Episode:
         else:
             self._messages.append(response_of(generation, self._tokenizer))
         self._count_generation(len(generation.token_ids))
+        self._metrics.add_tokens_of(generation.replica, len(generation.token_ids))
         self._token_ids.extend(generation.token_ids)
         self.versions.add(generation.weight_versions)
         self._end_full_partial()
@@ -328,6 +329,11 @@ class Episode:
     def restarts(self) -> int:
         """How often it was played anew from its prompt."""
         return self._restarts
+
+    @property
+    def tokens_by_replica(self) -> Mapping[str, int]:
+        """How many tokens each replica has generated, as far as known."""
+        return self._metrics.tokens_by_replica
 
     @property
     def message_count(self) -> int:

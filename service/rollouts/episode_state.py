@@ -26,6 +26,7 @@ class MetricCounts:
     parse_errors: int = 0
     environment: dict[str, float] = field(default_factory=dict)
     clipped_turns: int = 0
+    tokens_by_replica: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ sample is in `SampleMetrics`, which `sample_metrics.py` fills.
 """
 
 import math
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from statistics import fmean, median, stdev
 
@@ -13,6 +14,7 @@ from rollout_client.policy_names import label_of, read_label
 from service.rollouts.sample_metrics import UNNAMED_REWARD
 
 FREED_IN_ONE_STEP = 64
+NO_TOKENS: Mapping[str, int] = {}
 STATUSES_WITH_FINAL_REWARD = ("completed", "truncated", "max_turns")
 SPREAD_FIELDS = {
     "turns_per_sample": "turn_count",
@@ -40,15 +42,23 @@ class RequestMetricsAccumulator:
         """Of the samples whose rewards have names."""
         self._staleness: list[int] = []
         self._stale = 0
+        self._tokens_by_replica: Counter[str] = Counter()
 
-    def add(self, result: SampleResult, staleness: int | None = None) -> None:
+    def add(
+        self,
+        result: SampleResult,
+        staleness: int | None = None,
+        tokens_by_replica: Mapping[str, int] = NO_TOKENS,
+    ) -> None:
         """Adds one sample. Weight versions are collected from every sample, also from those that are in no metric.
 
         Args:
             staleness: of its oldest token, in versions, at its end; `None` if it is not known.
+            tokens_by_replica: generated for it, by the replicas that are known.
         """
         if result.status in STATUSES_WITH_FINAL_REWARD:
             self._samples.append(result.metrics)
+            self._tokens_by_replica.update(tokens_by_replica)
             if result.rewards.keys() - {UNNAMED_REWARD}:
                 self._rewards.append(result.rewards)
             if staleness is not None:
@@ -65,6 +75,8 @@ class RequestMetricsAccumulator:
         if not (samples or self._stale):
             return {}
         of_samples = {**averages(samples), **turn_metrics(samples), **spread_by_field(samples)} if samples else {}
+        if self._tokens_by_replica:
+            of_samples["per_worker_token_counts"] = dict(self._tokens_by_replica)
         return (
             of_samples
             | spread_by_name("rewards", self._rewards)

@@ -19,6 +19,8 @@ class SampleMetricsAccumulator:
         self._parse_errors = 0
         self._environment: dict[str, float] = {}
         self._clipped_turns = 0
+        self.tokens_by_replica: dict[str, int] = {}
+        """Generated ones, without those of replicas that are not known."""
 
     def add_generation(self, input_tokens: int, generated_tokens: int) -> None:
         self._turn_input_tokens.append(input_tokens)
@@ -31,6 +33,11 @@ class SampleMetricsAccumulator:
     def end_generation(self, finish_reason: FinishReason | None) -> None:
         """The last generation is whole, or it was interrupted, which is no reason."""
         self._clipped_turns += finish_reason == "length"
+
+    def add_tokens_of(self, replica: str, generated_tokens: int) -> None:
+        """The replica has generated so many of the tokens."""
+        if replica:
+            self.tokens_by_replica[replica] = self.tokens_by_replica.get(replica, 0) + generated_tokens
 
     def add_parse_error(self) -> None:
         self._parse_errors += 1
@@ -50,6 +57,7 @@ class SampleMetricsAccumulator:
             self._parse_errors,
             self._environment.copy(),
             self._clipped_turns,
+            self.tokens_by_replica.copy(),
         )
 
     def restore(self, counts: MetricCounts) -> None:
@@ -59,6 +67,7 @@ class SampleMetricsAccumulator:
         self._parse_errors = counts.parse_errors
         self._environment = counts.environment.copy()
         self._clipped_turns = counts.clipped_turns
+        self.tokens_by_replica = counts.tokens_by_replica.copy()
 
     def metrics(
         self, status: SampleStatus | None, terminated: bool, truncated: bool, total_reward: float | None

@@ -40,7 +40,7 @@ REJECTED: Json = {
 }
 SUMMARY: Json = {
     "request_id": "r1",
-    "metrics": {"mean_total_reward": 0.5, "total_turns": 4.0},
+    "metrics": {"mean_total_reward": 0.5, "total_turns": 4.0, "per_worker_token_counts": {"x7": 4}},
     "policy": {"oldest": "0", "newest": "0", "current": "0"},
 }
 

@@ -216,6 +216,8 @@ def test_a_stream_brings_each_sample_once_and_then_the_summary(
     assert sorted(line["position"] for line in samples) == list(range(32))
     assert last.keys() == {"summary"}
     assert last["summary"]["metrics"].keys() == mixed.metrics.keys()
+    [tokens] = last["summary"]["metrics"]["per_worker_token_counts"].values()
+    assert tokens == last["summary"]["metrics"]["total_generated_tokens"]
 
 
 def test_a_large_answer_comes_as_arrow_what_it_is_as_json(client: RolloutClient) -> None:
@@ -225,7 +227,8 @@ def test_a_large_answer_comes_as_arrow_what_it_is_as_json(client: RolloutClient)
     as_arrow = client.rollout_arrow(games, **greedy).to_response()
     assert sum(len(message.token_ids) for sample in as_json.samples for message in sample.message_log) > 8192
     assert token_ids_of(as_arrow.samples) == token_ids_of(as_json.samples)
-    assert as_arrow.metrics["total_generated_tokens"] == as_json.metrics["total_generated_tokens"]
+    for name in ("total_generated_tokens", "per_worker_token_counts"):
+        assert as_arrow.metrics[name] == as_json.metrics[name]
 
 
 def token_ids_of(samples: list[SampleResult]) -> list[list[list[int]]]:

@@ -94,7 +94,10 @@ def metrics_table(metrics: RequestMetrics) -> Table:
     table.add_column("name", overflow="fold")
     table.add_column("value", justify="right")
     for name, value in metrics.items():
-        if not isinstance(value, list):
+        if isinstance(value, dict):
+            for key, part in value.items():
+                table.add_row(plain(f"{name}/{key}"), number(part))
+        elif not isinstance(value, list):
             table.add_row(plain(name), number(value))
     return table
 

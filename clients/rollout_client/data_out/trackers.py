@@ -50,11 +50,14 @@ def log_rollouts(response: DataOut, step: int, prefix: str = "rollouts/") -> lis
 
 
 def figures_of(response: DataOut) -> dict[str, float]:
-    """The metrics that are one number, the number of rollouts, and by status the share that ended with it."""
+    """The metrics that are one number, the number of rollouts, and by status the share that ended with it.
+
+    `per_worker_token_counts` is left out: its names are new with each replica that starts.
+    """
     summary, samples = parts_of(response)
     statuses = [sample.status for sample in samples]
     shares = {f"status/{status}": statuses.count(status) / len(statuses) for status in set(statuses)}
-    numbers = {name: float(value) for name, value in summary.metrics.items() if not isinstance(value, list)}
+    numbers = {name: float(value) for name, value in summary.metrics.items() if isinstance(value, int | float)}
     return {"count": float(len(samples)), **shares, **numbers}
 
 

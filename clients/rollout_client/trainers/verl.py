@@ -154,7 +154,7 @@ class ServiceAgentLoopManager:
         groups = list(prompts.non_tensor_batch.get("uid", range(len(rows))))
         scores = filled([row.reward for row in rows], groups)
         kept = prompts.non_tensor_batch if self._returns_inputs else {}
-        timing = {f"rollout_service/{name}": value for name, value in metrics.items() if not isinstance(value, list)}
+        timing = {f"rollout_service/{name}": value for name, value in metrics.items() if isinstance(value, int | float)}
         timing["rollout_service/not_final_rate"] = len(lost) / len(rows)
         return type(prompts).from_dict(
             tensors=tensors_of(rows, scores, self._rollout_config, self._pad_id),

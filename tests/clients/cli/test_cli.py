@@ -108,7 +108,7 @@ def test_play_shows_transcripts_rewards_and_metrics(service: ScriptedService) ->
     assert done.exit_code == 0
     assert done.stdout.count("completed · reward 1 · 1 turn") == 4
     assert "1 · math · generation 1" in done.stdout
-    assert "mean_total_reward │ 0.500" in done.stdout
+    assert "mean_total_reward          │ 0.500" in done.stdout
     assert re.search(r"4/4 rollouts, [\d,]+ tokens/s, mean reward 1\.000, 0 failed", done.stderr)
     assert max(map(len, done.stderr.splitlines())) <= 80
     assert max(map(len, done.stdout.splitlines())) <= 80
@@ -337,9 +337,12 @@ def test_a_long_transcript_stays_within_its_columns() -> None:
 
 
 def test_metrics_are_whole_or_have_three_decimals() -> None:
-    text = shown(metrics_table({"total_turns": 12345.0, "mean_total_reward": 1 / 3}))
+    text = shown(
+        metrics_table({"total_turns": 12345.0, "mean_total_reward": 1 / 3, "per_worker_token_counts": {"x7": 2345}})
+    )
     assert re.search(r"total_turns\s+│ 12,345 │", text)
-    assert re.search(r"mean_total_reward │\s+0\.333 │", text)
+    assert re.search(r"mean_total_reward\s+│\s+0\.333 │", text)
+    assert re.search(r"per_worker_token_counts/x7 │\s+2,345 │", text)
 
 
 # Environments

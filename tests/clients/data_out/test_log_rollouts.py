@@ -10,7 +10,12 @@ from rollout_client import NoActiveRun, log_rollouts
 from tests.clients.data_out.responses import response_of
 from tests.clients.scripted_service import result
 
-METRICS = {"mean_total_reward": 0.5, "rewards/for[mat]/mean": 0.25, "histogram/gen_tokens_length": [2, 3]}
+METRICS = {
+    "mean_total_reward": 0.5,
+    "rewards/for[mat]/mean": 0.25,
+    "histogram/gen_tokens_length": [2, 3],
+    "per_worker_token_counts": {"x7": 5},
+}
 RESPONSE = response_of(
     result(), result(status="truncated", total_reward=0.0), result(status="cancelled"), result(), metrics=METRICS
 )

@@ -34,7 +34,7 @@ def test_a_stream_yields_each_rollout_as_it_ends_then_its_summary(service: Scrip
     with RolloutClient(service.url) as client, client.stream([sample(), sample()]) as rollouts:
         assert next(iter(rollouts)).idx == 1
         assert [(position, played.idx) for position, played in rollouts.with_positions()] == [(0, 0)]
-    assert rollouts.summary.metrics == {"mean_total_reward": 0.5, "total_turns": 4.0}
+    assert rollouts.summary.metrics == SUMMARY["metrics"]
 
 
 def test_leaving_a_stream_early_ends_the_request(service: ScriptedService) -> None:

@@ -73,6 +73,21 @@ def test_after_any_deaths_the_answer_is_that_of_an_undisturbed_run_and_each_deat
     run(scenario)
 
 
+def test_the_metrics_of_a_run_that_went_on_elsewhere_have_the_tokens_of_each_replica() -> None:
+    async def scenario() -> None:
+        cluster = ScriptedIngresses(replicas=2)
+        await cluster.post(0, REQUEST, path="/jobs", idempotency_key="k")
+        await asyncio.sleep(3)
+        cluster.kill(0)
+        metrics = (await cluster.post(1, REQUEST, idempotency_key="k")).json()["metrics"]
+        counts = metrics["per_worker_token_counts"]
+        assert counts == EXPECTED[1]["per_worker_token_counts"]
+        assert counts.keys() == {"replica 0", "replica 1"}
+        assert sum(counts.values()) == metrics["total_generated_tokens"]
+
+    run(scenario)
+
+
 @pytest.mark.parametrize("path", ["/jobs", "/rollout"])
 def test_a_job_whose_opening_was_stored_and_not_answered_is_played(path: str) -> None:
     async def scenario() -> None:

@@ -86,6 +86,18 @@ def test_generations_of_one_iteration_for_one_replica_go_in_one_call() -> None:
     assert handle.generated == [("a", ["one", "two"])]
 
 
+def test_a_generation_has_the_replica_that_was_chosen_for_it() -> None:
+    handle = ScriptedGeneratorHandle(DONE)
+    generator = generator_over(handle)
+
+    async def run() -> list[str]:
+        unknown = await generator.generate(request("one"))
+        record_live_replicas(handle.deployment_id, ["a"])
+        return [unknown.replica, (await generator.generate(request("two"))).replica]
+
+    assert virtual_time.run(run()) == ["", "a"]
+
+
 def windowed(handle: ScriptedGeneratorHandle, *replicas: str) -> RemoteGenerator:
     """Two generations at a time on each replica."""
     generator = generator_over(handle, *replicas, window_factor=1.0)

@@ -93,7 +93,8 @@ def greedy_generation(request: GenerationRequest) -> Generation:
         if any(stop_string in response for stop_string in request.stop_strings):
             finish_reason = "stop"
     versions = versions_from(len(prompt), len(response))
-    return Generation(packed_ids(ids_of(response)), packed_logprobs(logprobs), finish_reason, versions)
+    replica = f"replica {request.turn % 2}"
+    return Generation(packed_ids(ids_of(response)), packed_logprobs(logprobs), finish_reason, versions, replica=replica)
 
 
 def versions_from(first: int, tokens: int) -> tuple[WeightSpan, ...]:

@@ -121,6 +121,16 @@ def test_metrics_carry_the_fields_names_and_exact_values() -> None:
     }
 
 
+def test_generated_tokens_are_counted_by_the_replica_that_generated_them() -> None:
+    accumulator = RequestMetricsAccumulator()
+    accumulator.add(SAMPLES[0], tokens_by_replica={"a": 3, "b": 5})
+    accumulator.add(SAMPLES[1], tokens_by_replica={"b": 10})
+    accumulator.add(result([7], env_tokens=0, total_reward=0.0, status="error"), tokens_by_replica={"c": 7})
+    metrics = accumulator.metrics()
+    assert metrics["per_worker_token_counts"] == {"a": 3, "b": 15}
+    assert metrics["total_generated_tokens"] == 18
+
+
 @pytest.mark.parametrize(
     ("field", "mean", "highest", "lowest", "median", "stddev"),
     [
