@@ -160,11 +160,13 @@ def test_a_request_with_a_sample_that_its_environment_cannot_take_is_refused(cli
     good = {"task_name": "math", "messages": PROMPT, "extra_env_info": {"ground_truth": "42"}}
     without_truth = {"task_name": "math", "messages": PROMPT}
     unsolvable = {"task_name": "sliding_puzzle", "messages": PROMPT, "extra_env_info": {"board": [[0, 3], [1, 2]]}}
+    prose = {"task_name": "math", "messages": PROMPT, "extra_env_info": {"ground_truth": "The answer is 42."}}
     with pytest.raises(RequestRejected) as refusal:
-        client.rollout([good, without_truth, unsolvable], sampling=Sampling(max_new_tokens=16))
-    assert [error.field for error in refusal.value.problem.errors] == [
+        client.rollout([good, without_truth, unsolvable, prose], sampling=Sampling(max_new_tokens=16))
+    assert sorted(error.field for error in refusal.value.problem.errors) == [
         "samples[1].extra_env_info.ground_truth",
         "samples[2].extra_env_info",
+        "samples[3].extra_env_info.ground_truth",
     ]
 
 

@@ -31,6 +31,7 @@ END = r"(?=\s*+\.?\s*+(?:[}$,;]|\\[)\]]|\Z))"
 SPACE = r"(?<!\\)\\[,;:> ]|~|\\(?:quad|qquad|thinspace|enspace)(?![a-zA-Z])|\\[hm]space\*?\{[^{}]*+\}"
 GROUP = r"(?:\\[,;: !]|~|\{(?:\\?,)\}|,\\!\s?| )\d{3}(?!\d)"
 """Three more digits of a number."""
+NOT_MIXED = r"(?!\d{1,3}(?:\\[,;: ]|~| )[1-9]\d\d *+/ *+\d)"
 AS_TEXT = r"\\(?:text(?:bf|rm|it|sf|tt|normal)?|math(?:rm|bf|it|sf|tt|normal)|mbox|hbox|emph)\s*+(?=\{)"
 BOLD = r"\\(?:boldsymbol|bm|pmb|bold)"
 WORDS = r"[^{}$\\]*+"
@@ -67,51 +68,58 @@ def repeating_decimal(number: re.Match[str]) -> str:
     return rf"\frac{{{value.numerator}}}{{{value.denominator}}}"
 
 
-RULES: list[tuple[str, str | Callable[[re.Match[str]], str]]] = [
-    (r"\\fbox(?=\s*+\{)", r"\\boxed"),
-    (rf"(?<![\d.,])\d{{1,3}}(?:{GROUP}){TOO_LONG}(?!,?\d)", digits_of),
-    (r"(?<!\\)\\!", ""),
-    (SPACE, " "),
-    (r"\\(?:SI|qty)\s*+(?:\[[^\]{}]{0,99}+\])?+\{([^{}]*+)\}\s*+\{[^{}]*+\}", r"\1"),
-    (r"\\(?:num|ang)\s*+\{([^{}]*+)\}", r"\1"),
-    (r"\\unit\s*+\[([^\]{}]{0,99}+)\]\s*+\{[^{}]*+\}", r"\1"),
-    (r"\\[lc]?dots[cbmio]?(?![a-zA-Z])|(?<=[,+-])\.\.\.|(?<=[,+-] )\.\.\.", r"\\ldots"),
-    (r"(?<![\d.])(\d*+\.\d++)\s*+(?:\\ldots|\.\.\.)", r"\1"),
-    (r"\\ldots", lambda _: ELLIPSIS),
-    (AS_TEXT, r"\\text"),
-    (r"\\text\{T\}", "T"),
-    (r"\\text\{\s*+([dei])\s*+\}", r" \1"),
-    (r"(?<=\d) ++i(?![a-zA-Z])", "i"),
-    (r"\\text\{\s*+\\\$\s*+\}", ""),
-    (r"(?:,\s*+)?+\\text\{\s*+(?:,\s*+)?+(?:and|or)\s*+\}", ", "),
-    (rf"(?:\\text|{BOLD}\s*+)\{{(\s*+[-+$]?+\d[\d.,/]*+)({WORDS})\}}", number_and_words),
-    (rf"(?:\\text|{BOLD}\s*+)\{{(\s*+\([^{{}}\d]*+\d[^{{}}]*\))\s*+\}}", r"\1"),
-    (r"\\text(?=\{\s*+[-+(]?+[\d\\])", ""),
-    (rf"{BOLD}(?![a-zA-Z])", ""),
-    (r"\{\s*+\\(?:bf|rm|it|displaystyle|textstyle)(?![a-zA-Z])", "{"),
-    (r"(?<![\w)*])\*\*(?=[^\s*])([^*\n]*+)\*\*", r"\1"),
-    (rf"(?<=[\d}}])\s*+\^(?:\\circ|\{{\s*+\\circ\s*+\}})\s*+(?:[CFK]|\\text\{{\s*+[CFK]\s*+\}})?+{END}", ""),
-    (rf"(?<=[\d}}%)])\s*+(?:(?:\\cdot|\\times|/)?+\s*+{UNIT}\s*+){TOO_LONG}{END}", ""),
-    (rf"(?<=[\d}}])\s*+(?:{PLAIN_UNIT}){END}", ""),
-    (r"(?<![\w.])(\d{1,3})!!(?!!)", lambda number: str(prod(range(int(number[1]), 0, -2)))),
-    (r"(?<![\w.])(\d+(?:\.\d+)?)[eE]([-+]?\d{1,4})(?![\w.])", r"\1\\times 10^{\2}"),
-    (r"(?<![\w.,/^)}])(\d{1,4}) ++(\d{1,4}) *+/ *+(\d{1,4})(?![\d/!^]|\.\d)", mixed_number),
-    (r"(?<![\d.])(\d{1,20})\.(\d{0,20})\\(?:overline|bar|dot)\s*+\{(\d{1,20})\}", repeating_decimal),
-    (r"(?<=\d)\.(?=\s*+[}$])", ""),
-    (r"(\\boxed\s*+\{)\s*+(?:=|\\approx(?![a-zA-Z]))", r"\1"),
-    (r"\\lg(?![a-zA-Z])", r"\\log_{10}"),
-    (r"\\log_(?:e(?![a-zA-Z])|\{e\})", r"\\ln "),
-    (r"\\([lr])brace(?![a-zA-Z])", lambda brace: r"\{" if brace[1] == "l" else r"\}"),
-    (r"\\varnothing(?![a-zA-Z])", r"\\emptyset"),
+RULES: list[tuple[str, str, str | Callable[[re.Match[str]], str]]] = [
+    (r"\fbox", r"\\fbox(?=\s*+\{)", r"\\boxed"),
+    ("", rf"(?<![\d.,]){NOT_MIXED}\d{{1,3}}(?:{GROUP}){TOO_LONG}(?!,?\d)", digits_of),
+    (r"\!", r"(?<!\\)\\!", ""),
+    ("", SPACE, " "),
+    ("}{", r"\\(?:SI|qty)\s*+(?:\[[^\]{}]{0,99}+\])?+\{([^{}]*+)\}\s*+\{[^{}]*+\}", r"\1"),
+    ("\\", r"\\(?:num|ang)\s*+\{([^{}]*+)\}", r"\1"),
+    (r"\unit", r"\\unit\s*+\[([^\]{}]{0,99}+)\]\s*+\{[^{}]*+\}", r"\1"),
+    ("dots", r"\\[lc]?dots[cbmio]?(?![a-zA-Z])", r"\\ldots"),
+    ("...", r"(?:(?<=[,+-])|(?<=[,+-] )|(?<=\d))\.\.\.", r"\\ldots"),
+    (r"\ldots", r"(?<![\d.])(\d*+\.\d++)\s*+\\ldots", r"\1"),
+    (r"\ldots", r"\\ldots", lambda _: ELLIPSIS),
+    ("\\", AS_TEXT, r"\\text"),
+    (r"\text", r"\\text\{T\}", "T"),
+    (r"\text", r"\\text\{\s*+([dei])\s*+\}", r" \1"),
+    (" i", r"(?<=\d) ++i(?![a-zA-Z])", "i"),
+    (r"\text", r"\\text\{\s*+\\\$\s*+\}", ""),
+    (r"\text", r"(?:,\s*+)?+\\text\{\s*+(?:,\s*+)?+(?:and|or)\s*+\}", ", "),
+    ("\\", rf"(?:\\text|{BOLD}\s*+)\{{(\s*+[-+$]?+\d[\d.,/]*+)({WORDS})\}}", number_and_words),
+    ("\\", rf"(?:\\text|{BOLD}\s*+)\{{(\s*+\([^{{}}\d]*+\d[^{{}}]*\))\s*+\}}", r"\1"),
+    (r"\text", r"\\text(?=\{\s*+[-+(]?+[\d\\])", ""),
+    ("\\", rf"{BOLD}(?![a-zA-Z])", ""),
+    ("{", r"\{\s*+\\(?:bf|rm|it|displaystyle|textstyle)(?![a-zA-Z])([^{}\\]*+)\}", r"\1"),
+    ("{", r"\{\s*+\\(?:bf|rm|it|displaystyle|textstyle)(?![a-zA-Z])", "{"),
+    ("**", r"(?<![\w)*])\*\*(?=[^\s*])([^*\n]*+)\*\*", r"\1"),
+    (r"\circ", rf"(?<=[\d}}])\s*+\^(?:\\circ|\{{\s*+\\circ\s*+\}})\s*+(?:[CFK]|\\text\{{\s*+[CFK]\s*+\}})?+{END}", ""),
+    (r"\text", rf"(?<=[\d}}%)])\s*+(?:(?:\\cdot|\\times|/)?+\s*+{UNIT}\s*+){TOO_LONG}{END}", ""),
+    ("", rf"(?<=[\d}}])\s*+(?:{PLAIN_UNIT}){END}", ""),
+    ("!!", r"(?<![\w.])(\d{1,3})!!(?!!)", lambda number: str(prod(range(int(number[1]), 0, -2)))),
+    ("", r"(?<![\w.])(\d+(?:\.\d+)?)[eE]([-+]?\d{1,4})(?![\w.])", r"\1\\times 10^{\2}"),
+    ("/", r"(?<![\w.,/^)}])(\d{1,4}) ++([1-9]\d{0,3}) *+/ *+(\d{1,4})(?![\d/!^]|\.\d)", mixed_number),
+    *(
+        (rf"\{above}{{", rf"(?<![\d.])(\d{{1,20}})\.(\d{{0,20}})\\{above}\{{(\d{{1,20}})\}}", repeating_decimal)
+        for above in ("overline", "bar", "dot")
+    ),
+    (".", r"(?<=\d)\.(?=\s*+[}$])", ""),
+    (r"\boxed", r"(\\boxed\s*+\{)\s*+(?:=|\\approx(?![a-zA-Z]))", r"\1"),
+    (r"\lg", r"\\lg(?![a-zA-Z])", r"\\log_{10}"),
+    (r"\log_", r"\\log_(?:e(?![a-zA-Z])|\{e\})", r"\\ln "),
+    ("brace", r"\\([lr])brace(?![a-zA-Z])", lambda brace: r"\{" if brace[1] == "l" else r"\}"),
+    (r"\varnothing", r"\\varnothing(?![a-zA-Z])", r"\\emptyset"),
 ]
-COMPILED = [(re.compile(pattern), replacement) for pattern, replacement in RULES]
+"""What a text must have for a rule to be tried, as most have not; the form; and what stands for it."""
+COMPILED = [(literal, re.compile(pattern), replacement) for literal, pattern, replacement in RULES]
 
 
 def normalized(text: str) -> str:
     """The text with these forms brought to those of math-verify."""
     text = text.translate(CHARACTERS)
-    for pattern, replacement in COMPILED:
-        text = pattern.sub(replacement, text)
+    for literal, pattern, replacement in COMPILED:
+        if literal in text:
+            text = pattern.sub(replacement, text)
     return text
 
 

@@ -5,12 +5,13 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import pytest
 import ray
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from deployments.environments.field_check import refused_fields
@@ -283,6 +284,40 @@ def test_fractions_are_equal_where_they_are_in_arithmetic(left: int, right: int,
     compared = compare(f"\\frac{{{left}}}{{{under}}}", f"\\boxed{{\\frac{{{right}}}{{{under}}}}}").correct
     assert compared is (left == right)
     assert compare(f"\\frac{{{left}}}{{{under}}}", f"\\boxed{{\\frac{{{3 * left}}}{{{3 * under}}}}}").correct
+
+
+SEPARATORS = st.sampled_from([",", "\\,", "{,}", "\\;", "~", "\\ ", ",\\!", "\u202f"])
+UNITS = st.sampled_from(
+    [
+        "",
+        "~\\mathrm{cm}",
+        "\\text{ m/s}",
+        "\\,\\text{cm}^2",
+        " cm",
+        "\\text{ of them}",
+        " \\mbox{ kg}",
+        "\\ \\mathrm{m\\,s^{-1}}",
+    ]
+)
+WRAPPERS = st.sampled_from(
+    ["{}", "\\mathbf{{{}}}", "\\text{{{}}}", "\\boldsymbol{{{}}}", "\\displaystyle {}", "{{\\bf {}}}"]
+)
+
+
+@given(st.integers(-(10**12), 10**12), SEPARATORS, UNITS, WRAPPERS)
+def test_separators_units_and_bold_change_no_number(number: int, separator: str, unit: str, wrapper: str) -> None:
+    answer = f"\\boxed{{{wrapper.format(f'{number:,}'.replace(',', separator))}{unit}}}"
+    assert compare(str(number), answer).correct
+    assert not compare(str(number + 1), answer).correct
+
+
+@given(st.integers(0, 9999), st.integers(1, 9998), st.integers(2, 9999), st.sampled_from(["", "-"]))
+def test_a_mixed_number_is_the_sum_of_its_parts(whole: int, numerator: int, denominator: int, sign: str) -> None:
+    assume(numerator < denominator and whole > 0)
+    value = Fraction(f"{sign}1") * (whole + Fraction(numerator, denominator))
+    for answer in (f"{sign}{whole} {numerator}/{denominator}", f"{sign}{whole}\\frac{{{numerator}}}{{{denominator}}}"):
+        assert compare(f"\\frac{{{value.numerator}}}{{{value.denominator}}}", f"\\boxed{{{answer}}}").correct
+        assert not compare(f"{sign}{whole}", f"\\boxed{{{answer}}}").correct
 
 
 def test_math_verify_itself_still_takes_numbers_as_equal_that_are_near_each_other() -> None:
