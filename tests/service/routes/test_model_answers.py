@@ -181,12 +181,19 @@ def test_a_caller_that_leaves_while_its_stream_cannot_be_sent_aborts_its_call() 
     service = ScriptedHttp(model_server=server)
 
     async def scenario() -> None:
+        messages = iter([{"type": "http.request", "body": STREAM, "more_body": False}])
+
         async def receive() -> dict[str, Any]:
-            return {"type": "http.request", "body": STREAM, "more_body": False}
+            for message in messages:
+                return message
+            return await forever()
 
         async def send(message: Any) -> None:
             if message["type"] == "http.response.body":
-                await asyncio.Event().wait()
+                await forever()
+
+        async def forever() -> Any:
+            await asyncio.Event().wait()
 
         scope = {
             "type": "http", "method": "POST", "path": "/v1/chat/completions", "raw_path": b"/v1/chat/completions",
