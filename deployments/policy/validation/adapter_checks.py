@@ -46,19 +46,43 @@ def names_for_engines(header: Header, layout: PolicyLayout) -> dict[str, str]:
 
 
 def config_for_engines(adapter_config: str, names: Mapping[str, str]) -> str:
-    """The text of an `adapter_config.json` whose ranks and alphas of single modules name these as `names` does."""
-    modules = {module_of(name): module_of(new) for name, new in names.items() if name != new}
+    """The text of an `adapter_config.json` whose ranks and alphas of single modules are those of the same modules under
+    their new names.
+
+    PEFT's keys are regular expressions, which are looked for at the end of a module's name. So each is put in place by
+    the names of the modules that it matches.
+
+    Args:
+        names: by the name of each tensor, its new one.
+    """
+    modules = {parameter_of(module_of(name)): parameter_of(module_of(new)) for name, new in names.items()}
     try:
         config = json.loads(adapter_config)
         patterns = {key: config[key] for key in ("rank_pattern", "alpha_pattern") if config.get(key)}
         renamed = {
-            key: {modules.get(name, WRAPPERS.sub("", name)): value for name, value in pattern.items()}
+            key: {
+                f"^{re.escape(new)}": pattern[found]
+                for module, new in modules.items()
+                if (found := matching(pattern, module)) is not None
+            }
             for key, pattern in patterns.items()
         }
-    except (ValueError, AttributeError):
-        # The validation says what is wrong with it.
+    except (ValueError, AttributeError, re.error):
+        # The validation says what is wrong with it, or the engine does.
         return adapter_config
     return json.dumps(config | renamed) if renamed else adapter_config
+
+
+def matching(pattern: Mapping[str, object], module: str) -> str | None:
+    """The first key that matches the module, as PEFT and engines choose it."""
+    return next((key for key in pattern if re.match(rf"(.*\.)?({key})$", module)), None)
+
+
+def parameter_of(module: str) -> str:
+    """The name by which keys find a module: fused experts are known by their parameters."""
+    if module.endswith(".experts.base_layer"):
+        return f"{module.removesuffix('.base_layer')}.gate_up_proj"
+    return f"{module}.down_proj" if module.endswith(".experts") else module
 
 
 def adapter_problems(header: Header, adapter_config: str, layout: PolicyLayout) -> Iterator[FieldProblem]:
@@ -77,9 +101,7 @@ def adapter_problems(header: Header, adapter_config: str, layout: PolicyLayout) 
     for name, shape in shapes.items():
         if name not in places:
             if not name.endswith(BASE_WEIGHTS):
-                yield FieldProblem(
-                    field=name, message="it is not a matrix of a LoRA adapter, as <module>.lora_A.weight is"
-                )
+                yield FieldProblem(field=name, message=NOT_A_MATRIX)
             continue
         module, half = places[name], str(MATRIX.fullmatch(name)["half"])  # type: ignore[index]  # it is in places
         other = shapes.get(f"{name.removesuffix(half)}{half.translate(OTHER_HALF)}")

@@ -1,8 +1,10 @@
 """Whether the matrices of an adapter fit the model."""
 
+import json
+
 import pytest
 
-from deployments.policy.validation.adapter_checks import adapter_problems
+from deployments.policy.validation.adapter_checks import adapter_problems, config_for_engines, names_for_engines
 from rollout_client.policy_contract import PolicyLayout, TensorLayout
 from rollout_client.weights.safetensors_file import header_of
 
@@ -94,3 +96,31 @@ def test_matrices_of_wrapped_modules_are_compared_with_their_layers(wrapper: str
 
 def test_adapters_of_models_with_transposed_weights_are_left_to_the_engine() -> None:
     assert problems({A: (4, 12), B: (8, 4)}, '{"fan_in_fan_out": true}') == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("key", "module", "served"),
+    [
+        (r"model\.layers\.(0|1)\.self_attn.o_proj", LAYER, f"model.language_model.{LAYER.removeprefix('model.')}"),
+        (f"^{LAYER}", LAYER, f"model.language_model.{LAYER.removeprefix('model.')}"),
+        (LAYER, LAYER, f"model.language_model.{LAYER.removeprefix('model.')}"),
+        (r"module\.model\.layers\..*", f"module.{LAYER}", LAYER),
+        ("o_proj", f"module.{LAYER}", LAYER),
+        ("layers.1.self_attn.o_proj", f"module.{LAYER}", LAYER),
+        ("experts.gate_up_proj", "module.model.layers.0.experts.base_layer", "model.layers.0.experts.base_layer"),
+    ],
+)
+def test_engines_scale_a_renamed_module_as_peft_scaled_it(key: str, module: str, served: str) -> None:
+    from vllm.lora.peft_helper import PEFTHelper
+
+    layout = PolicyLayout(tensors={f"{served}.weight": TensorLayout(dtype="F32", shape=[8, 8])})
+    names = names_for_engines(
+        header_of((f"base_model.model.{module}.lora_{half}.weight", "F32", (8, 8)) for half in "AB"), layout
+    )
+    assert list(names.values()) == [f"base_model.model.{served}.lora_{half}.weight" for half in "AB"]
+    alphas = {"rank_pattern": {key: 2}, "alpha_pattern": {key: 64}}
+    config = {"r": 4, "lora_alpha": 8, "target_modules": ["o_proj"], **alphas}
+    before = PEFTHelper.from_dict(config).get_rank_and_scaling(module)
+    renamed = json.loads(config_for_engines(json.dumps(config), names))
+    assert PEFTHelper.from_dict(renamed).get_rank_and_scaling(served) == before
