@@ -125,7 +125,7 @@ class Pushes:
 
     @property
     def is_under_way(self) -> bool:
-        return bool(self._active)
+        return self._active.are_running
 
     def next_number(self) -> int:
         """The lowest number that the next version may have: above that of every push under way, too."""

@@ -68,7 +68,8 @@ class NamedPolicies(ExpiringFiles):
 
     @contextmanager
     def used(self, name: str) -> Iterator[NamedPolicy]:
-        """The policy for the length of a call. Afterwards it is forgotten if it has no version and nothing of one.
+        """The policy for the length of a call. Afterwards it is forgotten if it has no version and nothing of one, and
+        once its upload has expired or its push, which goes on without its caller, is refused.
 
         So calls with names of which there is no policy leave nothing behind.
         """
@@ -80,9 +81,12 @@ class NamedPolicies(ExpiringFiles):
             self._calls[name] -= 1
             if not self._calls[name]:
                 del self._calls[name]
-                if not policy.is_known and not policy.pushes.is_under_way:
-                    self._policies.pop(name, None)
-                    policy.version_store.trash.discard(policy.version_store.folder)
+                self._forget_unknown(policy)
+
+    def _forget_unknown(self, policy: NamedPolicy) -> None:
+        if policy.name not in self._calls and not policy.is_known and not policy.pushes.is_under_way:
+            self._policies.pop(policy.name, None)
+            policy.version_store.trash.discard(policy.version_store.folder)
 
     def __iter__(self) -> Iterator[NamedPolicy]:
         """In the order of their names."""
@@ -193,6 +197,7 @@ class NamedPolicies(ExpiringFiles):
     def drop_expired(self) -> None:
         for policy in self:
             policy.uploads.drop_expired()
+            self._forget_unknown(policy)
 
     def next_expiry_s(self) -> float | None:
         expiries = (policy.uploads.next_expiry_s() for policy in self)

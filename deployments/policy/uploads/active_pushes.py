@@ -35,6 +35,11 @@ class ActivePushes(Set[int]):
         task.add_done_callback(lambda _: self._pushes.pop(version))
         return await asyncio.shield(task)
 
+    @property
+    def are_running(self) -> bool:
+        """Whether one of them has not ended: those that have are in the set for another turn of the event loop."""
+        return any(not push.task.done() for push in self._pushes.values())
+
     async def result_of_same(self, version: int, content: str) -> PolicyUpdate | None:
         """Waits for the push of the same version and content; `None` if there is none. Raises what the push does."""
         push = self._pushes.get(version)

@@ -1,6 +1,7 @@
 """Named policies over scripted replicas: several at once, over the full weights that are current."""
 
 import asyncio
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from deployments.policy.failures import (
     VersionUntried,
     WeightsRefused,
 )
+from deployments.policy.uploads import upload_store
 from deployments.policy.versions.run_identity import FolderRefused
 from rollout_client.policy_contract import PushOptions, SwitchOptions
 from tests.deployments.policy.policy_world import World, adapter, play, refused, taken, weights
@@ -417,6 +419,37 @@ def test_calls_with_unknown_names_leave_nothing_in_memory(tmp_path: Path) -> Non
         await world.chunk(1, 0, b"a part", 100, "begun")
         assert (await world.store.upload_state(1, "begun")).received_bytes == 6
         assert policies_known(world) == ["begun"]
+
+    play(story, tmp_path)
+
+
+def test_an_upload_that_expires_and_was_the_first_of_its_policy_leaves_no_policy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def story(world: World) -> None:
+        loop = asyncio.get_running_loop()
+        monkeypatch.setattr(upload_store, "utc_now", lambda: datetime.fromtimestamp(loop.time(), UTC))
+        await world.chunk(1, 0, b"a part", 100, "begun")
+        assert policies_known(world) == ["begun"]
+        await asyncio.sleep(61)
+        await until(lambda: policies_known(world) == [])
+        assert not (world.folder / "names" / "begun").exists()
+
+    play(story, tmp_path, upload_expiry_s=60)
+
+
+def test_a_first_push_that_is_refused_after_its_caller_has_left_leaves_no_policy(tmp_path: Path) -> None:
+    async def story(world: World) -> None:
+        replica = await world.replica("r0", "ok", "error", command_s=10.0)
+        await until(lambda: replica.accepts_requests)
+        pushing = world.pushing(1, adapter(), kind="adapter", name="a")
+        await until(lambda: len(replica.taken) > 1)
+        pushing.cancel()
+        await asyncio.gather(pushing, return_exceptions=True)
+        assert policies_known(world) == ["a"]
+        await asyncio.sleep(60)
+        await until(lambda: policies_known(world) == [])
+        assert not (world.folder / "names" / "a").exists()
 
     play(story, tmp_path)
 
