@@ -28,8 +28,8 @@ from rollout_client.problem_contract import FieldProblem
 
 UNSEEN = "The weights change no log-probability of the canary"
 SEEN_SHARE = 0.001
-"""Of all values. Where more have changed, some log-probability changes even if each changed by its last bit alone. Of
-fewer, all may lie in the embeddings of tokens that the canary does not have."""
+"""Of the values that every text is computed with. Where more have changed, some log-probability changes even if each
+changed by its last bit alone."""
 
 
 class Updater(Updates):
@@ -128,11 +128,11 @@ class Updater(Updates):
             warnings.append(f"{UNSEEN}; how many values differ from version {before} is not known.")
             return
         old, new = await asyncio.to_thread(lambda: [*map(self._versions.file, (before, info.version))])
-        changed, count = await asyncio.to_thread(changed_values, old, new)
-        if not changed:
+        values = await asyncio.to_thread(changed_values, old, new)
+        if not values.changed:
             return
-        finding = f"{UNSEEN}, and {changed} of {count} values differ from version {before}"
-        if changed >= count * SEEN_SHARE:
+        finding = f"{UNSEEN}, and {values.changed} of {values.total} values differ from version {before}"
+        if values.share_of_all_texts >= SEEN_SHARE:
             message = f"{finding}: the engine does not generate with them"
             raise WeightsRefused(FieldProblem(field="weights", message=message))
         warnings.append(f"{finding}.")

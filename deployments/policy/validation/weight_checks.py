@@ -5,9 +5,12 @@ No pickle is ever read. Memory holds one block of one tensor at a time.
 
 import json
 import math
+import re
+from collections import Counter
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -43,6 +46,13 @@ EXPONENTS: dict[str, tuple[str, int]] = {
     "C64": ("<u4", 0x7F80_0000),
 }
 """By dtype: the integer type to read its values as, and the bits that are all set only in NaN and infinity."""
+
+NOT_OF_ALL_TEXTS = re.compile(
+    r"embed|(?:^|\.)(?:wte|vision\w*|visual\w*|image\w*|audio\w*|multi_modal\w*|(?:mm_)?projector|connector|merger|mtp\w*"
+    r"|nextn\w*|talker|token2wav)\."
+)
+"""In names of tensors: embeddings, of which each text has a few; what reads or makes images and audio; layers that
+predict several tokens at once."""
 
 
 def layout_of(checkpoint: Path) -> PolicyLayout:
@@ -129,18 +139,29 @@ def holds_non_finite(dtype: str, block: Data) -> bool:
     return bool(np.any((np.frombuffer(block, as_integers) & exponent) == exponent))
 
 
-def changed_values(old: Path, new: Path) -> tuple[int, int]:
-    """How many values of `new` differ from those of `old`, which has the same tensors, and how many there are."""
+class ChangedValues(NamedTuple):
+    """How many values of full weights differ from others, and how many there are."""
+
+    changed: int
+    total: int
+    share_of_all_texts: float
+    """The share that has changed of the values with which the log-probabilities of every text are computed."""
+
+
+def changed_values(old: Path, new: Path) -> ChangedValues:
+    """Compares `new` with `old`, which has the same tensors."""
     old_header, new_header = read_header(old), read_header(new)
-    changed = count = 0
+    changed, count = Counter[bool](), Counter[bool]()
     for entry in new_header.entries:
         value_bytes = DTYPE_BYTES[entry.dtype]
+        of_all_texts = NOT_OF_ALL_TEXTS.search(entry.name) is None
         blocks = (tensor_blocks(old, old_header, old_header.by_name[entry.name]), tensor_blocks(new, new_header, entry))
         for before, after in zip(*blocks, strict=True):
             differs = np.frombuffer(before, np.uint8) != np.frombuffer(after, np.uint8)
-            changed += int(np.count_nonzero(differs.reshape(-1, value_bytes).any(axis=1)))
-        count += entry.size_bytes // value_bytes
-    return changed, count
+            changed[of_all_texts] += int(np.count_nonzero(differs.reshape(-1, value_bytes).any(axis=1)))
+        count[of_all_texts] += entry.size_bytes // value_bytes
+    share = changed[True] / count[True] if count[True] else 0.0
+    return ChangedValues(changed.total(), count.total(), share)
 
 
 def largest_upload_bytes(layout: PolicyLayout) -> int:

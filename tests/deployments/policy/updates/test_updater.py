@@ -14,6 +14,7 @@ from deployments.policy.failures import (
 )
 from deployments.policy.replicas.commands import LoadedWeights
 from deployments.policy.updates.trial_results import UNSEEN_ADAPTER
+from deployments.policy.updates.updater import SEEN_SHARE
 from deployments.policy.versions.version_store import StoredVersion
 from rollout_client.policy_contract import PushOptions, SwitchOptions
 from rollout_client.weights.checksum import file_checksum
@@ -347,6 +348,21 @@ def test_a_change_of_a_few_values_may_be_unseen_and_its_sender_is_told(tmp_path:
         assert update.warnings == [f"{UNSEEN}, and 1 of {count} values differ from version 1."]
         assert (await world.push(3, changed(weights(2.0)))).warnings == [], "the weights are the same"
         assert (await world.store.roll_back(2, None, SwitchOptions())).warnings == []
+
+    play(story, tmp_path)
+
+
+def test_changed_embeddings_may_all_be_of_tokens_that_the_canary_does_not_have(tmp_path: Path) -> None:
+    async def story(world: World) -> None:
+        replica = await world.replica("r0")
+        await world.push(1, weights(2.0))
+        replica.changes_nothing = True
+        tensors = load(weights(2.0))
+        embeddings = tensors["model.embed_tokens.weight"] + 1
+        update = await world.push(2, save({"model.embed_tokens.weight": embeddings}), kind="partial")
+        count = sum(tensor.numel() for tensor in INITIAL.values())
+        assert embeddings.numel() > count * SEEN_SHARE
+        assert update.warnings == [f"{UNSEEN}, and {embeddings.numel()} of {count} values differ from version 1."]
 
     play(story, tmp_path)
 

@@ -11,7 +11,13 @@ from hypothesis import strategies as st
 from safetensors.torch import save, save_file
 
 from deployments.policy.validation.assembly import write_adapter
-from deployments.policy.validation.weight_checks import largest_upload_bytes, layout_of, validate_adapter, validate_full
+from deployments.policy.validation.weight_checks import (
+    changed_values,
+    largest_upload_bytes,
+    layout_of,
+    validate_adapter,
+    validate_full,
+)
 from rollout_client.policy_contract import PolicyLayout, TensorLayout
 from rollout_client.weights.checksum import file_checksum
 from rollout_client.weights.safetensors_file import MAX_HEADER_BYTES, header_bytes, header_of
@@ -240,3 +246,26 @@ def test_what_is_no_adapter_is_refused(
 ) -> None:
     save_file(tensors, tmp_path / "a", metadata)
     assert refusal(validate_adapter, tmp_path / "a", LAYOUT) == [finding]
+
+
+@pytest.mark.parametrize(
+    ("name", "share"),
+    [
+        ("model.layers.1.mlp.up_proj.weight", 0.5),
+        ("lm_head.weight", 0.5),
+        ("model.language_model.layers.1.self_attn.qkv_proj.weight", 0.5),
+        ("model.embed_tokens.weight", 0.0),
+        ("h.wte.weight", 0.0),
+        ("model.visual.blocks.0.attn.qkv.weight", 0.0),
+        ("vision_tower.vision_model.encoder.layers.1.mlp.fc1.weight", 0.0),
+        ("multi_modal_projector.linear_1.weight", 0.0),
+        ("mtp.layers.0.mlp.up_proj.weight", 0.0),
+    ],
+)
+def test_changed_values_are_counted_and_told_apart_by_whether_every_text_is_computed_with_them(
+    tmp_path: Path, name: str, share: float
+) -> None:
+    before = {name: torch.zeros(2, 3), "model.norm.weight": torch.zeros(6)}
+    old = written(tmp_path / "old", before)
+    new = written(tmp_path / "new", {**before, name: torch.ones(2, 3)})
+    assert changed_values(old, new) == (6, 12, share)
