@@ -1,6 +1,7 @@
 """Torch modules and state dicts as a source of weights, sharded ones included. Needs the extra `torch`."""
 
 import sys
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -66,8 +67,9 @@ def state_of(source: TorchSource) -> dict[str, TorchTensor]:
 
 def without_wrappers(tensors: Mapping[str, TorchTensor]) -> dict[str, TorchTensor]:
     plain = {name: WRAPPERS.sub("", name) for name in tensors}
-    # Of two tensors with one name the wrapped one keeps its own, so that it is refused and not lost.
-    return {name if plain[name] in tensors else plain[name]: tensor for name, tensor in tensors.items()}
+    count = Counter(plain.values())
+    # Of several tensors with one name the wrapped ones keep theirs, so that they are refused and not lost.
+    return {name if count[plain[name]] > 1 else plain[name]: tensor for name, tensor in tensors.items()}
 
 
 def frozen_parameters(module: nn.Module) -> set[str]:

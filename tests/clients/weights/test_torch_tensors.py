@@ -49,8 +49,9 @@ def test_names_that_only_look_like_wrappers_stay(name: str) -> None:
     assert list(torch_tensors({name: DATA}, LAYOUT)) == [name]
 
 
-def test_of_two_tensors_with_one_name_none_is_lost() -> None:
-    both = {"layers.0.weight": DATA, "module.layers.0.weight": DATA + 1}
+@pytest.mark.parametrize("name", ["layers.0.weight", "_orig_mod.layers.0.weight"])
+def test_of_two_tensors_with_one_name_none_is_lost(name: str) -> None:
+    both = {name: DATA, "module.layers.0.weight": DATA + 1}
     assert torch_tensors(both, LAYOUT).keys() == both.keys()
 
 
