@@ -87,6 +87,14 @@ def test_the_further_fields_of_the_posted_sample_come_back_with_every_branch() -
         assert (sample.model_extra, sample.extra_env_info) == ({"level": 3}, {"a": 1})
 
 
+def test_further_fields_with_names_of_a_results_fields_are_left_out_and_cost_no_sample() -> None:
+    columns = dict.fromkeys(SessionSample.model_fields.keys() - SampleInput.model_fields.keys(), "column")
+    posted = SampleInput.model_validate({"task_name": "math", "level": 3, **columns})
+    branches = samples_of("s", branching().record, posted)
+    assert [sample.model_extra for sample in branches] == [{"level": 3}] * 2
+    assert branches == samples_of("s", branching().record, SampleInput(task_name="math", level=3))  # type: ignore[call-arg]
+
+
 def test_taking_samples_changes_nothing_in_the_record() -> None:
     record = branching().record
     before = samples_of("s", record)

@@ -125,6 +125,20 @@ async def test_a_call_that_is_added_twice_ends_and_counts_once() -> None:
 
 
 @runs
+async def test_a_call_whose_session_is_deleted_while_it_is_being_stored_is_not_said_to_be_recorded() -> None:
+    kept = await Kept().open()
+    plans = {name: await kept.store.plan("s", name, [QUESTION], PLAIN) for name in ("one", "two")}
+    kept.storage.gate.clear()
+    started = []
+    for work in (kept.add("one", plans["one"]), kept.add("two", plans["two"]), kept.store.delete("s", "team")):
+        started.append(asyncio.create_task(work))
+        await asyncio.sleep(0.01)
+    kept.storage.gate.set()
+    being_stored, waiting, deleted = await asyncio.gather(*started, return_exceptions=True)
+    assert (type(being_stored), type(waiting), deleted) == (SessionUnknown, SessionUnknown, None)
+
+
+@runs
 async def test_a_call_that_was_planned_with_a_copy_of_the_record_begins_and_hears_which_calls_the_copy_misses() -> None:
     kept = await Kept().open()
     for name in ("one", "two"):
