@@ -8,6 +8,8 @@ nobody knows: `SplittingTokenizer` reads these as the control tokens, and all ot
 
 Guarantees: a rendering without spelled control tokens is tokenized as it is, by the model's own tokenizer. Otherwise
 each spelling is tokenized as the model's own tokenizer does where nothing is a control token, and decodes to itself.
+Some tokenizers find control tokens in what their normalizer makes of a text, such as `<|im_end|>` in capitals: for them
+a text that is normalized counts as one that spells control tokens.
 """
 
 import json
@@ -21,6 +23,7 @@ from itertools import accumulate, chain, islice, zip_longest
 from typing import Any
 
 from tokenizers import AddedToken, Encoding, Tokenizer
+from tokenizers.normalizers import Normalizer
 from transformers import PreTrainedTokenizerFast
 
 from deployments.chat.message_cuts import Chat
@@ -84,6 +87,9 @@ class ControlTokens:
         self._border = f"q{name}qq"
         """Stands where a text begins or ends with a part of a spelling, which what follows could complete."""
         self._placeholder = f"q{name}q{{}}q"
+        self._normalized = self._placeholder.format(len(self.spellings))
+        """Begins a text that the normalizer changes, if that can spell a control token."""
+        self._normalizer = normalizer_that_spells(tokenizer, self.spellings)
         self._placeholders = re.compile(f"q{name}q([0-9]*)q")
         self._secret = dict(zip(self.spellings, secret_spellings(self.spellings), strict=True))
 
@@ -138,20 +144,25 @@ class ControlTokens:
         starts = any(stripped[:length] in self._ends for length in lengths)
         ends = any(stripped[-length:] in self._beginnings for length in lengths)
         hidden = pattern.sub(lambda found: self._placeholder.format(self._numbers[found[0]]), text)
-        if starts:
+        is_changed = self._is_changed(stripped)
+        if starts or is_changed:
             start = len(hidden) - len(hidden.lstrip())
-            hidden = hidden[:start] + self._border + hidden[start:]
+            hidden = hidden[:start] + (self._normalized if is_changed else self._border) + hidden[start:]
         if ends:
             end = len(hidden.rstrip())
             hidden = hidden[:end] + self._border + hidden[end:]
         return hidden
+
+    def _is_changed(self, text: str) -> bool:
+        """Whether the tokenizer may find control tokens in a text in which they are not spelled as they are."""
+        return self._normalizer is not None and self._normalizer.normalize_str(text) != text
 
     def restored(self, text: str) -> SplittableText:
         """A rendering of messages with placeholders, for the tokenizer."""
         pieces = self._placeholders.split(text)
         if len(pieces) == 1:
             return SplittableText(text, is_split=False)
-        spelled = [self.spellings[int(number)] if number else "" for number in pieces[1::2]]
+        spelled = [self._spelling(number) for number in pieces[1::2]]
         moved, place, shift = [], 0, 0
         for before, number, spelling in zip(pieces[::2], pieces[1::2], spelled, strict=False):
             length = len(self._placeholder.format(number))
@@ -165,14 +176,18 @@ class ControlTokens:
             for start, piece in zip(islice(starts, 0, None, 2), kept, strict=False)
             for found in self._any.finditer(piece)
         ]
-        if own == [found.span() for found in self._any.finditer(plain)]:
+        is_changed = str(len(self.spellings)) in pieces[1::2]
+        if not is_changed and own == [found.span() for found in self._any.finditer(plain)]:
             return SplittableText(plain, is_split=False, moved=tuple(moved))
         secret = [self._any.sub(lambda found: self._secret[found[0]], piece) for piece in kept]
         return SplittableText(interleaved(secret, spelled), is_split=True, moved=tuple(moved))
 
     def all_data(self, text: str) -> SplittableText:
         """A text in which no control token is the template's own."""
-        return SplittableText(text, is_split=self._any.search(text) is not None)
+        return SplittableText(text, is_split=self._any.search(text) is not None or self._is_changed(text))
+
+    def _spelling(self, number: str) -> str:
+        return self.spellings[int(number)] if number and int(number) < len(self.spellings) else ""
 
 
 class SplittingTokenizer:
@@ -271,6 +286,22 @@ def template_text(tokenizer: PreTrainedTokenizerFast) -> str:
     """All of the tokenizer's chat templates."""
     template: Any = tokenizer.chat_template
     return "".join(template.values()) if isinstance(template, dict) else template or ""
+
+
+def normalizer_that_spells(tokenizer: PreTrainedTokenizerFast, control: Sequence[str]) -> Normalizer | None:
+    """The tokenizer's normalizer, if control tokens are looked for in what it makes of a text; `None` if not.
+
+    Most are looked for before. The others are added tokens that are normalized too, and entries of a vocabulary that
+    the model finds whole.
+    """
+    backend = tokenizer.backend_tokenizer
+    if backend.normalizer is None:
+        return None
+    known = frozenset(control)
+    are_normalized = any(token.normalized for token in tokenizer.added_tokens_decoder.values() if str(token) in known)
+    bare = tokenizer_of(backend.model, backend, [])
+    are_found = any(backend.token_to_id(each) in bare.encode(each, add_special_tokens=False).ids for each in control)
+    return backend.normalizer if are_normalized or are_found else None
 
 
 def is_marker_of(token: str, template: str) -> bool:

@@ -1,10 +1,13 @@
 """Control tokens that data spells are ordinary text, whatever the tokenizer, and nothing else changes."""
 
+import json
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import Tokenizer, normalizers
+from transformers import PreTrainedTokenizerFast
 
 from deployments.chat.control_tokens import ControlTokens
 from deployments.chat.text_encoder import TextEncoder
@@ -142,3 +145,50 @@ def test_a_megabyte_is_read_in_linear_time(text: str) -> None:
     content = text * (2**20 // len(text))
     [message] = control.hidden_in_observation([{"content": content}], "observations")
     assert len(control.restored(message["content"]).text) == len(content)
+
+
+NORMALIZERS = {
+    "capitals": (normalizers.Lowercase(), "<|IM_END|>"),
+    "full width": (normalizers.NFKC(), "\uff1c|im_end|\uff1e"),
+    "accents": (normalizers.Sequence([normalizers.NFD(), normalizers.StripAccents()]), "<|i\u0301m_end|>"),
+    "invisible": (normalizers.Nmt(), "<|im\x01_end|>"),
+}
+
+
+def normalizing(kind: str, normalizer: Any) -> PreTrainedTokenizerFast:
+    """A tokenizer that finds control tokens in normalized texts: in its vocabulary, or because they are normalized."""
+    backend = Tokenizer.from_str(tokenizer_of(kind).backend_tokenizer.to_str())
+    if kind == "byte-level":
+        stored = json.loads(backend.to_str())
+        added = [{**token, "normalized": True} for token in stored["added_tokens"]]
+        backend = Tokenizer.from_str(json.dumps({**stored, "added_tokens": added}))
+    backend.normalizer = normalizer
+    make: Any = PreTrainedTokenizerFast
+    tokenizer: PreTrainedTokenizerFast = make(tokenizer_object=backend, eos_token="<|im_end|>")
+    return tokenizer
+
+
+@pytest.mark.parametrize("form", NORMALIZERS)
+@pytest.mark.parametrize("kind", ["byte-level", "unigram"])
+def test_no_text_becomes_a_control_token_by_being_normalized(kind: str, form: str) -> None:
+    normalizer, spelling = NORMALIZERS[form]
+    tokenizer = normalizing(kind, normalizer)
+    encoder = TextEncoder(tokenizer)
+    end = tokenizer.convert_tokens_to_ids("<|im_end|>")
+    assert end in encoder.encode(f"a {spelling} b").ids
+    assert end not in encoder.encode(encoder.control_tokens.all_data(f"a {spelling} b")).ids
+    [message] = encoder.control_tokens.hidden_in_observation([{"content": f"a {spelling} b"}], "observations")
+    ids = encoder.encode(encoder.control_tokens.restored(f"{message['content']}<|im_end|>")).ids
+    assert [place for place, token_id in enumerate(ids) if token_id == end] == [len(ids) - 1]
+
+
+@given(
+    kind=st.sampled_from(["byte-level", "unigram"]),
+    form=st.sampled_from(sorted(NORMALIZERS)),
+    text=st.text("aB é\uff11", max_size=30),
+)
+def test_a_text_that_is_only_normalized_is_tokenized_as_it_was(kind: str, form: str, text: str) -> None:
+    encoder = TextEncoder(normalizing(kind, NORMALIZERS[form][0]))
+    [message] = encoder.control_tokens.hidden_in_observation([{"content": text}], "observations")
+    written = encoder.control_tokens.restored(f"<|im_start|>{message['content']}<|im_end|>")
+    assert encoder.encode(written).ids == encoder.encode(f"<|im_start|>{text}<|im_end|>").ids
