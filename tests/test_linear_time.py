@@ -202,8 +202,8 @@ READERS = {
     ),
     "answer as a text": Reader(
         latex.as_text,
-        ["a", "abc ", " ", ".", "\\text{", "\\text ", "\\(", "$", "{", "}", "\\boxed", "\n"],
-        tuple(f"{LATEX}::{name}" for name in ("DELIMITERS", "as_text")),
+        ["a", "abc ", " ", ".", "\\text{", "\\text ", "\\text{a}", "\\(", "$", "{", "}", "\\boxed", "\\boxed{", "\n"],
+        tuple(f"{LATEX}::{name}" for name in ("DELIMITERS", "WRAPPED")),
     ),
     "retrieval's answer": Reader(
         lambda text: retrieval.normalized(retrieval.answer_in(text)),

@@ -123,7 +123,10 @@ def normalized(text: str) -> str:
     return text
 
 
-DELIMITERS = re.compile(r"\\[()\[\]]|\$|[{}]|\\(?:boxed|fbox|text|left|right)(?![a-zA-Z])")
+DELIMITERS = re.compile(r"\\[()\[\]]|\$|\\(?:left|right)(?![a-zA-Z])")
+WRAPPED = re.compile(rf"(?:{AS_TEXT}|\\(?:boxed|fbox)\s*+(?=\{{))\{{([^{{}}]*+)\}}")
+MOST_WRAPPERS = 4
+"""Around one another, such as `\\boxed{\\textbf{\\text{even}}}`."""
 NO_WORDS = re.compile(rf"\\text\{{{WORDS}\}}|\\(?:begin|end)\{{{WORDS}\}}|\\[a-zA-Z]++")
 WORD = re.compile(r"(?<![^\W\d_])(?:[^\W\d_]{3,}+|is|it|of|we|he|at|by|so|as|be)(?![^\W\d_])", re.IGNORECASE)
 CJK_SENTENCE = re.compile(r"[\u3040-\u30ff\u4e00-\u9fff\uac00-\ud7af]{3,}+")
@@ -148,6 +151,11 @@ def is_prose(ground_truth: str) -> bool:
 
 
 def as_text(text: str) -> str:
-    """A text without delimiters of LaTeX, further spaces, and the case of words; variables keep theirs."""
-    plain = " ".join(DELIMITERS.sub(" ", re.sub(AS_TEXT, "", text)).strip(" .\n").split())
+    """A text without delimiters of LaTeX, further spaces, and the case of words; variables keep theirs.
+
+    Braces that group a formula stay: `\\sqrt{2 x}` is not `\\sqrt{2} x`.
+    """
+    for _ in range(MOST_WRAPPERS):
+        text = WRAPPED.sub(r" \1 ", text)
+    plain = " ".join(DELIMITERS.sub(" ", text).strip(" .\n").split())
     return plain.lower() if WORD.search(plain) else plain

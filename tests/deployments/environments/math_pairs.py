@@ -238,6 +238,12 @@ RIGHT: dict[str, list[str]] = {
     "Yes": ["yes", r"\text{Yes}", r"\textbf{yes}"],
 }
 WRONG: dict[str, list[str]] = {
+    # Groups, which a comparison as texts must keep.
+    r"\sqrt{2 x}": [r"\sqrt{2}x", r"\sqrt{2} x"],
+    r"\frac{1}{2 \pi}": [r"\frac{1}{2} \pi", r"\frac{1}{2}\pi"],
+    "e^{2 x}": ["e^{2} x", "e^{2}x"],
+    "4 x^{2} y": ["4 x^{2 y}"],
+    r"\sqrt{3 - x}": [r"\sqrt{3} - x"],
     # Differences that are small or large in themselves.
     r"\frac{1}{2^{99}}": [r"\frac{1}{2^{98}}", "0", r"2^{-100}", r"-\frac{1}{2^{99}}", "10^{-30}"],
     "10^{-41}": ["10^{-40}", "10^{-42}", "0", "1e-40"],
