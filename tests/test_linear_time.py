@@ -11,16 +11,20 @@ from typing import Any, NamedTuple
 import pytest
 from starlette.datastructures import Headers
 
+from deployments.chat import bridge, message_cuts
+from deployments.chat.control_tokens import ControlTokens
 from deployments.environments.bridges import gymnasium, mcp, nemo_gym, reasoning_gym, textarena
 from deployments.environments.code.replies import last_code_block
 from deployments.environments.math import answers, latex
 from deployments.environments.retrieval import environment as retrieval
 from deployments.environments.sliding_puzzle import ACTION_TAG
 from deployments.policy.transfer import trusted_trainers
+from deployments.policy.validation import adapter_checks
 from rollout_client import api_key
 from rollout_client.cli.run import player
 from rollout_client.data_out import trackers
 from rollout_client.weights import layout
+from rollout_env.models import escape_control_tokens
 from rollout_env.tool_calls import reply_text, tool_calls_of
 from service.access import keys
 from service.jobs import preferences
@@ -29,6 +33,7 @@ from service.requests.lone_surrogates import name_before, place_of_lone_surrogat
 from service.responses import error_events
 from service.responses.problems import RequestProblem
 from service.routes import request_ids
+from tests.deployments.chat.vocabularies import tokenizer_of
 from tests.paths import REPOSITORY
 
 MEBIBYTE = 2**20
@@ -55,6 +60,14 @@ def calls(text: str) -> Any:
 def surrogate(text: str) -> str:
     body = text.encode("latin-1")
     return name_before(body, place_of_lone_surrogate(body) or len(body))
+
+
+CONTROL = ControlTokens(tokenizer_of("byte-level"))
+
+
+def hidden_and_restored(text: str) -> Any:
+    [message] = CONTROL.hidden_in_observation([{"content": text}], "observations")
+    return CONTROL.restored(message["content"])
 
 
 def header(name: str, read: Callable[[Headers], Any]) -> Callable[[str], Any]:
@@ -211,6 +224,27 @@ READERS = {
         ("deployments/environments/retrieval/environment.py::ARTICLES",),
     ),
     "answer beside an MCP server": Reader(mcp.answer_in, ["\\boxed{", "\\boxed", "\\boxed{}", "\\boxed{a", "{"]),
+    "control tokens in a text": Reader(
+        hidden_and_restored,
+        ["<", "<|im_", "<|im_end|>", "<tool_response", "q", "q0q", " "],
+        tuple(f"deployments/chat/control_tokens.py::{name}" for name in ("__init__", "alternatives")),
+    ),
+    "control tokens in a text for another model": Reader(
+        escape_control_tokens, ["<", "[", "[/", "[a", "[aA", "]"], ("clients/rollout_env/models.py::MARKER_CHARACTERS",)
+    ),
+    "marks in a rendering": Reader(
+        message_cuts.MARK.split,
+        ["\ue000", "\ue0001", "\ue000\ue001", "\ue0001\ue001", "1"],
+        ("deployments/chat/message_cuts.py::MARK",),
+    ),
+    "numbers of calls in a rendering": Reader(
+        lambda text: bridge.NUMBER.sub("", text), ["1", "1a", "a"], ("deployments/chat/bridge.py::NUMBER",)
+    ),
+    "name of an adapter's tensor": Reader(
+        adapter_checks.MATRIX.fullmatch,
+        ["a", ".", ".lora_A", ".lora_A.weight", ".lora_embedding_A", "a\n"],
+        ("deployments/policy/validation/adapter_checks.py::MATRIX",),
+    ),
     "sliding puzzle": Reader(ACTION_TAG.findall, TAGS, ("deployments/environments/sliding_puzzle.py::ACTION_TAG",)),
     "gymnasium's action": Reader(gymnasium.last_action, TAGS),
     "gymnasium's rendering": Reader(
@@ -305,6 +339,7 @@ OF_OUR_OWN_TEXT = {
     "deployments/generation/serving/grammar_compiling.py::WHERE": "the beginning of a message of xgrammar",
     "service/startup/generated_config.py::task_name_of": "the name of a class",
     "service/startup/readiness.py::NO_ROOM": "a message of Serve",
+    "service/startup/readiness.py::REFUSAL": "a traceback",
     "service/startup/readiness.py::RAY_FRAME": "a traceback",
 }
 """Expressions for what neither a model nor a caller writes."""
