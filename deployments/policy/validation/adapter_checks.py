@@ -8,6 +8,9 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
+import regex  # type: ignore[import-untyped]
+
+from deployments.policy.failures import WeightsRefused
 from rollout_client.policy_contract import PolicyLayout
 from rollout_client.problem_contract import FieldProblem
 from rollout_client.weights.layout import TEXT_MODELS, WRAPPERS, names_in_model
@@ -17,6 +20,7 @@ PREFIX = "base_model.model."
 """With which PEFT begins the names of an adapter's tensors."""
 MATRIX = re.compile(r"(?P<module>.+)\.(?P<half>lora_[AB]\.weight|lora_embedding_[AB])")
 NOT_A_MATRIX = "it is not a matrix of a LoRA adapter, as <module>.lora_A.weight is"
+MATCH_TIMEOUT_S = 1.0
 OTHER_HALF = str.maketrans("AB", "BA")
 NESTED_IN = (*TEXT_MODELS, "language_model.")
 BASE_WEIGHTS = (".embed_tokens.base_layer.weight", ".lm_head.base_layer.weight")
@@ -54,6 +58,9 @@ def config_for_engines(adapter_config: str, names: Mapping[str, str]) -> str:
 
     Args:
         names: by the name of each tensor, its new one.
+
+    Raises:
+        WeightsRefused: a key takes too long.
     """
     modules = {parameter_of(module_of(name)): parameter_of(module_of(new)) for name, new in names.items()}
     try:
@@ -67,15 +74,26 @@ def config_for_engines(adapter_config: str, names: Mapping[str, str]) -> str:
             }
             for key, pattern in patterns.items()
         }
-    except (ValueError, AttributeError, re.error):
+    except (ValueError, AttributeError, regex.error):
         # The validation says what is wrong with it, or the engine does.
         return adapter_config
     return json.dumps(config | renamed) if renamed else adapter_config
 
 
 def matching(pattern: Mapping[str, object], module: str) -> str | None:
-    """The first key that matches the module, as PEFT and engines choose it."""
-    return next((key for key in pattern if re.match(rf"(.*\.)?({key})$", module)), None)
+    """The first key that matches the module, as PEFT and engines choose it.
+
+    Raises:
+        WeightsRefused: a key takes too long, as `(a+)+` may.
+    """
+    for key in pattern:
+        try:
+            if regex.match(rf"(.*\.)?({key})$", module, timeout=MATCH_TIMEOUT_S):
+                return key
+        except TimeoutError:
+            message = f"the key {key} takes longer than {MATCH_TIMEOUT_S:g} s to be compared with {module}"
+            raise WeightsRefused(FieldProblem(field="adapter_config", message=message)) from None
+    return None
 
 
 def parameter_of(module: str) -> str:

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from deployments.policy.failures import WeightsRefused
 from deployments.policy.validation.adapter_checks import adapter_problems, config_for_engines, names_for_engines
 from rollout_client.policy_contract import PolicyLayout, TensorLayout
 from rollout_client.weights.safetensors_file import header_of
@@ -124,3 +125,10 @@ def test_engines_scale_a_renamed_module_as_peft_scaled_it(key: str, module: str,
     before = PEFTHelper.from_dict(config).get_rank_and_scaling(module)
     renamed = json.loads(config_for_engines(json.dumps(config), names))
     assert PEFTHelper.from_dict(renamed).get_rank_and_scaling(served) == before
+
+
+def test_a_key_that_takes_too_long_is_refused() -> None:
+    module = f"model.layers.0.{'a' * 40}.o_proj"
+    names = {f"module.{module}.lora_A.weight": f"{module}.lora_A.weight"}
+    with pytest.raises(WeightsRefused, match=r"the key \(a\|a\)\+b takes longer than 1 s to be compared with module"):
+        config_for_engines(json.dumps({"alpha_pattern": {"(a|a)+b": 1}}), names)
