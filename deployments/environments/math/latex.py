@@ -31,6 +31,7 @@ END = r"(?=\s*+\.?\s*+(?:[}$,;]|\\[)\]]|\Z))"
 SPACE = r"(?<!\\)\\[,;:> ]|~|\\(?:quad|qquad|thinspace|enspace)(?![a-zA-Z])|\\[hm]space\*?\{[^{}]*+\}"
 GROUP = r"(?:\\[,;: !]|~|\{(?:\\?,)\}|,\\!\s?| )\d{3}(?!\d)"
 """Three more digits of a number."""
+NO_LIST = r"(?!\s*+,)"
 NOT_MIXED = r"(?!\d{1,3}(?:\\[,;: ]|~| )[1-9]\d\d *+/ *+\d)"
 AS_TEXT = r"\\(?:text(?:bf|rm|it|sf|tt|normal)?|math(?:rm|bf|it|sf|tt|normal)|mbox|hbox|emph)\s*+(?=\{)"
 BOLD = r"\\(?:boldsymbol|bm|pmb|bold)"
@@ -47,6 +48,10 @@ TOO_LONG = r"{1,20}+"
 
 def digits_of(number: re.Match[str]) -> str:
     return "".join(filter(str.isdigit, number[0].replace(r"\!", "")))
+
+
+def without_commas(number: re.Match[str]) -> str:
+    return number[0].replace(",", "")
 
 
 def number_and_words(text: re.Match[str]) -> str:
@@ -98,12 +103,18 @@ RULES: list[tuple[str, str, str | Callable[[re.Match[str]], str]]] = [
     ("", rf"(?<=[\d}}])\s*+(?:{PLAIN_UNIT}){END}", ""),
     ("!!", r"(?<![\w.])(\d{1,3})!!(?!!)", lambda number: str(prod(range(int(number[1]), 0, -2)))),
     ("", r"(?<![\w.])(\d+(?:\.\d+)?)[eE]([-+]?\d{1,4})(?![\w.])", r"\1\\times 10^{\2}"),
-    ("/", r"(?<![\w.,/^)}])(\d{1,4}) ++([1-9]\d{0,3}) *+/ *+(\d{1,4})(?![\d/!^]|\.\d)", mixed_number),
+    (
+        ",",
+        rf"(?<![\d.,(\[])(?<!\\\{{)\d{{1,3}}(?:,\d{{3}}){TOO_LONG}(?=\s*+\\[dt]?frac\s*+\{{| ++\d{{1,4}} *+/)",
+        digits_of,
+    ),
+    ("/", r"(?<![\w.,/^)}])(\d{1,12}) ++([1-9]\d{0,3}) *+/ *+(\d{1,4})(?![\d/!^]|\.\d)", mixed_number),
     *(
         (rf"\{above}{{", rf"(?<![\d.])(\d{{1,20}})\.(\d{{0,20}})\\{above}\{{(\d{{1,20}})\}}", repeating_decimal)
         for above in ("overline", "bar", "dot")
     ),
-    (".", r"(?<=\d)\.(?=\s*+[}$])", ""),
+    (".", r"(?<=[\d}])\.(?=\s*+[}$])", ""),
+    ("=", rf"(?<==)\s*+-?+\d{{1,3}}(?:,\d{{3}}){TOO_LONG}(?=(?:\.\d++)?+{NO_LIST}{END})", without_commas),
     (r"\boxed", r"(\\boxed\s*+\{)\s*+(?:=|\\approx(?![a-zA-Z]))", r"\1"),
     (r"\lg", r"\\lg(?![a-zA-Z])", r"\\log_{10}"),
     (r"\log_", r"\\log_(?:e(?![a-zA-Z])|\{e\})", r"\\ln "),
