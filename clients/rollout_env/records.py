@@ -126,9 +126,9 @@ class StartOutcome:
 class StepOutcome:
     """What an environment answers to one step."""
 
-    observation: Observation
-    """The message that follows the response in the message log, also after the last step; or several, such as one of
-    role `tool` for each call of the response."""
+    observation: Observation | None
+    """The message that follows the response in the message log; or several, such as one of role `tool` for each call
+    of the response. None adds none, which only a step that ends the rollout can do."""
     reward: Reward
     """Of this step alone. The service sums the rewards of all steps by name; a plain number has the name `reward`."""
     terminated: bool
@@ -145,5 +145,7 @@ class StepOutcome:
 
     @property
     def observations(self) -> list[ChatMessage]:
-        """`observation` as a list, also if it is one message."""
+        """`observation` as a list, also if it is one message or none."""
+        if self.observation is None:
+            return []
         return self.observation if isinstance(self.observation, list) else [self.observation]

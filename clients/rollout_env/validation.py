@@ -107,9 +107,16 @@ def validated_outcome(outcome: Any) -> StepOutcome:
     """Validates what `step` returned and copies it.
 
     Raises:
-        OutcomeInvalid: it is no `StepOutcome`, or one of its fields has no permitted value.
+        OutcomeInvalid: it is no `StepOutcome`, one of its fields has no permitted value, or it neither ends the rollout
+            nor has an observation.
     """
-    return checked_record(outcome, StepOutcome, "step")
+    checked = checked_record(outcome, StepOutcome, "step")
+    if checked.observation is None and not checked.terminated:
+        raise OutcomeInvalid(
+            "The environment's outcome is not valid: outcome.observation: None is for the step that ends the rollout; "
+            "return a message, or terminated=True."
+        )
+    return checked
 
 
 def checked_record(outcome: Any, record: type[Record], method: str) -> Record:

@@ -49,9 +49,7 @@ class AgentRunsOfTask(TaskEnvironment):
         loop = asyncio.get_running_loop()
         begun_at = loop.time()
         reward = await self._run(extra_env_info)
-        return StepOutcome(
-            {"role": "user", "content": ""}, reward, terminated=True, metrics={SECONDS: loop.time() - begun_at}
-        )
+        return StepOutcome(None, reward, terminated=True, metrics={SECONDS: loop.time() - begun_at})
 
     async def _run(self, call: AgentCall) -> dict[str, float]:
         said = LastSaid()

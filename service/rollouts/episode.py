@@ -240,6 +240,8 @@ class Episode:
 
     def tokenized_observations(self, outcome: StepOutcome) -> Sequence[TokenizedObservation]:
         """The outcome's observation as `add_outcome` appends it. Changes nothing: a thread may do it."""
+        if not outcome.observations:
+            return []
         room = self._limits.max_seq_len - self._length
         response = self._messages[-1]
         *before, calls = (message.tool_calls or () for message in self._message_log)
@@ -273,7 +275,8 @@ class Episode:
         if outcome.next_stop_strings is not None:
             self._stop_strings = tuple(outcome.next_stop_strings)
         self._terminated = outcome.terminated
-        self._truncated = observed[-1].was_cut or self._length >= self._limits.max_seq_len
+        was_cut = bool(observed) and observed[-1].was_cut
+        self._truncated = was_cut or self._length >= self._limits.max_seq_len
         self.status = "stale" if self.versions.is_stale else self._status_after_step() or self.interrupted_by
 
     def interrupt(self, status: CutOff) -> None:

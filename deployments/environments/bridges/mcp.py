@@ -175,7 +175,7 @@ class McpSession(Session):
         if not calls:
             answer = answer_in(reply_text(response))
             reward = self._task.reward_of(answer, extra_env_info)
-            return StepOutcome({"role": "user", "content": ""}, reward, terminated=True, answer=answer)
+            return StepOutcome(None, reward, terminated=True, answer=answer)
         results = await asyncio.gather(*(self._result(place, call) for place, call in enumerate(calls)))
         messages = [self._message(call, text) for call, text in zip(calls, results, strict=True)]
         return StepOutcome(messages, 0.0, terminated=False)

@@ -142,8 +142,7 @@ class NeMoGymSession(Session):
         results = [await self._result(place, call) for place, call in enumerate(calls)]
         is_last = not calls or self._steps == self._task.max_steps
         reward = await self._verified() if is_last else 0.0
-        nothing: ChatMessage = {"role": "user", "content": ""}
-        return StepOutcome(results or nothing, reward, is_last, answer=None if calls else reply_text(response))
+        return StepOutcome(results or None, reward, is_last, answer=None if calls else reply_text(response))
 
     def _add_response(self, response: ChatMessage) -> None:
         if thought := response.get("reasoning_content"):

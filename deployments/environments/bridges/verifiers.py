@@ -167,7 +167,7 @@ class EpisodeSession(Session):
             return StepOutcome(self.asked, 0.0, terminated=False)
         if problem := self.problem():
             raise RuntimeError(f"the episode failed: {problem}")
-        return StepOutcome({"role": "user", "content": ""}, rewards_of(self._episode.result()), terminated=True)
+        return StepOutcome(None, rewards_of(self._episode.result()), terminated=True)
 
     def problem(self) -> str:
         """Why the episode that has ended failed; empty if it did not."""

@@ -60,7 +60,8 @@ outcomes = st.builds(
     answer=st.none() | letters,
     metrics=st.none() | st.dictionaries(st.sampled_from(["calls", "seconds"]), st.integers(0, 9)),
 )
-turns = st.lists(st.tuples(letters.filter(bool), outcomes), min_size=1, max_size=5)
+silent = outcomes.map(lambda outcome: replace(outcome, observation=None, terminated=True))
+turns = st.lists(st.tuples(letters.filter(bool), outcomes | silent), min_size=1, max_size=5)
 
 
 @given(turns, states, st.lists(st.sampled_from(["x", "y"]), max_size=2))

@@ -39,6 +39,17 @@ def test_a_valid_outcome_passes_unchanged(valid: StepOutcome) -> None:
     assert validated_outcome(valid) == valid
 
 
+def test_only_the_step_that_ends_the_rollout_needs_no_observation() -> None:
+    last = outcome(observation=None, terminated=True)
+    assert (validated_outcome(last), last.observations) == (last, [])
+    with pytest.raises(OutcomeInvalid) as refusal:
+        validated_outcome(outcome(observation=None))
+    assert str(refusal.value) == (
+        "The environment's outcome is not valid: outcome.observation: None is for the step that ends the rollout; "
+        "return a message, or terminated=True."
+    )
+
+
 def test_a_valid_outcome_shares_nothing_mutable_with_the_environments_own() -> None:
     board = [[1, 2], [3, 0]]
     checked = validated_outcome(outcome(metadata={"board": board}))

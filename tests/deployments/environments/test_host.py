@@ -67,6 +67,8 @@ class ObedientEnvironment(TaskEnvironment):
             raise error
         if extra_env_info.mode == "wait":
             await asyncio.Event().wait()
+        if extra_env_info.mode == "silent":
+            return StepOutcome(None, self._reward, terminated=True)
         if extra_env_info.mode == "nan":
             return outcome(reward=float("nan"))
         return outcome(message_log[-1]["content"], self._reward, terminated=True)
@@ -99,6 +101,7 @@ def results_of(*modes: dict[str, Any]) -> list[StepOutcome | RolloutFailure]:
 
 def test_a_step_is_answered_by_its_outcome() -> None:
     assert results_of({"mode": "good"}) == [GOOD]
+    assert results_of({"mode": "silent"}) == [StepOutcome(None, 1.0, terminated=True)]
 
 
 @pytest.mark.parametrize(

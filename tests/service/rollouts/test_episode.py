@@ -352,6 +352,17 @@ def test_a_terminated_episode_whose_observation_was_cut_is_completed_and_truncat
     assert (result.status, result.terminated, result.truncated) == ("completed", True, True)
 
 
+@pytest.mark.parametrize(("max_seq_len", "truncated"), [(1000, False), (3, True)])
+def test_a_terminated_episode_without_an_observation_ends_with_its_response(max_seq_len: int, truncated: bool) -> None:
+    last = StepOutcome(None, {"right": 1.0}, terminated=True, answer="2")
+    recipe = EpisodeRecipe(max_seq_len=max_seq_len)
+    result = play(recipe, ScriptedGenerator(["AA"]), ScriptedEnvironment([last]))
+    assert texts(result) == ["Q", "AA"]
+    assert (result.message_log[1].reward, result.rewards, result.answer) == (1.0, {"right": 1.0}, "2")
+    assert (result.status, result.terminated, result.truncated) == ("completed", True, truncated)
+    assert (result.metrics.env_tokens, result.metrics.total_tokens) == (0, 2)
+
+
 def test_an_empty_observation_is_an_empty_list_of_ids() -> None:
     result = play(EpisodeRecipe(), ScriptedGenerator(["A"]), ScriptedEnvironment([outcome(terminated=True)]))
     assert list(result.message_log[2].token_ids) == []

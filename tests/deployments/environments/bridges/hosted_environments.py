@@ -47,6 +47,8 @@ class TallyEnvironment(TaskEnvironment):
                 os._exit(3)
             case "nan":
                 return StepOutcome({"role": "user", "content": ""}, float("nan"), terminated=False)
+            case "silent":
+                return StepOutcome(None, 1.0, terminated=True)
             case "wait":
                 await asyncio.Event().wait()
         count = extra_env_info.count + 1

@@ -57,6 +57,11 @@ def test_a_rollout_is_played_in_the_other_process(tally: HostedEnvironment) -> N
     )
 
 
+def test_a_last_step_without_an_observation_is_one_here_too(tally: HostedEnvironment) -> None:
+    played = play(tally, ["silent"], sample())
+    assert (played.terminated, played.message_log[-1]["role"]) == (True, "assistant")
+
+
 def test_what_it_is_comes_from_the_hosted_environment(tally: HostedEnvironment) -> None:
     assert tally.description == "Tallies."
     assert tally.tools == [{"type": "function", "function": {"name": "tally"}}]

@@ -81,6 +81,7 @@ def test_calls_are_answered_and_the_answer_is_judged(environment: McpEnvironment
         {"role": "tool", "content": "1.0", "name": "add"},
     ]
     assert (result.total_reward, result.terminated, result.answers[-1]) == (1.0, True, "42")
+    assert result.message_log[-1]["role"] == "assistant", "no observation ends it"
     assert played(environment, "41").total_reward == 0.0
 
 

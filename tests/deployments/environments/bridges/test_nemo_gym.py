@@ -101,6 +101,7 @@ def test_calls_go_to_the_session_of_the_rollout_and_the_end_is_verified(url: str
         ]
         assert result.message_log[6]["content"] == '{"count":6}'
         assert (result.total_reward, result.terminated, result.answers[-1]) == (1.0, True, "6.")
+        assert result.message_log[-1]["role"] == "assistant", "no observation ends it"
     assert played(environment, "6, I guess.").total_reward == 0.0
 
 

@@ -65,6 +65,7 @@ def test_an_environment_of_one_turn_gives_its_weighted_rewards_by_name(
         {"role": "user", "content": "What is 3 + 1?"},
     ]
     assert (played.rewards, played.terminated) == ({**rewards, "fragile": 0.0}, True)
+    assert played.message_log[2:] == [{"role": "assistant", "content": reply}], "no observation ends it"
 
 
 def test_an_environment_of_several_turns_is_played_by_steps(guesses: HostedEnvironment) -> None:
