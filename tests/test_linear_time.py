@@ -337,6 +337,7 @@ OF_OUR_OWN_TEXT = {
     "deployments/data/columns.py::read": "an expression of the config",
     "deployments/data/settings.py::has_a_valid_pattern": "an expression of the config",
     "deployments/generation/serving/grammar_compiling.py::WHERE": "the beginning of a message of xgrammar",
+    "deployments/policy/validation/weight_checks.py::NOT_OF_ALL_TEXTS": "the names of the model's tensors",
     "service/startup/generated_config.py::task_name_of": "the name of a class",
     "service/startup/readiness.py::NO_ROOM": "a message of Serve",
     "service/startup/readiness.py::REFUSAL": "a traceback",

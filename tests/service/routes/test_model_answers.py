@@ -186,13 +186,14 @@ def test_a_caller_that_leaves_while_its_stream_cannot_be_sent_aborts_its_call() 
         async def receive() -> dict[str, Any]:
             for message in messages:
                 return message
-            return await forever()
+            await forever()
+            raise AssertionError("unreachable")
 
         async def send(message: Any) -> None:
             if message["type"] == "http.response.body":
                 await forever()
 
-        async def forever() -> Any:
+        async def forever() -> None:
             await asyncio.Event().wait()
 
         scope = {
