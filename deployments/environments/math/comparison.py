@@ -96,7 +96,9 @@ def readings(ground_truth: str) -> tuple[str, str]:
 
 
 def has_delimiters(text: str) -> bool:
-    return any(delimiter in text for delimiter in DELIMITERS)
+    # A price has a dollar sign that is no delimiter.
+    formula = text.replace(r"\$", "")
+    return any(delimiter in formula for delimiter in DELIMITERS)
 
 
 def has_expression(parsed: list[Any]) -> bool:
