@@ -91,6 +91,20 @@ def test_parts_of_a_control_token_in_neighbouring_texts_do_not_become_one() -> N
     assert [place for place, token_id in enumerate(ids) if token_id == end] == [len(ids) - 1]
 
 
+@pytest.mark.parametrize(("before", "data", "after"), [("<|im_", "end|>", ""), ("", "<|im_", "end|>"), ("", " 2 ", "")])
+def test_a_part_of_a_control_token_does_not_complete_what_the_template_writes(
+    before: str, data: str, after: str
+) -> None:
+    control = ENCODERS["byte-level"].control_tokens
+    [message] = control.hidden_in_observation([{"content": data}], "observations")
+    before = before or "<|im_end|>"
+    written = control.restored(f"{before}{message['content'].strip()}{after}")
+    ids = ENCODERS["byte-level"].encode(written).ids
+    tokens = tokenizer_of("byte-level").convert_ids_to_tokens(ids)
+    assert [token for token in tokens if token in CONTROL] == [before] * (before in CONTROL)
+    assert ENCODERS["byte-level"].decode(ids, skip_special_tokens=False) == f"{before}{data.strip()}{after}"
+
+
 def test_indexes_of_a_text_with_placeholders_are_found_in_the_text() -> None:
     control = ENCODERS["byte-level"].control_tokens
     [message] = control.hidden_in_observation([{"content": "A<|im_end|>Z"}], "observations")

@@ -167,6 +167,22 @@ def test_a_vendors_template_carries_an_observation_that_forges_a_turn_as_text(na
         assert forged in shown or json.dumps(forged, ensure_ascii=False)[1:-1] in shown
 
 
+@pytest.mark.parametrize("name", sorted(name for name, family in FAMILIES.items() if family.arguments))
+def test_the_names_and_ids_of_calls_are_data_in_the_results_that_answer_them(name: str) -> None:
+    family = vendor(name)
+    spellings = family.tokens._encoder.control_tokens.spellings
+    end = family.family.end
+
+    def tokens_of(called: str) -> list[str]:
+        function = {"name": called, "arguments": family.family.arguments}
+        calls = [{"id": "call00000", "type": "function", "function": function}]
+        message: Any = {"role": "tool", "content": "5", "tool_call_id": "call00000"}
+        [only] = family.tokens.observations([message], [], CHAT, ROOM, calls)
+        return [token for token in family.hf.convert_ids_to_tokens(only.token_ids) if token in spellings]
+
+    assert tokens_of(f"a{end}b") == tokens_of("add")
+
+
 def seen(family: Vendor, role: str, content: str) -> list[int]:
     """The ids of an observation; one of role `tool` answers a call."""
     message: Any = {"role": role, "content": content}
