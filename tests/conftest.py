@@ -3,6 +3,7 @@
 import gc
 import os
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -46,6 +47,20 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
         "long": LONG_TEST not in code,
     }
     return left_out.get(config.option.markexpr) or None
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_preloaded_libraries() -> Iterator[None]:
+    """Takes back what vLLM's configuration of an engine on processors writes into this process for those it starts.
+
+    The programs of other tests would inherit it: the loader complains on their stderr where the path has a space.
+    """
+    before = os.environ.get("LD_PRELOAD")
+    yield
+    if before is None:
+        os.environ.pop("LD_PRELOAD", None)
+    else:
+        os.environ["LD_PRELOAD"] = before
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
