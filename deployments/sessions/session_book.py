@@ -144,7 +144,8 @@ class SessionBook:
         """Its record has been read, or has grown."""
         assert kept.read is not None
         record = kept.read.record
-        self._drop(self._table.note_record(kept.id, record.total_tokens, kept.opened_bytes + record.size_bytes))
+        size_bytes = kept.opened_bytes + record.size_bytes
+        self._drop(self._table.note_record(kept.id, record.total_tokens, size_bytes, record.call_count))
 
     def note_read(self, kept: KeptSession, read: ReadSession) -> None:
         kept.read, kept.names = read, ()

@@ -155,14 +155,17 @@ class SessionTable:
         if session_id in self._sessions:
             self.use(session_id, now).in_flight -= 1
 
-    def note_record(self, session_id: str, tokens: int, size_bytes: int) -> list[str]:
-        """Notes the tokens and bytes of the session's whole record.
+    def note_record(self, session_id: str, tokens: int, size_bytes: int, calls: int = 0) -> list[str]:
+        """Notes the tokens, bytes and calls of the session's whole record.
+
+        A call that began at a store which was here before may be recorded before its replica names it here.
 
         Returns the ids of sessions that were dropped because all records were too large. Unknown ids are ignored.
         """
         if (session := self._sessions.get(session_id)) is None:
             return []
         session.tokens = tokens
+        session.calls = max(session.calls, calls + session.in_flight)
         self.size_bytes += size_bytes - session.size_bytes
         session.size_bytes = size_bytes
         dropped: list[str] = []

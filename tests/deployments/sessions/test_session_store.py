@@ -256,6 +256,21 @@ async def test_a_call_of_a_replica_that_is_heard_again_goes_on() -> None:
 
 
 @runs
+async def test_a_call_that_a_store_hears_of_by_its_record_alone_counts_as_one_that_it_has_begun() -> None:
+    kept = await Kept().open()
+    await kept.call("one")
+    plan = await kept.store.plan("s", "two", [QUESTION], PLAIN)
+    kept.start()
+    await kept.add("two", plan)
+    counts = []
+    for _ in range(2):
+        info = await kept.store.info("s", "team")
+        counts.append((info.calls, info.calls_in_flight))
+        kept.start()
+    assert counts == [(2, 0), (2, 0)]
+
+
+@runs
 async def test_an_idle_session_expires_with_its_record() -> None:
     kept = await Kept().open(limits=SessionLimits(idle_s=60))
     await kept.call("one")
