@@ -28,5 +28,6 @@ for _ in range(PROCESSES):
 os.close(filled_by_child)
 # On a busy machine it takes seconds until all of it is used.
 for _ in range(PROCESSES):
-    os.read(filled, 1)
-time.sleep(2)
+    if not os.read(filled, 1):
+        sys.exit("A process could not use its share of memory.")
+time.sleep(float(sys.argv[3]))

@@ -17,7 +17,11 @@ TRIED_BY_ONE = [name for name in WALLS if name not in ("total_memory", "ends_who
 def fake_run(*broken: str, memory: str = "memory") -> "list[Outcome]":
     """The outcomes of both probes, where the walls `broken` do not hold."""
     found = json.dumps({name: name not in broken for name in TRIED_BY_ONE})
-    return [Outcome("exit", 0, found, "", 0.1), Outcome(memory, None, "", "", 0.1)]  # type: ignore[arg-type]
+    return [Outcome("exit", 0, found, "", 0.1), outcome_of_many(memory)]
+
+
+def outcome_of_many(ended_by: str, exit_code: int = 0, stderr: str = "") -> Outcome:
+    return Outcome(ended_by, exit_code if ended_by == "exit" else None, "", stderr, 0.1)  # type: ignore[arg-type]
 
 
 def report_of(outcomes: list[Outcome], by: Mapping[WallName, str] = BY) -> WallReport:
@@ -42,8 +46,20 @@ def test_a_wall_that_was_got_over_does_not_stand() -> None:
 
     assert report.missing() == [
         Wall("files", False, "a moat did not hold it"),
-        Wall("total_memory", False, "a moat did not hold it"),
+        Wall("total_memory", False, "a moat did not hold it: the try ended by exit after 0.1 s with exit code 0"),
     ]
+
+
+@pytest.mark.parametrize("ended_by", ["time", "processor_time", "exit"])
+def test_a_try_that_did_not_come_to_use_all_memory_is_made_again(ended_by: str) -> None:
+    one, held = fake_run()
+    told_nothing = outcome_of_many(ended_by, exit_code=1, stderr="no process left\n")
+
+    assert report_of([one, told_nothing, told_nothing, held]).missing() == []
+
+    (wall,) = report_of([one, told_nothing, told_nothing, told_nothing]).missing()
+    why = " with exit code 1 no process left" if ended_by == "exit" else ""
+    assert wall.by == f"a moat did not hold it: the try ended by {ended_by} after 0.1 s{why}"
 
 
 def test_a_wall_that_nothing_enforces_does_not_stand_even_if_the_try_failed() -> None:
