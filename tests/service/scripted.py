@@ -1,9 +1,10 @@
 """Scripted implementations of `Generator`, `Environment` and `ChatTokenizer`, to test the loop's logic alone."""
 
 import asyncio
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from deployments.chat.tokenizer_protocol import ChatOptions, ChatTokenizer, TokenizedObservation
 from deployments.failures import RolloutFailure
@@ -64,6 +65,36 @@ class CharacterChatTokenizer(ChatTokenizer):
                 break
             kept -= len(framed)
         return observed
+
+
+class AskedFor(NamedTuple):
+    """One call of `ChatTokenizer.observations`."""
+
+    after: list[int]
+    options: ChatOptions
+    room: int
+    calls: Sequence[Mapping[str, Any]]
+    calls_before: int
+    thread: int
+
+
+class RecordingChatTokenizer(CharacterChatTokenizer):
+    """Records the calls of `observations`."""
+
+    def __init__(self) -> None:
+        self.asked: list[AskedFor] = []
+
+    def observations(
+        self,
+        messages: Sequence[ChatMessage],
+        after: Sequence[int],
+        options: ChatOptions,
+        room: int,
+        calls: Sequence[Mapping[str, Any]] = (),
+        calls_before: int = 0,
+    ) -> list[TokenizedObservation]:
+        self.asked.append(AskedFor(list(after), options, room, calls, calls_before, threading.get_ident()))
+        return super().observations(messages, after, options, room, calls, calls_before)
 
 
 @dataclass

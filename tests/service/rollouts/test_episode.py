@@ -30,6 +30,7 @@ from tests.service.rollouts.playing import (
 from tests.service.scripted import (
     CharacterChatTokenizer,
     EpisodeRecipe,
+    RecordingChatTokenizer,
     ScriptedEnvironment,
     ScriptedGenerator,
     first_part,
@@ -258,25 +259,11 @@ def test_the_last_turn_that_is_allowed_ends_the_episode() -> None:
 
 
 def test_an_observation_is_tokenized_after_the_response_with_the_room_that_is_left() -> None:
-    given: list[tuple[list[int], ChatOptions, int]] = []
-
-    class Noting(CharacterChatTokenizer):
-        def observations(
-            self,
-            messages: Sequence[ChatMessage],
-            after: Sequence[int],
-            options: ChatOptions,
-            room: int,
-            calls: Sequence[Mapping[str, Any]] = (),
-            calls_before: int = 0,
-        ) -> list[TokenizedObservation]:
-            given.append((list(after), options, room))
-            return super().observations(messages, after, options, room, calls, calls_before)
-
-    episode = EpisodeRecipe(tokenizer=Noting(), max_seq_len=10, observation_format="chat").make()
+    tokenizer = RecordingChatTokenizer()
+    episode = EpisodeRecipe(tokenizer=tokenizer, max_seq_len=10, observation_format="chat").make()
     episode.add_generation(generation("AB"))
     episode.add_outcome(outcome("O"))
-    assert given == [(ids_of("AB"), ChatOptions("chat"), 7)]
+    assert [asked[:3] for asked in tokenizer.asked] == [(ids_of("AB"), ChatOptions("chat"), 7)]
 
 
 TOOL_RESULTS: list[ChatMessage] = [

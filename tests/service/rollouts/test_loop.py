@@ -4,20 +4,17 @@ import asyncio
 import logging
 import random
 import threading
-from collections.abc import Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
-from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deployments.chat.tokenizer_protocol import ChatOptions, TokenizedObservation
 from deployments.failures import EnvironmentBroken, GenerationLost, GenerationRejected, TurnTimedOut
 from deployments.protocols import Generation, GenerationRequest, StepRequest
 from rollout_client.contract import Keep, Message
-from rollout_env import ChatMessage, StepOutcome
+from rollout_env import StepOutcome
 from service.rollouts.early_stopping import EarlyStopping
 from service.rollouts.episode import Episode
 from service.rollouts.loop import (
@@ -43,8 +40,8 @@ from tests.service.rollouts.playing import (
     texts_of_any_length,
 )
 from tests.service.scripted import (
-    CharacterChatTokenizer,
     EpisodeRecipe,
+    RecordingChatTokenizer,
     ScriptedEnvironment,
     ScriptedGenerator,
     first_part,
@@ -527,24 +524,10 @@ def test_a_call_that_cancels_itself_fails_its_sample_and_is_logged(caplog: pytes
 
 @pytest.mark.parametrize(("length", "is_inline"), [(MOST_CHARACTERS_INLINE, True), (MOST_CHARACTERS_INLINE + 1, False)])
 def test_a_long_observation_is_tokenized_in_another_thread_with_the_same_result(length: int, is_inline: bool) -> None:
-    threads: list[int] = []
-
-    class NotingTokenizer(CharacterChatTokenizer):
-        def observations(
-            self,
-            messages: Sequence[ChatMessage],
-            after: Sequence[int],
-            options: ChatOptions,
-            room: int,
-            calls: Sequence[Mapping[str, Any]] = (),
-            calls_before: int = 0,
-        ) -> list[TokenizedObservation]:
-            threads.append(threading.get_ident())
-            return super().observations(messages, after, options, room, calls, calls_before)
-
-    recipe = EpisodeRecipe(max_rollout_turns=1, max_seq_len=length + 100, tokenizer=NotingTokenizer())
+    tokenizer = RecordingChatTokenizer()
+    recipe = EpisodeRecipe(max_rollout_turns=1, max_seq_len=length + 100, tokenizer=tokenizer)
     environment = ScriptedEnvironment([outcome("o" * length, reward=1.0)])
     result = play(recipe, ScriptedGenerator(["A"]), environment)
     assert texts(result) == ["Q", "A", "o" * length]
     assert result.message_log[-1].token_ids.tolist() == ids_of("o" * length)  # type: ignore[attr-defined]
-    assert [thread == threading.get_ident() for thread in threads] == [is_inline]
+    assert [asked.thread == threading.get_ident() for asked in tokenizer.asked] == [is_inline]

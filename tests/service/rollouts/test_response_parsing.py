@@ -1,21 +1,18 @@
 """What is read out of responses: who sees it, and that it changes neither text nor tokens."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
-from deployments.chat.tokenizer_protocol import ChatOptions, TokenizedObservation
 from deployments.response_parsing import ParsedResponse, ResponseParser, ResponseToParse
 from rollout_client.contract import GivenMessage, SampleResult
-from rollout_env import ChatMessage, StepOutcome
+from rollout_env import StepOutcome
 from service.rollouts.loop import RolloutContext, play_sample
 from service.rollouts.schedule import AsyncSchedule, LockstepSchedule
 from tests import virtual_time
 from tests.service.rollouts.playing import collect
 from tests.service.scripted import (
-    CharacterChatTokenizer,
     EpisodeRecipe,
+    RecordingChatTokenizer,
     ScriptedEnvironment,
     ScriptedGenerator,
     ids_of,
@@ -50,23 +47,6 @@ def played(
     generator = ScriptedGenerator(["<think>Hm.</think>So:<call>", "B"])
     context = RolloutContext(generator, {"task": environment}, AsyncSchedule(), response_parser=parser)
     return virtual_time.run(play_sample((recipe or EpisodeRecipe()).make(), context)).result()
-
-
-class CallNotingTokenizer(CharacterChatTokenizer):
-    def __init__(self) -> None:
-        self.calls: list[tuple[Sequence[Mapping[str, Any]], int]] = []
-
-    def observations(
-        self,
-        messages: Sequence[ChatMessage],
-        after: Sequence[int],
-        options: ChatOptions,
-        room: int,
-        calls: Sequence[Mapping[str, Any]] = (),
-        calls_before: int = 0,
-    ) -> list[TokenizedObservation]:
-        self.calls.append((calls, calls_before))
-        return super().observations(messages, after, options, room, calls, calls_before)
 
 
 def two_turns() -> ScriptedEnvironment:
@@ -126,9 +106,9 @@ def test_tokens_and_rewards_are_the_same_with_and_without_a_parser() -> None:
 
 
 def test_an_observation_is_tokenized_behind_the_calls_that_were_read_out_of_the_response() -> None:
-    tokenizer = CallNotingTokenizer()
+    tokenizer = RecordingChatTokenizer()
     played(ScriptedParser([FOUND, NOTHING]), two_turns(), EpisodeRecipe(tokenizer=tokenizer))
-    assert tokenizer.calls == [([CALL], 0), ((), 1)]
+    assert [(asked.calls, asked.calls_before) for asked in tokenizer.asked] == [([CALL], 0), ((), 1)]
 
 
 def test_a_log_that_was_parsed_before_it_was_posted_is_not_parsed_again() -> None:
