@@ -235,10 +235,13 @@ class Supervisor:
         deadline = time.monotonic() + END_WITHIN_S
         while self._first_pidfd is None and readable(self._status_fd, deadline) and self._read_status():
             pass
-        process.send_signal(stop_signal)
         if stop_signal == signal.SIGKILL and self._first_pidfd is not None:
+            # The launcher ends with its child, which it waits for. Without it the ended child would stay in the process
+            # table of a container whose first process does not wait for orphans, and count against its user's limit.
             with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._first_pidfd, signal.SIGKILL)
+        else:
+            process.send_signal(stop_signal)
         try:
             process.wait(END_WITHIN_S)
         except subprocess.TimeoutExpired as error:

@@ -1,5 +1,6 @@
 """User ids that no other process of this machine has, for a service that runs as root."""
 
+import random
 import socket
 
 FIRST_UID, LAST_UID = 60706, 61183
@@ -15,7 +16,8 @@ class UserIdLease:
 
     def __init__(self) -> None:
         """Raises `NoUserIdLeft`."""
-        for uid in range(FIRST_UID, LAST_UID + 1):
+        # Containers of one machine do not see each other's names, but the kernel counts their processes together.
+        for uid in random.sample(range(FIRST_UID, LAST_UID + 1), LAST_UID + 1 - FIRST_UID):
             # The kernel gives an abstract name to one socket at a time, and takes it back when the process ends.
             name = socket.socket(socket.AF_UNIX)
             try:

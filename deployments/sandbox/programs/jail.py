@@ -178,6 +178,7 @@ def run_program(spec: "dict[str, Any]") -> None:
     problem = os.read(problem_read, 4096)
     if problem:
         os.write(2, problem)
+        os.waitpid(child, 0)
         return
     ended, status, used = os.wait3(0)
     while ended != child:

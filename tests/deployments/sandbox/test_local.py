@@ -1,20 +1,23 @@
 """What a run gets, how it ends, and what is left of it: under the strongest isolation that this machine permits."""
 
 import asyncio
+import ctypes
 import os
 import secrets
 import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from deployments.sandbox import Limits, LocalSandbox, Outcome, Program, ProgramRefused, SandboxLost, SandboxTooWeak
 from deployments.sandbox.jail import LANDLOCK_WITH_SIGNALS, landlock_version
 from deployments.sandbox.local import DEFAULT_LIMITS, IsolationName
+from deployments.sandbox.programs.jail import SET_CHILD_SUBREAPER
 from deployments.sandbox.trial import is_running
 from tests.growing_limits import in_the_middle
 
@@ -230,6 +233,43 @@ def test_closing_ends_the_runs_and_they_fail_as_lost() -> None:
             await task
 
     asyncio.run(closed())
+
+
+@pytest.fixture
+def orphans() -> Iterator[Callable[[], list[str]]]:
+    """Names the processes that have ended and that only the first process of the machine could still wait for."""
+
+    def ended() -> list[str]:
+        children = [process for process in psutil.Process().children() if process.pid not in before]
+        return [process.name() for process in children if process.status() == psutil.STATUS_ZOMBIE]
+
+    libc = ctypes.CDLL(None)
+    libc.prctl(SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    before = {process.pid for process in psutil.Process().children()}
+    yield ended
+    libc.prctl(SET_CHILD_SUBREAPER, 0, 0, 0, 0)
+
+
+@pytest.mark.parametrize(
+    "isolation",
+    [
+        pytest.param("namespaces", marks=pytest.mark.skipif(not NAMESPACES, reason="No namespaces here.")),
+        "limits",
+    ],
+)
+def test_a_sandbox_leaves_no_process_for_the_first_one_of_the_machine_to_wait_for(
+    isolation: IsolationName, orphans: Callable[[], list[str]]
+) -> None:
+    # Such a process counts against the limit of its user for as long as nobody waits for it.
+    sandbox = LocalSandbox(max_concurrent_runs=1, isolation=isolation)
+    assert orphans() == []
+
+    assert run(sandbox, "print(1)").ended_by == "exit"
+    assert run(sandbox, "import os, time\nos.fork()\nos.fork()\ntime.sleep(60)", Limits(time_s=0.5)).ended_by == "time"
+    assert run(sandbox, "while True: print('.' * 1000)", Limits(output_bytes=1000)).ended_by == "output"
+    assert run(sandbox, "import os\nif os.fork() == 0: os.abort()").ended_by == "exit"
+    sandbox.close()
+    assert orphans() == []
 
 
 def test_programs_import_from_the_packages_that_the_sandbox_is_given(tmp_path: Path) -> None:

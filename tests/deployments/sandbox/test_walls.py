@@ -7,7 +7,7 @@ import pytest
 
 from deployments.sandbox.interface import Limits, Outcome, Program, SandboxLost
 from deployments.sandbox.trial import tried_out
-from deployments.sandbox.user_ids import UserIdLease
+from deployments.sandbox.user_ids import FIRST_UID, LAST_UID, UserIdLease
 from deployments.sandbox.walls import WALLS, SandboxTooWeak, Wall, WallName, WallReport
 
 BY = dict.fromkeys(WALLS, "a moat")
@@ -95,12 +95,20 @@ def test_the_refusal_names_the_walls_and_what_to_do() -> None:
     )
 
 
-def test_no_user_id_is_leased_twice() -> None:
-    first, second = UserIdLease(), UserIdLease()
-    assert first.uid != second.uid
+def test_no_user_id_is_leased_twice_and_each_can_be_leased_again() -> None:
+    all_ids = set(range(FIRST_UID, LAST_UID + 1))
+    for _ in range(2):
+        leases = [UserIdLease() for _ in range(300)]
+        assert len({lease.uid for lease in leases} & all_ids) == 300
+        for lease in leases:
+            lease.close()
 
-    first.close()
-    third = UserIdLease()
-    assert third.uid == first.uid
-    second.close()
-    third.close()
+
+def test_services_that_do_not_see_each_other_seldom_take_the_same_user_id() -> None:
+    first_choices = set()
+    for _ in range(20):
+        lease = UserIdLease()
+        first_choices.add(lease.uid)
+        lease.close()
+
+    assert len(first_choices) > 5
