@@ -2,11 +2,13 @@
 
 import json
 import re
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
 import pytest
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
 from requirements import audit
@@ -55,6 +57,13 @@ def test_what_the_service_and_its_tests_need_is_locked_in_a_version_that_they_ta
     others = [each for each in asked if each.name not in ("rollout-client", "rollout-env")]
     versions = {each: re.split(r"==|[ ;\\]", locked[canonicalize_name(each.name)])[1] for each in others}
     assert [str(each) for each, version in versions.items() if not each.specifier.contains(version)] == []
+
+
+def test_every_package_of_the_environment_takes_each_python_of_the_version_that_the_readme_asks_for() -> None:
+    readme = (REPOSITORY / "README.md").read_text()
+    assert "Python 3.11 (as `python3`)" in readme
+    needs = {each.name: each.metadata["Requires-Python"] for each in distributions()}
+    assert {name: need for name, need in needs.items() if need and "3.11.0" not in SpecifierSet(need)} == {}
 
 
 def test_ci_runs_the_command_of_the_readme_and_prepares_nothing_for_it() -> None:
