@@ -17,6 +17,8 @@ from packaging.utils import canonicalize_name
 HERE = Path(__file__).parent
 REPOSITORY = HERE.parent
 OWN = ("rollout-client", "rollout-env")
+PYTHON = "3.11.0"
+"""The oldest Python that the locks are for. Some packages need others in its first releases."""
 CLIENT_EXTRAS = ("arrow", "cli", "weights")
 ENTRY = re.compile(r"\n(?=\S)")
 
@@ -65,7 +67,7 @@ def needed(name: str, extra: str) -> Iterator[Requirement]:
     for text in wanted:
         requirement = Requirement(text)
         marker = requirement.marker
-        if not extra if marker is None else marker.evaluate({"extra": extra}):
+        if not extra if marker is None else marker.evaluate({"extra": extra, "python_full_version": PYTHON}):
             yield requirement
 
 

@@ -11,11 +11,10 @@ import tomllib
 from collections.abc import Iterable
 from pathlib import Path
 
-from requirements.image_locks import write_image_locks
+from requirements.image_locks import PYTHON, write_image_locks
 
 HERE = Path(__file__).parent
 REPOSITORY = HERE.parent
-PYTHON = "3.11.0"
 GPU_PLATFORM = "x86_64-manylinux_2_28"
 TOOLS = ("uv", "pip-audit", "cyclonedx-bom")
 BESIDE = dict.fromkeys(("agents", "bridges", "harness", "openenv", "trackers", "verifiers"), PYTHON) | {

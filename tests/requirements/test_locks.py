@@ -12,7 +12,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
 from requirements import audit
-from requirements.image_locks import closure, entries, image_locks, project
+from requirements.image_locks import PYTHON, closure, entries, image_locks, project
 from requirements.write_locks import BESIDE
 from tests.paths import REPOSITORY
 
@@ -59,11 +59,18 @@ def test_what_the_service_and_its_tests_need_is_locked_in_a_version_that_they_ta
     assert [str(each) for each, version in versions.items() if not each.specifier.contains(version)] == []
 
 
-def test_every_package_of_the_environment_takes_each_python_of_the_version_that_the_readme_asks_for() -> None:
-    readme = (REPOSITORY / "README.md").read_text()
-    assert "Python 3.11 (as `python3`)" in readme
-    needs = {each.name: each.metadata["Requires-Python"] for each in distributions()}
-    assert {name: need for name, need in needs.items() if need and "3.11.0" not in SpecifierSet(need)} == {}
+def test_the_environment_of_the_lock_serves_each_release_of_the_python_that_the_readme_asks_for() -> None:
+    assert "Python 3.11 (as `python3`)" in (REPOSITORY / "README.md").read_text()
+    installed = {canonicalize_name(each.name): each.metadata["Requires-Python"] for each in distributions()}
+    assert {name: takes for name, takes in installed.items() if takes and PYTHON not in SpecifierSet(takes)} == {}
+    needed_by_oldest = {
+        canonicalize_name(need.name)
+        for each in distributions()
+        for need in map(Requirement, each.requires or [])
+        if need.marker and not need.marker.evaluate({"extra": "", "python_full_version": "3.11.14"})
+        if need.marker.evaluate({"extra": "", "python_full_version": PYTHON})
+    }
+    assert needed_by_oldest - installed.keys() == set()
 
 
 def test_ci_runs_the_command_of_the_readme_and_prepares_nothing_for_it() -> None:

@@ -44,7 +44,8 @@ async def fetch_file(payload: VersionPayload, sources: Sequence[WeightsSource], 
         async with asyncio.TaskGroup() as tasks:
             for _ in range(READS_IN_FLIGHT):
                 tasks.create_task(fetch_ranges())
-    except* (WeightsNotFetched, OSError) as failures:
+    except ExceptionGroup as failures:
+        # `except*` would do, but Python 3.11.2 and older raise a group out of it.
         raise failures.exceptions[0] from None
 
 
