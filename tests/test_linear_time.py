@@ -19,7 +19,7 @@ from deployments.environments.math import answers, latex
 from deployments.environments.retrieval import environment as retrieval
 from deployments.environments.sliding_puzzle import ACTION_TAG
 from deployments.policy.transfer import trusted_trainers
-from deployments.policy.validation import adapter_checks
+from deployments.policy.versions import adapter_checks
 from rollout_client import api_key
 from rollout_client.cli.run import player
 from rollout_client.data_out import trackers
@@ -243,7 +243,7 @@ READERS = {
     "name of an adapter's tensor": Reader(
         adapter_checks.MATRIX.fullmatch,
         ["a", ".", ".lora_A", ".lora_A.weight", ".lora_embedding_A", "a\n"],
-        ("deployments/policy/validation/adapter_checks.py::MATRIX",),
+        ("deployments/policy/versions/adapter_checks.py::MATRIX",),
     ),
     "sliding puzzle": Reader(ACTION_TAG.findall, TAGS, ("deployments/environments/sliding_puzzle.py::ACTION_TAG",)),
     "gymnasium's action": Reader(gymnasium.last_action, TAGS),
@@ -337,7 +337,7 @@ OF_OUR_OWN_TEXT = {
     "deployments/data/columns.py::read": "an expression of the config",
     "deployments/data/settings.py::has_a_valid_pattern": "an expression of the config",
     "deployments/generation/serving/grammar_compiling.py::WHERE": "the beginning of a message of xgrammar",
-    "deployments/policy/validation/weight_checks.py::NOT_OF_ALL_TEXTS": "the names of the model's tensors",
+    "deployments/policy/versions/weight_checks.py::NOT_OF_ALL_TEXTS": "the names of the model's tensors",
     "service/startup/generated_config.py::task_name_of": "the name of a class",
     "service/startup/readiness.py::NO_ROOM": "a message of Serve",
     "service/startup/readiness.py::REFUSAL": "a traceback",

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 from deployments.failures import PolicyStoreLost
 from deployments.generation.adapter_folders import adapter_folder
 from deployments.generation.canary_timeout import with_timeout
-from deployments.policy.nodes.node_weights import NodeFile, NodeWeights
 from deployments.policy.replicas.command_source import CommandSource, ReplicaNotRegistered
 from deployments.policy.replicas.commands import (
     AbandonTransfer,
@@ -41,6 +40,7 @@ from deployments.policy.replicas.commands import (
     UpdateTransfer,
     VersionPayload,
 )
+from deployments.policy.replicas.node_weights import NodeFile, NodeWeights
 
 if TYPE_CHECKING:
     from deployments.generation.canary import WeightsCanary

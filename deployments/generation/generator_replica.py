@@ -16,9 +16,9 @@ from deployments.generation.replica_seed import replica_seed
 from deployments.generation.response_settings import ResponseSettings
 from deployments.generation.settings import EngineSettings
 from deployments.instruments import flush_again_and_again
-from deployments.policy.nodes.serve_sources import node_weights_of_replica
 from deployments.policy.replicas.commands import LoadedWeights, ReplicaRegistration
 from deployments.policy.store_client import PolicyStoreClient
+from deployments.policy.weight_sources import node_weights_of_replica
 from deployments.protocols import GenerationRequest, PrefixCacheTokens
 from deployments.rpc.draining import call_at_shutdown
 from deployments.rpc.generator_replica_base import GeneratorReplicaBase

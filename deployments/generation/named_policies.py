@@ -10,8 +10,8 @@ from collections.abc import Awaitable, Callable
 from deployments.generation.adapter_folders import adapter_folder
 from deployments.generation.adapters import Adapters, LoadedAdapter
 from deployments.generation.canary_timeout import with_timeout
-from deployments.policy.nodes.node_weights import NodeWeights
 from deployments.policy.replicas.commands import SetAdapters, VersionPayload
+from deployments.policy.replicas.node_weights import NodeWeights
 from rollout_client.policy_names import label_of
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from deployments.policy.named.named_policies import NamedPolicies
+from deployments.policy.named_policies import NamedPolicies
 from deployments.policy.replicas.replica_registry import ReplicaRegistry
 from deployments.policy.transfer.transfer_ranks import world_size
 from deployments.policy.uploads.uploads import Uploads

@@ -13,14 +13,9 @@ from typing import Any, NamedTuple
 from deployments import logs
 from deployments.policy.background_tasks import BackgroundTasks
 from deployments.policy.cluster import Cluster, RayCluster, cluster_weights_folder
-from deployments.policy.housekeeping import Housekeeping
 from deployments.policy.named.building import StoreParts, named_policies_of
 from deployments.policy.named_versions import NamedVersions
-from deployments.policy.nodes.serve_sources import generator_source
 from deployments.policy.nodes.weights_source import WeightsSource, read_range
-from deployments.policy.preparation import VersionPreparation
-from deployments.policy.pushes import Pushes
-from deployments.policy.recovery.recovery import SETTLE_S, Recovery
 from deployments.policy.recovery.reseeding import Reseeding
 from deployments.policy.replicas.command_source import CommandSource
 from deployments.policy.replicas.commands import CommandReport, LoadedWeights, NumberedCommand, ReplicaRegistration
@@ -29,24 +24,29 @@ from deployments.policy.replicas.replica_registry import ReplicaRegistry
 from deployments.policy.settings import PolicySettings
 from deployments.policy.shared_folder import warn_unless_shared
 from deployments.policy.state import policy_state
+from deployments.policy.transfer.completion import TransferSaving
 from deployments.policy.transfer.going_back import GoingBack
-from deployments.policy.transfer.saving import TransferSaving
 from deployments.policy.transfer.trusted_trainers import TrustedTrainers
 from deployments.policy.transfer.weight_transfer import WeightTransfer
+from deployments.policy.update.activation import ReplicaInitializer
+from deployments.policy.update.recovery import SETTLE_S, Recovery
+from deployments.policy.update.update_lock import UpdateLock
 from deployments.policy.updates.activation import VersionActivation
 from deployments.policy.updates.chain_compaction import ChainCompaction
-from deployments.policy.updates.replica_initializer import ReplicaInitializer
-from deployments.policy.updates.update_lock import UpdateLock
 from deployments.policy.updates.updater import Updater
 from deployments.policy.uploads.active_pushes import ActivePushes
+from deployments.policy.uploads.preparation import VersionPreparation
+from deployments.policy.uploads.pushes import Pushes
 from deployments.policy.uploads.upload_store import UploadStore
 from deployments.policy.uploads.uploads import Uploads
 from deployments.policy.versions.current_version import CurrentVersion
+from deployments.policy.versions.housekeeping import Housekeeping
 from deployments.policy.versions.initial_version import InitialVersion
 from deployments.policy.versions.payloads import Payloads
 from deployments.policy.versions.run_identity import RunIdentity
 from deployments.policy.versions.version_history import PolicyVersions
 from deployments.policy.versions.version_store import VersionStore
+from deployments.policy.weight_sources import generator_source
 from rollout_client.policy_contract import (
     PolicyLayout,
     PolicyState,

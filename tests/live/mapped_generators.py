@@ -17,11 +17,11 @@ from ray.serve.handle import DeploymentHandle
 
 from deployments.generation.command_runner import CommandRunner
 from deployments.generation.generator_replica import registration_of
-from deployments.policy.nodes.serve_sources import node_weights_of_replica
 from deployments.policy.replicas.commands import CommandCosts, LoadedWeights, SwapOptions
 from deployments.policy.settings import PolicySettings
 from deployments.policy.store import PolicyStore
 from deployments.policy.store_client import PolicyStoreClient
+from deployments.policy.weight_sources import node_weights_of_replica
 from deployments.rpc.named_replica_router import NAMED_REPLICA_ROUTING
 from service.app import deployment
 

@@ -19,10 +19,10 @@ from deployments.generation.adapter_folders import ADAPTER_FILE
 from deployments.generation.adapters import AdapterDoesNotFit
 from deployments.generation.engine import VLLMEngine
 from deployments.generation.settings import EngineSettings
-from deployments.policy.preparation import names_in_the_model
 from deployments.policy.replicas.commands import SwapOptions
-from deployments.policy.validation.assembly import write_renamed
-from deployments.policy.validation.weight_checks import layout_of
+from deployments.policy.uploads.preparation import names_in_the_model
+from deployments.policy.versions.assembly import write_renamed
+from deployments.policy.versions.weight_checks import layout_of
 from rollout_client.weights.safetensors_file import read_header
 from tests.paths import REPOSITORY, TINY_MODEL
 

@@ -5,20 +5,20 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from deployments.policy.background_tasks import BackgroundTasks
-from deployments.policy.housekeeping import Housekeeping
-from deployments.policy.named.named_policies import NamedPolicies
-from deployments.policy.named.named_policy import NamedPolicy
 from deployments.policy.named.named_updater import NamedUpdater
 from deployments.policy.named.replica_adapters import ReplicaAdapters
-from deployments.policy.preparation import VersionPreparation
-from deployments.policy.pushes import Pushes
+from deployments.policy.named_policies import NamedPolicies
+from deployments.policy.policy import NamedPolicy
 from deployments.policy.replicas.fleet import Fleet
 from deployments.policy.settings import PolicySettings
-from deployments.policy.updates.update_lock import UpdateLock
+from deployments.policy.update.update_lock import UpdateLock
 from deployments.policy.uploads.active_pushes import ActivePushes
+from deployments.policy.uploads.preparation import VersionPreparation
+from deployments.policy.uploads.pushes import Pushes
 from deployments.policy.uploads.upload_store import UploadStore
 from deployments.policy.uploads.uploads import Uploads
 from deployments.policy.versions.current_version import CurrentVersion
+from deployments.policy.versions.housekeeping import Housekeeping
 from deployments.policy.versions.initial_version import InitialVersion
 from deployments.policy.versions.version_history import PolicyVersions
 from deployments.policy.versions.version_store import VersionStore

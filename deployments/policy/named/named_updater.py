@@ -15,8 +15,8 @@ from deployments.policy.named.replica_adapters import ReplicaAdapters
 from deployments.policy.replicas.commands import CommandReport, SetAdapters
 from deployments.policy.replicas.fleet import CommandResult, Fleet, error_of
 from deployments.policy.replicas.replica_registry import RegisteredReplica
+from deployments.policy.update.update_lock import UpdateLock
 from deployments.policy.updates.trial_results import adapter_warnings, all_were_lost, must_be_replaced, was_lost
-from deployments.policy.updates.update_lock import UpdateLock
 from deployments.policy.updates.updates import Updates
 from deployments.policy.versions.version_history import PolicyVersions
 from deployments.policy.versions.version_store import StoredVersion

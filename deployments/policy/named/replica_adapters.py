@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Mapping, Sequence
 
-from deployments.policy.named.named_policy import NamedPolicy
+from deployments.policy.policy import NamedPolicy
 from deployments.policy.replicas.commands import SetAdapters
 from deployments.policy.replicas.fleet import CommandResult, Fleet, error_of
 from deployments.policy.replicas.replica_registry import RegisteredReplica

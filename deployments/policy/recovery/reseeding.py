@@ -9,10 +9,10 @@ import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from deployments.policy.nodes.file_fetch import WeightsNotFetched, fetch_file
-from deployments.policy.nodes.node_weights import can_be_mapped
 from deployments.policy.nodes.weights_source import WeightsSource
 from deployments.policy.replicas.commands import SavedWeights, StoredFile, StoredKind, VersionPayload
+from deployments.policy.replicas.file_fetch import WeightsNotFetched, fetch_file
+from deployments.policy.replicas.node_weights import can_be_mapped
 from deployments.policy.replicas.replica_registry import ReplicaRegistry
 from deployments.policy.versions.version_history import PolicyVersions
 from deployments.policy.versions.version_store import StoredVersion, VersionStore

@@ -27,8 +27,8 @@ from deployments.policy.replicas.commands import (
 )
 from deployments.policy.replicas.fleet import CommandResult, Fleet, error_of
 from deployments.policy.replicas.replica_registry import RegisteredReplica
+from deployments.policy.transfer.completion import TransferSaving
 from deployments.policy.transfer.going_back import GoingBack
-from deployments.policy.transfer.saving import TransferSaving
 from deployments.policy.transfer.transfer_ranks import (
     UpdateInfo,
     rank_offsets,
@@ -38,8 +38,8 @@ from deployments.policy.transfer.transfer_ranks import (
     world_size,
 )
 from deployments.policy.transfer.trusted_trainers import TrustedTrainers
+from deployments.policy.update.update_lock import UpdateLease, UpdateLock
 from deployments.policy.updates.activation import VersionActivation
-from deployments.policy.updates.update_lock import UpdateLease, UpdateLock
 from deployments.policy.versions.version_history import PolicyVersions
 from deployments.policy.versions.version_store import StoredVersion
 from rollout_client.policy_contract import PolicyUpdate, ReplicaUpdate, SwitchOptions

@@ -3,10 +3,10 @@
 import logging
 from collections.abc import Awaitable, Callable
 
-from deployments.policy.housekeeping import Housekeeping
+from deployments.policy.update.activation import ReplicaInitializer
 from deployments.policy.updates.chain_compaction import ChainCompaction
-from deployments.policy.updates.replica_initializer import ReplicaInitializer
 from deployments.policy.uploads.uploads import Uploads
+from deployments.policy.versions.housekeeping import Housekeeping
 from deployments.policy.versions.payloads import Payloads
 from deployments.policy.versions.version_history import PolicyVersions
 

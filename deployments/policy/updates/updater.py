@@ -13,16 +13,16 @@ from deployments.policy.failures import WeightsRefused
 from deployments.policy.replicas.commands import SwapOptions
 from deployments.policy.replicas.fleet import Fleet
 from deployments.policy.replicas.replica_registry import RegisteredReplica
+from deployments.policy.update.two_phase_update import VersionUpdate, update_replicas
+from deployments.policy.update.update_lock import UpdateLock
 from deployments.policy.updates.activation import VersionActivation
 from deployments.policy.updates.adapters_of_replicas import AdaptersOfReplicas
 from deployments.policy.updates.trial_results import UNSEEN_ADAPTER
-from deployments.policy.updates.two_phase_update import VersionUpdate, update_replicas
-from deployments.policy.updates.update_lock import UpdateLock
 from deployments.policy.updates.updates import Updates
-from deployments.policy.validation.weight_checks import changed_values
 from deployments.policy.versions.payloads import Payloads
 from deployments.policy.versions.version_history import PolicyVersions
 from deployments.policy.versions.version_store import StoredVersion
+from deployments.policy.versions.weight_checks import changed_values
 from rollout_client.policy_contract import PolicyUpdate, PushOptions, ReplicaUpdate
 from rollout_client.problem_contract import FieldProblem
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from deployments.policy.failures import WeightsRefused
-from deployments.policy.validation.weight_checks import holds_non_finite, not_finite, weights_refused
+from deployments.policy.versions.weight_checks import holds_non_finite, not_finite, weights_refused
 from rollout_client.policy_contract import PolicyLayout
 from rollout_client.weights.checksum import Checksum
 from rollout_client.weights.delta import (

@@ -8,9 +8,9 @@ from threading import Lock
 
 from huggingface_hub import snapshot_download
 
-from deployments.policy.validation.assembly import write_checkpoint
-from deployments.policy.validation.weight_checks import layout_of
+from deployments.policy.versions.assembly import write_checkpoint
 from deployments.policy.versions.durable_files import make_folder_durably
+from deployments.policy.versions.weight_checks import layout_of
 from rollout_client.policy_contract import PolicyLayout, VersionInfo
 from rollout_client.weights.checksum import file_checksum
 

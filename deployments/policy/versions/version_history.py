@@ -15,9 +15,9 @@ from typing import NamedTuple
 
 from deployments.policy.failures import PolicyNotCurrent, VersionRefused, VersionUnknown, WeightsRefused
 from deployments.policy.replicas.commands import LoadedWeights
-from deployments.policy.validation.assembly import BASE_REMOVED
+from deployments.policy.versions.assembly import BASE_REMOVED
 from deployments.policy.versions.current_version import CurrentVersion
-from deployments.policy.versions.delta_chains import DeltaChains
+from deployments.policy.versions.full_weights import DeltaChains
 from deployments.policy.versions.initial_version import INITIAL, InitialVersion
 from deployments.policy.versions.known_versions import KnownVersions
 from deployments.policy.versions.version_store import StoredVersion, VersionStore

@@ -13,7 +13,6 @@ import pytest
 from deployments.failures import PolicyStoreLost
 from deployments.generation.command_runner import CommandRunner
 from deployments.logs import JsonLinesFormatter
-from deployments.policy.nodes.node_weights import NodeWeights
 from deployments.policy.replicas.command_source import CommandSource, ReplicaNotRegistered
 from deployments.policy.replicas.commands import (
     AbandonTransfer,
@@ -42,6 +41,7 @@ from deployments.policy.replicas.commands import (
     UpdateTransfer,
     VersionPayload,
 )
+from deployments.policy.replicas.node_weights import NodeWeights
 from service.startup.console_logs import text_for_the_console
 from tests.virtual_time import run, settled
 

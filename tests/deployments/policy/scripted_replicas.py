@@ -9,9 +9,8 @@ from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
 from deployments.policy.cluster import Cluster
-from deployments.policy.nodes import node_weights
-from deployments.policy.nodes.file_fetch import WeightsNotFetched
 from deployments.policy.nodes.weights_source import SourceFailed, WeightsSource
+from deployments.policy.replicas import node_weights
 from deployments.policy.replicas.command_source import CommandSource, ReplicaNotRegistered
 from deployments.policy.replicas.commands import (
     AcceptRequests,
@@ -30,6 +29,7 @@ from deployments.policy.replicas.commands import (
     Swap,
     VersionPayload,
 )
+from deployments.policy.replicas.file_fetch import WeightsNotFetched
 from deployments.policy.replicas.replica_registry import ReplicaRegistry
 
 Step = Literal["ok", "error", "die", "die after", "hang", "register again"]

@@ -8,7 +8,7 @@ import pytest
 
 from deployments.policy.failures import VersionUnknown, WeightsRefused
 from deployments.policy.replicas.commands import LoadedWeights
-from deployments.policy.validation.assembly import BASE_REMOVED
+from deployments.policy.versions.assembly import BASE_REMOVED
 from deployments.policy.versions.version_store import StoredVersion
 from tests.deployments.policy.delta_world import DELTA, fleet, push_deltas, version_files
 from tests.deployments.policy.policy_world import World, play, refused, weights

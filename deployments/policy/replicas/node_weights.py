@@ -25,10 +25,10 @@ from pathlib import Path
 import psutil
 from filelock import AsyncFileLock, FileLock, Timeout
 
-from deployments.policy.nodes.file_fetch import WeightsNotFetched, fetch_file
 from deployments.policy.nodes.weights_source import SourceFailed, WeightsSource, read_range
 from deployments.policy.replicas.commands import DeltaPayload, StoredFile, VersionPayload
-from deployments.policy.validation.delta_application import write_applied
+from deployments.policy.replicas.delta_application import write_applied
+from deployments.policy.replicas.file_fetch import WeightsNotFetched, fetch_file
 from rollout_client.weights.checksum import file_checksum
 from rollout_client.weights.delta import BadDelta
 from rollout_client.weights.safetensors_file import NotSafetensors

@@ -13,13 +13,13 @@ from pathlib import Path
 from uuid import uuid4
 
 from deployments.policy.failures import PolicyUnknown
-from deployments.policy.housekeeping import ExpiringFiles
-from deployments.policy.named.named_policy import NamedPolicy
 from deployments.policy.named.replica_adapters import ReplicaAdapters
 from deployments.policy.named_versions import NamedVersions
+from deployments.policy.policy import NamedPolicy
 from deployments.policy.replicas.fleet import Fleet
-from deployments.policy.updates.update_lock import UpdateLock
+from deployments.policy.update.update_lock import UpdateLock
 from deployments.policy.versions.current_version import LONG_POLL_S
+from deployments.policy.versions.housekeeping import ExpiringFiles
 from deployments.policy.versions.version_history import PolicyVersions
 from rollout_client.policy_contract import NamedPolicyState
 from rollout_client.policy_names import label_of

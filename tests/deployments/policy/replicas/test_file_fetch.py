@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deployments.policy.nodes import file_fetch
-from deployments.policy.nodes.file_fetch import READ_TIMEOUT_S, READS_IN_FLIGHT, WeightsNotFetched, fetch_file
-from tests.deployments.policy.nodes.scripted_sources import ScriptedSource
+from deployments.policy.replicas import file_fetch
+from deployments.policy.replicas.file_fetch import READ_TIMEOUT_S, READS_IN_FLIGHT, WeightsNotFetched, fetch_file
 from tests.deployments.policy.policy_world import a_payload
+from tests.deployments.policy.replicas.scripted_sources import ScriptedSource
 from tests.virtual_time import now, run
 
 RANGE = 10

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deployments.policy.failures import UpdateUnderWay
-from deployments.policy.updates.update_lock import UpdateLease, UpdateLock
+from deployments.policy.update.update_lock import UpdateLease, UpdateLock
 from rollout_client.policy_contract import SwitchOptions
 from rollout_client.problem_contract import FieldProblem
 from tests.virtual_time import run, settled

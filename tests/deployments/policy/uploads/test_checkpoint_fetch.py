@@ -11,9 +11,9 @@ import pytest
 from safetensors.torch import save
 
 from deployments.policy.failures import SourceRefused
-from deployments.policy.validation.assembly import write_checkpoint
-from deployments.policy.validation.checkpoint_fetch import fetch_checkpoint
-from deployments.policy.validation.weight_checks import validate_full
+from deployments.policy.uploads.checkpoint_fetch import fetch_checkpoint
+from deployments.policy.versions.assembly import write_checkpoint
+from deployments.policy.versions.weight_checks import validate_full
 from rollout_client.weights.checksum import file_checksum
 from tests.deployments.policy.weight_files import GOOD, LAYOUT, Bomb, written
 

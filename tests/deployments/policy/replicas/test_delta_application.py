@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
-from deployments.policy.validation.delta_application import write_applied
+from deployments.policy.replicas.delta_application import write_applied
 from rollout_client.weights.checksum import file_checksum
 from rollout_client.weights.delta import BadDelta
 from rollout_client.weights.safetensors_file import NotSafetensors, header_bytes, header_of

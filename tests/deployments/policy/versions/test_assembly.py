@@ -10,13 +10,13 @@ import torch
 import zstandard
 from safetensors.torch import load_file, save
 
-from deployments.policy.validation.assembly import (
+from deployments.policy.versions.assembly import (
     unpack_zstd,
     write_adapter,
     write_checkpoint,
     write_completed,
 )
-from deployments.policy.validation.weight_checks import validate_full
+from deployments.policy.versions.weight_checks import validate_full
 from rollout_client.weights.checksum import file_checksum
 from rollout_client.weights.safetensors_file import read_header
 from tests.deployments.policy.weight_files import GOOD, LAYOUT, Bomb, adapter, refusal, written

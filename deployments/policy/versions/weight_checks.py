@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from deployments.policy.failures import WeightsRefused
-from deployments.policy.validation.adapter_checks import adapter_problems
+from deployments.policy.versions.adapter_checks import adapter_problems
 from rollout_client.policy_contract import PolicyLayout, TensorLayout
 from rollout_client.problem_contract import FieldProblem
 from rollout_client.weights.checksum import Checksum

@@ -8,8 +8,8 @@ from pathlib import Path
 from threading import Lock
 
 from deployments.policy.failures import VersionUnknown, WeightsRefused
-from deployments.policy.validation.assembly import BASE_REMOVED
-from deployments.policy.validation.delta_application import write_applied
+from deployments.policy.replicas.delta_application import write_applied
+from deployments.policy.versions.assembly import BASE_REMOVED
 from deployments.policy.versions.durable_files import make_folder_durably
 from deployments.policy.versions.initial_version import InitialVersion
 from deployments.policy.versions.version_store import StoredVersion, VersionStore

@@ -9,11 +9,11 @@ import logging
 from collections.abc import Mapping, Sequence
 
 from deployments.policy.background_tasks import BackgroundTasks
-from deployments.policy.recovery.recovery import Recovery
 from deployments.policy.recovery.reseeding import Reseeding
 from deployments.policy.replicas.commands import CommandReport, SaveTransfer
 from deployments.policy.replicas.fleet import Fleet, error_of
 from deployments.policy.replicas.replica_registry import RegisteredReplica
+from deployments.policy.update.recovery import Recovery
 from deployments.policy.updates.activation import VersionActivation
 from deployments.policy.versions.initial_version import InitialVersion
 

@@ -11,8 +11,8 @@ import logging
 from deployments.policy.replicas.commands import AcceptRequests
 from deployments.policy.replicas.fleet import Fleet, error_of
 from deployments.policy.replicas.replica_registry import RegisteredReplica
+from deployments.policy.update.update_lock import UpdateLock
 from deployments.policy.updates.adapters_of_replicas import AdaptersOfReplicas
-from deployments.policy.updates.update_lock import UpdateLock
 from deployments.policy.versions.payloads import Payloads
 from deployments.policy.versions.version_history import PolicyVersions
 

@@ -11,11 +11,11 @@ from collections.abc import Coroutine
 from typing import Any
 
 from deployments.policy.failures import ChunkDamaged, PolicyFailure
-from deployments.policy.housekeeping import Housekeeping
-from deployments.policy.preparation import VersionPreparation
 from deployments.policy.updates.updates import Updates
 from deployments.policy.uploads.active_pushes import ActivePushes
+from deployments.policy.uploads.preparation import VersionPreparation
 from deployments.policy.uploads.uploads import Uploads
+from deployments.policy.versions.housekeeping import Housekeeping
 from deployments.policy.versions.version_history import PolicyVersions
 from rollout_client.policy_contract import PolicyUpdate, PushOptions, SwitchOptions
 from rollout_client.policy_names import label_of

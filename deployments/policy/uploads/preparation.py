@@ -13,8 +13,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from deployments.policy.failures import ChunkDamaged, WeightsRefused
-from deployments.policy.validation.adapter_checks import config_for_engines, names_for_engines
-from deployments.policy.validation.assembly import (
+from deployments.policy.uploads.checkpoint_fetch import fetch_checkpoint
+from deployments.policy.validation.delta_checks import validate_delta
+from deployments.policy.versions.adapter_checks import config_for_engines, names_for_engines
+from deployments.policy.versions.assembly import (
     NotZstd,
     unpack_zstd,
     write_adapter,
@@ -22,17 +24,15 @@ from deployments.policy.validation.assembly import (
     write_completed,
     write_renamed,
 )
-from deployments.policy.validation.checkpoint_fetch import fetch_checkpoint
-from deployments.policy.validation.delta_checks import validate_delta
-from deployments.policy.validation.weight_checks import (
+from deployments.policy.versions.initial_version import InitialVersion
+from deployments.policy.versions.version_history import PolicyVersions
+from deployments.policy.versions.version_store import StoredVersion, VersionStore
+from deployments.policy.versions.weight_checks import (
     largest_upload_bytes,
     validate_adapter,
     validate_full,
     validate_partial,
 )
-from deployments.policy.versions.initial_version import InitialVersion
-from deployments.policy.versions.version_history import PolicyVersions
-from deployments.policy.versions.version_store import StoredVersion, VersionStore
 from rollout_client.policy_contract import WEIGHTS_DIGEST, PolicyLayout, PushOptions, WeightsKind
 from rollout_client.problem_contract import FieldProblem
 from rollout_client.weights.checksum import file_checksum, file_digest

@@ -10,8 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save, save_file
 
-from deployments.policy.validation.assembly import write_adapter
-from deployments.policy.validation.weight_checks import (
+from deployments.policy.versions.assembly import write_adapter
+from deployments.policy.versions.weight_checks import (
     changed_values,
     largest_upload_bytes,
     layout_of,

@@ -14,9 +14,9 @@ from deployments.policy.recovery.reseeding import Reseeding
 from deployments.policy.recovery.standing import Standing, Verdict, held_versions, standing_of
 from deployments.policy.replicas.fleet import Fleet
 from deployments.policy.replicas.replica_registry import RegisteredReplica
+from deployments.policy.update.activation import ReplicaInitializer
+from deployments.policy.update.update_lock import UpdateLock
 from deployments.policy.updates.activation import VersionActivation
-from deployments.policy.updates.replica_initializer import ReplicaInitializer
-from deployments.policy.updates.update_lock import UpdateLock
 from deployments.policy.versions.version_history import PolicyVersions
 
 SETTLE_S = 5.0

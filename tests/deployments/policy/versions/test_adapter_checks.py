@@ -5,7 +5,7 @@ import json
 import pytest
 
 from deployments.policy.failures import WeightsRefused
-from deployments.policy.validation.adapter_checks import adapter_problems, config_for_engines, names_for_engines
+from deployments.policy.versions.adapter_checks import adapter_problems, config_for_engines, names_for_engines
 from rollout_client.policy_contract import PolicyLayout, TensorLayout
 from rollout_client.weights.safetensors_file import header_of
 

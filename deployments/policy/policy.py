@@ -11,8 +11,8 @@ replicas serve is on disk before any rollout uses it.
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from deployments.policy.pushes import Pushes
 from deployments.policy.replicas.commands import VersionPayload
+from deployments.policy.uploads.pushes import Pushes
 from deployments.policy.uploads.upload_store import UploadStore
 from deployments.policy.uploads.uploads import Uploads
 from deployments.policy.versions.current_version import CurrentVersion

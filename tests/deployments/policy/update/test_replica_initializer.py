@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save
 
 from deployments.policy.replicas.commands import LoadedWeights
-from deployments.policy.updates.replica_initializer import LOADS_BESIDE_UPDATES
+from deployments.policy.update.activation import LOADS_BESIDE_UPDATES
 from deployments.policy.versions.version_history import PolicyVersions
 from rollout_client.policy_contract import PolicyUpdate
 from tests.deployments.policy.policy_world import World, adapter, content_of, play, weights
