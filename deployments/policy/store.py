@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from deployments import logs
-from deployments.policy.background_tasks import BackgroundTasks
 from deployments.policy.cluster import Cluster, RayCluster, cluster_weights_folder
 from deployments.policy.named.building import StoreParts, named_policies_of
 from deployments.policy.named_versions import NamedVersions
@@ -47,6 +46,7 @@ from deployments.policy.versions.run_identity import RunIdentity
 from deployments.policy.versions.version_history import PolicyVersions
 from deployments.policy.versions.version_store import VersionStore
 from deployments.policy.weight_sources import generator_source
+from deployments.rpc.background_tasks import BackgroundTasks
 from rollout_client.policy_contract import (
     PolicyLayout,
     PolicyState,

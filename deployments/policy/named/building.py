@@ -4,7 +4,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from deployments.policy.background_tasks import BackgroundTasks
 from deployments.policy.named.named_updater import NamedUpdater
 from deployments.policy.named.replica_adapters import ReplicaAdapters
 from deployments.policy.named_policies import NamedPolicies
@@ -22,6 +21,7 @@ from deployments.policy.versions.housekeeping import Housekeeping
 from deployments.policy.versions.initial_version import InitialVersion
 from deployments.policy.versions.version_history import PolicyVersions
 from deployments.policy.versions.version_store import VersionStore
+from deployments.rpc.background_tasks import BackgroundTasks
 
 
 @dataclass(frozen=True, slots=True)

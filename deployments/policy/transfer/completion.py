@@ -8,7 +8,6 @@ import asyncio
 import logging
 from collections.abc import Mapping, Sequence
 
-from deployments.policy.background_tasks import BackgroundTasks
 from deployments.policy.recovery.reseeding import Reseeding
 from deployments.policy.replicas.commands import CommandReport, SaveTransfer
 from deployments.policy.replicas.fleet import Fleet, error_of
@@ -16,6 +15,7 @@ from deployments.policy.replicas.replica_registry import RegisteredReplica
 from deployments.policy.update.recovery import Recovery
 from deployments.policy.updates.activation import VersionActivation
 from deployments.policy.versions.initial_version import InitialVersion
+from deployments.rpc.background_tasks import BackgroundTasks
 
 Layout = Mapping[str, tuple[str, Sequence[int]]]
 logger = logging.getLogger("rollout_service.policy")

@@ -15,7 +15,6 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any
 
-from deployments.policy.background_tasks import BackgroundTasks
 from deployments.policy.replicas.commands import (
     ApplyTransfer,
     Command,
@@ -42,6 +41,7 @@ from deployments.policy.update.update_lock import UpdateLease, UpdateLock
 from deployments.policy.updates.activation import VersionActivation
 from deployments.policy.versions.version_history import PolicyVersions
 from deployments.policy.versions.version_store import StoredVersion
+from deployments.rpc.background_tasks import BackgroundTasks
 from rollout_client.policy_contract import PolicyUpdate, ReplicaUpdate, SwitchOptions
 
 logger = logging.getLogger("rollout_service.policy")

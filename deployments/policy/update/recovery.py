@@ -9,7 +9,6 @@ disk, before any other replica loads it; while a store with an empty folder wait
 import asyncio
 import logging
 
-from deployments.policy.background_tasks import BackgroundTasks
 from deployments.policy.recovery.reseeding import Reseeding
 from deployments.policy.recovery.standing import Standing, Verdict, held_versions, standing_of
 from deployments.policy.replicas.fleet import Fleet
@@ -18,6 +17,7 @@ from deployments.policy.update.activation import ReplicaInitializer
 from deployments.policy.update.update_lock import UpdateLock
 from deployments.policy.updates.activation import VersionActivation
 from deployments.policy.versions.version_history import PolicyVersions
+from deployments.rpc.background_tasks import BackgroundTasks
 
 SETTLE_S = 5.0
 """Replicas register again half a second after they have lost the store. Engines take longer than this to start, so a

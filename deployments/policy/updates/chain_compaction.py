@@ -7,9 +7,9 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from deployments.policy.background_tasks import BackgroundTasks
 from deployments.policy.failures import PolicyFailure
 from deployments.policy.versions.version_history import PolicyVersions
+from deployments.rpc.background_tasks import BackgroundTasks
 
 LARGEST_SHARE = 0.5
 """Of the size of the full weights: more bytes of deltas behind them would save little disk."""

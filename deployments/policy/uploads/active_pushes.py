@@ -8,8 +8,8 @@ from collections.abc import Coroutine, Iterator, Set
 from dataclasses import dataclass
 from typing import Any
 
-from deployments.policy.background_tasks import BackgroundTasks
 from deployments.policy.failures import VersionRefused
+from deployments.rpc.background_tasks import BackgroundTasks
 from rollout_client.policy_contract import PolicyUpdate
 from rollout_client.problem_contract import FieldProblem
 

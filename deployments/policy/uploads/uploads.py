@@ -11,7 +11,6 @@ from collections.abc import Callable
 from pathlib import Path
 from uuid import uuid4
 
-from deployments.policy.background_tasks import BackgroundTasks
 from deployments.policy.failures import ChunkMisplaced, UploadsFull
 from deployments.policy.uploads.active_pushes import ActivePushes
 from deployments.policy.uploads.upload_store import UploadStore
@@ -19,6 +18,7 @@ from deployments.policy.versions.housekeeping import ExpiringFiles, Housekeeping
 from deployments.policy.versions.initial_version import InitialVersion
 from deployments.policy.versions.version_history import PolicyVersions
 from deployments.policy.versions.weight_checks import largest_upload_bytes, too_large
+from deployments.rpc.background_tasks import BackgroundTasks
 from rollout_client.policy_contract import UploadState
 from rollout_client.problem_contract import FieldProblem
 
