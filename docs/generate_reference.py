@@ -18,8 +18,8 @@ from rollout_client.cli.app import app as command_line
 from service.access.access_control import OPEN_TO_ALL
 from service.access.keys import KeysFile
 from service.admission.admission import Admission
+from service.problems import PROBLEM_TYPES, TYPE_PREFIX
 from service.remote.policy import RemotePolicy
-from service.responses.problems import PROBLEM_TYPES, TYPE_PREFIX
 from service.rollout_service import RolloutService
 from service.routes.http_app import build_http_app
 from service.settings import AdmissionSettings, Limits, ServiceSettings

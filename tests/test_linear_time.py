@@ -28,10 +28,10 @@ from rollout_env.models import escape_control_tokens
 from rollout_env.tool_calls import reply_text, tool_calls_of
 from service.access import keys
 from service.jobs import preferences
+from service.problems import RequestProblem
 from service.requests import choices, upload_chunk
 from service.requests.lone_surrogates import name_before, place_of_lone_surrogate
 from service.responses import error_events
-from service.responses.problems import RequestProblem
 from service.routes import request_ids
 from tests.deployments.chat.vocabularies import tokenizer_of
 from tests.paths import REPOSITORY

@@ -9,7 +9,7 @@ from service.access.exposure import ServiceExposed, allowed_hosts, exposure
 from service.access.key_file import KeyFile
 from service.access.keys import ANYBODY, Caller, Scope
 from service.access.settings import AccessSettings
-from service.responses.problems import NOT_ALLOWED, NOT_AUTHENTICATED, RequestProblem
+from service.problems import NOT_ALLOWED, NOT_AUTHENTICATED, RequestProblem
 
 FIELD = "header.Authorization"
 SCHEME = "bearer"

@@ -23,7 +23,7 @@ from service.admission.capacity import (
     Resource,
 )
 from service.admission.key_usage import KeyUsage, KeyUsages, MeteredGenerator
-from service.responses.problems import (
+from service.problems import (
     NOT_READY,
     OVERLOADED,
     QUOTA_EXCEEDED,

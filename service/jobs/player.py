@@ -20,8 +20,8 @@ from service.admission.admission import AdmittedRequest
 from service.jobs.journal import JobJournal
 from service.jobs.ledger import RANGES, ranges_in
 from service.jobs.writer import JobWriter
+from service.problems import RequestProblem, internal_error, not_ready
 from service.responses.ndjson import problem_line, sample_line, summary_line
-from service.responses.problems import RequestProblem, internal_error, not_ready
 from service.result_encoding import encode_beside_others, sample_failed, size_of, summary_of
 from service.rollout_service import RolloutService, RunningRollout, SampleFailed
 

@@ -20,7 +20,7 @@ from deployments.policy.failures import PolicyFailure
 from service.access.access_control import AccessControl
 from service.jobs.player import JobPlayer
 from service.jobs.writer import JobWriter
-from service.responses.problems import OVERLOADED, RequestProblem, internal_error, problem_of, refused_for_now
+from service.problems import OVERLOADED, RequestProblem, internal_error, problem_of, refused_for_now
 from service.rollout_service import RolloutService
 
 TRY_AGAIN_S = 0.5

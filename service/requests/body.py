@@ -9,8 +9,8 @@ from typing import Protocol
 import zstandard
 from fastapi import Request
 
+from service.problems import RequestProblem, body_stalled, body_too_large, unreadable_body
 from service.requests.media_types import IDENTITY, content_coding, stated_length
-from service.responses.problems import RequestProblem, body_stalled, body_too_large, unreadable_body
 
 LARGEST_ZSTD_WINDOW_BYTES = 8 * 2**20
 """The largest window that RFC 9659 allows a content encoding to ask for."""

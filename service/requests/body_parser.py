@@ -16,6 +16,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from rollout_client.contract import RolloutRequest
+from service.problems import RequestProblem, not_ready
 from service.requests.media_types import JSON
 from service.requests.parser_process import HEADER, LENGTH
 from service.requests.rollout_parsing import BodyBounds, joined_request, parsed_body
@@ -25,7 +26,6 @@ from service.requests.score_parsing import (
     joined_score_request,
     parsed_score_request,
 )
-from service.responses.problems import RequestProblem, not_ready
 
 MOST_BYTES_INLINE = 2**16
 """Parsing this much takes about a millisecond, less than the exchange with another process."""

@@ -17,9 +17,9 @@ from rollout_client.contract import Message, RolloutRequest, SampleInput, Sampli
 from rollout_client.session_contract import SessionRequest
 from service.access.keys import ANYBODY, Caller
 from service.admission.priority import share_of
+from service.problems import MOST_PROBLEMS, invalid_request
 from service.requests.task_descriptions import TaskDescriptions, tasks_with_start
 from service.requests.validation import Capabilities, request_problems
-from service.responses.problems import MOST_PROBLEMS, invalid_request
 from service.rollouts.agent_episode import AgentEpisode
 from service.rollouts.agents import AgentTask
 from service.rollouts.episode import Episode

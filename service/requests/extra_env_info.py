@@ -9,7 +9,7 @@ from deployments.failures import EnvironmentLost, TurnTimedOut
 from deployments.protocols import Environment, RefusedField
 from rollout_client.contract import RolloutRequest
 from rollout_client.problem_contract import FieldProblem
-from service.responses.problems import MOST_PROBLEMS, dotted, invalid_request, shown
+from service.problems import MOST_PROBLEMS, dotted, invalid_request, shown
 from service.rollouts.retries import with_timeout
 
 CHECKED_WITHIN_S = 10.0

@@ -5,9 +5,9 @@ from typing import TypeVar
 from fastapi import Request
 from pydantic import BaseModel, ValidationError
 
+from service.problems import validation_problem
 from service.requests.body import read_body
 from service.requests.media_types import refuse_other_than_json
-from service.responses.problems import validation_problem
 
 Model = TypeVar("Model", bound=BaseModel)
 

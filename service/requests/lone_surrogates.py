@@ -7,7 +7,7 @@ import json
 import re
 
 from rollout_client.problem_contract import FieldProblem
-from service.responses.problems import invalid_request
+from service.problems import invalid_request
 
 ENCODING_BYTES = 4
 """JSON in UTF-16 or UTF-32 has a zero among so many."""

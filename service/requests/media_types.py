@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping
 
 from rollout_client.arrow.schema import ARROW
 from rollout_client.policy_contract import SAFETENSORS
-from service.responses.problems import unreadable_body, unsupported_media_type
+from service.problems import unreadable_body, unsupported_media_type
 
 JSON = "application/json"
 FORM = "application/x-www-form-urlencoded"

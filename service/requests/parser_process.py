@@ -15,9 +15,9 @@ import sys
 from collections.abc import Iterator
 from typing import IO
 
+from service.problems import RequestProblem
 from service.requests.rollout_parsing import BodyBounds, checked_fields, split_fields
 from service.requests.score_parsing import ScoreBounds, parsed_score_request, split_score_request
-from service.responses.problems import RequestProblem
 
 HEADER = struct.Struct("<QQ")
 """Length of the pickled parameters, and of the body."""

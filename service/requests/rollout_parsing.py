@@ -16,8 +16,7 @@ from pydantic_core import ErrorDetails, from_json
 from rollout_client.arrow.schema import ARROW
 from rollout_client.contract import RolloutRequest, SampleInput
 from rollout_client.problem_contract import FieldProblem
-from service.requests.arrow_body import arrow_fields
-from service.responses.problems import (
+from service.problems import (
     MOST_PROBLEMS,
     NON_FINITE,
     found_problem,
@@ -25,6 +24,7 @@ from service.responses.problems import (
     invalid_request,
     validation_problem,
 )
+from service.requests.arrow_body import arrow_fields
 
 SAMPLES_AT_ONCE = 64
 """Samples that are validated in one call: it holds the interpreter's lock for about a millisecond."""

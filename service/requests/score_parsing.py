@@ -15,7 +15,7 @@ from rollout_client.contract import PolicyDemand
 from rollout_client.priority_contract import Priority
 from rollout_client.problem_contract import FieldProblem
 from rollout_client.score_contract import ScoreRequest
-from service.responses.problems import invalid_request, validation_problem
+from service.problems import invalid_request, validation_problem
 
 MOST_NUMBERS = 2**26
 """Of an answer: 64 million log-probabilities and token ids are about 1 GB of JSON."""

@@ -16,8 +16,8 @@ from service.agent_sessions import AgentSessions
 from service.jobs.runner import JobRunner
 from service.jobs.submission import required
 from service.model_calls import ModelCalls
+from service.problems import no_model_server
 from service.requests.media_types import stated_length
-from service.responses.problems import no_model_server
 from service.rollout_service import RolloutService
 from service.routes.access import AuthorizedCaller
 from service.routes.request_ids import request_id_of

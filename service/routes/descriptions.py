@@ -69,9 +69,9 @@ from rollout_client.session_contract import (
     SessionSamples,
 )
 from rollout_client.task_contract import TaskList, TaskSamples
+from service.problems import NO_MODEL_SERVER, OVERLOADED, QUOTA_EXCEEDED
 from service.requests.media_types import JSON
 from service.responses.ndjson import NDJSON
-from service.responses.problems import NO_MODEL_SERVER, OVERLOADED, QUOTA_EXCEEDED
 from service.routes import examples
 from service.routes.openapi import (
     BINARY,

@@ -15,7 +15,7 @@ from deployments.jobs.failures import JobFailure, JobsFull
 from deployments.policy.failures import PolicyFailure
 from deployments.sessions.failures import SessionFailure, SessionLimitReached
 from rollout_client.problem_contract import Problem
-from service.responses.problems import (
+from service.problems import (
     RequestProblem,
     field_problem,
     internal_error,

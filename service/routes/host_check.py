@@ -11,7 +11,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from rollout_client.problem_contract import FieldProblem
 from service.access.access_control import AccessControl
-from service.responses.problems import HOST_NOT_ALLOWED, NOT_ALLOWED, RequestProblem, problem_response, shown
+from service.problems import HOST_NOT_ALLOWED, NOT_ALLOWED, RequestProblem, problem_response, shown
 
 ANY_BELOW = "*."
 

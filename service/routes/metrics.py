@@ -4,7 +4,7 @@ from fastapi import APIRouter
 from fastapi.responses import PlainTextResponse, Response
 
 from service.metrics.exporters import ExportersLost, all_metrics
-from service.responses.problems import not_ready
+from service.problems import not_ready
 from service.routes import descriptions
 from service.routes.access import needs
 

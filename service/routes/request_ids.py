@@ -14,7 +14,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rollout_client.problem_contract import FieldProblem
-from service.responses.problems import REQUEST_ID_HEADER, RequestProblem, invalid_request, problem_response, shown
+from service.problems import REQUEST_ID_HEADER, RequestProblem, invalid_request, problem_response, shown
 
 ALLOWED_ID = re.compile(r"[\x20-\x7e]{1,128}")
 """Printable ASCII: logs, headers and JSON carry it unchanged."""

@@ -14,6 +14,7 @@ from service.jobs.answers import answer_of
 from service.jobs.events import pages_of
 from service.jobs.preferences import heartbeat_s, idempotency_key, responds_async
 from service.jobs.submission import Submission, namespace_of, required, submitted
+from service.problems import RequestProblem, internal_error
 from service.requests.rollout_request import read_rollout_request
 from service.responses.arrow_encoder import ArrowResponseEncoder
 from service.responses.encoder import ResponseEncoder
@@ -21,7 +22,6 @@ from service.responses.heartbeats import with_heartbeats
 from service.responses.json_encoder import JsonResponseEncoder, pieces
 from service.responses.ndjson import NDJSON, problem_line, sample_line, summary_line
 from service.responses.parts import response_in_parts
-from service.responses.problems import RequestProblem, internal_error
 from service.result_encoding import encode_beside_others, is_small, sample_failed, size_of, summary_of
 from service.rollout_service import RunningRollout, SampleFailed
 from service.routes import descriptions

@@ -30,10 +30,10 @@ from rollout_client.problem_contract import FieldProblem
 from rollout_env import StepOutcome
 from service.access.keys import ANYBODY, Caller
 from service.admission.admission import Admission
+from service.problems import RequestProblem
 from service.remote.policy import RemotePolicy
 from service.requests.episodes import NO_DESCRIPTIONS, NO_FAILURES, EpisodeFactory
 from service.requests.task_descriptions import TaskDescriptions
-from service.responses.problems import RequestProblem
 from service.rollout_service import (
     MOST_BYTES_PREPARED_INLINE,
     MOST_GENERATIONS_PREPARED_INLINE,

@@ -12,7 +12,7 @@ from rollout_client.contract import RolloutRequest
 from service.access.keys import Caller, KeyQuotas
 from service.admission.admission import Admission
 from service.admission.capacity import Amounts
-from service.responses.problems import RequestProblem
+from service.problems import RequestProblem
 from service.settings import AdmissionBounds, AdmissionSettings, Limits
 from tests import virtual_time
 

@@ -13,6 +13,7 @@ import pytest
 import zstandard
 from fastapi import Request
 
+from service.problems import OVERLOADED, RequestProblem
 from service.requests.body import (
     COMPRESSED_SLICE_BYTES,
     LARGEST_ZSTD_WINDOW_BYTES,
@@ -21,7 +22,6 @@ from service.requests.body import (
     BodyBuffer,
     read_body,
 )
-from service.responses.problems import OVERLOADED, RequestProblem
 from tests import virtual_time
 from tests.service.requests.http_requests import http_request
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from service.problems import RequestProblem
 from service.requests.choices import choices_of
-from service.responses.problems import RequestProblem
 
 
 @pytest.mark.parametrize(

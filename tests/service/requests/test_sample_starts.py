@@ -9,9 +9,9 @@ from deployments.failures import EnvironmentBroken, EnvironmentLost, RolloutFail
 from deployments.protocols import StepRequest, TaskDescription
 from rollout_client.contract import RolloutRequest, SampleError
 from rollout_env import StepOutcome
+from service.problems import RequestProblem
 from service.requests.episodes import EpisodeFactory
 from service.requests.sample_starts import start_samples
-from service.responses.problems import RequestProblem
 from service.rollouts.episode import Episode
 from tests import virtual_time
 from tests.service.scripted import ScriptedEnvironment

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Sequence
 import pytest
 
 from deployments.policy.failures import ChunkDamaged
+from service.problems import RequestProblem
 from service.requests import upload_chunk
 from service.requests.upload_chunk import (
     LARGEST_BODY_BYTES,
@@ -16,7 +17,6 @@ from service.requests.upload_chunk import (
     checked_parts,
     chunk_of,
 )
-from service.responses.problems import RequestProblem
 
 WHOLE = UploadChunk(range=None, digest=None, weights_digest=None, is_zstd=False)
 

@@ -10,8 +10,8 @@ from pydantic import ValidationError
 from deployments.policy.failures import VersionRefused
 from rollout_client.contract import RolloutRequest
 from rollout_client.problem_contract import FieldProblem, Problem
-from service.responses import problems
-from service.responses.problems import RequestProblem, dotted, problem_response, shown, validation_problem
+from service import problems
+from service.problems import RequestProblem, dotted, problem_response, shown, validation_problem
 
 HERE = FieldProblem(field="samples", message="there are too many", value=7)
 

@@ -10,7 +10,7 @@ import pytest
 from deployments.failures import GenerationLost, GenerationRejected
 from deployments.protocols import RequestShare, ScoringRequest
 from rollout_client import SequenceScore
-from service.responses.problems import JSON_WORDS
+from service.problems import JSON_WORDS
 from service.rollouts import retries
 from service.settings import Limits
 from tests.service.scoring_generator import Answer, ScoringGenerator
