@@ -33,10 +33,10 @@ from deployments.protocols import (
 from rollout_env import StepOutcome
 from service.access.access_control import OPEN_TO_ALL
 from service.admission.admission import Admission
-from service.garbage import collect_small_portions
 from service.remote.policy import RemotePolicy
-from service.requests.episodes import EpisodeFactory
-from service.rollout_service import RolloutService
+from service.rollout_requests.episodes import EpisodeFactory
+from service.rollout_requests.garbage_collection import collect_small_portions
+from service.rollout_requests.rollout_service import RolloutService
 from service.routes.http_app import build_http_app
 from service.settings import AdmissionBounds, AdmissionSettings, Limits
 

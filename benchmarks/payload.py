@@ -45,8 +45,8 @@ from service.access.access_control import OPEN_TO_ALL
 from service.access.keys import ANYBODY, Caller
 from service.admission.admission import Admission
 from service.remote.policy import RemotePolicy
-from service.responses.json_encoder import JSON
-from service.rollout_service import EndedRollout, RolloutService, RunningRollout
+from service.rollout_requests.json_encoder import JSON
+from service.rollout_requests.rollout_service import EndedRollout, RolloutService, RunningRollout
 from service.rollouts.episode import Episode
 from service.rollouts.episode_records import EpisodeIdentity, EpisodeLimits, EpisodeStart, Prompt
 from service.rollouts.episode_state import ProgressLog

@@ -20,7 +20,7 @@ from service.access.keys import KeysFile
 from service.admission.admission import Admission
 from service.problems import PROBLEM_TYPES, TYPE_PREFIX
 from service.remote.policy import RemotePolicy
-from service.rollout_service import RolloutService
+from service.rollout_requests.rollout_service import RolloutService
 from service.routes.http_app import build_http_app
 from service.settings import AdmissionSettings, Limits, ServiceSettings
 

@@ -24,7 +24,6 @@ from service.admission.priority import counts_by_priority
 from service.agent_runs import AgentRuns
 from service.agent_sessions import AgentSessions
 from service.canary.background_canary import BackgroundCanary
-from service.garbage import collect_small_portions
 from service.jobs.runner import JobRunner
 from service.metrics.gauges import Look
 from service.metrics.http_metrics import HttpMetricsMiddleware
@@ -34,7 +33,8 @@ from service.remote.data import RemoteData
 from service.remote.environment import RemoteEnvironment
 from service.remote.generator import RemoteGenerator
 from service.remote.policy import RemotePolicy
-from service.rollout_service import RolloutService
+from service.rollout_requests.garbage_collection import collect_small_portions
+from service.rollout_requests.rollout_service import RolloutService
 from service.rollouts.observer import UNOBSERVED
 from service.routes.http_app import build_http_app
 from service.routes.proxy_handles import keep_proxy_handles

@@ -15,11 +15,11 @@ from rollout_client.ndjson import StreamLine
 from rollout_client.problem_contract import Problem
 from service.jobs.events import is_last, lines_of, sample_in
 from service.problems import TYPE_PREFIX, ProblemType, RequestProblem
-from service.responses.arrow_encoder import ArrowResponseEncoder
 from service.responses.heartbeats import with_heartbeats
-from service.responses.json_encoder import JSON, PART_BYTES, pieces
 from service.responses.ndjson import NDJSON
 from service.responses.parts import response_in_parts
+from service.rollout_requests.arrow_encoder import ArrowResponseEncoder
+from service.rollout_requests.json_encoder import JSON, PART_BYTES, pieces
 
 Pages = AsyncGenerator[EventsPage, None]
 

@@ -15,7 +15,7 @@ from pydantic_core import from_json
 from deployments.protocols import packed_ids, packed_logprobs
 from rollout_client.contract import Message, SampleError, SampleInput, WeightVersionSpan
 from rollout_client.set_fields import set_fields
-from service.responses.json_encoder import json_of
+from service.rollout_requests.json_encoder import json_of
 from service.rollouts.episode_state import EpisodeState, MetricCounts
 
 STARTS_PER_ENTRY = 64

@@ -22,8 +22,8 @@ from service.jobs.ledger import RANGES, ranges_in
 from service.jobs.writer import JobWriter
 from service.problems import RequestProblem, internal_error, not_ready
 from service.responses.ndjson import problem_line, sample_line, summary_line
-from service.result_encoding import encode_beside_others, sample_failed, size_of, summary_of
-from service.rollout_service import RolloutService, RunningRollout, SampleFailed
+from service.rollout_requests.result_encoding import encode_beside_others, sample_failed, size_of, summary_of
+from service.rollout_requests.rollout_service import RolloutService, RunningRollout, SampleFailed
 
 BODY = EntryName("body", 0)
 READ_AT_ONCE = 256

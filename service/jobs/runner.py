@@ -21,7 +21,7 @@ from service.access.access_control import AccessControl
 from service.jobs.player import JobPlayer
 from service.jobs.writer import JobWriter
 from service.problems import OVERLOADED, RequestProblem, internal_error, problem_of, refused_for_now
-from service.rollout_service import RolloutService
+from service.rollout_requests.rollout_service import RolloutService
 
 TRY_AGAIN_S = 0.5
 """Before a job is tried again for which there is no room, and before a store that is lost is asked again."""

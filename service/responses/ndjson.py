@@ -6,7 +6,7 @@ the summary or with the problem that ended the request. Each line is one JSON ob
 
 from rollout_client.contract import RolloutSummary, SampleResult
 from rollout_client.problem_contract import Problem
-from service.responses.json_encoder import json_of
+from service.rollout_requests.json_encoder import json_of
 
 NDJSON = "application/x-ndjson"
 

@@ -7,7 +7,7 @@ import orjson
 
 from deployments.protocols import ScoredPrompt
 from rollout_client.contract import PolicyVersions, SampleError
-from service.responses.json_encoder import PART_BYTES, pieces
+from service.rollout_requests.json_encoder import PART_BYTES, pieces
 
 
 class ScoreEncoder:

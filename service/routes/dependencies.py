@@ -18,7 +18,7 @@ from service.jobs.submission import required
 from service.model_calls import ModelCalls
 from service.problems import no_model_server
 from service.requests.media_types import stated_length
-from service.rollout_service import RolloutService
+from service.rollout_requests.rollout_service import RolloutService
 from service.routes.access import AuthorizedCaller
 from service.routes.request_ids import request_id_of
 

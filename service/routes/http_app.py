@@ -7,7 +7,7 @@ from service.access.access_control import AccessControl
 from service.agent_sessions import AgentSessions
 from service.jobs.runner import JobRunner
 from service.model_calls import ModelCalls
-from service.rollout_service import RolloutService
+from service.rollout_requests.rollout_service import RolloutService
 from service.routes import health, info, jobs, metrics, model_server, policy, rollout, score, sessions, tasks, ui
 from service.routes.contract_version import ContractVersionMiddleware
 from service.routes.dependencies import provide

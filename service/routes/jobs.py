@@ -14,8 +14,8 @@ from service.jobs.preferences import heartbeat_s, idempotency_key, last_event_id
 from service.jobs.submission import Submission, namespace_of, submitted
 from service.requests.json_body import read_json_body
 from service.responses.heartbeats import EMPTY_LINE, PERIOD_S, SSE, SSE_HEARTBEAT, with_heartbeats
-from service.responses.json_encoder import JSON, json_of
 from service.responses.ndjson import NDJSON
+from service.rollout_requests.json_encoder import JSON, json_of
 from service.routes import descriptions
 from service.routes.access import AuthorizedCaller, needs
 from service.routes.dependencies import Admitted, Jobs, OptionalJobs, RequestId, Rollouts

@@ -14,7 +14,7 @@ from service.requests.body import read_body
 from service.requests.choices import choices_of
 from service.requests.lone_surrogates import refuse_lone_surrogates
 from service.requests.media_types import refuse_other_than_json
-from service.rollout_service import RolloutService
+from service.rollout_requests.rollout_service import RolloutService
 from service.routes import descriptions
 from service.routes.access import AuthorizedCaller, needs_of_client
 from service.routes.dependencies import Admitted, Calls, RequestId, Rollouts

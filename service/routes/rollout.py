@@ -16,14 +16,14 @@ from service.jobs.preferences import heartbeat_s, idempotency_key, responds_asyn
 from service.jobs.submission import Submission, namespace_of, required, submitted
 from service.problems import RequestProblem, internal_error
 from service.requests.rollout_request import read_rollout_request
-from service.responses.arrow_encoder import ArrowResponseEncoder
 from service.responses.encoder import ResponseEncoder
 from service.responses.heartbeats import with_heartbeats
-from service.responses.json_encoder import JsonResponseEncoder, pieces
 from service.responses.ndjson import NDJSON, problem_line, sample_line, summary_line
 from service.responses.parts import response_in_parts
-from service.result_encoding import encode_beside_others, is_small, sample_failed, size_of, summary_of
-from service.rollout_service import RunningRollout, SampleFailed
+from service.rollout_requests.arrow_encoder import ArrowResponseEncoder
+from service.rollout_requests.json_encoder import JsonResponseEncoder, pieces
+from service.rollout_requests.result_encoding import encode_beside_others, is_small, sample_failed, size_of, summary_of
+from service.rollout_requests.rollout_service import RunningRollout, SampleFailed
 from service.routes import descriptions
 from service.routes.access import AuthorizedCaller, needs
 from service.routes.dependencies import Admitted, OptionalJobs, RequestId, Rollouts

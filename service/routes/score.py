@@ -10,7 +10,7 @@ from service.requests.body import read_body
 from service.requests.media_types import refuse_other_than_json
 from service.responses.parts import response_in_parts
 from service.responses.score_encoder import ScoreEncoder
-from service.result_encoding import encode_beside_others
+from service.rollout_requests.result_encoding import encode_beside_others
 from service.routes import descriptions
 from service.routes.access import AuthorizedCaller, needs
 from service.routes.dependencies import Admitted, RequestId, Rollouts

@@ -27,10 +27,10 @@ from service.admission.admission import AdmittedRequest
 from service.jobs.submission import namespace_of
 from service.problems import MOST_PROBLEMS, invalid_request
 from service.requests.json_body import read_json_body
-from service.requests.validation import further_field_problems
-from service.responses.arrow_encoder import ArrowResponseEncoder
-from service.responses.json_encoder import JSON, json_of
 from service.responses.ndjson import NDJSON, sample_line, summary_line
+from service.rollout_requests.arrow_encoder import ArrowResponseEncoder
+from service.rollout_requests.json_encoder import JSON, json_of
+from service.rollout_requests.validation import further_field_problems
 from service.rollouts.request_metrics import RequestMetricsAccumulator
 from service.routes import descriptions
 from service.routes.access import AuthorizedCaller, given_keys, needs, with_session_key

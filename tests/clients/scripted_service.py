@@ -17,8 +17,8 @@ from starlette.datastructures import Headers
 
 from rollout_client.arrow.schema import ARROW
 from rollout_client.contract import RolloutSummary, SampleResult
-from service.requests.rollout_parsing import parsed_body
-from service.responses.arrow_encoder import ArrowResponseEncoder
+from service.rollout_requests.arrow_encoder import ArrowResponseEncoder
+from service.rollout_requests.parsing import parsed_body
 
 Json = dict[str, Any]
 Responder = Callable[[Json], Response]

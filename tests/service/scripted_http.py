@@ -21,8 +21,8 @@ from service.agent_sessions import AgentSessions
 from service.jobs.runner import JobRunner
 from service.model_calls import ModelCalls
 from service.remote.policy import RemotePolicy
-from service.requests.episodes import EpisodeFactory
-from service.rollout_service import RolloutService
+from service.rollout_requests.episodes import EpisodeFactory
+from service.rollout_requests.rollout_service import RolloutService
 from service.routes.dependencies import provide
 from service.routes.http_app import build_http_app
 from service.session_judge import SessionJudge

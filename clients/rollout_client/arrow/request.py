@@ -1,4 +1,4 @@
-"""Writes the Arrow body of `POST /rollout`, which `service/requests/arrow_body.py` reads.
+"""Writes the Arrow body of `POST /rollout`, which `service/rollout_requests/arrow_body.py` reads.
 
 The samples are columns; the other fields of the request are JSON in the schema's metadata.
 """

@@ -1,4 +1,4 @@
-"""Reads the Arrow answer of `POST /rollout`, which `service/responses/arrow_encoder.py` writes.
+"""Reads the Arrow answer of `POST /rollout`, which `service/rollout_requests/arrow_encoder.py` writes.
 
 Token ids and log-probabilities are not copied out of the body; Python objects are made when `samples` is first read.
 """

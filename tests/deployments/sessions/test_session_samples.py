@@ -3,7 +3,7 @@
 from deployments.sessions.samples import samples_of
 from rollout_client.contract import SampleInput
 from rollout_client.session_contract import SessionSample
-from service.responses.json_encoder import json_of
+from service.rollout_requests.json_encoder import json_of
 from tests.deployments.sessions.harness import FakeEngine, Reply
 from tests.deployments.sessions.renderer import small
 

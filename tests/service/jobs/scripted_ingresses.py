@@ -19,9 +19,9 @@ from service.access.access_control import OPEN_TO_ALL, AccessControl
 from service.admission.admission import Admission
 from service.jobs.runner import JobRunner
 from service.remote.policy import RemotePolicy
-from service.requests.episodes import EpisodeFactory
-from service.requests.task_samples import TaskSampler
-from service.rollout_service import RolloutService
+from service.rollout_requests.episodes import EpisodeFactory
+from service.rollout_requests.rollout_service import RolloutService
+from service.rollout_requests.task_samples import TaskSampler
 from service.settings import AdmissionSettings, Limits
 from tests import virtual_time
 from tests.deployments.storage.scripted_storage import Kept, ScriptedStorage

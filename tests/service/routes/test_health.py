@@ -45,7 +45,7 @@ def test_a_service_is_not_ready_when_the_generator_does_not_answer_in_time(monke
     async def never() -> Any:
         await asyncio.Event().wait()
 
-    monkeypatch.setattr("service.readiness.ANSWER_WITHIN_S", 0.001)
+    monkeypatch.setattr("service.rollout_requests.service_status.ANSWER_WITHIN_S", 0.001)
     service.generator.describe = never  # type: ignore[method-assign]
     response = service.request("GET", "/readyz")
     assert response.status_code == 503

@@ -160,9 +160,9 @@ def test_the_watch_sees_what_it_must_see(tmp_path: Path) -> None:
 
 
 READS_PICKLES: dict[str, str] = {
-    "service/requests/body_parser.py": "answers of the process that parses bodies, its own child",
-    "service/requests/parser_process.py": "parameters that its parent writes",
-    "service/requests/rollout_parsing.py": "slices that the parsing process has made",
+    "service/rollout_requests/body_parser.py": "answers of the process that parses bodies, its own child",
+    "service/rollout_requests/parser_process.py": "parameters that its parent writes",
+    "service/rollout_requests/parsing.py": "slices that the parsing process has made",
     "service/requests/score_parsing.py": "slices that the parsing process has made",
 }
 """Files that may call `pickle.loads`, and whose bytes these are."""

@@ -12,11 +12,11 @@ from deployments.failures import GenerationRejected
 from rollout_client.arrow.response import read_response
 from rollout_client.arrow.schema import ARROW
 from rollout_client.contract import RolloutResponse, SampleResult
-from service import result_encoding
-from service.garbage import PacedCollections
-from service.responses.arrow_encoder import ArrowResponseEncoder
-from service.responses.json_encoder import JsonResponseEncoder
 from service.responses.ndjson import sample_line
+from service.rollout_requests import result_encoding
+from service.rollout_requests.arrow_encoder import ArrowResponseEncoder
+from service.rollout_requests.garbage_collection import PacedCollections
+from service.rollout_requests.json_encoder import JsonResponseEncoder
 from service.rollouts.request_metrics import RequestMetricsAccumulator
 from service.settings import Limits
 from tests.service.scripted_http import ScriptedHttp
@@ -151,8 +151,8 @@ def test_a_rollout_of_many_tokens_is_encoded_in_another_thread(
 def test_a_large_response_is_made_in_parts_in_threads_and_is_the_same(
     accept: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("service.responses.json_encoder.PART_BYTES", 100)
-    monkeypatch.setattr("service.responses.arrow_encoder.TOKENS_PER_BATCH", 10)
+    monkeypatch.setattr("service.rollout_requests.json_encoder.PART_BYTES", 100)
+    monkeypatch.setattr("service.rollout_requests.arrow_encoder.TOKENS_PER_BATCH", 10)
     whole, parts = ScriptedHttp(), ScriptedHttp()
     body = {"samples": [GOOD] * 3, "num_generations": 2}
     at_once = whole.post(body, accept=accept, x_request_id="mine")

@@ -24,8 +24,8 @@ from service.access.keys import hash_of, new_key
 from service.access.settings import AccessSettings
 from service.admission.admission import Admission
 from service.remote.policy import RemotePolicy
-from service.requests.episodes import EpisodeFactory
-from service.rollout_service import RolloutService
+from service.rollout_requests.episodes import EpisodeFactory
+from service.rollout_requests.rollout_service import RolloutService
 from service.routes.http_app import build_http_app
 from service.settings import AdmissionSettings, Limits
 from tests.service.scripted_http import VOCAB_SIZE, tokenizer

@@ -19,7 +19,7 @@ from service.access.keys import ANYBODY, Caller
 from service.admission.priority import share_of
 from service.problems import MOST_PROBLEMS, invalid_request
 from service.requests.task_descriptions import TaskDescriptions, tasks_with_start
-from service.requests.validation import Capabilities, request_problems
+from service.rollout_requests.validation import Capabilities, request_problems
 from service.rollouts.agent_episode import AgentEpisode
 from service.rollouts.agents import AgentTask
 from service.rollouts.episode import Episode

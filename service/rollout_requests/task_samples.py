@@ -16,9 +16,9 @@ from rollout_client.contract import RolloutRequest
 from rollout_client.problem_contract import FieldProblem
 from rollout_client.sample_range_contract import SampleRange
 from service.problems import invalid_request, unknown_task
-from service.requests.body_parser import BodyParser
 from service.requests.media_types import JSON
-from service.requests.rollout_parsing import rollouts_problem
+from service.rollout_requests.body_parser import BodyParser
+from service.rollout_requests.parsing import rollouts_problem
 from service.settings import Limits
 
 

@@ -8,7 +8,7 @@ import pytest
 from deployments.protocols import GeneratorDescription
 from rollout_client.contract import RolloutRequest
 from rollout_client.problem_contract import FieldProblem
-from service.requests.validation import Capabilities, holds_non_finite, request_problems
+from service.rollout_requests.validation import Capabilities, holds_non_finite, request_problems
 from service.settings import Limits
 
 SAMPLE: dict[str, Any] = {"task_name": "math", "messages": [{"role": "user", "content": "Hi"}]}

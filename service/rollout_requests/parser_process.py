@@ -1,4 +1,4 @@
-"""The process that parses the bodies of large requests. Parent's half: `service/requests/body_parser.py`.
+"""The process that parses the bodies of large requests. Parent's half: `service/rollout_requests/body_parser.py`.
 
 For each body the parent writes a header (`HEADER`), a pickled (media type, `BodyBounds`) and the body to the standard
 input; `ScoreBounds` in their place say that it is a body of `POST /score`. The answer on the standard output is a
@@ -16,8 +16,8 @@ from collections.abc import Iterator
 from typing import IO
 
 from service.problems import RequestProblem
-from service.requests.rollout_parsing import BodyBounds, checked_fields, split_fields
 from service.requests.score_parsing import ScoreBounds, parsed_score_request, split_score_request
+from service.rollout_requests.parsing import BodyBounds, checked_fields, split_fields
 
 HEADER = struct.Struct("<QQ")
 """Length of the pickled parameters, and of the body."""

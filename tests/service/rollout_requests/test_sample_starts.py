@@ -10,8 +10,8 @@ from deployments.protocols import StepRequest, TaskDescription
 from rollout_client.contract import RolloutRequest, SampleError
 from rollout_env import StepOutcome
 from service.problems import RequestProblem
-from service.requests.episodes import EpisodeFactory
-from service.requests.sample_starts import start_samples
+from service.rollout_requests.episodes import EpisodeFactory
+from service.rollout_requests.sample_preparation import start_samples
 from service.rollouts.episode import Episode
 from tests import virtual_time
 from tests.service.scripted import ScriptedEnvironment

@@ -1,4 +1,4 @@
-"""Parses the bodies of large requests beside the event loop. Child's half: `service/requests/parser_process.py`.
+"""Parses the bodies of large requests beside the event loop. Child's half: `service/rollout_requests/parser_process.py`.
 
 A small body is parsed at once. A large one is parsed in another process: pydantic and every JSON parser hold the
 interpreter's lock while they work, so that in a thread of this process they would stop the event loop as well.
@@ -18,14 +18,14 @@ from typing import Any, TypeVar
 from rollout_client.contract import RolloutRequest
 from service.problems import RequestProblem, not_ready
 from service.requests.media_types import JSON
-from service.requests.parser_process import HEADER, LENGTH
-from service.requests.rollout_parsing import BodyBounds, joined_request, parsed_body
 from service.requests.score_parsing import (
     ParsedScoreRequest,
     ScoreBounds,
     joined_score_request,
     parsed_score_request,
 )
+from service.rollout_requests.parser_process import HEADER, LENGTH
+from service.rollout_requests.parsing import BodyBounds, joined_request, parsed_body
 
 MOST_BYTES_INLINE = 2**16
 """Parsing this much takes about a millisecond, less than the exchange with another process."""
@@ -122,7 +122,7 @@ class ParserProcess:
     def __init__(self) -> None:
         # Ray gives its workers a search path that their environment does not have.
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-        command = [sys.executable, "-m", "service.requests.parser_process"]
+        command = [sys.executable, "-m", "service.rollout_requests.parser_process"]
         self._process = subprocess.Popen(
             command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
         )

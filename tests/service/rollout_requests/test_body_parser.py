@@ -21,10 +21,11 @@ from rollout_client.arrow.schema import ARROW
 from rollout_client.contract import RolloutRequest
 from rollout_client.problem_contract import Problem
 from service.problems import MOST_LEVELS, NON_FINITE, RequestProblem
-from service.requests import body_parser
-from service.requests.body_parser import MOST_BYTES_INLINE, BodyParser
 from service.requests.media_types import JSON
-from service.requests.rollout_parsing import (
+from service.requests.score_parsing import ParsedScoreRequest, ScoreBounds
+from service.rollout_requests import body_parser
+from service.rollout_requests.body_parser import MOST_BYTES_INLINE, BodyParser
+from service.rollout_requests.parsing import (
     MOST_FIELDS,
     MOST_VALUES_PER_SAMPLE,
     SAMPLES_AT_ONCE,
@@ -34,7 +35,6 @@ from service.requests.rollout_parsing import (
     parsed_body,
     split_fields,
 )
-from service.requests.score_parsing import ParsedScoreRequest, ScoreBounds
 
 SAMPLE: dict[str, Any] = {"task_name": "math", "messages": [{"role": "user", "content": "Hi"}]}
 BOUNDS = BodyBounds(max_rollouts=1000, max_sample_bytes=100_000)

@@ -8,7 +8,7 @@ from deployments.agents.settings import AgentSettings
 from rollout_client.contract import RolloutRequest
 from rollout_client.session_contract import SessionLimits
 from service.problems import RequestProblem
-from service.requests.episodes import EpisodeFactory
+from service.rollout_requests.episodes import EpisodeFactory
 from service.rollouts.agent_episode import AgentEpisode
 from service.rollouts.episode import Episode
 from tests.service.scripted_http import DESCRIPTION, LIMITS, tokenizer

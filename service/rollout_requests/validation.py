@@ -15,7 +15,7 @@ from deployments.protocols import GeneratorDescription
 from rollout_client.contract import Message, RolloutRequest, SampleInput, SampleResult
 from rollout_client.problem_contract import FieldProblem
 from service.problems import NON_FINITE, invalid_request, unknown_task
-from service.requests.rollout_parsing import rollouts_problem
+from service.rollout_requests.parsing import rollouts_problem
 from service.settings import Limits
 
 JSON_FIELDS = ("extra_env_info", "tools", "chat_template_kwargs")

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from service import garbage
-from service.garbage import (
+from service.rollout_requests import garbage_collection as garbage
+from service.rollout_requests.garbage_collection import (
     FEW_OBJECTS,
     FEW_ROLLOUTS,
     IDLE_S,

@@ -17,9 +17,9 @@ from rollout_client.arrow.request import arrow_body
 from rollout_client.arrow.schema import ARROW, REQUEST
 from rollout_client.rollout_calls import arrow_rollout_call, rollout_body
 from service.problems import RequestProblem
-from service.requests.rollout_parsing import parsed_body
+from service.rollout_requests.parsing import parsed_body
 from tests.clients.scripted_service import Json
-from tests.service.responses.test_arrow_encoder import fields, json_values, objects, texts
+from tests.service.rollout_requests.test_arrow_encoder import fields, json_values, objects, texts
 from tests.service.scripted_http import ScriptedHttp
 
 GOOD: Json = {"task_name": "math", "message_log": [{"role": "user", "content": "a", "token_ids": [64]}]}

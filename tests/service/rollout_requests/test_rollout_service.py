@@ -32,9 +32,9 @@ from service.access.keys import ANYBODY, Caller
 from service.admission.admission import Admission
 from service.problems import RequestProblem
 from service.remote.policy import RemotePolicy
-from service.requests.episodes import NO_DESCRIPTIONS, NO_FAILURES, EpisodeFactory
 from service.requests.task_descriptions import TaskDescriptions
-from service.rollout_service import (
+from service.rollout_requests.episodes import NO_DESCRIPTIONS, NO_FAILURES, EpisodeFactory
+from service.rollout_requests.rollout_service import (
     MOST_BYTES_PREPARED_INLINE,
     MOST_GENERATIONS_PREPARED_INLINE,
     RolloutService,

@@ -20,18 +20,18 @@ from rollout_client.task_contract import TaskInfo
 from service.access.keys import ANYBODY, Caller
 from service.admission.admission import Admission
 from service.agent_runs import AgentRuns
-from service.garbage import PacedCollections, free_items
-from service.readiness import Readiness
 from service.remote.policy import RemotePolicy
 from service.remote.response_parser import ProcessResponseParser
-from service.requests.body_parser import BodyParser
-from service.requests.episodes import EpisodeFactory
 from service.requests.extra_env_info import refuse_bad_extra_env_info
-from service.requests.rollout_parsing import BodyBounds
-from service.requests.sample_starts import start_samples
 from service.requests.task_descriptions import TaskDescriptions, task_descriptions, tasks_with_start
-from service.requests.task_samples import TaskSampler
-from service.requests.validation import refuse_large_echo
+from service.rollout_requests.body_parser import BodyParser
+from service.rollout_requests.episodes import EpisodeFactory
+from service.rollout_requests.garbage_collection import PacedCollections, free_items
+from service.rollout_requests.parsing import BodyBounds
+from service.rollout_requests.sample_preparation import start_samples
+from service.rollout_requests.service_status import Readiness
+from service.rollout_requests.task_samples import TaskSampler
+from service.rollout_requests.validation import refuse_large_echo
 from service.rollouts.early_stopping import EarlyStopping
 from service.rollouts.episode import Episode
 from service.rollouts.episode_records import Echo

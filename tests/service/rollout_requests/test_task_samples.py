@@ -12,7 +12,7 @@ from deployments.failures import DataLost
 from rollout_client import AsyncRolloutClient
 from rollout_client.contract import RolloutResponse
 from rollout_client.sample_range_contract import SampleRange
-from service.requests.task_samples import TaskSampler
+from service.rollout_requests.task_samples import TaskSampler
 from service.settings import AdmissionSettings
 from tests.service.scripted import ScriptedEnvironment, outcome
 from tests.service.scripted_http import LIMITS, ScriptedHttp

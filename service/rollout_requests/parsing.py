@@ -24,7 +24,7 @@ from service.problems import (
     invalid_request,
     validation_problem,
 )
-from service.requests.arrow_body import arrow_fields
+from service.rollout_requests.arrow_body import arrow_fields
 
 SAMPLES_AT_ONCE = 64
 """Samples that are validated in one call: it holds the interpreter's lock for about a millisecond."""

@@ -14,7 +14,13 @@ from deployments.seeds import derived_seed
 from rollout_client.contract import RolloutRequest, SampleError, SampleInput, Sampling
 from rollout_env import StepOutcome
 from service.problems import RequestProblem
-from service.requests.episodes import EpisodeFactory, chat_options, group_seed, sampling_options, stop_strings_of
+from service.rollout_requests.episodes import (
+    EpisodeFactory,
+    chat_options,
+    group_seed,
+    sampling_options,
+    stop_strings_of,
+)
 from service.rollouts.episode import Episode
 from service.settings import Limits
 from tests.deployments.chat.observed import observed

@@ -8,7 +8,7 @@ from typing import TypeVar
 from rollout_client.contract import RolloutSummary, SampleResult
 from rollout_client.problem_contract import FieldProblem
 from service.problems import SAMPLE_FAILED, RequestProblem
-from service.rollout_service import RunningRollout, SampleFailed
+from service.rollout_requests.rollout_service import RunningRollout, SampleFailed
 from service.rollouts.observer import UNOBSERVED, RolloutObserver
 
 MOST_TOKENS_INLINE = 8192

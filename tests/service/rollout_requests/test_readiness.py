@@ -8,7 +8,7 @@ import pytest
 from deployments.failures import EnvironmentLost, GenerationLost, RolloutFailure
 from deployments.protocols import GeneratorDescription, TaskDescription
 from rollout_client.health_contract import DegradedPart
-from service.readiness import Readiness, StorePart
+from service.rollout_requests.service_status import Readiness, StorePart
 from tests import virtual_time
 from tests.service.scripted import ScriptedEnvironment, ScriptedGenerator
 

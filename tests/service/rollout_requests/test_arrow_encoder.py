@@ -24,9 +24,9 @@ from rollout_client.policy_names import label_of
 from rollout_client.tensors import NotFinal, PaddingSide, RolloutTensors, to_tensors
 from rollout_client.tensors.arrow_rollouts import ArrowRollouts, rows_at
 from rollout_env import StepOutcome
-from service.responses import arrow_encoder
-from service.responses.arrow_encoder import CHARACTERS_PER_MESSAGE, ArrowResponseEncoder
-from service.responses.json_encoder import JsonResponseEncoder
+from service.rollout_requests import arrow_encoder
+from service.rollout_requests.arrow_encoder import CHARACTERS_PER_MESSAGE, ArrowResponseEncoder
+from service.rollout_requests.json_encoder import JsonResponseEncoder
 from service.rollouts.episode_records import Echo
 from service.settings import Limits
 from tests.clients.scripted_service import SUMMARY, Json, result
@@ -159,9 +159,9 @@ def test_json_says_what_pydantic_would_say(samples: list[SampleResult]) -> None:
 def test_rollouts_come_in_input_order_whatever_the_order_they_ended_in_and_however_many_batches(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("service.responses.arrow_encoder.ROWS_PER_STEP", 3)
-    monkeypatch.setattr("service.responses.arrow_encoder.ROWS_PER_BATCH", 4)
-    monkeypatch.setattr("service.responses.arrow_encoder.TOKENS_PER_BATCH", 7)
+    monkeypatch.setattr("service.rollout_requests.arrow_encoder.ROWS_PER_STEP", 3)
+    monkeypatch.setattr("service.rollout_requests.arrow_encoder.ROWS_PER_BATCH", 4)
+    monkeypatch.setattr("service.rollout_requests.arrow_encoder.TOKENS_PER_BATCH", 7)
     samples = [plain(idx, content=f"text {idx}") for idx in range(10)]
     response = read_response(arrow_body(samples, order=[9, 0, 5, 3, 1, 8, 2, 7, 6, 4]))
     assert response.samples == samples
