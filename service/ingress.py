@@ -24,6 +24,8 @@ from service.admission.priority import counts_by_priority
 from service.agent_runs import AgentRuns
 from service.agent_sessions import AgentSessions
 from service.canary.background_canary import BackgroundCanary
+from service.http.proxy_handles import keep_proxy_handles
+from service.http.serve_requests import ServeRequests, request_pacer
 from service.jobs.runner import JobRunner
 from service.metrics.gauges import Look
 from service.metrics.http_metrics import HttpMetricsMiddleware
@@ -37,8 +39,6 @@ from service.rollout_requests.garbage_collection import collect_small_portions
 from service.rollout_requests.rollout_service import RolloutService
 from service.rollouts.observer import UNOBSERVED
 from service.routes.http_app import build_http_app
-from service.routes.proxy_handles import keep_proxy_handles
-from service.routes.serve_requests import ServeRequests, request_pacer
 from service.service_info import version_of
 from service.session_judge import SessionJudge
 from service.settings import ServiceSettings

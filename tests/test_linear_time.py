@@ -27,12 +27,12 @@ from rollout_client.weights import layout
 from rollout_env.models import escape_control_tokens
 from rollout_env.tool_calls import reply_text, tool_calls_of
 from service.access import keys
+from service.http import request_ids, upload_chunk
 from service.jobs import preferences
 from service.problems import RequestProblem
-from service.requests import choices, upload_chunk
+from service.requests import choices
 from service.requests.lone_surrogates import name_before, place_of_lone_surrogate
 from service.responses import error_events
-from service.routes import request_ids
 from tests.deployments.chat.vocabularies import tokenizer_of
 from tests.paths import REPOSITORY
 
@@ -84,7 +84,7 @@ def refused(read: Callable[[], Any]) -> Any:
 MATH, LATEX = "deployments/environments/math/answers.py", "deployments/environments/math/latex.py"
 CALLS = "clients/rollout_env/tool_calls.py"
 BRIDGES, TRAINERS = "deployments/environments/bridges", "deployments/policy/transfer/trusted_trainers.py"
-SURROGATES, CHUNKS = "service/requests/lone_surrogates.py", "service/requests/upload_chunk.py"
+SURROGATES, CHUNKS = "service/requests/lone_surrogates.py", "service/http/upload_chunk.py"
 PREFERENCES = "service/jobs/preferences.py"
 TAGS = ["<action>", "<action>a", "</action>", "<action></action>", "<"]
 ANSWERS = [
@@ -271,7 +271,7 @@ READERS = {
     "key to send": Reader(
         api_key.CAN_BE_SENT.fullmatch, ["a", "~"], ("clients/rollout_client/api_key.py::CAN_BE_SENT",), after=" "
     ),
-    "request id": Reader(request_ids.ALLOWED_ID.fullmatch, ["a"], ("service/routes/request_ids.py::ALLOWED_ID",)),
+    "request id": Reader(request_ids.ALLOWED_ID.fullmatch, ["a"], ("service/http/request_ids.py::ALLOWED_ID",)),
     "idempotency key": Reader(
         header("idempotency-key", preferences.idempotency_key), ["a", '"', '"a', "\\"], (f"{PREFERENCES}::BARE_KEY",)
     ),

@@ -13,9 +13,9 @@ from rollout_client.arrow.schema import ARROW
 from rollout_client.contract import RolloutSummary
 from rollout_client.ndjson import StreamLine
 from rollout_client.problem_contract import Problem
+from service.http.streaming import with_heartbeats
 from service.jobs.events import is_last, lines_of, sample_in
 from service.problems import TYPE_PREFIX, ProblemType, RequestProblem
-from service.responses.heartbeats import with_heartbeats
 from service.responses.ndjson import NDJSON
 from service.responses.parts import response_in_parts
 from service.rollout_requests.arrow_encoder import ArrowResponseEncoder

@@ -12,7 +12,7 @@ from deployments.jobs.failures import run_suspended
 from deployments.jobs.records import EventsPage
 from deployments.jobs.store_client import JobStoreClient
 from deployments.storage.storage import StorageFailed
-from service.responses.heartbeats import EMPTY_LINE
+from service.http.streaming import EMPTY_LINE
 
 PAGE_BYTES = 2**21
 WAIT_S = 10.0

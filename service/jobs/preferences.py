@@ -9,8 +9,8 @@ from starlette.datastructures import Headers
 
 from rollout_client.jobs_contract import HEARTBEAT, IDEMPOTENCY_KEY, PREFER, RESPOND_ASYNC
 from rollout_client.problem_contract import FieldProblem
+from service.http.streaming import PERIOD_S
 from service.problems import RequestProblem, invalid_request, shown
-from service.responses.heartbeats import PERIOD_S
 
 FIELD = "header.Idempotency-Key"
 BARE_KEY = re.compile(r"[A-Za-z0-9._~-]{1,255}")

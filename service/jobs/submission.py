@@ -10,9 +10,9 @@ from deployments.jobs.failures import JobsNotConfigured, refused
 from deployments.jobs.records import JobRequest, Opened
 from service.access.keys import Caller
 from service.admission.admission import AdmittedRequest
+from service.http.request_body import read_body
 from service.jobs.player import compressed_body
 from service.jobs.runner import JobRunner
-from service.requests.body import read_body
 from service.requests.media_types import rollout_media_type
 
 MOST_BYTES_INLINE = 2**16

@@ -5,8 +5,8 @@ from typing import TypeVar
 from fastapi import Request
 from pydantic import BaseModel, ValidationError
 
+from service.http.request_body import read_body
 from service.problems import validation_problem
-from service.requests.body import read_body
 from service.requests.media_types import refuse_other_than_json
 
 Model = TypeVar("Model", bound=BaseModel)

@@ -6,7 +6,7 @@ from fastapi import Request
 
 from rollout_client.contract import RolloutRequest
 from service.admission.admission import AdmittedRequest
-from service.requests.body import read_body
+from service.http.request_body import read_body
 from service.requests.media_types import rollout_media_type
 from service.rollout_requests.body_parser import BodyParser
 

@@ -13,14 +13,14 @@ from service.access.access_control import AccessControl
 from service.access.keys import Caller
 from service.admission.admission import AdmittedRequest
 from service.agent_sessions import AgentSessions
+from service.http.authorization import AuthorizedCaller
+from service.http.request_ids import request_id_of
 from service.jobs.runner import JobRunner
 from service.jobs.submission import required
 from service.model_calls import ModelCalls
 from service.problems import no_model_server
 from service.requests.media_types import stated_length
 from service.rollout_requests.rollout_service import RolloutService
-from service.routes.access import AuthorizedCaller
-from service.routes.request_ids import request_id_of
 
 
 def provide(

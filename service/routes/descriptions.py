@@ -69,11 +69,8 @@ from rollout_client.session_contract import (
     SessionSamples,
 )
 from rollout_client.task_contract import TaskList, TaskSamples
-from service.problems import NO_MODEL_SERVER, OVERLOADED, QUOTA_EXCEEDED
-from service.requests.media_types import JSON
-from service.responses.ndjson import NDJSON
-from service.routes import examples
-from service.routes.openapi import (
+from service.http import examples
+from service.http.openapi import (
     BINARY,
     content,
     header_parameter,
@@ -83,6 +80,9 @@ from service.routes.openapi import (
     refusals,
     schema_of,
 )
+from service.problems import NO_MODEL_SERVER, OVERLOADED, QUOTA_EXCEEDED
+from service.requests.media_types import JSON
+from service.responses.ndjson import NDJSON
 
 Description = dict[str, Any]
 

@@ -6,8 +6,8 @@ from fastapi import APIRouter
 from pydantic import BaseModel, ConfigDict
 
 from rollout_client.health_contract import Ready
+from service.http.authorization import OPEN
 from service.routes import descriptions
-from service.routes.access import OPEN
 from service.routes.dependencies import Rollouts
 
 router = APIRouter(tags=["health"])

@@ -5,16 +5,16 @@ from fastapi.routing import APIRoute
 
 from service.access.access_control import AccessControl
 from service.agent_sessions import AgentSessions
+from service.http.error_handlers import install_error_handlers
+from service.http.middlewares import HostCheckMiddleware
+from service.http.openapi import complete_document
+from service.http.request_ids import RequestIdMiddleware
 from service.jobs.runner import JobRunner
 from service.model_calls import ModelCalls
 from service.rollout_requests.rollout_service import RolloutService
 from service.routes import health, info, jobs, metrics, model_server, policy, rollout, score, sessions, tasks, ui
 from service.routes.contract_version import ContractVersionMiddleware
 from service.routes.dependencies import provide
-from service.routes.error_handlers import install_error_handlers
-from service.routes.host_check import HostCheckMiddleware
-from service.routes.openapi import complete_document
-from service.routes.request_ids import RequestIdMiddleware
 
 ROUTERS = (
     rollout.router,

@@ -5,9 +5,9 @@ from fastapi import APIRouter
 from fastapi.responses import Response
 
 from rollout_client.info_contract import ServiceInfo, Vocabulary
+from service.http.authorization import needs
 from service.requests.media_types import JSON
 from service.routes import descriptions
-from service.routes.access import needs
 from service.routes.dependencies import Rollouts
 
 router = APIRouter(prefix="/info", tags=["info"])

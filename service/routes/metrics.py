@@ -3,10 +3,10 @@
 from fastapi import APIRouter
 from fastapi.responses import PlainTextResponse, Response
 
+from service.http.authorization import needs
 from service.metrics.exporters import ExportersLost, all_metrics
 from service.problems import not_ready
 from service.routes import descriptions
-from service.routes.access import needs
 
 PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
 router = APIRouter(tags=["health"])

@@ -20,11 +20,11 @@ from rollout_client.policy_contract import (
     UploadState,
 )
 from rollout_client.policy_names import PolicyName
+from service.http.authorization import needs
+from service.http.upload_chunk import checked_parts, chunk_of
 from service.requests.json_body import read_json_body
 from service.requests.media_types import JSON, weights_media_type
-from service.requests.upload_chunk import checked_parts, chunk_of
 from service.routes import descriptions
-from service.routes.access import needs
 from service.routes.dependencies import Store
 
 LONGEST_CHECKSUMS_S = 600.0

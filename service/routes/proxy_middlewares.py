@@ -11,9 +11,9 @@ from starlette.datastructures import Headers
 from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from service.http.request_ids import ALLOWED_ID, id_not_allowed
 from service.problems import REQUEST_ID_HEADER, problem_response
 from service.routes.gathered_bodies import GatheredBodies
-from service.routes.request_ids import ALLOWED_ID, id_not_allowed
 
 HEADERS_OF_SERVE = (
     "x-request-disconnect-disabled",

@@ -10,6 +10,9 @@ from fastapi.responses import Response, StreamingResponse
 from rollout_client.arrow.schema import ARROW
 from rollout_client.contract import RolloutResponse
 from rollout_client.jobs_contract import RESPOND_ASYNC
+from service.http.authorization import AuthorizedCaller, needs
+from service.http.error_handlers import log_unexpected_error
+from service.http.streaming import with_heartbeats
 from service.jobs.answers import answer_of
 from service.jobs.events import pages_of
 from service.jobs.preferences import heartbeat_s, idempotency_key, responds_async
@@ -17,7 +20,6 @@ from service.jobs.submission import Submission, namespace_of, required, submitte
 from service.problems import RequestProblem, internal_error
 from service.requests.rollout_request import read_rollout_request
 from service.responses.encoder import ResponseEncoder
-from service.responses.heartbeats import with_heartbeats
 from service.responses.ndjson import NDJSON, problem_line, sample_line, summary_line
 from service.responses.parts import response_in_parts
 from service.rollout_requests.arrow_encoder import ArrowResponseEncoder
@@ -25,9 +27,7 @@ from service.rollout_requests.json_encoder import JsonResponseEncoder, pieces
 from service.rollout_requests.result_encoding import encode_beside_others, is_small, sample_failed, size_of, summary_of
 from service.rollout_requests.rollout_service import RunningRollout, SampleFailed
 from service.routes import descriptions
-from service.routes.access import AuthorizedCaller, needs
 from service.routes.dependencies import Admitted, OptionalJobs, RequestId, Rollouts
-from service.routes.error_handlers import log_unexpected_error
 from service.routes.jobs import accepted
 
 router = APIRouter(tags=["rollouts"])

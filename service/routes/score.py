@@ -6,13 +6,13 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from rollout_client.score_contract import ScoreResponse
-from service.requests.body import read_body
+from service.http.authorization import AuthorizedCaller, needs
+from service.http.request_body import read_body
 from service.requests.media_types import refuse_other_than_json
 from service.responses.parts import response_in_parts
 from service.responses.score_encoder import ScoreEncoder
 from service.rollout_requests.result_encoding import encode_beside_others
 from service.routes import descriptions
-from service.routes.access import AuthorizedCaller, needs
 from service.routes.dependencies import Admitted, RequestId, Rollouts
 from service.scoring import Score
 

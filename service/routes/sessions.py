@@ -24,6 +24,7 @@ from rollout_client.session_contract import (
 )
 from service.access.keys import Caller
 from service.admission.admission import AdmittedRequest
+from service.http.authorization import AuthorizedCaller, given_keys, needs, with_session_key
 from service.jobs.submission import namespace_of
 from service.problems import MOST_PROBLEMS, invalid_request
 from service.requests.json_body import read_json_body
@@ -33,7 +34,6 @@ from service.rollout_requests.json_encoder import JSON, json_of
 from service.rollout_requests.validation import further_field_problems
 from service.rollouts.request_metrics import RequestMetricsAccumulator
 from service.routes import descriptions
-from service.routes.access import AuthorizedCaller, given_keys, needs, with_session_key
 from service.routes.dependencies import RequestId, Rollouts, Sessions, admitted_request
 from service.routes.model_answers import response_to
 from service.routes.model_server import read_call

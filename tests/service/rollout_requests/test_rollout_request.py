@@ -14,7 +14,7 @@ from service.requests.rollout_request import ReceivedRequest, read_rollout_reque
 from service.rollout_requests.body_parser import BodyParser
 from service.rollout_requests.parsing import BodyBounds
 from service.settings import AdmissionSettings
-from tests.service.requests.http_requests import http_request
+from tests.service.http.http_requests import http_request
 
 SAMPLE = {"task_name": "math", "messages": [{"role": "user", "content": "Hi"}]}
 BODY = json.dumps({"samples": [SAMPLE]}).encode()

@@ -30,7 +30,7 @@ from rollout_client.policy_contract import (
     SwitchOptions,
 )
 from rollout_client.problem_contract import FieldProblem
-from service.requests.upload_chunk import FORWARDED_BYTES
+from service.http.upload_chunk import FORWARDED_BYTES
 from tests.service.scripted import ScriptedGenerator
 from tests.service.scripted_http import ScriptedHttp
 from tests.service.scripted_store import UPDATE

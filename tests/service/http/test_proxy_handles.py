@@ -11,8 +11,8 @@ import ray
 from ray.exceptions import ActorDiedError
 from ray.serve._private.common import RequestMetadata, StreamingHTTPRequest
 
-from service.routes.proxy_handles import ProxyHandles, keep_proxy_handles
-from service.routes.serve_requests import STEPS_PER_ITERATION, request_pacer
+from service.http.proxy_handles import ProxyHandles, keep_proxy_handles
+from service.http.serve_requests import STEPS_PER_ITERATION, request_pacer
 from tests import virtual_time
 
 REQUEST: Any = SimpleNamespace(request_id="r")

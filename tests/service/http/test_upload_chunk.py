@@ -8,15 +8,15 @@ from collections.abc import AsyncIterator, Sequence
 import pytest
 
 from deployments.policy.failures import ChunkDamaged
-from service.problems import RequestProblem
-from service.requests import upload_chunk
-from service.requests.upload_chunk import (
+from service.http import upload_chunk
+from service.http.upload_chunk import (
     LARGEST_BODY_BYTES,
     ByteRange,
     UploadChunk,
     checked_parts,
     chunk_of,
 )
+from service.problems import RequestProblem
 
 WHOLE = UploadChunk(range=None, digest=None, weights_digest=None, is_zstd=False)
 
@@ -104,7 +104,7 @@ def test_a_digest_of_another_form_is_refused(value: str) -> None:
 
 
 def test_a_body_without_a_digest_is_not_hashed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("service.requests.upload_chunk.hashlib", None)
+    monkeypatch.setattr("service.http.upload_chunk.hashlib", None)
     assert parts(WHOLE, b"weights") == [(0, b"weights")]
 
 

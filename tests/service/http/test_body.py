@@ -13,8 +13,7 @@ import pytest
 import zstandard
 from fastapi import Request
 
-from service.problems import OVERLOADED, RequestProblem
-from service.requests.body import (
+from service.http.request_body import (
     COMPRESSED_SLICE_BYTES,
     LARGEST_ZSTD_WINDOW_BYTES,
     LEAST_BYTES_PER_S,
@@ -22,8 +21,9 @@ from service.requests.body import (
     BodyBuffer,
     read_body,
 )
+from service.problems import OVERLOADED, RequestProblem
 from tests import virtual_time
-from tests.service.requests.http_requests import http_request
+from tests.service.http.http_requests import http_request
 
 Compress = Callable[[bytes], bytes]
 COMPRESSIONS = [("gzip", gzip.compress), ("zstd", zstandard.compress)]

@@ -20,10 +20,10 @@ from rollout_client.policy_contract import CheckpointSource, RollbackTarget, Tra
 from rollout_client.problem_contract import Problem
 from rollout_client.score_contract import ScoreRequest
 from rollout_client.session_contract import SessionRequest, SessionReward
+from service.http.authorization import SESSION_KEY
+from service.http.examples import PROBLEM, REQUEST_ID
 from service.problems import PROBLEM_JSON, REQUEST_ID_HEADER
 from service.requests.media_types import JSON
-from service.routes.access import SESSION_KEY
-from service.routes.examples import PROBLEM, REQUEST_ID
 
 Document = dict[str, Any]
 UNDERIVED_MODELS = (

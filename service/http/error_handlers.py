@@ -15,6 +15,7 @@ from deployments.jobs.failures import JobFailure, JobsFull
 from deployments.policy.failures import PolicyFailure
 from deployments.sessions.failures import SessionFailure, SessionLimitReached
 from rollout_client.problem_contract import Problem
+from service.http.request_ids import request_id_headers_of, request_id_of
 from service.problems import (
     RequestProblem,
     field_problem,
@@ -24,7 +25,6 @@ from service.problems import (
     problem_response,
     store_problem,
 )
-from service.routes.request_ids import request_id_headers_of, request_id_of
 
 RETRY_AFTER_S = 2
 CLIENT_CLOSED_REQUEST = 499

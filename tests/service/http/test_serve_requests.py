@@ -10,7 +10,7 @@ import pytest
 from ray.exceptions import ActorDiedError, ActorUnavailableError, TaskCancelledError, WorkerCrashedError
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from service.routes.serve_requests import STEPS_PER_ITERATION, ServeRequests, request_pacer
+from service.http.serve_requests import STEPS_PER_ITERATION, ServeRequests, request_pacer
 from tests import virtual_time
 
 
