@@ -18,14 +18,14 @@ from typing import Any, TypeVar
 from rollout_client.contract import RolloutRequest
 from service.problems import RequestProblem, not_ready
 from service.requests.media_types import JSON
-from service.requests.score_parsing import (
+from service.rollout_requests.parser_process import HEADER, LENGTH
+from service.rollout_requests.parsing import BodyBounds, joined_request, parsed_body
+from service.scoring.parsing import (
     ParsedScoreRequest,
     ScoreBounds,
     joined_score_request,
     parsed_score_request,
 )
-from service.rollout_requests.parser_process import HEADER, LENGTH
-from service.rollout_requests.parsing import BodyBounds, joined_request, parsed_body
 
 MOST_BYTES_INLINE = 2**16
 """Parsing this much takes about a millisecond, less than the exchange with another process."""

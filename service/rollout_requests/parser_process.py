@@ -16,8 +16,8 @@ from collections.abc import Iterator
 from typing import IO
 
 from service.problems import RequestProblem
-from service.requests.score_parsing import ScoreBounds, parsed_score_request, split_score_request
 from service.rollout_requests.parsing import BodyBounds, checked_fields, split_fields
+from service.scoring.parsing import ScoreBounds, parsed_score_request, split_score_request
 
 HEADER = struct.Struct("<QQ")
 """Length of the pickled parameters, and of the body."""

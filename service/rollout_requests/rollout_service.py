@@ -41,7 +41,7 @@ from service.rollouts.observer import UNOBSERVED, RolloutObserver
 from service.rollouts.pacing import LoopPacer
 from service.rollouts.request_metrics import RequestMetricsAccumulator
 from service.rollouts.schedule import AsyncSchedule, LockstepSchedule
-from service.scoring import Scoring
+from service.scoring.scoring import Scoring
 from service.service_info import service_info
 from service.settings import Limits, ServiceSettings
 

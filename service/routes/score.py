@@ -14,7 +14,7 @@ from service.responses.score_encoder import ScoreEncoder
 from service.rollout_requests.result_encoding import encode_beside_others
 from service.routes import descriptions
 from service.routes.dependencies import Admitted, RequestId, Rollouts
-from service.scoring import Score
+from service.scoring.scoring import Score
 
 router = APIRouter(tags=["score"])
 

@@ -22,7 +22,6 @@ from rollout_client.contract import RolloutRequest
 from rollout_client.problem_contract import Problem
 from service.problems import MOST_LEVELS, NON_FINITE, RequestProblem
 from service.requests.media_types import JSON
-from service.requests.score_parsing import ParsedScoreRequest, ScoreBounds
 from service.rollout_requests import body_parser
 from service.rollout_requests.body_parser import MOST_BYTES_INLINE, BodyParser
 from service.rollout_requests.parsing import (
@@ -35,6 +34,7 @@ from service.rollout_requests.parsing import (
     parsed_body,
     split_fields,
 )
+from service.scoring.parsing import ParsedScoreRequest, ScoreBounds
 
 SAMPLE: dict[str, Any] = {"task_name": "math", "messages": [{"role": "user", "content": "Hi"}]}
 BOUNDS = BodyBounds(max_rollouts=1000, max_sample_bytes=100_000)

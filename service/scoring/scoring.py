@@ -27,10 +27,10 @@ from rollout_client.problem_contract import FieldProblem
 from service.access.keys import ANYBODY, Caller
 from service.admission.priority import share_of
 from service.remote.policy import RemotePolicy
-from service.requests.score_parsing import ParsedScoreRequest, ScoreBounds, SequenceToScore
 from service.rollouts.request_metrics import policy_versions
 from service.rollouts.retries import with_retries
 from service.rollouts.staleness import refuse_dropped
+from service.scoring.parsing import ParsedScoreRequest, ScoreBounds, SequenceToScore
 from service.settings import Limits
 
 MOST_AT_ONCE = 2048
