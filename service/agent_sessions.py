@@ -18,7 +18,7 @@ from deployments.store_failure import StoreFailure
 from rollout_client.session_contract import SessionInfo, SessionRequest, SessionReward
 from service.access.access_control import AccessControl, key_in, not_authenticated
 from service.access.keys import Caller, hash_of
-from service.model_calls import ModelAnswer, ModelCalls
+from service.model_server.calls import ModelAnswer, ModelCalls
 from service.remote.policy import RemotePolicy
 from service.session_judge import SessionJudge
 

@@ -30,7 +30,7 @@ from service.jobs.runner import JobRunner
 from service.metrics.gauges import Look
 from service.metrics.http_metrics import HttpMetricsMiddleware
 from service.metrics.service_metrics import ServiceMetrics
-from service.model_calls import ModelCalls
+from service.model_server.calls import ModelCalls
 from service.remote.data import RemoteData
 from service.remote.environment import RemoteEnvironment
 from service.remote.generator import RemoteGenerator

@@ -29,9 +29,9 @@ from rollout_env.tool_calls import reply_text, tool_calls_of
 from service.access import keys
 from service.http import request_ids, upload_chunk
 from service.jobs import preferences
+from service.model_server.call_bodies import name_before, place_of_lone_surrogate
 from service.problems import RequestProblem
 from service.requests import choices
-from service.requests.lone_surrogates import name_before, place_of_lone_surrogate
 from service.responses import error_events
 from tests.deployments.chat.vocabularies import tokenizer_of
 from tests.paths import REPOSITORY
@@ -84,7 +84,7 @@ def refused(read: Callable[[], Any]) -> Any:
 MATH, LATEX = "deployments/environments/math/answers.py", "deployments/environments/math/latex.py"
 CALLS = "clients/rollout_env/tool_calls.py"
 BRIDGES, TRAINERS = "deployments/environments/bridges", "deployments/policy/transfer/trusted_trainers.py"
-SURROGATES, CHUNKS = "service/requests/lone_surrogates.py", "service/http/upload_chunk.py"
+SURROGATES, CHUNKS = "service/model_server/call_bodies.py", "service/http/upload_chunk.py"
 PREFERENCES = "service/jobs/preferences.py"
 TAGS = ["<action>", "<action>a", "</action>", "<action></action>", "<"]
 ANSWERS = [

@@ -7,8 +7,8 @@ from pydantic import TypeAdapter, ValidationError
 
 from deployments.serving_records import Endpoint
 from rollout_client.problem_contract import FieldProblem
+from service.model_server.call_bodies import ENCODING_BYTES
 from service.problems import invalid_request
-from service.requests.lone_surrogates import ENCODING_BYTES
 
 FIELD = "n"
 WITH_CHOICES: tuple[Endpoint, ...] = ("chat/completions",)

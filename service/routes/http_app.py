@@ -10,7 +10,7 @@ from service.http.middlewares import HostCheckMiddleware
 from service.http.openapi import complete_document
 from service.http.request_ids import RequestIdMiddleware
 from service.jobs.runner import JobRunner
-from service.model_calls import ModelCalls
+from service.model_server.calls import ModelCalls
 from service.rollout_requests.rollout_service import RolloutService
 from service.routes import health, info, jobs, metrics, model_server, policy, rollout, score, sessions, tasks, ui
 from service.routes.contract_version import ContractVersionMiddleware

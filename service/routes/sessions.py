@@ -26,6 +26,7 @@ from service.access.keys import Caller
 from service.admission.admission import AdmittedRequest
 from service.http.authorization import AuthorizedCaller, given_keys, needs, with_session_key
 from service.jobs.submission import namespace_of
+from service.model_server.answers import response_to
 from service.problems import MOST_PROBLEMS, invalid_request
 from service.requests.json_body import read_json_body
 from service.responses.ndjson import NDJSON, sample_line, summary_line
@@ -35,7 +36,6 @@ from service.rollout_requests.validation import further_field_problems
 from service.rollouts.request_metrics import RequestMetricsAccumulator
 from service.routes import descriptions
 from service.routes.dependencies import RequestId, Rollouts, Sessions, admitted_request
-from service.routes.model_answers import response_to
 from service.routes.model_server import read_call
 
 SessionId = Annotated[str, Path(description="The `id` that `POST /sessions` has answered.")]

@@ -19,7 +19,7 @@ from service.access.access_control import OPEN_TO_ALL, AccessControl
 from service.admission.admission import Admission
 from service.agent_sessions import AgentSessions
 from service.jobs.runner import JobRunner
-from service.model_calls import ModelCalls
+from service.model_server.calls import ModelCalls
 from service.remote.policy import RemotePolicy
 from service.rollout_requests.episodes import EpisodeFactory
 from service.rollout_requests.rollout_service import RolloutService

@@ -64,7 +64,7 @@ def serving_app(client: RecordingClient, settings: ResponseSettings) -> FastAPI:
     state = app.state
     state.engine_client = engine
     # What vLLM's handlers look up. Serve replaces a replica with a dead engine: there is no server to end. Heartbeats
-    # are the ingress's (`service/routes/model_answers.py`): vLLM has them for chat completions alone, and not while a
+    # are the ingress's (`service/model_server/answers.py`): vLLM has them for chat completions alone, and not while a
     # call waits for its turn there.
     state.args = SimpleNamespace(log_error_stack=False, sse_keep_alive_interval=0)
     state.server = SimpleNamespace(should_exit=False)

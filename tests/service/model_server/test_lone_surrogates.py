@@ -6,8 +6,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from service.model_server.call_bodies import refuse_lone_surrogates
 from service.problems import RequestProblem
-from service.requests.lone_surrogates import refuse_lone_surrogates
 
 PIECES = st.sampled_from(["\\", "ud800", "uDC00", "x", '"', "\ud800", "\udbff", "\udc00", "\udfff", "\U0001f600"])
 ANY_TEXT = st.text(st.characters(codec=None, categories=None), max_size=8) | st.lists(PIECES, max_size=6).map("".join)

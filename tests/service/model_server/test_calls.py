@@ -13,7 +13,7 @@ from rollout_client.contract import Sampling
 from rollout_client.session_contract import SessionRequest
 from service.access.keys import ANYBODY, Caller, KeyQuotas
 from service.admission.admission import Admission
-from service.model_calls import ModelCalls, of_session
+from service.model_server.calls import ModelCalls, of_session
 from service.settings import AdmissionSettings
 from tests import virtual_time
 from tests.service.scripted_model_server import ScriptedModelServer

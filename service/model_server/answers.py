@@ -18,7 +18,7 @@ from starlette.types import Receive, Scope, Send
 from deployments.serving_records import GENERATED, Endpoint
 from service.http.error_handlers import log_unexpected_error
 from service.http.streaming import PERIOD_S, SSE, SSE_HEARTBEAT, HeartbeatStream
-from service.model_calls import ModelAnswer
+from service.model_server.calls import ModelAnswer
 from service.problems import problem_of
 from service.requests.streams import asks_for_stream
 from service.responses.error_events import is_closed_by, problem_event, refusal_event
