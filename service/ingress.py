@@ -21,8 +21,9 @@ from service.access.access_control import AccessControl
 from service.access.exposure import refuse_exposed
 from service.access.serve_http import http_options, own_address
 from service.admission.priority import counts_by_priority
-from service.agent_runs import AgentRuns
-from service.agent_sessions import AgentSessions
+from service.agents.runs import AgentRuns
+from service.agents.session_judge import SessionJudge
+from service.agents.sessions import AgentSessions
 from service.canary.background_canary import BackgroundCanary
 from service.http.proxy_handles import keep_proxy_handles
 from service.http.serve_requests import ServeRequests, request_pacer
@@ -40,7 +41,6 @@ from service.rollout_requests.rollout_service import RolloutService
 from service.rollouts.observer import UNOBSERVED
 from service.routes.http_app import build_http_app
 from service.service_info import version_of
-from service.session_judge import SessionJudge
 from service.settings import ServiceSettings
 from service.tracing.traced_requests import TracingMiddleware
 from service.tracing.traced_rollouts import TracedRollouts

@@ -19,7 +19,7 @@ from rollout_client.sample_range_contract import NextSampleRange, SampleRange
 from rollout_client.task_contract import TaskInfo
 from service.access.keys import ANYBODY, Caller
 from service.admission.admission import Admission
-from service.agent_runs import AgentRuns
+from service.agents.runs import AgentRuns
 from service.remote.policy import RemotePolicy
 from service.remote.response_parser import ProcessResponseParser
 from service.requests.extra_env_info import refuse_bad_extra_env_info

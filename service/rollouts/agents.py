@@ -1,7 +1,7 @@
 """What the core and the runner of agents exchange: one run of the program that plays a rollout. No I/O.
 
 `AgentEpisode` (`service/rollouts/agent_episode.py`) asks for a run and takes what came of it; `RequestAgents`
-(`service/agent_runs.py`) implements the port.
+(`service/agents/runs.py`) implements the port.
 """
 
 from collections.abc import Mapping, Sequence

@@ -12,7 +12,7 @@ from rollout_client.problem_contract import FieldProblem
 from service.access.access_control import AccessControl
 from service.access.keys import Caller
 from service.admission.admission import AdmittedRequest
-from service.agent_sessions import AgentSessions
+from service.agents.sessions import AgentSessions
 from service.http.authorization import AuthorizedCaller
 from service.http.request_ids import request_id_of
 from service.jobs.runner import JobRunner

@@ -4,7 +4,7 @@ from fastapi import FastAPI
 from fastapi.routing import APIRoute
 
 from service.access.access_control import AccessControl
-from service.agent_sessions import AgentSessions
+from service.agents.sessions import AgentSessions
 from service.http.error_handlers import install_error_handlers
 from service.http.middlewares import HostCheckMiddleware
 from service.http.openapi import complete_document

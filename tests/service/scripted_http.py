@@ -17,7 +17,8 @@ from deployments.serving_records import ModelServer
 from rollout_client import AsyncRolloutClient
 from service.access.access_control import OPEN_TO_ALL, AccessControl
 from service.admission.admission import Admission
-from service.agent_sessions import AgentSessions
+from service.agents.session_judge import SessionJudge
+from service.agents.sessions import AgentSessions
 from service.jobs.runner import JobRunner
 from service.model_server.calls import ModelCalls
 from service.remote.policy import RemotePolicy
@@ -25,7 +26,6 @@ from service.rollout_requests.episodes import EpisodeFactory
 from service.rollout_requests.rollout_service import RolloutService
 from service.routes.dependencies import provide
 from service.routes.http_app import build_http_app
-from service.session_judge import SessionJudge
 from service.settings import AdmissionSettings, Limits
 from tests.paths import TINY_MODEL
 from tests.service.scripted import ScriptedEnvironment, ScriptedGenerator, outcome

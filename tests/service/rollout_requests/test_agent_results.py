@@ -6,7 +6,7 @@ from service.responses.encoder import ResponseEncoder
 from service.rollout_requests.arrow_encoder import ArrowResponseEncoder
 from service.rollout_requests.json_encoder import JsonResponseEncoder
 from service.rollouts.agents import AgentRun
-from tests.service.agent_runs import TWO_CALLS, AgentRecipe, branch, generated, said
+from tests.service.agents.agent_runs import TWO_CALLS, AgentRecipe, branch, generated, said
 from tests.service.scripted import ids_of
 
 SUMMARY = RolloutSummary(request_id="request", metrics={}, policy=PolicyVersions())

@@ -18,7 +18,7 @@ from rollout_client.trainers.trl_async.harness import AgentSessionFactory, train
 from tests.clients.agent_service import AgentService
 from tests.clients.trainers.scripted_trainer import PROMPTS, ROWS
 from tests.paths import TINY_MODEL
-from tests.service.agent_runs import branch, generated, said
+from tests.service.agents.agent_runs import branch, generated, said
 
 SAMPLING = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
 

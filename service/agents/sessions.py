@@ -18,9 +18,9 @@ from deployments.store_failure import StoreFailure
 from rollout_client.session_contract import SessionInfo, SessionRequest, SessionReward
 from service.access.access_control import AccessControl, key_in, not_authenticated
 from service.access.keys import Caller, hash_of
+from service.agents.session_judge import SessionJudge
 from service.model_server.calls import ModelAnswer, ModelCalls
 from service.remote.policy import RemotePolicy
-from service.session_judge import SessionJudge
 
 KEY_PREFIX = "session-"
 KEY_BYTES = 32

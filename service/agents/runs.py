@@ -17,7 +17,7 @@ from deployments.store_failure import StoreFailure
 from rollout_client.session_contract import SessionInfo, SessionLimits
 from rollout_env import StepOutcome
 from service.access.keys import Caller
-from service.agent_sessions import AgentSessions
+from service.agents.sessions import AgentSessions
 from service.rollouts.agents import AgentRun, AgentRunRequest, Agents, SessionLimit
 
 KEPT_EVERY_S = 60.0

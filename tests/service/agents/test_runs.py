@@ -19,11 +19,11 @@ from rollout_client.session_contract import SessionInfo, SessionLimits, SessionR
 from rollout_env import StepOutcome
 from service.access.access_control import OPEN_TO_ALL
 from service.access.keys import ANYBODY
-from service.agent_runs import AgentRuns
-from service.agent_sessions import AgentSessions
+from service.agents.runs import AgentRuns
+from service.agents.session_judge import SessionJudge
+from service.agents.sessions import AgentSessions
 from service.remote.policy import RemotePolicy
 from service.rollouts.agents import AgentRun, AgentRunRequest
-from service.session_judge import SessionJudge
 from tests.deployments.storage.scripted_storage import ScriptedStorage
 from tests.service.scripted import ScriptedEnvironment, ids_of
 from tests.service.scripted_store import ScriptedStore
