@@ -119,7 +119,7 @@ serve: $(READY)
 	@$(PYTHON) -m service $(CONFIG)
 
 reload: $(READY)
-	@$(PYTHON) -m service.reload $(TASK)
+	@$(PYTHON) -m service.startup.reload $(TASK)
 
 train: $(READY)
 	@$(PYTHON) -m examples.train_grpo $(CONFIG)

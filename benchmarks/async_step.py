@@ -22,8 +22,8 @@ from rich.table import Table
 
 from benchmarks.process_group import no_process_left
 from rollout_client import RolloutClient, RolloutResponse
-from service.local import local_service, sentences_for_the_user
 from service.startup.config import read_config
+from service.startup.local_service import local_service, sentences_for_the_user
 from service.startup.ports import free_port
 
 SAMPLES = 256

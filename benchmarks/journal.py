@@ -20,8 +20,8 @@ from rich.console import Console
 from benchmarks.process_group import no_process_left
 from benchmarks.rollout_load import play
 from benchmarks.scale_service import measured
-from service.local import sentences_for_the_user
 from service.startup.config import read_config
+from service.startup.local_service import sentences_for_the_user
 
 WARM_UP_SAMPLES = 64
 console = Console(stderr=True)

@@ -32,8 +32,8 @@ from benchmarks.rebalancing import rebalancing
 from benchmarks.resident_memory import Peak, replica, resident_kb
 from benchmarks.rollout_load import Played, play, post_small_requests
 from benchmarks.scale_service import measured, with_timing
-from service.local import sentences_for_the_user
 from service.startup.config import read_config
+from service.startup.local_service import sentences_for_the_user
 
 BYTES_PER_ID = 8
 BYTES_PER_LOGPROB = 4

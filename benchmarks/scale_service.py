@@ -8,7 +8,7 @@ import aiohttp
 from ray.serve.schema import ServeDeploySchema
 from rich.console import Console
 
-from service.local import local_service
+from service.startup.local_service import local_service
 from service.startup.ports import free_port
 
 Result = TypeVar("Result")

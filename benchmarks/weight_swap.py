@@ -27,8 +27,8 @@ from benchmarks.bare_engine import BareEngine, engine_in
 from benchmarks.process_group import no_process_left
 from rollout_client import RolloutClient, Sampling
 from rollout_client.policy_contract import ReplicaUpdate
-from service.local import local_service, sentences_for_the_user
 from service.startup.config import read_config
+from service.startup.local_service import local_service, sentences_for_the_user
 from service.startup.ports import free_port
 
 GAMES = 256

@@ -22,8 +22,8 @@ from deployments.environments.math import LARGEST_OPERAND, addition_prompt, addi
 from models.tiny.train import addition_pairs
 from rollout_client import RolloutClient, RolloutResponse, SampleInput, Sampling
 from rollout_client.results.final_rewards import final_reward
-from service.local import local_service, sentences_for_the_user
 from service.startup.config import read_config
+from service.startup.local_service import local_service, sentences_for_the_user
 from service.startup.ports import free_port
 
 MODEL = Path(__file__).resolve().parent.parent / "models" / "tiny"

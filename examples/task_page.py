@@ -20,7 +20,7 @@ from rollout_client import RolloutClient
 from rollout_client.cli.transcript import VISIBLE_CONTROLS, message_note, number, type_name
 from rollout_client.contract import RolloutResponse, SampleResult
 from rollout_client.task_contract import TaskInfo
-from service.local import local_service, sentences_for_the_user
+from service.startup.local_service import local_service, sentences_for_the_user
 
 PAGE = Path("docs/reference/tasks.md")
 SAMPLES_PER_TASK = 8

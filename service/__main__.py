@@ -6,9 +6,9 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from service.local import sentences_for_the_user, serve_until_stopped
+from service.startup.commands import ROOM_TIMEOUT_S, GuardedBy, Host, KeysFile, Port, RoomTimeout
 from service.startup.config import read_config, set_access
-from service.startup.options import ROOM_TIMEOUT_S, GuardedBy, Host, KeysFile, Port, RoomTimeout
+from service.startup.local_service import sentences_for_the_user, serve_until_stopped
 
 
 def main(

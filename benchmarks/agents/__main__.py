@@ -37,8 +37,8 @@ from benchmarks.process_group import CpuTime, ProcessGroup, no_process_left
 from benchmarks.service_process import service_process
 from benchmarks.soak.reporting import finish
 from examples.task_configs import config_for
-from service.local import sentences_for_the_user
 from service.settings import ServiceSettings
+from service.startup.local_service import sentences_for_the_user
 
 WAYS = {
     "vllm": Way(is_vllm=True),

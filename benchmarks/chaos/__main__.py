@@ -39,7 +39,7 @@ from benchmarks.process_group import no_process_left
 from benchmarks.result_lines import append, read
 from benchmarks.soak.reporting import finish, rounds_shown
 from rollout_client import AsyncRolloutClient
-from service.local import sentences_for_the_user
+from service.startup.local_service import sentences_for_the_user
 
 console = Console(stderr=True)
 

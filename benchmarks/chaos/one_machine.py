@@ -19,8 +19,8 @@ from benchmarks.chaos.counted_puzzle import counted_puzzle
 from benchmarks.chaos.parts import KILLED, PARTS, TASK_NAME
 from benchmarks.chaos.rounds import POLL_S, Struck
 from benchmarks.soak.soaked_service import ENVIRONMENT
-from service.local import local_service
 from service.startup.config import read_config
+from service.startup.local_service import local_service
 from service.startup.ports import free_port
 from service.startup.readiness import deploy
 

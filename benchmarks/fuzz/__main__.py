@@ -41,7 +41,7 @@ from benchmarks.process_group import no_process_left
 from benchmarks.result_lines import append, read
 from benchmarks.soak.reporting import finish
 from benchmarks.tree import commit
-from service.local import sentences_for_the_user
+from service.startup.local_service import sentences_for_the_user
 
 SIMULATED_PARTS = ("routes", "bodies", "slow")
 AGENTS = "agents"

@@ -27,7 +27,7 @@ from benchmarks.session_laws.random_agent import PlayedSession, RandomAgent
 from benchmarks.soak.reporting import finish, rounds_shown
 from examples.task_configs import config_for
 from rollout_client import AsyncRolloutClient
-from service.local import local_service, sentences_for_the_user
+from service.startup.local_service import local_service, sentences_for_the_user
 
 CONCURRENCY = 8
 DTYPE = "float32"

@@ -38,7 +38,7 @@ from benchmarks.soak.version_times import VersionTimes
 from rollout_client import AsyncRolloutClient
 from rollout_client.policy_contract import PolicyState
 from rollout_client.weights.checksum import file_checksum
-from service.local import sentences_for_the_user
+from service.startup.local_service import sentences_for_the_user
 
 CLIENT = "client"
 VICTIMS = ("store", "generator", CLIENT)

@@ -45,7 +45,7 @@ from benchmarks.soak.steady_rollouts import SteadyRollouts
 from benchmarks.soak.trainer import Trainer
 from benchmarks.soak.version_times import VersionTimes
 from rollout_client import AsyncRolloutClient
-from service.local import sentences_for_the_user
+from service.startup.local_service import sentences_for_the_user
 
 REPLICAS = {"Ingress": 2, "Generator": 2, TASK_NAME: 2, "Policy": 1, "Jobs": 1, "Sessions": 1}
 KINDS = ("generator", "ingress", "environment", "store", "jobs", "proxy", "engine-core", "controller")

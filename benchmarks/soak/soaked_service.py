@@ -10,8 +10,8 @@ from unittest.mock import patch
 
 from rich.console import Console
 
-from service.local import local_service
 from service.startup.config import read_config
+from service.startup.local_service import local_service
 from service.startup.ports import free_port
 
 KV_CACHE_BLOCKS = 512

@@ -36,7 +36,7 @@ from benchmarks.soak.steady_rollouts import RolloutTally, SteadyRollouts
 from benchmarks.soak.trainer import Push, Trainer
 from benchmarks.soak.version_times import VersionTimes
 from rollout_client import AsyncRolloutClient
-from service.local import sentences_for_the_user
+from service.startup.local_service import sentences_for_the_user
 
 CHECK_EVERY = 10
 CHECKSUMS_WITHIN_S = 60.0

@@ -12,8 +12,8 @@ from ray.serve._private.common import DeploymentStatus
 from ray.serve.config import HTTPOptions
 from ray.serve.schema import ApplicationStatus, ApplicationStatusOverview, DeploymentStatusOverview, ServeDeploySchema
 
+from service.startup.commands import ROOM_TIMEOUT_S
 from service.startup.failures import ServiceNotStarted
-from service.startup.options import ROOM_TIMEOUT_S
 
 POLL_S = 0.5
 REPLICA_FAILED = "A replica failed to start with exception."

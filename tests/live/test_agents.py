@@ -24,7 +24,7 @@ from examples.task_configs import config_for
 from rollout_client import AsyncRolloutClient, RolloutClient, Sampling
 from rollout_client.contract import SampleResult
 from rollout_client.session_contract import SessionSample
-from service.local import local_service
+from service.startup.local_service import local_service
 from tests.deployments.agents.test_programs import assert_ended
 from tests.live.played_by_agents import digest_of
 from tests.live.played_with_weights import SAME_WEIGHTS_TOLERANCE

@@ -13,7 +13,7 @@ from service.startup.ports import free_port
 from tests.live.service_process import lines_until, service_process
 from tests.paths import REPOSITORY
 
-RELOAD = [sys.executable, "-m", "service.reload", "talking"]
+RELOAD = [sys.executable, "-m", "service.startup.reload", "talking"]
 pytestmark = pytest.mark.long
 
 

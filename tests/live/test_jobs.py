@@ -21,8 +21,8 @@ from deployments.jobs.records import JobRecord
 from rollout_client import RolloutClient
 from rollout_client.contract import SampleInput
 from rollout_client.jobs_contract import JobEvent
-from service.local import local_service
 from service.startup.config import read_config
+from service.startup.local_service import local_service
 from service.startup.ports import free_port
 from tests.live.following_environment import following
 from tests.live.running_service import replicas

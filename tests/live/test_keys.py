@@ -16,13 +16,13 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from ray.serve.schema import ServeDeploySchema
 from rich.console import Console
 
-import service.local
+import service.startup.local_service
 from rollout_client import RequestRejected, RolloutClient
 from service.access.keys import new_key
 from service.access.new_key import add, entry_of
-from service.local import local_service
 from service.startup.config import read_config
 from service.startup.failures import ServiceNotStarted
+from service.startup.local_service import local_service
 from service.startup.ports import free_port
 from tests.paths import REPOSITORY
 
@@ -121,7 +121,7 @@ def test_strangers_are_not_served_whoever_deploys_the_service() -> None:
     config = simulated_config()
     config.http_options.host = "0.0.0.0"
     with (
-        patch.object(service.local, "check_config"),
+        patch.object(service.startup.local_service, "check_config"),
         pytest.raises(ServiceNotStarted, match=r"can be reached from other machines, and the service asks for no key"),
         local_service(config, Console(stderr=True)),
     ):

@@ -15,7 +15,7 @@ import pytest
 from rich.console import Console
 
 from examples.task_configs import config_for
-from service.local import local_service
+from service.startup.local_service import local_service
 from service.startup.ports import free_port
 from tests.paths import REPOSITORY, SMALL_MODEL
 

@@ -17,8 +17,8 @@ from benchmarks.chaos.one_machine import CORES, GENERATOR_CORES, REPLICAS, OneMa
 from benchmarks.process_group import command_of
 from benchmarks.replica_actors import done_in, instance_of, replica_actors
 from benchmarks.soak.soaked_service import ENVIRONMENT
-from service.local import local_service
 from service.startup.config import read_config
+from service.startup.local_service import local_service
 from service.startup.ports import free_port
 
 TASK_NAME = "endless"

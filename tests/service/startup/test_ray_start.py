@@ -6,7 +6,7 @@ from unittest.mock import patch
 import pytest
 import ray
 
-from service import local
+from service.startup import local_service as local
 from service.startup.failures import ServiceNotStarted
 
 

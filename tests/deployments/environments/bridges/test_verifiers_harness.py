@@ -12,7 +12,7 @@ from examples.task_configs import config_for
 from examples.train_agent import verifiers_harness
 from rollout_client import RolloutClient, Sampling
 from rollout_client.contract import SampleResult
-from service.local import local_service
+from service.startup.local_service import local_service
 from tests.paths import REPOSITORY, SMALL_MODEL
 
 QUESTION = re.compile(

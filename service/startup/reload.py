@@ -1,4 +1,4 @@
-"""`python -m service.reload TASK`: the environment of a running service starts anew, with its code as it is now.
+"""`python -m service.startup.reload TASK`: the environment of a running service starts anew, with its code as it is now.
 
 The engine, the weights and the other environments go on. Steps that were running are made again. Code that cannot be
 imported, or does not take its arguments, is said here, and the running environment goes on as it is.
@@ -19,10 +19,10 @@ from ray._private.services import find_gcs_addresses
 from rich.console import Console
 
 from rollout_env.loading import EnvironmentNotLoadable, checked_arguments, load_environment_class
-from service.local import sentences_for_the_user
 from service.settings import EnvironmentSettings
 from service.startup.cluster_token import require_cluster_token
 from service.startup.failures import ServiceNotStarted
+from service.startup.local_service import sentences_for_the_user
 from service.startup.readiness import REPLICA_FAILED, reason_in
 
 POLL_S = 0.25

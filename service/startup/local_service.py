@@ -20,10 +20,10 @@ from deployments.policy.cluster import cluster_weights_folder
 from deployments.shared_memory import free_left_over, remove_left_over
 from deployments.storage.cluster_folder import cluster_folder, session_folder
 from service.startup.cluster_token import require_cluster_token
+from service.startup.commands import ROOM_TIMEOUT_S
 from service.startup.console_logs import replica_logs_shown, stages_shown
 from service.startup.draining import finish_rollouts
 from service.startup.failures import ServiceNotStarted
-from service.startup.options import ROOM_TIMEOUT_S
 from service.startup.ports import refuse_taken_port
 from service.startup.preflight import check_config
 from service.startup.processes import adopt_orphans, end_descendants, interruptible, orphans_reaped

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from service import reload
-from service.reload import ServiceHere, only_service, reload_environment
+from service.startup import reload
 from service.startup.failures import ServiceNotStarted
+from service.startup.reload import ServiceHere, only_service, reload_environment
 
 LOADABLE = "tests.clients.rollout_env.faulty_environments:Loadable"
 

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from service.startup.options import ROOM_TIMEOUT_S, GuardedBy, Host, KeysFile, Port, RoomTimeout
+from service.startup.commands import ROOM_TIMEOUT_S, GuardedBy, Host, KeysFile, Port, RoomTimeout
 
 
 def serve(
@@ -42,10 +42,10 @@ def serve(
     import yaml
     from rich.console import Console
 
-    from service.local import sentences_for_the_user, serve_until_stopped
     from service.startup.config import read_config
     from service.startup.failures import ServiceNotStarted
     from service.startup.generated_config import DEFAULT_TASKS, EMBEDDED_MODEL, ServedModel, generated_config
+    from service.startup.local_service import sentences_for_the_user, serve_until_stopped
     from service.startup.resources import resources_of_this_machine
 
     console = Console(stderr=True)

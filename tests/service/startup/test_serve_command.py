@@ -11,9 +11,9 @@ import yaml
 from typer.testing import CliRunner
 
 from rollout_client.cli import app as command_line
-from service.serve_command import make_importable, serve
 from service.startup import generated_config
 from service.startup.generated_config import EMBEDDED_MODEL
+from service.startup.serve_command import make_importable, serve
 from tests.paths import REPOSITORY
 
 
