@@ -42,8 +42,8 @@ from service.rollouts.observer import UNOBSERVED
 from service.routes.http_app import build_http_app
 from service.service_info import version_of
 from service.settings import ServiceSettings
+from service.tracing.spans import TracedRollouts
 from service.tracing.traced_requests import TracingMiddleware
-from service.tracing.traced_rollouts import TracedRollouts
 from service.tracing.tracer import tracer_of
 
 
