@@ -12,7 +12,8 @@ from service.http.request_ids import RequestIdMiddleware
 from service.jobs.runner import JobRunner
 from service.model_server.calls import ModelCalls
 from service.rollout_requests.rollout_service import RolloutService
-from service.routes import health, info, jobs, metrics, model_server, policy, rollout, score, sessions, tasks
+from service.routes import info, jobs, metrics, model_server, policy, rollout, score, sessions, tasks
+from service.routes import status as health
 from service.routes.contract_version import ContractVersionMiddleware
 from service.routes.dependencies import provide
 from service.ui import routes as ui
