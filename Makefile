@@ -298,28 +298,28 @@ bench-reward-model: $(READY)
 	@$(PYTHON) -m benchmarks.reward_model
 
 soak-weights: $(READY)
-	@$(PYTHON) -m benchmarks.soak.weights $(CONFIG) --pushes $(PUSHES)
+	@$(PYTHON) -m tests.endurance.soak.weights $(CONFIG) --pushes $(PUSHES)
 
 soak-weights-kills: $(READY)
-	@$(PYTHON) -m benchmarks.soak.kills $(CONFIG) --updates $(UPDATES)
+	@$(PYTHON) -m tests.endurance.soak.kills $(CONFIG) --updates $(UPDATES)
 
 soak: $(READY)
-	@$(PYTHON) -m benchmarks.soak.mixed $(CONFIG) $(if $(filter file,$(origin MINUTES)),,--minutes $(MINUTES))
+	@$(PYTHON) -m tests.endurance.soak.mixed $(CONFIG) $(if $(filter file,$(origin MINUTES)),,--minutes $(MINUTES))
 
 fuzz: RESULTS = fuzz.jsonl
 fuzz: $(READY)
-	@$(PYTHON) -m benchmarks.fuzz --cases $(CASES) --parts $(PARTS) --results $(RESULTS) $(if $(ONLY),--only "$(ONLY)")
+	@$(PYTHON) -m tests.endurance.fuzz --cases $(CASES) --parts $(PARTS) --results $(RESULTS) $(if $(ONLY),--only "$(ONLY)")
 
 chaos: $(READY)
-	@$(PYTHON) -m benchmarks.chaos $(CONFIG) --kind $(KIND) --rounds $(ROUNDS) --minutes $(MINUTES) --results $(RESULTS)
+	@$(PYTHON) -m tests.endurance.chaos $(CONFIG) --kind $(KIND) --rounds $(ROUNDS) --minutes $(MINUTES) --results $(RESULTS)
 
 chaos-sessions: ROUNDS = 10
 chaos-sessions: RESULTS = chaos_sessions.jsonl
 chaos-sessions: $(READY)
-	@$(PYTHON) -m benchmarks.chaos.sessions $(CONFIG) --kind $(KIND) --rounds $(ROUNDS) --minutes $(MINUTES) --results $(RESULTS)
+	@$(PYTHON) -m tests.endurance.chaos.sessions $(CONFIG) --kind $(KIND) --rounds $(ROUNDS) --minutes $(MINUTES) --results $(RESULTS)
 
 session-laws: $(READY)
-	@$(PYTHON) -m benchmarks.session_laws $(CONFIG) --sessions $(SESSIONS) --first $(FIRST)
+	@$(PYTHON) -m tests.endurance.session_laws $(CONFIG) --sessions $(SESSIONS) --first $(FIRST)
 
 # HAProxy, which comes with Ray Serve, in place of its Python proxy, as a cluster has it (serve.env).
 bench bench-agents bench-scale: export RAY_SERVE_ENABLE_HA_PROXY = 1

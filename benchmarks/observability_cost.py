@@ -25,7 +25,7 @@ from rich.console import Console
 
 from benchmarks.engine_comparison import Contender, Rounds, medians, play_rounds, rollout_service, rounded, service_play
 from benchmarks.process_group import no_process_left
-from benchmarks.soak.reporting import finish
+from benchmarks.reporting import finish
 from benchmarks.workload import WORKLOADS
 from rollout_client import RolloutClient
 

@@ -34,8 +34,8 @@ from benchmarks.agents.waiting_steps import step_ms_of, with_waiting_steps
 from benchmarks.bare_engine import engine_in
 from benchmarks.openai_loop import openai_server
 from benchmarks.process_group import CpuTime, ProcessGroup, no_process_left
+from benchmarks.reporting import finish
 from benchmarks.service_process import service_process
-from benchmarks.soak.reporting import finish
 from examples.task_configs import config_for
 from service.settings import ServiceSettings
 from service.startup.local_service import sentences_for_the_user

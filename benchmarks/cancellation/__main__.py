@@ -25,7 +25,7 @@ from benchmarks.cancellation.endless_environment import TASK_NAME
 from benchmarks.cancellation.measuring import Work
 from benchmarks.cancellation.ways import ROLLOUT_WORK
 from benchmarks.process_group import no_process_left
-from benchmarks.soak.reporting import finish
+from benchmarks.reporting import finish
 from service.startup.config import read_config
 from service.startup.local_service import local_service, sentences_for_the_user
 from service.startup.ports import free_port

@@ -17,15 +17,15 @@ import pytest
 from rich.console import Console
 from transformers import AutoTokenizer
 
-from benchmarks.session_laws.__main__ import play_sessions
-from benchmarks.session_laws.log_probabilities import Differences, add_scored
-from benchmarks.session_laws.random_agent import CALCULATOR
 from examples.task_configs import config_for
 from rollout_client import AsyncRolloutClient, RolloutClient, Sampling
 from rollout_client.contract import SampleResult
 from rollout_client.session_contract import SessionSample
 from service.startup.local_service import local_service
 from tests.deployments.agents.test_programs import assert_ended
+from tests.endurance.session_laws.__main__ import play_sessions
+from tests.endurance.session_laws.log_probabilities import Differences, add_scored
+from tests.endurance.session_laws.random_agent import CALCULATOR
 from tests.live.played_by_agents import digest_of
 from tests.live.played_with_weights import SAME_WEIGHTS_TOLERANCE
 from tests.live.running_service import (

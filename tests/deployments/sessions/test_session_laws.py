@@ -11,8 +11,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.session_laws.conversations import ACTIONS, SUBAGENT, Conversation, Moves
-from benchmarks.session_laws.forms import FORMS
 from deployments.sessions.drift import drift_report
 from deployments.sessions.records import ChatContext, OpenSession
 from deployments.sessions.samples import samples_of
@@ -23,6 +21,8 @@ from rollout_client.session_contract import SessionRequest, SessionReward
 from tests.deployments.sessions.harness import FakeEngine, Prepared, Reply
 from tests.deployments.sessions.renderer import PLAIN, small, tiny
 from tests.deployments.storage.scripted_storage import ScriptedStorage
+from tests.endurance.session_laws.conversations import ACTIONS, SUBAGENT, Conversation, Moves
+from tests.endurance.session_laws.forms import FORMS
 
 ADD = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
 CONTEXTS = [PLAIN, ChatContext(tools=[ADD]), ChatContext(chat_template_kwargs={"enable_thinking": False})]

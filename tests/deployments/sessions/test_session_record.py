@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from benchmarks.session_laws import forms
 from deployments.failures import PromptRejected
 from deployments.sessions.drift import drift_report
 from deployments.sessions.message_forms import response_key
@@ -14,6 +13,7 @@ from deployments.sessions.session_record import UnknownGeneration
 from rollout_client.session_contract import MessageDrift
 from tests.deployments.sessions.harness import FakeEngine, Reply
 from tests.deployments.sessions.renderer import PLAIN, small, tiny
+from tests.endurance.session_laws import forms
 
 SYSTEM = {"role": "system", "content": "Be brief."}
 QUESTION = {"role": "user", "content": "1 + 2?"}

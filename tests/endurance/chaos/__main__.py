@@ -1,0 +1,115 @@
+"""Strikes the parts of a service at random moments of 256 games, again and again: `make chaos`.
+
+The games have several turns each, are played greedily, and their right results are known from an undisturbed run. Their
+requests have an `Idempotency-Key`, with which they are posted again when a stream breaks. In each round one part of a
+running service gets SIGKILL: a generator replica, an engine's core or one of its workers, an environment replica, an
+ingress replica, the proxy, the policy store, the job store, Serve's controller. In rounds of the kinds `...-stopped` it
+gets SIGSTOP in place of that, and hangs; in those of the kinds `...-drained` its deployment is scaled down to one
+replica, and up again. In those of the kinds `node` and `head` the service runs on three Ray nodes of this machine, and
+all processes of one get SIGKILL. It must hold in each round:
+
+- every rollout comes back, and none twice;
+- each is what it was in the undisturbed run, token by token;
+- of each rollout at most one turn is done twice;
+- what was struck is replaced.
+
+The rounds are appended to a file, and what is there already is not played again. The last line is JSON: what all
+rounds in that file come to, by kind. The exit code is 1 if something does not hold in a round of this run.
+"""
+
+import asyncio
+import tempfile
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, aclosing
+from pathlib import Path
+from time import monotonic
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from benchmarks.process_group import no_process_left
+from benchmarks.reporting import finish, rounds_shown
+from benchmarks.result_lines import append, read
+from rollout_client import AsyncRolloutClient
+from service.startup.local_service import sentences_for_the_user
+from tests.endurance.chaos.counted_puzzle import StepLog
+from tests.endurance.chaos.nodes.several_nodes import NODE_KINDS, several_nodes
+from tests.endurance.chaos.one_machine import one_machine
+from tests.endurance.chaos.parts import DRAINED, KILLED, PARTS, STOPPED
+from tests.endurance.chaos.results import Round, by_kind
+from tests.endurance.chaos.rounds import Chaos, Struck
+
+console = Console(stderr=True)
+
+
+def in_turn(kinds: Sequence[str], rounds: int, played: Mapping[str, int], until: float) -> Iterator[str]:
+    """The kinds by turns, until each has `rounds`, those that were `played` before among them; none after `until`,
+    seconds of `monotonic`."""
+    for number in range(rounds):
+        for kind in kinds:
+            if monotonic() > until:
+                return
+            if played.get(kind, 0) <= number:
+                yield kind
+
+
+async def chaos(service: Struck, kinds: Iterator[str], steps: StepLog, seed: int, file: Path) -> list[Round]:
+    finished: list[Round] = []
+    async with AsyncRolloutClient(service.url) as client:
+        running = await Chaos.begin(service, client, steps, seed)
+        console.print(f"Undisturbed, the games take {running.undisturbed.seconds:.1f} s.")
+        with rounds_shown(console, None) as show:
+            async with aclosing(running.rounds(kinds)) as rounds:
+                async for one in rounds:
+                    append(file, one)
+                    finished.append(one)
+                    show(f"{one.kind}: {one.seconds:.1f} s; {len(problems_of(finished))} problems")
+    return finished
+
+
+def problems_of(rounds: Sequence[Round]) -> list[str]:
+    return [problem for one in rounds for problem in one.problems()]
+
+
+def chosen_kinds(named: str) -> list[str]:
+    """Those of one service: on this machine alone, or on several nodes."""
+    groups = {"all": list(KILLED), "stopped": list(STOPPED), "drained": list(DRAINED), "nodes": list(NODE_KINDS)}
+    kinds = groups.get(named) or named.split(",")
+    if unknown := set(kinds) - PARTS.keys() - NODE_KINDS.keys():
+        raise typer.BadParameter(f"{', '.join(sorted(unknown))}: there are only {', '.join([*PARTS, *NODE_KINDS])}")
+    if NODE_KINDS.keys() & kinds and PARTS.keys() & kinds:
+        raise typer.BadParameter(f"{' and '.join(NODE_KINDS)} need a service of their own: run them alone")
+    return kinds
+
+
+def chosen_service(kinds: Sequence[str], config: Path, steps_file: Path) -> AbstractContextManager[Struck]:
+    if NODE_KINDS.keys() & kinds:
+        return several_nodes(steps_file, console)
+    return one_machine(config, steps_file, console)
+
+
+def main(
+    config: Annotated[Path, typer.Argument()] = Path("serve_config.cpu.yaml"),
+    kind: Annotated[str, typer.Option(help="Kinds with commas between them, or all, stopped, drained, nodes.")] = "all",
+    rounds: Annotated[int, typer.Option(min=1, help="Of each kind, those in the file among them.")] = 20,
+    minutes: Annotated[float, typer.Option(min=0, help="No round begins later than so long after the start.")] = 600,
+    results: Annotated[Path, typer.Option(help="The file that rounds are appended to.")] = Path("chaos.jsonl"),
+    seed: Annotated[int | None, typer.Option(help="Of the moments and the choice of replicas.")] = None,
+) -> None:
+    kinds, before = chosen_kinds(kind), read(results, Round)
+    left = in_turn(kinds, rounds, Counter(one.kind for one in before), monotonic() + 60 * minutes)
+    # Without a seed each run draws other moments.
+    seed = len(before) if seed is None else seed
+    with tempfile.TemporaryDirectory(prefix="chaos-") as folder:
+        steps_file = Path(folder, "steps")
+        with sentences_for_the_user(console), no_process_left(), chosen_service(kinds, config, steps_file) as service:
+            finished = asyncio.run(chaos(service, left, StepLog(steps_file), seed, results))
+    finish(
+        console, problems_of(finished), {"kinds": by_kind(read(results, Round)), "rounds_of_this_run": len(finished)}
+    )
+
+
+if __name__ == "__main__":
+    typer.run(main)

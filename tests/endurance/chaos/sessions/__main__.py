@@ -1,0 +1,99 @@
+"""Kills agents with sessions, their clients, and replicas that work for them, again and again: `make chaos-sessions`.
+
+The service has two ingress and two generator replicas. In each round ten agents are at work, each a process with a
+session, which asks without end: programs with a session of their own, and commands that the service runs for rollouts.
+At a random moment there is a SIGKILL, by the kind of the round: for all agents that are programs (`agent`), for all
+that are commands (`command`), for the client of the rollouts (`client`), for an ingress or a generator replica. It must
+hold:
+
+- a second later no engine generates for nobody: for an agent that is gone, for a call whose caller is gone;
+- the record of each session is readable, also when a replica was killed, and has each answer that its agent got once,
+  token by token; beside these only what calls had generated that broke. A session of a rollout ends with it: its record
+  is the result, or nobody's if its client was killed.
+
+The rounds are appended to a file, and what is there already is not played again. The last line is JSON: what all
+rounds in that file come to, by kind. The exit code is 1 if something does not hold in a round of this run.
+"""
+
+import asyncio
+import random
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from time import monotonic
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from benchmarks.process_group import no_process_left
+from benchmarks.reporting import finish, rounds_shown
+from benchmarks.result_lines import append, read
+from rollout_client import AsyncRolloutClient
+from service.startup.local_service import sentences_for_the_user
+from tests.endurance.chaos.__main__ import in_turn
+from tests.endurance.chaos.one_machine import OneMachine
+from tests.endurance.chaos.sessions.results import SessionRound, by_kind
+from tests.endurance.chaos.sessions.rounds import PROGRAMS, NotBegun, SessionRounds
+from tests.endurance.chaos.sessions.service import service_of_sessions
+
+MOST_NOT_BEGUN = 5
+console = Console(stderr=True)
+
+
+async def play(
+    service: OneMachine, kinds: Iterator[str], answers: Path, draw: random.Random, file: Path
+) -> list[SessionRound]:
+    finished: list[SessionRound] = []
+    not_begun = 0
+    async with AsyncRolloutClient(service.url) as client:
+        rounds = SessionRounds(service, client, answers, draw)
+        with rounds_shown(console, None) as show:
+            for kind in kinds:
+                try:
+                    one = await rounds.play(kind)
+                except NotBegun as error:
+                    not_begun += 1
+                    console.print(f"{kind}: {error}")
+                    if not_begun > MOST_NOT_BEGUN:
+                        raise
+                    continue
+                append(file, one)
+                finished.append(one)
+                show(f"{one.kind}: quiet after {one.quiet_after_s} s; {len(problems_of(finished))} problems")
+    return finished
+
+
+def problems_of(rounds: list[SessionRound]) -> list[str]:
+    return [problem for one in rounds for problem in one.problems()]
+
+
+def main(
+    config: Annotated[Path, typer.Argument()] = Path("serve_config.cpu.yaml"),
+    kind: Annotated[str, typer.Option(help="Kinds with commas between them, or all.")] = "all",
+    rounds: Annotated[int, typer.Option(min=1, help="Of each kind, those in the file among them.")] = 10,
+    minutes: Annotated[float, typer.Option(min=0, help="No round begins later than so long after the start.")] = 600,
+    results: Annotated[Path, typer.Option(help="The file that rounds are appended to.")] = Path("chaos_sessions.jsonl"),
+    seed: Annotated[int | None, typer.Option(help="Of the moments and the choice of replicas.")] = None,
+) -> None:
+    before = read(results, SessionRound)
+    kinds = list(PROGRAMS) if kind == "all" else kind.split(",")
+    left = in_turn(kinds, rounds, Counter(one.kind for one in before), monotonic() + 60 * minutes)
+    draw = random.Random(len(before) if seed is None else seed)
+    with (
+        tempfile.TemporaryDirectory(prefix="chaos-sessions-") as folder,
+        sentences_for_the_user(console),
+        no_process_left(),
+        service_of_sessions(config, Path(folder), console) as service,
+    ):
+        finished = asyncio.run(play(service, left, Path(folder), draw, results))
+    finish(
+        console,
+        problems_of(finished),
+        {"kinds": by_kind(read(results, SessionRound)), "rounds_of_this_run": len(finished)},
+    )
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,106 @@
+"""Mutated bodies against the routes of agents: a model server's APIs, and sessions. They need a real engine."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import httpx
+
+from tests.endurance.fuzz.bodies import JSON, Target
+from tests.endurance.fuzz.fuzzed_service import SERVED_MODEL
+from tests.endurance.fuzz.mutation import mutated_json
+
+MESSAGES: list[dict[str, Any]] = [
+    {"role": "system", "content": "Be short."},
+    {"role": "user", "content": "What is 1 + 1?"},
+    {"role": "assistant", "content": "2"},
+    {"role": "user", "content": [{"type": "text", "text": "And 2 + 2?"}]},
+]
+SCHEMA = {"type": "object", "properties": {"expression": {"type": "string"}}, "required": ["expression"]}
+CHAT = {
+    "model": SERVED_MODEL,
+    "messages": MESSAGES,
+    "max_tokens": 4,
+    "n": 2,
+    "seed": 5,
+    "temperature": 0.7,
+    "stop": ["!"],
+    "logprobs": True,
+    "top_logprobs": 2,
+}
+TOOL_CALL = {"id": "call-1", "type": "function", "function": {"name": "add", "arguments": '{"expression": "1"}'}}
+WITH_TOOLS = {
+    "model": SERVED_MODEL,
+    "messages": [
+        MESSAGES[1],
+        {"role": "assistant", "content": None, "tool_calls": [TOOL_CALL]},
+        {"role": "tool", "tool_call_id": "call-1", "content": "2"},
+    ],
+    "tools": [{"type": "function", "function": {"name": "add", "description": "Adds.", "parameters": SCHEMA}}],
+    "max_tokens": 4,
+}
+WITH_SCHEMA = {
+    "model": SERVED_MODEL,
+    "messages": MESSAGES[1:2],
+    "response_format": {"type": "json_schema", "json_schema": {"name": "sum", "schema": SCHEMA}},
+    "max_tokens": 4,
+}
+RESPONSES = {
+    "model": SERVED_MODEL,
+    "input": [{"role": "user", "content": "1 + 1?"}],
+    "instructions": "Be short.",
+    "max_output_tokens": 4,
+}
+TOKENIZE = {"model": SERVED_MODEL, "messages": MESSAGES, "add_generation_prompt": True}
+DETOKENIZE = {"model": SERVED_MODEL, "tokens": [49, 50, 51]}
+ANTHROPIC = {
+    "model": SERVED_MODEL,
+    "system": "Be short.",
+    "messages": [{"role": "user", "content": [{"type": "text", "text": "1 + 1?"}]}],
+    "max_tokens": 4,
+    "tools": [{"name": "add", "description": "Adds.", "input_schema": SCHEMA}],
+}
+OPENED = {
+    "sample": {"task_name": "math", "messages": MESSAGES[1:2], "extra_env_info": {"ground_truth": "2"}},
+    "sampling": {"temperature": 1.0, "max_new_tokens": 4},
+    "limits": {"max_calls": 4},
+    "deadline_s": 20.0,
+    "priority": "train",
+}
+STREAMED = {"stream": True}
+SESSION = "/v1/sessions/{session_id}"
+LONG = {"limits": {"max_calls": 10_000}}
+
+
+def target(path: str, body: Mapping[str, Any]) -> Target:
+    return Target("POST", path, json.dumps(body).encode(), mutated_json, {"content-type": JSON})
+
+
+TARGETS: Mapping[str, Target] = {
+    "JSON of POST /chat/completions": target("/v1/chat/completions", CHAT),
+    "JSON of POST /chat/completions, streamed": target("/v1/chat/completions", CHAT | STREAMED),
+    "JSON of POST /chat/completions, with tools": target("/v1/chat/completions", WITH_TOOLS),
+    "JSON of POST /chat/completions, with a schema": target("/v1/chat/completions", WITH_SCHEMA),
+    "JSON of POST /responses": target("/v1/responses", RESPONSES),
+    "JSON of POST /responses, streamed": target("/v1/responses", RESPONSES | STREAMED),
+    "JSON of POST /messages": target("/v1/messages", ANTHROPIC),
+    "JSON of POST /messages, streamed": target("/v1/messages", ANTHROPIC | STREAMED),
+    "JSON of POST /messages/count_tokens": target("/v1/messages/count_tokens", ANTHROPIC),
+    "JSON of POST /tokenize": target("/v1/tokenize", TOKENIZE),
+    "JSON of POST /detokenize": target("/v1/detokenize", DETOKENIZE),
+    "JSON of POST /sessions": target("/v1/sessions", OPENED),
+    "JSON of POST /sessions/{id}/reward": target(f"{SESSION}/reward", {"rewards": {"correct": 1.0, "form": 0.5}}),
+    "JSON of POST /sessions/{id}/v1/chat/completions": target(f"{SESSION}/v1/chat/completions", CHAT),
+    "JSON of POST /sessions/{id}/v1/messages": target(f"{SESSION}/v1/messages", ANTHROPIC | STREAMED),
+}
+"""Those of sessions take the id of an open one."""
+
+
+def in_a_session(url: str, target: Target, headers: Mapping[str, str]) -> Target:
+    """The target with an open session of its own, and with the key that the route takes; others as they are."""
+    if not target.path.startswith(SESSION):
+        return target
+    session = httpx.post(f"{url}/v1/sessions", json=LONG, headers=headers, timeout=60).raise_for_status().json()
+    key = {"authorization": f"Bearer {session['api_key']}"} if "/v1/" in target.path.removeprefix(SESSION) else {}
+    return replace(target, session_id=session["id"], headers={**target.headers, **key})

@@ -1,0 +1,120 @@
+"""Slow senders and slow readers by the thousand, beside a client that must be answered all the time."""
+
+import asyncio
+import json
+import socket
+from collections.abc import Awaitable, Callable, Mapping
+from time import monotonic
+from urllib.parse import urlsplit
+
+import aiohttp
+
+from benchmarks.core_speed import core_speed
+from tests.endurance.fuzz.answers import answer_problems
+from tests.endurance.fuzz.bodies import ROLLOUT
+from tests.endurance.fuzz.tally import Tally
+
+SECONDS = 30.0
+PAUSE_S = 1.0
+"""Between two bytes of a slow client."""
+ANSWERED_WITHIN_S = 20.0
+"""A rollout of the client that is not slow, on cores of usual speed. It comes behind a thousand requests with large
+answers, which are ten seconds of work."""
+QUICK_PAUSE_S = 0.1
+CONNECTED_AT_ONCE = 64
+CONNECTED_WITHIN_S = 20.0
+SMALL_BUFFER_BYTES = 4096
+LARGE_SAMPLE = {
+    "task_name": "math",
+    "messages": [{"role": "user", "content": "1"}],
+    "extra_env_info": {"ground_truth": "2"},
+    "further": "y" * 2**17,
+}
+LARGE_ANSWER = json.dumps(
+    {"samples": [LARGE_SAMPLE], "num_generations": 2, "sampling": {"max_new_tokens": 8}, "max_rollout_turns": 1}
+).encode()
+"""A request whose answer has 260 KB."""
+Slow = Callable[[socket.socket, bytes, float], Awaitable[None]]
+"""Takes the connection, the lines of the headers that all requests have, and when to go away."""
+
+
+async def send_slowly(connection: socket.socket, headers: bytes, until: float) -> None:
+    """Sends the headers of a `POST /rollout`, then a byte of its body each second, and goes away."""
+    loop = asyncio.get_running_loop()
+    await loop.sock_sendall(connection, b"POST /v1/rollout HTTP/1.1\r\n%sContent-Length: 100000\r\n\r\n" % headers)
+    while monotonic() < until:
+        await loop.sock_sendall(connection, b" ")
+        await asyncio.sleep(PAUSE_S)
+
+
+async def send_headers_slowly(connection: socket.socket, headers: bytes, until: float) -> None:
+    """Sends a byte of a header each second, and goes away."""
+    loop = asyncio.get_running_loop()
+    await loop.sock_sendall(connection, b"GET /v1/info HTTP/1.1\r\n%sX-Slow: " % headers)
+    while monotonic() < until:
+        await loop.sock_sendall(connection, b"a")
+        await asyncio.sleep(PAUSE_S)
+
+
+async def read_slowly(connection: socket.socket, headers: bytes, until: float) -> None:
+    """Posts a request with a large answer, reads a byte each second, and goes away."""
+    loop = asyncio.get_running_loop()
+    length = b"Content-Length: %d\r\n\r\n" % len(LARGE_ANSWER)
+    await loop.sock_sendall(connection, b"POST /v1/rollout HTTP/1.1\r\n" + headers + length + LARGE_ANSWER)
+    while monotonic() < until:
+        async with asyncio.timeout_at(loop.time() + max(0.0, until - monotonic())):
+            await loop.sock_recv(connection, 1)
+        await asyncio.sleep(PAUSE_S)
+
+
+SLOW_CLIENTS: Mapping[str, Slow] = {
+    "slow senders of a body": send_slowly,
+    "slow senders of headers": send_headers_slowly,
+    "slow readers": read_slowly,
+}
+
+
+def fuzz_slowly(url: str, slow: Slow, cases: range, headers: Mapping[str, str]) -> Tally:
+    """A slow client for each number, all for `SECONDS`; meanwhile another one posts rollouts and waits for each."""
+    return asyncio.run(slow_and_quick(url, slow, len(cases), headers))
+
+
+async def slow_and_quick(url: str, slow: Slow, count: int, headers: Mapping[str, str]) -> Tally:
+    until = monotonic() + SECONDS
+    free = asyncio.Semaphore(CONNECTED_AT_ONCE)
+    clients = [asyncio.create_task(one_slow_client(url, slow, headers, until, free)) for _ in range(count)]
+    problems = await quick_client_problems(url, headers, until)
+    ended = await asyncio.gather(*clients, return_exceptions=True)
+    # That the service ends their connections is its right. That it takes none at all is not.
+    unconnected = sum(isinstance(each, ConnectionRefusedError) for each in ended)
+    if unconnected:
+        problems.append(f"{unconnected} of {count} connections were refused")
+    return Tally(count, problems)
+
+
+async def one_slow_client(
+    url: str, slow: Slow, headers: Mapping[str, str], until: float, free: asyncio.Semaphore
+) -> None:
+    address = urlsplit(url)
+    lines = "".join(f"{name}: {value}\r\n" for name, value in {"Host": address.netloc, **headers}.items()).encode()
+    with socket.socket() as connection:
+        connection.setblocking(False)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SMALL_BUFFER_BYTES)
+        async with free, asyncio.timeout(CONNECTED_WITHIN_S):
+            await asyncio.get_running_loop().sock_connect(connection, (address.hostname, address.port))
+        await slow(connection, lines, until)
+
+
+async def quick_client_problems(url: str, headers: Mapping[str, str], until: float) -> list[str]:
+    problems: list[str] = []
+    sent = {**headers, "content-type": "application/json"}
+    timeout = aiohttp.ClientTimeout(ANSWERED_WITHIN_S / core_speed())
+    async with aiohttp.ClientSession(url, timeout=timeout) as session:
+        while monotonic() < until:
+            try:
+                async with session.post("/v1/rollout", data=ROLLOUT, headers=sent) as answer:
+                    problems += answer_problems(answer.status, await answer.read())
+            except (aiohttp.ClientError, TimeoutError) as error:
+                problems.append(f"beside slow clients: {type(error).__name__}: {error}")
+            await asyncio.sleep(QUICK_PAUSE_S)
+    return problems

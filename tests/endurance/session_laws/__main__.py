@@ -1,0 +1,146 @@
+"""Plays random sessions on a service, and compares their records with what was answered: `make session-laws`.
+
+Each session has 1 to 30 calls of OpenAI's client, which follow from its seed: an agent continues its conversations,
+retries, edits, compacts and forgets, begins others, and makes up to three calls at the same time, with and without
+streams, tools, thoughts and `n`; it sends messages back in other forms than it got them, and leaves some streams. The
+model is the embedded one with tools, in 32 bits. What must hold is in `laws.py`; the log-probabilities are compared
+with those of `POST /score`, those of greedy sessions with `POST /rollout` too.
+
+The last line is JSON. The exit code is 1 if something does not hold.
+"""
+
+import asyncio
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated
+
+import httpx
+import typer
+from openai import AsyncOpenAI
+from ray.serve.schema import ServeDeploySchema
+from rich.console import Console
+
+from benchmarks.process_group import no_process_left
+from benchmarks.reporting import finish, rounds_shown
+from examples.task_configs import config_for
+from rollout_client import AsyncRolloutClient
+from service.startup.local_service import local_service, sentences_for_the_user
+from tests.endurance.session_laws.laws import record_problems, stable_calls
+from tests.endurance.session_laws.log_probabilities import TASK_NAME, Differences, add_played, add_scored
+from tests.endurance.session_laws.random_agent import PlayedSession, RandomAgent
+
+CONCURRENCY = 8
+DTYPE = "float32"
+"""In bfloat16 the same tokens differ by hundredths between a prompt and a response."""
+TOLERANCE = 1e-3
+"""For each log-probability."""
+SETTLED_WITHIN_S = 60.0
+MODEL = Path("models/small")
+console = Console(stderr=True)
+
+
+@dataclass(slots=True)
+class Tally:
+    sessions: int = 0
+    calls: int = 0
+    continued: int = 0
+    stable: int = 0
+    """Of the calls that continue a response: those where it is rendered as it was generated."""
+    streams_left: int = 0
+    responses: int = 0
+    tokens: int = 0
+    branches: int = 0
+    differences: Differences = field(default_factory=Differences)
+    problems: list[str] = field(default_factory=list)
+
+
+def sampling_of(seed: int) -> dict[str, object]:
+    """Every fourth session is greedy, every other one of the rest has a seed."""
+    if seed % 4 == 0:
+        return {"greedy": True}
+    return {"temperature": 1.0, **({"seed": seed} if seed % 2 else {})}
+
+
+async def play_session(url: str, client: AsyncRolloutClient, seed: int, tally: Tally) -> None:
+    played = PlayedSession(seed, sampling_of(seed))
+    async with (
+        client.session(sampling=played.sampling) as session,
+        AsyncOpenAI(base_url=session.base_url, api_key=session.api_key, max_retries=0) as model,
+        httpx.AsyncClient(base_url=url, timeout=SETTLED_WITHIN_S) as http,
+    ):
+        await RandomAgent(http, model, played).play()
+        async with asyncio.timeout(SETTLED_WITHIN_S):
+            while (info := await session.info()).calls_in_flight:
+                await asyncio.sleep(0.05)
+        samples = await session.samples()
+    tally.problems += [f"session {seed}: {problem}" for problem in record_problems(played, samples, info)]
+    if "greedy" in played.sampling:
+        await add_played(client, played.calls, tally.differences)
+    else:
+        await add_scored(client, samples, tally.differences)
+    tally.sessions += 1
+    tally.calls += len(played.calls)
+    tally.continued += sum(bool(call.continues) for call in played.calls)
+    tally.stable += stable_calls(played.calls)
+    tally.streams_left += sum(bool(call.left) for call in played.calls)
+    tally.responses += sum(len(call.choices) for call in played.calls)
+    tally.tokens += info.generated_tokens
+    tally.branches += len(samples)
+
+
+async def play_sessions(url: str, seeds: range) -> Tally:
+    tally, waiting = Tally(), iter(seeds)
+    async with AsyncRolloutClient(url) as client:
+        with rounds_shown(console, len(seeds)) as show:
+
+            async def play_some() -> None:
+                for seed in waiting:
+                    try:
+                        await play_session(url, client, seed, tally)
+                    except Exception as error:  # noqa: BLE001 - the other sessions go on
+                        tally.problems.append(f"session {seed}: {type(error).__name__}: {error}")
+                    show(f"{tally.calls} calls; {len(tally.problems)} problems")
+
+            await asyncio.gather(*(play_some() for _ in range(CONCURRENCY)))
+    return tally
+
+
+def settings_of(config: Path) -> ServeDeploySchema:
+    settings = config_for(config, MODEL, (TASK_NAME,))
+    settings.applications[0].args["sessions"] = {}
+    settings.applications[0].args["engine"] |= {"dtype": DTYPE}
+    return settings
+
+
+def report(tally: Tally) -> None:
+    """Raises `typer.Exit` if something does not hold."""
+    found = tally.differences
+    for route, each in (("/score", found.scored), ("/rollout", found.played)):
+        if late := sum(one > TOLERANCE for one in each):
+            tally.problems.append(f"{late} of {len(each)} log-probabilities differ from POST {route}'s")
+    figures = {
+        name: getattr(tally, name)
+        for name in ("sessions", "calls", "continued", "stable", "streams_left", "responses", "tokens", "branches")
+    }
+    compared = {
+        "scored_tokens": len(found.scored),
+        "largest_difference_to_score": max(found.scored, default=None),
+        "played_tokens": len(found.played),
+        "largest_difference_to_rollout": max(found.played, default=None),
+        "greedy_with_other_tokens": found.other_tokens,
+    }
+    finish(console, tally.problems, figures | compared)
+
+
+def main(
+    config: Annotated[Path, typer.Argument()] = Path("serve_config.cpu.yaml"),
+    sessions: Annotated[int, typer.Option(min=1)] = 1000,
+    first: Annotated[int, typer.Option(min=0, help="The seed of the first session.")] = 0,
+) -> None:
+    with sentences_for_the_user(console), no_process_left(), local_service(settings_of(config), console) as url:
+        tally = asyncio.run(play_sessions(url, range(first, first + sessions)))
+    report(tally)
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,216 @@
+"""Requests of every kind for a while, with pushes of weights and killed parts in between: `make soak`.
+
+The service runs as `make serve` runs it, with adapters, jobs, sessions, and two replicas of what rollouts need. Callers
+stream rollouts, ask for whole answers and scores, follow jobs and delete some, play agents in sessions, and go away in
+the middle. Meanwhile one part after the other is killed; when it has been replaced, weights of every kind are pushed
+until the next one's turn comes.
+Each third of the run kills the same parts at the same times, always the youngest process: of what there are two of,
+one lives from the begin to the end, and its memory is measured. It must hold:
+
+- nothing grows: memory, descriptors, threads, shared memory, files, logs, tasks of asyncio, requests of the engines;
+  `growth.py` has the rule, `resources.py` the bounds;
+- every rollout comes back without an error, and its spans are right; only a stream that went through a killed proxy or
+  ingress replica breaks;
+- when the load has ended, nothing runs any longer within `SETTLED_WITHIN_S`, and there are no more tasks than before.
+
+The last line is JSON. The exit code is 1 if something does not hold.
+"""
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import monotonic
+from typing import Annotated
+
+import torch
+import typer
+from rich.console import Console
+
+from benchmarks.growth import Growth, all_growth, growth_problems
+from benchmarks.process_group import no_process_left
+from benchmarks.reporting import finish, growth_figures, rounds_shown, show_growth
+from rollout_client import AsyncRolloutClient
+from service.startup.local_service import sentences_for_the_user
+from tests.endurance.chaos.one_machine import OneMachine
+from tests.endurance.chaos.parts import PARTS, TASK_NAME
+from tests.endurance.chaos.rounds import POLL_S, RECOVERED_WITHIN_S
+from tests.endurance.soak.callers import Callers
+from tests.endurance.soak.known_weights import KnownWeights
+from tests.endurance.soak.mixed_load import SAMPLE_RETRIES, MixedLoad
+from tests.endurance.soak.replica_counts import left_over, most_of, replica_counts, tasks_by_name
+from tests.endurance.soak.resources import BOUNDS, ServiceResources
+from tests.endurance.soak.slots import THIRDS, Slot, slots
+from tests.endurance.soak.soaked_service import SoakedService, soaked_service
+from tests.endurance.soak.steady_rollouts import SteadyRollouts
+from tests.endurance.soak.trainer import Trainer
+from tests.endurance.soak.version_times import VersionTimes
+
+REPLICAS = {"Ingress": 2, "Generator": 2, TASK_NAME: 2, "Policy": 1, "Jobs": 1, "Sessions": 1}
+KINDS = ("generator", "ingress", "environment", "store", "jobs", "proxy", "engine-core", "controller")
+"""The parts that are killed, in this order; a short run kills the first of them."""
+BREAK_STREAMS = {"ingress", "proxy"}
+BREAK_CALLS = BREAK_STREAMS | {"generator", "engine-core"}
+"""A stream of the model server's API ends with the engine under it."""
+WARM_UP_S = 15.0
+SETTLED_WITHIN_S = 20.0
+LOOKS = 5
+PUSH_EVERY_S = 1.5
+console = Console(stderr=True)
+
+
+@dataclass(slots=True)
+class Soaked:
+    """What came of a soak, besides what the load counts."""
+
+    readings: dict[int, list[dict[str, float]]] = field(default_factory=lambda: defaultdict(list))
+    """By the third of the run; one after each push."""
+    recovered_after_s: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    """By the kind of the part that was killed."""
+    problems: list[str] = field(default_factory=list)
+
+    @property
+    def pushes(self) -> int:
+        return sum(map(len, self.readings.values()))
+
+    def growth(self) -> dict[str, Growth]:
+        return all_growth(self.readings[THIRDS - 2], self.readings[THIRDS - 1], BOUNDS)
+
+
+class MixedSoak:
+    """One run on a running service."""
+
+    def __init__(self, service: SoakedService, client: AsyncRolloutClient, seed: int) -> None:
+        self.soaked = Soaked()
+        known, times = KnownWeights(service.model), VersionTimes()
+        self._trainer = Trainer(client, known, times, service.checkpoints, seed)
+        rollouts = SteadyRollouts(client, times, SAMPLE_RETRIES)
+        self.load = MixedLoad(client, service.url, rollouts, seed)
+        self._machine = OneMachine(service.url, REPLICAS)
+        self._resources = ServiceResources(service.temporary)
+
+    async def run(self, minutes: float, show: Callable[[str], None]) -> None:
+        async with self._callers.running():
+            await asyncio.sleep(WARM_UP_S)
+        idle = await self._idle()
+        idle_tasks = await asyncio.to_thread(tasks_by_name)
+        console.print(f"Idle, there are {idle}")
+        began, shown = monotonic(), 0
+        async with self._callers.running():
+            for slot in slots(60 * minutes, KINDS):
+                await self._kill(slot.kind)
+                await self._push_until(slot, began + slot.ends_after_s)
+                recovered_after_s = self.soaked.recovered_after_s[slot.kind][-1]
+                console.print(f"{monotonic() - began:.0f} s: {slot.kind} was back after {recovered_after_s} s")
+                show(self.description())
+                for problem in self.problems()[shown:]:
+                    console.print(problem, style="red", markup=False, highlight=False, soft_wrap=True)
+                shown = len(self.problems())
+        console.print(f"{monotonic() - began:.0f} s: the load has ended; {self.description()}")
+        if left := await self._left_over(idle):
+            new_tasks = dict(await asyncio.to_thread(tasks_by_name) - idle_tasks)
+            still = f"{left}; tasks that an idle service had not: {new_tasks}"
+            self.soaked.problems.append(f"{SETTLED_WITHIN_S:g} s after the load ended there were still: {still}")
+        self.soaked.problems += self._broken_streams()
+
+    @property
+    def _callers(self) -> Callers:
+        return Callers(self.load.posts(), self.load.problems)
+
+    async def _kill(self, kind: str) -> None:
+        """Kills the youngest process of the part, so that the oldest one shows what a process leaks, and waits."""
+        began = monotonic()
+        try:
+            async with asyncio.timeout(RECOVERED_WITHIN_S):
+                while not await self._machine.is_whole(kind):
+                    await asyncio.sleep(POLL_S)
+                is_replaced = self._machine.strike_process(kind, PARTS[kind].processes()[-1])
+                while not await is_replaced():
+                    await asyncio.sleep(POLL_S)
+        except TimeoutError:
+            self.soaked.problems.append(f"{kind} was not replaced within {RECOVERED_WITHIN_S:g} s")
+        self.soaked.recovered_after_s[kind].append(round(monotonic() - began, 1))
+
+    async def _push_until(self, slot: Slot, end: float) -> None:
+        """Pushes versions, at least `slot.fewest_pushes`, and looks at the service after each."""
+        readings = self.soaked.readings[slot.third]
+        enough = len(readings) + slot.fewest_pushes
+        while monotonic() < end or len(readings) < enough:
+            await self._trainer.push()
+            readings.append(await asyncio.to_thread(self._resources.read))
+            await asyncio.sleep(PUSH_EVERY_S)
+
+    async def _idle(self) -> dict[str, float]:
+        """What runs while nothing is asked for: the most of several looks, after everything has ended."""
+        await self._left_over({})
+        looks = []
+        for _ in range(LOOKS):
+            await asyncio.sleep(1)
+            looks.append(await asyncio.to_thread(replica_counts))
+        return most_of(looks)
+
+    async def _left_over(self, idle: dict[str, float]) -> dict[str, float]:
+        """What still runs after all, when nothing does or `SETTLED_WITHIN_S` are over."""
+        until = monotonic() + SETTLED_WITHIN_S
+        while True:
+            left = left_over(idle, await asyncio.to_thread(replica_counts))
+            if not left or monotonic() > until:
+                return left
+            await asyncio.sleep(POLL_S)
+
+    def _broken_streams(self) -> list[str]:
+        """Each caller has one stream at a time, and a kill can break it once."""
+        found = []
+        for name, kinds in (("broken streams", BREAK_STREAMS), ("broken calls", BREAK_CALLS)):
+            kills = sum(len(self.soaked.recovered_after_s.get(kind, ())) for kind in kinds)
+            most = kills * len(self.load.posts())
+            if self.load.ended[name] > most:
+                found.append(f"There are {self.load.ended[name]} {name}, and at most {most} can be")
+        return found
+
+    def problems(self) -> list[str]:
+        return [*self.soaked.problems, *self.load.all_problems()]
+
+    def description(self) -> str:
+        return f"{self.soaked.pushes} pushes; {sum(self.load.ended.values())} requests; {len(self.problems())} problems"
+
+    def figures(self, minutes: float) -> dict[str, object]:
+        return {
+            "minutes": minutes,
+            "requests": dict(self.load.ended),
+            "rollouts_streamed": self.load.rollouts.played,
+            "pushes": self.soaked.pushes,
+            "refused": self._trainer.refused,
+            "recovered_after_s": dict(self.soaked.recovered_after_s),
+            "growth": growth_figures(self.soaked.growth()),
+        }
+
+
+async def soak(service: SoakedService, minutes: float, seed: int) -> MixedSoak:
+    torch.set_num_threads(1)
+    async with AsyncRolloutClient(service.url) as client:
+        running = MixedSoak(service, client, seed)
+        with rounds_shown(console, len(slots(60 * minutes, KINDS))) as show:
+            await running.run(minutes, show)
+    return running
+
+
+def main(
+    config: Annotated[Path, typer.Argument()] = Path("serve_config.cpu.yaml"),
+    minutes: Annotated[float, typer.Option(min=1, help="Of load, after the warm-up.")] = 15,
+    seed: Annotated[int, typer.Option()] = 0,
+) -> None:
+    with (
+        sentences_for_the_user(console),
+        no_process_left(),
+        soaked_service(config, REPLICAS, console) as service,
+    ):
+        ended = asyncio.run(soak(service, minutes, seed))
+    growth = ended.soaked.growth()
+    show_growth(console, growth)
+    finish(console, [*ended.problems(), *growth_problems(growth)], ended.figures(minutes))
+
+
+if __name__ == "__main__":
+    typer.run(main)

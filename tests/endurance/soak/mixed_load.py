@@ -1,0 +1,142 @@
+"""Requests of every kind at once: streams, whole answers, scores, jobs, agents, and clients that go away."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import aclosing
+from random import Random
+
+from rollout_client import AsyncRolloutClient
+from rollout_client.contract import SampleResult, Sampling
+from rollout_client.errors import StreamBroken
+from tests.endurance.chaos.parts import TASK_NAME
+from tests.endurance.soak.callers import Post
+from tests.endurance.soak.session_load import SessionLoad
+from tests.endurance.soak.steady_rollouts import ENDED_WELL, SAMPLING, TURNS, RolloutTally, SteadyRollouts
+
+MATH = "math"
+MATH_SAMPLING = Sampling(max_new_tokens=32)
+SAMPLES = 6
+GENERATIONS = 2
+SAMPLE_RETRIES = 16
+"""A killed replica costs every rollout that it plays one, and those that follow may be tried before it is noticed."""
+SEQUENCES = 8
+LONGEST_SEQUENCE = 256
+LONGEST_STAY_S = 1.5
+"""Of a client that goes away."""
+DELETED_JOBS = 3
+"""One of so many jobs is deleted while it runs."""
+
+
+class MixedLoad:
+    """Counts the requests that ended well, by their kind, and keeps what was wrong with others.
+
+    Args:
+        url: the service's address.
+        rollouts: makes the requests that are streamed, and checks their rollouts.
+        seed: of what is scored, and of when clients go away.
+    """
+
+    def __init__(self, client: AsyncRolloutClient, url: str, rollouts: SteadyRollouts, seed: int) -> None:
+        self.ended: Counter[str] = Counter()
+        self.problems: list[str] = []
+        self._client = client
+        self._rollouts = rollouts
+        self._seed = seed
+        self._sessions = SessionLoad(client, url, self.ended, self.problems)
+
+    @property
+    def rollouts(self) -> RolloutTally:
+        """Of the streams."""
+        return self._rollouts.tally
+
+    def all_problems(self) -> list[str]:
+        return [*self.problems, *self.rollouts.problems]
+
+    def posts(self) -> list[Post]:
+        """What the callers do, each one thing."""
+        sessions = self._sessions
+        return [
+            self._stream,
+            self._stream,
+            self._math,
+            self._score,
+            self._go_away,
+            self._job,
+            sessions.session,
+            sessions.leave_call,
+        ]
+
+    async def _stream(self, number: int) -> None:
+        try:
+            await self._rollouts.post(number)
+            self.ended["streams"] += 1
+        except StreamBroken:
+            # A stream goes through one ingress replica and the proxy, and ends with them.
+            self.ended["broken streams"] += 1
+
+    async def _math(self, number: int) -> None:
+        samples = await self._client.example_samples(MATH, SAMPLES, seed=number)
+        answer = await self._client.rollout(
+            samples,
+            num_generations=GENERATIONS,
+            sampling=MATH_SAMPLING,
+            sample_retries=SAMPLE_RETRIES,
+            idempotency_key="auto",
+        )
+        self._check(f"request {number}", answer.samples)
+        self.ended["whole answers"] += 1
+
+    async def _score(self, number: int) -> None:
+        draw = Random(f"{self._seed} {number}")
+        vocabulary = (await self._client.info()).model.vocab_size
+        sequences = [
+            [draw.randrange(vocabulary) for _ in range(draw.randint(2, LONGEST_SEQUENCE))] for _ in range(SEQUENCES)
+        ]
+        scored = (await self._client.score(sequences, sequence_retries=SAMPLE_RETRIES)).scores
+        self.problems += [f"score {number}: {score.error}" for score in scored if score.error is not None]
+        self.ended["scores"] += 1
+
+    async def _go_away(self, number: int) -> None:
+        samples = await self._client.example_samples(TASK_NAME, SAMPLES, seed=number)
+        try:
+            async with asyncio.timeout(Random(f"{self._seed} {number}").uniform(0, LONGEST_STAY_S)):
+                if number % 2:
+                    await self._client.rollout(samples, sampling=SAMPLING, max_rollout_turns=TURNS)
+                async with self._client.stream(samples, sampling=SAMPLING, max_rollout_turns=TURNS) as rollouts:
+                    await anext(aiter(rollouts), None)
+        except (TimeoutError, StreamBroken):
+            pass
+        self.ended["clients that went away"] += 1
+
+    async def _job(self, number: int) -> None:
+        samples = await self._client.example_samples(TASK_NAME, SAMPLES, seed=number)
+        job = await self._client.jobs.submit(
+            samples,
+            num_generations=GENERATIONS,
+            sampling=SAMPLING,
+            max_rollout_turns=TURNS,
+            sample_retries=SAMPLE_RETRIES,
+        )
+        results: list[SampleResult] = []
+        async with aclosing(self._client.jobs.events(job.job_id)) as events:
+            async for event in events:
+                if event.problem is not None:
+                    self.problems.append(f"job {number}: {event.problem}")
+                results += [positioned.sample for positioned in event.samples]
+                await self._client.jobs.acknowledge(job.job_id, event.event)
+                if number % DELETED_JOBS == 0:
+                    break
+            else:
+                self._check(f"job {number}", results)
+        await self._client.jobs.delete(job.job_id)
+        self.ended["jobs"] += 1
+
+    def _check(self, name: str, results: Sequence[SampleResult]) -> None:
+        self.problems += [
+            f"{name}, rollout {result.idx}: status {result.status}: {result.error}"
+            for result in results
+            if result.error is not None or result.status not in ENDED_WELL
+        ]
+        if len(results) != SAMPLES * GENERATIONS:
+            self.problems.append(f"{name}: {len(results)} rollouts of {SAMPLES * GENERATIONS} came back")

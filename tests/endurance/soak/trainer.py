@@ -1,0 +1,153 @@
+"""A trainer that pushes new weights all the time, in every way that there is, and some that have to be refused."""
+
+import random
+import shutil
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+from safetensors.torch import save_file
+
+from rollout_client import AsyncPolicyPusher, AsyncRolloutClient
+from rollout_client.errors import RequestRejected
+from rollout_client.policy_contract import PauseMode, PolicyUpdate
+from tests.endurance.soak.known_weights import KnownWeights, State
+from tests.endurance.soak.version_times import VersionTimes
+
+MODES: dict[PauseMode, int] = {"keep": 8, "wait": 1, "abort": 1}
+"""How often each, in proportion."""
+REFUSED_SHARE = 0.05
+"""Before so many pushes one is made that has to be refused."""
+HTTP_UNPROCESSABLE = 422
+MOST_KEPT = 4
+"""Full weights that the trainer keeps for rollbacks, besides the initial ones; the service keeps fewer."""
+
+
+class NotRefused(Exception):
+    """The service took weights that nobody can generate with."""
+
+
+@dataclass(frozen=True, slots=True)
+class Push:
+    """One that was acknowledged, and how long it took at the trainer, in seconds."""
+
+    kind: str
+    seconds: float
+    update: PolicyUpdate
+
+
+class Trainer:
+    """Nobody else pushes.
+
+    Args:
+        folder: the service may read checkpoints from it.
+        seed: equal seeds push equal weights in equal ways, as long as nothing is refused.
+    """
+
+    def __init__(
+        self, client: AsyncRolloutClient, weights: KnownWeights, times: VersionTimes, folder: Path, seed: int
+    ) -> None:
+        self.refused = 0
+        self._client = client
+        self._pusher = AsyncPolicyPusher(client)
+        self._weights = weights
+        self._times = times
+        self._folder = folder
+        self._draw = random.Random(seed)
+        self.state: State = weights.initial
+        """The current weights, with the current adapter merged into them."""
+        self._full: dict[int, State] = {0: weights.initial}
+        """The full weights that the service may still have; the last ones are current."""
+        self._ways: dict[Callable[[int], Awaitable[tuple[str, PolicyUpdate]]], int] = {
+            self._push_full: 45,
+            self._push_delta: 30,
+            self._load_checkpoint: 10,
+            self._push_adapter: 8,
+            self._roll_back: 7,
+        }
+
+    async def push(self) -> Push:
+        """Pushes the next version.
+
+        Raises:
+            NotRefused: the service took weights that it should have refused.
+            RolloutError: the push failed.
+        """
+        version = self._times.newest + 1
+        if self._draw.random() < REFUSED_SHARE:
+            await self._push_bad(version)
+        [way] = self._draw.choices(list(self._ways), list(self._ways.values()))
+        began = monotonic()
+        self._times.send(version, began)
+        kind, update = await way(version)
+        ended = monotonic()
+        self._times.acknowledge(version, ended)
+        return Push(kind, ended - began, update)
+
+    def _options(self) -> dict[str, Any]:
+        [mode] = self._draw.choices(list(MODES), list(MODES.values()))
+        return {"mode": mode}
+
+    def _seed(self) -> int:
+        return self._draw.randrange(2**31)
+
+    async def _push_full(self, version: int) -> tuple[str, PolicyUpdate]:
+        return await self._push_state(version, self._weights.perturbed(self._seed()))
+
+    async def _push_delta(self, version: int) -> tuple[str, PolicyUpdate]:
+        """Full weights, where the pusher did not push the current ones."""
+        return await self._push_state(version, self._weights.partly_changed(self._current_full, self._seed()))
+
+    async def _push_state(self, version: int, state: State) -> tuple[str, PolicyUpdate]:
+        captured = await self._pusher.capture(state)
+        update = await self._pusher.send(captured, version, **self._options())
+        self._now_full(version, state)
+        return captured.kind, update
+
+    async def _load_checkpoint(self, version: int) -> tuple[str, PolicyUpdate]:
+        state, folder = self._weights.perturbed(self._seed()), self._folder / str(version)
+        folder.mkdir()
+        save_file(state, folder / "model.safetensors")
+        update = await self._client.load_checkpoint(folder, version, **self._options())
+        shutil.rmtree(folder)
+        self._now_full(version, state)
+        return "checkpoint", update
+
+    async def _push_adapter(self, version: int) -> tuple[str, PolicyUpdate]:
+        folder = self._folder / f"adapter-{version}"
+        merged = self._weights.save_adapter(folder, self._current_full, self._seed())
+        update = await self._client.push_weights(folder, version, kind="adapter", **self._options())
+        shutil.rmtree(folder)
+        self.state = merged
+        return "adapter", update
+
+    async def _roll_back(self, version: int) -> tuple[str, PolicyUpdate]:
+        stored = {info.version for info in (await self._client.policy()).versions}
+        to = self._draw.choice([number for number in self._full if number in stored])
+        update = await self._client.rollback(to, version, **self._options())
+        self._now_full(version, self._full[to])
+        return "rollback", update
+
+    @property
+    def _current_full(self) -> State:
+        return self._full[max(self._full)]
+
+    def _now_full(self, version: int, state: State) -> None:
+        self.state = self._full[version] = state
+        for old in sorted(self._full)[1:-MOST_KEPT]:
+            del self._full[old]
+
+    async def _push_bad(self, version: int) -> None:
+        bad = self._draw.choice([self._weights.with_nan, self._weights.overflowing])()
+        self._times.send(version, monotonic())
+        try:
+            await self._client.push_weights(bad, version)
+        except RequestRejected as error:
+            if error.status != HTTP_UNPROCESSABLE:
+                raise
+        else:
+            raise NotRefused(f"version {version} has weights that are not finite or overflow, and was not refused")
+        self._times.refuse(version)
+        self.refused += 1
