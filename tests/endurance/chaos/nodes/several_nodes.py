@@ -59,10 +59,10 @@ class SeveralNodes(Struck):
             self._start_ray(node)
         self._run(self._nodes[HEAD], "-m", "tests.endurance.chaos.nodes.deploying", str(config))
 
-    def shared(self, kind: str) -> object:  # noqa: ARG002 - each kind has parts of all deployments
+    def shared(self, kind: str) -> object:
         return self
 
-    async def is_whole(self, kind: str) -> bool:  # noqa: ARG002
+    async def is_whole(self, kind: str) -> bool:
         """Each node has its replicas, and all of them answer."""
         if self._starting is not None and self._starting.is_alive():
             return False
@@ -74,7 +74,7 @@ class SeveralNodes(Struck):
             return False
         return not ready.degraded and len(policy.replicas) == len(self._nodes)
 
-    def strike(self, kind: str, draw: random.Random) -> Callable[[], Awaitable[bool]]:  # noqa: ARG002
+    def strike(self, kind: str, draw: random.Random) -> Callable[[], Awaitable[bool]]:
         node = self._nodes[NODE_KINDS[kind]]
         self._starting = threading.Thread(target=self._kill_and_start, args=(node,), daemon=True)
         self._starting.start()
