@@ -10,12 +10,12 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
-from deployments.environments.worker_pool import ProcessorTimeExceeded, WorkerPool
 from deployments.failures import EnvironmentLost
 from deployments.generation.response_parser import PRELOADED, WHOLE_PROMPT, ParserChoice, parse_all, prepare
 from deployments.generation.response_settings import ResponseSettings
 from deployments.response_parsing import ParsedResponse, ResponseParser, ResponseToParse
 from deployments.rpc.iteration_batcher import IterationBatcher
+from deployments.workers.pool import ProcessorTimeExceeded, WorkerPool
 
 START_WITHIN_S = 600.0
 """Importing vLLM takes ten seconds on a machine that does nothing else."""

@@ -21,7 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from deployments.environments.assigned_cores import assigned_cores
 from deployments.environments.bridges.packages import imported
-from deployments.environments.worker_pool import ProcessorTimeExceeded, WorkerPool
+from deployments.workers.pool import ProcessorTimeExceeded, WorkerPool
 from rollout_env import ChatMessage, SampleRejected, StartOutcome, StepOutcome, TaskEnvironment, reply_text
 
 STEPS_PER_WORKER = 64

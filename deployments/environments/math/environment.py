@@ -23,7 +23,7 @@ from deployments.environments.math.additions import LARGEST_OPERAND, addition_sa
 from deployments.environments.math.answers import Answer, AnswerForm, answer_in, letter_of
 from deployments.environments.math.comparison import compare, ground_truth_text, is_same_text, prepare_worker
 from deployments.environments.math.latex import is_prose
-from deployments.environments.worker_pool import ProcessorTimeExceeded, WorkerPool
+from deployments.workers.pool import ProcessorTimeExceeded, WorkerPool
 from rollout_env import ChatMessage, SampleRejected, StepOutcome, TaskEnvironment
 
 LONGEST_GROUND_TRUTH = 1000

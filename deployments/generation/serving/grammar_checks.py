@@ -20,9 +20,9 @@ from vllm.config import VllmConfig
 from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import SamplingParams, StructuredOutputsParams
 
-from deployments.environments.worker_pool import ProcessorTimeExceeded, WorkerEnded, WorkerPool
 from deployments.failures import EnvironmentLost, GenerationLost
 from deployments.generation.serving.grammar_compiling import FIELD, PRELOADED, TRIED_TOKENS, Refused, compiled, prepare
+from deployments.workers.pool import ProcessorTimeExceeded, WorkerEnded, WorkerPool
 
 MOST_BYTES = 256 * 1024
 """Of what an answer must fit."""

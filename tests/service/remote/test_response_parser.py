@@ -5,9 +5,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from deployments.environments.worker_pool import ProcessorTimeExceeded
 from deployments.failures import EnvironmentLost
 from deployments.response_parsing import ParsedResponse, ResponseToParse
+from deployments.workers.pool import ProcessorTimeExceeded
 from service.remote.response_parser import MOST_PER_CALL, ProcessResponseParser
 
 BAD = 13

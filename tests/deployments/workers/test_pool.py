@@ -14,8 +14,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from deployments.environments.worker_pool import ProcessorTimeExceeded, WorkerPool
 from deployments.failures import EnvironmentLost
+from deployments.workers.pool import ProcessorTimeExceeded, WorkerPool
 
 LIMIT_S = 0.5
 """Of processor time."""
@@ -187,8 +187,8 @@ def test_closing_ends_the_workers() -> None:
 def test_the_worker_ends_when_its_parent_is_killed(function: str, tmp_path: Path) -> None:
     program = f"""
         import asyncio, os
-        from deployments.environments.worker_pool import WorkerPool
-        from tests.deployments.environments.test_worker_pool import {function}, nothing
+        from deployments.workers.pool import WorkerPool
+        from tests.deployments.workers.test_pool import {function}, nothing
 
         async def main():
             pool = WorkerPool(1, nothing, [], 60.0)
