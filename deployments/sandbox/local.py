@@ -12,7 +12,7 @@ from typing import Literal
 
 from deployments.sandbox.bubblewrap import Bubblewrap
 from deployments.sandbox.interface import Limits, Outcome, Program, Sandbox, SandboxLost, checked_files
-from deployments.sandbox.jail import LimitJail, NamespaceJail
+from deployments.sandbox.isolation import LimitJail, NamespaceJail
 from deployments.sandbox.launch import Interpreter, Isolation, default_interpreters
 from deployments.sandbox.supervisor import Cancellation, RunCancelled, Supervisor
 from deployments.sandbox.trial import tried_out

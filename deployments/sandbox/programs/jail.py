@@ -1,7 +1,7 @@
 """Starts a program behind walls that this process builds by itself, and ends all that it leaves.
 
 With `namespaces` in its specification: under new namespaces, as bubblewrap does it. Without: under Landlock as far as
-the kernel has it, and as the one that inherits all orphans of the program. `Jail` (`deployments/sandbox/jail.py`)
+the kernel has it, and as the one that inherits all orphans of the program. `Jail` (`deployments/sandbox/isolation.py`)
 writes the specification; `Supervisor` reads what is written to `status_fd`.
 
 It is started for each run, so it imports little: json, pathlib and typing would double what its start costs.

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from deployments.sandbox import Limits, LocalSandbox, Outcome, Program, ProgramRefused, SandboxLost, SandboxTooWeak
-from deployments.sandbox.jail import LANDLOCK_WITH_SIGNALS, landlock_version
+from deployments.sandbox.isolation import LANDLOCK_WITH_SIGNALS, landlock_version
 from deployments.sandbox.local import DEFAULT_LIMITS, IsolationName
 from deployments.sandbox.programs.jail import SET_CHILD_SUBREAPER
 from deployments.sandbox.trial import is_running
