@@ -16,9 +16,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from deployments.environments.code import CodeEnvironment
-from deployments.environments.code.info import CodeInfo
-from deployments.environments.sandbox_settings import SandboxSettings
+from deployments.environments.code import CodeEnvironment, SandboxSettings
+from deployments.environments.code_judging import CodeInfo
 from deployments.sandbox import SandboxLost
 from deployments.sandbox.local import ISOLATIONS
 from rollout_env import ChatMessage

@@ -13,10 +13,11 @@ from starlette.datastructures import Headers
 
 from deployments.chat import bridge, message_cuts
 from deployments.chat.control_tokens import ControlTokens
+from deployments.environments import math_latex as latex
+from deployments.environments import replies as answers
+from deployments.environments import retrieval
 from deployments.environments.bridges import gymnasium, mcp, nemo_gym, reasoning_gym, textarena
-from deployments.environments.code.replies import last_code_block
-from deployments.environments.math import answers, latex
-from deployments.environments.retrieval import environment as retrieval
+from deployments.environments.replies import last_code_block
 from deployments.environments.sliding_puzzle import ACTION_TAG
 from deployments.policy.transfer import trusted_trainers
 from deployments.policy.versions import adapter_checks
@@ -81,7 +82,7 @@ def refused(read: Callable[[], Any]) -> Any:
         return refusal
 
 
-MATH, LATEX = "deployments/environments/math/answers.py", "deployments/environments/math/latex.py"
+MATH, LATEX = "deployments/environments/replies.py", "deployments/environments/math_latex.py"
 CALLS = "clients/rollout_env/tool_calls.py"
 BRIDGES, TRAINERS = "deployments/environments/bridges", "deployments/policy/transfer/trusted_trainers.py"
 SURROGATES, CHUNKS = "service/model_server/call_bodies.py", "service/http/upload_chunk.py"
@@ -95,7 +96,7 @@ READERS = {
     "code block": Reader(
         last_code_block,
         ["```python\n", "```\n", " ```", "\n", "```", "``` ", "\t", "```x\n```\n", "```python\na\n````\n"],
-        ("deployments/environments/code/replies.py::OPENING",),
+        ("deployments/environments/replies.py::OPENING",),
     ),
     "tool calls": Reader(
         calls,
@@ -221,7 +222,7 @@ READERS = {
     "retrieval's answer": Reader(
         lambda text: retrieval.normalized(retrieval.answer_in(text)),
         ["<answer>", "</answer>", "<answer></answer>", "a ", "the ", "a", "!", " "],
-        ("deployments/environments/retrieval/environment.py::ARTICLES",),
+        ("deployments/environments/retrieval.py::ARTICLES",),
     ),
     "answer beside an MCP server": Reader(mcp.answer_in, ["\\boxed{", "\\boxed", "\\boxed{}", "\\boxed{a", "{"]),
     "control tokens in a text": Reader(

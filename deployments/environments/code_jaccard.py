@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict
 
-from deployments.environments.code.environment import function_sample
+from deployments.environments.code import function_sample
 from rollout_env import ChatMessage, StepOutcome, TaskEnvironment
 
 

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from deployments.environments.step_slots import StepSlots
+from deployments.environments.step_queue import StepSlots
 from deployments.failures import Overloaded, RestartableSessionLost, SessionLost
 from deployments.protocols import StepRequest
 from rollout_env import ChatMessage, Session, StepOutcome, TaskEnvironment

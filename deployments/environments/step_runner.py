@@ -9,8 +9,7 @@ from functools import partial
 from typing import Any
 
 from deployments.environments.sessions import Sessions
-from deployments.environments.step_batches import StepBatches
-from deployments.environments.step_slots import StepSlots
+from deployments.environments.step_queue import StepBatches, StepSlots
 from deployments.failures import (
     EnvironmentBroken,
     EnvironmentLost,

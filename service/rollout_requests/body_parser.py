@@ -1,4 +1,4 @@
-"""Parses the bodies of large requests beside the event loop. Child's half: `service/rollout_requests/parser_process.py`.
+"""Parses the bodies of large requests beside the event loop. The child is `rollout_requests/parser_process.py`.
 
 A small body is parsed at once. A large one is parsed in another process: pydantic and every JSON parser hold the
 interpreter's lock while they work, so that in a thread of this process they would stop the event loop as well.

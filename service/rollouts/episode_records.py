@@ -1,4 +1,4 @@
-"""What an episode is made from: its identity, its start, its limits. `service/rollout_requests/episodes.py` makes them."""
+"""What an episode is made from: its identity, start and limits. `service/rollout_requests/episodes.py` makes them."""
 
 from array import array
 from collections.abc import Mapping, Sequence

@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from deployments.environments.bridges.packages import imported
+from deployments.environments.bridges.support import imported
 from rollout_env import (
     ChatMessage,
     LostSession,

@@ -18,7 +18,7 @@ import jsonschema_rs
 from pydantic import BaseModel, ConfigDict, model_validator
 
 import rollout_env
-from deployments.environments.bridges.addresses import is_loopback
+from deployments.environments.bridges.support import is_loopback
 from rollout_env import (
     ChatMessage,
     OutcomeInvalid,

@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, HttpUrl
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, WebSocketException
 
-from deployments.environments.bridges.addresses import is_loopback
+from deployments.environments.bridges.support import is_loopback
 from rollout_env import (
     ChatMessage,
     SampleRejected,

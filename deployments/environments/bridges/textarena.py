@@ -15,7 +15,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from deployments.environments.bridges.packages import imported
+from deployments.environments.bridges.support import imported
 from rollout_env import (
     ChatMessage,
     LostSession,

@@ -10,7 +10,7 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from deployments.environments.code import CodeEnvironment
-from deployments.environments.code.info import CodeInfo
+from deployments.environments.code_judging import CodeInfo
 from deployments.environments.math import addition_prompt, last_box
 from models.small.recipe.exercises import Exercise, invented_name, number, reply
 from rollout_env import ChatMessage

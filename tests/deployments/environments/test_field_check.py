@@ -6,7 +6,7 @@ import pytest
 from pydantic import BaseModel, BeforeValidator, Field, field_validator, model_validator
 
 from deployments.environments.code_jaccard import ReferenceInfo
-from deployments.environments.field_check import MOST_REFUSED_FIELDS, has_validators, refused_fields
+from deployments.environments.host import MOST_REFUSED_FIELDS, has_validators, refused_fields
 from deployments.environments.math import MathInfo
 from deployments.environments.sliding_puzzle import SlidingPuzzleEnvironment, SlidingPuzzleState
 from deployments.protocols import RefusedField

@@ -11,8 +11,7 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from deployments.environments.code import CodeEnvironment
-from deployments.environments.sandbox_settings import SandboxSettings
+from deployments.environments.code import CodeEnvironment, SandboxSettings
 from deployments.sandbox import Limits, Program, ProgramRefused, SandboxLost
 from deployments.sandbox.remote import TOKEN_VARIABLE, RemoteSandbox
 from deployments.sandbox.trial import is_running

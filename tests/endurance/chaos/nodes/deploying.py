@@ -1,7 +1,7 @@
 """Deploys a Serve config on the Ray node that runs here, and returns when the service is ready.
 
-`python -m tests.endurance.chaos.nodes.deploying CONFIG`, on the head node. It is a program, because Ray is reached from its
-node alone.
+`python -m tests.endurance.chaos.nodes.deploying CONFIG`, on the head node. It is a program, because Ray is reached from
+its node alone.
 """
 
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Runs tests of a program in a sandbox."""
+"""Tests of a program: their forms in `extra_env_info`, running them in a sandbox, and their verdicts."""
 
 import json
 import math
@@ -6,10 +6,70 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Self
 
-from deployments.environments.code.info import CallTest, CodeTest, InputOutputTest, Test
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
+
 from deployments.sandbox import Limits, Outcome, Program, Sandbox
+
+Source = Annotated[str, Field(max_length=65536)]
+
+
+class InputOutputTest(BaseModel):
+    """The program reads `stdin` and must print `stdout`. Spaces at the ends of lines and around all are ignored."""
+
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+
+    stdin: Source = ""
+    stdout: Source
+
+
+class CallTest(BaseModel):
+    """An expression that calls what the program defines must have the value `expected`, as JSON has it."""
+
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+
+    call: Source
+    """Such as `add(1, 2)`."""
+    expected: JsonValue
+    """Tuples are lists. Floats may differ by a billionth of their value."""
+
+
+class CodeTest(BaseModel):
+    """Python that raises if the program is wrong, such as `assert add(1, 2) == 3`."""
+
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+
+    code: Source
+
+
+Test = InputOutputTest | CallTest | CodeTest
+
+
+class CodeInfo(BaseModel):
+    """Either `tests`, or `ground_truth` for a rollout with an interpreter; further fields are ignored."""
+
+    model_config = ConfigDict(extra="ignore", use_attribute_docstrings=True)
+
+    tests: Annotated[list[Test], Field(max_length=1000)] = []
+    """What the program of the reply must do."""
+    setup: Source = ""
+    """Python that is run before the program: imports, or the beginning of a function that the reply completes."""
+    ground_truth: str | None = None
+    """The answer that the last reply must give as `\\boxed{...}`, when its other replies run code."""
+    cells: Annotated[list[Source], Field(max_length=64)] = []
+    """The code of the rollout so far; part of its state."""
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> Self:
+        if bool(self.tests) == (self.ground_truth is not None):
+            raise ValueError("give either tests or ground_truth")
+        return self
+
+    def with_cell(self, cell: str) -> dict[str, Any]:
+        """The next state, as JSON."""
+        return {**self.model_dump(exclude_defaults=True), "cells": [*self.cells, cell]}
+
 
 RUN_TESTS = (Path(__file__).parent / "programs" / "run_tests.py").read_text(encoding="utf-8")
 CLOSE = 1e-9
@@ -24,7 +84,7 @@ ENDED_BY = {
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class ProgramVerdict:
     """Of one test."""
 
     passed: bool
@@ -34,7 +94,7 @@ class Verdict:
 
 async def judge(
     sandbox: Sandbox, setup: str, code: str, tests: Sequence[Test], limits: Limits, all_or_nothing: bool
-) -> list[Verdict]:
+) -> list[ProgramVerdict]:
     """Judges the tests in order; `limits` hold for all tests of a kind together, or for each with a `stdin`.
 
     Args:
@@ -47,7 +107,7 @@ async def judge(
         SandboxLost: the sandbox failed.
     """
     program = f"{setup}\n{code}" if setup else code
-    verdicts: list[Verdict] = []
+    verdicts: list[ProgramVerdict] = []
     place = 0
     while place < len(tests):
         test = tests[place]
@@ -67,19 +127,21 @@ async def judge(
     return verdicts
 
 
-def verdict_of_output(outcome: Outcome, test: InputOutputTest) -> Verdict:
+def verdict_of_output(outcome: Outcome, test: InputOutputTest) -> ProgramVerdict:
     if outcome.ended_by != "exit":
-        return Verdict(False, f"The program {ENDED_BY[outcome.ended_by]}.")
+        return ProgramVerdict(False, f"The program {ENDED_BY[outcome.ended_by]}.")
     if outcome.exit_code != 0:
-        return Verdict(False, f"The program failed: {last_line(outcome.stderr)}")
+        return ProgramVerdict(False, f"The program failed: {last_line(outcome.stderr)}")
     if normalized(outcome.stdout) != normalized(test.stdout):
-        return Verdict(False, f"The program printed {outcome.stdout[:SHOWN]!r}, expected {test.stdout[:SHOWN]!r}.")
-    return Verdict(True)
+        return ProgramVerdict(
+            False, f"The program printed {outcome.stdout[:SHOWN]!r}, expected {test.stdout[:SHOWN]!r}."
+        )
+    return ProgramVerdict(True)
 
 
 async def judge_inside(
     sandbox: Sandbox, program: str, tests: Sequence[CallTest | CodeTest], limits: Limits
-) -> tuple[Outcome, list[Verdict]]:
+) -> tuple[Outcome, list[ProgramVerdict]]:
     """Runs all tests in one run. The verdicts end with the test that reached a limit."""
     token = secrets.token_hex(16)
     # What is expected stays here.
@@ -90,7 +152,7 @@ async def judge_inside(
     verdicts = [verdict_of_result(results[number], test) for number, test in enumerate(tests) if number in results]
     if len(verdicts) < len(tests):
         what = ENDED_BY.get(outcome.ended_by, "ended the tests")
-        verdicts.append(Verdict(False, f"The program {what}."))
+        verdicts.append(ProgramVerdict(False, f"The program {what}."))
     return outcome, verdicts
 
 
@@ -109,12 +171,14 @@ def reported(stdout: str, token: str) -> dict[int, dict[str, Any]]:
     return results
 
 
-def verdict_of_result(result: dict[str, Any], test: CallTest | CodeTest) -> Verdict:
+def verdict_of_result(result: dict[str, Any], test: CallTest | CodeTest) -> ProgramVerdict:
     if "value" not in result:
-        return Verdict(False, f"{shown(test)} failed: {str(result.get('error'))[:SHOWN]}.")
+        return ProgramVerdict(False, f"{shown(test)} failed: {str(result.get('error'))[:SHOWN]}.")
     if isinstance(test, CallTest) and not equal(result["value"], test.expected):
-        return Verdict(False, f"{shown(test)} gave {result['value']!r:.{SHOWN}}, expected {test.expected!r:.{SHOWN}}.")
-    return Verdict(True)
+        return ProgramVerdict(
+            False, f"{shown(test)} gave {result['value']!r:.{SHOWN}}, expected {test.expected!r:.{SHOWN}}."
+        )
+    return ProgramVerdict(True)
 
 
 def shown(test: CallTest | CodeTest) -> str:

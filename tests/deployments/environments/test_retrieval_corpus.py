@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deployments.environments.retrieval.corpus import Corpus, CorpusInvalid, Document, read_corpus
+from deployments.environments.retrieval_corpus import Corpus, CorpusInvalid, Document, read_corpus
 
 DOCUMENTS = [
     Document(id="a", text="Paris is the capital of France."),

@@ -1,4 +1,6 @@
-"""Where in a response its answer is. Pure functions, which take linear time.
+"""Reads answers and code out of the text of a reply. Pure functions, which take linear time.
+
+The forms of an answer:
 
 - `any`: wherever math-verify finds it: in boxes, of which several may belong together, else in formulas or numbers.
 - `boxed`: in the last box, and nowhere else.
@@ -8,6 +10,31 @@
 
 import re
 from typing import Literal, NamedTuple
+
+OPENING = re.compile(r"[ \t]*```[ \t]*(\w*)")
+CLOSING = "```"
+PYTHON = {"", "python", "py", "python3"}
+
+
+def last_code_block(reply: str) -> str | None:
+    """The last Markdown block of Python, or without a language; None without one. Other languages are passed over.
+
+    Takes linear time: a fence that nothing closes is looked at once.
+    """
+    language: str | None = None
+    block: list[str] = []
+    last: list[str] | None = None
+    for line in reply.split("\n"):
+        if language is None:
+            if (opened := OPENING.match(line)) is not None:
+                language, block = opened[1].lower(), []
+        elif line.strip(" \t\r") == CLOSING:
+            last = block if language in PYTHON else last
+            language = None
+        else:
+            block.append(f"{line}\n")
+    return None if last is None else "".join(last)
+
 
 AnswerForm = Literal["any", "boxed", "answer_line", "choice"]
 BOX_PARTS = re.compile(r"\\(?:boxed|fbox)\s*\{|\\.|[{}]", re.DOTALL)

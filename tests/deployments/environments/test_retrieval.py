@@ -6,8 +6,13 @@ from typing import Any
 
 import pytest
 
-from deployments.environments.retrieval import RetrievalEnvironment
-from deployments.environments.retrieval.environment import NO_MORE_SEARCHES, NOTHING_FOUND, answer_in, normalized
+from deployments.environments.retrieval import (
+    NO_MORE_SEARCHES,
+    NOTHING_FOUND,
+    RetrievalEnvironment,
+    answer_in,
+    normalized,
+)
 from rollout_env import ChatMessage, check, play
 from rollout_env.play import PlayResult
 

@@ -1,4 +1,4 @@
-"""Math problems with one right answer, compared by math-verify in worker processes (`worker_pool`).
+"""The task `math`: problems with one right answer, compared by math-verify in worker processes (`workers/pool.py`).
 
 math-verify cannot be trusted to end in time:
 
@@ -13,18 +13,131 @@ comparison that is late for any other reason says nothing about the answer: the 
 
 import logging
 import random
-from typing import Annotated, Any, ClassVar
+import resource
+from decimal import Decimal
+from functools import lru_cache
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, StrictFloat, StrictInt, StrictStr, ValidationInfo, field_validator
 
 from deployments.environments.assigned_cores import assigned_cores
-from deployments.environments.math import comparison
-from deployments.environments.math.additions import LARGEST_OPERAND, addition_sample
-from deployments.environments.math.answers import Answer, AnswerForm, answer_in, letter_of
-from deployments.environments.math.comparison import compare, ground_truth_text, is_same_text, prepare_worker
-from deployments.environments.math.latex import is_prose
+from deployments.environments.math_latex import as_text, is_prose, normalized
+from deployments.environments.replies import Answer, AnswerForm, answer_in, last_box, letter_of
 from deployments.workers.pool import ProcessorTimeExceeded, WorkerPool
 from rollout_env import ChatMessage, SampleRejected, StepOutcome, TaskEnvironment
+
+COMPARISON_MEMORY_BYTES = 2**30
+"""What a comparison may allocate beyond the loaded libraries. Ordinary ones need a few MiB."""
+DELIMITERS = ("$", "\\(", "\\[", "\\boxed")
+
+
+class MathComparison(NamedTuple):
+    """The result of a worker."""
+
+    correct: bool | None
+    """None if the ground truth is no mathematical expression."""
+    extracted: str | None
+    """The answer that math-verify read out of the response."""
+
+
+def ground_truth_text(ground_truth: str | int | float) -> str:
+    """The ground truth as LaTeX. Floats have no exponent, which LaTeX would read as a product with e."""
+    if isinstance(ground_truth, float):
+        finite = Decimal(repr(ground_truth))
+        return f"{finite:f}" if finite.is_finite() else ""
+    return str(ground_truth).strip()
+
+
+def prepare_worker() -> None:
+    """Bounds this worker's memory, and loads what the first comparison needs."""
+    # It warns in each process that its own time limits are off.
+    logging.getLogger("math_verify").setLevel(logging.ERROR)
+    compare("42", "\\boxed{42}")
+    mapped_pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
+    limit = mapped_pages * resource.getpagesize() + COMPARISON_MEMORY_BYTES
+    resource.setrlimit(resource.RLIMIT_AS, (limit, resource.getrlimit(resource.RLIMIT_AS)[1]))
+
+
+def compare(ground_truth: str, response: str) -> MathComparison:
+    """Compares the answer in `response` with `ground_truth`, without a time limit."""
+    from deployments.environments.math_exact import is_equal
+
+    expected = expected_of(ground_truth)
+    if not expected:
+        return MathComparison(correct=None, extracted=None)
+    given = read(response)
+    extracted = next((item for item in reversed(given) if isinstance(item, str)), None)
+    correct = is_same_text(normalized(ground_truth), extracted) or (bool(given) and is_equal(expected, given))
+    return MathComparison(correct, extracted)
+
+
+def is_same_text(ground_truth: str, answer: str | None) -> bool:
+    """Whether the answer is the ground truth to the letter, as is `even` for `\\text{even}`; an empty one is not."""
+    return answer is not None and as_text(answer) == as_text(ground_truth) != ""
+
+
+@lru_cache(maxsize=256)
+def expected_of(ground_truth: str) -> list[Any]:
+    """What math-verify reads out of a ground truth, which the rollouts of a group share; empty if it cannot be read."""
+    expected = next(filter(has_expression, map(read, readings(ground_truth))), [])
+    # A text between delimiters that is no expression is compared as a text.
+    return expected or (read(ground_truth) if has_delimiters(ground_truth) else [])
+
+
+def read(text: str) -> list[Any]:
+    """Expressions, and the text in which they were found. A number in a box that cannot be read is no answer."""
+    from math_verify import LatexExtractionConfig, parse  # type: ignore[import-untyped]
+
+    text = normalized(text)
+    limited = {"extraction_config": [LatexExtractionConfig()]} if last_box(text) is not None else {}
+    return [with_imaginary_unit(item) for item in parse(text, **limited, parsing_timeout=None)]
+
+
+def with_imaginary_unit(item: Any) -> Any:
+    """The expression with i as the imaginary unit: math-verify takes it for one of two variables, by what is beside."""
+    from sympy import I  # type: ignore[import-untyped]
+
+    named = [symbol for symbol in getattr(item, "free_symbols", ()) if symbol.name == "i"]
+    try:
+        return item.xreplace(dict.fromkeys(named, I)) if named else item
+    except (TypeError, ValueError):
+        # Such as of an inequality, which no imaginary number satisfies: it is another i.
+        return item
+
+
+def readings(ground_truth: str) -> tuple[str, str]:
+    """The texts as which a ground truth is tried to be read: one that has delimiters of LaTeX first as it is."""
+    boxed = f"\\boxed{{{ground_truth}}}"
+    return (ground_truth, boxed) if has_delimiters(ground_truth) else (boxed, ground_truth)
+
+
+def has_delimiters(text: str) -> bool:
+    # A price has a dollar sign that is no delimiter.
+    formula = text.replace(r"\$", "")
+    return any(delimiter in formula for delimiter in DELIMITERS)
+
+
+def has_expression(parsed: list[Any]) -> bool:
+    """Whether math-verify found more than texts."""
+    return any(not isinstance(item, str) for item in parsed)
+
+
+LARGEST_OPERAND = 99
+
+
+def addition_prompt(left: int, right: int) -> str:
+    """The question, e.g. `What is 17 + 25?`."""
+    return f"What is {left} + {right}?"
+
+
+def addition_sample(left: int, right: int) -> dict[str, Any]:
+    """One addition as a sample of a rollout request."""
+    return {
+        "messages": [{"role": "user", "content": addition_prompt(left, right)}],
+        "extra_env_info": {"ground_truth": str(left + right)},
+    }
+
 
 LONGEST_GROUND_TRUTH = 1000
 PROSE = (
@@ -32,7 +145,7 @@ PROSE = (
     "within \\text{}; or set text_answers among the task's arguments to compare prose as a text"
 )
 
-EXACT = "deployments.environments.math.exact"
+EXACT = "deployments.environments.math_exact"
 """Imports sympy, which this process need not have."""
 STEPS_PER_WORKER = 2
 """One is compared while the next one waits at the worker, because a comparison takes about as long, a millisecond, as
@@ -63,7 +176,7 @@ class MathInfo(BaseModel):
         return given
 
 
-class Verdict(BaseModel):
+class MathVerdict(BaseModel):
     """What a check found."""
 
     correct: bool
@@ -112,7 +225,7 @@ class MathEnvironment(TaskEnvironment):
         self.format_reward = format_reward
         workers = assigned_cores() if workers is None else workers
         self.max_concurrent_steps = STEPS_PER_WORKER * workers
-        self.pool = WorkerPool(workers, prepare_worker, ["math_verify", comparison.__name__, EXACT], lost_after_s)
+        self.pool = WorkerPool(workers, prepare_worker, ["math_verify", __name__, EXACT], lost_after_s)
 
     async def step(self, message_log: list[ChatMessage], extra_env_info: MathInfo) -> StepOutcome:
         """Judges the response.
@@ -140,18 +253,18 @@ class MathEnvironment(TaskEnvironment):
             answer=verdict.answer,
         )
 
-    async def _verdict(self, answer: Answer, ground_truth: str | int | float) -> Verdict:
+    async def _verdict(self, answer: Answer, ground_truth: str | int | float) -> MathVerdict:
         expected = ground_truth_text(ground_truth)
         try:
             found = await self.pool.run(self.processor_time_limit_s, compare, expected, answer.latex)
         except ProcessorTimeExceeded as error:
             logger.info("An answer was judged wrong because comparing it took %s.", error)
             reason = f"incorrect. The check took {error}."
-            return Verdict(correct=False, reason=reason, answer=answer.text)
+            return MathVerdict(correct=False, reason=reason, answer=answer.text)
         if found.correct is None:
             raise SampleRejected(f"extra_env_info.ground_truth is no mathematical expression: {ground_truth!r}")
         text = found.extracted if answer.text is None else answer.text
-        return Verdict(correct=found.correct, reason=reason_of(found.correct, expected), answer=text)
+        return MathVerdict(correct=found.correct, reason=reason_of(found.correct, expected), answer=text)
 
     def close(self) -> None:
         """Ends the worker processes."""
@@ -166,18 +279,18 @@ class MathEnvironment(TaskEnvironment):
         return [addition_sample(*divmod(pair, per_operand)) for pair in pairs]
 
 
-def choice_verdict(answer: Answer, ground_truth: str | int | float) -> Verdict:
+def choice_verdict(answer: Answer, ground_truth: str | int | float) -> MathVerdict:
     """Raises `SampleRejected` if the ground truth is no letter."""
     expected = letter_of(str(ground_truth))
     if expected is None:
         raise SampleRejected(f"extra_env_info.ground_truth is not the letter of a choice: {ground_truth!r}")
     correct = answer.text == expected
-    return Verdict(correct=correct, reason=reason_of(correct, expected), answer=answer.text)
+    return MathVerdict(correct=correct, reason=reason_of(correct, expected), answer=answer.text)
 
 
-def text_verdict(answer: str | None, ground_truth: str) -> Verdict:
+def text_verdict(answer: str | None, ground_truth: str) -> MathVerdict:
     correct = is_same_text(ground_truth, answer)
-    return Verdict(correct=correct, reason=reason_of(correct, ground_truth), answer=answer)
+    return MathVerdict(correct=correct, reason=reason_of(correct, ground_truth), answer=answer)
 
 
 def reason_of(correct: bool, expected: str) -> str:

@@ -6,15 +6,14 @@ from typing import Any
 
 import pytest
 
-from deployments.environments.code import CodeEnvironment
-from deployments.environments.code.info import CodeInfo
-from deployments.environments.sandbox_settings import SandboxSettings
+from deployments.environments.code import CodeEnvironment, SandboxSettings
+from deployments.environments.code_judging import CodeInfo
 from deployments.failures import EnvironmentLost
 from deployments.sandbox import Limits, Outcome, SandboxLost
 from deployments.sandbox.interface import MIB
 from rollout_env import StepOutcome, check, play
 from rollout_env.loading import EnvironmentNotLoadable, checked_arguments, load_environment
-from tests.deployments.environments.code.scripted_sandbox import ScriptedSandbox, printed, scripted
+from tests.deployments.environments.scripted_sandbox import ScriptedSandbox, printed, scripted
 
 ADD = "```python\ndef add(a, b):\n    return a + b\n```"
 

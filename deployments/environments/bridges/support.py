@@ -1,7 +1,15 @@
-"""Imports the packages of the bridges, which the service does not need."""
+"""Support for bridges: imports of their optional packages, and whether a server is on this machine."""
 
 import importlib
 from typing import Any
+from urllib.parse import urlsplit
+
+LOOPBACK = ("localhost", "127.0.0.1", "::1")
+
+
+def is_loopback(url: str) -> bool:
+    """Whether the server is on this machine, where the proxy that the process's environment names cannot reach it."""
+    return urlsplit(url).hostname in LOOPBACK
 
 
 class PackageMissing(Exception):

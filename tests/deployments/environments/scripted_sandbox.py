@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from deployments.environments.sandbox_settings import SandboxSettings
+from deployments.environments.code import SandboxSettings
 from deployments.sandbox import Limits, Outcome, Program, Sandbox, SandboxLost
 
 

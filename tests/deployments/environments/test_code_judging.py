@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deployments.environments.code.judging import equal, reported
-from deployments.environments.code.replies import last_code_block
+from deployments.environments.code_judging import equal, reported
+from deployments.environments.replies import last_code_block
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,7 @@ from typing import Annotated, Any, ClassVar, NamedTuple, TypeVar
 from pydantic import BaseModel, ConfigDict, Field
 
 from deployments.environments.math import last_box
-from deployments.environments.retrieval.corpus import Corpus, Document, Stopwords, read_corpus
-from deployments.environments.retrieval.invented import invented_corpus
+from deployments.environments.retrieval_corpus import Corpus, Document, Stopwords, invented_corpus, read_corpus
 from deployments.environments.tool_set import Tool, ToolSet, tool_message
 from rollout_env import (
     ChatMessage,
@@ -23,7 +22,7 @@ from rollout_env import (
     tool_calls_of,
 )
 
-REPOSITORY = Path(__file__).resolve().parents[3]
+REPOSITORY = Path(__file__).resolve().parents[2]
 NOTHING_FOUND = "No document found."
 NO_MORE_SEARCHES = "The search was not made: no more are permitted. Answer."
 ARTICLES = re.compile(r"\b(a|an|the)\b")

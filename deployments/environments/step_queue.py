@@ -1,6 +1,11 @@
-"""Calls `step_batch` of an environment for all steps of one iteration of the event loop."""
+"""Admission and batching of the steps of one replica.
+
+`StepSlots` says which steps run and which wait: requests take turns. `StepBatches` calls `step_batch` of an environment
+for all steps of one iteration of the event loop.
+"""
 
 import asyncio
+from collections import OrderedDict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -11,6 +16,57 @@ from pydantic import BaseModel
 from deployments.rpc.iteration_batcher import IterationBatcher
 from rollout_env import ChatMessage, OutcomeInvalid, StepOutcome, TaskEnvironment
 from rollout_env.validation import batch_outcomes, validated_extra_env_info, validated_outcome
+
+
+class StepSlots:
+    """At most `limit` steps hold a slot at once.
+
+    Guarantees: while steps wait, every slot is held; requests take turns, so a request of one step does not wait for
+    all steps of a large one; the steps of one request get their slots in the order in which they came; a step that is
+    cancelled while it waits takes no slot.
+    """
+
+    def __init__(self, limit: int | None) -> None:
+        """Args: `limit` is None for no limit."""
+        self._free = limit
+        self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
+        """By request, the one whose turn comes next first."""
+
+    @property
+    def is_full(self) -> bool:
+        """Whether a step would have to wait for its slot."""
+        return self._free == 0
+
+    async def acquire(self, request_id: str) -> None:
+        """Returns when a step of the request has a slot, which the caller must release."""
+        if self._free is None:
+            return
+        if self._free:
+            self._free -= 1
+            return
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(request_id, deque()).append(turn)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if not turn.cancelled():
+                # The slot was given in the same iteration of the event loop.
+                self.release()
+            raise
+
+    def release(self) -> None:
+        """Gives the slot of a step to the step whose turn it is."""
+        if self._free is None:
+            return
+        while self._waiting:
+            request_id, turns = self._waiting.popitem(last=False)
+            turn = turns.popleft()
+            if turns:
+                self._waiting[request_id] = turns
+            if not turn.cancelled():
+                turn.set_result(None)
+                return
+        self._free += 1
 
 
 @dataclass(slots=True, eq=False)
