@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from deployments.agents.inside import relay
-from deployments.agents.inside.relay import carried
+from deployments.agents import relay
+from deployments.agents.relay import carried
 from deployments.agents.settings import CommandSettings
 from deployments.sandbox.bubblewrap import NAMESPACES, folder_mounts, private_folders, system_mounts
 from deployments.sandbox.interface import Limits
